@@ -1,0 +1,291 @@
+"""Configuration of Traffic VLM: a vision tower, a projector and a cross-attending text decoder.
+
+What is special here:
+- every constraint between fields is checked when a configuration is built, with the values in the message;
+- `encoder_hidden_size` is the width of the tokens that cross-attention reads; None leaves cross-attention out;
+- `auto_map` and `decision.json` are written in full at every save, so that a saved folder always loads by itself.
+"""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.activations import ACT2FN
+
+
+AUTO_MAP = {
+    "AutoConfig": "configuration_traffic_vlm.TrafficVLMConfig",
+    "AutoModel": "modeling_traffic_vlm.TrafficVLMForConditionalGeneration",
+    "AutoModelForImageTextToText": "modeling_traffic_vlm.TrafficVLMForConditionalGeneration",
+    "AutoModelForMultimodalLM": "modeling_traffic_vlm.TrafficVLMForConditionalGeneration",
+    "AutoModelForDecision": "modeling_traffic_vlm.TrafficVLMForConditionalGeneration",
+    "AutoModelForSequenceClassification": "modeling_traffic_vlm.TrafficVLMForSequenceClassification",
+    "AutoTokenizer": ["tokenization_traffic_vlm.TrafficVLMTokenizer", None],
+    "AutoProcessor": "processing_traffic_vlm.TrafficVLMProcessor",
+}
+TEXT_AUTO_MAP = {
+    "AutoConfig": "configuration_traffic_vlm.TrafficVLMTextConfig",
+    "AutoModel": "modeling_traffic_vlm.TrafficVLMTextModel",
+    "AutoModelForCausalLM": "modeling_traffic_vlm.TrafficVLMForCausalLM",
+}
+
+
+def _check(condition: bool, message: str, **fields: Any) -> None:
+    """Raise `ValueError` with the message and the fields that it is about, unless the condition holds."""
+    if not condition:
+        values = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+        raise ValueError(f"{message}: got {values}.")
+
+
+def _check_positive_integers(**fields: Any) -> None:
+    for name, value in fields.items():
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        _check(is_integer and value > 0, f"{name} must be a positive integer", **{name: value})
+
+
+class TrafficVLMTextConfig(PreTrainedConfig):
+    """Configuration of the text decoder; the defaults are the "small" size of 18.1 M parameters.
+
+    Args:
+        vocab_size: number of tokens; the six special ids below must lie inside.
+        hidden_size, intermediate_size: width of the residual stream and of the feed-forward layer.
+        num_hidden_layers: decoder layers.
+        num_attention_heads, num_key_value_heads: query heads and key/value heads. Equal numbers are multi-head
+            attention, 1 key/value head is multi-query, a divisor between is grouped-query (https://arxiv.org/abs/2305.13245).
+        head_dim: size of one head, even because RoPE rotates pairs; None means hidden_size / num_attention_heads.
+        max_position_embeddings: longest question with its answer, in tokens.
+        rope_parameters: `{"rope_type": "default", "rope_theta": 10000.0}`; `rope_theta=` alone is taken as well.
+        rope_interleaved: rotate the pairs (2i, 2i+1) in place of (i, i + head_dim/2), for weights that were made so.
+        encoder_hidden_size: width of the vision tokens that cross-attention reads, None for no cross-attention. The
+            projector's output width inside the full model.
+        attention_dropout, hidden_dropout: probabilities, in training only.
+        pad_token_id ... no_token_id: ids of `[PAD]`, `[UNK]`, `[SOS]`, `[EOS]`, `[YES]`, `[NO]`.
+
+    Raises:
+        ValueError: when fields cannot work together; the message names them and their values.
+    """
+
+    model_type = "traffic_vlm_text"
+    base_config_key = "text_config"
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    def __init__(
+        self,
+        vocab_size: int = 500,
+        hidden_size: int = 512,
+        intermediate_size: int = 2048,
+        num_hidden_layers: int = 4,
+        num_attention_heads: int = 8,
+        num_key_value_heads: int = 2,
+        head_dim: int | None = 64,
+        max_position_embeddings: int = 128,
+        hidden_act: str = "silu",
+        rms_norm_eps: float = 1e-6,
+        rope_parameters: dict[str, Any] | None = None,
+        rope_interleaved: bool = False,
+        encoder_hidden_size: int | None = 768,
+        attention_dropout: float = 0.0,
+        hidden_dropout: float = 0.1,
+        initializer_range: float = 0.02,
+        use_cache: bool = True,
+        tie_word_embeddings: bool = True,
+        pad_token_id: int = 0,
+        unk_token_id: int = 1,
+        bos_token_id: int = 2,
+        eos_token_id: int = 3,
+        yes_token_id: int = 4,
+        no_token_id: int = 5,
+        **kwargs: Any,
+    ):
+        if head_dim is None:
+            _check_positive_integers(hidden_size=hidden_size, num_attention_heads=num_attention_heads)
+            _check(
+                hidden_size % num_attention_heads == 0,
+                "hidden_size must be divisible by num_attention_heads when head_dim is None",
+                hidden_size=hidden_size,
+                num_attention_heads=num_attention_heads,
+            )
+            head_dim = hidden_size // num_attention_heads
+        rope_theta = kwargs.pop("rope_theta", 10000.0)
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.intermediate_size = intermediate_size
+        self.num_hidden_layers = num_hidden_layers
+        self.num_attention_heads = num_attention_heads
+        self.num_key_value_heads = num_key_value_heads
+        self.head_dim = head_dim
+        self.max_position_embeddings = max_position_embeddings
+        self.hidden_act = hidden_act
+        self.rms_norm_eps = rms_norm_eps
+        self.rope_parameters = dict(rope_parameters or {"rope_type": "default", "rope_theta": rope_theta})
+        self.rope_interleaved = rope_interleaved
+        self.encoder_hidden_size = encoder_hidden_size
+        self.attention_dropout = attention_dropout
+        self.hidden_dropout = hidden_dropout
+        self.initializer_range = initializer_range
+        self.use_cache = use_cache
+        self.tie_word_embeddings = tie_word_embeddings
+        self.pad_token_id = pad_token_id
+        self.unk_token_id = unk_token_id
+        self.bos_token_id = bos_token_id
+        self.eos_token_id = eos_token_id
+        self.yes_token_id = yes_token_id
+        self.no_token_id = no_token_id
+        self._check_fields()
+        super().__init__(**({"auto_map": dict(TEXT_AUTO_MAP)} | kwargs))
+
+    def _check_fields(self) -> None:
+        sizes = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
+        sizes += ["num_key_value_heads", "head_dim", "max_position_embeddings"]
+        _check_positive_integers(**{name: getattr(self, name) for name in sizes})
+        if self.encoder_hidden_size is not None:
+            _check_positive_integers(encoder_hidden_size=self.encoder_hidden_size)
+        _check(
+            self.num_attention_heads % self.num_key_value_heads == 0,
+            "num_attention_heads must be divisible by num_key_value_heads",
+            num_attention_heads=self.num_attention_heads,
+            num_key_value_heads=self.num_key_value_heads,
+        )
+        _check(self.head_dim % 2 == 0, "head_dim must be even, RoPE rotates pairs", head_dim=self.head_dim)
+        _check(self.hidden_act in ACT2FN, "hidden_act must be known to transformers", hidden_act=self.hidden_act)
+        _check(self.rms_norm_eps > 0, "rms_norm_eps must be positive", rms_norm_eps=self.rms_norm_eps)
+        rope_type, theta = (self.rope_parameters.get(key) for key in ("rope_type", "rope_theta"))
+        _check(
+            rope_type == "default" and isinstance(theta, int | float) and theta > 0,
+            "rope_parameters must hold rope_type='default' and a positive rope_theta",
+            rope_parameters=self.rope_parameters,
+        )
+        for name in ("attention_dropout", "hidden_dropout"):
+            _check(0.0 <= getattr(self, name) < 1.0, f"{name} must lie in [0, 1)", **{name: getattr(self, name)})
+        for name in ("pad", "unk", "bos", "eos", "yes", "no"):
+            token_id = getattr(self, f"{name}_token_id")
+            _check(
+                isinstance(token_id, int) and 0 <= token_id < self.vocab_size,
+                f"{name}_token_id must be an id inside the vocabulary",
+                **{f"{name}_token_id": token_id, "vocab_size": self.vocab_size},
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        return super().to_dict() | {"auto_map": dict(TEXT_AUTO_MAP)}
+
+
+class TrafficVLMConfig(PreTrainedConfig):
+    """Configuration of the full model: `vision_config`, `text_config` and the temperature of P(yes).
+
+    Args:
+        vision_config: any vision configuration of `transformers`, or its dict with `model_type`, whose model gives
+            tokens [B, P, C]. Default: a SigLIP tower of 3 layers without pooling head, 22.0 M parameters, 196 tokens.
+        text_config: the decoder. Its `encoder_hidden_size` becomes its `hidden_size`, the projector's output width.
+        yes_no_temperature: T > 0 in P(yes) = softmax([l_no, l_yes] / T)[1]; fitted after training.
+        tie_word_embeddings: whether the head shares the embedding table; None takes the decoder's value.
+
+    Raises:
+        ValueError: when fields cannot work together; the message names them and their values.
+    """
+
+    model_type = "traffic_vlm"
+    sub_configs = {"vision_config": AutoConfig, "text_config": TrafficVLMTextConfig}
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    def __init__(
+        self,
+        vision_config: dict[str, Any] | PreTrainedConfig | None = None,
+        text_config: dict[str, Any] | PreTrainedConfig | None = None,
+        yes_no_temperature: float = 1.0,
+        tie_word_embeddings: bool | None = None,
+        **kwargs: Any,
+    ):
+        self.vision_config = self._build_vision_config(vision_config)
+        self.text_config = self._build_text_config(text_config, tie_word_embeddings)
+        self.tie_word_embeddings = self.text_config.tie_word_embeddings
+        self.yes_no_temperature = yes_no_temperature
+        _check(
+            isinstance(yes_no_temperature, int | float) and 0 < yes_no_temperature < math.inf,
+            "yes_no_temperature must be a positive number",
+            yes_no_temperature=yes_no_temperature,
+        )
+        if kwargs.get("id2label") is None and kwargs.get("num_labels", 2) == 2:
+            kwargs |= {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
+        super().__init__(**({"auto_map": dict(AUTO_MAP)} | kwargs))
+
+    @staticmethod
+    def _build_vision_config(vision_config: dict[str, Any] | PreTrainedConfig | None) -> PreTrainedConfig:
+        if not isinstance(vision_config, PreTrainedConfig):
+            fields = {"model_type": "siglip_vision_model"} | (vision_config or {})
+            if fields["model_type"] == "siglip_vision_model":
+                fields = {"num_hidden_layers": 3, "vision_use_head": False} | fields
+            vision_config = AutoConfig.for_model(**fields)
+        size, patch = getattr(vision_config, "image_size", None), getattr(vision_config, "patch_size", None)
+        if isinstance(size, int) and isinstance(patch, int):
+            _check(
+                patch > 0 and size >= patch and size % patch == 0,
+                "the vision grid does not divide: image_size must be a multiple of patch_size",
+                image_size=size,
+                patch_size=patch,
+            )
+        width, heads = (getattr(vision_config, name, None) for name in ("hidden_size", "num_attention_heads"))
+        if isinstance(width, int) and isinstance(heads, int):
+            _check(
+                heads > 0 and width > 0 and width % heads == 0,
+                "vision_config.hidden_size must be divisible by vision_config.num_attention_heads",
+                hidden_size=width,
+                num_attention_heads=heads,
+            )
+        return vision_config
+
+    @staticmethod
+    def _build_text_config(
+        text_config: dict[str, Any] | PreTrainedConfig | None, tie_word_embeddings: bool | None
+    ) -> TrafficVLMTextConfig:
+        fields = dict(text_config.to_dict() if isinstance(text_config, PreTrainedConfig) else text_config or {})
+        fields = {key: value for key, value in fields.items() if key not in ("auto_map", "model_type")}
+        _check(
+            fields.get("encoder_hidden_size", 0) is not None,
+            "the full model reads the image by cross-attention, text_config.encoder_hidden_size must not be None",
+            encoder_hidden_size=None,
+        )
+        fields["encoder_hidden_size"] = fields.get("hidden_size", 512)
+        if tie_word_embeddings is not None:
+            fields["tie_word_embeddings"] = tie_word_embeddings
+        return TrafficVLMTextConfig(**fields)
+
+    @classmethod
+    def medium(cls, **kwargs: Any) -> "TrafficVLMConfig":
+        """The second size, about 83 M parameters: the small vision tower with a decoder of 6 layers and width 768."""
+        text_config = {
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 3,
+        } | kwargs.pop("text_config", {})
+        return cls(text_config=text_config, **kwargs)
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """The decoder's limit; `generate()` looks for it here to bound its default length."""
+        return self.text_config.max_position_embeddings
+
+    def to_dict(self) -> dict[str, Any]:
+        fields = super().to_dict() | {"auto_map": dict(AUTO_MAP)}
+        fields["text_config"].pop("auto_map", None)
+        return fields
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """Also writes `decision.json`, which gives the library's decision pipeline the labels and the temperature."""
+        path = Path(save_directory) / "decision.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        decision = {"labels": {"noul": ["[YES]", "[NO]"]}, "temperature": {"noul": self.yes_no_temperature}}
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(decision, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(path)
+        super().save_pretrained(save_directory, *args, **kwargs)
+
+
+TrafficVLMTextConfig.register_for_auto_class()
+TrafficVLMConfig.register_for_auto_class()
+
+__all__ = ["TrafficVLMConfig", "TrafficVLMTextConfig"]

@@ -1,0 +1,741 @@
+"""Traffic VLM: look at a traffic scene once, answer many questions about it.
+
+    pixel_values [I,3,224,224] → vision tower → [I,196,768] → projector → [I,196,512] ─┐ keys, values
+    input_ids [B,L] → embeddings → 4 × (self-attention, cross-attention, feed-forward) ─┴→ norm → lm_head → [B,L,500]
+
+What is special here:
+- the image enters by cross-attention only: its keys and values are projected once for all layers (`EncodedImages`),
+  and every question, beam and generated token reads the same ones;
+- grouped-query attention in both kinds of attention; RoPE on self-attention only; pre-norm, RMSNorm, SwiGLU;
+- several questions stand in one row ("packed"): `segment_ids` keep them apart, each starts at position 0;
+- `[PAD]` can neither be learned nor generated: its logit is masked in `forward`, its embedding stays zero.
+
+Shapes: B rows of text, L tokens, I images, P image tokens (196), H query heads, K key/value heads, D head size,
+C hidden size, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModel, Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers.activations import ACT2FN
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPastAndCrossAttentions,
+    CausalLMOutputWithCrossAttentions,
+    SequenceClassifierOutputWithPast,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import is_torchdynamo_compiling
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .asking_traffic_vlm import EncodedImages, ImageEncoder, ImageReader, KeyValues, YesNoScorer
+from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
+from .generation_traffic_vlm import TrafficVLMGenerationMixin, holds_image
+
+
+Rotary = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, each [B,1,L,D/2]
+
+
+class TrafficVLMRMSNorm(nn.Module):
+    """x · rsqrt(mean(x²) + eps) · weight, computed in float32 (https://arxiv.org/abs/1910.07467)."""
+
+    def __init__(self, hidden_size: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden_size))
+        self.eps = eps
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        x = hidden_states.float()
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (x * self.weight.float()).to(hidden_states.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps}"
+
+
+class TrafficVLMMLP(nn.Module):
+    """SwiGLU feed-forward: down(silu(gate(x)) · up(x)) (https://arxiv.org/abs/2002.05202)."""
+
+    def __init__(self, config: TrafficVLMTextConfig):
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.act_fn = ACT2FN[config.hidden_act]
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(hidden_states)) * self.up_proj(hidden_states))
+
+
+def rotary_embedding(position_ids: torch.Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rotary:
+    """Cosines and sines of position · theta^(-2i/D), each [B,1,L,D/2] (RoPE, https://arxiv.org/abs/2104.09864).
+
+    The frequencies are computed here rather than kept in a buffer: one that is not saved is garbage after
+    `from_pretrained`, and `model.to(bfloat16)` would round it.
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=position_ids.device) / head_dim
+    angles = position_ids[:, None, :, None].float() * theta**-exponents
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def apply_rotary(x: torch.Tensor, rotary: Rotary, interleaved: bool = False) -> torch.Tensor:
+    """Rotate pairs of head dimensions of x [B,H,L,D] by the angles of `rotary_embedding`.
+
+    Pairs are (i, i + D/2), or (2i, 2i + 1) when interleaved; the two differ by a permutation of the dimensions only.
+    """
+    cos, sin = rotary
+    first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
+    rotated = (first * cos - second * sin, second * cos + first * sin)
+    return torch.stack(rotated, dim=-1).flatten(-2) if interleaved else torch.cat(rotated, dim=-1)
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention written out: softmax(q kᵀ · scaling + mask) v.
+
+    Args:
+        query: [B,H,L,D]. key, value: [B,K,S,D]; each of the K heads serves H/K neighbouring query heads.
+        attention_mask: added to the scores, [B,1,L,S], or None.
+
+    Returns:
+        the attended values [B,L,H,D] and the attention weights [B,H,L,S].
+    """
+    key = key.repeat_interleave(module.num_key_value_groups, dim=1)  # [B,K,S,D] → [B,H,S,D]
+    value = value.repeat_interleave(module.num_key_value_groups, dim=1)
+    scores = query @ key.transpose(2, 3) * scaling  # [B,H,L,S]
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    if attention_mask is not None:  # a row with nothing to see reads nothing, as in sdpa, not the mean of all
+        weights = weights.masked_fill(attention_mask <= torch.finfo(attention_mask.dtype).min, 0.0)
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+class TrafficVLMAttention(nn.Module):
+    """Grouped-query attention (https://arxiv.org/abs/2305.13245); the two kinds below differ in keys and values."""
+
+    def __init__(self, config: TrafficVLMTextConfig, layer_idx: int, key_value_size: int):
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim = config.head_dim
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
+        self.scaling = config.head_dim**-0.5
+        self.q_proj = nn.Linear(config.hidden_size, config.num_attention_heads * config.head_dim, bias=False)
+        self.k_proj = nn.Linear(key_value_size, config.num_key_value_heads * config.head_dim, bias=False)
+        self.v_proj = nn.Linear(key_value_size, config.num_key_value_heads * config.head_dim, bias=False)
+        self.o_proj = nn.Linear(config.num_attention_heads * config.head_dim, config.hidden_size, bias=False)
+
+    def split_heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B,L,H·D] → [B,H,L,D]
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        dropout = self.config.attention_dropout if self.training else 0.0
+        output, weights = attention(self, query, key, value, mask, scaling=self.scaling, dropout=dropout, **kwargs)
+        return self.o_proj(output.flatten(2)), weights  # [B,L,H,D] → [B,L,C]
+
+
+class TrafficVLMSelfAttention(TrafficVLMAttention):
+    """Each token reads itself and the tokens before it in its question."""
+
+    is_causal = True
+
+    def __init__(self, config: TrafficVLMTextConfig, layer_idx: int):
+        super().__init__(config, layer_idx, key_value_size=config.hidden_size)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        rotary: Rotary,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        query = apply_rotary(self.split_heads(self.q_proj(hidden_states)), rotary, self.config.rope_interleaved)
+        key = apply_rotary(self.split_heads(self.k_proj(hidden_states)), rotary, self.config.rope_interleaved)
+        value = self.split_heads(self.v_proj(hidden_states))
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        return self.attend(query, key, value, attention_mask, **kwargs)
+
+
+class TrafficVLMCrossAttention(TrafficVLMAttention):
+    """Each token reads the whole image. Image tokens carry their place already, so there is no RoPE here."""
+
+    is_causal = False
+
+    def __init__(self, config: TrafficVLMTextConfig, layer_idx: int):
+        super().__init__(config, layer_idx, key_value_size=config.encoder_hidden_size)
+
+    def project(self, encoder_hidden_states: torch.Tensor) -> KeyValues:
+        """Keys and values [B,K,P,D] of image tokens [B,P,encoder_hidden_size]: all that a question needs of them."""
+        key, value = self.k_proj(encoder_hidden_states), self.v_proj(encoder_hidden_states)
+        return self.split_heads(key), self.split_heads(value)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self.attend(self.split_heads(self.q_proj(hidden_states)), key, value, attention_mask, **kwargs)
+
+
+class TrafficVLMDecoderLayer(GradientCheckpointingLayer):
+    """
+    x ─┬─ norm ─ self-attention ──(+)─┬─ norm ─ cross-attention ──(+)─┬─ norm ─ feed-forward ──(+)─→
+       └───────────────────────────┘  └────────────↑───────────────┘  └─────────────────────────┘
+                                          image keys, values
+    """
+
+    def __init__(self, config: TrafficVLMTextConfig, layer_idx: int):
+        super().__init__()
+        self.self_attn_norm = TrafficVLMRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = TrafficVLMSelfAttention(config, layer_idx)
+        if config.encoder_hidden_size is not None:
+            self.cross_attn_norm = TrafficVLMRMSNorm(config.hidden_size, config.rms_norm_eps)
+            self.cross_attn = TrafficVLMCrossAttention(config, layer_idx)
+        self.mlp_norm = TrafficVLMRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = TrafficVLMMLP(config)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        image_key: torch.Tensor | None,  # positional, as reentrant checkpointing tracks gradients of those only
+        image_value: torch.Tensor | None,
+        rotary: Rotary,
+        attention_mask: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        text = (rotary, attention_mask, past_key_values)
+        image = (image_key, image_value, encoder_attention_mask)
+        x = x + self.dropout(self.self_attn(self.self_attn_norm(x), *text, **kwargs)[0])
+        if image_key is not None:
+            x = x + self.dropout(self.cross_attn(self.cross_attn_norm(x), *image, **kwargs)[0])
+        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+
+
+class TrafficVLMPreTrainedModel(PreTrainedModel):
+    config_class = TrafficVLMConfig
+    base_model_prefix = "model"
+    input_modalities = ("image", "text")
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["TrafficVLMDecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+
+    def get_decoder(self) -> "TrafficVLMTextModel":
+        """The text decoder, wherever this class keeps it."""
+        base = getattr(self, "model", self)
+        return getattr(base, "text_model", base)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.get_decoder().embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.get_decoder().embed_tokens = value
+
+
+class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
+    """The text decoder, with image tokens or, as a plain language model, without."""
+
+    config_class = TrafficVLMTextConfig
+    input_modalities = ("text",)
+    _can_record_outputs = {
+        "hidden_states": TrafficVLMDecoderLayer,
+        "attentions": OutputRecorder(TrafficVLMSelfAttention, index=1),
+        "cross_attentions": OutputRecorder(TrafficVLMCrossAttention, index=1),
+    }
+
+    def __init__(self, config: TrafficVLMTextConfig):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        self.layers = nn.ModuleList(TrafficVLMDecoderLayer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = TrafficVLMRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        encoder_key_values: tuple[KeyValues, ...] | None = None,
+        segment_ids: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """
+        Args:
+            input_ids: [B,L], or inputs_embeds [B,L,C].
+            attention_mask: [B, past + L], 0 at padding (left or right); or a prepared mask [B,1,L,S].
+            position_ids: [B,L]; else counted from the mask, else from the length of the cache.
+            encoder_hidden_states: image tokens [B,P,encoder_hidden_size], needed until the cache holds them.
+            encoder_attention_mask: [B,P], 0 at image tokens to hide; kept with the cache for later steps.
+            encoder_key_values: in place of encoder_hidden_states, what `project_image_tokens` gives for them.
+            segment_ids: [B,L], number of the question that a token belongs to; tokens of other questions are not seen.
+
+        Raises:
+            ValueError: shapes or values that do not fit, naming both sides.
+        """
+        past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+        check_values = not is_torchdynamo_compiling() and int(past_length) == 0
+        self._check_text(input_ids, inputs_embeds, attention_mask, segment_ids, past_length, check_values, kwargs)
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        past_key_values = self.with_image_cache(past_key_values)
+        self_attention_cache = getattr(past_key_values, "self_attention_cache", past_key_values)
+        key_values, encoder_attention_mask = self._image_key_values(
+            encoder_hidden_states, encoder_key_values, encoder_attention_mask, past_key_values, len(inputs_embeds)
+        )
+        if position_ids is None:
+            position_ids = self._count_positions(inputs_embeds, attention_mask, segment_ids, past_length, check_values)
+
+        mask_inputs = {"config": self.config, "inputs_embeds": inputs_embeds, "past_key_values": self_attention_cache}
+        if segment_ids is not None:
+            mask_inputs["and_mask_function"] = same_segment(segment_ids)
+        causal_mask = create_causal_mask(attention_mask=attention_mask, **mask_inputs)
+        if encoder_attention_mask is not None:
+            encoder_attention_mask = create_bidirectional_mask(
+                config=self.config,
+                inputs_embeds=inputs_embeds,
+                attention_mask=encoder_attention_mask,
+                encoder_hidden_states=key_values[0][0][:, 0],  # [B,P,D], read for its shape
+            )
+        dtype, theta = inputs_embeds.dtype, self.config.rope_parameters["rope_theta"]
+        rotary = rotary_embedding(position_ids, self.config.head_dim, theta, dtype)
+
+        hidden_states = self.dropout(inputs_embeds)
+        for layer, (key, value) in zip(self.layers[: self.config.num_hidden_layers], key_values):
+            hidden_states = layer(
+                hidden_states,
+                key,
+                value,
+                rotary=rotary,
+                attention_mask=causal_mask,
+                encoder_attention_mask=encoder_attention_mask,
+                past_key_values=self_attention_cache,
+                **kwargs,
+            )
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
+        )
+
+    def project_image_tokens(self, encoder_hidden_states: torch.Tensor) -> tuple[KeyValues, ...]:
+        """Keys and values [B,K,P,D] of every layer's cross-attention for image tokens [B,P,encoder_hidden_size]."""
+        width = self.config.encoder_hidden_size
+        if width is None:
+            raise ValueError("This decoder has no cross-attention: its config has encoder_hidden_size=None.")
+        if encoder_hidden_states.ndim != 3 or encoder_hidden_states.shape[-1] != width:
+            shape = tuple(encoder_hidden_states.shape)
+            raise ValueError(f"encoder_hidden_states must be [B,P,{width}] (encoder_hidden_size), got {shape}.")
+        return tuple(layer.cross_attn.project(encoder_hidden_states) for layer in self.layers)
+
+    def with_image_cache(self, past_key_values: Cache | None) -> Cache | None:
+        """Pair a self-attention cache with one for the image, unless it has one or there is no cross-attention."""
+        has_cross_attention = self.config.encoder_hidden_size is not None
+        if past_key_values is None or isinstance(past_key_values, EncoderDecoderCache) or not has_cross_attention:
+            return past_key_values
+        return EncoderDecoderCache(past_key_values, DynamicCache())
+
+    def _image_key_values(
+        self,
+        encoder_hidden_states: torch.Tensor | None,
+        key_values: tuple[KeyValues, ...] | None,
+        encoder_attention_mask: torch.Tensor | None,
+        past_key_values: Cache | None,
+        batch_size: int,
+    ) -> tuple[Any, torch.Tensor | None]:
+        """Keys and values of the image for every layer, and its mask; the cache gives or takes them."""
+        if holds_image(past_key_values):
+            if encoder_attention_mask is None:
+                # Beams reorder rows among those of one image only, so the mask's rows need not follow them.
+                encoder_attention_mask = getattr(past_key_values, "encoder_attention_mask", None)
+            layers = past_key_values.cross_attention_cache.layers
+            return [(layer.keys, layer.values) for layer in layers], encoder_attention_mask
+        if key_values is None and encoder_hidden_states is not None:
+            key_values = self.project_image_tokens(encoder_hidden_states)
+        if key_values is None:
+            if encoder_attention_mask is not None:
+                raise ValueError("encoder_attention_mask was given without an image to hide parts of.")
+            return [(None, None)] * self.config.num_hidden_layers, None
+        rows, tokens = key_values[0][0].shape[0], key_values[0][0].shape[2]
+        if rows != batch_size:
+            raise ValueError(f"The image tokens have {rows} rows but the text has {batch_size}.")
+        if encoder_attention_mask is not None and encoder_attention_mask.shape != (rows, tokens):
+            shape = tuple(encoder_attention_mask.shape)
+            raise ValueError(f"encoder_attention_mask must be [{rows},{tokens}] (images, image tokens), got {shape}.")
+        if past_key_values is not None:
+            cache = past_key_values.cross_attention_cache
+            key_values = [cache.update(key, value, i) for i, (key, value) in enumerate(key_values)]
+            past_key_values.is_updated |= dict.fromkeys(range(len(key_values)), True)
+            past_key_values.encoder_attention_mask = encoder_attention_mask
+        return key_values, encoder_attention_mask
+
+    def _count_positions(
+        self,
+        inputs_embeds: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        segment_ids: torch.Tensor | None,
+        past_length: int,
+        check_values: bool,
+    ) -> torch.Tensor:
+        """Position of each token in its sequence [B,L]: the first real token is 0 under either padding."""
+        if segment_ids is not None:
+            raise ValueError("segment_ids need position_ids that start again at 0 for each question; got None.")
+        length = inputs_embeds.shape[1]
+        if attention_mask is not None and attention_mask.ndim == 2:
+            counted = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)  # pads before the first token stay at 0
+            position_ids = counted[:, past_length : past_length + length]
+        else:
+            position_ids = (torch.arange(length, device=inputs_embeds.device) + past_length)[None]
+        limit = self.config.max_position_embeddings
+        if check_values and (longest := int(position_ids.max()) + 1) > limit:
+            raise ValueError(f"A text of {longest} tokens is longer than max_position_embeddings={limit}.")
+        return position_ids
+
+    def _check_text(
+        self,
+        input_ids: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,
+        attention_mask: torch.Tensor | None,
+        segment_ids: torch.Tensor | None,
+        past_length: int,
+        check_values: bool,
+        kwargs: dict[str, Any],
+    ) -> None:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Give exactly one of input_ids and inputs_embeds.")
+        batch_size, length = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
+        if check_values and input_ids is not None and input_ids.numel():
+            low, high = (int(value) for value in input_ids.aminmax())
+            if low < 0 or high >= self.config.vocab_size:
+                bad, size = (low if low < 0 else high), self.config.vocab_size
+                raise ValueError(f"input_ids must lie in [0, {size}), the vocabulary; got {bad}.")
+        if attention_mask is not None and attention_mask.ndim == 2:
+            rows, columns = attention_mask.shape
+            if rows != batch_size or columns < int(past_length) + length:
+                expected = f"[{batch_size},{int(past_length) + length}] (rows, cached and new tokens)"
+                raise ValueError(f"attention_mask must be {expected}, got [{rows},{columns}].")
+        implementation = self.config._attn_implementation
+        if segment_ids is not None:
+            if segment_ids.shape != (batch_size, length) or int(past_length) > 0:
+                got = f"{tuple(segment_ids.shape)} with {int(past_length)} cached tokens"
+                raise ValueError(f"segment_ids must be [{batch_size},{length}] and without a filled cache, got {got}.")
+            if "flash" in implementation:
+                raise ValueError(
+                    f"Packed rows need attention masks, which {implementation} has not: use sdpa or eager."
+                )
+        if kwargs.get("output_attentions", self.config.output_attentions) and implementation != "eager":
+            raise ValueError(
+                f"{implementation} attention does not keep its weights: load with attn_implementation='eager' for "
+                "output_attentions=True, or call attention_maps(), which works with every implementation."
+            )
+
+
+def same_segment(segment_ids: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """Mask function for packed rows: a token sees the tokens of its own question only.
+
+    segment_ids [1,1,1,2,2] with the causal mask: token 4 sees 3 and 4, not 0 to 2.
+    """
+    last = segment_ids.shape[1] - 1
+
+    def mask_function(batch_idx, head_idx, q_idx, kv_idx):
+        # A static cache has columns beyond the row; they are after every query, so the causal mask hides them.
+        return segment_ids[batch_idx, q_idx] == segment_ids[batch_idx, kv_idx.clamp(max=last)]
+
+    return mask_function
+
+
+class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
+    """Vision tower, projector and text decoder, without a head."""
+
+    def __init__(self, config: TrafficVLMConfig):
+        super().__init__(config)
+        self.vision_tower = AutoModel.from_config(config.vision_config)
+        self.projector = nn.Linear(config.vision_config.hidden_size, config.text_config.hidden_size)
+        self.text_model = TrafficVLMTextModel._from_config(config.text_config)
+        self.post_init()
+
+    def get_image_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Image tokens [I,P,C] of pixels [I,3,224,224]: vision tower and projector.
+
+        Raises:
+            ValueError: pixels of another shape, NaN or infinite ones.
+        """
+        vision = self.config.vision_config
+        channels, size = getattr(vision, "num_channels", 3), vision.image_size
+        height, width = (size, size) if isinstance(size, int) else size
+        if pixel_values.ndim != 4 or pixel_values.shape[1:] != (channels, height, width):
+            shape = list(pixel_values.shape)
+            raise ValueError(f"pixel_values must be [images,{channels},{height},{width}], got {shape}.")
+        if not is_torchdynamo_compiling() and not bool(torch.isfinite(pixel_values).all()):
+            raise ValueError("pixel_values must be finite numbers, got NaN or infinity.")
+        tokens = self.vision_tower(pixel_values.to(self.vision_tower.dtype)).last_hidden_state
+        return self.projector(tokens)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        pixel_values: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        encoded_images: EncodedImages | None = None,
+        image_index: torch.LongTensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """
+        Args:
+            input_ids: [B,L], or inputs_embeds [B,L,C]; they, the masks and `**kwargs` are those of the decoder.
+            pixel_values: [I,3,224,224], or encoded_images from `encode_images`; neither is a plain language model.
+            image_index: [B], the image that each row asks about; left out when row i asks about image i.
+            encoder_attention_mask: [I,P], 0 at image tokens to hide.
+        """
+        images = self.choose_images(pixel_values, encoded_images, encoder_attention_mask, past_key_values)
+        if images is not None:
+            text = input_ids if input_ids is not None else inputs_embeds
+            rows = images.rows(image_index, 0 if text is None else len(text))
+            kwargs |= {"encoder_key_values": rows.key_values, "encoder_attention_mask": rows.attention_mask}
+        text_inputs = {"attention_mask": attention_mask, "past_key_values": past_key_values}
+        return self.text_model(input_ids, inputs_embeds=inputs_embeds, return_dict=True, **text_inputs, **kwargs)
+
+
+class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel, TrafficVLMGenerationMixin):
+    """The language-model head, for the decoder alone and for the full model."""
+
+    def __init__(self, config: TrafficVLMConfig | TrafficVLMTextConfig):
+        super().__init__(config)
+        text_config = config.get_text_config()
+        self.lm_head = nn.Linear(text_config.hidden_size, text_config.vocab_size, bias=False)
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Raw logits [...,V] of states [...,C]; `[PAD]` has the lowest number of the dtype, so it gets no gradient."""
+        logits = self.lm_head(hidden_states)
+        logits[..., self.config.get_text_config().pad_token_id] = torch.finfo(logits.dtype).min
+        return logits
+
+    def language_model_output(
+        self,
+        outputs: BaseModelOutputWithPastAndCrossAttentions,
+        labels: torch.LongTensor | None,
+        logits_to_keep: int | torch.Tensor,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithCrossAttentions:
+        """Logits, and with labels [B,L] the mean cross-entropy of each next token that is not labelled -100."""
+        hidden_states = outputs.last_hidden_state
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.compute_logits(hidden_states[:, keep])
+        loss = None
+        if labels is not None:
+            if labels.shape != hidden_states.shape[:2]:
+                rows, length = hidden_states.shape[:2]
+                raise ValueError(f"labels must be [{rows},{length}] as the text is, got {list(labels.shape)}.")
+            vocab_size = self.config.get_text_config().vocab_size
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=vocab_size, **kwargs)
+        return CausalLMOutputWithCrossAttentions(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            cross_attentions=outputs.cross_attentions,
+        )
+
+
+class TrafficVLMForCausalLM(TrafficVLMLanguageModel):
+    """The text decoder with the language-model head."""
+
+    config_class = TrafficVLMTextConfig
+    input_modalities = ("text",)
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: TrafficVLMTextConfig):
+        super().__init__(config)
+        self.model = TrafficVLMTextModel(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        segment_ids: torch.LongTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithCrossAttentions:
+        """As `TrafficVLMTextModel.forward`; labels [B,L], -100 ignored; logits_to_keep: last tokens, or positions."""
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=encoder_attention_mask,
+            segment_ids=segment_ids,
+            use_cache=use_cache,
+            return_dict=True,
+            **kwargs,
+        )
+        return self.language_model_output(outputs, labels, logits_to_keep, **kwargs)
+
+
+class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, YesNoScorer):
+    """The full model with the language-model head: `generate()`, `score_yes_no()`, `attention_maps()`.
+
+    Example:
+
+        model = AutoModel.from_pretrained(folder, trust_remote_code=True)
+        questions = [["Is there a car?", "Is it raining?"]]
+        inputs = processor(images=image, text=questions, packed=True, return_tensors="pt")
+        [probabilities] = model.score_yes_no(**inputs)  # P(yes) of both questions
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.text_model.embed_tokens.weight"}
+
+    def __init__(self, config: TrafficVLMConfig):
+        super().__init__(config)
+        self.model = TrafficVLMModel(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        pixel_values: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        encoded_images: EncodedImages | None = None,
+        image_index: torch.LongTensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        segment_ids: torch.LongTensor | None = None,
+        question_ends: torch.LongTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithCrossAttentions:
+        """As `TrafficVLMModel.forward`; labels [B,L], -100 ignored; logits_to_keep: last tokens, or positions.
+
+        question_ends is part of what the processor gives for packed rows; `score_yes_no` reads it, this does not.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            pixel_values=pixel_values,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            encoded_images=encoded_images,
+            image_index=image_index,
+            encoder_attention_mask=encoder_attention_mask,
+            segment_ids=segment_ids,
+            use_cache=use_cache,
+            return_dict=True,
+            **kwargs,
+        )
+        return self.language_model_output(outputs, labels, logits_to_keep, **kwargs)
+
+
+class TrafficVLMForSequenceClassification(TrafficVLMPreTrainedModel, ImageReader):
+    """The full model with a linear classification head on the last real token of each question; 0 is no, 1 is yes."""
+
+    def __init__(self, config: TrafficVLMConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = TrafficVLMModel(config)
+        self.score = nn.Linear(config.text_config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        pixel_values: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        question_ends: torch.LongTensor | None = None,
+        labels: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutputWithPast:
+        """Logits [N,num_labels] of N questions, those of packed rows one after the other; labels [N].
+
+        The other arguments are those of `TrafficVLMModel.forward`.
+        """
+        attention_mask = self.infer_attention_mask(input_ids, attention_mask)
+        outputs = self.model(input_ids, pixel_values, attention_mask, return_dict=True, **kwargs)
+        logits = self.score(self.question_states(outputs.last_hidden_state, attention_mask, question_ends))
+        loss = None
+        if labels is not None:
+            if labels.shape[:1] != logits.shape[:1]:
+                raise ValueError(f"labels must be [{len(logits)}], one a question, got {list(labels.shape)}.")
+            loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
+        return SequenceClassifierOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+TrafficVLMTextModel.register_for_auto_class("AutoModel")
+TrafficVLMForCausalLM.register_for_auto_class("AutoModelForCausalLM")
+TrafficVLMForConditionalGeneration.register_for_auto_class("AutoModel")
+TrafficVLMForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")
+
+__all__ = [
+    "EncodedImages",
+    "TrafficVLMForCausalLM",
+    "TrafficVLMForConditionalGeneration",
+    "TrafficVLMForSequenceClassification",
+    "TrafficVLMModel",
+    "TrafficVLMPreTrainedModel",
+    "TrafficVLMTextModel",
+]

@@ -1,0 +1,120 @@
+"""Configurations: sizes of the specification, and what cannot work is refused when it is built."""
+
+import json
+
+import pytest
+from tiny import tiny_config, tiny_text_config
+from traffic_vlm.configuration_traffic_vlm import AUTO_MAP, TrafficVLMConfig, TrafficVLMTextConfig
+from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
+from transformers import SiglipVisionConfig
+
+
+def count(module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def test_small_model_has_the_promised_parameters():
+    model = TrafficVLMForConditionalGeneration(TrafficVLMConfig())
+    # patches, positions, 3 layers of (attention 4·768², feed-forward 2·768·3072, biases, 2 norms), last norm
+    layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
+    assert count(model.model.vision_tower) == 3 * 16 * 16 * 768 + 768 + 196 * 768 + 3 * layer + 2 * 768 == 22_006_272
+    # embeddings, 4 layers of (2 × grouped-query attention, SwiGLU, 3 norms), last norm
+    attention = 2 * 512 * 512 + 2 * 512 * 128
+    layer = 2 * attention + 3 * 512 * 2048 + 3 * 512
+    assert count(model.model.text_model) == 500 * 512 + 4 * layer + 512 == 18_088_448
+    assert count(model) == 22_006_272 + 18_088_448 + 768 * 512 + 512  # the head is the embedding table
+
+
+def test_medium_model_is_about_83_million():
+    config = TrafficVLMConfig.medium()
+    assert (config.text_config.num_attention_heads, config.text_config.num_key_value_heads) == (12, 3)
+    assert 82.5e6 < count(TrafficVLMForConditionalGeneration(config)) < 84e6
+
+
+def test_grouped_queries_halve_the_projections():
+    grouped, full = (TrafficVLMTextConfig(num_key_value_heads=heads) for heads in (2, 8))
+    sizes = [c.hidden_size * c.head_dim * (c.num_attention_heads + 2 * c.num_key_value_heads) for c in (full, grouped)]
+    assert sizes == [786_432, 393_216]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"num_key_value_heads": 3}, ["num_attention_heads=4", "num_key_value_heads=3"]),
+        ({"head_dim": 7}, ["head_dim=7"]),
+        ({"head_dim": None, "hidden_size": 30}, ["hidden_size=30", "num_attention_heads=4"]),
+        ({"hidden_size": 0}, ["hidden_size=0"]),
+        ({"num_hidden_layers": 2.5}, ["num_hidden_layers=2.5"]),
+        ({"vocab_size": 5}, ["no_token_id=5", "vocab_size=5"]),
+        ({"eos_token_id": 500}, ["eos_token_id=500", "vocab_size=500"]),
+        ({"pad_token_id": -1}, ["pad_token_id=-1"]),
+        ({"hidden_dropout": 1.0}, ["hidden_dropout=1.0"]),
+        ({"hidden_act": "sliu"}, ["hidden_act='sliu'"]),
+        ({"rms_norm_eps": 0.0}, ["rms_norm_eps=0.0"]),
+        ({"encoder_hidden_size": 0}, ["encoder_hidden_size=0"]),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, ["yarn"]),
+        ({"rope_theta": -1.0}, ["-1.0"]),
+    ],
+)
+def test_impossible_decoder_names_the_fields(fields, named):
+    with pytest.raises(ValueError) as error:
+        tiny_text_config(**fields)
+    assert all(name in str(error.value) for name in named), error.value
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"vision": {"image_size": 225}}, ["image_size=225", "patch_size=16"]),
+        ({"vision": {"image_size": 8}}, ["image_size=8", "patch_size=16"]),
+        ({"vision": {"num_attention_heads": 5}}, ["hidden_size=24", "num_attention_heads=5"]),
+        ({"yes_no_temperature": 0.0}, ["yes_no_temperature=0.0"]),
+        ({"yes_no_temperature": float("nan")}, ["yes_no_temperature=nan"]),
+        ({"text": {"encoder_hidden_size": None}}, ["encoder_hidden_size=None"]),
+    ],
+)
+def test_impossible_model_names_the_fields(fields, named):
+    with pytest.raises(ValueError) as error:
+        tiny_config(**fields)
+    assert all(name in str(error.value) for name in named), error.value
+
+
+def test_config_survives_json_and_keeps_a_complete_auto_map(tmp_path):
+    config = tiny_config(text={"rope_interleaved": True, "rope_theta": 500.0}, yes_no_temperature=1.5)
+    config.auto_map["AutoModel"] = "somebody/repository--modeling_traffic_vlm.TrafficVLMForConditionalGeneration"
+    config.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["auto_map"] == AUTO_MAP
+    assert "auto_map" not in saved["text_config"]
+    loaded = TrafficVLMConfig.from_pretrained(tmp_path)
+    assert loaded.to_dict() == config.to_dict()
+    assert loaded.text_config.rope_parameters == {"rope_type": "default", "rope_theta": 500.0}
+
+
+def test_decision_file_carries_the_temperature(tmp_path):
+    tiny_config(yes_no_temperature=1.7).save_pretrained(tmp_path)
+    decision = json.loads((tmp_path / "decision.json").read_text())
+    assert decision["temperature"] == {"noul": 1.7}
+    assert decision["labels"] == {"noul": ["[YES]", "[NO]"]}
+
+
+def test_cross_attention_reads_the_projector():
+    assert TrafficVLMTextConfig().encoder_hidden_size == 768
+    assert tiny_config().text_config.encoder_hidden_size == 32
+    assert tiny_config(text={"encoder_hidden_size": 768}).text_config.encoder_hidden_size == 32
+
+
+def test_untied_embeddings_may_be_said_on_either_config():
+    assert not tiny_config(tie_word_embeddings=False).text_config.tie_word_embeddings
+    assert not tiny_config(text={"tie_word_embeddings": False}).tie_word_embeddings
+
+
+def test_labels_are_no_and_yes_unless_said_otherwise():
+    assert tiny_config().id2label == {0: "no", 1: "yes"}
+    assert tiny_config(num_labels=3).num_labels == 3
+
+
+def test_vision_config_may_be_any_of_the_library():
+    config = TrafficVLMConfig(vision_config=SiglipVisionConfig(hidden_size=24, num_attention_heads=2))
+    assert config.vision_config.hidden_size == 24
+    assert TrafficVLMConfig(vision_config={"model_type": "vit", "hidden_size": 96}).vision_config.model_type == "vit"

@@ -1,0 +1,622 @@
+"""The decoder and the full model: closed forms, an independent implementation, masks, cache, packing, gradients."""
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import (
+    TINY_TEXT,
+    pack,
+    random_ids,
+    random_pixels,
+    tiny_config,
+    tiny_decoder,
+    tiny_model,
+    tiny_text_config,
+)
+from torch import nn
+from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
+from traffic_vlm.modeling_traffic_vlm import (
+    TrafficVLMForCausalLM,
+    TrafficVLMForConditionalGeneration,
+    TrafficVLMForSequenceClassification,
+    TrafficVLMMLP,
+    TrafficVLMRMSNorm,
+    TrafficVLMTextModel,
+    apply_rotary,
+    rotary_embedding,
+)
+from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(actual.detach(), expected.detach().to(actual.dtype), rtol=tolerance, atol=tolerance)
+
+
+@pytest.fixture
+def vision():
+    return torch.randn(2, 9, 24, generator=torch.Generator().manual_seed(5))
+
+
+# Parts, against formulas
+
+
+def test_rms_norm_against_the_formula():
+    norm = TrafficVLMRMSNorm(16, eps=1e-6)
+    assert torch.equal(norm.weight, torch.ones(16))
+    nn.init.normal_(norm.weight)
+    x = 3 * torch.randn(4, 16)
+    rms = x.double().pow(2).mean(-1, keepdim=True).add(1e-6).sqrt()
+    close(norm(x), x.double() / rms * norm.weight.double(), 1e-6)
+    assert norm(x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_rms_norm_computes_in_float32():
+    x = torch.full((1, 16), 300.0, dtype=torch.float16)  # 300² overflows float16
+    assert torch.equal(TrafficVLMRMSNorm(16, eps=1e-6)(x), torch.ones(1, 16, dtype=torch.float16))
+
+
+def test_swiglu_against_the_formula():
+    mlp = TrafficVLMMLP(tiny_text_config())
+    x = torch.randn(5, 32)
+    gate, up = (x.double() @ layer.weight.double().T for layer in (mlp.gate_proj, mlp.up_proj))
+    close(mlp(x), gate / (1 + (-gate).exp()) * up @ mlp.down_proj.weight.double().T)
+
+
+def test_rotary_by_hand():
+    rotary = rotary_embedding(torch.tensor([[0, 3]]), head_dim=4, theta=100.0, dtype=torch.float32)
+    x = torch.tensor([[[[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0]]]])
+    # Pairs (0, 2) and (1, 3) turn by 3 · 100^0 = 3 and 3 · 100^(-1/2) = 0.3.
+    (c0, s0), (c1, s1) = ((math.cos(a), math.sin(a)) for a in (3.0, 0.3))
+    turned = [1 * c0 - 3 * s0, 2 * c1 - 4 * s1, 3 * c0 + 1 * s0, 4 * c1 + 2 * s1]
+    close(apply_rotary(x, rotary), torch.tensor([[[[1.0, 2.0, 3.0, 4.0], turned]]]))
+    # Interleaved pairs (0, 1) and (2, 3).
+    turned = [1 * c0 - 2 * s0, 2 * c0 + 1 * s0, 3 * c1 - 4 * s1, 4 * c1 + 3 * s1]
+    close(apply_rotary(x, rotary, interleaved=True), torch.tensor([[[[1.0, 2.0, 3.0, 4.0], turned]]]))
+
+
+@given(position=st.integers(0, 500), distance=st.integers(0, 500), shift=st.integers(0, 500), seed=st.integers(0, 99))
+@settings(max_examples=30, deadline=None)
+def test_rotary_keeps_norms_and_depends_on_distance(position, distance, shift, seed):
+    query, key = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+    def turn(x, at):
+        return apply_rotary(x, rotary_embedding(torch.tensor([[at]]), 8, 10000.0, torch.float64))
+
+    score = (turn(query, position) * turn(key, position + distance)).sum()
+    shifted = (turn(query, position + shift) * turn(key, position + distance + shift)).sum()
+    close(score, shifted, 1e-3)
+    close(turn(query, position).norm(), query.norm(), 1e-5)
+    assert turn(query, position).shape == query.shape
+    assert torch.equal(turn(query, 0), query)
+
+
+@torch.no_grad()
+def test_interleaved_layout_is_a_permutation_of_the_other():
+    half, paired = tiny_decoder(), tiny_decoder(rope_interleaved=True)
+    paired.load_state_dict(half.state_dict())
+    order = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # dimension i of the half-split layout goes to 2i, i + 4 to 2i + 1
+    for layer in paired.layers:
+        for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+            projection.weight.copy_(projection.weight.unflatten(0, (-1, 8))[:, order].flatten(0, 1))
+    ids = random_ids(2, 9)
+    close(paired(ids).last_hidden_state, half(ids).last_hidden_state, 1e-4)
+
+
+# The decoder, against an implementation that shares nothing with it
+
+
+def reference_decoder(model: TrafficVLMTextModel, ids: torch.Tensor, vision: torch.Tensor | None) -> torch.Tensor:
+    """The decoder of one row in float64, head by head and token by token, from the specification's formulas."""
+    c = model.config
+    weight = {name: tensor.double() for name, tensor in model.state_dict().items()}
+
+    def norm(x, name):
+        return x / (x.pow(2).mean(-1, keepdim=True) + c.rms_norm_eps).sqrt() * weight[name]
+
+    def turn(vector, position):
+        half, out = c.head_dim // 2, vector.clone()
+        for i in range(half):
+            angle = position * c.rope_parameters["rope_theta"] ** (-2 * i / c.head_dim)
+            out[i] = vector[i] * math.cos(angle) - vector[i + half] * math.sin(angle)
+            out[i + half] = vector[i + half] * math.cos(angle) + vector[i] * math.sin(angle)
+        return out
+
+    def attend(name, x, source, causal):
+        q, k, v = (z @ weight[f"{name}.{p}_proj.weight"].T for z, p in ((x, "q"), (source, "k"), (source, "v")))
+        group = c.num_attention_heads // c.num_key_value_heads
+        rows = []
+        for t in range(len(x)):
+            heads = []
+            for h in range(c.num_attention_heads):
+                mine = slice(h * c.head_dim, (h + 1) * c.head_dim)
+                theirs = slice(h // group * c.head_dim, (h // group + 1) * c.head_dim)
+                seen = t + 1 if causal else len(source)
+                query, keys = q[t, mine], [k[s, theirs] for s in range(seen)]
+                if causal:
+                    query, keys = turn(query, t), [turn(key, s) for s, key in enumerate(keys)]
+                scores = torch.stack([query @ key for key in keys]) / math.sqrt(c.head_dim)
+                heads.append(scores.softmax(0) @ v[:seen, theirs])
+            rows.append(torch.cat(heads))
+        return torch.stack(rows) @ weight[f"{name}.o_proj.weight"].T
+
+    x = weight["embed_tokens.weight"][ids]
+    for i in range(c.num_hidden_layers):
+        name = f"layers.{i}"
+        h = norm(x, f"{name}.self_attn_norm.weight")
+        x = x + attend(f"{name}.self_attn", h, h, causal=True)
+        if vision is not None:
+            h = norm(x, f"{name}.cross_attn_norm.weight")
+            x = x + attend(f"{name}.cross_attn", h, vision.double(), causal=False)
+        h = norm(x, f"{name}.mlp_norm.weight")
+        gate, up = (h @ weight[f"{name}.mlp.{p}_proj.weight"].T for p in ("gate", "up"))
+        x = x + gate * gate.sigmoid() * up @ weight[f"{name}.mlp.down_proj.weight"].T
+    return norm(x, "norm.weight")
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@torch.no_grad()
+def test_decoder_equals_a_float64_reference(heads, implementation, vision):
+    model = tiny_decoder(num_key_value_heads=heads)
+    model.set_attn_implementation(implementation)
+    ids = random_ids(2, 7)
+    with_image = model(ids, encoder_hidden_states=vision).last_hidden_state
+    without = model(ids).last_hidden_state
+    for row in range(2):
+        close(with_image[row], reference_decoder(model, ids[row], vision[row]), 1e-4)
+        close(without[row], reference_decoder(model, ids[row], None), 1e-4)
+
+
+@torch.no_grad()
+def test_self_attention_equals_llama():
+    from transformers import LlamaConfig, LlamaModel
+
+    fields = {name: value for name, value in TINY_TEXT.items() if name != "hidden_dropout"}
+    llama = LlamaModel(LlamaConfig(vocab_size=500, rms_norm_eps=1e-6, pad_token_id=0, **fields)).eval()
+    model = tiny_decoder(encoder_hidden_size=None)
+    names = {"input_layernorm": "self_attn_norm", "post_attention_layernorm": "mlp_norm"}
+    weights = {}
+    for name, tensor in llama.state_dict().items():
+        for theirs, ours in names.items():
+            name = name.replace(theirs, ours)
+        weights[name] = tensor
+    model.load_state_dict(weights)
+    ids, mask = random_ids(2, 9), torch.ones(2, 9, dtype=torch.long)
+    mask[0, :4] = 0
+    expected, actual = (m(ids, attention_mask=mask).last_hidden_state[mask.bool()] for m in (llama, model))
+    close(actual, expected, 1e-4)
+
+
+@torch.no_grad()
+def test_grouped_queries_equal_multi_head_with_repeated_weights(vision):
+    grouped, full = tiny_decoder(num_key_value_heads=2), tiny_decoder(num_key_value_heads=4)
+    weights = grouped.state_dict()
+    for name, tensor in weights.items():
+        if "k_proj" in name or "v_proj" in name:
+            weights[name] = tensor.unflatten(0, (2, 8)).repeat_interleave(2, dim=0).flatten(0, 1)
+    full.load_state_dict(weights)
+    ids = random_ids(2, 6)
+    outputs = (m(ids, encoder_hidden_states=vision).last_hidden_state for m in (grouped, full))
+    close(*outputs, 1e-5)
+
+
+# Shapes, masks and padding
+
+
+@torch.no_grad()
+def test_decoder_shapes_at_full_size():
+    model = TrafficVLMTextModel(TrafficVLMTextConfig()).eval()
+    output = model(random_ids(2, 12), encoder_hidden_states=torch.randn(2, 196, 768), output_hidden_states=True)
+    assert output.last_hidden_state.shape == (2, 12, 512)
+    assert [tuple(h.shape) for h in output.hidden_states] == [(2, 12, 512)] * 5
+    assert torch.equal(output.hidden_states[-1], output.last_hidden_state)
+    assert model(random_ids(2, 12)).last_hidden_state.shape == (2, 12, 512)
+
+
+@torch.no_grad()
+def test_attentions_under_eager(vision):
+    model = tiny_decoder()
+    model.set_attn_implementation("eager")
+    output = model(random_ids(2, 5), encoder_hidden_states=vision, output_attentions=True)
+    assert [tuple(a.shape) for a in output.attentions] == [(2, 4, 5, 5)] * 2
+    assert [tuple(a.shape) for a in output.cross_attentions] == [(2, 4, 5, 9)] * 2
+    close(output.cross_attentions[0].sum(-1), torch.ones(2, 4, 5))
+
+
+def test_attentions_elsewhere_name_eager(decoder):
+    with pytest.raises(ValueError, match="eager"):
+        decoder(random_ids(1, 5), output_attentions=True)
+
+
+@torch.no_grad()
+def test_tuple_output(model):
+    ids, pixels = random_ids(1, 5), random_pixels(1)
+    output, values = model(ids, pixels), model(ids, pixels, return_dict=False)
+    assert isinstance(values, tuple)
+    assert torch.equal(values[0], output.logits)
+
+
+@torch.no_grad()
+def test_later_tokens_do_not_change_earlier_states(decoder, vision):
+    ids = random_ids(2, 10)
+    changed = ids.clone()
+    changed[:, 6:] = random_ids(2, 4, seed=1)
+    before, after = (decoder(i, encoder_hidden_states=vision).last_hidden_state for i in (ids, changed))
+    assert torch.equal(before[:, :6], after[:, :6])
+    assert not torch.allclose(before[:, 6:], after[:, 6:])
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@given(pads=st.integers(1, 12), length=st.integers(1, 12), left=st.booleans())
+@settings(max_examples=15, deadline=None)
+@torch.no_grad()
+def test_padding_changes_nothing(implementation, pads, length, left):
+    model = tiny_decoder()
+    model.set_attn_implementation(implementation)
+    ids, image = random_ids(1, length), torch.randn(1, 9, 24)
+    alone = model(ids, encoder_hidden_states=image).last_hidden_state
+    columns = (pads, 0) if left else (0, pads)
+    padded, mask = nn.functional.pad(ids, columns), nn.functional.pad(torch.ones_like(ids), columns)
+    output = model(padded, attention_mask=mask, encoder_hidden_states=image).last_hidden_state
+    assert output.isfinite().all()
+    close(output[mask.bool()], alone[0], 1e-5)
+
+
+@torch.no_grad()
+def test_positions_of_the_caller_win(decoder):
+    ids = random_ids(1, 6)
+    base = decoder(ids).last_hidden_state
+    shifted = decoder(ids, position_ids=torch.arange(6)[None] + 50).last_hidden_state
+    close(shifted, base, 1e-4)  # attention depends on distances only
+    stretched = decoder(ids, position_ids=3 * torch.arange(6)[None]).last_hidden_state
+    assert not torch.allclose(stretched, base, atol=1e-3)
+
+
+@torch.no_grad()
+def test_eager_and_sdpa_agree(vision):
+    model = tiny_decoder()
+    ids, mask = random_ids(2, 8), torch.ones(2, 8, dtype=torch.long)
+    mask[1, :3] = 0
+    image_mask = torch.ones(2, 9, dtype=torch.long)
+    image_mask[0, 4:] = 0
+    inputs = {"attention_mask": mask, "encoder_hidden_states": vision, "encoder_attention_mask": image_mask}
+    outputs = []
+    for implementation in ("eager", "sdpa"):
+        model.set_attn_implementation(implementation)
+        outputs.append(model(ids, **inputs).last_hidden_state[mask.bool()])
+    close(*outputs, 1e-5)
+
+
+@torch.no_grad()
+def test_encoder_mask_hides_image_tokens_and_stays_with_the_cache(decoder, vision):
+    ids, mask = random_ids(2, 8), torch.ones(2, 9, dtype=torch.long)
+    mask[:, 6:] = 0
+    expected = decoder(ids, encoder_hidden_states=vision[:, :6]).last_hidden_state
+    close(decoder(ids, encoder_hidden_states=vision, encoder_attention_mask=mask).last_hidden_state, expected)
+    first = decoder(ids[:, :3], encoder_hidden_states=vision, encoder_attention_mask=mask, use_cache=True)
+    second = decoder(ids[:, 3:], past_key_values=first.past_key_values)
+    close(torch.cat([first.last_hidden_state, second.last_hidden_state], dim=1), expected)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@torch.no_grad()
+def test_a_wholly_hidden_image_and_an_empty_row_give_numbers(implementation, vision):
+    model = tiny_decoder()
+    model.set_attn_implementation(implementation)
+    ids, nothing = random_ids(2, 4), torch.zeros(2, 9, dtype=torch.long)
+    hidden = model(ids, encoder_hidden_states=vision, encoder_attention_mask=nothing).last_hidden_state
+    close(hidden, model(ids).last_hidden_state)
+    empty = model(ids, attention_mask=torch.zeros_like(ids), encoder_hidden_states=vision).last_hidden_state
+    assert empty.isfinite().all()
+
+
+# Cache
+
+
+@given(cuts=st.lists(st.integers(1, 9), max_size=4, unique=True).map(sorted), padded=st.booleans())
+@settings(max_examples=20, deadline=None)
+@torch.no_grad()
+def test_cached_equals_uncached_for_any_split(cuts, padded):
+    model, image = tiny_decoder(), torch.randn(2, 9, 24, generator=torch.Generator().manual_seed(5))
+    ids, mask = random_ids(2, 10), torch.ones(2, 10, dtype=torch.long)
+    if padded:
+        mask[0, :1] = 0
+    expected = model(ids, attention_mask=mask, encoder_hidden_states=image).last_hidden_state
+    pieces, cache = [], None
+    for start, stop in zip([0, *cuts], [*cuts, 10]):
+        image_once = {"encoder_hidden_states": image} if cache is None else {}
+        piece = {"attention_mask": mask[:, :stop], "past_key_values": cache, "use_cache": True}
+        output = model(ids[:, start:stop], **piece, **image_once)
+        cache = output.past_key_values
+        pieces.append(output.last_hidden_state)
+    close(torch.cat(pieces, dim=1)[mask.bool()], expected[mask.bool()], 1e-5)
+    assert cache.get_seq_length() == 10
+
+
+@torch.no_grad()
+def test_cache_of_one_image_and_50_tokens_stays_under_1_2_megabytes():
+    config = TrafficVLMTextConfig(hidden_size=64, intermediate_size=8, encoder_hidden_size=8)  # 4 layers, 2 × 64 keys
+    cache = TrafficVLMTextModel(config).eval()(random_ids(1, 50), encoder_hidden_states=torch.randn(1, 196, 8))
+    cache = cache.past_key_values
+    layers = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
+    size = sum(tensor.nbytes for layer in layers for tensor in (layer.keys, layer.values))
+    assert size == 4 * 2 * (50 + 196) * 2 * 64 * 4 == 1_007_616
+
+
+@pytest.mark.parametrize("make", ["dynamic", "static"])
+@torch.no_grad()
+def test_a_cache_of_the_caller_is_filled(decoder, vision, make):
+    ids = random_ids(2, 8)
+    cache = DynamicCache(config=decoder.config)
+    if make == "static":
+        cache = StaticCache(config=decoder.config, max_cache_len=12)
+    first = decoder(ids[:, :5], encoder_hidden_states=vision, past_key_values=cache, use_cache=True).past_key_values
+    assert isinstance(first, EncoderDecoderCache)
+    assert first.self_attention_cache is cache
+    second = decoder(ids[:, 5:], past_key_values=first).last_hidden_state
+    close(second, decoder(ids, encoder_hidden_states=vision).last_hidden_state[:, 5:], 1e-5)
+
+
+# Packing
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6), padding=st.integers(0, 5), use_cache=st.booleans()
+)
+@settings(max_examples=15, deadline=None)
+@torch.no_grad()
+def test_packed_equals_alone(implementation, lengths, padding, use_cache):
+    model = tiny_model()
+    model.set_attn_implementation(implementation)
+    questions = [random_ids(length, seed=i) for i, length in enumerate(lengths)]
+    row, image = pack(questions, padding), model.encode_images(random_pixels(1))
+    ends = row.pop("question_ends")
+    packed = model(**row, encoded_images=image, use_cache=use_cache).logits[0, padding:]
+    alone = [model(question[None], encoded_images=image).logits[0] for question in questions]
+    close(packed, torch.cat(alone), 1e-4)
+    assert int(ends[0, -1]) == padding + sum(lengths) - 1
+
+
+@torch.no_grad()
+def test_packed_rows_of_two_images(model):
+    rows = [pack([random_ids(4, seed=1), random_ids(6, seed=2)], 2), pack([random_ids(12, seed=3)])]
+    batch = {name: torch.cat([row[name] for row in rows]) for name in rows[0] if name != "question_ends"}
+    pixels = random_pixels(2)
+    logits = model(**batch, pixel_values=pixels).logits
+    close(logits[0, 6:], model(random_ids(1, 6, seed=2), pixels[:1]).logits[0], 1e-4)
+    close(logits[1], model(random_ids(1, 12, seed=3), pixels[1:]).logits[0], 1e-4)
+
+
+@torch.no_grad()
+def test_packed_row_with_a_static_cache(decoder, vision):
+    row = pack([random_ids(4, seed=1), random_ids(3, seed=2)])
+    del row["question_ends"]
+    cache = StaticCache(config=decoder.config, max_cache_len=20)
+    expected = decoder(**row, encoder_hidden_states=vision[:1]).last_hidden_state
+    cached = decoder(**row, encoder_hidden_states=vision[:1], past_key_values=cache, use_cache=True)
+    close(cached.last_hidden_state, expected)
+
+
+def test_packed_rows_refuse_what_cannot_keep_questions_apart(decoder):
+    row = pack([random_ids(4), random_ids(3)])
+    del row["question_ends"]
+    with pytest.raises(ValueError, match="position_ids"):
+        decoder(**(row | {"position_ids": None}))
+    cache = decoder(random_ids(1, 2), use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="2 cached tokens"):
+        decoder(**(row | {"attention_mask": None}), past_key_values=cache)
+    flash = tiny_decoder()
+    flash.config._attn_implementation_internal = "flash_attention_2"  # as on a GPU; refused before attention is called
+    with pytest.raises(ValueError, match="flash_attention_2"):
+        flash(**row)
+
+
+# Training
+
+
+def test_untrained_loss_is_that_of_500_equal_words():
+    torch.manual_seed(0)
+    model = TrafficVLMForConditionalGeneration(TrafficVLMConfig()).eval()
+    ids = random_ids(4, 100)
+    with torch.no_grad():
+        loss = model(ids, random_pixels(4), labels=ids).loss.item()
+    assert abs(loss - math.log(500)) < 0.15
+
+
+def test_loss_is_the_mean_over_labelled_next_tokens(model):
+    ids, pixels = random_ids(2, 6), random_pixels(2)
+    labels = ids.clone()
+    labels[:, :4] = -100
+    output = model(ids, pixels, labels=labels)
+    chosen = output.logits[:, 3:5].log_softmax(-1).gather(-1, ids[:, 4:6, None])
+    close(output.loss, -chosen.mean(), 1e-5)
+    halved = model(ids, pixels, labels=labels, num_items_in_batch=8).loss
+    close(halved, output.loss / 2, 1e-5)  # Trainer divides by the tokens of all accumulated batches
+
+
+def test_pad_row_stays_zero_under_adamw():
+    model = tiny_model()
+    model = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    ids, mask = random_ids(2, 8), torch.ones(2, 8, dtype=torch.long)
+    ids[0, :3], mask[0, :3] = 0, 0
+    before = model.lm_head.weight.detach().clone()
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(ids, random_pixels(2), attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss.backward()
+        optimizer.step()
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+    assert not torch.equal(model.lm_head.weight, before)
+    assert model.lm_head.weight[0].abs().max() == 0
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_pad_logit_is_the_lowest_number(tied):
+    model = tiny_model(tie_word_embeddings=tied)
+    assert (model.lm_head.weight is model.get_input_embeddings().weight) == tied
+    logits = model(random_ids(1, 4), random_pixels(1)).logits
+    assert (logits[..., 0] == torch.finfo(torch.float32).min).all()
+    assert (model.bfloat16()(random_ids(1, 4), random_pixels(1)).logits[..., 0] < -3e38).all()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing_gives_the_same_gradients(reentrant):
+    gradients = []
+    for checkpointing in (False, True):
+        model = tiny_model(text={"hidden_dropout": 0.2}).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        if reentrant:
+            model.enable_input_require_grads()  # reentrant checkpointing needs an input with a gradient, as Trainer does
+        torch.manual_seed(7)
+        model(random_ids(2, 6), random_pixels(2), labels=random_ids(2, 6)).loss.backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        assert gradient is not None, name
+        close(gradients[1][name], gradient, 1e-5)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_every_weight_gets_a_gradient(packed):
+    model = tiny_model().train()
+    inputs = {"input_ids": random_ids(1, 7)}
+    if packed:
+        inputs = pack([random_ids(4, seed=1), random_ids(3, seed=2)])
+    model(**inputs, pixel_values=random_pixels(1), labels=inputs["input_ids"]).loss.backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0] == []
+
+
+# Heads and towers
+
+
+@torch.no_grad()
+def test_causal_lm_alone():
+    torch.manual_seed(0)
+    model = TrafficVLMForCausalLM(tiny_text_config(encoder_hidden_size=None)).eval()
+    assert not any("cross" in name for name, _ in model.named_parameters())
+    ids = random_ids(2, 6)
+    output = model(ids, labels=ids)
+    assert output.logits.shape == (2, 6, 500)
+    assert isinstance(output.past_key_values, DynamicCache)
+    assert model(ids, logits_to_keep=1).logits.shape == (2, 1, 500)
+    close(model(ids, logits_to_keep=torch.tensor([1, 3])).logits, output.logits[:, [1, 3]])
+
+
+@torch.no_grad()
+def test_classification_reads_the_last_real_token():
+    torch.manual_seed(0)
+    model = TrafficVLMForSequenceClassification(tiny_config()).eval()
+    pixels, questions = random_pixels(2), [random_ids(5, seed=1), random_ids(3, seed=2)]
+    alone = torch.cat([model(q[None], pixels[i : i + 1]).logits for i, q in enumerate(questions)])
+    for columns in ((0, 2), (2, 0)):
+        rows = torch.stack([questions[0], nn.functional.pad(questions[1], columns)])
+        output = model(rows, pixels, labels=torch.tensor([1, 0]))
+        close(output.logits, alone, 1e-5)
+        close(output.loss, nn.functional.cross_entropy(alone, torch.tensor([1, 0])), 1e-5)
+    packed = model(**pack(questions), pixel_values=pixels[:1], labels=torch.tensor([1, 0])).logits
+    close(packed[:1], alone[:1], 1e-5)
+    assert model.config.id2label == {0: "no", 1: "yes"}
+
+
+@torch.no_grad()
+def test_any_tower_of_the_library_with_tokens_can_stand_in():
+    vision = {"model_type": "vit", "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = TrafficVLMConfig(vision | {"intermediate_size": 32}, TINY_TEXT)
+    model = TrafficVLMForConditionalGeneration(config).eval()
+    assert model.get_image_features(random_pixels(1)).shape == (1, 197, 32)  # a class token and 14 × 14
+    assert model.attention_maps(random_ids(1, 3), random_pixels(1)).shape == (1, 3, 14, 14)
+
+
+def test_embeddings_can_be_resized():
+    model = tiny_model()
+    model.resize_token_embeddings(510)
+    assert model.config.text_config.vocab_size == 510
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+    assert model(torch.full((1, 3), 509), random_pixels(1)).logits.shape == (1, 3, 510)
+
+
+@torch.no_grad()
+def test_compiled_model_gives_the_same_logits(model):
+    ids, image = random_ids(1, 6), model.encode_images(random_pixels(1))
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    close(compiled(ids, encoded_images=image, use_cache=False).logits, model(ids, encoded_images=image).logits)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({}, ["input_ids", "inputs_embeds"]),
+        ({"input_ids": torch.tensor([[5, 500]])}, ["500", r"\[0, 500\)"]),
+        ({"input_ids": torch.tensor([[5, -1]])}, ["-1"]),
+        ({"input_ids": random_ids(1, 129)}, ["129", "128"]),
+        ({"input_ids": random_ids(2, 5), "attention_mask": torch.ones(2, 4)}, [r"\[2,5\]", r"\[2,4\]"]),
+        ({"input_ids": random_ids(2, 5), "encoder_hidden_states": torch.randn(3, 9, 24)}, ["3 rows", "2"]),
+        ({"input_ids": random_ids(2, 5), "encoder_hidden_states": torch.randn(2, 9, 23)}, ["24", "23"]),
+        ({"input_ids": random_ids(2, 5), "encoder_attention_mask": torch.ones(2, 9)}, ["encoder_attention_mask"]),
+        (
+            {
+                "input_ids": random_ids(1, 5),
+                "encoder_hidden_states": torch.randn(1, 9, 24),
+                "encoder_attention_mask": torch.ones(1, 8),
+            },
+            [r"\[1,9\]", r"\(1, 8\)"],
+        ),
+        ({"input_ids": random_ids(1, 5), "segment_ids": torch.ones(1, 4)}, [r"\[1,5\]", r"\(1, 4\)"]),
+    ],
+)
+def test_decoder_refuses_bad_input(decoder, arguments, named):
+    for name in named:
+        with pytest.raises(ValueError, match=name):
+            decoder(**arguments)
+
+
+def test_decoder_without_cross_attention_refuses_images():
+    with pytest.raises(ValueError, match="encoder_hidden_size=None"):
+        tiny_decoder(encoder_hidden_size=None)(random_ids(1, 3), encoder_hidden_states=torch.randn(1, 9, 24))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"pixel_values": torch.randn(2, 3, 200, 224)}, ["200", "224"]),
+        ({"pixel_values": torch.randn(2, 1, 224, 224)}, [r"\[2, 1, 224, 224\]"]),
+        ({"pixel_values": torch.randn(3, 224, 224)}, [r"\[3, 224, 224\]"]),
+        ({"pixel_values": torch.full((2, 3, 224, 224), math.nan)}, ["NaN"]),
+        ({"pixel_values": torch.full((2, 3, 224, 224), math.inf)}, ["infinity"]),
+        ({"pixel_values": random_pixels(3)}, ["2 rows", "3 images"]),
+        ({"pixel_values": random_pixels(1), "image_index": torch.tensor([0, 1])}, [r"\[0, 1\)", "got 1"]),
+        ({"pixel_values": random_pixels(1), "image_index": torch.tensor([0, -1])}, ["-1"]),
+        ({"pixel_values": random_pixels(1), "image_index": torch.tensor([0])}, [r"\[2\]", r"\[1\]"]),
+        ({"pixel_values": random_pixels(2), "labels": random_ids(2, 4)}, [r"\[2,5\]", r"\[2, 4\]"]),
+    ],
+)
+def test_full_model_refuses_bad_input(model, arguments, named):
+    for name in named:
+        with pytest.raises(ValueError, match=name):
+            model(random_ids(2, 5), **arguments)
+
+
+def test_classification_refuses_labels_of_another_shape():
+    model = TrafficVLMForSequenceClassification(tiny_config())
+    with pytest.raises(ValueError, match=r"\[2\].*\[3\]"):
+        model(random_ids(2, 5), random_pixels(2), labels=torch.tensor([0, 1, 0]))
+
+
+def test_encoded_images_of_another_model_are_refused(model):
+    pixels, ids = random_pixels(1), random_ids(1, 4)
+    with pytest.raises(ValueError, match="another model"):
+        model(ids, encoded_images=tiny_model(seed=1).encode_images(pixels))
+    with pytest.raises(ValueError, match="another model"):
+        model(ids, encoded_images=tiny_model(text={"num_hidden_layers": 3}).encode_images(pixels))
+    with pytest.raises(ValueError, match="not both"):
+        model(ids, pixels, encoded_images=model.encode_images(pixels))
+    with pytest.raises(TypeError, match="Tensor"):
+        model(ids, encoded_images=pixels)

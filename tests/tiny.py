@@ -1,0 +1,70 @@
+"""Small seeded models for the tests: the full model's shapes at a thousandth of its size."""
+
+from pathlib import Path
+
+import torch
+from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
+from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMTextModel
+
+
+ROOT = Path(__file__).resolve().parent.parent
+
+TINY_TEXT = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "hidden_dropout": 0.0,
+    # Larger than in training, so that what the tests compare is not lost in the last digits.
+    "initializer_range": 0.3,
+}
+TINY_VISION = {
+    "hidden_size": 24,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 224,
+    "patch_size": 16,
+}
+
+
+def tiny_text_config(**fields) -> TrafficVLMTextConfig:
+    return TrafficVLMTextConfig(**(TINY_TEXT | {"encoder_hidden_size": 24} | fields))
+
+
+def tiny_config(text=None, vision=None, **fields) -> TrafficVLMConfig:
+    return TrafficVLMConfig(TINY_VISION | (vision or {}), TINY_TEXT | (text or {}), **fields)
+
+
+def tiny_decoder(seed: int = 0, **fields) -> TrafficVLMTextModel:
+    torch.manual_seed(seed)
+    return TrafficVLMTextModel(tiny_text_config(**fields)).eval()
+
+
+def tiny_model(seed: int = 0, **fields) -> TrafficVLMForConditionalGeneration:
+    torch.manual_seed(seed)
+    return TrafficVLMForConditionalGeneration(tiny_config(**fields)).eval()
+
+
+def random_ids(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(6, 500, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def random_pixels(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, 3, 224, 224, generator=torch.Generator().manual_seed(seed))
+
+
+def pack(questions: list[torch.Tensor], padding: int = 0) -> dict[str, torch.Tensor]:
+    """Questions [L] in one row [1,L], with `padding` pads on the left, as the processor packs them."""
+    lengths = [len(question) for question in questions]
+    pads = torch.zeros(padding, dtype=torch.long)
+    segments = [torch.full((length,), number + 1) for number, length in enumerate(lengths)]
+    return {
+        "input_ids": torch.cat([pads, *questions])[None],
+        "attention_mask": torch.cat([pads, torch.ones(sum(lengths), dtype=torch.long)])[None],
+        "position_ids": torch.cat([pads, *(torch.arange(length) for length in lengths)])[None],
+        "segment_ids": torch.cat([pads, *segments])[None],
+        "question_ends": (torch.tensor(lengths).cumsum(0) - 1 + padding)[None],
+    }
