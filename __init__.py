@@ -9,6 +9,8 @@ from .modeling_traffic_vlm import (
     TrafficVLMModel,
     TrafficVLMTextModel,
 )
+from .processing_traffic_vlm import TrafficVLMProcessor
+from .tokenization_traffic_vlm import TrafficVLMTokenizer
 
 
 __all__ = [
@@ -18,6 +20,8 @@ __all__ = [
     "TrafficVLMForConditionalGeneration",
     "TrafficVLMForSequenceClassification",
     "TrafficVLMModel",
+    "TrafficVLMProcessor",
     "TrafficVLMTextConfig",
     "TrafficVLMTextModel",
+    "TrafficVLMTokenizer",
 ]

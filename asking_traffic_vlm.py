@@ -88,6 +88,11 @@ class EncodedImages:
 class ImageEncoder:
     """How the model without a head makes `EncodedImages`, and refuses those that are not its own."""
 
+    device: Any
+    projector: Any
+    text_model: Any
+    get_image_features: Callable[[torch.Tensor], torch.Tensor]
+
     def encode(self, pixel_values: torch.Tensor, attention_mask: torch.Tensor | None = None) -> EncodedImages:
         """Run the vision tower and project keys and values for every decoder layer, with gradients where enabled."""
         key_values = self.text_model.project_image_tokens(self.get_image_features(pixel_values))
@@ -107,10 +112,10 @@ class ImageEncoder:
         """The images to read: pixels encoded now, or encoded before and checked; None if the cache holds them."""
         if pixel_values is not None and encoded_images is not None:
             raise ValueError("Give pixel_values or encoded_images, not both: one of them would go unseen.")
-        if holds_image(past_key_values) or (pixel_values is None and encoded_images is None):
+        if holds_image(past_key_values):
             return None
         if encoded_images is None:
-            return self.encode(pixel_values, encoder_attention_mask)
+            return None if pixel_values is None else self.encode(pixel_values, encoder_attention_mask)
         if not hasattr(encoded_images, "key_values"):
             raise TypeError(f"encoded_images must come from encode_images(), got {type(encoded_images).__name__}.")
         if not is_torchdynamo_compiling():
@@ -125,7 +130,12 @@ class ImageEncoder:
 
 
 class ImageReader:
-    """What the full models share, whatever their head. Reads `self.model` and `self.config`."""
+    """What the full models share, whatever their head."""
+
+    config: Any
+    device: Any
+    model: Any
+    get_decoder: Callable[[], Any]
 
     @torch.no_grad()
     def encode_images(
@@ -141,13 +151,9 @@ class ImageReader:
         """Projected image tokens [I,P,C] of pixels [I,3,224,224]."""
         return self.model.get_image_features(pixel_values)
 
-    def infer_attention_mask(
-        self, input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None
-    ) -> torch.Tensor | None:
-        """The mask as given, or the one that the `[PAD]` tokens of input_ids tell."""
-        if attention_mask is None and input_ids is not None:
-            attention_mask = input_ids.ne(self.config.get_text_config().pad_token_id).long()
-        return attention_mask
+    def padding_mask(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """The attention mask that the `[PAD]` tokens of input_ids [B,L] tell."""
+        return input_ids.ne(self.config.get_text_config().pad_token_id).long()
 
     def question_states(
         self,
@@ -168,7 +174,7 @@ class ImageReader:
     @torch.no_grad()
     def attention_maps(
         self,
-        input_ids: torch.LongTensor,
+        input_ids: torch.Tensor,
         pixel_values: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         layers: list[int] | None = None,
@@ -198,7 +204,7 @@ class ImageReader:
         text_config = self.config.get_text_config()
         layers = _check_numbers("layers", layers, text_config.num_hidden_layers)
         heads = _check_numbers("heads", heads, text_config.num_attention_heads)
-        attention_mask = self.infer_attention_mask(input_ids, attention_mask)
+        attention_mask = self.padding_mask(input_ids) if attention_mask is None else attention_mask
         hidden_cells, image_index = encoded_images.attention_mask, inputs.get("image_index")
         if hidden_cells is not None and image_index is not None:
             hidden_cells = hidden_cells[image_index]
@@ -229,6 +235,8 @@ class ImageReader:
 class YesNoScorer(ImageReader):
     """P(yes) of many questions in one pass of the decoder."""
 
+    compute_logits: Callable[[torch.Tensor], torch.Tensor]
+
     def yes_probability(self, logits: torch.Tensor) -> torch.Tensor:
         """P(yes) [...] in float32 of logits [...,V] at the last token of a question, with the config's temperature."""
         text_config = self.config.get_text_config()
@@ -238,16 +246,16 @@ class YesNoScorer(ImageReader):
     @torch.no_grad()
     def score_yes_no(
         self,
-        input_ids: torch.LongTensor,
+        input_ids: torch.Tensor,
         pixel_values: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        segment_ids: torch.LongTensor | None = None,
-        question_ends: torch.LongTensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        segment_ids: torch.Tensor | None = None,
+        question_ends: torch.Tensor | None = None,
         encoded_images: EncodedImages | None = None,
-        image_index: torch.LongTensor | None = None,
+        image_index: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
-        labels: torch.LongTensor | None = None,
+        labels: torch.Tensor | None = None,
     ) -> list[torch.Tensor]:
         """P(yes) of every question: for each image a float32 tensor, in the order in which its questions were given.
 
@@ -263,10 +271,10 @@ class YesNoScorer(ImageReader):
         encoded_images.check_index(image_index, len(input_ids))
         if image_index is None:
             image_index = torch.arange(len(input_ids), device=input_ids.device)
-        attention_mask = self.infer_attention_mask(input_ids, attention_mask)
+        attention_mask = self.padding_mask(input_ids) if attention_mask is None else attention_mask
         if segment_ids is None:
             text = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
-            probabilities = self._score(encoded_images, image_index, text)
+            probabilities = self._score(encoded_images, image_index, None, **text)
             return [probabilities[image_index == image] for image in range(len(encoded_images))]
         if question_ends is None or position_ids is None:
             raise ValueError("Packed rows (segment_ids) need question_ends and position_ids from the processor.")
@@ -274,25 +282,25 @@ class YesNoScorer(ImageReader):
         packed |= {"segment_ids": segment_ids, "question_ends": question_ends}
         scores: list[list[torch.Tensor]] = [[] for _ in range(len(encoded_images))]
         for rows, chunk in split_packed_rows(packed):
-            probabilities = self._score(encoded_images, image_index[rows], chunk)
-            counts = (chunk["question_ends"] >= 0).sum(-1).tolist()
+            ends = chunk.pop("question_ends")
+            probabilities = self._score(encoded_images, image_index[rows], ends, **chunk)
+            counts = (ends >= 0).sum(-1).tolist()
             for image, row_scores in zip(image_index[rows].tolist(), probabilities.split(counts)):
                 scores[image].append(row_scores)
         empty = torch.zeros(0, device=self.device)
         return [torch.cat(row_scores) if row_scores else empty for row_scores in scores]
 
     def _score(
-        self, encoded_images: EncodedImages, image_index: torch.Tensor, text: dict[str, torch.Tensor]
+        self,
+        encoded_images: EncodedImages,
+        image_index: torch.Tensor,
+        question_ends: torch.Tensor | None,
+        **text: torch.Tensor | None,
     ) -> torch.Tensor:
-        if len(image_index) == len(encoded_images) and bool((image_index.diff() == 1).all()):
-            image_index = None  # row i asks image i: its keys and values need no copy
-        question_ends = text.pop("question_ends", None)
-        outputs = self.model(
-            encoded_images=encoded_images, image_index=image_index, use_cache=False, return_dict=True, **text
-        )
-        if question_ends is not None:
-            text["question_ends"] = question_ends
-        states = self.question_states(outputs.last_hidden_state, text["attention_mask"], question_ends)
+        in_order = len(image_index) == len(encoded_images) and bool((image_index.diff() == 1).all())
+        images = {"encoded_images": encoded_images, "image_index": None if in_order else image_index}
+        hidden_states = self.model(**images, **text, use_cache=False, return_dict=True).last_hidden_state
+        states = self.question_states(hidden_states, text["attention_mask"], question_ends)
         return self.yes_probability(self.compute_logits(states))
 
 

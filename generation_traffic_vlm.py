@@ -27,7 +27,7 @@ class TrafficVLMGenerationMixin(GenerationMixin):
     @torch.no_grad()
     def generate(
         self, inputs: torch.Tensor | None = None, generation_config: Any = None, **kwargs: Any
-    ) -> torch.LongTensor | Any:
+    ) -> torch.Tensor | Any:
         """As in the library, with `pixel_values` or `encoded_images`, and `image_index` [B] when rows share images.
 
         Raises:
@@ -78,7 +78,7 @@ class TrafficVLMGenerationMixin(GenerationMixin):
 
     def prepare_inputs_for_generation(
         self,
-        input_ids: torch.LongTensor,
+        input_ids: torch.Tensor,
         past_key_values: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: Any,

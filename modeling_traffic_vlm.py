@@ -14,8 +14,7 @@ Shapes: B rows of text, L tokens, I images, P image tokens (196), H query heads,
 C hidden size, V vocabulary.
 """
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -36,6 +35,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .asking_traffic_vlm import EncodedImages, ImageEncoder, ImageReader, KeyValues, YesNoScorer
 from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
 from .generation_traffic_vlm import TrafficVLMGenerationMixin, holds_image
+from .masking_traffic_vlm import check_length, check_masks, check_token_ids, count_positions, same_segment
 
 
 Rotary = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, each [B,1,L,D/2]
@@ -95,7 +95,7 @@ def apply_rotary(x: torch.Tensor, rotary: Rotary, interleaved: bool = False) -> 
 
 
 def eager_attention_forward(
-    module: nn.Module,
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -182,7 +182,7 @@ class TrafficVLMCrossAttention(TrafficVLMAttention):
     is_causal = False
 
     def __init__(self, config: TrafficVLMTextConfig, layer_idx: int):
-        super().__init__(config, layer_idx, key_value_size=config.encoder_hidden_size)
+        super().__init__(config, layer_idx, key_value_size=cast(int, config.encoder_hidden_size))
 
     def project(self, encoder_hidden_states: torch.Tensor) -> KeyValues:
         """Keys and values [B,K,P,D] of image tokens [B,P,encoder_hidden_size]: all that a question needs of them."""
@@ -238,9 +238,9 @@ class TrafficVLMDecoderLayer(GradientCheckpointingLayer):
 
 
 class TrafficVLMPreTrainedModel(PreTrainedModel):
-    config_class = TrafficVLMConfig
+    config_class: Any = TrafficVLMConfig
     base_model_prefix = "model"
-    input_modalities = ("image", "text")
+    input_modalities: tuple[str, ...] = ("image", "text")
     supports_gradient_checkpointing = True
     _no_split_modules = ["TrafficVLMDecoderLayer"]
     _skip_keys_device_placement = ["past_key_values"]
@@ -252,7 +252,7 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
 
     def get_decoder(self) -> "TrafficVLMTextModel":
         """The text decoder, wherever this class keeps it."""
-        base = getattr(self, "model", self)
+        base: Any = getattr(self, "model", self)
         return getattr(base, "text_model", base)
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -276,7 +276,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
     def __init__(self, config: TrafficVLMTextConfig):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
-        self.layers = nn.ModuleList(TrafficVLMDecoderLayer(config, i) for i in range(config.num_hidden_layers))
+        self.layers: Any = nn.ModuleList(TrafficVLMDecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = TrafficVLMRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.gradient_checkpointing = False
@@ -286,15 +286,15 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
     @capture_outputs
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
+        position_ids: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
         encoder_key_values: tuple[KeyValues, ...] | None = None,
-        segment_ids: torch.LongTensor | None = None,
+        segment_ids: torch.Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
@@ -311,11 +311,25 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         Raises:
             ValueError: shapes or values that do not fit, naming both sides.
         """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Give exactly one of input_ids and inputs_embeds.")
+        implementation = self.config._attn_implementation
+        if kwargs.get("output_attentions", self.config.output_attentions) and implementation != "eager":
+            raise ValueError(
+                f"{implementation} attention does not keep its weights: load with attn_implementation='eager' for "
+                "output_attentions=True, or call attention_maps(), which works with every implementation."
+            )
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+        # Values are read on the first step only: reading them breaks compiled graphs and makes a GPU wait.
         check_values = not is_torchdynamo_compiling() and int(past_length) == 0
-        self._check_text(input_ids, inputs_embeds, attention_mask, segment_ids, past_length, check_values, kwargs)
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)
+        if input_ids is not None and check_values:
+            check_token_ids(input_ids, self.config.vocab_size)
+        inputs_embeds = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        check_masks(inputs_embeds, attention_mask, segment_ids, position_ids, past_length, implementation)
+        if position_ids is None:
+            position_ids = count_positions(inputs_embeds, attention_mask, past_length)
+            if check_values:
+                check_length(position_ids, self.config.max_position_embeddings)
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         past_key_values = self.with_image_cache(past_key_values)
@@ -323,8 +337,6 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         key_values, encoder_attention_mask = self._image_key_values(
             encoder_hidden_states, encoder_key_values, encoder_attention_mask, past_key_values, len(inputs_embeds)
         )
-        if position_ids is None:
-            position_ids = self._count_positions(inputs_embeds, attention_mask, segment_ids, past_length, check_values)
 
         mask_inputs = {"config": self.config, "inputs_embeds": inputs_embeds, "past_key_values": self_attention_cache}
         if segment_ids is not None:
@@ -341,7 +353,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         rotary = rotary_embedding(position_ids, self.config.head_dim, theta, dtype)
 
         hidden_states = self.dropout(inputs_embeds)
-        for layer, (key, value) in zip(self.layers[: self.config.num_hidden_layers], key_values):
+        for layer, (key, value) in zip(self.layers, key_values):
             hidden_states = layer(
                 hidden_states,
                 key,
@@ -376,9 +388,9 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
     def _image_key_values(
         self,
         encoder_hidden_states: torch.Tensor | None,
-        key_values: tuple[KeyValues, ...] | None,
+        key_values: Any,
         encoder_attention_mask: torch.Tensor | None,
-        past_key_values: Cache | None,
+        past_key_values: Any,
         batch_size: int,
     ) -> tuple[Any, torch.Tensor | None]:
         """Keys and values of the image for every layer, and its mask; the cache gives or takes them."""
@@ -406,80 +418,6 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
             past_key_values.is_updated |= dict.fromkeys(range(len(key_values)), True)
             past_key_values.encoder_attention_mask = encoder_attention_mask
         return key_values, encoder_attention_mask
-
-    def _count_positions(
-        self,
-        inputs_embeds: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        segment_ids: torch.Tensor | None,
-        past_length: int,
-        check_values: bool,
-    ) -> torch.Tensor:
-        """Position of each token in its sequence [B,L]: the first real token is 0 under either padding."""
-        if segment_ids is not None:
-            raise ValueError("segment_ids need position_ids that start again at 0 for each question; got None.")
-        length = inputs_embeds.shape[1]
-        if attention_mask is not None and attention_mask.ndim == 2:
-            counted = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)  # pads before the first token stay at 0
-            position_ids = counted[:, past_length : past_length + length]
-        else:
-            position_ids = (torch.arange(length, device=inputs_embeds.device) + past_length)[None]
-        limit = self.config.max_position_embeddings
-        if check_values and (longest := int(position_ids.max()) + 1) > limit:
-            raise ValueError(f"A text of {longest} tokens is longer than max_position_embeddings={limit}.")
-        return position_ids
-
-    def _check_text(
-        self,
-        input_ids: torch.Tensor | None,
-        inputs_embeds: torch.Tensor | None,
-        attention_mask: torch.Tensor | None,
-        segment_ids: torch.Tensor | None,
-        past_length: int,
-        check_values: bool,
-        kwargs: dict[str, Any],
-    ) -> None:
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("Give exactly one of input_ids and inputs_embeds.")
-        batch_size, length = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
-        if check_values and input_ids is not None and input_ids.numel():
-            low, high = (int(value) for value in input_ids.aminmax())
-            if low < 0 or high >= self.config.vocab_size:
-                bad, size = (low if low < 0 else high), self.config.vocab_size
-                raise ValueError(f"input_ids must lie in [0, {size}), the vocabulary; got {bad}.")
-        if attention_mask is not None and attention_mask.ndim == 2:
-            rows, columns = attention_mask.shape
-            if rows != batch_size or columns < int(past_length) + length:
-                expected = f"[{batch_size},{int(past_length) + length}] (rows, cached and new tokens)"
-                raise ValueError(f"attention_mask must be {expected}, got [{rows},{columns}].")
-        implementation = self.config._attn_implementation
-        if segment_ids is not None:
-            if segment_ids.shape != (batch_size, length) or int(past_length) > 0:
-                got = f"{tuple(segment_ids.shape)} with {int(past_length)} cached tokens"
-                raise ValueError(f"segment_ids must be [{batch_size},{length}] and without a filled cache, got {got}.")
-            if "flash" in implementation:
-                raise ValueError(
-                    f"Packed rows need attention masks, which {implementation} has not: use sdpa or eager."
-                )
-        if kwargs.get("output_attentions", self.config.output_attentions) and implementation != "eager":
-            raise ValueError(
-                f"{implementation} attention does not keep its weights: load with attn_implementation='eager' for "
-                "output_attentions=True, or call attention_maps(), which works with every implementation."
-            )
-
-
-def same_segment(segment_ids: torch.Tensor) -> Callable[..., torch.Tensor]:
-    """Mask function for packed rows: a token sees the tokens of its own question only.
-
-    segment_ids [1,1,1,2,2] with the causal mask: token 4 sees 3 and 4, not 0 to 2.
-    """
-    last = segment_ids.shape[1] - 1
-
-    def mask_function(batch_idx, head_idx, q_idx, kv_idx):
-        # A static cache has columns beyond the row; they are after every query, so the causal mask hides them.
-        return segment_ids[batch_idx, q_idx] == segment_ids[batch_idx, kv_idx.clamp(max=last)]
-
-    return mask_function
 
 
 class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
@@ -512,13 +450,13 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         pixel_values: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         encoded_images: EncodedImages | None = None,
-        image_index: torch.LongTensor | None = None,
+        image_index: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
@@ -555,7 +493,7 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel, TrafficVLMGenerationMix
     def language_model_output(
         self,
         outputs: BaseModelOutputWithPastAndCrossAttentions,
-        labels: torch.LongTensor | None,
+        labels: torch.Tensor | None,
         logits_to_keep: int | torch.Tensor,
         **kwargs: Any,
     ) -> CausalLMOutputWithCrossAttentions:
@@ -595,15 +533,15 @@ class TrafficVLMForCausalLM(TrafficVLMLanguageModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
+        position_ids: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
-        segment_ids: torch.LongTensor | None = None,
-        labels: torch.LongTensor | None = None,
+        segment_ids: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Any,
@@ -646,18 +584,18 @@ class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, YesNoScorer):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         pixel_values: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
+        position_ids: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         encoded_images: EncodedImages | None = None,
-        image_index: torch.LongTensor | None = None,
+        image_index: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
-        segment_ids: torch.LongTensor | None = None,
-        question_ends: torch.LongTensor | None = None,
-        labels: torch.LongTensor | None = None,
+        segment_ids: torch.Tensor | None = None,
+        question_ends: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Any,
@@ -697,10 +635,10 @@ class TrafficVLMForSequenceClassification(TrafficVLMPreTrainedModel, ImageReader
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.LongTensor | None = None,
+        input_ids: torch.Tensor | None = None,
         pixel_values: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        question_ends: torch.LongTensor | None = None,
+        question_ends: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutputWithPast:
@@ -708,7 +646,8 @@ class TrafficVLMForSequenceClassification(TrafficVLMPreTrainedModel, ImageReader
 
         The other arguments are those of `TrafficVLMModel.forward`.
         """
-        attention_mask = self.infer_attention_mask(input_ids, attention_mask)
+        if attention_mask is None and input_ids is not None:
+            attention_mask = self.padding_mask(input_ids)
         outputs = self.model(input_ids, pixel_values, attention_mask, return_dict=True, **kwargs)
         logits = self.score(self.question_states(outputs.last_hidden_state, attention_mask, question_ends))
         loss = None

@@ -6,9 +6,10 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
-from tiny import ROOT, tiny_decoder, tiny_model  # noqa: E402
+import pytest
+import torch
+
+from tiny import ROOT, tiny_decoder, tiny_model
 
 
 torch.set_num_threads(1)

@@ -3,10 +3,11 @@
 import json
 
 import pytest
+from transformers import SiglipVisionConfig
+
 from tiny import tiny_config, tiny_text_config
 from traffic_vlm.configuration_traffic_vlm import AUTO_MAP, TrafficVLMConfig, TrafficVLMTextConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
-from transformers import SiglipVisionConfig
 
 
 def count(module) -> int:

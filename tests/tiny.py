@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMTextModel
 

@@ -1,0 +1,39 @@
+# make test    set up, then lint, type-check and run all tests
+# make compat  the tests on every supported release of transformers, each in an environment of its own
+# make files   write the JSON and Jinja files that make this folder loadable
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+SETUP := $(VENV)/.ready
+export HF_HUB_OFFLINE := 1
+
+.PHONY: setup test lint compat files clean
+
+setup: $(SETUP)
+
+$(SETUP): pyproject.toml constraints.txt
+	@$(PYTHON) -c "import sys; v = sys.version_info; sys.exit(v < (3, 11) and f'Python 3.11 or newer is needed, this is {v[0]}.{v[1]}: make PYTHON=...')"
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet -c constraints.txt -e ".[dev]"
+	@mkdir -p $(VENV)/src && ln -sfn "$(CURDIR)" $(VENV)/src/traffic_vlm  # mypy finds the package by this name
+	@touch $(SETUP)
+
+lint: $(SETUP)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	MYPYPATH=$(VENV)/src $(VENV)/bin/mypy -m traffic_vlm
+
+test: lint
+	$(PY) -m pytest -n 2 --cov --cov-fail-under=95 --cov-report=term-missing
+
+compat: $(SETUP)
+	$(PY) scripts/compat.py
+
+files: $(SETUP)
+	$(PY) scripts/build_config.py
+	$(PY) scripts/build_tokenizer.py
+	$(PY) scripts/build_processor.py
+
+clean:
+	rm -rf $(VENV) .compat .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache *.egg-info

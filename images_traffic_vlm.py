@@ -1,0 +1,129 @@
+"""Images of any kind become what a person sees, as RGB.
+
+What is special here:
+- a photograph is turned upright (EXIF), and what is transparent shows white paper, not the colour that the file
+  happens to hold there;
+- 16-bit greys use their whole range, where Pillow alone would clip all but the darkest of them to white;
+- what cannot be read is an error that names the file or the array.
+"""
+
+import base64
+import io
+import math
+import os
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from transformers.image_utils import load_image
+
+
+ORIENTATION = 0x0112  # the EXIF tag
+CHANNELS = (1, 3, 4)
+
+
+def to_rgb(image: Any, channels_first: bool | None = None) -> Image.Image:
+    """What a person sees of ``image``, as a PIL image of mode RGB.
+
+    Args:
+        image: a PIL image of any mode, the path of an image file, a URL or base64 data, or an array or tensor of shape
+            [H,W], [H,W,C] or [C,H,W] with C of 1 (grey), 3 (RGB) or 4 (RGBA). Integers are 0..255 (``uint16``:
+            0..65535), booleans black and white, floats 0..1 or 0..255.
+        channels_first: how to read an array both of whose ends could be channels; by default a tensor is [C,H,W] and
+            an array [H,W,C].
+
+    Raises:
+        TypeError: the value is no image. ValueError: it cannot be read; the message names the file or the value.
+    """
+    if isinstance(image, np.ndarray | torch.Tensor):
+        name = f"the {type(image).__name__} of shape {tuple(image.shape)}"
+    elif isinstance(image, Image.Image):
+        name = f"the image {getattr(image, 'filename', '') or image!r}"
+    elif isinstance(image, str | os.PathLike):
+        name = f"the image {os.fspath(image)[:200]!r}"
+    else:
+        raise TypeError(
+            f"an image is a PIL image, an array, a tensor or a path, got {type(image).__name__}: {image!r}"
+        )
+    try:
+        if isinstance(image, Image.Image):
+            return _as_seen(image)
+        if isinstance(image, np.ndarray | torch.Tensor):
+            return _as_seen(_array_to_image(image, channels_first))
+        with _open(image) as opened:
+            return _as_seen(opened)
+    except Exception as error:  # on broken bytes Pillow raises whatever the code of the format happens to raise
+        raise (TypeError if isinstance(error, TypeError) else ValueError)(f"cannot read {name}: {error}") from error
+
+
+def _open(source: str | os.PathLike) -> Image.Image:
+    name = os.fspath(source)
+    if os.path.isfile(name):
+        return Image.open(name)
+    if name.startswith(("http://", "https://")):
+        return load_image(name)  # as RGB already: the library does not hand the file's own mode on
+    try:
+        data = name.partition(",")[2] if name.startswith("data:image/") else name
+        return Image.open(io.BytesIO(base64.b64decode("".join(data.split()), validate=True)))
+    except Exception as error:
+        raise ValueError("no such file; it is neither a URL nor base64 image data either") from error
+
+
+def _as_seen(image: Image.Image) -> Image.Image:
+    if 0 in image.size:
+        raise ValueError(f"it has no pixels: width x height is {image.width} x {image.height}")
+    image.load()
+    try:
+        turned = image.getexif().get(ORIENTATION, 1) != 1
+    except Exception:  # a broken EXIF block does not stop a person from seeing the picture
+        turned = False
+    if turned:
+        image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):  # "I" has 32 bits, but files that open as "I" hold 16-bit greys
+        image = Image.fromarray(_to_bytes(np.asarray(image).clip(0, 65535).astype(np.uint16)))
+    elif image.mode == "F":
+        image = Image.fromarray(_to_bytes(np.asarray(image)))
+    if image.has_transparency_data:
+        paper = Image.new("RGBA", image.size, "white")
+        paper.alpha_composite(image.convert("RGBA"))
+        image = paper
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _array_to_image(array: np.ndarray | torch.Tensor, channels_first: bool | None) -> Image.Image:
+    if isinstance(array, torch.Tensor):
+        channels_first = True if channels_first is None else channels_first
+        array = (array.float() if array.dtype is torch.bfloat16 else array).detach().cpu().numpy()
+    if array.ndim not in (2, 3) or array.size == 0:
+        raise ValueError("expected [H,W], [H,W,C] or [C,H,W], none of them zero")
+    if array.ndim == 3:
+        first, last = array.shape[0] in CHANNELS, array.shape[-1] in CHANNELS
+        if not first and not last:
+            raise ValueError(f"expected one of {CHANNELS} channels, as the first or the last dimension")
+        if first and (channels_first or not last):
+            array = np.moveaxis(array, 0, -1)
+        if array.shape[-1] == 1:
+            array = array[..., 0]
+    return Image.fromarray(np.ascontiguousarray(_to_bytes(array)))
+
+
+def _to_bytes(array: np.ndarray) -> np.ndarray:
+    """Pixels of any number type as 0..255. The type says in which range they come; of a float, the maximum does."""
+    kind = array.dtype.kind
+    if array.dtype == np.uint8:
+        return array
+    if kind == "b":
+        return array.astype(np.uint8) * np.uint8(255)
+    if kind not in "uif":
+        raise TypeError(f"expected numbers as pixels, got {array.dtype}")
+    low, high = float(array.min()), float(array.max())
+    if not math.isfinite(low + high):
+        raise ValueError("some pixels are NaN or infinite")
+    top = 65535 if kind == "u" and array.dtype.itemsize == 2 else 255
+    if kind == "f" and low >= -0.05 and high <= 1.05:  # resizing overshoots a little
+        top, low, high = 1, 0.0, 1.0
+    if low < 0 or high > top:
+        ranges = "0..1 or 0..255 (not normalised)" if kind == "f" else f"0..{top}"
+        raise ValueError(f"{array.dtype} pixels are {ranges}, got {low:g}..{high:g}")
+    return np.rint(array.astype(np.float32) * (255 / top)).clip(0, 255).astype(np.uint8)

@@ -1,0 +1,458 @@
+"""The processor of Traffic VLM: images and questions, as people have them, become the tensors that the model reads.
+
+What is special here:
+- A prompt is ``[SOS] words ?`` without ``[EOS]``. Closing punctuation is replaced by one ``?``, so that "Is there a
+  car", "Is there a car?" and "Is there a car ?" are the same prompt, and every answer follows the same token.
+- One image serves many questions. A row of ``input_ids`` is one question, and ``image_index`` says which image it asks
+  about; with ``packed=True`` a row is one image, all its questions standing one after the other.
+- An image becomes what a person sees: turned upright, on white where it is transparent, 16-bit greys at full range.
+- Nothing is swallowed: unknown words, misspelt options and questions too long for the model are named.
+"""
+
+import math
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import BatchFeature
+from transformers.image_processing_utils import get_size_dict
+from transformers.processing_utils import ImagesKwargs, ProcessingKwargs, ProcessorMixin, TextKwargs, Unpack
+
+from .images_traffic_vlm import to_rgb
+from .tokenization_traffic_vlm import TrafficVLMTokenizer
+
+
+CHAT_TEMPLATE = """\
+{#- The prompt is the text of the last user message; the images travel beside the text. -#}
+{%- set found = namespace(content="", words=[]) -%}
+{%- for message in messages if message.role == "user" -%}
+    {%- set found.content = message.content -%}
+{%- endfor -%}
+{%- set blocks = [{"type": "text", "text": found.content}] if found.content is string else found.content or [] -%}
+{%- for block in blocks if block.type == "text" -%}
+    {%- set found.words = found.words + block.text.split() -%}
+{%- endfor -%}
+{{- bos_token ~ " " ~ (found.words | join(" ")).rstrip(" .?!…。？！") ~ " ?" -}}
+"""
+
+DECISION_TEMPLATE = """\
+{#- One yes/no question; the images travel beside the text. The library looks for images only in what a template
+    names, so `state` is named, though the model reads no text but the question. -#}
+{%- set seen = state -%}
+{%- if question.type != "noul" -%}
+    {{- raise_exception("Traffic VLM decides yes/no questions (type noul), not " ~ question.type) -}}
+{%- endif -%}
+{%- set asked, found = question.instructions or [], namespace(words=[]) -%}
+{%- set blocks = [{"type": "text", "text": asked}] if asked is string else asked -%}
+{%- for block in blocks if block.type == "text" -%}
+    {%- set found.words = found.words + block.text.split() -%}
+{%- endfor -%}
+{{- bos_token ~ " " ~ (found.words | join(" ")).rstrip(" .?!…。？！") ~ " ?" -}}
+"""
+
+IGNORED_LABEL = -100  # torch.nn.functional.cross_entropy skips it
+QUESTION_END = " .?!…。？！"  # what is taken off the end of a question before the one "?" is put there
+CONTROL_MARKERS = str.maketrans("", "", "\U000f0000\U000f0001")  # chat templates wrap control tokens of users in them
+TEXT_OPTIONS = frozenset(
+    "padding padding_side truncation max_length pad_to_multiple_of return_attention_mask add_special_tokens "
+    "sanitize_control_tokens verbose".split()
+)
+
+Segment = tuple[list[int], list[int]]  # the ids of one prompt, and of its answer (empty where nothing is learned)
+
+
+def _image_list(images: Any) -> list[Any]:
+    """One image, a list, a batch of arrays [I,...] or, as chat templates send them, rows of one image each."""
+    if isinstance(images, np.ndarray | torch.Tensor) and images.ndim == 4:
+        images = list(images)
+    if not isinstance(images, list | tuple):
+        return [images]
+    if not images:
+        raise ValueError("`images` is an empty list; expected at least one image, or None for text alone")
+    for row, image in enumerate(images):
+        if isinstance(image, list | tuple) and len(image) != 1:
+            raise ValueError(f"row {row} of `images` holds {len(image)} images; a question is about exactly one image")
+    return [image[0] if isinstance(image, list | tuple) else image for image in images]
+
+
+def _form(value: Any) -> str:
+    nested = isinstance(value, list | tuple) and any(isinstance(row, list | tuple) for row in value)
+    return "one string" if isinstance(value, str) else "a nested list" if nested else "a flat list"
+
+
+def _rows(value: Any, name: str) -> list[list[str]]:
+    """``text`` or ``suffix`` as one list of strings per image."""
+    if isinstance(value, str):
+        return [[value]]
+    if not isinstance(value, list | tuple):
+        raise TypeError(
+            f"`{name}` is a string, a list or a nested list of strings, got {type(value).__name__}: {value!r}"
+        )
+    nested = _form(value) == "a nested list"
+    rows = []
+    for row in value:
+        if nested and not isinstance(row, list | tuple):
+            raise TypeError(f"`{name}` mixes lists with {row!r}; expected either all strings or all lists of strings")
+        rows.append(list(row) if nested else [row])
+    if not rows or not all(rows):
+        raise ValueError(f"`{name}` has an empty list: {value!r}; expected at least one string per image")
+    for item in (item for row in rows for item in row):
+        if not isinstance(item, str):
+            raise TypeError(f"`{name}` holds {type(item).__name__} {item!r}; expected a string")
+    return rows
+
+
+def _match_images(text: Any, rows: list[list[str]], images: list[Any]) -> None:
+    if len(rows) == len(images):
+        return
+    hint = ""
+    if len(images) == 1 and _form(text) == "a flat list":
+        hint = "; to ask one image several questions, nest them: text=[[question, question, ...]]"
+    unit = "lists of questions" if _form(text) == "a nested list" else "questions"
+    more = "more" if len(rows) > len(images) else "fewer"
+    raise ValueError(f"{more} {unit} than images: {len(rows)} in `text` for {len(images)} in `images`{hint}")
+
+
+def _lay_out(rows: list[list[Segment]], pad_id: int, width: int, left: bool) -> dict[str, list[list[int]]]:
+    """Rows of segments as padded rows of ids, [R,L] each but for ``question_ends`` [R,Q].
+
+    Two questions of two tokens and one answer, in a row of width 8, padded left::
+
+        input_ids     [PAD] [PAD] [SOS] ? [SOS] ? yes [EOS]      question_ends 3 5
+        position_ids    0     0     0   1   0   1  2    3
+        segment_ids     0     0     1   1   2   2  2    2
+    """
+    most = max(map(len, rows))
+    data: dict[str, list[list[int]]] = {}
+    for row in rows:
+        ids: list[int] = []
+        labels: list[int] = []
+        positions: list[int] = []
+        numbers: list[int] = []
+        ends: list[int] = []
+        for number, (prompt, answer) in enumerate(row, start=1):
+            ends.append(len(ids) + len(prompt) - 1)
+            ids += prompt + answer
+            labels += [IGNORED_LABEL] * len(prompt) + answer
+            positions += range(len(prompt) + len(answer))
+            numbers += [number] * (len(prompt) + len(answer))
+        pads = max(0, width - len(ids))
+        for name, values, filler in (
+            ("input_ids", ids, pad_id),
+            ("attention_mask", [1] * len(ids), 0),
+            ("labels", labels, IGNORED_LABEL),
+            ("position_ids", positions, 0),
+            ("segment_ids", numbers, 0),
+        ):
+            fill = [filler] * pads
+            data.setdefault(name, []).append(fill + values if left else values + fill)
+        shift = pads if left else 0
+        data.setdefault("question_ends", []).append([end + shift for end in ends] + [-1] * (most - len(ends)))
+    return data
+
+
+class TrafficVLMProcessor(ProcessorMixin):
+    """Puts an image processor and the tokenizer together.
+
+    Args:
+        image_processor: a library image processor giving [I,3,224,224].
+        tokenizer: the `TrafficVLMTokenizer`.
+        chat_template: a Jinja template; by default the text of the last user message as a prompt.
+    """
+
+    def __init__(self, image_processor: Any, tokenizer: Any, chat_template: str | None = None, **kwargs: Any):
+        super().__init__(image_processor, tokenizer, chat_template=chat_template or CHAT_TEMPLATE, **kwargs)
+
+    @classmethod
+    def _load_tokenizer_from_pretrained(
+        cls,
+        sub_processor_type: str,
+        pretrained_model_name_or_path: str | os.PathLike,
+        subfolder: str = "",
+        trust_remote_code: bool | None = None,
+        **kwargs: Any,
+    ) -> TrafficVLMTokenizer:
+        # The class beside this file: who has the processor's code runs no other code out of the folder to load it.
+        return TrafficVLMTokenizer.from_pretrained(pretrained_model_name_or_path, subfolder=subfolder, **kwargs)
+
+    @property
+    def model_input_names(self) -> list[str]:
+        """What one question about one image gives; other calls add to it, see `__call__`."""
+        return ["input_ids", "attention_mask", "pixel_values"]
+
+    def __call__(
+        self,
+        images: Any = None,
+        text: str | Sequence[str] | Sequence[Sequence[str]] | None = None,
+        suffix: str | Sequence[str] | Sequence[Sequence[str]] | None = None,
+        packed: bool = False,
+        on_unknown: str = "warn",
+        return_tensors: str | None = None,
+        videos: None = None,
+        audio: None = None,
+        **kwargs: Unpack[ProcessingKwargs],
+    ) -> BatchFeature:
+        """Turns I images and N questions about them into model inputs.
+
+        Args:
+            images: one image or a list, see `to_rgb` for what an image may be. Without images the text stands alone;
+                nested text then still counts its rows as images, for use with images encoded before.
+            text: a question (I = 1), a list with one question per image, or a list of lists with any number each.
+            suffix: the answers, shaped as ``text``, to learn from.
+            packed: rows are images instead of questions.
+            on_unknown: "warn", "raise" or "ignore" words that are not in the vocabulary.
+            return_tensors: "pt", "np" or None for lists.
+            kwargs: ``truncation=True`` shortens what is longer than ``max_length`` (at most
+                ``tokenizer.model_max_length``, per question) in place of raising; ``padding`` (by default True where
+                tensors are returned), ``padding_side``, ``pad_to_multiple_of``; the options of the image processor;
+                each also inside ``text_kwargs``, ``images_kwargs`` or ``common_kwargs``.
+
+        Returns:
+            ``pixel_values`` [I,3,224,224] float32 and, all int64,
+
+            - rows are questions: ``input_ids``, ``attention_mask`` [N,L], ``image_index`` [N], the image of each row
+              (left out where every image has exactly one question);
+            - packed: ``input_ids``, ``attention_mask`` [I,L], ``position_ids`` [I,L] starting at 0 for each question,
+              ``segment_ids`` [I,L] the number of the question in its row (from 1; 0 at padding), ``question_ends``
+              [I,Q] the column of each prompt's last token (-1 where a row has fewer than Q questions);
+            - with ``suffix``: ``labels``, shaped as ``input_ids``: the answer and ``[EOS]``, elsewhere -100.
+
+        Raises:
+            ValueError, TypeError: naming the value that does not fit and what was expected.
+        """
+        if videos is not None or audio is not None:
+            raise ValueError("Traffic VLM reads images and text; `videos` and `audio` are not supported")
+        if images is None and text is None:
+            raise ValueError("expected `images`, `text` or both, got neither")
+        if text is None and suffix is not None:
+            raise ValueError("`suffix` holds the answers to the questions in `text`, but `text` is None")
+        if on_unknown not in ("warn", "raise", "ignore"):
+            raise ValueError(f'on_unknown is "warn", "raise" or "ignore", got {on_unknown!r}')
+        text_options, image_options, return_tensors = self._split_options(dict(kwargs), return_tensors)
+        pictures = None if images is None else _image_list(images)
+        data: dict[str, Any] = {}
+        if text is not None:
+            rows = _rows(text, "text")
+            if pictures is not None:
+                _match_images(text, rows, pictures)
+            segments = self._segments(rows, self._answers(text, rows, suffix), on_unknown, text_options)
+            text_options.setdefault("padding", return_tensors is not None)
+            data = self._text_inputs(segments, suffix is not None, packed, text_options)
+        if pictures is not None:
+            data["pixel_values"] = self._pixels(pictures, return_tensors, image_options)
+        return BatchFeature(data, tensor_type=return_tensors)
+
+    def _split_options(self, given: dict, return_tensors: str | None) -> tuple[dict, dict, str | None]:
+        """Sorts keyword arguments by who reads them: the text, the images, or nobody, which is a TypeError."""
+        image_options = getattr(self.image_processor, "valid_kwargs", ImagesKwargs).__annotations__
+        known = {"text_kwargs": TEXT_OPTIONS, "images_kwargs": frozenset(image_options)}
+        options: dict[str, dict] = {"text_kwargs": {}, "images_kwargs": {}}
+        if "padding" in self.tokenizer.init_kwargs:  # a tokenizer that was made with its own way of padding
+            made_with = self.tokenizer.init_kwargs
+            options["text_kwargs"] = {name: made_with[name] for name in ("padding", "max_length") if name in made_with}
+        groups = {name: dict(given.pop(name, None) or {}) for name in ("common_kwargs", *known)}
+        for group, members in [*groups.items(), ("", given)]:
+            return_tensors = members.pop("return_tensors", None) or return_tensors
+            for name, value in members.items():
+                homes = [home for home in known if name in known[home] and group in ("", "common_kwargs", home)]
+                from_library = name in TextKwargs.__annotations__ or name in ProcessingKwargs.__annotations__
+                if not homes and not (from_library and not value):  # switched off, it asks for nothing
+                    raise TypeError(f"unexpected keyword argument `{name}`{f' in `{group}`' if group else ''}")
+                for home in homes:
+                    if not group and name in groups[home]:
+                        raise ValueError(f"`{name}` was passed twice: as a keyword argument and in `{home}`")
+                    options[home][name] = value
+        return options["text_kwargs"], options["images_kwargs"], return_tensors
+
+    def _pixels(self, images: list[Any], return_tensors: str | None, options: dict) -> Any:
+        layout = options.pop("input_data_format", None)
+        channels_first = None if layout is None else str(getattr(layout, "value", layout)) == "channels_first"
+        pictures = [to_rgb(image, channels_first) for image in images]
+        # Resized here: twice as fast for a large picture, and the same pixels with and without torchvision. The image
+        # processor then finds nothing left to resize.
+        size = get_size_dict(options.get("size") or self.image_processor.size)
+        resample = options.get("resample", self.image_processor.resample)
+        if options.get("do_resize", self.image_processor.do_resize) and {"height", "width"} <= set(size):
+            pictures = [picture.resize((size["width"], size["height"]), resample) for picture in pictures]
+        # Said, not inferred: a picture one or three pixels high would be taken for one with channels first.
+        options["input_data_format"] = "channels_last"
+        return self.image_processor(pictures, return_tensors=return_tensors, **options)["pixel_values"]
+
+    def _question_words(self, question: str) -> str:
+        """The question without what the prompt puts there itself: a leading ``[SOS]`` and the closing punctuation."""
+        question = question.strip().removeprefix(self.tokenizer.bos_token or "").translate(CONTROL_MARKERS)
+        return " ".join(question.split()).rstrip(QUESTION_END)
+
+    def _answers(self, text: Any, rows: list[list[str]], suffix: Any) -> list[list[str]] | None:
+        if suffix is None:
+            return None
+        answers = _rows(suffix, "suffix")
+        sizes = [len(row) for row in rows], [len(row) for row in answers]
+        if _form(text) != _form(suffix) or sizes[0] != sizes[1]:
+            raise ValueError(
+                f"`suffix` is shaped as `text`: {_form(text)} of {sizes[0]} questions per image was given with "
+                f"{_form(suffix)} of {sizes[1]} answers"
+            )
+        return answers
+
+    def _tokenize(self, texts: list[str]) -> list[list[int]]:
+        # Special tokens are split: "[PAD]" or "[EOS]" in the text of a user are words like any other.
+        how = {"add_special_tokens": False, "split_special_tokens": True, "return_attention_mask": False}
+        return self.tokenizer(texts, padding=False, truncation=False, verbose=False, **how)["input_ids"]
+
+    def _segments(
+        self, rows: list[list[str]], answer_rows: list[list[str]] | None, on_unknown: str, options: dict
+    ) -> list[list[Segment]]:
+        """The ids of each prompt and answer, all encoded by one call of the tokenizer."""
+        tokenizer = self.tokenizer
+        typed = [question for row in rows for question in row]
+        questions = [self._question_words(question) for question in typed]
+        answers = [answer.strip() for row in answer_rows or [] for answer in row]
+        ids = self._tokenize(questions + answers)
+        for number, (string, words) in enumerate(zip(questions + answers, ids)):
+            is_answer = number >= len(typed)
+            if not words or (not is_answer and not any(map(str.isalnum, string))):
+                what = ("suffix", string) if is_answer else ("text", typed[number])
+                raise ValueError(f"`{what[0]}` has an empty string: {what[1]!r}; expected words")
+        if on_unknown != "ignore" and any(tokenizer.unk_token_id in words for words in ids):
+            self._report_unknown(questions + answers, on_unknown)
+
+        longest = min(tokenizer.model_max_length, options.get("max_length") or math.inf)
+        start, end = [tokenizer.bos_token_id], [tokenizer.convert_tokens_to_ids("?")]
+        segments = []
+        for number, string in enumerate(typed):
+            words = ids[number]
+            answer = [*ids[len(typed) + number], tokenizer.eos_token_id] if answers else []
+            size = len(words) + len(answer) + 2
+            if size > longest and options.get("truncation") not in (None, False, "do_not_truncate"):
+                words = words[: max(0, len(words) - (size - longest))]
+                size = len(words) + len(answer) + 2 if words else size
+            if size > longest:
+                what = "prompt and answer" if answers else "prompt"
+                raise ValueError(
+                    f"question {number} has {size} tokens ({what}), at most {longest} are allowed: {string[:80]!r}... "
+                    "(truncation=True shortens the question)"
+                )
+            segments.append((start + words + end, answer))
+        ordered = iter(segments)
+        return [[next(ordered) for _ in row] for row in rows]
+
+    def _text_inputs(self, rows: list[list[Segment]], learned: bool, packed: bool, options: dict) -> dict[str, Any]:
+        one_each = all(len(row) == 1 for row in rows)
+        image_index = [image for image, row in enumerate(rows) for _ in row]
+        if not packed:
+            rows = [[segment] for row in rows for segment in row]
+        padding, width = options["padding"], 0
+        if padding not in (None, False, "do_not_pad"):
+            width = max(sum(len(prompt) + len(answer) for prompt, answer in row) for row in rows)
+            if padding == "max_length":
+                width = max(width, options.get("max_length") or self.tokenizer.model_max_length)
+            elif padding not in (True, "longest"):
+                raise ValueError(f'padding is True, False, "longest", "max_length" or "do_not_pad", got {padding!r}')
+            multiple = options.get("pad_to_multiple_of") or 1
+            width = -(-width // multiple) * multiple
+        side = options.get("padding_side") or self.tokenizer.padding_side
+        if side not in ("left", "right"):
+            raise ValueError(f'padding_side is "left" or "right", got {side!r}')
+        data: dict[str, Any] = _lay_out(rows, self.tokenizer.pad_token_id, width, left=side == "left")
+        unused = [] if packed else ["position_ids", "segment_ids", "question_ends"]
+        unused += [] if learned else ["labels"]
+        unused += ["attention_mask"] if options.get("return_attention_mask") is False else []
+        for name in unused:
+            del data[name]
+        if not packed and not one_each:
+            data["image_index"] = image_index
+        return data
+
+    def _report_unknown(self, texts: list[str], on_unknown: str) -> None:
+        message = "words that are not in the vocabulary: " + ", ".join(map(repr, self._find_unknown(texts)))
+        if on_unknown == "raise":
+            raise ValueError(message)
+        warnings.warn(f"{message}; the model reads them as {self.tokenizer.unk_token}", UserWarning, stacklevel=4)
+
+    def _find_unknown(self, texts: list[str]) -> list[str]:
+        found: dict[str, str] = {}
+        for word in self.tokenizer.unknown_words(texts):
+            found.setdefault(word.casefold(), word)
+        return list(found.values())
+
+    def unknown_words(self, text: str | Sequence[str]) -> list[str]:
+        """The words that are not in the vocabulary, as they were typed, each once, in order of appearance."""
+        rows = _rows(text, "text") if text else []
+        return self._find_unknown([self._question_words(item) for row in rows for item in row])
+
+    def apply_chat_template(self, conversation: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in the library; messages whose content is a string can be tokenised in all its versions."""
+
+        # In transformers 5.5 the search for images expects every content to be a list of blocks.
+        def as_blocks(value: Any) -> Any:
+            if isinstance(value, list | tuple):
+                return [as_blocks(item) for item in value]
+            if isinstance(value, dict) and isinstance(value.get("content"), str):
+                return {**value, "content": [{"type": "text", "text": value["content"]}]}
+            return value
+
+        return super().apply_chat_template(as_blocks(conversation), *args, **kwargs)
+
+    def post_process_yes_no(
+        self, probabilities: Sequence[Any], text: str | Sequence[str] | Sequence[Sequence[str]], threshold: float = 0.5
+    ) -> list[list[dict[str, Any]]]:
+        """What `score_yes_no` returned, for people.
+
+        Args:
+            probabilities: one 1-D tensor of P(yes) per image.
+            text: the questions, as given to the processor.
+            threshold: the least P(yes) that is answered with "yes".
+
+        Returns:
+            per image, a list of ``{"question", "answer", "probability"}``; the probability is P(yes), whatever the
+            answer: a question answered "no" with 0.1 is one whose "no" has 0.9.
+        """
+        rows = _rows(text, "text")
+        if len(rows) != len(probabilities):
+            raise ValueError(f"`text` asks about {len(rows)} images, but `probabilities` is for {len(probabilities)}")
+        results = []
+        for image, (questions, scores) in enumerate(zip(rows, probabilities)):
+            values = torch.as_tensor(scores, dtype=torch.float64).flatten().tolist()
+            if len(values) != len(questions):
+                raise ValueError(f"image {image} has {len(questions)} questions, but {len(values)} probabilities")
+            for value in values:
+                if not 0.0 <= value <= 1.0:
+                    raise ValueError(f"image {image} has a P(yes) of {value}; expected 0..1")
+            results.append(
+                [
+                    {"question": question, "answer": "yes" if value >= threshold else "no", "probability": value}
+                    for question, value in zip(questions, values)
+                ]
+            )
+        return results
+
+    def post_process_image_text_to_text(
+        self, generated_outputs: Any, skip_special_tokens: bool = True, **kwargs: Any
+    ) -> list[str]:
+        """Ids [N,L] as N texts.
+
+        A prompt without an answer ends in "? ", with the space that stands before an answer: whoever takes the prompt
+        off the front of a whole text, as the ``image-text-to-text`` pipeline does, is left with "yes", not " yes".
+        """
+        if len(generated_outputs) and np.ndim(generated_outputs[0]) == 0:  # one row of ids [L]
+            generated_outputs = [generated_outputs]
+        texts = self.tokenizer.batch_decode(generated_outputs, skip_special_tokens=skip_special_tokens, **kwargs)
+        return [f"{text} " if text.endswith("?") else text for text in texts]
+
+    def save_pretrained(
+        self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any
+    ) -> list[str]:
+        """As in the library, with the template of the ``decision`` pipeline beside the chat template."""
+        files = super().save_pretrained(str(save_directory))
+        (Path(save_directory) / "decision_template.jinja").write_text(DECISION_TEMPLATE, encoding="utf-8")
+        if push_to_hub:
+            self.push_to_hub(kwargs.pop("repo_id", None) or Path(save_directory).name, **kwargs)
+        return files
+
+
+TrafficVLMProcessor.register_for_auto_class()

@@ -1,0 +1,248 @@
+"""Encoded images, yes/no scores and attention maps."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from tiny import pack, random_ids, random_pixels, tiny_model
+from traffic_vlm.asking_traffic_vlm import split_packed_rows
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def ask_alone(model, question, pixels):
+    [probability] = model.score_yes_no(question[None], pixels)
+    return probability
+
+
+# P(yes)
+
+
+@torch.no_grad()
+def test_probability_is_the_softmax_of_two_logits_at_the_last_token():
+    model = tiny_model(yes_no_temperature=2.5)
+    ids, pixels = random_ids(1, 6), random_pixels(1)
+    logits = model(ids, pixels).logits[0, -1]
+    yes, no = logits[4].exp() ** (1 / 2.5), logits[5].exp() ** (1 / 2.5)
+    [scores] = model.score_yes_no(ids, pixels)
+    assert scores.dtype == torch.float32
+    close(scores, (yes / (yes + no))[None])
+    model.lm_head.weight.data[[4, 5]] = model.lm_head.weight.data[[5, 4]]  # exchange [YES] and [NO]
+    close(model.score_yes_no(ids, pixels)[0], 1 - scores, 1e-5)
+
+
+@torch.no_grad()
+def test_last_real_token_counts_not_the_last_column(model):
+    question, pixels = random_ids(5), random_pixels(1)
+    expected = ask_alone(model, question, pixels)
+    for columns in ((3, 0), (0, 3)):
+        row = nn.functional.pad(question, columns)[None]
+        close(model.score_yes_no(row, pixels)[0], expected)
+        close(model.score_yes_no(row, pixels, attention_mask=(row != 0).long())[0], expected)
+
+
+@given(lengths=st.lists(st.lists(st.integers(1, 7), min_size=1, max_size=5), min_size=1, max_size=3))
+@settings(max_examples=15, deadline=None)
+@torch.no_grad()
+def test_packed_equals_alone_for_any_number_of_images_and_questions(lengths):
+    model, pixels = tiny_model(), random_pixels(len(lengths))
+    questions = [[random_ids(n, seed=10 * i + j) for j, n in enumerate(row)] for i, row in enumerate(lengths)]
+    width = max(sum(row) for row in lengths)
+    rows = [pack(row, width - sum(map(len, row))) for row in questions]
+    most = max(map(len, lengths))
+    for row in rows:
+        missing = most - row["question_ends"].shape[1]
+        row["question_ends"] = nn.functional.pad(row["question_ends"], (0, missing), value=-1)
+    scores = model.score_yes_no(
+        **{name: torch.cat([row[name] for row in rows]) for name in rows[0]}, pixel_values=pixels
+    )
+    assert len(scores) == len(lengths)
+    for i, row in enumerate(questions):
+        close(scores[i], torch.cat([ask_alone(model, question, pixels[i : i + 1]) for question in row]), 1e-5)
+
+
+@torch.no_grad()
+def test_unpacked_rows_are_grouped_by_image(model):
+    ids, pixels, index = random_ids(4, 5), random_pixels(3), torch.tensor([2, 0, 2, 0])
+    scores = model.score_yes_no(ids, pixels, image_index=index)
+    assert [len(row) for row in scores] == [2, 0, 2]
+    close(scores[2][1], ask_alone(model, ids[2], pixels[2:])[0])
+    close(scores[0][1], ask_alone(model, ids[3], pixels[:1])[0])
+
+
+@torch.no_grad()
+def test_long_rows_are_cut_between_questions(model):
+    questions = [random_ids(5 + i % 7, seed=i) for i in range(150)]  # 1192 tokens, three chunks
+    rows = [pack(questions), pack(questions[:20], sum(map(len, questions[20:])))]
+    rows[1]["question_ends"] = nn.functional.pad(rows[1]["question_ends"], (0, 130), value=-1)
+    pixels = random_pixels(2)
+    counts = []
+    hook = model.model.text_model.register_forward_pre_hook(lambda _, args: counts.append(args[0].shape))
+    scores = model.score_yes_no(
+        **{name: torch.cat([row[name] for row in rows]) for name in rows[0]}, pixel_values=pixels
+    )
+    hook.remove()
+    assert len(counts) == 3
+    assert all(columns <= 512 for _, columns in counts)
+    assert [len(row) for row in scores] == [150, 20]
+    for image, number in ((0, 0), (0, 77), (0, 149), (1, 19)):
+        close(scores[image][number], ask_alone(model, questions[number], pixels[image : image + 1])[0])
+
+
+def test_chunks_hold_whole_questions():
+    row = pack([random_ids(4, seed=1), random_ids(9, seed=2), random_ids(2, seed=3)], padding=1)
+    chunks = [chunk for _, chunk in split_packed_rows(row, max_tokens=6)]
+    assert [chunk["input_ids"].shape[1] for chunk in chunks] == [4, 9, 2]  # one question at least, though it is longer
+    assert torch.equal(torch.cat([chunk["input_ids"] for chunk in chunks], dim=1), row["input_ids"][:, 1:])
+    assert [chunk["question_ends"].tolist() for chunk in chunks] == [[[3]], [[8]], [[1]]]
+    [(rows, whole)] = split_packed_rows(row, max_tokens=16)
+    assert whole is row
+    assert rows.tolist() == [0]
+
+
+def test_many_questions_look_once_and_project_once():
+    model = tiny_model()
+    calls = {"tower": 0, "keys": 0}
+
+    def count(name):
+        return lambda *_: calls.update({name: calls[name] + 1})
+
+    model.model.vision_tower.register_forward_hook(count("tower"))
+    for layer in model.model.text_model.layers:
+        layer.cross_attn.k_proj.register_forward_hook(count("keys"))
+    row = pack([random_ids(6, seed=i) for i in range(256)])
+    assert len(model.score_yes_no(**row, pixel_values=random_pixels(1))[0]) == 256
+    assert calls == {"tower": 1, "keys": 2}  # two layers
+
+
+def test_logits_are_computed_at_question_ends_only(model):
+    seen = []
+    hook = model.lm_head.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape))
+    model.score_yes_no(**pack([random_ids(6), random_ids(5), random_ids(9)]), pixel_values=random_pixels(1))
+    hook.remove()
+    assert seen == [(3, 32)]
+
+
+@pytest.mark.parametrize("missing", ["question_ends", "position_ids"])
+def test_packed_rows_need_their_marks(model, missing):
+    row = pack([random_ids(4), random_ids(3)])
+    del row[missing]
+    with pytest.raises(ValueError, match=missing):
+        model.score_yes_no(**row, pixel_values=random_pixels(1))
+
+
+def test_scores_need_an_image(model):
+    with pytest.raises(ValueError, match="pixel_values"):
+        model.score_yes_no(random_ids(1, 4))
+
+
+# Encoded images
+
+
+@torch.no_grad()
+def test_encoded_images_replace_pixels(model):
+    pixels, ids = random_pixels(3), random_ids(3, 5)
+    encoded = model.encode_images(pixels)
+    assert len(encoded) == 3
+    assert [tuple(key.shape) for key, _ in encoded.key_values] == [(3, 2, 196, 8)] * 2
+    assert torch.equal(model(ids, encoded_images=encoded).logits, model(ids, pixels).logits)
+    assert torch.equal(model.score_yes_no(ids, encoded_images=encoded)[1], model.score_yes_no(ids, pixels)[1])
+    for index in (1, slice(1, 2), [1], torch.tensor([1])):
+        close(model(ids[1:2], encoded_images=encoded[index]).logits, model(ids[1:2], pixels[1:2]).logits)
+    assert len(encoded[-1]) == 1
+
+
+def test_encoded_images_keep_no_graph_and_are_not_copied(model):
+    encoded = model.encode_images(random_pixels(1))
+    assert not encoded.key_values[0][0].requires_grad
+    assert copy.deepcopy(encoded) is encoded
+    again = pickle.loads(pickle.dumps(encoded.to("cpu")))
+    ids = random_ids(1, 4)
+    assert torch.equal(model(ids, encoded_images=again).logits, model(ids, encoded_images=encoded).logits)
+
+
+@torch.no_grad()
+def test_hidden_image_tokens_stay_hidden(model):
+    pixels, ids, mask = random_pixels(2), random_ids(3, 5), torch.ones(2, 196, dtype=torch.long)
+    mask[1, 50:] = 0
+    index = torch.tensor([1, 0, 1])
+    expected = model(ids, pixels, image_index=index, encoder_attention_mask=mask).logits
+    encoded = model.encode_images(pixels, mask)
+    close(model(ids, encoded_images=encoded, image_index=index).logits, expected)
+    bare = model.encode_images(pixels)
+    close(model(ids, encoded_images=bare, image_index=index, encoder_attention_mask=mask).logits, expected)
+    assert not torch.allclose(model(ids, pixels, image_index=index).logits, expected, atol=1e-3)
+    row = pack([ids[0], ids[2]])
+    scores = model.score_yes_no(**row, encoded_images=encoded[1])
+    close(scores[0], model.score_yes_no(ids, encoded_images=encoded, image_index=index)[1], 1e-5)
+
+
+@torch.no_grad()
+def test_image_features_are_the_projected_tokens(model):
+    pixels = random_pixels(2)
+    tokens = model.get_image_features(pixels)
+    assert tokens.shape == (2, 196, 32)
+    tower = model.model.vision_tower(pixels).last_hidden_state
+    close(tokens, tower @ model.model.projector.weight.T + model.model.projector.bias, 1e-4)
+
+
+# Attention maps
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@torch.no_grad()
+def test_maps_are_the_models_own_attention(implementation):
+    model = tiny_model()
+    ids, pixels = random_ids(2, 5), random_pixels(2)
+    mask = torch.ones(2, 196, dtype=torch.long)
+    mask[0, 100:] = 0
+    model.set_attn_implementation("eager")
+    output = model(ids, pixels, output_attentions=True, encoder_attention_mask=mask)
+    model.set_attn_implementation(implementation)
+    encoded = model.encode_images(pixels, mask)
+    maps = model.attention_maps(ids, encoded_images=encoded, layers=[1], heads=[0, 3])
+    assert maps.shape == (2, 5, 14, 14)
+    close(maps.flatten(2), output.cross_attentions[1][:, [0, 3]].mean(1))
+    every = torch.stack(output.cross_attentions).mean((0, 2))
+    close(model.attention_maps(ids, pixels, encoder_attention_mask=mask).flatten(2), every)
+    close(every.sum(-1), torch.ones(2, 5))
+
+
+def test_maps_leave_no_hooks_behind():
+    model = tiny_model()
+    with pytest.raises(ValueError, match="vocabulary"):
+        model.attention_maps(torch.tensor([[600]]), random_pixels(1))
+    assert [len(layer.cross_attn._forward_hooks) for layer in model.model.text_model.layers] == [0, 0]
+
+
+@torch.no_grad()
+def test_maps_of_packed_and_padded_rows(model):
+    questions, pixels = [random_ids(4, seed=1), random_ids(3, seed=2)], random_pixels(1)
+    maps = model.attention_maps(**pack(questions, padding=2), pixel_values=pixels)
+    assert (maps[0, :2] == 0).all()
+    close(maps[0, 2:6], model.attention_maps(questions[0][None], pixels)[0])
+    close(maps[0, 6:], model.attention_maps(questions[1][None], pixels)[0])
+    index = torch.tensor([1, 0])
+    both = model.attention_maps(random_ids(2, 4), random_pixels(2), image_index=index)
+    close(both[:1], model.attention_maps(random_ids(2, 4)[:1], random_pixels(2)[1:]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({}, "pixel_values"),
+        ({"pixel_values": random_pixels(1), "layers": [2]}, r"layers.*\[0, 2\).*\[2\]"),
+        ({"pixel_values": random_pixels(1), "heads": [-1]}, r"heads.*\[0, 4\).*\[-1\]"),
+        ({"pixel_values": random_pixels(1), "heads": []}, "at least one"),
+    ],
+)
+def test_maps_refuse_bad_input(model, arguments, named):
+    with pytest.raises(ValueError, match=named):
+        model.attention_maps(random_ids(1, 4), **arguments)

@@ -1,0 +1,291 @@
+"""generate(): every way of decoding gives what greedy decoding without a cache gives, and looks at an image once."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import EncoderDecoderCache, GenerationConfig
+from transformers.generation.streamers import BaseStreamer
+
+from tiny import pack, random_ids, random_pixels, tiny_model, tiny_text_config
+from traffic_vlm.modeling_traffic_vlm import TrafficVLMForCausalLM
+
+
+NEVER_ENDING = {"max_new_tokens": 8, "eos_token_id": -1, "do_sample": False}
+
+
+@pytest.fixture(scope="module")
+def expected(model):
+    """Greedy continuations of two questions about two images, without cache, one by one."""
+    ids, pixels = random_ids(2, 6), random_pixels(2)
+    rows = [greedy_by_hand(model, ids[i : i + 1], pixels[i : i + 1]) for i in range(2)]
+    assert len({tuple(row[0, 6:].tolist()) for row in rows}) == 2  # the images make a difference
+    return torch.cat(rows)
+
+
+@torch.no_grad()
+def greedy_by_hand(model, ids, pixels, new_tokens=8):
+    for _ in range(new_tokens):
+        logits = model(ids, pixels, use_cache=False).logits[:, -1]
+        logits[:, [0, 1, 2]] = -torch.inf
+        ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], dim=1)
+    return ids
+
+
+@pytest.mark.parametrize("options", [{}, {"use_cache": False}, {"cache_implementation": "static"}])
+def test_greedy(model, expected, options):
+    inputs = {"input_ids": random_ids(2, 6), "pixel_values": random_pixels(2)}
+    assert torch.equal(model.generate(**inputs, **NEVER_ENDING, **options), expected)
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("with_mask", [True, False])
+def test_padding_on_either_side(model, expected, left, with_mask):
+    pads = (3, 0) if left else (0, 3)
+    short, long = random_ids(2, 6)[0], torch.cat([random_ids(3, seed=9), random_ids(2, 6)[1]])
+    ids = torch.stack([nn.functional.pad(short, pads), long])
+    mask = {"attention_mask": (ids != 0).long()} if with_mask else {}
+    output = model.generate(input_ids=ids, pixel_values=random_pixels(2), **mask, **NEVER_ENDING)
+    assert torch.equal(output[0, 9:], expected[0, 6:])
+    embeds = model.get_input_embeddings()(ids)
+    mask = {"attention_mask": (ids != 0).long()}
+    output = model.generate(inputs_embeds=embeds, pixel_values=random_pixels(2), **mask, **NEVER_ENDING)
+    assert torch.equal(output[0], expected[0, 6:])
+
+
+def test_right_padding_beside_a_cache_is_refused(model):
+    ids = random_ids(1, 6)
+    cache = model(ids[:, :3], random_pixels(1), use_cache=True).past_key_values
+    mask = torch.tensor([[1, 1, 1, 1, 1, 0]])
+    with pytest.raises(ValueError, match="right-padded"):
+        model.generate(input_ids=ids, attention_mask=mask, past_key_values=cache, **NEVER_ENDING)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_from_embeddings(model, expected, static):
+    embeds = model.get_input_embeddings()(random_ids(2, 6))
+    options = {"cache_implementation": "static"} if static else {}
+    output = model.generate(inputs_embeds=embeds, pixel_values=random_pixels(2), **NEVER_ENDING, **options)
+    assert torch.equal(output, expected[:, 6:])
+
+
+def test_prompt_lookup_and_assistant_equal_greedy(model, expected):
+    inputs = {"input_ids": random_ids(2, 6)[:1], "pixel_values": random_pixels(2)[:1]}
+    assert torch.equal(model.generate(**inputs, prompt_lookup_num_tokens=3, **NEVER_ENDING), expected[:1])
+    for assistant in (model, tiny_model(seed=3, text={"hidden_size": 16}, vision={"hidden_size": 16})):
+        assert torch.equal(model.generate(**inputs, assistant_model=assistant, **NEVER_ENDING), expected[:1])
+
+
+def test_an_assistant_looks_itself_and_once(model, expected):
+    assistant = tiny_model(seed=3, text={"hidden_size": 16}, vision={"hidden_size": 16})
+    ids, pixels = random_ids(2, 6)[:1], random_pixels(2)[:1]
+    encoded = model.encode_images(pixels)
+    counts = [count_calls(m.model.vision_tower) for m in (model, assistant)]
+    output = model.generate(input_ids=ids, encoded_images=encoded, assistant_model=assistant, **NEVER_ENDING)
+    assert torch.equal(output, expected[:1])
+    assert [len(calls) for calls in counts] == [0, 1]
+
+
+def test_an_assistant_that_reads_text_only(model, expected):
+    torch.manual_seed(0)
+    assistant = TrafficVLMForCausalLM(tiny_text_config(encoder_hidden_size=None)).eval()
+    inputs = {"input_ids": random_ids(2, 6)[:1], "pixel_values": random_pixels(2)[:1]}
+    assert torch.equal(model.generate(**inputs, assistant_model=assistant, **NEVER_ENDING), expected[:1])
+
+
+def test_an_assistant_needs_the_pixels(model):
+    encoded = copy.copy(model.encode_images(random_pixels(1)))
+    object.__setattr__(encoded, "pixel_values", None)
+    with pytest.raises(ValueError, match="pixel_values"):
+        model.generate(random_ids(1, 3), encoded_images=encoded, assistant_model=tiny_model(seed=3), **NEVER_ENDING)
+
+
+def count_calls(module):
+    calls = []
+    module.register_forward_hook(lambda *_: calls.append(1))
+    return calls
+
+
+def test_many_questions_of_one_image_look_once():
+    model = tiny_model()
+    looks = count_calls(model.model.vision_tower)
+    projections = count_calls(model.model.text_model.layers[0].cross_attn.k_proj)
+    ids = random_ids(5, 6)
+    output = model.generate(
+        input_ids=ids, pixel_values=random_pixels(1), image_index=torch.zeros(5, dtype=torch.long), **NEVER_ENDING
+    )
+    assert (len(looks), len(projections)) == (1, 1)
+    assert torch.equal(output[3:4], greedy_by_hand(model, ids[3:4], random_pixels(1)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_beams": 3},
+        {"num_beams": 3, "num_return_sequences": 2},
+        {"num_beams": 2, "cache_implementation": "static"},
+    ],
+)
+def test_beams_read_the_right_image(model, options):
+    ids, pixels = random_ids(3, 6), random_pixels(2)
+    index = torch.tensor([1, 0, 1])
+    together = model.generate(input_ids=ids, pixel_values=pixels, image_index=index, **NEVER_ENDING, **options)
+    alone = [
+        model.generate(input_ids=ids[i : i + 1], pixel_values=pixels[index[i]][None], **NEVER_ENDING, **options)
+        for i in range(3)
+    ]
+    assert torch.equal(together, torch.cat(alone))
+
+
+def test_sampling_repeats_rows_in_order(model):
+    ids, pixels = random_ids(2, 6), random_pixels(2)
+    options = {"max_new_tokens": 4, "do_sample": True, "top_k": 1, "num_return_sequences": 3}  # top 1 is greedy
+    output = model.generate(input_ids=ids, pixel_values=pixels[[1, 0]], image_index=torch.tensor([1, 0]), **options)
+    plain = model.generate(input_ids=ids, pixel_values=pixels, max_new_tokens=4, do_sample=False)
+    assert torch.equal(output, plain.repeat_interleave(3, dim=0))
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 3}, {"do_sample": True}, {"cache_implementation": "static"}])
+def test_an_encoded_image_is_never_written_to(model, expected, options):
+    ids, encoded = random_ids(2, 6), model.encode_images(random_pixels(2))
+    before = [tensor.clone() for pair in encoded.key_values for tensor in pair]
+    config = {"max_new_tokens": 5, "return_dict_in_generate": True} | options
+    output = model.generate(input_ids=ids, encoded_images=encoded, **config)
+    output.past_key_values.reset()
+    cache = model(ids, encoded_images=encoded, use_cache=True).past_key_values
+    cache.reset()
+    assert all(torch.equal(a, b) for a, b in zip(before, (t for pair in encoded.key_values for t in pair)))
+    assert torch.equal(model.generate(input_ids=ids, encoded_images=encoded, **NEVER_ENDING), expected)
+
+
+def test_continue_from_a_returned_cache(model, expected):
+    inputs = {"input_ids": random_ids(2, 6), "pixel_values": random_pixels(2)}
+    config = NEVER_ENDING | {"max_new_tokens": 4, "return_dict_in_generate": True}
+    first = model.generate(**inputs, **config)
+    assert isinstance(first.past_key_values, EncoderDecoderCache)
+    for image in ({}, {"pixel_values": random_pixels(2)}):  # the cache holds the image; showing it again is allowed
+        cache = copy.deepcopy(first.past_key_values)
+        second = model.generate(input_ids=first.sequences, past_key_values=cache, **image, **config)
+        assert torch.equal(second.sequences, expected)
+
+
+def test_outputs_and_scores(model):
+    eager = tiny_model()
+    eager.set_attn_implementation("eager")
+    flags = dict.fromkeys(["return_dict_in_generate", "output_scores", "output_logits", "output_hidden_states"], True)
+    output = eager.generate(
+        input_ids=random_ids(2, 6), pixel_values=random_pixels(2), output_attentions=True, **flags, **NEVER_ENDING
+    )
+    assert len(output.scores) == len(output.logits) == len(output.attentions) == len(output.hidden_states) == 8
+    assert all(torch.isneginf(score[:, :3]).all() for score in output.scores)
+    assert output.logits[0][:, 1:].isfinite().all()  # raw
+    assert output.attentions[0][0].shape == (2, 4, 6, 6)
+    assert output.attentions[1][0].shape == (2, 4, 1, 7)
+
+
+class Collector(BaseStreamer):
+    def __init__(self):
+        self.tokens = []
+
+    def put(self, value):
+        self.tokens += value.flatten().tolist()
+
+    def end(self):
+        self.tokens.append("end")
+
+
+def test_streaming(model, expected):
+    streamer = Collector()
+    inputs = {"input_ids": random_ids(2, 6)[:1], "pixel_values": random_pixels(2)[:1]}
+    model.generate(**inputs, streamer=streamer, **NEVER_ENDING)
+    assert streamer.tokens == [*expected[0].tolist(), "end"]
+
+
+@pytest.mark.parametrize("sampling", [{"do_sample": False}, {"do_sample": True, "top_k": 1}, {"do_sample": True}])
+def test_control_tokens_are_never_generated(sampling):
+    model = tiny_model(tie_word_embeddings=False)
+    with torch.no_grad():  # each step prefers [PAD], [UNK], [SOS] by far
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[:3] = 1e3 * model.model.text_model.norm.weight.sign()
+        model.lm_head.weight[3:] = 1e-3 * torch.randn(497, 32)
+    config = GenerationConfig(max_new_tokens=6, eos_token_id=-1, pad_token_id=0, **sampling)
+    output = model.generate(random_ids(4, 5), generation_config=config, pixel_values=random_pixels(4))
+    assert (output[:, 5:] > 2).all()
+
+
+def test_generation_stops_at_eos_and_pads(model):
+    ids, pixels = random_ids(2, 6), random_pixels(2)
+    plain = model.generate(ids, pixel_values=pixels, **NEVER_ENDING)
+    stop = plain[0, 8].item()  # what the first row says third ends it there; the second goes on
+    assert stop not in plain[1, 6:]
+    output = model.generate(ids, pixel_values=pixels, **(NEVER_ENDING | {"eos_token_id": stop}))
+    assert torch.equal(output[1], plain[1])
+    assert output[0, 6:].tolist() == [*plain[0, 6:9].tolist(), 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("prompt", "new", "total"), [(100, 40, 140), (128, 1, 129)])
+def test_a_text_beyond_the_positions_is_refused_before_generating(model, prompt, new, total):
+    looks = count_calls(model.model.text_model.norm)
+    with pytest.raises(ValueError, match=f"{prompt} tokens and max_new_tokens={new} make {total} tokens.*128"):
+        model.generate(random_ids(1, prompt), pixel_values=random_pixels(1), max_new_tokens=new)
+    assert looks == []
+
+
+def test_positions_count_tokens_not_padding(model):
+    ids, mask = random_ids(1, 120), torch.ones(1, 120, dtype=torch.long)
+    mask[:, :60] = 0
+    output = model.generate(ids, attention_mask=mask, pixel_values=random_pixels(1), **NEVER_ENDING)
+    assert torch.equal(output[:, 120:], greedy_by_hand(model, ids[:, 60:], random_pixels(1))[:, 60:])
+    assert model.generate(random_ids(1, 127), pixel_values=random_pixels(1), max_new_tokens=1).shape == (1, 128)
+
+
+def test_continuing_beyond_the_positions_is_refused(model):
+    cache = model(random_ids(1, 120), random_pixels(1), use_cache=True).past_key_values
+    mask = torch.ones(1, 121, dtype=torch.long)
+    with pytest.raises(ValueError, match="121 tokens and max_new_tokens=8 make 129"):
+        model.generate(random_ids(1, 1), attention_mask=mask, past_key_values=cache, **NEVER_ENDING)
+
+
+def test_packed_rows_cannot_be_continued(model):
+    row = pack([random_ids(4), random_ids(3)])
+    with pytest.raises(ValueError, match="packed"):
+        model.generate(**row, pixel_values=random_pixels(1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"pixel_values": random_pixels(3)}, "2 rows of text for 3 images"),
+        ({"pixel_values": random_pixels(1), "image_index": torch.tensor([0, 2])}, "got 2"),
+        ({"pixel_value": random_pixels(2)}, "pixel_value"),
+    ],
+)
+def test_generate_refuses_bad_input(model, arguments, named):
+    with pytest.raises(ValueError, match=named):
+        model.generate(random_ids(2, 4), **arguments, **NEVER_ENDING)
+
+
+def test_text_alone_is_a_language_model(model):
+    ids = random_ids(2, 6)
+    full = model.generate(ids, **NEVER_ENDING)
+    alone = TrafficVLMForCausalLM(model.config.text_config).eval()
+    alone.model.load_state_dict(model.model.text_model.state_dict())
+    assert torch.equal(alone.generate(ids, **NEVER_ENDING), full)
+    assert model.generate(pixel_values=random_pixels(2), **NEVER_ENDING).shape == (2, 9)  # starts from [SOS]
+
+
+def test_decoder_alone_with_image_tokens_and_beams(model):
+    alone = TrafficVLMForCausalLM(model.config.text_config).eval()
+    alone.model.load_state_dict(model.model.text_model.state_dict())
+    ids, pixels = random_ids(2, 6), random_pixels(2)
+    tokens = model.get_image_features(pixels).detach()
+    mask = torch.ones(2, 196, dtype=torch.long)
+    mask[:, 100:] = 0
+    for options in ({}, {"num_beams": 3}):
+        image = {"encoder_hidden_states": tokens, "encoder_attention_mask": mask}
+        output = alone.generate(ids, **image, **NEVER_ENDING, **options)
+        image = {"pixel_values": pixels, "encoder_attention_mask": mask}
+        assert torch.equal(output, model.generate(ids, **image, **NEVER_ENDING, **options))
+        plain = model.generate(ids, pixel_values=pixels, **NEVER_ENDING, **options)
+        assert not torch.equal(output, plain)  # the mask reaches every step

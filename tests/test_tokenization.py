@@ -1,0 +1,406 @@
+"""Tests of the tokenizer: ids, normalisation, coverage of questions, files, saving and loading."""
+
+import copy
+import importlib.util
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from traffic_vlm import tokenization_traffic_vlm as module
+from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer
+
+
+ROOT = Path(__file__).resolve().parent.parent
+SPECIAL_IDS = {"[PAD]": 0, "[UNK]": 1, "[SOS]": 2, "[EOS]": 3, "[YES]": 4, "[NO]": 5}
+
+
+def load_script(name):
+    """scripts/ is no package: a script is loaded from its file."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    script = importlib.util.module_from_spec(spec)
+    sys.modules[name] = script  # dataclasses look their module up
+    spec.loader.exec_module(script)
+    return script
+
+
+build_tokenizer = load_script("build_tokenizer")
+VOCABULARY = ROOT / "scripts" / "vocabulary.txt"
+QUESTIONS = build_tokenizer.read_questions(ROOT / "tests" / "data" / "questions.txt")
+TOKENIZER = TrafficVLMTokenizer.from_pretrained(ROOT)
+WORDS = [word for word in TOKENIZER.get_vocab() if word not in SPECIAL_IDS]
+
+
+def normalised(text):
+    """What is left of a text: encoded and decoded again."""
+    return TOKENIZER.decode(TOKENIZER.encode(text), skip_special_tokens=True)
+
+
+# Ids
+
+
+def test_exactly_500_contiguous_ids():
+    assert len(TOKENIZER) == TOKENIZER.vocab_size == 500
+    assert sorted(TOKENIZER.get_vocab().values()) == list(range(500))
+
+
+def test_ids_of_the_special_and_the_answer_tokens():
+    assert {token: TOKENIZER.convert_tokens_to_ids(token) for token in SPECIAL_IDS} == SPECIAL_IDS
+    ids = (TOKENIZER.pad_token_id, TOKENIZER.unk_token_id, TOKENIZER.bos_token_id, TOKENIZER.eos_token_id)
+    assert ids == (0, 1, 2, 3)
+    assert set(TOKENIZER.all_special_ids) == {0, 1, 2, 3}  # yes and no must survive skip_special_tokens
+
+
+def test_a_text_is_framed_by_sos_and_eos():
+    words = ["is", "there", "a", "car", "?"]
+    assert TOKENIZER.convert_ids_to_tokens(TOKENIZER.encode("Is there a car?")) == ["[SOS]", *words, "[EOS]"]
+    assert TOKENIZER.convert_ids_to_tokens(TOKENIZER.encode("Is there a car?", add_special_tokens=False)) == words
+
+
+def test_a_pair_is_a_question_and_its_answer():
+    pair = TOKENIZER("Is it red?", "no")["input_ids"]
+    assert TOKENIZER.convert_ids_to_tokens(pair) == ["[SOS]", "is", "it", "red", "?", "[NO]", "[EOS]"]
+
+
+def test_without_a_vocabulary_there_are_the_six_tokens():
+    tokenizer = TrafficVLMTokenizer()
+    assert tokenizer.get_vocab() == SPECIAL_IDS
+    assert tokenizer.encode("yes, 12") == [2, 4, 1, 1, 1, 3]
+
+
+@pytest.mark.parametrize(
+    "vocab",
+    [{"car": 0}, {**SPECIAL_IDS, "car": 7}, {**SPECIAL_IDS, "[PAD]": 1, "[UNK]": 0}, {**SPECIAL_IDS, "car": 5}],
+)
+def test_a_vocabulary_that_cannot_work_is_an_error(vocab):
+    with pytest.raises(ValueError, match="contiguous ids"):
+        TrafficVLMTokenizer(vocab)
+
+
+# Batches
+
+
+def test_padding_is_on_the_left():
+    assert (TOKENIZER.padding_side, TOKENIZER.model_max_length) == ("left", 128)
+    batch = TOKENIZER(["Is there a car?", "yes"], padding=True)
+    assert set(batch) == {"input_ids", "attention_mask"}
+    assert batch["input_ids"][1] == [0, 0, 0, 0, 2, 4, 3]
+    assert batch["attention_mask"][1] == [0, 0, 0, 0, 1, 1, 1]
+
+
+def test_truncation_keeps_the_end_token():
+    ids = TOKENIZER("car " * 200, truncation=True)["input_ids"]
+    assert len(ids) == 128 and ids[0] == 2 and ids[-1] == 3
+
+
+# Yes and no
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [("yes", [4]), ("Yes", [4]), ("NO", [5]), ("[YES]", [4]), ("'no'", [5]), ("nope", [5]), ("yes no", [4, 5])],
+)
+def test_yes_and_no_are_their_own_tokens(text, ids):
+    assert TOKENIZER.encode(text) == [2, *ids, 3]
+
+
+def test_yes_and_no_read_as_words():
+    assert TOKENIZER.decode([2, 4, 3], skip_special_tokens=True) == "yes"
+    assert TOKENIZER.decode([0, 0, 2, 5, 3], skip_special_tokens=True) == "no"
+    assert normalised("There is a no-entry sign, yes.") == "there is a no entry sign, yes."
+
+
+def test_words_that_only_begin_with_no_are_left_alone():
+    assert TOKENIZER.tokenize("not now normal yesterday") == ["not", "now", "normal", "[UNK]"]
+
+
+# Normalisation
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "is there a car?",
+        "what color is the traffic light?",
+        "a red car and a bus on the left.",
+        "there is a car; what is it: a truck, or a bus?",
+        "what's the driver's speed?",
+        "how many cars are there in 1 2 7 meters?",
+    ],
+)
+def test_a_known_question_comes_back(question):
+    assert normalised(question.upper()) == question
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("What colour is the grey lorry?", "What color is the gray truck?"),
+        ("lorries, bikes and motorbikes", "trucks, bicycles and motorcycles"),
+        ("a motor", "a motorcycle"),
+        ("the kerb and the pavement", "the curb and the sidewalk"),
+        ("Is anyone on the zebra crossing?", "Is a person on the crosswalk?"),
+        ("a crossroads", "an intersection"),
+        ("a policeman in a fire engine", "a police in a fire truck"),
+        ("number plate", "license plate"),
+        ("the centre of the picture", "the center of the image"),
+        ("Did the cars collide?", "Did the cars crash?"),
+        ("towards the junctions", "toward the intersection"),
+        ("<obj> is an OBJ", "object is an object"),
+    ],
+)
+def test_synonyms_and_spellings_share_a_word(text, same):
+    assert TOKENIZER.encode(text) == TOKENIZER.encode(same)
+    assert TOKENIZER.unk_token_id not in TOKENIZER.encode(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("isn't aren't don't doesn't", "is not are not do not does not"),
+        ("can't cannot won't", "can not can not will not"),
+        ("it isn’t, it wasnt", "it is not, it was not"),
+        ("they're I'm I'll we've", "they are I am I will we have"),
+        ("what’s", "what's"),
+        ("vehicle(s) bus(es)", "vehicles buses"),
+        ("top-left, one–way", "top left, one way"),
+        ("“stop” (here) *now* [car] <bus>", "stop here now car bus"),
+        ("stop!", "stop."),
+        ("50km/h 50 kmh", "50 kph 50 kph"),
+        ("\uff23\uff21\uff32 \u200bcar\ufeff", "car car"),
+        ("traffic_light", "traffic light"),
+        ("the drivers' cars", "the drivers cars"),
+    ],
+)
+def test_contractions_and_punctuation(text, same):
+    assert TOKENIZER.encode(text) == TOKENIZER.encode(same)
+    assert TOKENIZER.unk_token_id not in TOKENIZER.encode(text)
+
+
+def test_every_rewrite_gives_words_of_the_vocabulary():
+    for word in [*module._SYNONYMS, *module._WHOLE_WORDS]:
+        assert TOKENIZER.unk_token_id not in TOKENIZER.encode(word), word
+
+
+def test_words_that_are_not_close_stay_apart():
+    for one, other in [("motor vehicle", "motorcycle vehicle"), ("red", "yellow"), ("left", "right"), ("car", "van")]:
+        assert TOKENIZER.encode(one) != TOKENIZER.encode(other)
+
+
+# Numbers, singular and plural
+
+
+def test_every_number_is_known():
+    whole = {int(word) for word in WORDS if word.isdecimal()}
+    assert whole >= {*range(21), *range(20, 131, 10), 25, 35, 45}
+    for number in range(201):
+        tokens = TOKENIZER.tokenize(str(number))
+        assert tokens == ([str(number)] if number in whole else list(str(number)))
+    assert "[UNK]" not in TOKENIZER.tokenize("3.75 1,000 007 987654321")
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [("zero", "0"), ("Two", "2"), ("ten", "10"), ("nineteen", "19"), ("thirty-five", "35"), ("sixty one", "61")],
+)
+def test_a_number_has_one_encoding_as_word_and_as_digits(text, same):
+    assert TOKENIZER.encode(text) == TOKENIZER.encode(same)
+
+
+def test_units_are_split_off_numbers():
+    assert TOKENIZER.tokenize("50mph") == ["50", "mph"]
+
+
+@pytest.mark.parametrize(
+    "plural",
+    "cars trucks buses vans trailers motorcycles bicycles pedestrians cyclists riders drivers people children workers "
+    "animals dogs cows birds trains taxis ambulances cones barriers poles signs lights lanes roads lines crosswalks "
+    "buildings trees vehicles objects helmets".split(),
+)
+def test_counted_nouns_have_a_plural(plural):
+    singular = {"buses": "bus", "people": "person", "children": "child"}.get(plural, plural.removesuffix("s"))
+    ids = TOKENIZER.encode(f"{singular} {plural}", add_special_tokens=False)
+    assert len(set(ids)) == 2 and TOKENIZER.unk_token_id not in ids
+
+
+# Unknown words and control tokens
+
+
+@pytest.mark.parametrize("text", ["\U0001f642", "❤️", "xyzzy", "\x00", "日", "٣", "½"])
+def test_what_is_not_known_is_never_dropped(text):
+    assert TOKENIZER.unk_token_id in TOKENIZER.encode(f"a {text} car")
+
+
+def test_unknown_words_are_named_as_written():
+    text = "Is the Balloon\U0001f642 next to the lorry a balloon or a Zeppelin?"
+    assert TOKENIZER.unknown_words(text) == ["Balloon", "\U0001f642", "balloon", "Zeppelin"]
+    assert TOKENIZER.unknown_words(["Is there a car?", "Where are their positions?"]) == ["positions"]
+    assert TOKENIZER.unknown_words([]) == []
+
+
+def test_control_tokens_in_a_text_can_be_read_as_words():
+    text = "[PAD] [SOS] car [EOS] [UNK]"
+    assert TOKENIZER.encode(text, add_special_tokens=False)[0] == 0
+    ids = TOKENIZER.encode(text, add_special_tokens=False, split_special_tokens=True)
+    assert ids == [1, 1, TOKENIZER.convert_tokens_to_ids("car"), 1, 1]
+    assert TOKENIZER.encode("[YES]", split_special_tokens=True) == [2, 4, 3]
+
+
+# The word list and the files
+
+
+def test_the_files_are_what_the_script_builds(tmp_path):
+    for path in build_tokenizer.build(VOCABULARY, tmp_path):
+        assert path.read_text() == (ROOT / path.name).read_text(), f"run scripts/build_tokenizer.py: {path.name}"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(build_tokenizer.FILES)
+
+
+def test_the_files_hold_no_state_and_no_paths():
+    config = json.loads((ROOT / "tokenizer_config.json").read_text())
+    assert config["auto_map"]["AutoTokenizer"] == ["tokenization_traffic_vlm.TrafficVLMTokenizer", None]
+    assert not [value for value in config.values() if isinstance(value, str) and os.sep in value]
+    backend = json.loads((ROOT / "tokenizer.json").read_text())
+    assert backend["padding"] is None and backend["truncation"] is None
+
+
+def test_each_word_of_the_list_can_be_produced():
+    assert build_tokenizer.unreachable_words(TOKENIZER) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("sidewalk", "road", "more than once: \\['road'\\]"),
+        ("sidewalk", "sidewalk extra", "500 words, it has 501"),
+        ("[PAD] [UNK]", "[UNK] [PAD]", "begin with"),
+        ("sidewalk", "pavement", "rewrites or splits: \\['pavement'\\]"),
+        ("sidewalk", "side-walk", "rewrites or splits: \\['side-walk'\\]"),
+    ],
+)
+def test_a_wrong_word_list_is_an_error_that_names_the_word(tmp_path, old, new, message):
+    wrong = tmp_path / "vocabulary.txt"
+    wrong.write_text(VOCABULARY.read_text().replace(old, new))
+    with pytest.raises(ValueError, match=message):
+        build_tokenizer.make_tokenizer(wrong)
+
+
+def test_coverage_of_the_questions():
+    coverage = build_tokenizer.measure_coverage(TOKENIZER, QUESTIONS)
+    assert len(QUESTIONS) >= 150
+    assert coverage.word_share >= 0.97
+    assert coverage.question_share >= 0.85
+
+
+def test_coverage_counts_words_and_questions():
+    coverage = build_tokenizer.measure_coverage(TOKENIZER, ["Is there a Zeppelin?", "Is there a car?"])
+    assert (coverage.words, coverage.known_words) == (8, 7)
+    assert (coverage.questions, coverage.known_questions) == (2, 1)
+    assert coverage.unknown == {"zeppelin": 1}
+    assert "50.00%" in str(coverage) and "zeppelin (1)" in str(coverage)
+
+
+def test_the_script_builds_and_measures(tmp_path, monkeypatch, capsys):
+    questions = tmp_path / "questions.txt"
+    questions.write_text("one set\tIs there a car?\n\n")
+    arguments = ["build_tokenizer.py", "--folder", str(tmp_path), "--questions", str(questions)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    build_tokenizer.main()
+    assert "1 questions, entirely known: 100.00%" in capsys.readouterr().out
+
+
+# Saving, loading, copying
+
+
+LOAD = """
+import json, sys
+from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
+texts = json.load(sys.stdin)
+ids = tokenizer(texts, padding=True)["input_ids"]
+text = tokenizer.batch_decode(ids, skip_special_tokens=True)
+json.dump([type(tokenizer).__name__, len(tokenizer), tokenizer.padding_side, ids, text], sys.stdout)
+"""
+
+
+def test_save_and_load_in_a_fresh_process(tmp_path):
+    TOKENIZER("car " * 200, truncation=True, padding="max_length")  # leaves nothing behind in what is saved
+    TOKENIZER.save_pretrained(tmp_path / "saved")
+    assert (tmp_path / "saved" / "tokenization_traffic_vlm.py").exists()
+    texts = [*QUESTIONS, "yes", "[PAD] \U0001f642"]
+    modules = tmp_path / "modules"
+    environment = {**os.environ, "HF_MODULES_CACHE": str(modules), "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONPATH", None)
+    result = subprocess.run(
+        [sys.executable, "-c", LOAD, str(tmp_path / "saved")],
+        input=json.dumps(texts),
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    ids = TOKENIZER(texts, padding=True)["input_ids"]
+    decoded = TOKENIZER.batch_decode(ids, skip_special_tokens=True)
+    assert json.loads(result.stdout) == ["TrafficVLMTokenizer", 500, "left", ids, decoded]
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda tokenizer: pickle.loads(pickle.dumps(tokenizer))])
+def test_copies_are_alike(clone):
+    other = clone(TOKENIZER)
+    assert other.get_vocab() == TOKENIZER.get_vocab()
+    assert other(QUESTIONS, padding=True) == TOKENIZER(QUESTIONS, padding=True)
+    assert other.decode([2, 4, 3], skip_special_tokens=True) == "yes"
+
+
+def test_tokens_can_be_added_and_are_saved(tmp_path):
+    tokenizer = copy.deepcopy(TOKENIZER)
+    assert tokenizer.add_tokens(["<one>", "<two>"], special_tokens=True) == 2
+    assert len(tokenizer) == 502 and tokenizer.vocab_size == 500
+    tokenizer.save_pretrained(tmp_path)
+    ids = tokenizer.encode("a <one> car <two>")
+    assert ids[2] == 500 and ids[4] == 501
+    assert TrafficVLMTokenizer.from_pretrained(tmp_path).encode("a <one> car <two>") == ids
+
+
+# Properties
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(max_size=80))
+def test_any_text_has_ids_below_500_and_names_its_unknown_words(text):
+    ids = TOKENIZER.encode(text, split_special_tokens=True)
+    assert ids[0] == 2 and ids[-1] == 3
+    assert set(ids[1:-1]) <= {1, *range(4, 500)}  # no [PAD], [SOS] or [EOS] from what a user writes
+    unknown = TOKENIZER.unknown_words(text)
+    assert bool(unknown) == (1 in ids)
+    assert "" not in unknown and all(word in text for word in unknown)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from([*SPECIAL_IDS, "[pad]", "[ PAD ]", "car", "[", "]", "'s", "\u200b"]), max_size=8))
+def test_no_control_token_comes_from_a_text(pieces):
+    for text in ("".join(pieces), " ".join(pieces)):
+        ids = TOKENIZER.encode(text, add_special_tokens=False, split_special_tokens=True)
+        assert not {0, 2, 3} & set(ids)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from([word for word in WORDS if not word.startswith("'")]), max_size=20))
+def test_encoding_what_was_decoded_changes_nothing(words):
+    ids = TOKENIZER.encode(" ".join(words))
+    again = TOKENIZER.encode(TOKENIZER.decode(ids, skip_special_tokens=True))
+    assert TOKENIZER.encode(TOKENIZER.decode(again, skip_special_tokens=True)) == again
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_decoded_question_encodes_to_the_same_ids(question):
+    ids = TOKENIZER.encode(question)
+    if TOKENIZER.unk_token_id not in ids:
+        assert TOKENIZER.encode(TOKENIZER.decode(ids, skip_special_tokens=True)) == ids

@@ -1,0 +1,413 @@
+"""Tokenizer of Traffic VLM: whole words of the traffic domain, 500 with the special tokens.
+
+What is special here:
+- the whole text pipeline is in the backend, so that `tokenizer.json` alone gives the same ids as this class;
+- close synonyms, spellings and contractions are rewritten to one word before the look-up, and cost no entry;
+- `[YES]` and `[NO]` are what the words "yes" and "no" become. They are not special, so that an answer keeps them when
+  special tokens are skipped, and they read "yes" and "no" for people;
+- a number outside the vocabulary falls back to its digits, so that no number is unknown;
+- nothing that carries meaning is dropped: what is not known comes out as `[UNK]`, and `unknown_words` names it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+
+SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[SOS]", "[EOS]"]
+ANSWER_TOKENS = ["[YES]", "[NO]"]
+
+# A word ends where no letter follows: \b would not see the end of "car" in "car2", which is split there later.
+_START, _END = r"(?<![\p{L}\p{M}])", r"(?![\p{L}\p{M}])"
+
+# Spelling of the same words: regular expression -> replacement, in this order, on lower-case text.
+_SPELLING = [
+    (_START + r"wo(?=n't" + _END + ")", "will"),
+    (r"(?<=\bcan)(?:'t|not)" + _END + r"|(?<!\bca)n't" + _END, " not"),
+    (r"(?<=\bis|\bare|\bwas|\bwere|\bdo|\bdoes|\bdid|\bhas|\bhave|\bcould|\bwould|\bshould)nt" + _END, " not"),
+    (r"'re" + _END, " are"),
+    (r"'ll" + _END, " will"),
+    (r"'ve" + _END, " have"),
+    (r"(?<=\bi)'m" + _END, " am"),
+    (r"(?<=[\p{L}\p{M}])\((?=e?s\))|(?<=[\p{L}\p{M}]\(s|[\p{L}\p{M}]\(es)\)", ""),  # vehicle(s), bus(es)
+    (
+        r"[\u00ad\u200b-\u200f\u2060\ufe00-\ufe0f\ufeff]",
+        "",
+    ),  # invisible: joiners, direction marks, variation selectors
+    (r"km ?/ ?h" + _END + "|" + _START + "kmp?h" + _END, "kph"),
+    (r"!+|\.{2,}", "."),
+    ("&", " and "),
+    # Decoration, hyphens, and every apostrophe but the one of "driver's".
+    (r"[\"\u201c-\u201f\u00ab\u00bb\u2039\u203a()\[\]{}<>*_~^|\\#/\u2010-\u2015\u2022-]", " "),
+    (r"'(?!s" + _END + r")|(?<![\p{L}\p{M}])'", " "),
+]
+
+_NUMBERS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+).split()
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+# "twenty-five" is 25, not 20 and 5.
+_SPELLING += [(f"{_START}{ten} (?=(?:{'|'.join(_NUMBERS[1:10])}){_END})", str(n)) for n, ten in enumerate(_TENS, 2)]
+_SPELLING += [(f"(?<=[2-9])one{_END}", "1")]
+
+# word of the vocabulary: its synonyms. An "s" that follows is kept: "lorry" and "bikes" give "truck" and "bicycles".
+_SYNONYMS = {
+    # road users and vehicles
+    "cyclist": "bicyclist",
+    "motorcycle rider": "motorcyclist|motorbiker|biker",
+    "emergency worker": "(?:emergency|first) responder|paramedic",
+    "truck": "(?:pick ?up )?truck|lorry|pickup",
+    "fire truck": "fire ?engine|firetruck",
+    "motorcycle": "motorbike|scooter|moped|motor(?!s? vehicle)|two wheeler",
+    "bicycle": "bike|pushbike",
+    "car": "automobile|hatchback|sedan|suv",
+    "taxi": "cab|taxicab",
+    "van": "minivan",
+    "tram": "streetcar|trolley",
+    "stroller": "pram|pushchair",
+    "backpack": "rucksack",
+    "object": "obj|element|thing",
+    # roads and what stands beside them
+    "road": "roadway|carriageway",
+    "highway": "motorway|freeway|expressway",
+    "crosswalk": "zebra crossing",
+    "sidewalk": "pavement|footpath|footway|walkway",
+    "roundabout": "traffic circle",
+    "parking area": "parking lot|car park",
+    "curb": "kerb",
+    "curve": "bend",
+    "bump": "hump",
+    "line": "marking|queue",
+    "barrier": "guard ?rail|railing|crash barrier",
+    "pole": "post(?! office)|pillar|bollard",
+    "building": "house|shop|store|tower|skyscraper",
+    "sign": "signboard|signpost|billboard|(?<!on )board",
+    "license": "licence|(?:number|registration)(?= plate)",
+    "traffic light": "stop ?light|traffic signal",
+    "turn light": "(?:turn )?(?:indicator|blinker)",
+    "front light": "headlight|headlamp",
+    "street light": "streetlight|street ?lamp|lamp ?post",
+    "light": "lamp|signal",
+    # the rest
+    "color": "colour",
+    "center": "centre",
+    "behavior": "behaviour",
+    "side": "edge",
+    "area": "zone|site",
+    "location": "position",
+    "video": "clip",
+    "time": "moment",
+    "type": "kind",
+    "accident": "incident|mishap",
+    "hazard": "danger",
+    "risk": "probability|likelihood|chance",
+    "action": "decision|judge?ment",
+    "change": "affect",
+    "obstacle": "obstruction|blockage",
+    "stop": "halt",
+    "turn": "steer",
+    "continue": "proceed",
+    "happen": "occur",
+    "appear": "seem",
+    "show": "display|indicate|contain",
+}
+
+# word or words of the vocabulary: whole words that read as it.
+_WHOLE_WORDS = {
+    # road users and vehicles
+    "a person": "someone|somebody|anyone|anybody",
+    "person": "human|individual|passenger(?! (?:car|side|seat|door|vehicle))",
+    "people": "persons|humans|individuals|folks|men|women|passengers",
+    "man": "guy|gentleman",
+    "woman": "lady",
+    "child": "kid",
+    "children": "kids",
+    "police": "police officers?|policem[ae]n|policewom[ae]n|officers?|cops?",
+    "an object": "something|anything",
+    "trucks": "lorries",
+    "bus": "minibus",
+    "buses": "minibuses|busses",
+    "emergency": "emergency (?:services?|response)(?= vehicle)",
+    "phone": "(?:mobile|cell|smart) ?phone|mobile",
+    # roads, signs and places
+    "an intersection": "a (?:junction|cross ?roads?)",
+    "intersection": "junctions?|cross ?roads?",
+    "road construction": "road ?works?",
+    "vegetation": "bush|bushes|shrubs|plants|greenery",
+    "speed limit": "(?:maximum|max|highest|top) (?:allowed |permitted )?speed(?: limit)?",
+    "broken": "dashed|dotted",
+    "marked": "painted",
+    "city": "urban",
+    "rural area": "countryside",
+    "each side": "both sides",
+    "way": "path",
+    "near": "nearby",
+    "next to": "beside|alongside|adjacent to",
+    "between": "surrounded by",
+    "in": "inside|within",
+    "out": "outside",
+    "on": "onto|lit|illuminated",
+    "over": "above|higher than",
+    "under": "underneath|beneath|below|lower than",
+    "past": "beyond",
+    "center": "middle",
+    "ahead": "forwards?",
+    "back": "rear|backwards?",
+    "toward": "towards",
+    "straight": "directly",
+    "closer": "nearer",
+    "closest": "nearest",
+    "located": "positioned|situated",
+    # colours, weather, light
+    "color": "colou?rs",
+    "gray": "grey",
+    "yellow": "amber",
+    "rainy": "raining",
+    "snowy": "snowing",
+    "fog": "mist|haze",
+    "foggy": "misty|hazy",
+    "night": "night ?time",
+    "day": "day ?(?:time|light)",
+    "dusk": "sunset|twilight",
+    "dawn": "sunrise",
+    # motion and actions
+    "moving": "(?:in )?motion",
+    "stopped": "halted|stationary",
+    "still": "motionless",
+    "approaching": "oncoming|coming",
+    "fast": "quickly|rapidly",
+    "faster": "quicker|at (?:a )?higher speeds?",
+    "more slowly": "slower|at (?:a )?lower speeds?",
+    "go faster": "accelerate|speed up",
+    "goes faster": "accelerates|speeds up",
+    "going faster": "accelerating|speeding up",
+    "brake": "(?:step on|apply|hit) the brakes?",
+    "brakes": "(?:steps on|applies|hits) the brakes?",
+    "slow down": "decelerate",
+    "slows down": "decelerates",
+    "slowing down": "decelerating|braking",
+    "in reverse": "reversing",
+    "pass": "overtake",
+    "passing": "overtaking",
+    "move through": "navigate",
+    "yield": "give way",
+    "not going to": "failing to",
+    "not following": "ignoring",
+    "going": "getting(?= to )",
+    "going on": "happening|occurring",
+    "with": "carrying|holding",
+    "see": "observe|notice|perceive|detect",
+    "seen": "observed|noticed|perceived|detected|spotted",
+    "visible": "shown|displayed|depicted|(?<!at )present",
+    "view": "observations?|visibility",
+    "showing": "displaying|indicating",
+    "look": "check",
+    "describe": "explain",
+    "name": "identify",
+    "select": "choose",
+    "get": "receive",
+    "allowed": "permitted",
+    # accidents and hazards
+    "happened": "occurred",
+    "crash": "collide",
+    "crashed": "collided|wrecked",
+    "crashing": "colliding",
+    "crashing into": "hitting",
+    "hit": "struck|rammed",
+    "overturned": "(?:flipped )?upside down|(?:flipped|rolled|turned) over|flipped|rollover",
+    "fallen": "collapsed",
+    "broken down": "stalled",
+    "blocked": "obstructed|occluded|obscured|hidden|stuck|closed",
+    "blocking": "obstructing",
+    "traffic jam": "(?:traffic )?(?:congestion|gridlock|tailback)",
+    "traffic": "traffic flow",
+    "fire": "flames?|burning",
+    "avoid": "prevent",
+    "avoided": "prevented",
+    "at fault": "responsible",
+    "cause": "reason|justification|explanation|lead to(?= an? (?:accident|collision|crash))",
+    "because": "since",
+    "because of": "due to",
+    # description
+    "large": "big|huge",
+    "heavy": "thick|dense",
+    "busy": "congested",
+    "wrong": "incorrect|improper",
+    "safe": "suitable",
+    "safely": "properly|correctly",
+    "clear": "free",
+    "possible": "potential",
+    "important": "relevant",
+    "status": "states?|conditions?",
+    "scene": "scenario|situation",
+    "video": "footage",
+    "image": "images?|pictures?|photos?|photographs?|pics?|frames?",
+    # grammar
+    "my": "our",
+    "those": "these",
+    "each": "every",
+    "may": "might",
+    "and": "but",
+    "now": "currently|presently|at present",
+    "about": "approximately|roughly",
+    "just": "only|exactly",
+    "most": "mostly|mainly|primarily",
+    "least": "minimum",
+    "not able": "unable",
+    "like": "such as",
+    "at": "attending",
+    "based on": "judging by",
+    "the same as": "equal to",
+    "the same": "equal",
+    # numbers and answers
+    "first": "1st",
+    "second": "2nd",
+    "third": "3rd",
+    "meters": "metres",
+    "100": "(?:(?:one|a) )?hundred",
+    "[YES]": "yes|yeah|yep",
+    "[NO]": "no|nope",
+}
+# A count has one token however it is written; "one" stays where it stands alone, because it is a pronoun as well.
+_WHOLE_WORDS |= {str(number): word for number, word in enumerate(_NUMBERS) if word != "one"}
+_WHOLE_WORDS |= {str(10 * number): word for number, word in enumerate(_TENS, start=2)}
+
+
+def _normalizer() -> normalizers.Normalizer:
+    """Text -> lower-case words, of the vocabulary where it has one. A pass that finds nothing costs about 0.1 µs."""
+    rewrites = list(_SPELLING)
+    rewrites += [(f"{_START}(?:{words})(?=s?{_END})", word) for word, words in _SYNONYMS.items()]
+    rewrites += [(f"{_START}(?:{words}){_END}", word) for word, words in _WHOLE_WORDS.items()]
+    return normalizers.Sequence(
+        [
+            # Before NFKC, which would make a space and an accent of some of these.
+            normalizers.Replace(Regex(r"[\u2018-\u201b\u02bc\u2032\u00b4\u0060]"), "'"),
+            normalizers.NFKC(),
+            normalizers.Lowercase(),
+            *(normalizers.Replace(Regex(pattern), replacement) for pattern, replacement in rewrites),
+        ]
+    )
+
+
+def _pre_tokenizer(vocab: dict[str, int]) -> pre_tokenizers.PreTokenizer:
+    """Split normalised text into answer tokens, numbers, words, runs of symbols (an emoji) and punctuation marks."""
+    numbers = sorted((word for word in vocab if word.isdecimal() and len(word) > 1), key=len, reverse=True)
+    whole_numbers = [rf"(?<!\d)(?:{'|'.join(numbers)})(?!\d)"] if numbers else []
+    kinds = [r"\[(?:YES|NO)\]", "'s", *whole_numbers, r"\d", r"[\p{L}\p{M}]+", r"[^\s\p{L}\p{M}\d\p{P}]+", r"\S"]
+    return pre_tokenizers.Split(Regex("|".join(kinds)), behavior="removed", invert=True)
+
+
+def _decoder() -> decoders.Decoder:
+    """Words joined by spaces, none before a punctuation mark; `[YES]` and `[NO]` as people write them."""
+    return decoders.Sequence(
+        [
+            decoders.WordPiece(prefix="##", cleanup=True),  # no word has the prefix; its cleanup does "." "," "?" "'s"
+            decoders.Replace(Regex(r"^ (?=[;:])"), ""),
+            decoders.Replace("[YES]", "yes"),
+            decoders.Replace("[NO]", "no"),
+        ]
+    )
+
+
+def _word_at(text: str, start: int, end: int) -> str:
+    """The word that a token comes from. A rewritten word's offsets point at its last letter only."""
+    while 0 < start < end and text[start - 1].isalpha() and text[start].isalpha():
+        start -= 1
+    return text[start:end]
+
+
+class TrafficVLMTokenizer(PreTrainedTokenizerFast):
+    """Word-level tokenizer: `tokenizer("Is there a car?")` gives `[SOS] is there a car ? [EOS]`.
+
+    A pair is a question and its answer, `[SOS] question answer [EOS]`, which is a row to train on. Padding is on the
+    left, as generation needs. A prompt to be answered leaves the `[EOS]` out, which the processor does.
+
+    Args:
+        vocab: word -> id, contiguous; 0 to 5 are `[PAD]`, `[UNK]`, `[SOS]`, `[EOS]`, `[YES]`, `[NO]`. Without it there
+            are these six tokens only. Not read where a `tokenizer_file` or a `tokenizer_object` is given.
+        bos_token, eos_token, unk_token, pad_token: the special tokens; `[YES]` and `[NO]` are not special.
+        model_max_length: longest question with its answer, in tokens.
+
+    Raises:
+        ValueError: where the vocabulary does not begin with the six tokens or its ids are not contiguous.
+    """
+
+    model_input_names = ["input_ids", "attention_mask"]
+    padding_side = "left"
+    _tokenizer: Any  # the backend, which the base class types as None
+
+    def __init__(
+        self,
+        vocab: dict[str, int] | None = None,
+        bos_token: str = "[SOS]",
+        eos_token: str = "[EOS]",
+        unk_token: str = "[UNK]",
+        pad_token: str = "[PAD]",
+        model_max_length: int = 128,
+        clean_up_tokenization_spaces: bool = False,
+        **kwargs: Any,
+    ):
+        if kwargs.get("tokenizer_object") is None and kwargs.get("tokenizer_file") is None:
+            self._tokenizer = self._build_backend(vocab)
+        super().__init__(
+            bos_token=bos_token,
+            eos_token=eos_token,
+            unk_token=unk_token,
+            pad_token=pad_token,
+            model_max_length=model_max_length,
+            clean_up_tokenization_spaces=clean_up_tokenization_spaces,
+            **kwargs,
+        )
+
+    @staticmethod
+    def _build_backend(vocab: dict[str, int] | None) -> Tokenizer:
+        expected = SPECIAL_TOKENS + ANSWER_TOKENS
+        vocab = {token: i for i, token in enumerate(expected)} if vocab is None else vocab
+        words = sorted(vocab, key=lambda word: vocab[word])
+        if words[: len(expected)] != expected or [vocab[word] for word in words] != list(range(len(words))):
+            raise ValueError(f"vocab must hold contiguous ids from 0 and begin with {expected}, got {words[:6]}.")
+
+        backend = Tokenizer(WordLevel(vocab, unk_token="[UNK]"))
+        backend.normalizer = _normalizer()
+        backend.pre_tokenizer = _pre_tokenizer(vocab)
+        backend.decoder = _decoder()
+        backend.post_processor = processors.TemplateProcessing(
+            single="[SOS] $A [EOS]",
+            pair="[SOS] $A $B:1 [EOS]:1",
+            special_tokens=[("[SOS]", vocab["[SOS]"]), ("[EOS]", vocab["[EOS]"])],
+        )
+        backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+        backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in ANSWER_TOKENS])
+        return backend
+
+    def unknown_words(self, text: str | Sequence[str]) -> list[str]:
+        """The words that come out as `[UNK]`, as they are written in the text or texts, each once, in their order."""
+        texts = [text] if isinstance(text, str) else list(text)
+        if not texts:
+            return []
+        batch = self(
+            texts,
+            add_special_tokens=False,
+            split_special_tokens=True,
+            return_offsets_mapping=True,
+            padding=False,
+            truncation=False,
+            verbose=False,
+        )
+        unknown = {
+            _word_at(source, start, end): None
+            for source, ids, offsets in zip(texts, batch["input_ids"], batch["offset_mapping"])
+            for token_id, (start, end) in zip(ids, offsets)
+            if token_id == self.unk_token_id
+        }
+        return list(unknown)
+
+
+# Only a class imported from the package needs it: one that an auto class loads writes its auto_map anyway.
+TrafficVLMTokenizer.register_for_auto_class("AutoTokenizer")
+
+__all__ = ["TrafficVLMTokenizer"]
