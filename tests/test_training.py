@@ -1,0 +1,112 @@
+"""Fine-tuning with the library's Trainer: packed and plain batches, checkpoints that load by themselves."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoModel, AutoProcessor, Trainer, TrainingArguments
+
+from tiny import tiny_config, tiny_model
+from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMForSequenceClassification
+
+
+def frames(count: int = 8) -> list[dict]:
+    """Bright and dark pictures, and whether it is day."""
+    rows = []
+    for i in range(count):
+        bright = i % 2 == 0
+        pixels = np.full((40, 60, 3), 230 if bright else 20, dtype=np.uint8)
+        rows.append({"image": Image.fromarray(pixels), "answer": "yes" if bright else "no"})
+    return rows
+
+
+def arguments(folder, **options) -> TrainingArguments:
+    defaults = {
+        "max_steps": 12,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 3e-3,
+        "weight_decay": 0.1,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "use_cpu": True,
+        "remove_unused_columns": False,  # the collator reads the images
+    }
+    return TrainingArguments(output_dir=str(folder), **(defaults | options))
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_trainer_learns_and_saves_a_folder_that_loads(packed, checkpointing, processor, tmp_path):
+    def collate(rows):
+        text, suffix = [["Is it day?", "Is it night?"]] * len(rows), []
+        for row in rows:
+            suffix.append([row["answer"], "no" if row["answer"] == "yes" else "yes"])
+        images = [row["image"] for row in rows]
+        return processor(images=images, text=text, suffix=suffix, packed=packed, return_tensors="pt")
+
+    options = {"gradient_checkpointing": checkpointing, "save_strategy": "steps", "save_steps": 12}
+    trainer = Trainer(
+        tiny_model(), arguments(tmp_path / "run", **options), collate, frames(), processing_class=processor
+    )
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[-1] < 0.5 * losses[0]
+    assert trainer.model.lm_head.weight[0].abs().max() == 0
+    folder = tmp_path / "run" / "checkpoint-12"
+    model = AutoModel.from_pretrained(folder, trust_remote_code=True)
+    loaded = AutoProcessor.from_pretrained(folder, trust_remote_code=True)
+    inputs = loaded(images=[frames()[0]["image"]], text=[["Is it day?"]], packed=True, return_tensors="pt")
+    expected = trainer.model.eval().score_yes_no(**inputs)[0]
+    torch.testing.assert_close(model.score_yes_no(**inputs)[0], expected)
+    assert expected > 0.5
+
+
+def test_trainer_evaluates_the_classification_head(processor, tmp_path):
+    torch.manual_seed(0)
+    model = TrafficVLMForSequenceClassification(tiny_config())
+
+    def collate(rows):
+        batch = processor(images=[row["image"] for row in rows], text=["Is it day?"] * len(rows), return_tensors="pt")
+        return {**batch, "labels": torch.tensor([row["answer"] == "yes" for row in rows]).long()}
+
+    def accuracy(prediction):
+        return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
+
+    trainer = Trainer(
+        model,
+        arguments(tmp_path, max_steps=15),
+        collate,
+        frames(),
+        frames(4),
+        compute_metrics=accuracy,
+    )
+    trainer.train()
+    assert trainer.evaluate()["eval_accuracy"] == 1.0
+
+
+def test_accumulated_gradients_equal_one_large_batch(processor):
+    """Answers of different lengths: the loss is divided by the labelled tokens of all batches (num_items_in_batch)."""
+    images = [row["image"] for row in frames(2)]
+    text, suffix = ["Is it day?", "What is ahead?"], ["yes", "a red car and a bus"]
+    model = tiny_model()
+    batch = processor(images=images, text=text, suffix=suffix, return_tensors="pt")
+    model(**batch).loss.backward()
+    expected = model.lm_head.weight.grad.clone()
+    model.zero_grad()
+    tokens = int((batch["labels"] != -100).sum())
+    for i in range(2):
+        part = processor(images=images[i], text=text[i], suffix=suffix[i], return_tensors="pt")
+        model(**part, num_items_in_batch=tokens).loss.backward()
+    torch.testing.assert_close(model.lm_head.weight.grad, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_autocast_trains_float32_weights(processor):
+    model = tiny_model()
+    batch = processor(images=frames(1)[0]["image"], text="Is it day?", suffix="yes", return_tensors="pt")
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(**batch).loss
+    loss.backward()
+    assert isinstance(model, TrafficVLMForConditionalGeneration)
+    assert loss.isfinite()
+    assert model.lm_head.weight.grad.dtype == torch.float32
