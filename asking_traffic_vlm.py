@@ -34,11 +34,12 @@ class EncodedImages:
         key_values: for each decoder layer the keys and values of I images, each [I,K,P,D].
         attention_mask: [I,P], 1 for image tokens to read and 0 for hidden ones, or None for all.
         pixel_values: [I,3,H,W] as given; an assistant model looks at them with its own vision tower.
-        fingerprint: a few of the weights that made the keys and values, to refuse those of another model.
+        fingerprint: a few of the weights that made the keys and values, to refuse those of another model; None where
+            weights are loaded layer by layer (offloading), so that none can be read.
     """
 
     key_values: tuple[KeyValues, ...]
-    fingerprint: torch.Tensor
+    fingerprint: torch.Tensor | None
     attention_mask: torch.Tensor | None = None
     pixel_values: torch.Tensor | None = field(default=None, repr=False)
 
@@ -56,7 +57,7 @@ class EncodedImages:
 
     def to(self, device: torch.device | str) -> "EncodedImages":
         """The same images on another device."""
-        return replace(self._map(lambda tensor: tensor.to(device)), fingerprint=self.fingerprint.to(device))
+        return self._map(lambda tensor: tensor.to(device))
 
     def __getitem__(self, index: int | slice | list[int] | torch.Tensor) -> "EncodedImages":
         """Some of the images, in the order of `index`: an image number, a slice, a list or a tensor of numbers."""
@@ -98,9 +99,11 @@ class ImageEncoder:
         key_values = self.text_model.project_image_tokens(self.get_image_features(pixel_values))
         return EncodedImages(key_values, self._fingerprint(), attention_mask, pixel_values)
 
-    def _fingerprint(self) -> torch.Tensor:
+    def _fingerprint(self) -> torch.Tensor | None:
         weights = [self.projector.weight, *(layer.cross_attn.k_proj.weight for layer in self.text_model.layers)]
-        return torch.stack([weight.detach().flatten()[0] for weight in weights])
+        if any(weight.is_meta for weight in weights):
+            return None
+        return torch.stack([weight.detach().flatten()[0].to(weights[0].device) for weight in weights])
 
     def choose_images(
         self,
@@ -119,11 +122,9 @@ class ImageEncoder:
         if not hasattr(encoded_images, "key_values"):
             raise TypeError(f"encoded_images must come from encode_images(), got {type(encoded_images).__name__}.")
         if not is_torchdynamo_compiling():
-            ours, theirs = self._fingerprint(), encoded_images.fingerprint.to(self.device)
-            if ours.shape != theirs.shape or not torch.equal(ours, theirs.to(ours.dtype)):
-                raise ValueError(
-                    "encoded_images come from another model, or from this one before its weights changed."
-                )
+            ours, theirs = self._fingerprint(), encoded_images.fingerprint
+            if ours is not None and theirs is not None and not torch.equal(ours, theirs.to(ours)):
+                raise ValueError("encoded_images come from another model, or from weights that have changed since.")
         if encoder_attention_mask is not None:
             encoded_images = replace(encoded_images, attention_mask=encoder_attention_mask)
         return encoded_images

@@ -6,6 +6,7 @@ What is special here:
 - `auto_map` and `decision.json` are written in full at every save, so that a saved folder always loads by itself.
 """
 
+import copy
 import json
 import math
 import os
@@ -134,10 +135,11 @@ class TrafficVLMTextConfig(PreTrainedConfig):
         self.eos_token_id = eos_token_id
         self.yes_token_id = yes_token_id
         self.no_token_id = no_token_id
-        self._check_fields()
-        super().__init__(**({"auto_map": dict(TEXT_AUTO_MAP)} | kwargs))
+        self.check_fields()
+        super().__init__(**kwargs)
 
-    def _check_fields(self) -> None:
+    def check_fields(self) -> None:
+        """Raise `ValueError` unless the fields can work together."""
         sizes = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
         sizes += ["num_key_value_heads", "head_dim", "max_position_embeddings"]
         _check_positive_integers(**{name: getattr(self, name) for name in sizes})
@@ -161,15 +163,19 @@ class TrafficVLMTextConfig(PreTrainedConfig):
         for name in ("attention_dropout", "hidden_dropout"):
             _check(0.0 <= getattr(self, name) < 1.0, f"{name} must lie in [0, 1)", **{name: getattr(self, name)})
         for name in ("pad", "unk", "bos", "eos", "yes", "no"):
-            token_id = getattr(self, f"{name}_token_id")
+            value = getattr(self, f"{name}_token_id")
+            # Generation knows of texts that never end (None) and of several ends (a list).
+            ids = value if name == "eos" and isinstance(value, list) else [] if value is None else [value]
             _check(
-                isinstance(token_id, int) and 0 <= token_id < self.vocab_size,
+                all(isinstance(token_id, int) and 0 <= token_id < self.vocab_size for token_id in ids)
+                and (value is not None or name in ("pad", "bos", "eos")),
                 f"{name}_token_id must be an id inside the vocabulary",
-                **{f"{name}_token_id": token_id, "vocab_size": self.vocab_size},
+                **{f"{name}_token_id": value, "vocab_size": self.vocab_size},
             )
 
-    def to_dict(self) -> dict[str, Any]:
-        return super().to_dict() | {"auto_map": dict(TEXT_AUTO_MAP)}
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        self.auto_map = dict(TEXT_AUTO_MAP)  # not before: inside the full model's configuration it has no meaning
+        super().save_pretrained(save_directory, *args, **kwargs)
 
 
 class TrafficVLMConfig(PreTrainedConfig):
@@ -202,22 +208,31 @@ class TrafficVLMConfig(PreTrainedConfig):
         self.text_config = self._build_text_config(text_config, tie_word_embeddings)
         self.tie_word_embeddings = self.text_config.tie_word_embeddings
         self.yes_no_temperature = yes_no_temperature
-        _check(
-            isinstance(yes_no_temperature, int | float) and 0 < yes_no_temperature < math.inf,
-            "yes_no_temperature must be a positive number",
-            yes_no_temperature=yes_no_temperature,
-        )
+        self.check_fields()
         if kwargs.get("id2label") is None and kwargs.get("num_labels", 2) == 2:
             kwargs |= {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
         super().__init__(**({"auto_map": dict(AUTO_MAP)} | kwargs))
 
     @staticmethod
     def _build_vision_config(vision_config: dict[str, Any] | PreTrainedConfig | None) -> PreTrainedConfig:
-        if not isinstance(vision_config, PreTrainedConfig):
+        if isinstance(vision_config, PreTrainedConfig):
+            config = copy.deepcopy(vision_config)
+        else:
             fields = {"model_type": "siglip_vision_model"} | (vision_config or {})
-            if fields["model_type"] == "siglip_vision_model":
-                fields = {"num_hidden_layers": 3, "vision_use_head": False} | fields
-            vision_config = AutoConfig.for_model(**fields)
+            small = {"num_hidden_layers": 3} if fields["model_type"] == "siglip_vision_model" else {}
+            config = AutoConfig.for_model(**(small | fields))
+        if config.model_type == "siglip_vision_model":
+            config.vision_use_head = False  # dead weight: cross-attention reads the tokens
+        return config
+
+    def check_fields(self) -> None:
+        """Raise `ValueError` unless the fields can work together; the decoder's are checked with the decoder."""
+        _check(
+            isinstance(self.yes_no_temperature, int | float) and 0 < self.yes_no_temperature < math.inf,
+            "yes_no_temperature must be a positive number",
+            yes_no_temperature=self.yes_no_temperature,
+        )
+        vision_config = self.vision_config
         size, patch = getattr(vision_config, "image_size", None), getattr(vision_config, "patch_size", None)
         if isinstance(size, int) and isinstance(patch, int):
             _check(
@@ -234,7 +249,6 @@ class TrafficVLMConfig(PreTrainedConfig):
                 hidden_size=width,
                 num_attention_heads=heads,
             )
-        return vision_config
 
     @staticmethod
     def _build_text_config(
@@ -268,6 +282,10 @@ class TrafficVLMConfig(PreTrainedConfig):
     def max_position_embeddings(self) -> int:
         """The decoder's limit; `generate()` looks for it here to bound its default length."""
         return self.text_config.max_position_embeddings
+
+    @max_position_embeddings.setter
+    def max_position_embeddings(self, value: int) -> None:
+        self.text_config.max_position_embeddings = value
 
     def to_dict(self) -> dict[str, Any]:
         fields = super().to_dict() | {"auto_map": dict(AUTO_MAP)}

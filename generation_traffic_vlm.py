@@ -12,13 +12,20 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import Cache
+from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerationMixin, LogitsProcessorList, SuppressTokensLogitsProcessor
 
 
 def holds_image(past_key_values: Cache | None) -> bool:
     """Whether the cache holds the keys and values of an image already."""
     return bool(getattr(past_key_values, "is_updated", {}).get(0))
+
+
+def with_image_cache(past_key_values: Cache) -> EncoderDecoderCache:
+    """Pair a self-attention cache with one for the keys and values of the image, unless it has one."""
+    if isinstance(past_key_values, EncoderDecoderCache):
+        return past_key_values
+    return EncoderDecoderCache(past_key_values, DynamicCache())
 
 
 class TrafficVLMGenerationMixin(GenerationMixin):
@@ -39,8 +46,14 @@ class TrafficVLMGenerationMixin(GenerationMixin):
                 raise ValueError(f"generate() continues one text a row, got packed rows ({name}): use packed=False.")
         if hasattr(self, "encode_images"):
             self._encode_images_once(inputs, kwargs)
-        inputs = self._align_left(inputs, kwargs)
-        return super().generate(inputs, generation_config, **kwargs)
+        order = self._left_order(inputs, kwargs)
+        if order is None:
+            return super().generate(inputs, generation_config, **kwargs)
+        inputs = self._move_left(inputs, kwargs, order)
+        output = super().generate(inputs, generation_config, **kwargs)
+        if getattr(output, "past_key_values", None) is not None:
+            output.past_key_values.is_left_aligned = True  # unlike the mask of the caller, who may go on from here
+        return output
 
     def _encode_images_once(self, inputs: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
         """Replace pixels in the arguments by `encoded_images` and an `image_index` that beams can repeat."""
@@ -56,25 +69,34 @@ class TrafficVLMGenerationMixin(GenerationMixin):
             image_index = torch.arange(batch_size, device=encoded_images.device)
         kwargs |= {"encoded_images": encoded_images, "image_index": image_index}
 
-    def _align_left(self, inputs: torch.Tensor | None, kwargs: dict[str, Any]) -> torch.Tensor | None:
-        """Move the padding of right-padded prompts to the left, in `kwargs` and in the returned `inputs`."""
-        input_ids = inputs if inputs is not None else kwargs.get("input_ids")
-        text = kwargs.get("inputs_embeds") if kwargs.get("inputs_embeds") is not None else input_ids
-        mask = kwargs.get("attention_mask")
+    def _left_order(self, inputs: torch.Tensor | None, kwargs: dict[str, Any]) -> torch.Tensor | None:
+        """The columns [B,L] of right-padded prompts, padding first; None where nothing has to move."""
+        embeds, input_ids = kwargs.get("inputs_embeds"), inputs if inputs is not None else kwargs.get("input_ids")
+        text, mask = input_ids if embeds is None else embeds, kwargs.get("attention_mask")
+        cache = kwargs.get("past_key_values")
+        if getattr(cache, "is_left_aligned", False) and mask is not None:
+            kwargs["attention_mask"] = mask = mask.sort(
+                dim=1
+            ).values  # the sequences were moved when the cache was made
         if mask is None and text is not None and text.ndim == 2:
-            mask = text.ne(self.generation_config.pad_token_id or 0).long()
+            mask = text.ne(self.config.get_text_config().pad_token_id).long()
         if text is None or mask is None or mask.shape != text.shape[:2] or bool(mask[:, -1].all()):
-            return inputs
-        if kwargs.get("past_key_values") is not None:
+            return None
+        if cache is not None and cache.get_seq_length() > 0:
             raise ValueError("A cache cannot be continued with right-padded rows; pad input_ids on the left.")
-        order = mask.bool().long().argsort(dim=1, stable=True)  # padding first, the tokens after it in their order
-        kwargs["attention_mask"] = mask.gather(1, order)
-        for name in ("input_ids", "position_ids"):
+        kwargs["attention_mask"] = mask
+        return mask.bool().long().argsort(dim=1, stable=True)
+
+    def _move_left(
+        self, inputs: torch.Tensor | None, kwargs: dict[str, Any], order: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Put all that has a column for each token into that order, in `kwargs` and in the returned `inputs`."""
+        for name in ("input_ids", "attention_mask", "position_ids"):
             if kwargs.get(name) is not None and kwargs[name].shape == order.shape:
                 kwargs[name] = kwargs[name].gather(1, order)
-        if kwargs.get("inputs_embeds") is not None:
-            kwargs["inputs_embeds"] = text.gather(1, order[..., None].expand_as(text))
-        return inputs.gather(1, order) if inputs is not None else None
+        if (embeds := kwargs.get("inputs_embeds")) is not None:
+            kwargs["inputs_embeds"] = embeds.gather(1, order[..., None].expand_as(embeds))
+        return None if inputs is None else inputs.gather(1, order)
 
     def prepare_inputs_for_generation(
         self,
@@ -97,9 +119,10 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         self._check_generated_positions(generation_config, model_kwargs)
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         cache = model_kwargs.get("past_key_values")
-        model_kwargs["past_key_values"] = paired = self.get_decoder().with_image_cache(cache)
-        if getattr(cache, "_is_user_defined", False):
-            paired._is_user_defined = True
+        has_image = any(model_kwargs.get(name) is not None for name in ("encoded_images", "encoder_hidden_states"))
+        if cache is not None and has_image:
+            model_kwargs["past_key_values"] = paired = with_image_cache(cache)
+            paired._is_user_defined = getattr(cache, "_is_user_defined", False)
 
     def _check_generated_positions(self, generation_config: Any, model_kwargs: dict[str, Any]) -> None:
         position_ids = model_kwargs["position_ids"]
@@ -117,9 +140,10 @@ class TrafficVLMGenerationMixin(GenerationMixin):
     def _get_logits_processor(self, *args: Any, **kwargs: Any) -> LogitsProcessorList:
         processors = super()._get_logits_processor(*args, **kwargs)
         config = self.config.get_text_config()
-        never = [config.pad_token_id, config.unk_token_id, config.bos_token_id]
+        ids = (config.pad_token_id, config.unk_token_id, config.bos_token_id)
+        never = [token_id for token_id in ids if token_id is not None]
         # First in the list: after top-k it could forbid all that is left.
-        processors.insert(0, SuppressTokensLogitsProcessor(never, device=self.device))
+        processors.insert(0, SuppressTokensLogitsProcessor(never, device=kwargs.get("device") or self.device))
         return processors
 
     def _get_candidate_generator(self, *args: Any, model_kwargs: dict[str, Any], **kwargs: Any) -> Any:

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import AutoModel, Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers import AutoModel, Cache, DynamicCache, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -34,7 +34,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .asking_traffic_vlm import EncodedImages, ImageEncoder, ImageReader, KeyValues, YesNoScorer
 from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
-from .generation_traffic_vlm import TrafficVLMGenerationMixin, holds_image
+from .generation_traffic_vlm import TrafficVLMGenerationMixin, holds_image, with_image_cache
 from .masking_traffic_vlm import check_length, check_masks, check_token_ids, count_positions, same_segment
 
 
@@ -108,7 +108,7 @@ def eager_attention_forward(
 
     Args:
         query: [B,H,L,D]. key, value: [B,K,S,D]; each of the K heads serves H/K neighbouring query heads.
-        attention_mask: added to the scores, [B,1,L,S], or None.
+        attention_mask: [B,1,L,S], added to the scores, or of bool, False where a query must not look; or None.
 
     Returns:
         the attended values [B,L,H,D] and the attention weights [B,H,L,S].
@@ -116,11 +116,15 @@ def eager_attention_forward(
     key = key.repeat_interleave(module.num_key_value_groups, dim=1)  # [B,K,S,D] → [B,H,S,D]
     value = value.repeat_interleave(module.num_key_value_groups, dim=1)
     scores = query @ key.transpose(2, 3) * scaling  # [B,H,L,S]
-    if attention_mask is not None:
+    lowest = torch.finfo(scores.dtype).min
+    if attention_mask is not None and attention_mask.dtype != torch.bool:
         scores = scores + attention_mask
+        attention_mask = attention_mask > lowest
+    if attention_mask is not None:
+        scores = scores.masked_fill(~attention_mask, lowest)
     weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     if attention_mask is not None:  # a row with nothing to see reads nothing, as in sdpa, not the mean of all
-        weights = weights.masked_fill(attention_mask <= torch.finfo(attention_mask.dtype).min, 0.0)
+        weights = weights.masked_fill(~attention_mask, 0.0)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
@@ -275,6 +279,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
 
     def __init__(self, config: TrafficVLMTextConfig):
         super().__init__(config)
+        config.check_fields()  # again, as they can be set one by one after the configuration was built
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         self.layers: Any = nn.ModuleList(TrafficVLMDecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = TrafficVLMRMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -332,7 +337,9 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
                 check_length(position_ids, self.config.max_position_embeddings)
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        past_key_values = self.with_image_cache(past_key_values)
+        has_image = encoder_hidden_states is not None or encoder_key_values is not None
+        if past_key_values is not None and has_image:
+            past_key_values = with_image_cache(past_key_values)
         self_attention_cache = getattr(past_key_values, "self_attention_cache", past_key_values)
         key_values, encoder_attention_mask = self._image_key_values(
             encoder_hidden_states, encoder_key_values, encoder_attention_mask, past_key_values, len(inputs_embeds)
@@ -378,13 +385,6 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
             raise ValueError(f"encoder_hidden_states must be [B,P,{width}] (encoder_hidden_size), got {shape}.")
         return tuple(layer.cross_attn.project(encoder_hidden_states) for layer in self.layers)
 
-    def with_image_cache(self, past_key_values: Cache | None) -> Cache | None:
-        """Pair a self-attention cache with one for the image, unless it has one or there is no cross-attention."""
-        has_cross_attention = self.config.encoder_hidden_size is not None
-        if past_key_values is None or isinstance(past_key_values, EncoderDecoderCache) or not has_cross_attention:
-            return past_key_values
-        return EncoderDecoderCache(past_key_values, DynamicCache())
-
     def _image_key_values(
         self,
         encoder_hidden_states: torch.Tensor | None,
@@ -425,6 +425,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
 
     def __init__(self, config: TrafficVLMConfig):
         super().__init__(config)
+        config.check_fields()
         self.vision_tower = AutoModel.from_config(config.vision_config)
         self.projector = nn.Linear(config.vision_config.hidden_size, config.text_config.hidden_size)
         self.text_model = TrafficVLMTextModel._from_config(config.text_config)
@@ -444,7 +445,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
             raise ValueError(f"pixel_values must be [images,{channels},{height},{width}], got {shape}.")
         if not is_torchdynamo_compiling() and not bool(torch.isfinite(pixel_values).all()):
             raise ValueError("pixel_values must be finite numbers, got NaN or infinity.")
-        tokens = self.vision_tower(pixel_values.to(self.vision_tower.dtype)).last_hidden_state
+        tokens = self.vision_tower(pixel_values.to(self.vision_tower.dtype), return_dict=True).last_hidden_state
         return self.projector(tokens)
 
     @can_return_tuple
@@ -476,7 +477,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
         return self.text_model(input_ids, inputs_embeds=inputs_embeds, return_dict=True, **text_inputs, **kwargs)
 
 
-class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel, TrafficVLMGenerationMixin):
+class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
     """The language-model head, for the decoder alone and for the full model."""
 
     def __init__(self, config: TrafficVLMConfig | TrafficVLMTextConfig):
@@ -486,8 +487,9 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel, TrafficVLMGenerationMix
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Raw logits [...,V] of states [...,C]; `[PAD]` has the lowest number of the dtype, so it gets no gradient."""
-        logits = self.lm_head(hidden_states)
-        logits[..., self.config.get_text_config().pad_token_id] = torch.finfo(logits.dtype).min
+        logits, pad_token_id = self.lm_head(hidden_states), self.config.get_text_config().pad_token_id
+        if pad_token_id is not None:
+            logits[..., pad_token_id] = torch.finfo(logits.dtype).min
         return logits
 
     def language_model_output(
@@ -518,7 +520,7 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel, TrafficVLMGenerationMix
         )
 
 
-class TrafficVLMForCausalLM(TrafficVLMLanguageModel):
+class TrafficVLMForCausalLM(TrafficVLMLanguageModel, TrafficVLMGenerationMixin):
     """The text decoder with the language-model head."""
 
     config_class = TrafficVLMTextConfig
@@ -563,7 +565,7 @@ class TrafficVLMForCausalLM(TrafficVLMLanguageModel):
         return self.language_model_output(outputs, labels, logits_to_keep, **kwargs)
 
 
-class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, YesNoScorer):
+class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMGenerationMixin, YesNoScorer):
     """The full model with the language-model head: `generate()`, `score_yes_no()`, `attention_maps()`.
 
     Example:

@@ -316,8 +316,8 @@ class TrafficVLMProcessor(ProcessorMixin):
         for number, (string, words) in enumerate(zip(questions + answers, ids)):
             is_answer = number >= len(typed)
             if not words or (not is_answer and not any(map(str.isalnum, string))):
-                what = ("suffix", string) if is_answer else ("text", typed[number])
-                raise ValueError(f"`{what[0]}` has an empty string: {what[1]!r}; expected words")
+                name, value = ("suffix", string) if is_answer else ("text", typed[number])
+                raise ValueError(f"`{name}` has an empty string: {value!r}; expected words")
         if on_unknown != "ignore" and any(tokenizer.unk_token_id in words for words in ids):
             self._report_unknown(questions + answers, on_unknown)
 

@@ -11,8 +11,9 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from transformers import GenerationConfig, HfArgumentParser
+
+from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -47,7 +47,9 @@ def environment(release: str) -> Path:
 def run_tests(release: str) -> tuple[str, str, bool]:
     """Full version, the last line of pytest, and whether it passed."""
     python = environment(release)
-    version = subprocess.check_output([python, "-c", "import transformers; print(transformers.__version__)"], text=True)
+    version = subprocess.check_output(
+        [python, "-c", "import transformers; print(transformers.__version__)"], text=True
+    )
     command = [python, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider"]
     tests = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     (FOLDER / f"{release}.log").write_text(tests.stdout)

@@ -110,12 +110,29 @@ def test_untied_embeddings_may_be_said_on_either_config():
     assert not tiny_config(text={"tie_word_embeddings": False}).tie_word_embeddings
 
 
+def test_position_limit_is_the_decoders():
+    config = tiny_config()
+    config.max_position_embeddings = 64
+    assert config.text_config.max_position_embeddings == config.max_position_embeddings == 64
+
+
+def test_decoder_config_loads_from_the_full_folder(tmp_path):
+    config = tiny_config()
+    config.save_pretrained(tmp_path)
+    loaded = TrafficVLMTextConfig.from_pretrained(tmp_path).to_dict()
+    assert loaded.items() >= config.to_dict()["text_config"].items()
+    assert "auto_map" not in loaded  # that of the full model does not fit it
+
+
 def test_labels_are_no_and_yes_unless_said_otherwise():
     assert tiny_config().id2label == {0: "no", 1: "yes"}
     assert tiny_config(num_labels=3).num_labels == 3
 
 
 def test_vision_config_may_be_any_of_the_library():
-    config = TrafficVLMConfig(vision_config=SiglipVisionConfig(hidden_size=24, num_attention_heads=2))
-    assert config.vision_config.hidden_size == 24
+    given = SiglipVisionConfig(hidden_size=24, num_attention_heads=2)
+    config = TrafficVLMConfig(vision_config=given)
+    assert (config.vision_config.hidden_size, config.vision_config.num_hidden_layers) == (24, 12)
+    assert not config.vision_config.vision_use_head  # the pooling head would never be read
+    assert getattr(given, "vision_use_head", True)
     assert TrafficVLMConfig(vision_config={"model_type": "vit", "hidden_size": 96}).vision_config.model_type == "vit"

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
-from transformers import EncoderDecoderCache, GenerationConfig
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 from tiny import pack, random_ids, random_pixels, tiny_model, tiny_text_config
@@ -33,7 +33,10 @@ def greedy_by_hand(model, ids, pixels, new_tokens=8):
     return ids
 
 
-@pytest.mark.parametrize("options", [{}, {"use_cache": False}, {"cache_implementation": "static"}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"use_cache": False}, {"cache_implementation": "static"}, {"prefill_chunk_size": 4}],
+)
 def test_greedy(model, expected, options):
     inputs = {"input_ids": random_ids(2, 6), "pixel_values": random_pixels(2)}
     assert torch.equal(model.generate(**inputs, **NEVER_ENDING, **options), expected)
@@ -125,6 +128,7 @@ def test_many_questions_of_one_image_look_once():
         {"num_beams": 3},
         {"num_beams": 3, "num_return_sequences": 2},
         {"num_beams": 2, "cache_implementation": "static"},
+        {"num_beams": 2, "use_cache": False},
     ],
 )
 def test_beams_read_the_right_image(model, options):
@@ -168,6 +172,24 @@ def test_continue_from_a_returned_cache(model, expected):
         cache = copy.deepcopy(first.past_key_values)
         second = model.generate(input_ids=first.sequences, past_key_values=cache, **image, **config)
         assert torch.equal(second.sequences, expected)
+
+
+def test_continue_from_a_cache_of_right_padded_prompts(model):
+    """The rows were moved to the left; the mask that the caller extends still has the padding on the right."""
+    ids, pixels = random_ids(3, 7), random_pixels(3)
+    mask = torch.tensor([[1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0, 0]])
+    config = NEVER_ENDING | {"return_dict_in_generate": True}
+    at_once = model.generate(ids, attention_mask=mask, pixel_values=pixels, **config).sequences
+    first = model.generate(ids, attention_mask=mask, pixel_values=pixels, **(config | {"max_new_tokens": 5}))
+    longer = nn.functional.pad(mask, (0, 5), value=1)
+    cache = first.past_key_values
+    second = model.generate(
+        first.sequences, attention_mask=longer, past_key_values=cache, **(config | {"max_new_tokens": 3})
+    )
+    assert torch.equal(second.sequences, at_once)
+    empty = DynamicCache(config=model.config.text_config)
+    again = model.generate(ids, attention_mask=mask, pixel_values=pixels, past_key_values=empty, **config)
+    assert torch.equal(again.sequences, at_once)
 
 
 def test_outputs_and_scores(model):
@@ -247,6 +269,15 @@ def test_continuing_beyond_the_positions_is_refused(model):
         model.generate(random_ids(1, 1), attention_mask=mask, past_key_values=cache, **NEVER_ENDING)
 
 
+@pytest.mark.parametrize("eos", [None, [3, 7]])
+def test_texts_may_have_no_end_or_several(eos, tmp_path):
+    model = tiny_model(text={"eos_token_id": eos})
+    model.save_pretrained(tmp_path)
+    model = type(model).from_pretrained(tmp_path)
+    output = model.generate(random_ids(1, 4), pixel_values=random_pixels(1), max_new_tokens=20)
+    assert eos is not None or output.shape[1] == 24
+
+
 def test_packed_rows_cannot_be_continued(model):
     row = pack([random_ids(4), random_ids(3)])
     with pytest.raises(ValueError, match="packed"):
@@ -272,6 +303,8 @@ def test_text_alone_is_a_language_model(model):
     alone = TrafficVLMForCausalLM(model.config.text_config).eval()
     alone.model.load_state_dict(model.model.text_model.state_dict())
     assert torch.equal(alone.generate(ids, **NEVER_ENDING), full)
+    output = model.generate(ids, return_dict_in_generate=True, **NEVER_ENDING)
+    assert isinstance(output.past_key_values, DynamicCache)  # there is no image to keep
     assert model.generate(pixel_values=random_pixels(2), **NEVER_ENDING).shape == (2, 9)  # starts from [SOS]
 
 

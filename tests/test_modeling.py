@@ -292,6 +292,18 @@ def test_eager_and_sdpa_agree(vision):
     close(*outputs, 1e-5)
 
 
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@torch.no_grad()
+def test_prepared_masks_are_taken_as_they_are(implementation):
+    model = tiny_decoder()
+    model.set_attn_implementation(implementation)
+    ids, mask = random_ids(2, 6), torch.ones(6, 6, dtype=torch.bool).tril().expand(2, 1, 6, 6)
+    expected = model(ids).last_hidden_state
+    close(model(ids, attention_mask=mask).last_hidden_state, expected)
+    added = torch.zeros(2, 1, 6, 6).masked_fill(~mask, torch.finfo(torch.float32).min)
+    close(model(ids, attention_mask=added).last_hidden_state, expected)
+
+
 @torch.no_grad()
 def test_encoder_mask_hides_image_tokens_and_stays_with_the_cache(decoder, vision):
     ids, mask = random_ids(2, 8), torch.ones(2, 9, dtype=torch.long)
@@ -544,6 +556,40 @@ def test_compiled_model_gives_the_same_logits(model):
     ids, image = random_ids(1, 6), model.encode_images(random_pixels(1))
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     close(compiled(ids, encoded_images=image, use_cache=False).logits, model(ids, encoded_images=image).logits)
+
+
+@torch.no_grad()
+def test_weights_on_disk_layer_by_layer(tmp_path):
+    """Offloading keeps weights on the meta device between calls; nothing may read them outside their layer."""
+    accelerate = pytest.importorskip("accelerate")
+    model, ids, pixels = tiny_model(), random_ids(2, 5), random_pixels(2)
+    expected, text = model(ids, pixels).logits, model.generate(ids, pixel_values=pixels, max_new_tokens=4)
+    device_map = {"model.vision_tower": "cpu", "model.projector": "disk", "lm_head": "disk"}
+    device_map |= {f"model.text_model.{name}": "disk" for name in ("embed_tokens", "layers.0", "layers.1", "norm")}
+    accelerate.dispatch_model(model, device_map, main_device="cpu", offload_dir=tmp_path, force_hooks=True)
+    close(model(ids, pixels).logits, expected)
+    encoded = model.encode_images(pixels)
+    close(model(ids, encoded_images=encoded.to("cpu")).logits, expected)
+    assert torch.equal(model.generate(ids, encoded_images=encoded, max_new_tokens=4), text)
+    assert len(model.score_yes_no(ids, encoded_images=encoded)) == 2
+
+
+def test_fields_set_after_the_configuration_was_built_are_checked():
+    config = tiny_config()
+    config.text_config.num_key_value_heads = 3
+    with pytest.raises(ValueError, match="num_key_value_heads=3"):
+        TrafficVLMForConditionalGeneration(config)
+    config = tiny_config()
+    config.yes_no_temperature = -1.0
+    with pytest.raises(ValueError, match=r"yes_no_temperature=-1\.0"):
+        TrafficVLMForConditionalGeneration(config)
+
+
+def test_return_dict_of_any_part_changes_nothing_inside():
+    config = tiny_config()
+    config.vision_config.return_dict = config.text_config.return_dict = config.return_dict = False
+    output = TrafficVLMForConditionalGeneration(config).eval()(random_ids(1, 3), random_pixels(1))
+    assert isinstance(output, tuple)
 
 
 # Bad input

@@ -537,9 +537,9 @@ def test_options_of_the_image_processor(processor, image):
         assert processor(images=image, return_tensors="pt", **options)["pixel_values"].min() >= 0
     size = {"height": 32, "width": 48}
     assert processor(images=image, size=size, return_tensors="pt")["pixel_values"].shape == (1, 3, 32, 48)
-    for square in (32, [32, 32]):
+    for square in (32, {"height": 32, "width": 32}):
         assert processor(images=image, size=square, return_tensors="pt")["pixel_values"].shape == (1, 3, 32, 32)
-    dark = processor(images=image, rescale_factor=-1, do_rescale=True, return_tensors="pt")["pixel_values"]
+    dark = processor(images=image, rescale_factor=-1.0, do_rescale=True, return_tensors="pt")["pixel_values"]
     assert dark.max() < 0
     raw = processor(images=image, do_resize=False, return_tensors="pt")["pixel_values"]
     assert raw.shape == (1, 3, 30, 40)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+
 from tiny import ROOT, random_ids, random_pixels, tiny_config, tiny_model
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForCausalLM, TrafficVLMForSequenceClassification
 
