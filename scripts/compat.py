@@ -3,7 +3,7 @@
     python scripts/compat.py                      # all releases below, about four minutes each
     python scripts/compat.py --releases 5.5 5.23
 
-Environments live in .compat/ and are kept, so that a second run starts at once. The exit status is 1 if any release fails.
+Environments live in .compat/ and are kept, so that a second run starts at once. The exit status is 1 if one fails.
 """
 
 import re
