@@ -67,7 +67,7 @@ _SYNONYMS = {
     "car": "automobile|hatchback|sedan|suv",
     "taxi": "cab|taxicab",
     "van": "minivan",
-    "tram": "streetcar|trolley",
+    "train": "tram|streetcar|trolley",
     "rickshaw": "auto ?rickshaw|tuk ?tuk|three wheeler",
     "stroller": "pram|pushchair",
     "backpack": "rucksack",

@@ -276,11 +276,11 @@ def test_each_word_of_the_list_can_be_produced():
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("sidewalk", "road", "more than once: \\['road'\\]"),
-        ("sidewalk", "sidewalk extra", "500 words, it has 501"),
+        ("umbrella", "road", "more than once: \\['road'\\]"),
+        ("umbrella", "umbrella extra", "500 words, it has 501"),
         ("[PAD] [UNK]", "[UNK] [PAD]", "begin with"),
-        ("sidewalk", "pavement", "rewrites or splits: \\['pavement'\\]"),
-        ("sidewalk", "side-walk", "rewrites or splits: \\['side-walk'\\]"),
+        ("umbrella", "pavement", "rewrites or splits: \\['pavement'\\]"),
+        ("umbrella", "side-walk", "rewrites or splits: \\['side-walk'\\]"),
     ],
 )
 def test_a_wrong_word_list_is_an_error_that_names_the_word(tmp_path, old, new, message):
