@@ -1,0 +1,38 @@
+"""The README's Python runs as it is written, on a folder with a tiny model."""
+
+import re
+
+import numpy as np
+import pytest
+import transformers
+from PIL import Image
+
+from tiny import ROOT, tiny_model
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+FILES = sorted(set(re.findall(r"`((?:\w+/)*\w+\.(?:py|txt))`", README)))
+
+
+def test_readme_runs(processor, tmp_path, monkeypatch, capsys):
+    assert len(BLOCKS) >= 4
+    tiny_model().save_pretrained(tmp_path / "folder")
+    processor.save_pretrained(tmp_path / "folder")
+    pixels = np.random.default_rng(0).integers(0, 255, (60, 90, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "scene.jpg")
+    monkeypatch.chdir(tmp_path)
+    names = {"folder": str(tmp_path / "folder")}
+    for block in BLOCKS:
+        if '"decision"' in block and not hasattr(transformers, "AutoModelForDecision"):
+            continue  # the pipeline came with transformers 5.23
+        exec(compile(block, "README.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert re.search(r"'question': 'Is there a pedestrian\?', 'answer': '(yes|no)', 'probability': 0\.\d+", printed)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(set(re.findall(r"`((?:\w+/)*\w+\.(?:py|txt))`", (ROOT / "README.md").read_text())))
+)
+def test_files_that_the_readme_names_are_there(path):
+    assert (ROOT / path).is_file()
