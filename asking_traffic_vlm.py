@@ -4,16 +4,16 @@ A question is answered at its last token: P(yes) = softmax([l_no, l_yes] / tempe
 and `[YES]` there. Logits are computed at those tokens only.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from math import isqrt
 from typing import Any
 
 import torch
 from transformers import Cache
 from transformers.utils import is_torchdynamo_compiling
 
-from .generation_traffic_vlm import holds_image
+from .generation_traffic_vlm import find_image_cache, holds_image
 
 
 KeyValues = tuple[torch.Tensor, torch.Tensor]  # keys and values of one layer, each [B,K,P,D]
@@ -34,12 +34,12 @@ class EncodedImages:
         key_values: for each decoder layer the keys and values of I images, each [I,K,P,D].
         attention_mask: [I,P], 1 for image tokens to read and 0 for hidden ones, or None for all.
         pixel_values: [I,3,H,W] as given; an assistant model looks at them with its own vision tower.
-        fingerprint: a few of the weights that made the keys and values, to refuse those of another model; None where
-            weights are loaded layer by layer (offloading), so that none can be read.
+        fingerprint: a number of each weight that made the keys and values, to refuse those of another model; None
+            where weights are loaded layer by layer (offloading), so that none can be read.
     """
 
     key_values: tuple[KeyValues, ...]
-    fingerprint: torch.Tensor | None
+    fingerprint: torch.Tensor | None = None
     attention_mask: torch.Tensor | None = None
     pixel_values: torch.Tensor | None = field(default=None, repr=False)
 
@@ -59,9 +59,18 @@ class EncodedImages:
         """The same images on another device."""
         return self._map(lambda tensor: tensor.to(device))
 
+    def cast(self, dtype: torch.dtype) -> "EncodedImages":
+        """The same images with keys and values of another dtype."""
+        if self.key_values[0][0].dtype == dtype:
+            return self
+        return replace(self, key_values=tuple((key.to(dtype), value.to(dtype)) for key, value in self.key_values))
+
     def __getitem__(self, index: int | slice | list[int] | torch.Tensor) -> "EncodedImages":
         """Some of the images, in the order of `index`: an image number, a slice, a list or a tensor of numbers."""
-        index = slice(index, index + 1 or None) if isinstance(index, int) else index
+        if isinstance(index, int):
+            if not -len(self) <= index < len(self):
+                raise IndexError(f"image {index} of {len(self)}")
+            index = slice(index, index + 1 or None)
         return self._map(lambda tensor: tensor[index])
 
     @property
@@ -70,40 +79,54 @@ class EncodedImages:
 
     def rows(self, image_index: torch.Tensor | None, batch_size: int) -> "EncodedImages":
         """The image of each of `batch_size` rows of text: as they are, or those that `image_index` names."""
-        self.check_index(image_index, batch_size)
-        return self if image_index is None else replace(self, pixel_values=None)[image_index]
+        chosen = self.check_index(image_index, batch_size)
+        return self if image_index is None else replace(self, pixel_values=None)[chosen]
 
-    def check_index(self, image_index: torch.Tensor | None, batch_size: int) -> None:
-        """Raise `ValueError` unless `image_index` [batch_size] names an image for each row, or is None for I = B."""
+    def check_index(self, image_index: torch.Tensor | None, batch_size: int) -> torch.Tensor:
+        """The image of each row [batch_size]; None stands for row i asking about image i.
+
+        Raises:
+            ValueError: another number of rows, or an image that is not there.
+        """
+        images = self.key_values[0][0].shape[0]
         if image_index is None:
-            if len(self) != batch_size:
-                raise ValueError(f"{batch_size} rows of text for {len(self)} images: image_index must pair them up.")
-        elif image_index.shape != (batch_size,):
+            if images != batch_size:
+                raise ValueError(f"{batch_size} rows of text for {images} images: image_index must pair them up.")
+            return torch.arange(batch_size, device=self.device)
+        image_index = torch.as_tensor(image_index, device=self.device)
+        if image_index.shape != (batch_size,):
             raise ValueError(f"image_index must be [{batch_size}], one number a row, got {list(image_index.shape)}.")
-        elif not is_torchdynamo_compiling():
+        if not is_torchdynamo_compiling():
             low, high = (int(value) for value in image_index.aminmax())
-            if low < 0 or high >= len(self):
-                raise ValueError(f"image_index must lie in [0, {len(self)}), got {low if low < 0 else high}.")
+            if low < 0 or high >= images:
+                raise ValueError(f"image_index must lie in [0, {images}), got {low if low < 0 else high}.")
+        return image_index
 
 
 class ImageEncoder:
     """How the model without a head makes `EncodedImages`, and refuses those that are not its own."""
 
+    config: Any
     device: Any
     projector: Any
     text_model: Any
+    vision_tower: Any
     get_image_features: Callable[[torch.Tensor], torch.Tensor]
 
     def encode(self, pixel_values: torch.Tensor, attention_mask: torch.Tensor | None = None) -> EncodedImages:
         """Run the vision tower and project keys and values for every decoder layer, with gradients where enabled."""
         key_values = self.text_model.project_image_tokens(self.get_image_features(pixel_values))
-        return EncodedImages(key_values, self._fingerprint(), attention_mask, pixel_values)
+        return EncodedImages(key_values, attention_mask=attention_mask, pixel_values=pixel_values)
 
-    def _fingerprint(self) -> torch.Tensor | None:
-        weights = [self.projector.weight, *(layer.cross_attn.k_proj.weight for layer in self.text_model.layers)]
+    def fingerprint(self) -> torch.Tensor | None:
+        """The first number of every weight that encoded images depend on, adapters among them, in float32."""
+        parts = [self.vision_tower, self.projector]
+        for layer in self.text_model.layers:
+            parts += [layer.cross_attn.k_proj, layer.cross_attn.v_proj]
+        weights = [weight for part in parts for weight in part.parameters()]
         if any(weight.is_meta for weight in weights):
             return None
-        return torch.stack([weight.detach().flatten()[0].to(weights[0].device) for weight in weights])
+        return torch.stack([weight.detach().flatten()[0].to(weights[0].device, torch.float32) for weight in weights])
 
     def choose_images(
         self,
@@ -112,21 +135,26 @@ class ImageEncoder:
         encoder_attention_mask: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
     ) -> EncodedImages | None:
-        """The images to read: pixels encoded now, or encoded before and checked; None if the cache holds them."""
+        """The images to read: pixels encoded now, or encoded before and checked.
+
+        None if there are none, or if the cache holds images already: those are read, whatever is given beside them.
+        """
         if pixel_values is not None and encoded_images is not None:
             raise ValueError("Give pixel_values or encoded_images, not both: one of them would go unseen.")
-        if holds_image(past_key_values):
+        if encoded_images is not None and not hasattr(encoded_images, "key_values"):
+            raise TypeError(f"encoded_images must come from encode_images(), got {type(encoded_images).__name__}.")
+        if holds_image(find_image_cache(past_key_values)):
             return None
         if encoded_images is None:
             return None if pixel_values is None else self.encode(pixel_values, encoder_attention_mask)
-        if not hasattr(encoded_images, "key_values"):
-            raise TypeError(f"encoded_images must come from encode_images(), got {type(encoded_images).__name__}.")
-        if not is_torchdynamo_compiling():
-            ours, theirs = self._fingerprint(), encoded_images.fingerprint
-            if ours is not None and theirs is not None and not torch.equal(ours, theirs.to(ours)):
+        if not is_torchdynamo_compiling() and encoded_images.fingerprint is not None:
+            ours = self.fingerprint()
+            if ours is not None and not torch.equal(ours, encoded_images.fingerprint.to(ours)):
                 raise ValueError("encoded_images come from another model, or from weights that have changed since.")
         if encoder_attention_mask is not None:
             encoded_images = replace(encoded_images, attention_mask=encoder_attention_mask)
+        if not torch.is_autocast_enabled(self.device.type):  # they may have been encoded under autocast
+            encoded_images = encoded_images.cast(self.projector.weight.dtype)
         return encoded_images
 
 
@@ -146,7 +174,8 @@ class ImageReader:
 
         encoder_attention_mask [I,P] hides image tokens where it is 0. No gradients are kept.
         """
-        return self.model.encode(pixel_values, encoder_attention_mask)
+        images = self.model.encode(pixel_values, encoder_attention_mask)
+        return replace(images, fingerprint=self.model.fingerprint())
 
     def get_image_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Projected image tokens [I,P,C] of pixels [I,3,224,224]."""
@@ -166,11 +195,11 @@ class ImageReader:
         if question_ends is not None:
             rows, numbers = (question_ends >= 0).nonzero(as_tuple=True)
             return hidden_states[rows, question_ends[rows, numbers]]
-        length = hidden_states.shape[1]
         if attention_mask is None:
             return hidden_states[:, -1]
-        last = (attention_mask[:, -length:] * torch.arange(1, length + 1, device=attention_mask.device)).argmax(-1)
-        return hidden_states[torch.arange(len(last), device=last.device), last]
+        columns = torch.arange(1, hidden_states.shape[1] + 1, device=attention_mask.device)
+        last = (attention_mask * columns).argmax(-1)
+        return hidden_states[torch.arange(last.shape[0], device=last.device), last]
 
     @torch.no_grad()
     def attention_maps(
@@ -206,31 +235,41 @@ class ImageReader:
         layers = _check_numbers("layers", layers, text_config.num_hidden_layers)
         heads = _check_numbers("heads", heads, text_config.num_attention_heads)
         attention_mask = self.padding_mask(input_ids) if attention_mask is None else attention_mask
-        hidden_cells, image_index = encoded_images.attention_mask, inputs.get("image_index")
-        if hidden_cells is not None and image_index is not None:
-            hidden_cells = hidden_cells[image_index]
+        image_index = inputs.pop("image_index", None)
+        visible = encoded_images.rows(image_index, input_ids.shape[0]).attention_mask
         maps: list[torch.Tensor] = []
+        caller = threading.get_ident()
 
         def record(module: Any, args: tuple[torch.Tensor, ...], output: Any) -> None:
+            if threading.get_ident() != caller:  # hooks see the forwards of all threads
+                return
             hidden_states, key = args[:2]
             query = module.split_heads(module.q_proj(hidden_states))[:, heads]
             key = key.repeat_interleave(module.num_key_value_groups, dim=1)[:, heads]
             scores = (query @ key.transpose(2, 3)).float() * module.scaling  # [B,H,L,P]
-            if hidden_cells is not None:
-                scores = scores.masked_fill(hidden_cells[:, None, None] == 0, float("-inf"))
-            maps.append(scores.softmax(-1).mean(1))
+            if visible is not None:
+                scores = scores.masked_fill(visible[:, None, None] == 0, torch.finfo(scores.dtype).min)
+            weights = scores.softmax(-1).mean(1)
+            maps.append(weights if visible is None else weights * (visible[:, None] != 0))
 
         decoder_layers = self.get_decoder().layers
         handles = [decoder_layers[i].cross_attn.register_forward_hook(record) for i in layers]
         try:
             inputs = {key: value for key, value in inputs.items() if key not in ("question_ends", "labels")}
-            self.model(input_ids, None, attention_mask, encoded_images=encoded_images, use_cache=False, **inputs)
+            images = {"encoded_images": encoded_images, "image_index": image_index}
+            self.model(input_ids, None, attention_mask, use_cache=False, **images, **inputs)
         finally:
             for handle in handles:
                 handle.remove()
         weights = torch.stack(maps).mean(0) * attention_mask[..., None]  # [B,L,P]
-        side = isqrt(weights.shape[-1])  # a tower's class token, if it has one, comes before the grid
-        return weights[..., -side * side :].unflatten(-1, (side, side))
+        rows, columns = self._grid()
+        return weights[..., -rows * columns :].unflatten(-1, (rows, columns))  # after a class token, if there is one
+
+    def _grid(self) -> tuple[int, int]:
+        """Rows and columns of the vision tower's grid of image tokens."""
+        vision = self.config.vision_config
+        sizes = [(size, size) if isinstance(size, int) else size for size in (vision.image_size, vision.patch_size)]
+        return sizes[0][0] // sizes[1][0], sizes[0][1] // sizes[1][1]
 
 
 class YesNoScorer(ImageReader):
@@ -269,9 +308,7 @@ class YesNoScorer(ImageReader):
         encoded_images = self.model.choose_images(pixel_values, encoded_images, encoder_attention_mask)
         if encoded_images is None:
             raise ValueError("score_yes_no asks about images: give pixel_values or encoded_images.")
-        encoded_images.check_index(image_index, len(input_ids))
-        if image_index is None:
-            image_index = torch.arange(len(input_ids), device=input_ids.device)
+        image_index = encoded_images.check_index(image_index, input_ids.shape[0])
         attention_mask = self.padding_mask(input_ids) if attention_mask is None else attention_mask
         if segment_ids is None:
             text = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
@@ -281,8 +318,9 @@ class YesNoScorer(ImageReader):
             raise ValueError("Packed rows (segment_ids) need question_ends and position_ids from the processor.")
         packed = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
         packed |= {"segment_ids": segment_ids, "question_ends": question_ends}
+        spans = find_questions(packed, self.config.get_text_config().max_position_embeddings)
         scores: list[list[torch.Tensor]] = [[] for _ in range(len(encoded_images))]
-        for rows, chunk in split_packed_rows(packed):
+        for rows, chunk in split_packed_rows(packed, spans):
             ends = chunk.pop("question_ends")
             probabilities = self._score(encoded_images, image_index[rows], ends, **chunk)
             counts = (ends >= 0).sum(-1).tolist()
@@ -305,25 +343,53 @@ class YesNoScorer(ImageReader):
         return self.yes_probability(self.compute_logits(states))
 
 
+Spans = list[
+    list[tuple[int, int]]
+]  # for each packed row the first column of each question, and the one after the last
+
+
+def find_questions(packed: dict[str, torch.Tensor], limit: int) -> Spans:
+    """Where the questions of packed rows stand: runs of one number in `segment_ids`, without padding.
+
+    Raises:
+        ValueError: a question longer than `limit` tokens, or `question_ends` that do not lie one in each question.
+    """
+    rows = zip(packed["segment_ids"].tolist(), packed["attention_mask"].tolist(), packed["question_ends"].tolist())
+    spans: Spans = []
+    for segments, mask, ends in rows:
+        columns = [column for column, seen in enumerate(mask) if seen]
+        starts = [c for i, c in enumerate(columns) if i == 0 or segments[c] != segments[columns[i - 1]]]
+        stops = [*starts[1:], columns[-1] + 1] if columns else []
+        spans.append(list(zip(starts, stops)))
+        ends = [end for end in ends if end >= 0]
+        if len(ends) != len(starts) or any(not a <= e < b for a, e, b in zip(starts, ends, stops)):
+            raise ValueError(f"question_ends {ends} must lie one in each question; these begin at {starts}.")
+        longest = max((stop - start for start, stop in spans[-1]), default=0)
+        if longest > limit:
+            raise ValueError(f"A question of {longest} tokens is longer than max_position_embeddings={limit}.")
+    return spans
+
+
 def split_packed_rows(
-    packed: dict[str, torch.Tensor], max_tokens: int = MAX_CHUNK_TOKENS
+    packed: dict[str, torch.Tensor], spans: Spans, max_tokens: int = MAX_CHUNK_TOKENS
 ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
     """Cut packed rows between questions into rows of at most `max_tokens` (one question at least).
 
     Args:
         packed: input_ids, attention_mask, position_ids, segment_ids [I,L] and question_ends [I,Q], -1 for none.
+        spans: what `find_questions` says of them.
 
     Yields:
         the numbers of the rows that a chunk is cut from, and the chunk, in the form of `packed`.
     """
     segment_ids, ends = packed["segment_ids"], packed["question_ends"]
     if segment_ids.shape[1] <= max_tokens:
-        yield torch.arange(len(segment_ids), device=ends.device), packed
+        yield torch.arange(segment_ids.shape[0], device=ends.device), packed
         return
-    spans = [list(_question_spans(*row, max_tokens)) for row in zip(segment_ids.tolist(), ends.tolist())]
-    for number in range(max(len(row_spans) for row_spans in spans)):
-        rows = torch.tensor([row for row, cut in enumerate(spans) if number < len(cut)], device=ends.device)
-        cuts = torch.tensor([spans[row][number] for row in rows.tolist()], device=ends.device)  # [R,4]
+    chunks = [_group_questions(row, max_tokens) for row in spans]
+    for number in range(max(map(len, chunks))):
+        rows = torch.tensor([row for row, cut in enumerate(chunks) if number < len(cut)], device=ends.device)
+        cuts = torch.tensor([chunks[row][number] for row in rows.tolist()], device=ends.device)  # [R,4]
         start, stop, first, last = cuts.T[..., None]
         columns = start + torch.arange(int((stop - start).max()), device=ends.device)
         inside = columns < stop
@@ -338,16 +404,14 @@ def split_packed_rows(
         yield rows, chunk
 
 
-def _question_spans(segments: list[int], ends: list[int], max_tokens: int) -> Iterator[tuple[int, int, int, int]]:
-    """The chunks of one packed row: first column, column after the last, first question, question after the last."""
-    questions = sum(end >= 0 for end in ends)
-    starts = [segments.index(number + 1) for number in range(questions)]
-    stops = [len(segments) - segments[::-1].index(number + 1) for number in range(questions)]
-    first = 0
-    for question in range(1, questions + 1):
-        if question == questions or stops[question] - starts[first] > max_tokens:
-            yield starts[first], stops[question - 1], first, question
+def _group_questions(spans: list[tuple[int, int]], max_tokens: int) -> list[tuple[int, int, int, int]]:
+    """The chunks of one row: first column, column after the last, first question, question after the last."""
+    chunks, first = [], 0
+    for question in range(1, len(spans) + 1):
+        if question == len(spans) or spans[question][1] - spans[first][0] > max_tokens:
+            chunks.append((spans[first][0], spans[question - 1][1], first, question))
             first = question
+    return chunks
 
 
 def _check_numbers(name: str, numbers: list[int] | None, count: int) -> list[int]:

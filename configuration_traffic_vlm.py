@@ -47,6 +47,13 @@ def _check_positive_integers(**fields: Any) -> None:
         _check(is_integer and value > 0, f"{name} must be a positive integer", **{name: value})
 
 
+def _check_numbers(least: float, most: float = math.inf, **fields: Any) -> None:
+    """Raise `ValueError` for a field that is not a number in [least, most)."""
+    for name, value in fields.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        _check(is_number and least <= value < most, f"{name} must be a number in [{least}, {most})", **{name: value})
+
+
 class TrafficVLMTextConfig(PreTrainedConfig):
     """Configuration of the text decoder; the defaults are the "small" size of 18.1 M parameters.
 
@@ -153,22 +160,21 @@ class TrafficVLMTextConfig(PreTrainedConfig):
         )
         _check(self.head_dim % 2 == 0, "head_dim must be even, RoPE rotates pairs", head_dim=self.head_dim)
         _check(self.hidden_act in ACT2FN, "hidden_act must be known to transformers", hidden_act=self.hidden_act)
-        _check(self.rms_norm_eps > 0, "rms_norm_eps must be positive", rms_norm_eps=self.rms_norm_eps)
+        tiny = 1e-30  # positive
+        _check_numbers(tiny, rms_norm_eps=self.rms_norm_eps, initializer_range=self.initializer_range)
+        _check_numbers(0.0, 1.0, attention_dropout=self.attention_dropout, hidden_dropout=self.hidden_dropout)
         rope_type, theta = (self.rope_parameters.get(key) for key in ("rope_type", "rope_theta"))
-        _check(
-            rope_type == "default" and isinstance(theta, int | float) and theta > 0,
-            "rope_parameters must hold rope_type='default' and a positive rope_theta",
-            rope_parameters=self.rope_parameters,
-        )
-        for name in ("attention_dropout", "hidden_dropout"):
-            _check(0.0 <= getattr(self, name) < 1.0, f"{name} must lie in [0, 1)", **{name: getattr(self, name)})
+        _check(rope_type == "default", "rope_parameters must have rope_type='default'", **self.rope_parameters)
+        _check_numbers(tiny, rope_theta=theta)
+        ids = {"pad_token_id": self.pad_token_id, "yes_token_id": self.yes_token_id, "no_token_id": self.no_token_id}
+        _check(len(set(ids.values())) == 3, "these tokens must be different", **ids)
         for name in ("pad", "unk", "bos", "eos", "yes", "no"):
             value = getattr(self, f"{name}_token_id")
             # Generation knows of texts that never end (None) and of several ends (a list).
-            ids = value if name == "eos" and isinstance(value, list) else [] if value is None else [value]
+            several = value if name == "eos" and isinstance(value, list) and value else [value]
             _check(
-                all(isinstance(token_id, int) and 0 <= token_id < self.vocab_size for token_id in ids)
-                and (value is not None or name in ("pad", "bos", "eos")),
+                all(isinstance(token_id, int) and 0 <= token_id < self.vocab_size for token_id in several)
+                or (value is None and name in ("pad", "bos", "eos")),
                 f"{name}_token_id must be an id inside the vocabulary",
                 **{f"{name}_token_id": value, "vocab_size": self.vocab_size},
             )
@@ -221,34 +227,35 @@ class TrafficVLMConfig(PreTrainedConfig):
             fields = {"model_type": "siglip_vision_model"} | (vision_config or {})
             small = {"num_hidden_layers": 3} if fields["model_type"] == "siglip_vision_model" else {}
             config = AutoConfig.for_model(**(small | fields))
+        config = getattr(
+            config, "vision_config", config
+        )  # SigLIP, CLIP and others hold their tower's beside a text one
         if config.model_type == "siglip_vision_model":
             config.vision_use_head = False  # dead weight: cross-attention reads the tokens
         return config
 
     def check_fields(self) -> None:
-        """Raise `ValueError` unless the fields can work together; the decoder's are checked with the decoder."""
+        """Raise `ValueError` unless the fields can work together; the decoder checks its own."""
+        _check_numbers(1e-30, yes_no_temperature=self.yes_no_temperature)
+        vision = {
+            name: getattr(self.vision_config, name, None) for name in ("hidden_size", "image_size", "patch_size")
+        }
+        _check(None not in vision.values(), "the vision tower must give a grid of tokens of one width", **vision)
+        grid = (self.vision_config.image_size, self.vision_config.patch_size)
+        both = [(value, value) if isinstance(value, int) else tuple(value) for value in grid]
         _check(
-            isinstance(self.yes_no_temperature, int | float) and 0 < self.yes_no_temperature < math.inf,
-            "yes_no_temperature must be a positive number",
-            yes_no_temperature=self.yes_no_temperature,
+            all(patch > 0 and size >= patch and size % patch == 0 for size, patch in zip(*both)),
+            "the vision grid does not divide: image_size must be a multiple of patch_size",
+            **vision,
         )
-        vision_config = self.vision_config
-        size, patch = getattr(vision_config, "image_size", None), getattr(vision_config, "patch_size", None)
-        if isinstance(size, int) and isinstance(patch, int):
-            _check(
-                patch > 0 and size >= patch and size % patch == 0,
-                "the vision grid does not divide: image_size must be a multiple of patch_size",
-                image_size=size,
-                patch_size=patch,
-            )
-        width, heads = (getattr(vision_config, name, None) for name in ("hidden_size", "num_attention_heads"))
-        if isinstance(width, int) and isinstance(heads, int):
-            _check(
-                heads > 0 and width > 0 and width % heads == 0,
-                "vision_config.hidden_size must be divisible by vision_config.num_attention_heads",
-                hidden_size=width,
-                num_attention_heads=heads,
-            )
+        counts = ("hidden_size", "num_attention_heads", "num_hidden_layers", "num_channels")
+        given = {name: getattr(self.vision_config, name) for name in counts if hasattr(self.vision_config, name)}
+        _check_positive_integers(**given)
+        _check(
+            given["hidden_size"] % given.get("num_attention_heads", 1) == 0,
+            "vision_config.hidden_size must be divisible by vision_config.num_attention_heads",
+            **given,
+        )
 
     @staticmethod
     def _build_text_config(

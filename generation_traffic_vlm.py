@@ -8,6 +8,7 @@ The library's loop does the decoding. Around it, this mixin
 - lets an assistant model look at the image with its own vision tower, once.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,16 +17,61 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerationMixin, LogitsProcessorList, SuppressTokensLogitsProcessor
 
 
+class TrafficVLMCache(EncoderDecoderCache):
+    """Self-attention keys and values that grow, those of the image that are only read, and the image's mask.
+
+    Attributes:
+        encoder_attention_mask: [B,P], 0 at hidden image tokens, or None; its rows follow those of the cache.
+        is_left_aligned: whether `generate()` moved right-padded rows to the left, unlike the caller's mask.
+    """
+
+    def __init__(self, *caches: Cache):
+        super().__init__(*caches)
+        self.encoder_attention_mask: torch.Tensor | None = None
+        self.is_left_aligned = False
+
+    def _map_mask(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        if self.encoder_attention_mask is not None:
+            self.encoder_attention_mask = function(self.encoder_attention_mask)
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        super().reorder_cache(beam_idx)
+        self._map_mask(lambda mask: mask[beam_idx.to(mask.device)])
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        super().batch_select_indices(indices)
+        self._map_mask(lambda mask: mask[indices])
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
+        self._map_mask(lambda mask: mask.repeat_interleave(repeats, dim=0))
+
+    def reset(self) -> None:
+        super().reset()
+        self.encoder_attention_mask, self.is_left_aligned = None, False
+
+
 def holds_image(past_key_values: Cache | None) -> bool:
     """Whether the cache holds the keys and values of an image already."""
     return bool(getattr(past_key_values, "is_updated", {}).get(0))
 
 
-def with_image_cache(past_key_values: Cache) -> EncoderDecoderCache:
-    """Pair a self-attention cache with one for the keys and values of the image, unless it has one."""
-    if isinstance(past_key_values, EncoderDecoderCache):
+def find_image_cache(past_key_values: Cache | None) -> Cache | None:
+    """The cache with an image that a cache of the caller was paired with before, while that still holds tokens."""
+    paired = getattr(past_key_values, "paired_with_image", None)
+    return past_key_values if paired is None or paired.get_seq_length() == 0 else paired
+
+
+def with_image_cache(past_key_values: Cache) -> TrafficVLMCache:
+    """A cache with room for an image, made of the caller's, who may go on using theirs."""
+    if isinstance(past_key_values, TrafficVLMCache):
         return past_key_values
-    return EncoderDecoderCache(past_key_values, DynamicCache())
+    if isinstance(past_key_values, EncoderDecoderCache):
+        paired = TrafficVLMCache(past_key_values.self_attention_cache, past_key_values.cross_attention_cache)
+    else:
+        paired = TrafficVLMCache(past_key_values, DynamicCache())
+    past_key_values.paired_with_image = paired
+    return paired
 
 
 class TrafficVLMGenerationMixin(GenerationMixin):
@@ -41,6 +87,8 @@ class TrafficVLMGenerationMixin(GenerationMixin):
             ValueError: packed rows; images that do not fit the text; a prompt that with `max_new_tokens` would pass
                 `max_position_embeddings`.
         """
+        if kwargs.get("past_key_values") is not None:
+            kwargs["past_key_values"] = find_image_cache(kwargs["past_key_values"])
         for name in ("segment_ids", "question_ends"):
             if kwargs.pop(name, None) is not None:
                 raise ValueError(f"generate() continues one text a row, got packed rows ({name}): use packed=False.")
@@ -61,12 +109,12 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         pixel_values, encoded_images, image_index, mask = (kwargs.pop(name, None) for name in names)
         encoded_images = self.model.choose_images(pixel_values, encoded_images, mask, kwargs.get("past_key_values"))
         if encoded_images is None:
+            if image_index is not None and kwargs.get("past_key_values") is None:
+                raise ValueError("image_index was given without images: pixel_values or encoded_images.")
             return
         text = next((t for t in (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if t is not None), None)
-        batch_size = len(encoded_images if text is None else text)
-        encoded_images.check_index(image_index, batch_size)
-        if image_index is None:
-            image_index = torch.arange(batch_size, device=encoded_images.device)
+        batch_size = len(encoded_images) if text is None else text.shape[0]
+        image_index = encoded_images.check_index(image_index, batch_size)
         kwargs |= {"encoded_images": encoded_images, "image_index": image_index}
 
     def _left_order(self, inputs: torch.Tensor | None, kwargs: dict[str, Any]) -> torch.Tensor | None:
@@ -121,8 +169,7 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         cache = model_kwargs.get("past_key_values")
         has_image = any(model_kwargs.get(name) is not None for name in ("encoded_images", "encoder_hidden_states"))
         if cache is not None and has_image:
-            model_kwargs["past_key_values"] = paired = with_image_cache(cache)
-            paired._is_user_defined = getattr(cache, "_is_user_defined", False)
+            model_kwargs["past_key_values"] = with_image_cache(cache)
 
     def _check_generated_positions(self, generation_config: Any, model_kwargs: dict[str, Any]) -> None:
         position_ids = model_kwargs["position_ids"]
@@ -142,6 +189,10 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         config = self.config.get_text_config()
         ids = (config.pad_token_id, config.unk_token_id, config.bos_token_id)
         never = [token_id for token_id in ids if token_id is not None]
+        generation_config = kwargs.get("generation_config") or args[0]
+        for name in ("forced_bos_token_id", "forced_eos_token_id"):
+            if getattr(generation_config, name, None) in never:
+                raise ValueError(f"{name}={getattr(generation_config, name)} is a token that is never generated.")
         # First in the list: after top-k it could forbid all that is left.
         processors.insert(0, SuppressTokensLogitsProcessor(never, device=kwargs.get("device") or self.device))
         return processors

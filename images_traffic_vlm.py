@@ -84,6 +84,8 @@ def _as_seen(image: Image.Image) -> Image.Image:
         image = Image.fromarray(_to_bytes(np.asarray(image).clip(0, 65535).astype(np.uint16)))
     elif image.mode == "F":
         image = Image.fromarray(_to_bytes(np.asarray(image)))
+    if image.mode in ("La", "RGBa"):  # colours multiplied with their opacity already
+        image = image.convert(image.mode.upper())
     if image.has_transparency_data:
         paper = Image.new("RGBA", image.size, "white")
         paper.alpha_composite(image.convert("RGBA"))

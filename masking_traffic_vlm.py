@@ -35,6 +35,15 @@ def count_positions(text: torch.Tensor, attention_mask: torch.Tensor | None, pas
     return counted[:, past_length : past_length + length]
 
 
+def check_attention_output(wanted: bool | None, attn_implementation: str) -> None:
+    """Raise `ValueError` where attention weights are wanted and the implementation does not keep them."""
+    if wanted and attn_implementation != "eager":
+        raise ValueError(
+            f"{attn_implementation} attention does not keep its weights: load with attn_implementation='eager' for "
+            "output_attentions=True, or call attention_maps(), which works with every implementation."
+        )
+
+
 def check_token_ids(input_ids: torch.Tensor, vocab_size: int) -> None:
     """Raise `ValueError` for ids outside the vocabulary."""
     if input_ids.numel():

@@ -34,8 +34,15 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .asking_traffic_vlm import EncodedImages, ImageEncoder, ImageReader, KeyValues, YesNoScorer
 from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
-from .generation_traffic_vlm import TrafficVLMGenerationMixin, holds_image, with_image_cache
-from .masking_traffic_vlm import check_length, check_masks, check_token_ids, count_positions, same_segment
+from .generation_traffic_vlm import TrafficVLMGenerationMixin, find_image_cache, holds_image, with_image_cache
+from .masking_traffic_vlm import (
+    check_attention_output,
+    check_length,
+    check_masks,
+    check_token_ids,
+    count_positions,
+    same_segment,
+)
 
 
 Rotary = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, each [B,1,L,D/2]
@@ -319,11 +326,8 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give exactly one of input_ids and inputs_embeds.")
         implementation = self.config._attn_implementation
-        if kwargs.get("output_attentions", self.config.output_attentions) and implementation != "eager":
-            raise ValueError(
-                f"{implementation} attention does not keep its weights: load with attn_implementation='eager' for "
-                "output_attentions=True, or call attention_maps(), which works with every implementation."
-            )
+        check_attention_output(kwargs.get("output_attentions", self.config.output_attentions), implementation)
+        past_key_values = find_image_cache(past_key_values)
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
         # Values are read on the first step only: reading them breaks compiled graphs and makes a GPU wait.
         check_values = not is_torchdynamo_compiling() and int(past_length) == 0
@@ -342,13 +346,16 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
             past_key_values = with_image_cache(past_key_values)
         self_attention_cache = getattr(past_key_values, "self_attention_cache", past_key_values)
         key_values, encoder_attention_mask = self._image_key_values(
-            encoder_hidden_states, encoder_key_values, encoder_attention_mask, past_key_values, len(inputs_embeds)
+            encoder_hidden_states, encoder_key_values, encoder_attention_mask, past_key_values, inputs_embeds.shape[0]
         )
 
-        mask_inputs = {"config": self.config, "inputs_embeds": inputs_embeds, "past_key_values": self_attention_cache}
-        if segment_ids is not None:
-            mask_inputs["and_mask_function"] = same_segment(segment_ids)
-        causal_mask = create_causal_mask(attention_mask=attention_mask, **mask_inputs)
+        causal_mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            past_key_values=self_attention_cache,
+            and_mask_function=None if segment_ids is None else same_segment(segment_ids),
+        )
         if encoder_attention_mask is not None:
             encoder_attention_mask = create_bidirectional_mask(
                 config=self.config,
@@ -396,8 +403,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         """Keys and values of the image for every layer, and its mask; the cache gives or takes them."""
         if holds_image(past_key_values):
             if encoder_attention_mask is None:
-                # Beams reorder rows among those of one image only, so the mask's rows need not follow them.
-                encoder_attention_mask = getattr(past_key_values, "encoder_attention_mask", None)
+                encoder_attention_mask = past_key_values.encoder_attention_mask
             layers = past_key_values.cross_attention_cache.layers
             return [(layer.keys, layer.values) for layer in layers], encoder_attention_mask
         if key_values is None and encoder_hidden_states is not None:
@@ -471,8 +477,14 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
         images = self.choose_images(pixel_values, encoded_images, encoder_attention_mask, past_key_values)
         if images is not None:
             text = input_ids if input_ids is not None else inputs_embeds
-            rows = images.rows(image_index, 0 if text is None else len(text))
+            rows = images.rows(image_index, 0 if text is None else text.shape[0])
             kwargs |= {"encoder_key_values": rows.key_values, "encoder_attention_mask": rows.attention_mask}
+        elif image_index is not None and not holds_image(find_image_cache(past_key_values)):
+            raise ValueError("image_index was given without images: pixel_values or encoded_images.")
+        # What people set on the model's config holds for the decoder, too.
+        for name, default in (("use_cache", True), ("output_hidden_states", False), ("output_attentions", False)):
+            if kwargs.get(name) is None and getattr(self.config, name, default) != default:
+                kwargs[name] = not default
         text_inputs = {"attention_mask": attention_mask, "past_key_values": past_key_values}
         return self.text_model(input_ids, inputs_embeds=inputs_embeds, return_dict=True, **text_inputs, **kwargs)
 
@@ -505,11 +517,12 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
         logits = self.compute_logits(hidden_states[:, keep])
         loss = None
         if labels is not None:
-            if labels.shape != hidden_states.shape[:2]:
-                rows, length = hidden_states.shape[:2]
-                raise ValueError(f"labels must be [{rows},{length}] as the text is, got {list(labels.shape)}.")
-            vocab_size = self.config.get_text_config().vocab_size
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=vocab_size, **kwargs)
+            if labels.shape != logits.shape[:2]:
+                rows, length = logits.shape[:2]
+                raise ValueError(f"labels must be [{rows},{length}] as the logits are, got {list(labels.shape)}.")
+            text_config = self.config.get_text_config()
+            labels = labels.masked_fill(labels == text_config.pad_token_id, -100)  # it cannot be learned
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=text_config.vocab_size, **kwargs)
         return CausalLMOutputWithCrossAttentions(
             loss=loss,
             logits=logits,

@@ -11,6 +11,7 @@ What is special here:
 
 import math
 import os
+import unicodedata
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from transformers import BatchFeature
 from transformers.image_processing_utils import get_size_dict
-from transformers.processing_utils import ImagesKwargs, ProcessingKwargs, ProcessorMixin, TextKwargs, Unpack
+from transformers.processing_utils import ImagesKwargs, ProcessingKwargs, ProcessorMixin, TextKwargs
 
 from .images_traffic_vlm import to_rgb
 from .tokenization_traffic_vlm import TrafficVLMTokenizer
@@ -63,6 +64,11 @@ TEXT_OPTIONS = frozenset(
 )
 
 Segment = tuple[list[int], list[int]]  # the ids of one prompt, and of its answer (empty where nothing is learned)
+
+
+def _is_mark(character: str) -> bool:
+    """Whether a character is a space or punctuation, and no word (an emoji is one, though nobody knows it)."""
+    return character.isspace() or unicodedata.category(character).startswith("P")
 
 
 def _image_list(images: Any) -> list[Any]:
@@ -194,7 +200,7 @@ class TrafficVLMProcessor(ProcessorMixin):
         return_tensors: str | None = None,
         videos: None = None,
         audio: None = None,
-        **kwargs: Unpack[ProcessingKwargs],
+        **kwargs: Any,
     ) -> BatchFeature:
         """Turns I images and N questions about them into model inputs.
 
@@ -315,7 +321,7 @@ class TrafficVLMProcessor(ProcessorMixin):
         ids = self._tokenize(questions + answers)
         for number, (string, words) in enumerate(zip(questions + answers, ids)):
             is_answer = number >= len(typed)
-            if not words or (not is_answer and not any(map(str.isalnum, string))):
+            if not words or (not is_answer and all(map(_is_mark, string))):
                 name, value = ("suffix", string) if is_answer else ("text", typed[number])
                 raise ValueError(f"`{name}` has an empty string: {value!r}; expected words")
         if on_unknown != "ignore" and any(tokenizer.unk_token_id in words for words in ids):

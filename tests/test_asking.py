@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tiny import pack, random_ids, random_pixels, tiny_model
-from traffic_vlm.asking_traffic_vlm import split_packed_rows
+from traffic_vlm.asking_traffic_vlm import find_questions, split_packed_rows
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
@@ -98,13 +99,89 @@ def test_long_rows_are_cut_between_questions(model):
 
 def test_chunks_hold_whole_questions():
     row = pack([random_ids(4, seed=1), random_ids(9, seed=2), random_ids(2, seed=3)], padding=1)
-    chunks = [chunk for _, chunk in split_packed_rows(row, max_tokens=6)]
+    spans = find_questions(row, limit=128)
+    assert spans == [[(1, 5), (5, 14), (14, 16)]]
+    chunks = [chunk for _, chunk in split_packed_rows(row, spans, max_tokens=6)]
     assert [chunk["input_ids"].shape[1] for chunk in chunks] == [4, 9, 2]  # one question at least, though it is longer
     assert torch.equal(torch.cat([chunk["input_ids"] for chunk in chunks], dim=1), row["input_ids"][:, 1:])
     assert [chunk["question_ends"].tolist() for chunk in chunks] == [[[3]], [[8]], [[1]]]
-    [(rows, whole)] = split_packed_rows(row, max_tokens=16)
+    [(rows, whole)] = split_packed_rows(row, spans, max_tokens=16)
     assert whole is row
     assert rows.tolist() == [0]
+    fits = [chunk["input_ids"].shape[1] for _, chunk in split_packed_rows(row, spans, max_tokens=13)]
+    assert fits == [13, 2]  # a chunk may be full
+
+
+@pytest.mark.parametrize("shift", [-1, 7])
+def test_numbers_of_segments_only_have_to_differ(model, shift):
+    row, pixels = pack([random_ids(5, seed=i) for i in range(120)]), random_pixels(1)
+    [expected] = model.score_yes_no(**row, pixel_values=pixels)
+    [scores] = model.score_yes_no(**(row | {"segment_ids": row["segment_ids"] + shift}), pixel_values=pixels)
+    assert torch.equal(scores, expected)
+
+
+@torch.no_grad()
+def test_packed_rows_may_share_and_skip_images(model):
+    questions, pixels = [random_ids(4, seed=i) for i in range(4)], random_pixels(3)
+    rows = [pack(questions[:2]), pack(questions[2:])]
+    batch = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+    scores = model.score_yes_no(**batch, pixel_values=pixels, image_index=torch.tensor([2, 0]))
+    assert [len(row) for row in scores] == [2, 0, 2]
+    close(scores[2], torch.cat([ask_alone(model, question, pixels[2:]) for question in questions[:2]]))
+    scores = model.score_yes_no(**batch, pixel_values=pixels, image_index=torch.tensor([1, 1]))
+    close(scores[1], torch.cat([ask_alone(model, question, pixels[1:2]) for question in questions]))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"question_ends": torch.tensor([[3]])}, r"\[3\].*\[0, 4\]"),
+        ({"question_ends": torch.tensor([[3, 9]])}, r"\[3, 9\]"),
+        ({"question_ends": torch.tensor([[2, 3]])}, r"\[2, 3\]"),
+    ],
+)
+def test_question_ends_must_lie_in_their_questions(model, change, named):
+    row = pack([random_ids(4), random_ids(3)]) | change
+    with pytest.raises(ValueError, match=named):
+        model.score_yes_no(**row, pixel_values=random_pixels(1))
+
+
+def test_a_packed_question_beyond_the_positions_is_refused(model):
+    with pytest.raises(ValueError, match=r"129 tokens.*128"):
+        model.score_yes_no(**pack([random_ids(4), random_ids(129)]), pixel_values=random_pixels(1))
+
+
+@torch.no_grad()
+def test_positions_of_the_caller_reach_the_scores(model):
+    ids, pixels = random_ids(1, 5), random_pixels(1)
+    positions = torch.tensor([[0, 3, 6, 9, 12]])
+    logits = model(ids, pixels, position_ids=positions).logits[:, -1]
+    [scores] = model.score_yes_no(ids, pixels, position_ids=positions)
+    close(scores, model.yes_probability(logits))
+    assert not torch.allclose(scores, model.score_yes_no(ids, pixels)[0], atol=1e-4)
+
+
+@torch.no_grad()
+def test_probabilities_and_maps_are_float32_whatever_the_model(model):
+    half = copy.deepcopy(model).bfloat16()
+    ids, pixels = random_ids(2, 5), random_pixels(2)
+    logits = half(ids, pixels).logits[:, -1]
+    expected = (logits[:, 4].double() - logits[:, 5].double()).sigmoid()
+    close(torch.cat(half.score_yes_no(ids, pixels)).double(), expected, 1e-6)
+    maps = half.attention_maps(ids, pixels)
+    assert maps.dtype == torch.float32
+    close(maps.sum((-1, -2)), torch.ones(2, 5), 1e-5)
+
+
+def test_threads_may_ask_one_model(model):
+    """Maps are recorded by hooks, which see the forwards of all threads."""
+    ids, pixels = random_ids(2, 6), random_pixels(2)
+    expected_maps, expected_scores = model.attention_maps(ids, pixels), model.score_yes_no(ids, pixels)
+    with ThreadPoolExecutor(4) as pool:
+        maps = [pool.submit(model.attention_maps, ids, pixels) for _ in range(12)]
+        scores = [pool.submit(model.score_yes_no, ids, pixels) for _ in range(12)]
+    assert all(torch.equal(future.result(), expected_maps) for future in maps)
+    assert all(torch.equal(torch.cat(future.result()), torch.cat(expected_scores)) for future in scores)
 
 
 def test_many_questions_look_once_and_project_once():
@@ -157,6 +234,33 @@ def test_encoded_images_replace_pixels(model):
     for index in (1, slice(1, 2), [1], torch.tensor([1])):
         close(model(ids[1:2], encoded_images=encoded[index]).logits, model(ids[1:2], pixels[1:2]).logits)
     assert len(encoded[-1]) == 1
+    assert [len(image) for image in encoded] == [1, 1, 1]
+    with pytest.raises(IndexError, match="image 3 of 3"):
+        encoded[3]
+
+
+@torch.no_grad()
+def test_weights_that_changed_are_noticed_wherever_they_are():
+    pixels, ids = random_pixels(1), random_ids(1, 4)
+    for name in ("vision_tower", "projector", "v_proj", "k_proj"):
+        model = tiny_model()
+        encoded = model.encode_images(pixels)
+        for parameter_name, parameter in model.model.named_parameters():
+            if name in parameter_name and "self_attn" not in parameter_name:
+                parameter.mul_(1.5).add_(1e-3)
+        with pytest.raises(ValueError, match="changed"):
+            model(ids, encoded_images=encoded)
+
+
+@torch.no_grad()
+def test_images_encoded_under_autocast_serve_without_it(model):
+    pixels, ids = random_pixels(1), random_ids(1, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        encoded = model.encode_images(pixels)
+        half = model(ids, encoded_images=encoded).logits
+    assert encoded.key_values[0][0].dtype == torch.bfloat16
+    assert model(ids, encoded_images=encoded).logits.dtype == torch.float32
+    assert half.isfinite().all()
 
 
 def test_encoded_images_keep_no_graph_and_are_not_copied(model):
@@ -210,6 +314,12 @@ def test_maps_are_the_models_own_attention(implementation):
     maps = model.attention_maps(ids, encoded_images=encoded, layers=[1], heads=[0, 3])
     assert maps.shape == (2, 5, 14, 14)
     close(maps.flatten(2), output.cross_attentions[1][:, [0, 3]].mean(1))
+    nothing = torch.zeros(2, 196, dtype=torch.long)
+    assert (model.attention_maps(ids, pixels, encoder_attention_mask=nothing) == 0).all()  # an image wholly hidden
+    turned = model.attention_maps(
+        ids[[1, 0]], encoded_images=encoded, image_index=torch.tensor([1, 0]), layers=[1], heads=[0, 3]
+    )
+    close(turned[[1, 0]], maps)
     every = torch.stack(output.cross_attentions).mean((0, 2))
     close(model.attention_maps(ids, pixels, encoder_attention_mask=mask).flatten(2), every)
     close(every.sum(-1), torch.ones(2, 5))

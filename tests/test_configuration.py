@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from transformers import SiglipVisionConfig
+from transformers import SiglipConfig, SiglipVisionConfig
 
 from tiny import tiny_config, tiny_text_config
 from traffic_vlm.configuration_traffic_vlm import AUTO_MAP, TrafficVLMConfig, TrafficVLMTextConfig
@@ -54,7 +54,14 @@ def test_grouped_queries_halve_the_projections():
         ({"rms_norm_eps": 0.0}, ["rms_norm_eps=0.0"]),
         ({"encoder_hidden_size": 0}, ["encoder_hidden_size=0"]),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, ["yarn"]),
-        ({"rope_theta": -1.0}, ["-1.0"]),
+        ({"rope_theta": -1.0}, ["rope_theta=-1.0"]),
+        ({"rope_theta": float("inf")}, ["rope_theta=inf"]),
+        ({"rms_norm_eps": "1e-6"}, ["rms_norm_eps='1e-6'"]),  # as YAML reads it
+        ({"hidden_dropout": "a"}, ["hidden_dropout='a'"]),
+        ({"initializer_range": 0.0}, ["initializer_range=0.0"]),
+        ({"yes_token_id": 5}, ["yes_token_id=5", "no_token_id=5"]),
+        ({"eos_token_id": []}, ["eos_token_id=[]"]),
+        ({"eos_token_id": [3, 500]}, ["eos_token_id=[3, 500]"]),
     ],
 )
 def test_impossible_decoder_names_the_fields(fields, named):
@@ -70,6 +77,8 @@ def test_impossible_decoder_names_the_fields(fields, named):
         ({"vision": {"image_size": 8}}, ["image_size=8", "patch_size=16"]),
         ({"vision": {"num_attention_heads": 5}}, ["hidden_size=24", "num_attention_heads=5"]),
         ({"yes_no_temperature": 0.0}, ["yes_no_temperature=0.0"]),
+        ({"vision": {"num_channels": 0}}, ["num_channels=0"]),
+        ({"vision": {"model_type": "vit", "image_size": [224, 225]}}, ["image_size=[224, 225]", "patch_size=16"]),
         ({"yes_no_temperature": float("nan")}, ["yes_no_temperature=nan"]),
         ({"text": {"encoder_hidden_size": None}}, ["encoder_hidden_size=None"]),
     ],
@@ -130,9 +139,13 @@ def test_labels_are_no_and_yes_unless_said_otherwise():
 
 
 def test_vision_config_may_be_any_of_the_library():
+    both = SiglipConfig(vision_config={"hidden_size": 24, "num_attention_heads": 2, "num_hidden_layers": 2})
+    assert TrafficVLMConfig(vision_config=both).vision_config.num_hidden_layers == 2  # text and vision in one
     given = SiglipVisionConfig(hidden_size=24, num_attention_heads=2)
     config = TrafficVLMConfig(vision_config=given)
     assert (config.vision_config.hidden_size, config.vision_config.num_hidden_layers) == (24, 12)
     assert not config.vision_config.vision_use_head  # the pooling head would never be read
     assert getattr(given, "vision_use_head", True)
     assert TrafficVLMConfig(vision_config={"model_type": "vit", "hidden_size": 96}).vision_config.model_type == "vit"
+    with pytest.raises(ValueError, match="hidden_size=None, image_size=None"):
+        TrafficVLMConfig(vision_config={"model_type": "resnet"})  # gives maps, not tokens

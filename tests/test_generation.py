@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
-from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, StaticCache
 from transformers.generation.streamers import BaseStreamer
 
 from tiny import pack, random_ids, random_pixels, tiny_model, tiny_text_config
@@ -174,6 +174,83 @@ def test_continue_from_a_returned_cache(model, expected):
         assert torch.equal(second.sequences, expected)
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_a_cache_of_the_caller_keeps_the_image(model, expected, static):
+    """The cache that is passed in stays the caller's; what it is paired with is found again."""
+    ids, pixels, config = random_ids(2, 6), random_pixels(2), model.config.text_config
+    cache = StaticCache(config=config, max_cache_len=20) if static else DynamicCache(config=config)
+    with torch.no_grad():
+        model(ids, pixels, past_key_values=cache, use_cache=True)
+        step = model(expected[:, 6:7], past_key_values=cache, use_cache=True)
+        assert torch.equal(step.logits[:, -1, 3:].argmax(-1) + 3, expected[:, 7])
+        cache.reset()  # another image, other questions
+        turned = model(ids[[1, 0]], pixels[[1, 0]], past_key_values=cache, use_cache=True).logits
+        torch.testing.assert_close(turned, model(ids, pixels).logits[[1, 0]], atol=1e-5, rtol=1e-5)
+    cache = DynamicCache(config=config)
+    half = NEVER_ENDING | {"max_new_tokens": 4}
+    first = model.generate(ids, pixel_values=pixels, past_key_values=cache, **half)
+    assert torch.equal(model.generate(first, past_key_values=cache, **half), expected)
+
+
+@torch.no_grad()
+def test_the_image_mask_follows_the_rows_of_the_cache(model):
+    ids, pixels, mask = random_ids(2, 6), random_pixels(2), torch.ones(2, 196, dtype=torch.long)
+    mask[0, 20:], mask[1, 100:] = 0, 0
+    word = random_ids(2, 1, seed=3)
+    plain = model(torch.cat([ids, word], dim=1), pixels, encoder_attention_mask=mask).logits[:, -1]
+
+    def filled():
+        return model(ids, pixels, encoder_attention_mask=mask, use_cache=True).past_key_values
+
+    changes = {"reorder_cache": torch.tensor([1, 0]), "batch_select_indices": torch.tensor([1])}
+    for name, index in changes.items():
+        cache = filled()
+        getattr(cache, name)(index)
+        torch.testing.assert_close(model(word[index], past_key_values=cache).logits[:, -1], plain[index])
+    cache = filled()
+    cache.batch_repeat_interleave(2)
+    twice = model(word.repeat_interleave(2, dim=0), past_key_values=cache).logits[:, -1]
+    torch.testing.assert_close(twice, plain.repeat_interleave(2, dim=0))
+
+
+def test_after_the_first_step_the_image_is_in_the_cache_only(model):
+    seen = []
+    names = ("encoded_images", "image_index", "pixel_values")
+    hook = model.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append([kwargs.get(name) is not None for name in names]), with_kwargs=True
+    )
+    model.generate(random_ids(2, 4), pixel_values=random_pixels(2), **(NEVER_ENDING | {"max_new_tokens": 3}))
+    hook.remove()
+    assert seen == [[True, True, False], [False] * 3, [False] * 3]
+
+
+def test_an_assistant_sees_what_is_not_hidden(model):
+    assistant, ids, pixels = tiny_model(seed=3), random_ids(1, 6), random_pixels(1)
+    mask = torch.ones(1, 196, dtype=torch.long)
+    mask[:, 30:] = 0
+    masks = []
+    assistant.model.text_model.register_forward_pre_hook(
+        lambda _, args, kwargs: masks.append(kwargs.get("encoder_attention_mask")), with_kwargs=True
+    )
+    model.generate(ids, pixel_values=pixels, encoder_attention_mask=mask, assistant_model=assistant, **NEVER_ENDING)
+    assert torch.equal(masks[0], mask)
+
+
+def test_positions_move_with_right_padded_tokens(model):
+    ids, mask = random_ids(1, 6), torch.tensor([[1, 1, 1, 1, 0, 0]])
+    positions = torch.tensor([[0, 2, 4, 6, 0, 0]])
+    inputs = {"pixel_values": random_pixels(1), **NEVER_ENDING}
+    padded = model.generate(ids, attention_mask=mask, position_ids=positions, **inputs)
+    plain = model.generate(ids[:, :4], position_ids=positions[:, :4], **inputs)
+    assert torch.equal(padded[:, 6:], plain[:, 4:])
+
+
+@pytest.mark.parametrize("name", ["forced_bos_token_id", "forced_eos_token_id"])
+def test_control_tokens_cannot_be_forced(model, name):
+    with pytest.raises(ValueError, match=f"{name}=1"):
+        model.generate(random_ids(1, 4), pixel_values=random_pixels(1), max_new_tokens=3, **{name: 1})
+
+
 def test_continue_from_a_cache_of_right_padded_prompts(model):
     """The rows were moved to the left; the mask that the caller extends still has the padding on the right."""
     ids, pixels = random_ids(3, 7), random_pixels(3)
@@ -290,6 +367,7 @@ def test_packed_rows_cannot_be_continued(model):
         ({"pixel_values": random_pixels(3)}, "2 rows of text for 3 images"),
         ({"pixel_values": random_pixels(1), "image_index": torch.tensor([0, 2])}, "got 2"),
         ({"pixel_value": random_pixels(2)}, "pixel_value"),
+        ({"image_index": torch.tensor([0, 0])}, "without images"),
     ],
 )
 def test_generate_refuses_bad_input(model, arguments, named):

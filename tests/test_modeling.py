@@ -446,6 +446,8 @@ def test_loss_is_the_mean_over_labelled_next_tokens(model):
     output = model(ids, pixels, labels=labels)
     chosen = output.logits[:, 3:5].log_softmax(-1).gather(-1, ids[:, 4:6, None])
     close(output.loss, -chosen.mean(), 1e-5)
+    padded = labels.masked_fill(labels == -100, 0)
+    close(model(ids, pixels, labels=padded).loss, output.loss, 1e-5)  # [PAD] cannot be learned
     halved = model(ids, pixels, labels=labels, num_items_in_batch=8).loss
     close(halved, output.loss / 2, 1e-5)  # Trainer divides by the tokens of all accumulated batches
 
@@ -541,6 +543,87 @@ def test_any_tower_of_the_library_with_tokens_can_stand_in():
     model = TrafficVLMForConditionalGeneration(config).eval()
     assert model.get_image_features(random_pixels(1)).shape == (1, 197, 32)  # a class token and 14 × 14
     assert model.attention_maps(random_ids(1, 3), random_pixels(1)).shape == (1, 3, 14, 14)
+
+
+@torch.no_grad()
+def test_a_grid_that_is_no_square_keeps_its_shape():
+    vision = {"model_type": "vit", "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = TrafficVLMConfig(vision | {"intermediate_size": 32, "image_size": [64, 128]}, TINY_TEXT)
+    model = TrafficVLMForConditionalGeneration(config).eval()
+    assert model.attention_maps(random_ids(1, 3), torch.randn(1, 3, 64, 128)).shape == (1, 3, 4, 8)
+
+
+def test_pixels_are_cast_to_the_dtype_of_any_tower():
+    vision = {"model_type": "vit", "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = TrafficVLMConfig(vision | {"intermediate_size": 32}, TINY_TEXT)
+    model = TrafficVLMForConditionalGeneration(config).eval().bfloat16()
+    assert model.get_image_features(random_pixels(1)).dtype == torch.bfloat16
+
+
+def test_what_the_library_reads_of_the_classes():
+    model = tiny_model()
+    assert "TrafficVLMDecoderLayer" in model._no_split_modules
+    assert model.config.keys_to_ignore_at_inference == ["past_key_values"]
+    assert model.config.text_config.keys_to_ignore_at_inference == ["past_key_values"]
+
+
+@torch.no_grad()
+def test_settings_of_the_models_config_hold_for_the_decoder():
+    model, ids, pixels = tiny_model(), random_ids(1, 4), random_pixels(1)
+    assert model(ids, pixels).past_key_values is not None
+    model.config.use_cache, model.config.output_hidden_states = False, True
+    output = model(ids, pixels)
+    assert output.past_key_values is None
+    assert len(output.hidden_states) == 3
+
+
+@pytest.mark.parametrize("where", ["self_attn", "cross_attn", "mlp", "embed_tokens", "attention"])
+def test_dropout_acts_in_training_only(where, vision):
+    dropout = {"attention_dropout": 0.5} if where == "attention" else {"hidden_dropout": 0.5}
+    model = tiny_decoder(num_hidden_layers=1, **dropout)
+    with torch.no_grad():  # leave one place alone that dropout could be seen through
+        for name, parameter in model.named_parameters():
+            last = "o_proj" in name or "down_proj" in name
+            if last and not name.startswith(f"layers.0.{where}.") and where != "attention":
+                parameter.zero_()
+    ids = random_ids(1, 6)
+
+    def run():
+        return model(ids, encoder_hidden_states=vision[:1]).last_hidden_state
+
+    assert torch.equal(run(), run())
+    model.train()
+    torch.manual_seed(0)
+    first = run()
+    assert not torch.allclose(first, run())
+    if where != "attention":
+        model.layers[0].dropout.p = 0.0  # what is left is that of the embeddings
+        model.dropout.p = 0.5 if where == "embed_tokens" else 0.0
+        assert torch.equal(run(), run()) == (where != "embed_tokens")
+
+
+def test_rotation_is_exact_at_large_positions_in_bfloat16():
+    exact = rotary_embedding(torch.tensor([[127]]), 64, 10000.0, torch.float32)
+    half = rotary_embedding(torch.tensor([[127]]), 64, 10000.0, torch.bfloat16)
+    for a, b in zip(half, exact):
+        close(a.float(), b, 4e-3)  # rounded once, at the end: 127 · θ in bfloat16 would be off by half a radian
+
+
+def test_export_with_any_batch_and_length(model):
+    ids, pixels = random_ids(2, 6), random_pixels(2)
+
+    class Logits(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids, pixel_values):
+            return self.model(input_ids, pixel_values, use_cache=False).logits
+
+    batch, length = torch.export.Dim("batch", min=2, max=64), torch.export.Dim("length", min=2, max=128)
+    shapes = ({0: batch, 1: length}, {0: batch})
+    program = torch.export.export(Logits(), (ids, pixels), dynamic_shapes=shapes).module()
+    close(program(random_ids(3, 9), random_pixels(3)), model(random_ids(3, 9), random_pixels(3)).logits)
 
 
 def test_embeddings_can_be_resized():
@@ -641,6 +724,8 @@ def test_decoder_without_cross_attention_refuses_images():
         ({"pixel_values": random_pixels(1), "image_index": torch.tensor([0, -1])}, ["-1"]),
         ({"pixel_values": random_pixels(1), "image_index": torch.tensor([0])}, [r"\[2\]", r"\[1\]"]),
         ({"pixel_values": random_pixels(2), "labels": random_ids(2, 4)}, [r"\[2,5\]", r"\[2, 4\]"]),
+        ({"pixel_values": random_pixels(2), "labels": random_ids(2, 5), "logits_to_keep": 1}, [r"\[2,1\]"]),
+        ({"image_index": torch.tensor([0, 0])}, ["without images"]),
     ],
 )
 def test_full_model_refuses_bad_input(model, arguments, named):

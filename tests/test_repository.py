@@ -128,6 +128,10 @@ def test_weights_in_bfloat16_load_as_saved_or_as_asked(tmp_path):
     again = type(model).from_pretrained(tmp_path)
     assert again.dtype == torch.bfloat16
     assert again.lm_head.weight[0].abs().max() == 0
+    optimizer = torch.optim.AdamW(again.parameters(), lr=0.01, weight_decay=0.1)
+    again(random_ids(1, 4), random_pixels(1), labels=random_ids(1, 4)).loss.backward()
+    optimizer.step()
+    assert again.lm_head.weight[0].abs().max() == 0  # [PAD] stays zero after from_pretrained, too
     assert type(model).from_pretrained(tmp_path, dtype=torch.float32).dtype == torch.float32
     assert again(random_ids(1, 4), random_pixels(1)).logits.dtype == torch.bfloat16  # float32 pixels are cast
 
