@@ -1,0 +1,424 @@
+"""The words of the question grammar: every wording of a question, and answers that name things.
+
+    fact "place/car/left" → "Is there a car on the left?", "Can you see any cars on the left side?", ...
+
+A fact is `kind/label/form/value`, as far as needed; `truths.py` knows what is true. All wordings of a fact ask the
+same, so that agreement between them can be measured. A wording is a template whose slots have one or several fillings;
+every combination is a wording of its own. All words are known to the tokenizer.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import product
+from string import Formatter
+
+from .scene import CLASSES
+
+
+# "some sky", not "a sky" nor "skies"
+MASS_NOUNS = {"sky"}
+
+IN = ("in the image", "in the scene", "in this picture")
+PLACES: dict[str, tuple[str, ...]] = {
+    "left": ("on the left", "on the left side", "on the left side of the image", "to the left"),
+    "center": ("in the center", "in the middle of the image", "in the center of the scene"),
+    "right": ("on the right", "on the right side", "on the right side of the image", "to the right"),
+    "near": ("near us", "close to us", "near the camera", "nearby"),
+    "far": ("far away", "in the distance", "far from us"),
+    "ahead": ("ahead", "ahead of us", "in front of us", "straight ahead"),
+}
+RELATIONS: dict[str, tuple[str, ...]] = {
+    "left": ("left of", "to the left of", "on the left of"),
+    "right": ("right of", "to the right of", "on the right of"),
+    "behind": ("behind",),
+    "front": ("in front of",),
+}
+
+# {a}: "a car", {s}: "car", {p}: "cars", {av}: "a red car", {v}: a value, {q}: another plural, {b}: another singular.
+TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("presence", ""): (
+        "Is there {a}?",
+        "Is there {a} {in}?",
+        "Is there any {s} here?",
+        "Are there {p}?",
+        "Are there any {p}?",
+        "Are there any {p} {in}?",
+        "Can you see {a}?",
+        "Can you see {a} {in}?",
+        "Can you see any {p}?",
+        "Do you see {a}?",
+        "Do you see any {p} {in}?",
+        "Is {a} visible?",
+        "Are any {p} visible {in}?",
+        "Does the image show {a}?",
+        "Is there {a}, please?",
+        "Can you see any {p}, please?",
+        "Please say if there is {a}.",
+        "Please answer: are there any {p}?",
+    ),
+    ("place", ""): (
+        "Is there {a} {where}?",
+        "Are there any {p} {where}?",
+        "Are there {p} {where}?",
+        "Can you see {a} {where}?",
+        "Do you see any {p} {where}?",
+        "Is {a} visible {where}?",
+        "Is there {a} {where}, please?",
+        "Please say if there is {a} {where}.",
+    ),
+    ("relation", ""): (
+        "Is there {a} {where} the {b}?",
+        "Are there any {p} {where} the {b}?",
+        "Can you see {a} {where} the {b}?",
+        "Do you see any {p} {where} the {b}?",
+        "Is any {s} {where} the {b}?",
+        "Is there {a} {where} the {b}, please?",
+        "Please say if there is {a} {where} the {b}.",
+    ),
+    ("light_state", "what"): (
+        "What color is the traffic light?",
+        "What color is the traffic light, please?",
+        "What color is the light?",
+        "What is the color of the traffic light?",
+        "Which color is the traffic light?",
+        "What does the traffic light show?",
+        "What color does the traffic light show?",
+        "What is the status of the traffic light?",
+        "Is the traffic light red, yellow or green?",
+        "Please say what color the traffic light is.",
+    ),
+    ("light_state", "what_all"): (
+        "What color are the traffic lights?",
+        "What color are the lights {in}?",
+        "What do the traffic lights show?",
+        "Please say what color the traffic lights are.",
+    ),
+    ("light_state", "is"): (
+        "Is the traffic light {v}?",
+        "Is the light {v}?",
+        "Is the traffic light showing {v}?",
+        "Does the traffic light show {v}?",
+        "Is the color of the traffic light {v}?",
+        "Is the traffic light {v} now?",
+        "Is the traffic light {v}, please?",
+        "Please say if the traffic light is {v}.",
+    ),
+    ("light_state", "are"): (
+        "Are the traffic lights {v}?",
+        "Are all the traffic lights {v}?",
+        "Are the lights {v}?",
+        "Do the traffic lights show {v}?",
+        "Please say if the traffic lights are {v}.",
+    ),
+    ("light_state", "any"): (
+        "Is there {av}?",
+        "Is there {av} {in}?",
+        "Is there a {v} light?",
+        "Are there any {v} {p}?",
+        "Can you see {av}?",
+        "Do you see any {v} lights?",
+        "Is any traffic light {v}?",
+        "Please say if there is {av}.",
+    ),
+    ("sign_value", "what"): (
+        "What is the speed limit?",
+        "What is the speed limit here?",
+        "What is the speed limit, please?",
+        "What does the speed limit sign say?",
+        "What is written on the speed limit sign?",
+        "Which speed limit is shown?",
+        "What number is on the speed limit sign?",
+        "How fast may we drive here?",
+        "Please say what the speed limit is.",
+    ),
+    ("sign_value", "is"): (
+        "Is the speed limit {v}?",
+        "Is the speed limit here {v}?",
+        "Is {v} the speed limit?",
+        "Does the speed limit sign say {v}?",
+        "Does the speed limit sign show {v}?",
+        "Please say if the speed limit is {v}.",
+    ),
+    ("sign_value", "which"): (
+        "What traffic sign is there?",
+        "Which traffic sign is there {in}?",
+        "Which traffic sign can you see?",
+        "Which traffic sign do you see?",
+        "What type of traffic sign is there?",
+        "Please say which traffic sign it is.",
+    ),
+    ("color", "what"): (
+        "What color is the {s}?",
+        "What color is the {s} {in}?",
+        "What is the color of the {s}?",
+        "Which color is the {s}?",
+        "What color is the {s}, please?",
+        "Please say what color the {s} is.",
+    ),
+    ("color", "what_all"): (
+        "What color are the {p}?",
+        "What color are the {p} {in}?",
+        "What is the color of the {p}?",
+        "Which color are the {p}?",
+        "Please say what color the {p} are.",
+    ),
+    ("color", "is"): (
+        "Is the {s} {v}?",
+        "Is the {s} {in} {v}?",
+        "Is the color of the {s} {v}?",
+        "Is {v} the color of the {s}?",
+        "Is the {s} {v}, please?",
+        "Please say if the {s} is {v}.",
+    ),
+    ("color", "are"): (
+        "Are the {p} {v}?",
+        "Are all the {p} {v}?",
+        "Are the {p} {in} {v}?",
+        "Is {v} the color of the {p}?",
+        "Please say if the {p} are {v}.",
+    ),
+    ("color", "any"): (
+        "Is there {av}?",
+        "Is there {av} {in}?",
+        "Are there any {v} {p}?",
+        "Are there {v} {p} {in}?",
+        "Can you see {av}?",
+        "Do you see any {v} {p}?",
+        "Is any {s} {v}?",
+        "Is {av} visible?",
+        "Please say if there is {av}.",
+    ),
+    ("count", "what"): (
+        "How many {p} are there?",
+        "How many {p} are there {in}?",
+        "How many {p} are {in}?",
+        "How many {p} can you see?",
+        "How many {p} do you see {in}?",
+        "How many {p} are visible?",
+        "What is the number of {p}?",
+        "How many {p} are there, please?",
+        "Please say how many {p} there are.",
+    ),
+    ("count", "over"): (
+        "Are there more than {v} {p}?",
+        "Are there more than {v} {p} {in}?",
+        "Can you see more than {v} {p}?",
+        "Are there at least {next} {p}?",
+        "Are there {next} or more {p}?",
+        "Please say if there are more than {v} {p}.",
+    ),
+    ("count", "over 1"): (
+        "Is there more than one {s}?",
+        "Is there more than one {s} {in}?",
+        "Can you see more than one {s}?",
+        "Are there at least 2 {p}?",
+        "Are there 2 or more {p}?",
+        "Please say if there is more than one {s}.",
+    ),
+    ("comparison", "more"): (
+        "Are there more {p} than {q}?",
+        "Are there more {p} than {q} {in}?",
+        "Can you see more {p} than {q}?",
+        "Do you see more {p} than {q}?",
+        "Are more {p} visible than {q}?",
+        "Please say if there are more {p} than {q}.",
+    ),
+    ("comparison", "fewer"): (
+        "Are there fewer {p} than {q}?",
+        "Are there fewer {p} than {q} {in}?",
+        "Can you see fewer {p} than {q}?",
+        "Do you see fewer {p} than {q}?",
+        "Are fewer {p} visible than {q}?",
+        "Please say if there are fewer {p} than {q}.",
+    ),
+    ("comparison", "same"): (
+        "Are there as many {p} as {q}?",
+        "Are there just as many {p} as {q} {in}?",
+        "Do you see as many {p} as {q}?",
+        "Is the number of {p} the same as the number of {q}?",
+        "Is there the same number of {p} and {q}?",
+        "Please say if there are as many {p} as {q}.",
+    ),
+    ("side", "what"): (
+        "On which side is the {s}?",
+        "Which side is the {s} on?",
+        "Where is the {s}?",
+        "Where is the {s} {in}?",
+        "Where is the {s} located?",
+        "Where can you see the {s}?",
+        "Which side of the image is the {s} on?",
+        "Is the {s} on the left, in the center or on the right?",
+        "Where is the {s}, please?",
+        "Please say where the {s} is.",
+    ),
+    ("side", "is"): (
+        "Is the {s} {where}?",
+        "Is the {s} located {where}?",
+        "Does the {s} appear {where}?",
+        "Is the {s} {where}, please?",
+        "Please say if the {s} is {where}.",
+    ),
+    ("weather", "what"): (
+        "What is the weather?",
+        "What is the weather like?",
+        "How is the weather?",
+        "What is the weather {in}?",
+        "What type of weather is it?",
+        "What are the weather conditions?",
+        "What does the weather look like?",
+        "Is the weather clear, cloudy, rainy, snowy or foggy?",
+        "What is the weather like, please?",
+        "Please describe the weather.",
+    ),
+    ("weather", "is"): (
+        "Is it {v}?",
+        "Is the weather {v}?",
+        "Is the weather {v} {in}?",
+        "Is it {v} here?",
+        "Does the weather look {v}?",
+        "Is it {v}, please?",
+        "Please say if the weather is {v}.",
+    ),
+    ("time_of_day", "what"): (
+        "What time of day is it?",
+        "What time of day is it {in}?",
+        "What is the time of day?",
+        "Is it day, night or dusk?",
+        "When was this image taken, by day, at night or at dusk?",
+        "At what time of day was this image taken?",
+        "What time of day is it, please?",
+        "Please say what time of day it is.",
+    ),
+    ("time_of_day", "is"): (
+        "Is it {v}?",
+        "Is it {v} {in}?",
+        "Is it {v} now?",
+        "Is this a {v} scene?",
+        "Was this image taken {at}?",
+        "Was this taken {at}, please?",
+        "Please say if it is {v}.",
+    ),
+    ("view", "what"): (
+        "Is this the view of a driver or of a camera?",
+        "Is this seen by a driver or by a traffic camera?",
+        "Which view is this, driver or camera?",
+        "What is the view, that of a driver or that of a camera?",
+        "Is this the view of a driver or of a camera, please?",
+        "Please say which view this is, driver or camera.",
+    ),
+    ("view", "is driver"): (
+        "Is this the view of a driver?",
+        "Is this a driver's view?",
+        "Is this seen from a vehicle on the road?",
+        "Was this image taken from a vehicle?",
+        "Does the image show the view of a driver?",
+        "Please say if this is the view of a driver.",
+    ),
+    ("view", "is camera"): (
+        "Is this the view of a traffic camera?",
+        "Is this seen from a camera over the road?",
+        "Was this image taken by a traffic camera?",
+        "Is this taken from above the road?",
+        "Does the image show the view of a traffic camera?",
+        "Please say if this is the view of a traffic camera.",
+    ),
+    ("ahead", "what"): (
+        "What is ahead?",
+        "What is ahead of us?",
+        "What is in front of us?",
+        "What is straight ahead?",
+        "What can you see ahead?",
+        "What do you see ahead of us?",
+        "What is there in front of us?",
+        "What is ahead, please?",
+        "Please say what is ahead.",
+    ),
+    ("description", "what"): (
+        "Describe the scene.",
+        "Describe the image.",
+        "Describe what you see.",
+        "Please describe the scene.",
+        "Please describe the image.",
+        "Please describe what you see {in}.",
+        "Can you describe the scene?",
+        "Could you describe the image, please?",
+        "What do you see {in}?",
+        "What can you see {in}?",
+        "What is {in}?",
+        "What does the image show?",
+    ),
+}
+
+
+def with_article(words: str) -> str:
+    return ("an " if words[0] in "aeiou" else "a ") + words
+
+
+def amount(number: int, label: str, adjective: str = "", is_sure: bool = True) -> str:
+    """ "a red car", "2 cars", and where the number is not sure "cars" """
+    singular, plural, _ = CLASSES[label]
+    noun = singular if number == 1 else plural
+    noun = f"{adjective} {noun}" if adjective else noun
+    if number == 1:
+        return with_article(noun)
+    return f"{number} {noun}" if is_sure else noun
+
+
+def enumeration(parts: Sequence[str]) -> str:
+    """ "a car, a bus and 2 people" """
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+
+
+@lru_cache(maxsize=1 << 14)
+def phrasings(fact: str) -> tuple[str, ...]:
+    """All wordings of a fact, the plainest first.
+
+    Raises:
+        ValueError: for what is not a fact of the grammar.
+    """
+    parts = fact.split("/")
+    kind, label, form, value = (parts + [""] * 4)[:4]
+    wordings = form  # of this form, except where the form is a slot or the value has wordings of its own
+    slots: dict[str, str | tuple[str, ...]] = {"in": IN, "v": value}
+    if kind in ("presence", "place", "relation"):
+        wordings = ""
+        slots["where"] = (RELATIONS if kind == "relation" else PLACES).get(form, ())
+    elif kind == "side":
+        slots["where"] = PLACES.get(value, ())
+    elif (kind, form) == ("view", "is") or (kind, form, value) == ("count", "over", "1"):
+        wordings = f"{form} {value}"
+    if label in CLASSES:
+        singular, plural, _ = CLASSES[label]
+        slots |= {"s": singular, "p": plural, "av": with_article(f"{value} {singular}")}
+        slots["a"] = singular if label in MASS_NOUNS else with_article(singular)
+    if value in CLASSES:
+        slots["b"], slots["q"], _ = CLASSES[value]
+    if value.isdecimal():
+        slots["next"] = str(int(value) + 1)
+    slots["at"] = "by day" if value == "day" else f"at {value}"
+    templates = TEMPLATES.get((kind, wordings), ())
+    if label in MASS_NOUNS:
+        templates = tuple(template for template in templates if "{p}" not in template)
+    try:
+        texts = tuple(dict.fromkeys(text for template in templates for text in _filled(template, slots)))
+    except KeyError as error:
+        raise ValueError(f"{fact!r} is not a fact of the grammar: nothing is known of {error}") from None
+    if not texts or len(parts) > 4:
+        raise ValueError(f"{fact!r} is not a fact of the grammar")
+    return texts
+
+
+def _filled(template: str, slots: dict[str, str | tuple[str, ...]]) -> Iterator[str]:
+    """A template with each combination of fillings, each with a capital letter."""
+    names = [name for _, name, _, _ in Formatter().parse(template) if name]
+    options = [(filling,) if isinstance(filling := slots[name], str) else filling for name in names]
+    for fillings in product(*options):
+        text = template.format(**dict(zip(names, fillings)))
+        yield text[0].upper() + text[1:]
+
+
+def phrase(fact: str, rng: random.Random) -> str:
+    """One of the wordings of a fact."""
+    texts = phrasings(fact)
+    return texts[int(rng.random() * len(texts))]

@@ -1,0 +1,434 @@
+"""What is true of a scene beyond doubt: the answers of the question grammar, before any wording.
+
+    Scene → View → the truth of a key, such as ("place", "car", "left")
+
+What is special here:
+- doubt is a third value, None. An object on the border of two thirds, smaller than a patch or mostly hidden makes
+  neither a yes nor a no, forbids a count, and so silences what depends on it and nothing else;
+- a "no", a count or "the car" is said only of classes that the source labels exhaustively.
+
+All thresholds are parts of the image, which the model sees squeezed to 224 × 224 in patches of 16 × 16: lengths are
+parts of its width or height, areas are counted in patches, 1/196 of it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from .phrases import amount, enumeration
+from .scene import CLASSES, Scene, SceneObject, is_a
+
+
+# What can be seen, in patches. A box is filled only in part, so it needs a whole patch; a mask is exact, and needs 130
+# pixels at 384 × 288. Below `NOTHING`, 20 pixels there, nobody sees anything: it is as if it were not there.
+PATCHES = 14 * 14
+CLEAR_BOX = 1.0
+CLEAR_MASK = 0.23
+CLEAR_MASK_PART = 0.6  # of a mask, in one place
+NOTHING = 0.035
+MIN_VISIBLE = 0.3  # of the object; what is hidden or cut more is hard to name
+
+# Each object is in a third, out of it, or neither when it straddles the border.
+THIRDS = {"left": (0.0, 1 / 3), "center": (1 / 3, 2 / 3), "right": (2 / 3, 1.0)}
+BORDER = 0.02  # of the width: so near to a border, the side is a matter of taste
+CLEAR_SHARE = 2 / 3  # so much of its width is in the third, or else it covers so much of the third's width
+
+# Distance in a driver's view, from where an object meets the road. With the camera 1.4 m above it, the horizon at half
+# the height and 53° of view, 0.7 is 7 m and 0.6 is 14 m away. What is far is low too, else its foot may be hidden.
+NEAR_BOTTOM = 0.7
+FAR_BOTTOM = 0.6
+FAR_HEIGHT = 0.2
+DEPTH_STEP = 0.08  # of the height, between the feet of two objects of which one is surely behind
+
+MAX_COUNT = 10
+MAX_WORDS = 24  # in a description
+MAX_AHEAD = 4  # classes named in "What is ahead?"
+# One of each has to be labelled exhaustively: a sentence that leaves out the cars or the people of a street is wrong.
+TOLD = ({"vehicle", "car"}, {"person", "pedestrian"})
+
+STUFF = frozenset({"sky", "road", "sidewalk", "building", "tree", "fence", "barrier", "pole"})
+THINGS = tuple(label for label in CLASSES if label not in STUFF)
+UNCOUNTED = frozenset({"sky", "road", "sidewalk"})
+# Things that stand on the ground, so that the lower edge of their box tells how far they are.
+GROUNDED = frozenset(
+    label for label in THINGS if label == "cone" or any(is_a(label, w) for w in ("vehicle", "person", "animal"))
+)
+# Values that may hold beside the known one: never a "no".
+LOOKS_LIKE = {"gray": {"silver"}, "silver": {"gray", "white"}, "white": {"silver"}}
+MAY_HOLD_TOO = {
+    "rainy": {"cloudy"},
+    "snowy": {"cloudy"},
+    "foggy": {"cloudy"},
+    "dusk": {"day", "night"},
+}
+
+Box = tuple[float, float, float, float]
+Key = tuple[str, ...]  # a fact, split: (kind, label, form, value), as long as it needs to be
+
+
+class Seen:
+    """An object in parts of the image: its sides, whether it is seen well, and where it is."""
+
+    __slots__ = (
+        "bottom",
+        "box",
+        "cells",
+        "clear",
+        "columns",
+        "height",
+        "is_instance",
+        "item",
+        "left",
+        "middle",
+        "places",
+        "right",
+    )
+
+    def __init__(self, item: SceneObject, scene: Scene, patches: float):
+        left, top, right, bottom = item.box
+        self.item = item
+        self.box = item.box
+        self.is_instance = item.is_instance
+        self.clear = patches >= (CLEAR_BOX if item.is_instance else CLEAR_MASK) and item.visible >= MIN_VISIBLE
+        self.left, self.right = left / scene.width, right / scene.width
+        self.middle = (left + right) / 2 / scene.width
+        self.bottom, self.height = bottom / scene.height, (bottom - top) / scene.height
+        self.cells = None if item.is_instance else item.cells
+        self.columns: list[float] = []  # patches that a mask fills in each column of cells
+        self.places: dict[str, bool | None] = {}
+
+    def at(self, place: str) -> bool | None:
+        """Whether it is in a third, "near" or "far"; None in doubt."""
+        if place in self.places:
+            return self.places[place]
+        if place in THIRDS:
+            found = self._in_third(*THIRDS[place])
+        else:
+            distance = self._distance()
+            found = None if distance is None else distance == place
+        self.places[place] = found
+        return found
+
+    def _in_third(self, start: float, end: float) -> bool | None:
+        if self.right <= start - BORDER or self.left >= end + BORDER:
+            return False
+        inner_start, inner_end = start + BORDER * (start > 0), end - BORDER * (end < 1)
+        if self.cells is not None:
+            scale = PATCHES / len(self.cells) / len(self.cells[0])
+            self.columns = self.columns or [sum(column) * scale for column in zip(*self.cells)]
+            if self._covered(start - BORDER, end + BORDER) < NOTHING:
+                return False
+            return True if self._covered(inner_start, inner_end) >= CLEAR_MASK_PART else None
+        if not self.is_instance:  # who knows which part of its box is filled
+            return True if inner_start <= self.left and self.right <= inner_end else None
+        inside = min(self.right, inner_end) - max(self.left, inner_start)
+        if inside >= CLEAR_SHARE * (self.right - self.left):
+            return True
+        covered = min(self.right, end) - max(self.left, start)
+        return True if covered >= CLEAR_SHARE * (end - start) else None
+
+    def _distance(self) -> str | None:
+        if self.bottom <= FAR_BOTTOM and self.height <= FAR_HEIGHT:
+            return "far"
+        if self.bottom < NEAR_BOTTOM or not (self.is_instance or self.cells):
+            return None
+        if self.cells:
+            rows = self.cells[round(NEAR_BOTTOM * len(self.cells)) :]
+            patches = sum(map(sum, rows)) * PATCHES / len(self.cells) / len(rows[0])
+            return "near" if patches >= CLEAR_MASK_PART else None
+        return "near"
+
+    def _covered(self, start: float, end: float) -> float:
+        """Patches that a mask fills between two parts of the width."""
+        count = len(self.columns)
+        parts = [min(j + 1, end * count) - max(j, start * count) for j in range(count)]
+        return sum(part * column for part, column in zip(parts, self.columns) if part > 0)
+
+    def third(self) -> str | None:
+        """The third that its middle is in; None near a border."""
+        for name, (start, end) in THIRDS.items():
+            if start + BORDER * (start > 0) <= self.middle <= end - BORDER * (end < 1):
+                return name
+        return None
+
+
+class Group:
+    """The objects of a class and of its members: those seen well, and those in doubt."""
+
+    __slots__ = ("clear", "unclear")
+
+    def __init__(self) -> None:
+        self.clear: list[Seen] = []
+        self.unclear: list[Seen] = []
+
+
+NO_GROUP = Group()
+Found = tuple[str, Sequence[Seen]]  # an answer, and the objects that make it a yes
+
+
+class View:
+    """A scene in the terms of the grammar. One method for each kind finds the truth of a key."""
+
+    def __init__(self, scene: Scene):
+        self.scene = scene
+        self.exhaustive = scene.exhaustive
+        self.driver = scene.facts.get("view") == "driver"
+        self.groups: dict[str, Group] = {}
+        self.has_masks = False
+        scale = PATCHES / (scene.width * scene.height)
+        for item in scene.objects:
+            if not item.is_instance:
+                self.has_masks = True
+            patches = item.size * scale
+            if patches < NOTHING:
+                continue
+            seen = Seen(item, scene, patches)
+            for label in (item.label, CLASSES[item.label][2]):
+                if label is not None:
+                    group = self.groups.get(label)
+                    if group is None:
+                        group = self.groups[label] = Group()
+                    (group.clear if seen.clear else group.unclear).append(seen)
+
+    def find(self, key: Key) -> Found | None:
+        """The answer to a key and the objects that make it a yes; None where it may not be asked."""
+        return _TRUTHS[key[0]](self, *key[1:])
+
+    def boxes(self, key: Key, found: Found) -> tuple[Box, ...]:
+        """Boxes of the objects that make a yes, in pixels; of a mask, the part in the third that was asked about."""
+        if found[0] != "yes":
+            return ()
+        place = key[2] if key[0] == "place" else ""
+        third = THIRDS.get("center" if place == "ahead" else place)
+        if third is None or not self.has_masks:
+            return tuple([seen.box for seen in found[1]])
+        start, end = third[0] * self.scene.width, third[1] * self.scene.width
+        cut = [(max(seen.box[0], start), seen.box[1], min(seen.box[2], end), seen.box[3]) for seen in found[1]]
+        return tuple(seen.box if seen.is_instance else box for seen, box in zip(found[1], cut))
+
+    # What several kinds need
+
+    def one(self, label: str) -> Seen | None:
+        """The object that "the car" names: the only one, surely."""
+        group = self.groups.get(label, NO_GROUP)
+        if len(group.clear) != 1 or group.unclear or label not in self.exhaustive or not group.clear[0].is_instance:
+            return None
+        return group.clear[0]
+
+    def number(self, label: str) -> int | None:
+        """How many there are. In a scene of masks not even 0 is said: it would be the only number."""
+        group = self.groups.get(label, NO_GROUP)
+        if label not in self.exhaustive or group.unclear or not all(seen.is_instance for seen in group.clear):
+            return None
+        return None if self.has_masks and not group.clear else len(group.clear)
+
+    def _any_has(self, label: str, attribute: str, value: str) -> Found | None:
+        group = self.groups.get(label, NO_GROUP)
+        values = [seen.item.attributes.get(attribute) for seen in group.clear]
+        if value in values:
+            return "yes", [seen for seen, its in zip(group.clear, values) if its == value]
+        complete = label in self.exhaustive and attribute in self.scene.attributed.get(label, ())
+        if not complete or group.unclear or any(its is None or value in LOOKS_LIKE.get(its, ()) for its in values):
+            return None
+        return "no", ()
+
+    def _all_have(self, label: str, attribute: str, form: str, value: str) -> Found | None:
+        """About the value that all objects of a class are known to have, those in doubt too."""
+        group = self.groups.get(label, NO_GROUP)
+        values = {seen.item.attributes.get(attribute) for seen in group.clear + group.unclear}
+        known = values.pop() if len(values) == 1 else None
+        if known is None or not group.clear or (form in ("are", "what_all") and len(group.clear) == 1):
+            return None
+        if form in ("what", "what_all"):
+            return known, ()
+        if known == value:
+            return "yes", group.clear
+        return None if value in LOOKS_LIKE.get(known, ()) else ("no", ())
+
+    # The kinds
+
+    def presence(self, label: str) -> Found | None:
+        group = self.groups.get(label, NO_GROUP)
+        if group.clear:
+            return "yes", group.clear
+        return ("no", ()) if label in self.exhaustive and not group.unclear else None
+
+    def place(self, label: str, place: str) -> Found | None:
+        """An object in doubt hinders a "no" only where it may be."""
+        place = "center" if place == "ahead" else place
+        group = self.groups.get(label, NO_GROUP)
+        there = [seen.at(place) for seen in group.clear]
+        if True in there:
+            return "yes", [seen for seen, it_is in zip(group.clear, there) if it_is]
+        if None in there or label not in self.exhaustive:
+            return None
+        return None if any(seen.at(place) is not False for seen in group.unclear) else ("no", ())
+
+    def relation(self, label: str, relation: str, anchor_label: str) -> Found | None:
+        anchor = self.one(anchor_label)
+        group = self.groups.get(label, NO_GROUP)
+        others = [seen for seen in group.clear if seen is not anchor]
+        if anchor is None or not all(seen.is_instance for seen in others):
+            return None
+        test = _RELATION_TESTS[relation]
+        related = [test(seen, anchor) for seen in others]
+        if True in related:
+            return "yes", [seen for seen, it_is in zip(others, related) if it_is]
+        return None if None in related or group.unclear or label not in self.exhaustive else ("no", ())
+
+    def light_state(self, label: str, form: str, state: str = "") -> Found | None:
+        return self._any_has(label, "state", state) if form == "any" else self._all_have(label, "state", form, state)
+
+    def color(self, label: str, form: str, color: str = "") -> Found | None:
+        if form == "any":
+            return self._any_has(label, "color", color)
+        group = self.groups.get(label, NO_GROUP)
+        if label not in self.exhaustive or group.unclear or (form in ("what", "is") and len(group.clear) > 1):
+            return None
+        return self._all_have(label, "color", form, color)
+
+    def sign_value(self, label: str, form: str, value: str = "") -> Found | None:
+        if form == "which":
+            sign = self.one(label)
+            return None if sign is None or sign.item.label == label else (sign.item.label, ())
+        return self._all_have(label, "value", form, value)
+
+    def count(self, label: str, form: str, limit: str = "") -> Found | None:
+        number = self.number(label)
+        if number is None or number > MAX_COUNT:
+            return None
+        if form == "what":
+            return str(number), ()
+        return ("yes", self.groups[label].clear) if number > int(limit) else ("no", ())
+
+    def comparison(self, label: str, form: str, other: str) -> Found | None:
+        number, another = self.number(label), self.number(other)
+        if number is None or another is None:
+            return None
+        holds = {"more": number > another, "fewer": number < another, "same": number == another}[form]
+        return "yes" if holds else "no", ()
+
+    def side(self, label: str, form: str, side: str = "") -> Found | None:
+        seen = self.one(label)
+        if seen is None:
+            return None
+        if form == "what":
+            sides = [third for third in THIRDS if seen.at(third)]
+            return (sides[0], ()) if len(sides) == 1 else None
+        there = seen.at(side)
+        return None if there is None else ("yes", (seen,)) if there else ("no", ())
+
+    def scene_fact(self, label: str, form: str, value: str = "") -> Found | None:
+        known = self.scene.facts.get(label)
+        if known is None or value in MAY_HOLD_TOO.get(known, ()):
+            return None
+        return (known if form == "what" else "yes" if value == known else "no"), ()
+
+    def ahead(self, label: str, form: str) -> Found | None:
+        """ "a car and 2 trucks": what has its middle in the center of a driver's view."""
+        parts = []
+        for name, clear, unclear in self._things():
+            sides = [seen.third() for seen in clear]
+            number = sides.count("center")
+            if not self.driver or (number == 0 and None in sides):
+                return None
+            if number:
+                is_sure = None not in sides and not any(seen.at("center") is not False for seen in unclear)
+                parts.append(amount(number, name, is_sure=is_sure and number <= MAX_COUNT))
+        return (enumeration(parts), ()) if 0 < len(parts) <= MAX_AHEAD else None
+
+    def description(self, label: str, form: str) -> Found | None:
+        """ "a red car and 2 pedestrians on the left, a bus in the center": all things, as precisely as is sure."""
+        groups: Counter[Key] = Counter()  # (side, label, adjective): number
+        unsure: set[Key] = set()  # (side, label) where there may be more
+        details = [3, 2, 1]
+        for name, clear, unclear in self._things():
+            sides = [seen.third() for seen in clear]
+            if None in sides:
+                details = [1]
+            attribute = "state" if name == "traffic light" else "color"
+            adjectives = [seen.item.attributes.get(attribute, "") for seen in clear]
+            for side, adjective in zip(sides, adjectives):
+                groups[side or "", name, adjective if all(adjectives) else ""] += 1
+            unsure |= {(side, name) for side in THIRDS if any(seen.at(side) is not False for seen in unclear)}
+            unsure |= {("", name)} if unclear else set()
+        for detail in details:
+            text = _sentence(groups, unsure, detail)
+            if text and len(text.split()) <= MAX_WORDS:
+                return text, ()
+        return None
+
+    def _things(self) -> list[tuple[str, list[Seen], list[Seen]]]:
+        """Of each class that can be counted, without its members: the objects seen well, and those in doubt."""
+        if any(self.exhaustive.isdisjoint(labels) for labels in TOLD):
+            return []
+        things = []
+        for name in THINGS:
+            group = self.groups.get(name)
+            if group is not None and name in self.exhaustive and all(seen.is_instance for seen in group.clear):
+                clear = [seen for seen in group.clear if seen.item.label == name]
+                things.append((name, clear, [seen for seen in group.unclear if seen.item.label == name]))
+        return things
+
+
+_TRUTHS: dict[str, Callable[..., Found | None]] = {
+    "presence": View.presence,
+    "place": View.place,
+    "relation": View.relation,
+    "light_state": View.light_state,
+    "sign_value": View.sign_value,
+    "color": View.color,
+    "count": View.count,
+    "comparison": View.comparison,
+    "side": View.side,
+    "weather": View.scene_fact,
+    "time_of_day": View.scene_fact,
+    "view": View.scene_fact,
+    "ahead": View.ahead,
+    "description": View.description,
+}
+
+
+def _sentence(groups: Counter[Key], unsure: set[Key], detail: int) -> str:
+    """A sentence of `detail` of three things: the class; its side; its color."""
+    merged: dict[str, Counter[Key]] = {side: Counter() for side in (THIRDS if detail > 1 else ("",))}
+    for (side, label, adjective), number in groups.items():
+        merged[side if detail > 1 else ""][label, adjective if detail > 2 else ""] += number
+    clauses = []
+    for side, counts in merged.items():
+        parts = []
+        for label, adjective in sorted(counts, key=lambda group: (THINGS.index(group[0]), group[1])):
+            number = counts[label, adjective]
+            is_sure = (side, label) not in unsure and number <= MAX_COUNT
+            parts.append(amount(number, label, adjective, is_sure))
+        if parts:
+            where = {"": "", "center": " in the center"}.get(side, f" on the {side}")
+            clauses.append(enumeration(parts) + where)
+    return ", ".join(clauses)
+
+
+def _left_of(seen: Seen, anchor: Seen) -> bool | None:
+    """Yes when they stand apart, no when nothing of it reaches out to the left of the anchor."""
+    if seen.right <= anchor.left + BORDER and seen.middle < anchor.middle:
+        return True
+    return False if seen.left + BORDER >= anchor.left and seen.middle >= anchor.middle else None
+
+
+def _right_of(seen: Seen, anchor: Seen) -> bool | None:
+    if seen.left + BORDER >= anchor.right and seen.middle > anchor.middle:
+        return True
+    return False if seen.right <= anchor.right + BORDER and seen.middle <= anchor.middle else None
+
+
+def _behind(seen: Seen, anchor: Seen) -> bool | None:
+    """As seen from the camera: farther away in the same direction. Farther but beside is neither yes nor no."""
+    step = anchor.bottom - seen.bottom
+    if step >= DEPTH_STEP and min(seen.right, anchor.right) > max(seen.left, anchor.left):
+        return True
+    return False if step <= -DEPTH_STEP else None
+
+
+def _in_front(seen: Seen, anchor: Seen) -> bool | None:
+    return _behind(anchor, seen)
+
+
+_RELATION_TESTS = {"left": _left_of, "right": _right_of, "behind": _behind, "front": _in_front}

@@ -1,0 +1,106 @@
+"""Scenes: what cannot be is refused, and mirroring, cropping and JSON keep the truth."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiny import ROOT
+from traffic_vlm.data.scene import CLASSES, Scene, SceneObject, is_a
+from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer
+
+
+def grid(mask: np.ndarray) -> tuple[tuple[float, ...], ...]:
+    """Coverage of 14 × 14 cells by a mask of 140 × 280 pixels."""
+    return tuple(map(tuple, mask.reshape(14, 10, 14, 20).mean((1, 3)).tolist()))
+
+
+def example() -> Scene:
+    mask = np.zeros((140, 280))
+    mask[20:90, 40:200] = 1
+    return Scene(
+        280,
+        140,
+        objects=(
+            SceneObject("car", (10.0, 20.0, 50.0, 60.0), attributes={"color": "red"}),
+            SceneObject("bus", (200.0, 0.0, 280.0, 100.0), area=6000.0, visible=0.5),
+            SceneObject("tree", (40.0, 20.0, 200.0, 90.0), area=mask.sum(), cells=grid(mask), is_instance=False),
+        ),
+        facts={"weather": "rainy"},
+        exhaustive=frozenset({"car", "bus", "vehicle"}),
+        attributed={"car": frozenset({"color"})},
+        source="test",
+        image_id="7",
+    )
+
+
+def test_json_gives_an_equal_scene():
+    assert Scene.from_json(example().to_json()) == example()
+    assert "\n" not in example().to_json()
+
+
+def test_mirroring_twice_changes_nothing():
+    assert example().flipped().flipped() == example()
+    assert example().flipped().objects[0].box == (230.0, 20.0, 270.0, 60.0)
+    assert example().flipped().objects[2].cells[5] == example().objects[2].cells[5][::-1]
+
+
+def test_a_window_of_the_whole_image_changes_nothing():
+    cropped = example().cropped(0, 0, 280, 140)
+    assert cropped.objects[:2] == example().objects[:2]
+    np.testing.assert_allclose(cropped.objects[2].cells, example().objects[2].cells, atol=1e-4)
+
+
+def test_a_window_cuts_boxes_and_their_visibility():
+    scene = example().cropped(30, 0, 240, 140)
+    car, bus, _ = scene.objects
+    assert (car.box, car.visible) == ((0, 20.0, 20.0, 60.0), 0.5)
+    assert (bus.box, bus.visible, bus.area) == ((170.0, 0, 210, 100.0), 0.25, 3000.0)
+    assert (scene.width, scene.height, scene.facts) == (210, 140, {"weather": "rainy"})
+    assert [item.label for item in example().cropped(0, 100, 280, 140).objects] == []
+
+
+@given(st.tuples(*[st.integers(0, 100)] * 2), st.tuples(st.integers(1, 180), st.integers(1, 40)))
+@settings(max_examples=50, deadline=None)
+def test_cells_of_a_window_are_the_coverage_of_its_mask(corner, size):
+    mask = np.zeros((140, 280))
+    mask[20:90, 40:200] = 1  # along the borders of old cells, so that their means lose nothing
+    left, top = corner
+    right, bottom = left + size[0], top + size[1]
+    part = mask[top:bottom, left:right]
+    trees = [item for item in example().cropped(left, top, right, bottom).objects if item.label == "tree"]
+    assert bool(trees) == bool(part.any())
+    if trees:
+        assert trees[0].area == pytest.approx(part.sum(), rel=0.01, abs=1)
+        rows = np.repeat(np.repeat(part, 14, axis=0), 14, axis=1)  # 14 × 14 cells of equal whole size
+        expected = rows.reshape(14, size[1], 14, size[0]).mean((1, 3))
+        np.testing.assert_allclose(trees[0].cells, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: SceneObject("zeppelin", (0, 0, 1, 1)), "zeppelin"),
+        (lambda: SceneObject("car", (5, 0, 5, 1)), r"\(5, 0, 5, 1\)"),
+        (lambda: SceneObject("car", (0, 0, 1, 1), attributes={"color": "loud"}), "loud"),
+        (lambda: Scene(0, 10), "0 × 10"),
+        (lambda: Scene(10, 10, (SceneObject("car", (0, 0, 11, 5)),)), "leaves its image"),
+        (lambda: Scene(10, 10, facts={"weather": "hot"}), "hot"),
+        (lambda: Scene(10, 10, exhaustive=frozenset({"ufo"})), "ufo"),
+        (lambda: example().cropped(0, 0, 300, 10), "300"),
+        (lambda: example().cropped(10, 0, 10, 10), "empty"),
+    ],
+)
+def test_what_cannot_be_is_refused(make, named):
+    with pytest.raises(ValueError, match=named):
+        make()
+
+
+def test_classes_are_words_of_the_vocabulary():
+    tokenizer = TrafficVLMTokenizer.from_pretrained(ROOT)
+    for singular, plural, wider in CLASSES.values():
+        assert tokenizer.unknown_words([singular, plural]) == []
+        assert wider is None or wider in CLASSES
+    assert is_a("car", "vehicle")
+    assert is_a("car", "car")
+    assert not is_a("vehicle", "car")
