@@ -54,6 +54,11 @@ class Arguments:
     num_workers: int = 2
     strict: bool = field(default=False, metadata={"help": "stop at the first problem instead of skipping"})
 
+    def __post_init__(self) -> None:
+        for name in ("questions_per_image", "shard_size", "num_workers"):
+            if getattr(self, name) < 1:
+                raise SystemExit(f"--{name} must be at least 1, got {getattr(self, name)}")
+
 
 def read_items(arguments: Arguments, problems: Problems) -> list[Record | int]:
     """All images to be, in a fixed order."""
@@ -69,7 +74,8 @@ def read_items(arguments: Arguments, problems: Problems) -> list[Record | int]:
         else:
             raise DataError(f"source {name!r} needs a folder: --source {name}=FOLDER")
     if not items:
-        raise DataError(f"none of the sources {arguments.source} has an image that can be used")
+        found = "; ".join(problems.messages[:3]) or "no images were asked for"
+        raise DataError(f"none of the sources {arguments.source} has an image that can be used: {found}")
     return items
 
 
@@ -134,7 +140,9 @@ def main() -> None:
         report = write_all(plan(arguments, items), arguments.num_workers)
     except KeyboardInterrupt:
         sys.exit("stopped; the same command goes on from here")
-    except (DataError, OSError, BrokenProcessPool) as error:
+    except DataError as error:
+        sys.exit(str(error))
+    except (OSError, BrokenProcessPool) as error:
         sys.exit(f"{error}\nwhat is complete was kept; the same command goes on from here")
     merge_problems(report, problems)
     summary = json.loads(report.to_json()) | {"yes_rates": report.yes_rates()}

@@ -121,6 +121,9 @@ def test_sources_are_mixed_and_problems_are_counted(tmp_path):
         (["--source", "camvid"], "camvid=FOLDER"),
         (["--source", "nonsense=/tmp"], "nonsense"),
         (["--num_images", "0"], "image that can be used"),
+        (["--source", "camvid=/nowhere"], "/nowhere"),
+        (["--num_workers", "0"], "--num_workers must be at least 1, got 0"),
+        (["--shard_size", "-1"], "--shard_size must be at least 1, got -1"),
     ],
 )
 def test_bad_options_are_named(tmp_path, options, named):
