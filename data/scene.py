@@ -161,7 +161,11 @@ class Scene:
             raise ValueError(f"the window {window} is empty or leaves the image of {size}")
         parts = (_crop_object(item, self, (left, top, right, bottom)) for item in self.objects)
         objects = tuple(part for part in parts if part is not None)
-        return replace(self, width=right - left, height=bottom - top, objects=objects)
+        facts = self.facts
+        if (right - left, bottom - top) != (self.width, self.height):
+            # Near, far and ahead are read off the place in a whole driver's view; a window moves it.
+            facts = {name: value for name, value in facts.items() if name != "view"}
+        return replace(self, width=right - left, height=bottom - top, objects=objects, facts=facts)
 
     def to_json(self) -> str:
         """All fields as one line of JSON; `from_json` gives an equal scene."""
@@ -216,7 +220,10 @@ def _crop_object(item: SceneObject, scene: Scene, window: tuple[int, int, int, i
     kept = (box[2] - box[0]) * (box[3] - box[1]) / ((item.box[2] - item.box[0]) * (item.box[3] - item.box[1]))
     if kept < 1 and area is not None:
         area *= kept  # as if it filled its box evenly
-    return replace(item, box=box, area=area, visible=item.visible * kept)
+    attributes = item.attributes
+    if kept < 0.9:  # the lamp that is lit, or a digit, may be what is gone
+        attributes = {name: value for name, value in attributes.items() if name == "color"}
+    return replace(item, box=box, area=area, visible=item.visible * kept, attributes=attributes)
 
 
 def _crop_cells(

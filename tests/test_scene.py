@@ -51,6 +51,16 @@ def test_a_window_of_the_whole_image_changes_nothing():
     np.testing.assert_allclose(cropped.objects[2].cells, example().objects[2].cells, atol=1e-4)
 
 
+def test_what_a_window_takes_away_is_not_said():
+    light = SceneObject("traffic light", (20.0, 0.0, 30.0, 30.0), attributes={"state": "red"})
+    sign = SceneObject("speed limit sign", (40.0, 50.0, 60.0, 70.0), attributes={"value": "50"})
+    scene = Scene(100, 100, (light, sign), {"view": "driver", "weather": "clear"})
+    cut = scene.cropped(0, 10, 100, 100)
+    assert [item.attributes for item in cut.objects] == [{}, {"value": "50"}]  # the red lamp is outside
+    assert cut.facts == {"weather": "clear"}  # what is near in the window need not be near
+    assert scene.cropped(0, 0, 100, 100) == scene
+
+
 def test_a_window_cuts_boxes_and_their_visibility():
     scene = example().cropped(30, 0, 240, 140)
     car, bus, _ = scene.objects
