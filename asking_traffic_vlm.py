@@ -151,6 +151,7 @@ class ImageEncoder:
             ours = self.fingerprint()
             if ours is not None and not torch.equal(ours, encoded_images.fingerprint.to(ours)):
                 raise ValueError("encoded_images come from another model, or from weights that have changed since.")
+            encoded_images = replace(encoded_images, fingerprint=None)  # once is enough for all passes that follow
         if encoder_attention_mask is not None:
             encoded_images = replace(encoded_images, attention_mask=encoder_attention_mask)
         if not torch.is_autocast_enabled(self.device.type):  # they may have been encoded under autocast
