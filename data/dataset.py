@@ -21,7 +21,7 @@ import torch
 from datasets import Dataset, Features, Image, List, Value, disable_progress_bars
 from PIL import Image as PILImage
 
-from .questions import Balancer, Question, ask
+from .questions import Balancer, Question, ask, settle
 from .readers import DataError, Problems, Record
 from .scene import Scene
 from .synthetic import render
@@ -132,23 +132,34 @@ def load_item(item: Record | int) -> tuple[bytes, Scene]:
     return content, item.scene
 
 
+def synthetic_rows(first_seed: int, num_images: int, questions_per_image: int = 16) -> list[dict[str, Any]]:
+    """Rows of rendered scenes as `load_dataset` would give them, the images decoded."""
+    rng, balancer = random.Random(first_seed), Balancer()
+    items = [load_item(seed) for seed in range(first_seed, first_seed + num_images)]
+    asked = settle([ask(scene, rng, questions_per_image, balancer) for _, scene in items])
+    rows = [make_row(content, scene, questions) for (content, scene), questions in zip(items, asked)]
+    return [row | {"image": PILImage.open(io.BytesIO(row["image"]["bytes"]))} for row in rows]
+
+
 def write_shard(shard: Shard) -> ShardReport:
     """Write one Parquet file and its report; both are complete or not there.
 
     Raises:
         DataError: strict, and an image cannot be read. OSError: the disk is full, for example.
     """
-    rng, balancer, report, rows = random.Random(shard.seed), Balancer(), ShardReport(), []
+    rng, balancer, report = random.Random(shard.seed), Balancer(), ShardReport()
+    loaded, asked, rows = [], [], []
     for item in shard.items:
         try:
-            image, scene = load_item(item)
+            loaded.append(load_item(item))
         except DataError as error:
             if shard.strict:
                 raise
             report.skipped["unreadable image"] += 1
             report.messages.append(str(error))
             continue
-        questions = ask(scene, rng, shard.questions_per_image, balancer)
+        asked.append(ask(loaded[-1][1], rng, shard.questions_per_image, balancer))
+    for (image, scene), questions in zip(loaded, settle(asked)):
         if not questions:
             report.skipped["nothing to ask"] += 1
             continue

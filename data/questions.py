@@ -170,6 +170,32 @@ def ask(scene: Scene, rng: random.Random, count: int, balancer: Balancer | None 
     return questions
 
 
+def settle(asked: Sequence[Sequence[Question]]) -> list[list[Question]]:
+    """Take away what one answer leads by at the end, so that each kind and class has as many yes as no.
+
+    A `Balancer` ends with the more frequent answer ahead, which adds up when many are used in turn, one for each file.
+
+    Args:
+        asked: the questions about each image. The last of them are taken first, and the only one of an image is left,
+            so that no image is lost.
+    """
+    steps = {"yes": 1, "no": -1}
+    settled = [list(questions) for questions in asked]
+    places = [(i, questions) for questions in settled for i in range(len(questions)) if questions[i].answer in steps]
+    leads: Counter[str | tuple[str, str]] = Counter()
+    for i, questions in places:
+        leads[questions[i].kind, questions[i].label] += steps[questions[i].answer]
+        leads[questions[i].fact] += steps[questions[i].answer]
+    for i, questions in sorted(places, key=lambda place: -place[0]):
+        # Of a fact that leads itself: the leads of the facts add up to that of the class, so there are enough.
+        keys, step = ((questions[i].kind, questions[i].label), questions[i].fact), steps[questions[i].answer]
+        if len(questions) > 1 and all(leads[key] * step > 0 for key in keys):
+            del questions[i]
+            for key in keys:
+                leads[key] -= step
+    return settled
+
+
 def _pick(weights: dict[str, float], rng: random.Random) -> str:
     """A kind in proportion to its weight."""
     point = rng.random() * sum(weights.values())
@@ -345,4 +371,5 @@ __all__ = [
     "enumerate_questions",
     "phrase",
     "phrasings",
+    "settle",
 ]

@@ -42,7 +42,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from .scene import ATTRIBUTES, CLASSES, FACTS, Scene, SceneObject, is_a
+from .scene import ATTRIBUTES, CLASSES, FACTS, Scene, SceneObject, given_to_all, is_a
 
 
 Layout = dict[str, Any]  # one split of a mapping
@@ -305,11 +305,7 @@ class _Draft:
             what = "has no label, which in this source means that nobody labelled it"
             self.problems.add("unlabelled image", self.image, what, expected=True)
             return
-        attributed = {}
-        for label, names in self.mapping.attributed.items():
-            same = [item for item in self.objects if is_a(item.label, label)]
-            if everywhere := frozenset(name for name in names if all(name in item.attributes for item in same)):
-                attributed[label] = everywhere
+        attributed = given_to_all(self.mapping.attributed, self.objects)
         exhaustive = self.mapping.exhaustive - self.doubted
         facts, name, size = self.facts, self.mapping.name, (self.width, self.height)
         yield Record(self.image, Scene(*size, tuple(self.objects), facts, exhaustive, attributed, name, self.image_id))

@@ -8,6 +8,7 @@ Boxes are (left, top, right, bottom) in pixels of an image of `width` × `height
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -142,8 +143,19 @@ class Scene:
         """Objects of a class or of a member of it."""
         return [item for item in self.objects if is_a(item.label, label)]
 
+    def without(self, *names: str) -> "Scene":
+        """The scene of which these attributes and facts are not known."""
+        objects = tuple(
+            item
+            if item.attributes.keys().isdisjoint(names)
+            else replace(item, attributes={name: v for name, v in item.attributes.items() if name not in names})
+            for item in self.objects
+        )
+        facts = {name: value for name, value in self.facts.items() if name not in names}
+        return replace(self, objects=objects, facts=facts, attributed=given_to_all(self.attributed, objects))
+
     def flipped(self) -> "Scene":
-        """The mirrored scene, left and right exchanged."""
+        """The mirrored scene, left and right exchanged. Nobody can read mirrored digits: values are not known."""
         objects = tuple(
             replace(
                 item,
@@ -152,7 +164,7 @@ class Scene:
             )
             for item in self.objects
         )
-        return replace(self, objects=objects)
+        return replace(self, objects=objects).without("value")
 
     def cropped(self, left: int, top: int, right: int, bottom: int) -> "Scene":
         """What is seen of the scene through a window in whole pixels: boxes, areas, visibility and cells of it."""
@@ -165,7 +177,8 @@ class Scene:
         if (right - left, bottom - top) != (self.width, self.height):
             # Near, far and ahead are read off the place in a whole driver's view; a window moves it.
             facts = {name: value for name, value in facts.items() if name != "view"}
-        return replace(self, width=right - left, height=bottom - top, objects=objects, facts=facts)
+        seen = replace(self, width=right - left, height=bottom - top, objects=objects, facts=facts)
+        return replace(seen, attributed=given_to_all(self.attributed, objects))
 
     def to_json(self) -> str:
         """All fields as one line of JSON; `from_json` gives an equal scene."""
@@ -246,6 +259,18 @@ def _overlaps(count: int, size: int, start: int, stop: int) -> list[list[tuple[i
         overlap = [(j, (min(high, (j + 1) * step) - max(low, j * step)) / new) for j in range(first, last + 1)]
         parts.append([(j, part) for j, part in overlap if part > 0])
     return parts
+
+
+def given_to_all(
+    attributed: Mapping[str, frozenset[str]], objects: Sequence[SceneObject]
+) -> dict[str, frozenset[str]]:
+    """Of attributes {class: names} those that all objects of the class have indeed."""
+    kept = {}
+    for label, names in attributed.items():
+        alike = [item for item in objects if is_a(item.label, label)]
+        if found := frozenset(name for name in names if all(name in item.attributes for item in alike)):
+            kept[label] = found
+    return kept
 
 
 def is_a(label: str, wider: str) -> bool:

@@ -3,11 +3,14 @@
     seed → plan (what stands where, in metres) → canvas (colours and object numbers) → photograph and truth
 
 The plan comes from `synthetic_layout`, the canvas from `synthetic_drawing`. Numbers under every pixel tell what can be
-seen of each object; the photograph then gets rain, snow, glow, noise and blur, which hide nothing in the truth.
+seen of each object; the photograph then gets rain, snow, glow, noise and blur, which hide faint crosswalks and nothing
+else in the truth.
 """
 
+import math
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import cv2
 import numpy as np
@@ -28,6 +31,7 @@ from .synthetic_drawing import (
     TERRAIN,
     TREE,
     Faces,
+    Lamp,
     Patch,
     Thing,
     cast_shadows,
@@ -41,8 +45,10 @@ from .synthetic_drawing import (
 )
 from .synthetic_ground import CROSSWALK, STRIPES
 from .synthetic_layout import PRESENCE, Plan, make_plan
-from .synthetic_mesh import turn
+from .synthetic_mesh import Camera, turn
+from .synthetic_street import LENS
 from .synthetic_weather import add_glow, photograph, rain, sky, snow, wet
+from .truths import GROUNDED, NOTHING, PATCHES, Seen
 
 
 STUFF = {
@@ -59,6 +65,14 @@ CELLS = 14
 LEGIBLE = {2: 16.0, 3: 21.0}  # digits of a speed limit: smallest width of its sign in pixels of a 224-pixel image
 # Light that comes through from a thing, below which the dark or the fog hides it, and what then is left of it.
 DARK, UNSEEN = 0.17, 0.25
+FOG = 0.5  # share of a thing's light lost to the haze from which its colour is anybody's guess,
+THIN_FOG = 0.25  # and of a thing without a hue, as the haze turns black to gray and gray to white
+HUELESS = frozenset({"black", "gray", "silver", "white"})
+LAMP_SEEN = 0.5  # of a traffic light's lit lamp, to tell its state
+# Crosswalks: levels of a colour between their stripes and the road, and height in image sizes, to be surely seen.
+FAINT, FLAT = 15, 4 / 224
+# Metres: a thing that the picture puts near must not be farther than the first, nor a far one nearer than the second.
+NEAR_WITHIN, FAR_BEYOND = 12.0, 14.0
 # How rough each kind of surface looks, in strengths of noise.
 ROUGHNESS = {SKY: 0, TERRAIN: 12, ROAD: 6, SIDEWALK: 5, BUILDING: 4, TREE: 14, POLE: 1, FENCE: 3, OTHER: 5}
 
@@ -82,10 +96,10 @@ def draw(plan: Plan, size: int) -> tuple[Image.Image, Scene]:
     """Draws a plan."""
     dice = Dice(f"photograph {plan.seed}")
     wide = size * SCALE
-    canvas, patch_numbers = draw_backdrop(plan, wide, dice)
+    canvas, crossings = draw_backdrop(plan, wide, dice)
     units = gather(plan.things, plan.camera)
     units = [units[i] for i in painting_order(units, plan.camera)] if units else []
-    numbers = number_things(plan.things, FIRST + len(patch_numbers))
+    numbers = number_things(plan.things, FIRST + len(crossings))
     cast_shadows(canvas, plan.things, units, plan.camera, plan.light)
     faces = prepare(plan.things, units, plan.camera, plan.light, wide) if units else None
     if faces:
@@ -94,11 +108,20 @@ def draw(plan: Plan, size: int) -> tuple[Image.Image, Scene]:
         draw_hood(canvas, plan.hood)
     ids = canvas[..., 3].copy()
     image = develop(canvas, ids, plan, numbers, dice)
-    return Image.fromarray(image), describe(plan, ids, faces, numbers, patch_numbers)
+    return Image.fromarray(image), describe(plan, ids, faces, numbers, crossings, image)
 
 
-def draw_backdrop(plan: Plan, wide: int, dice: Dice) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """Sky, hills and ground on a canvas of `wide` pixels; and (number, area with nothing in the way) of crosswalks."""
+@dataclass(frozen=True)
+class Crossing:
+    """A crosswalk on the canvas: its number, its area there with nothing in the way (0: unknown), and its stripes."""
+
+    number: int
+    whole: int
+    stripes: Patch
+
+
+def draw_backdrop(plan: Plan, wide: int, dice: Dice) -> tuple[np.ndarray, list[Crossing]]:
+    """Sky, hills and ground on a canvas of `wide` pixels; and its crosswalks."""
     camera, light = plan.camera, plan.light
     small = sky(wide // SCALE, camera.horizon(), light, dice)
     small = cv2.merge([*cv2.split(small), np.full(small.shape[:2], SKY, dtype=np.uint8)])
@@ -119,15 +142,16 @@ def draw_backdrop(plan: Plan, wide: int, dice: Dice) -> tuple[np.ndarray, list[t
     below = np.array([[16 * wide * 2, 16 * wide * 9], [-16 * wide, 16 * wide * 9]], dtype=np.int32)
     ground = light.shine(plan.land)
     cv2.fillPoly(canvas, [np.concatenate([horizon, below])], (*ground, TERRAIN), cv2.LINE_8, 4)
-    numbered, numbers, number = [], [], FIRST - 1
-    for patch in plan.patches:
-        if patch.kind == CROSSWALK:
-            number += 1
-            numbers.append(number)
-        numbered.append((patch, number if patch.kind in (CROSSWALK, STRIPES) else patch.kind))
+    numbered: list[tuple[Patch, int]] = []
+    crossings: list[Crossing] = []
+    for index, patch in enumerate(plan.patches):
+        if patch.kind == CROSSWALK:  # its stripes come next
+            whole = patch_area(patch, plan, wide)
+            crossings.append(Crossing(FIRST + len(crossings), whole, plan.patches[index + 1]))
+        numbered.append((patch, crossings[-1].number if patch.kind in (CROSSWALK, STRIPES) else patch.kind))
     draw_ground(canvas, numbered, camera, light)
     light_ground(canvas, camera, light)
-    return canvas, [(number, patch_area(patch, plan, wide)) for patch, number in numbered if patch.kind == CROSSWALK]
+    return canvas, crossings
 
 
 def patch_area(patch: Patch, plan: Plan, wide: int) -> int:
@@ -161,16 +185,21 @@ def draw_hood(canvas: np.ndarray, color: tuple[int, int, int]) -> None:
     cv2.fillPoly(canvas, [points], (*color, OTHER), cv2.LINE_8, 4)
 
 
+def lamp_place(thing: Thing, lamp: Lamp) -> tuple[float, float, float]:
+    """World x, y and z of a lamp in metres."""
+    sine, cosine = turn(thing.heading)
+    right, ahead = lamp.place[0] * thing.scale[0], lamp.place[2] * thing.scale[2]
+    x = thing.place[0] + right * cosine + ahead * sine
+    return x, thing.place[1] + lamp.place[1] * thing.scale[1], thing.place[2] + ahead * cosine - right * sine
+
+
 def visible_lamps(plan: Plan, ids: np.ndarray, numbers: list[int], size: int) -> list[tuple[int, int, int, tuple]]:
     """Lamps that nothing hides and that shine this way: (column, row, radius, colour) in image pixels."""
     camera, found = plan.camera, []
     for thing, number in zip(plan.things, numbers):
-        sine, cosine = turn(thing.heading) if thing.lamps else (0.0, 1.0)
         for lamp in thing.lamps:
-            right, ahead = lamp.place[0] * thing.scale[0], lamp.place[2] * thing.scale[2]
-            x = thing.place[0] + right * cosine + ahead * sine
-            y = thing.place[1] + lamp.place[1] * thing.scale[1]
-            z = thing.place[2] + ahead * cosine - right * sine
+            x, y, z = lamp_place(thing, lamp)
+            sine, cosine = turn(thing.heading)
             if lamp.front * (sine * (camera.x - x) - cosine * z) < 0:  # shines away from the camera
                 continue
             u, v, depth = camera.look(x, y, z)
@@ -208,23 +237,26 @@ def develop(canvas: np.ndarray, ids: np.ndarray, plan: Plan, numbers: list[int],
 
 
 def describe(
-    plan: Plan, ids: np.ndarray, faces: Faces | None, numbers: list[int], patches: list[tuple[int, int]]
+    plan: Plan,
+    ids: np.ndarray,
+    faces: Faces | None,
+    numbers: list[int],
+    crossings: list[Crossing],
+    image: np.ndarray,
 ) -> Scene:
     """What can be seen, counted in the numbers under the pixels."""
     size = ids.shape[0] // SCALE
     objects = stuff(ids, size)
-    for number, whole in patches:
-        mask = ids == number
-        if count := cv2.countNonZero(mask.view(np.uint8)):
-            share = min(1.0, count / whole) if whole else 0.5
-            objects.append(SceneObject("crosswalk", bounds(mask), count / SCALE**2, round(share, 4)))
+    objects += [item for crossing in crossings if (item := describe_crosswalk(plan, crossing, ids, image))]
+    misplaced = False
     for index, (thing, number) in enumerate(zip(plan.things, numbers)):
         if number >= FIRST and faces is not None and (item := describe_thing(plan, thing, index, number, ids, faces)):
             objects.append(item)
+            misplaced = misplaced or is_misplaced(plan, thing, item, size)
     facts = {"weather": plan.light.weather, "time of day": plan.light.time}
     if plan.light.time == "night" and plan.light.weather in ("clear", "cloudy"):
         del facts["weather"]  # nobody can tell
-    if plan.view:
+    if plan.view and not misplaced:
         facts["view"] = plan.view
     attributed = {
         label: frozenset({name})
@@ -265,6 +297,28 @@ def stuff(ids: np.ndarray, size: int) -> list[SceneObject]:
     return objects
 
 
+def describe_crosswalk(plan: Plan, crossing: Crossing, ids: np.ndarray, image: np.ndarray) -> SceneObject | None:
+    """The truth of a crosswalk, None if nothing of it can be seen."""
+    mask = ids == crossing.number
+    count = cv2.countNonZero(mask.view(np.uint8))
+    if not count:
+        return None
+    box = bounds(mask)
+    visible = min(1.0, count / crossing.whole) if crossing.whole else 0.5
+    if box[3] - box[1] < FLAT * image.shape[0] or paint_contrast(plan, crossing.stripes, mask, image) < FAINT:
+        visible *= UNSEEN
+    return SceneObject("crosswalk", box, count / SCALE**2, round(visible, 4))
+
+
+def paint_contrast(plan: Plan, stripes: Patch, mask: np.ndarray, image: np.ndarray) -> float:
+    """Levels of red, green or blue by which stripes differ in the photograph from the rest of a mask on the canvas."""
+    drawn = np.zeros((*mask.shape, 4), dtype=np.uint8)
+    draw_ground(drawn, [(stripes, 1)], plan.camera, plan.light)
+    seen, painted = mask[::SCALE, ::SCALE], drawn[::SCALE, ::SCALE, 3] > 0
+    paint, road = image[seen & painted], image[seen & ~painted]  # [N, 3]
+    return float(np.abs(paint.mean(axis=0) - road.mean(axis=0)).max()) if paint.size and road.size else 0.0
+
+
 def describe_thing(
     plan: Plan, thing: Thing, index: int, number: int, ids: np.ndarray, faces: Faces
 ) -> SceneObject | None:
@@ -282,8 +336,10 @@ def describe_thing(
     hidden = light.hidden(depth)
     bright = light.ambient[1] + light.headlight(depth) + light.sun / 2
     attributes = dict(thing.attributes)
-    if "color" in attributes and (hidden > 0.5 or bright < 0.5):
+    if "color" in attributes and (hidden > (THIN_FOG if attributes["color"] in HUELESS else FOG) or bright < 0.5):
         del attributes["color"]
+    if "state" in attributes and not any(shows_lamp(plan, thing, lamp, number, ids) for lamp in thing.lamps):
+        del attributes["state"]
     visible = round(min(1.0, count / max(whole, count)), 4)
     if bright * (1 - hidden) < DARK and (not thing.bright or hidden > 0.8):
         visible = round(visible * UNSEEN, 4)
@@ -293,6 +349,42 @@ def describe_thing(
         if tall < least or across < least * 0.75 or visible < 0.85 or hidden > 0.6 or bright < 0.25:
             del attributes["value"]
     return SceneObject(thing.label or "", box, count / SCALE**2, visible, attributes)
+
+
+def shows_lamp(plan: Plan, thing: Thing, lamp: Lamp, number: int, ids: np.ndarray) -> bool:
+    """Whether enough of a traffic light's lit lamp is in the picture with nothing before it."""
+    wide, focal = ids.shape[0], plan.camera.focal
+    u, v, depth = plan.camera.look(*lamp_place(thing, lamp))
+    radius = LENS * thing.scale[1] / depth
+    left, right = round((u - radius * focal[0]) * wide), round((u + radius * focal[0]) * wide) + 1
+    top, bottom = round((v - radius * focal[1]) * wide), round((v + radius * focal[1]) * wide) + 1
+    part = ids[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)] == number
+    return cv2.countNonZero(part.view(np.uint8)) >= LAMP_SEEN * (right - left) * (bottom - top)
+
+
+def is_misplaced(plan: Plan, thing: Thing, item: SceneObject, size: int) -> bool:
+    """Whether its place in a driver's view tells a wrong distance, as with a long lens or a high or tilted camera."""
+    if plan.view != "driver" or item.label not in GROUNDED or item.size * PATCHES < NOTHING * size * size:
+        return False
+    seen = Seen(item, Scene(size, size), 0.0)
+    if not seen.at("near") and not seen.at("far"):
+        return False
+    metres = distance(thing, plan.camera)
+    return metres > NEAR_WITHIN if seen.at("near") else metres < FAR_BEYOND
+
+
+def distance(thing: Thing, camera: Camera) -> float:
+    """Metres along the ground from below the camera to the nearest point of what a thing stands on."""
+    sine, cosine = turn(thing.heading)
+    x, z = camera.x - thing.place[0], -thing.place[2]
+    gaps = []
+    for place, scale, low, high in (
+        (x * cosine - z * sine, thing.scale[0], 0, 1),
+        (x * sine + z * cosine, thing.scale[2], 2, 3),
+    ):
+        ends = [mesh.footprint[end] * scale for mesh in thing.meshes for end in (low, high)]
+        gaps.append(max(min(ends) - place, place - max(ends), 0.0))
+    return math.sqrt(gaps[0] * gaps[0] + gaps[1] * gaps[1])
 
 
 # Showing

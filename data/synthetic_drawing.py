@@ -133,7 +133,7 @@ def light_ground(canvas: np.ndarray, camera: Camera, light: Light) -> None:
     kind = np.uint32 if light.headlights else np.uint16
     hidden = np.rint(light.hidden(depth) * 256).astype(kind)[:, None]
     planes = list(cv2.split(canvas[first:]))
-    ground = cv2.inRange(planes[3], TERRAIN, OTHER - 1) | cv2.inRange(planes[3], FIRST, 255)
+    ground = cv2.bitwise_or(cv2.inRange(planes[3], TERRAIN, OTHER - 1), cv2.inRange(planes[3], FIRST, 255))
     for channel in range(3):
         keep, add = 256 - hidden, hidden * kind(light.haze_color[channel])
         if light.headlights:
@@ -248,7 +248,8 @@ def prepare(things: list[Thing], units: list[Unit], camera: Camera, light: Light
     """All faces that look at the camera and are large enough, lit and hazed, for a canvas of `size`."""
     parts = [part for unit in units for part in unit.parts]
     owners = [index for index, _ in parts]
-    palettes, palette_starts = [], []
+    palettes: list[tuple[int, int, int, bool]] = []
+    palette_starts = []
     for index, _ in parts:
         thing = things[index]
         palette_starts.append(len(palettes))

@@ -4,7 +4,7 @@ from .synthetic_dice import Dice
 from .synthetic_drawing import FIRST, ROAD, SIDEWALK, Patch
 from .synthetic_road import FAR, STATIONS, Plan, Road
 from .synthetic_things import vary
-from .synthetic_weather import Color
+from .synthetic_weather import Color, each
 
 
 CROSSWALK = FIRST  # kind of a patch that gets a number of its own
@@ -13,6 +13,11 @@ STRIPES = -1  # kind of a patch that has the number of the patch before it
 ASPHALT: tuple[Color, ...] = ((98, 99, 102), (112, 111, 110), (84, 86, 90), (124, 120, 114), (92, 88, 86))
 GRASS: tuple[Color, ...] = ((98, 128, 62), (120, 134, 72), (84, 112, 56), (150, 140, 86), (134, 118, 82))
 PAVED: tuple[Color, ...] = ((140, 136, 130), (126, 124, 122), (150, 144, 132))
+
+
+def lighten(color: Color, by: int) -> Color:
+    """A colour with `by` levels more of each part, or fewer."""
+    return each(color, lambda c: min(max(c + by, 0), 255))
 
 
 def strip(road: Road, left: float, right: float, start: float = -60.0, end: float = FAR) -> list[tuple[float, float]]:
@@ -42,7 +47,7 @@ def lay_ground(dice: Dice, plan: Plan) -> list[float]:
         asphalt = dice.pick(((150, 153, 158), (186, 190, 195), (206, 210, 215)))
         line = tuple((a + b) // 2 for a, b in zip(asphalt, line))  # type: ignore[assignment]
     elif light.weather == "rainy":
-        asphalt = tuple(c * 3 // 4 for c in asphalt)  # type: ignore[assignment]
+        asphalt = each(asphalt, lambda c: c * 3 // 4)
     plan.land = vary(dice, field)
     if road.junction and road.sidewalk:
         middle, half = road.junction
@@ -57,10 +62,9 @@ def lay_ground(dice: Dice, plan: Plan) -> list[float]:
     if road.sidewalk:
         edges = ((road.left - road.sidewalk, road.left), (road.right, road.right + road.sidewalk))
         plan.patches.append(Patch(tuple(tuple(strip(road, a, b)) for a, b in edges), walk, SIDEWALK))
-        kerb = ((road.left - 0.18, road.left), (road.right, road.right + 0.18))
-        plan.patches.append(
-            Patch(tuple(tuple(strip(road, a, b)) for a, b in kerb), tuple(min(c + 24, 255) for c in walk), SIDEWALK)
-        )
+        edges = ((road.left - 0.18, road.left), (road.right, road.right + 0.18))  # kerbs
+        pieces = tuple(tuple(strip(road, a, b)) for a, b in edges)
+        plan.patches.append(Patch(pieces, lighten(walk, 24), SIDEWALK))
     if road.junction:
         middle, half = road.junction
         plan.patches.append(
@@ -80,7 +84,7 @@ def wear(dice: Dice, plan: Plan, asphalt: Color) -> None:
     """Wheel tracks, patches, manholes and puddles."""
     road = plan.road
     shift = -14 if plan.light.weather == "snowy" else dice.pick((-7, 6))
-    track: Color = tuple(min(max(c + shift, 0), 255) for c in asphalt)  # type: ignore[assignment]
+    track = lighten(asphalt, shift)
     pieces = [tuple(strip(road, x + w - 0.25, x + w + 0.25)) for x, _ in road.lanes for w in (-0.8, 0.8)]
     plan.patches.append(Patch(tuple(pieces), track, ROAD))
     for _ in range(dice.count(0, 4)):
@@ -91,7 +95,7 @@ def wear(dice: Dice, plan: Plan, asphalt: Color) -> None:
             dice.between(0.6, 4),
         )
         by = dice.pick((-18, -12, 12)) if plan.light.weather != "rainy" else 34
-        color: Color = tuple(min(max(c + by, 0), 255) for c in asphalt)  # type: ignore[assignment]
+        color = lighten(asphalt, by)
         corners = (
             (x, z),
             (x + wide * 0.5, z - 0.2),
@@ -135,12 +139,12 @@ def markings(dice: Dice, plan: Plan, line: Color) -> None:
     if road.junction:
         z = road.junction[0] - road.junction[1] - 4.2
         half = road.lane * 0.45
-        pieces = [
+        stops = [
             ((x - half, z), (x + half, z), (x + half, z + 0.4), (x - half, z + 0.4))
             for x, way in road.lanes
             if way > 0
         ]
-        plan.patches.append(Patch(tuple(pieces), line, ROAD))
+        plan.patches.append(Patch(tuple(stops), line, ROAD))
         for x, way in road.lanes:
             if way > 0 and dice.chance(0.5):
                 a = z - 5

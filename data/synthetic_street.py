@@ -15,6 +15,7 @@ CASE, BOARD, RED, YELLOW, GREEN = range(5)
 WALL, EDGE, GLASS_A, GLASS_B, GLASS_C, ROOF, SHOP = range(7)
 # Slots of a tree: trunk, leaves from dark to light.
 TRUNK, LEAF_DARK, LEAF, LEAF_LIGHT = range(4)
+LENS = 0.13  # radius of each lamp of a traffic light that is 1 m high
 
 Stroke = list[tuple[float, float]]
 
@@ -154,7 +155,7 @@ def traffic_light(sideways: bool, board: bool) -> Mesh:
         x, y = (-place, 0.0) if sideways else (0.0, place)
         ring = [(x + 0.15 * s, y + 0.15 * c) for s, c in circle(14)]
         b.face([(px, py, -0.03) for px, py in ring], BOARD, (0, 0, -1), 6)
-        ring = [(x + 0.13 * s, y + 0.13 * c) for s, c in circle(14)]
+        ring = [(x + LENS * s, y + LENS * c) for s, c in circle(14)]
         b.face([(px, py, -0.035) for px, py in ring], slot, (0, 0, -1))
         shade = [
             (x - 0.16, y + 0.05),

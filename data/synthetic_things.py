@@ -10,7 +10,7 @@ from .scene import COLORS
 from .synthetic_dice import Dice
 from .synthetic_drawing import Lamp, Thing
 from .synthetic_mesh import Mesh
-from .synthetic_weather import Color, Light
+from .synthetic_weather import Color, Light, each
 
 
 PAINT: dict[str, Color] = {
@@ -71,7 +71,7 @@ DARK_LAMPS: tuple[Color, ...] = ((74, 22, 20), (78, 62, 18), (16, 62, 40))
 
 def vary(dice: Dice, color: Color, by: int = 8) -> Color:
     """A colour near another one."""
-    return tuple(min(max(c + dice.count(-by, by), 0), 255) for c in color)  # type: ignore[return-value]
+    return each(color, lambda c: min(max(c + dice.count(-by, by), 0), 255))
 
 
 def vehicle_shape(dice: Dice, label: str) -> str:
@@ -102,7 +102,7 @@ def vehicle(
         glass = (188, 174, 126)
     palette = [
         body,
-        tuple(c * 3 // 4 for c in body) if color != "black" else (54, 54, 56),
+        each(body, lambda c: c * 3 // 4) if color != "black" else (54, 54, 56),
         glass,
         (24, 24, 26),
         dice.pick(((150, 152, 156), (96, 98, 102), (60, 62, 64))),
@@ -191,7 +191,7 @@ def cycle(
     )  # fmt: skip
     wide = round(across, 6) if side_view else 1.0
     grow = dice.between(0.95, 1.12)
-    lamps = ()
+    lamps: tuple[Lamp, ...] = ()
     if lit and facing != "side":
         glow = WARM if facing == "front" else RED_GLOW
         lamps = (Lamp((0.0, 0.75, 0.0), glow, 0.7 if facing == "front" else 0.35),)
@@ -328,7 +328,7 @@ def building(
         else dice.pick(((120, 60, 44), (84, 80, 80), (100, 70, 56), (70, 76, 84)))
     )
     shop = vary(dice, dice.pick(((150, 40, 40), (40, 80, 130), (40, 100, 70), (190, 150, 50), (70, 60, 56))))
-    dark: Color = tuple(c * 3 // 4 for c in wall)  # type: ignore[assignment]
+    dark = each(wall, lambda c: c * 3 // 4)
     mesh = street.building(dice.count(12, 17) if house else dice.count(0, 11))
     return Thing(
         "building", (mesh,), (wall, dark, *glass, roof, shop), (x, 0.0, z), heading, size, bright, shadow=False
@@ -345,7 +345,7 @@ def tree(dice: Dice, light: Light, camera_x: float, kind: str, x: float, z: floa
     )
     if light.weather == "snowy" and kind != "bare":
         leaf = vary(dice, (150, 164, 160) if kind == "conifer" else (190, 198, 202), 10)
-    palette = (trunk, tuple(c * 7 // 10 for c in leaf), leaf, tuple(min(c * 5 // 4, 255) for c in leaf))
+    palette = (trunk, each(leaf, lambda c: c * 7 // 10), leaf, each(leaf, lambda c: min(c * 5 // 4, 255)))
     wide = height * dice.between(0.85, 1.25) * (-1.0 if dice.chance(0.5) else 1.0)
     mesh = street.tree(kind, dice.count(0, 5))
     return Thing("tree", (mesh,), palette, (x, 0.0, z), toward(camera_x, x, z), (wide, height, 1.0))

@@ -4,6 +4,7 @@ All of it is integer arithmetic, lookup tables and float operations that IEEE 75
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,6 +18,12 @@ from .synthetic_mesh import turn
 Color = tuple[int, int, int]
 Triple = tuple[float, float, float]
 Depth = TypeVar("Depth", float, np.ndarray)
+
+
+def each(color: Color, change: Callable[[int], int]) -> Color:
+    """A colour whose red, green and blue are changed alike."""
+    red, green, blue = color
+    return change(red), change(green), change(blue)
 
 
 @dataclass(frozen=True)
@@ -251,8 +258,8 @@ def codec(image: np.ndarray, strength: int) -> np.ndarray:
     blocks = green.reshape(count, 8, count, 8).transpose(1, 3, 0, 2).astype(np.int32).reshape(8, 8, -1)
     steps = (_SEQUENCY[:, None] + _SEQUENCY[None, :] + 1)[..., None].astype(np.int32) * (16 * strength)
     blocks = (_hadamard(blocks) + (steps >> 1)) // steps * steps
-    coded = ((_hadamard(blocks) + 32) >> 6).astype(np.int16).reshape(8, 8, count, count)
-    coded = coded.transpose(2, 0, 3, 1).reshape(size, size)
+    squares = ((_hadamard(blocks) + 32) >> 6).astype(np.int16).reshape(8, 8, count, count)
+    coded = squares.transpose(2, 0, 3, 1).reshape(size, size)
     result = image.copy()
     result[:size, :size, 1] = np.clip(coded, 0, 255)
     for channel in (0, 2):

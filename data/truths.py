@@ -33,10 +33,12 @@ BORDER = 0.02  # of the width: so near to a border, the side is a matter of tast
 CLEAR_SHARE = 2 / 3  # so much of its width is in the third, or else it covers so much of the third's width
 
 # Distance in a driver's view, from where an object meets the road. With the camera 1.4 m above it, the horizon at half
-# the height and 53° of view, 0.7 is 7 m and 0.6 is 14 m away. What is far is low too, else its foot may be hidden.
+# the height and 53° of view, 0.7 is 7 m and 0.6 is 14 m away. What is far is low too and hardly hidden, else its foot
+# may be out of sight.
 NEAR_BOTTOM = 0.7
 FAR_BOTTOM = 0.6
 FAR_HEIGHT = 0.2
+FAR_VISIBLE = 0.8
 DEPTH_STEP = 0.08  # of the height, between the feet of two objects of which one is surely behind
 
 MAX_COUNT = 10
@@ -127,7 +129,7 @@ class Seen:
         return True if covered >= CLEAR_SHARE * (end - start) else None
 
     def _distance(self) -> str | None:
-        if self.bottom <= FAR_BOTTOM and self.height <= FAR_HEIGHT:
+        if self.bottom <= FAR_BOTTOM and self.height <= FAR_HEIGHT and self.item.visible >= FAR_VISIBLE:
             return "far"
         if self.bottom < NEAR_BOTTOM or not (self.is_instance or self.cells):
             return None

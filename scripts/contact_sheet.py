@@ -5,6 +5,7 @@ python scripts/contact_sheet.py --output /tmp/sheet.png --num_images 6 --first_s
 """
 
 import random
+import sys
 import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,9 +27,18 @@ class Arguments:
     first_seed: int = field(default=20000, metadata={"help": "seed of the first scene"})
     columns: int = 6
 
+    def __post_init__(self) -> None:
+        for name, limit in {"num_images": 1, "questions_per_image": 0, "columns": 1}.items():
+            if getattr(self, name) < limit:
+                raise SystemExit(f"--{name} must be at least {limit}, got {getattr(self, name)}")
+        if self.output.suffix.lower() != ".png" or self.output.is_dir():
+            raise SystemExit(f"--output must be a PNG file, got {str(self.output)!r}")
+
 
 def main() -> None:
-    [arguments] = HfArgumentParser(Arguments).parse_args_into_dataclasses()
+    [arguments, unknown] = HfArgumentParser(Arguments).parse_args_into_dataclasses(return_remaining_strings=True)
+    if unknown:
+        sys.exit(f"unknown options {' '.join(unknown)}; --help lists all")
     rng, balancer, items = random.Random(arguments.first_seed), Balancer(), []
     for seed in range(arguments.first_seed, arguments.first_seed + arguments.num_images):
         image, scene = render(seed)
@@ -36,8 +46,10 @@ def main() -> None:
         for question in ask(scene, rng, arguments.questions_per_image, balancer):
             lines += textwrap.wrap(f"{question.text} {question.answer}", 40, subsequent_indent="   ")
         items.append((image, lines))
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    contact_sheet(items, arguments.output, arguments.columns)
+    try:
+        contact_sheet(items, arguments.output, arguments.columns)
+    except OSError as error:
+        sys.exit(f"{arguments.output} cannot be written: {error}")
     print(f"wrote {arguments.output}")
 
 

@@ -4,11 +4,14 @@ python scripts/measure_loading.py --dataset runs/synthetic
 python scripts/measure_loading.py --dataset synthetic --num_images 256   # rendered while training, no files
 """
 
+import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
-from datasets import load_dataset
+from datasets import concatenate_datasets, load_dataset
 from transformers import HfArgumentParser
 
 from traffic_vlm.data.collator import TrafficCollator
@@ -25,15 +28,37 @@ class Arguments:
     num_workers: int = 2
     questions_per_image: int = 16
 
+    def __post_init__(self) -> None:
+        least = {"num_images": 1, "batch_size": 1, "num_workers": 0, "questions_per_image": 1}
+        for name, limit in least.items():
+            if getattr(self, name) < limit:
+                raise SystemExit(f"--{name} must be at least {limit}, got {getattr(self, name)}")
+        # What is no folder would be looked for on the Hub.
+        if self.dataset != "synthetic" and not Path(self.dataset).is_dir():
+            raise SystemExit(f"--dataset must be synthetic or a folder made by make_dataset.py, got {self.dataset!r}")
+        if not Path(self.processor).is_dir():
+            raise SystemExit(f"--processor must be the folder of the model repository, got {self.processor!r}")
+
+
+def read_rows(arguments: Arguments) -> Any:
+    """The rows of a dataset in random order, or an endless stream."""
+    if arguments.dataset == "synthetic":
+        return SyntheticStream()
+    try:
+        splits = load_dataset(arguments.dataset)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"--dataset {arguments.dataset} cannot be loaded: {error}") from error
+    return concatenate_datasets(list(splits.values())).shuffle(seed=0)
+
 
 def main() -> None:
-    [arguments] = HfArgumentParser(Arguments).parse_args_into_dataclasses()
+    [arguments, unknown] = HfArgumentParser(Arguments).parse_args_into_dataclasses(return_remaining_strings=True)
+    if unknown:
+        sys.exit(f"unknown options {' '.join(unknown)}; --help lists all")
     torch.set_num_threads(1)
     processor = TrafficVLMProcessor.from_pretrained(arguments.processor)
-    stream = arguments.dataset == "synthetic"
-    rows = SyntheticStream() if stream else load_dataset(arguments.dataset, split="train").shuffle(seed=0)
     loader = torch.utils.data.DataLoader(
-        rows,
+        read_rows(arguments),
         batch_size=arguments.batch_size,
         num_workers=arguments.num_workers,
         collate_fn=TrafficCollator(processor, arguments.questions_per_image),

@@ -491,7 +491,7 @@ def mirrored(text: str) -> str:
 @given(scenes())
 @settings(max_examples=200, deadline=None)
 def test_a_mirrored_scene_has_mirrored_answers(scene):
-    there = answers(scene)
+    there = answers(scene.without("value"))  # digits cannot be read in a mirror
     here = {mirrored(fact): mirrored(answer) for fact, answer in answers(scene.flipped()).items()}
     assert there.keys() == here.keys()
     for fact, answer in there.items():

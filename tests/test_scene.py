@@ -45,6 +45,22 @@ def test_mirroring_twice_changes_nothing():
     assert example().flipped().objects[2].cells[5] == example().objects[2].cells[5][::-1]
 
 
+def test_nobody_reads_a_mirrored_number():
+    sign = SceneObject("speed limit sign", (20.0, 20.0, 40.0, 40.0), attributes={"value": "60"})
+    light = SceneObject("traffic light", (50.0, 0.0, 60.0, 30.0), attributes={"state": "red"})
+    attributed = {"speed limit sign": frozenset({"value"}), "traffic light": frozenset({"state"})}
+    mirrored = Scene(100, 100, (sign, light), attributed=attributed).flipped()
+    assert [item.attributes for item in mirrored.objects] == [{}, {"state": "red"}]
+    assert mirrored.attributed == {"traffic light": frozenset({"state"})}
+
+
+def test_what_is_not_known_is_not_claimed():
+    known = example()
+    unknown = known.without("color", "weather")
+    assert unknown.facts == unknown.attributed == unknown.objects[0].attributes == {}
+    assert known.without("value", "view") == known
+
+
 def test_a_window_of_the_whole_image_changes_nothing():
     cropped = example().cropped(0, 0, 280, 140)
     assert cropped.objects[:2] == example().objects[:2]
@@ -54,9 +70,12 @@ def test_a_window_of_the_whole_image_changes_nothing():
 def test_what_a_window_takes_away_is_not_said():
     light = SceneObject("traffic light", (20.0, 0.0, 30.0, 30.0), attributes={"state": "red"})
     sign = SceneObject("speed limit sign", (40.0, 50.0, 60.0, 70.0), attributes={"value": "50"})
-    scene = Scene(100, 100, (light, sign), {"view": "driver", "weather": "clear"})
+    attributed = {"traffic light": frozenset({"state"}), "traffic sign": frozenset({"value"})}
+    scene = Scene(100, 100, (light, sign), {"view": "driver", "weather": "clear"}, attributed=attributed)
     cut = scene.cropped(0, 10, 100, 100)
     assert [item.attributes for item in cut.objects] == [{}, {"value": "50"}]  # the red lamp is outside
+    assert cut.attributed == {"traffic sign": frozenset({"value"})}
+    assert scene.cropped(40, 0, 100, 100).attributed == attributed  # of the lights that are left
     assert cut.facts == {"weather": "clear"}  # what is near in the window need not be near
     assert scene.cropped(0, 0, 100, 100) == scene
 

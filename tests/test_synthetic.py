@@ -17,12 +17,14 @@ from traffic_vlm.data import synthetic
 from traffic_vlm.data import synthetic_things as make
 from traffic_vlm.data.scene import CLASSES, COLORS, FACTS, LIGHT_STATES, SPEED_LIMITS, is_a
 from traffic_vlm.data.synthetic_dice import Dice
-from traffic_vlm.data.synthetic_drawing import Thing
+from traffic_vlm.data.synthetic_drawing import Patch, Thing, place_parts
+from traffic_vlm.data.synthetic_ground import CROSSWALK, STRIPES
 from traffic_vlm.data.synthetic_layout import PRESENCE, make_plan
 from traffic_vlm.data.synthetic_mesh import Builder, Camera
 from traffic_vlm.data.synthetic_road import Plan, Road
 from traffic_vlm.data.synthetic_vehicles import two_box
 from traffic_vlm.data.synthetic_weather import Light, _hadamard, codec
+from traffic_vlm.data.truths import View
 
 
 NOON = Light(
@@ -31,7 +33,7 @@ NOON = Light(
     tint=(1.0, 1.0, 1.0), blur=0, noise=0, codec=0,
 )  # fmt: skip
 # Beginnings of the SHA-256 of an image's bytes and its truth.
-STORED = {0: "98c45c35a7a55de8", 1: "8b24ca2502e9718a", 2: "557d66ceefe16b49", 17: "79a122493592c805"}
+STORED = {0: "f83e1a1d2e798923", 1: "8b24ca2502e9718a", 2: "557d66ceefe16b49", 17: "0047929feaf389b2"}
 ROAD_AHEAD = Road(((1.75, 1), (-1.75, -1)), -3.5, 3.5, 3.5, 0.0, 0.0, 0.0, None)
 
 
@@ -53,6 +55,13 @@ def car(z: float, x: float = 0.0, heading: float = 0.0, shape: str = "saloon", c
     rest = ((60, 60, 60), (52, 60, 70), (24, 24, 26), (120, 120, 120), (206, 212, 218), (146, 18, 22), (236, 236, 228))
     palette = (paint, *rest, (38, 39, 42), (255, 190, 60))
     return Thing("car", (two_box(shape),), palette, (x, 0.0, z), heading, attributes={"color": color})
+
+
+def board(wide: float, y: float, z: float) -> Thing:
+    """A red square whose lower side is `y` metres up in the middle of the picture."""
+    b = Builder()
+    b.flat([(-wide / 2, 0), (wide / 2, 0), (wide / 2, wide), (-wide / 2, wide)], 0)
+    return Thing("barrier", (b.build(),), ((255, 0, 0),), (0.0, y, z), 0.0)
 
 
 def pixels(plan: Plan) -> np.ndarray:
@@ -150,10 +159,7 @@ def test_leaving_a_thing_out_changes_its_pixels_and_no_others(seed):
 
 
 def test_area_and_box_of_a_known_square():
-    b = Builder()
-    b.flat([(-1, 0), (1, 0), (1, 2), (-1, 2)], 0)
-    square = Thing("barrier", (b.build(),), ((255, 0, 0),), (0.0, 0.0, 10.0), 0.0)
-    [item] = instances(plain(square))
+    [item] = instances(plain(board(2.0, 0.0, 10.0)))
     # 2 m at 10 m with a focal length of one image: a fifth of the image; its foot 1.5 m below the horizon
     left, top, right, bottom = item.box
     assert (right - left, bottom - top) == (pytest.approx(44.8, abs=1), pytest.approx(44.8, abs=1))
@@ -218,6 +224,67 @@ def test_shadows_darken_the_ground_beside_a_car_on_a_clear_day():
     assert darker.sum() > 150
 
 
+# Near and far
+
+
+def metres(thing: Thing, camera: Camera) -> float:
+    """From the camera to the nearest corner of a thing, along the ground."""
+    points = np.concatenate([mesh.vertices for mesh in thing.meshes])
+    world = place_parts([thing], [0], [len(points)], points)
+    return float(np.hypot(world[:, 0] - camera.x, world[:, 2]).min())
+
+
+def test_what_a_drivers_view_puts_near_or_far_is_there(monkeypatch):
+    described, found, describe_thing = [], Counter(), synthetic.describe_thing
+
+    def remember(plan, thing, *rest):
+        item = describe_thing(plan, thing, *rest)
+        described.append((item, metres(thing, plan.camera)))
+        return item
+
+    monkeypatch.setattr(synthetic, "describe_thing", remember)
+    for seed in range(100, 220):
+        described.clear()
+        view = View(synthetic.render(seed)[1])
+        for seen in view.groups["vehicle"].clear if view.driver and "vehicle" in view.groups else ():
+            [distance] = [distance for item, distance in described if item is seen.item]
+            assert not seen.at("near") or distance < 13  # 12 to a side between two corners
+            assert not seen.at("far") or distance >= 14
+            found.update(place for place in ("near", "far") if seen.at(place))
+    assert found["near"] > 20 and found["far"] > 3
+
+
+@pytest.mark.parametrize(
+    ("camera", "z", "place"),
+    [
+        (Camera(0.0, 1.5, 0.0, 0.0, 0.0, (3.0, 3.0)), 24.0, "near"),  # a long lens
+        (Camera(0.0, 4.0, 0.0, 0.0, 0.0, (1.0, 1.0)), 20.0, "near"),  # from a truck
+        (Camera(0.0, 1.5, 0.0, 0.15, 0.0, (1.0, 1.0)), 10.5, "far"),  # looking down
+    ],
+)
+def test_a_camera_that_misplaces_things_is_no_drivers_view(camera, z, place):
+    plan = plain(car(z))
+    plan.camera = camera
+    scene = synthetic.draw(plan, 224)[1]
+    seen = View(scene).groups["car"].clear[0]
+    assert seen.at(place) and "view" not in scene.facts
+    plan.view = "camera"
+    assert synthetic.draw(plan, 224)[1].facts["view"] == "camera"
+
+
+@pytest.mark.parametrize(("z", "place"), [(8.0, "near"), (18.5, "far")])
+def test_a_usual_camera_keeps_its_view(z, place):
+    view = View(synthetic.draw(plain(car(z)), 224)[1])
+    assert view.driver and view.groups["car"].clear[0].at(place)
+
+
+def test_a_thing_whose_foot_is_hidden_is_not_called_far():
+    suv, key = car(18.5, shape="suv"), ("place", "car", "far")
+    whole, cut = (View(synthetic.draw(plain(*things), 224)[1]) for things in ((suv,), (suv, board(3.0, -2.2, 12.0))))
+    assert whole.find(key)[0] == "yes"
+    assert cut.groups["car"].clear and cut.driver and cut.find(key) is None
+
+
 # Colours and light
 
 
@@ -254,6 +321,61 @@ def test_a_thing_lost_in_fog_or_darkness_has_no_color_and_is_not_asked():
     near, far = instances(plain(car(7, 0.0), car(45, 12.0), light=fog))
     assert near.attributes and near.visible == 1.0
     assert not far.attributes and far.visible < 0.3
+
+
+@pytest.mark.parametrize("color", COLORS)
+def test_thin_fog_takes_only_the_colors_without_a_hue(color):
+    fog = replace(NOON, weather="foggy", haze=0.035, sun=0.0)
+    things = instances(plain(car(6, -1.2, color=color), car(12, 1.5, color=color), light=fog))
+    near, far = sorted(things, key=lambda item: -item.size)
+    assert near.attributes == {"color": color} and far.visible > 0.7
+    assert far.attributes == ({} if color in ("black", "gray", "silver", "white") else {"color": color})
+
+
+def crossing(z: float, road: int = 100, paint: tuple[int, int, int] = (232, 232, 226), light: Light = NOON):
+    """The crosswalk of an empty road, `z` metres ahead."""
+    plan = plain(light=light)
+    area = ((-3.0, z - 1.5), (3.0, z - 1.5), (3.0, z + 1.5), (-3.0, z + 1.5))
+    stripes = tuple(
+        ((x, z - 1.5), (x + 0.5, z - 1.5), (x + 0.5, z + 1.5), (x, z + 1.5)) for x in (-3, -2, -1, 0, 1, 2)
+    )
+    plan.patches = [Patch((area,), (road, road, road), CROSSWALK), Patch(stripes, paint, STRIPES)]
+    [item] = instances(plan)
+    return item
+
+
+def test_a_faint_or_flat_crosswalk_is_in_doubt():
+    night = replace(NOON, time="night", ambient=(0.05, 0.05, 0.05), sun=0.0)
+    fog = replace(NOON, weather="foggy", haze=0.12, sun=0.0)
+    assert crossing(8).visible == 1.0
+    assert crossing(8, road=205, paint=(236, 196, 60)).visible == 1.0  # yellow on snow
+    assert crossing(8, road=222).visible < 0.3
+    assert crossing(8, light=night).visible < 0.3
+    assert crossing(20, light=fog).visible < 0.3
+    assert crossing(30).box[3] - crossing(30).box[1] < 4 and crossing(30).visible < 0.3
+
+
+def lamp_state(state: str, y: float, *things: Thing) -> str | None:
+    light = make.traffic_light(Dice("lamp"), NOON, 0.0, state, 0.0, y, 6.0, 1.4, False)
+    items = {item.label: item for item in instances(plain(replace(light, carried=False, heading=0.0), *things))}
+    assert items["traffic light"].visible > 0.3
+    return items["traffic light"].attributes.get("state")
+
+
+@pytest.mark.parametrize("state", LIGHT_STATES)
+def test_the_state_of_a_light_is_told_only_if_its_lit_lamp_is_seen(state):
+    assert lamp_state(state, 2.0) == state
+    assert lamp_state(state, 4.6) == (state if state == "green" else None)  # the upper border cuts it in two
+    hidden = board(0.4, 2.0 + {"red": 0.32, "yellow": 0.0, "green": -0.32}[state] * 1.4 - 0.2, 5.9)
+    assert lamp_state(state, 2.0, hidden) is None
+    assert all(lamp_state(other, 2.0, hidden) == other for other in LIGHT_STATES if other != state)
+
+
+def test_no_state_of_a_lamp_behind_a_pole_or_beyond_the_border():
+    for seed in (58, 193):
+        lights = [item for item in synthetic.render(seed)[1].objects if item.label == "traffic light"]
+        assert any(item.visible >= 0.3 for item in lights)
+        assert all("state" not in item.attributes for item in lights if item.visible < 0.5)
 
 
 @pytest.mark.parametrize("state", LIGHT_STATES)
