@@ -285,7 +285,15 @@ class YesNoScorer(ImageReader):
         return (no_yes / self.config.yes_no_temperature).softmax(-1)[..., 1]
 
     @torch.no_grad()
-    def score_yes_no(
+    def score_yes_no(self, *args: Any, **inputs: Any) -> list[torch.Tensor]:
+        """P(yes) of every question: for each image a float32 tensor, in the order in which its questions were given.
+
+        Takes what `question_logits` takes, with the same errors.
+        """
+        return [self.yes_probability(logits) for logits in self.question_logits(*args, **inputs)]
+
+    @torch.no_grad()
+    def question_logits(
         self,
         input_ids: torch.Tensor,
         pixel_values: torch.Tensor | None = None,
@@ -298,7 +306,7 @@ class YesNoScorer(ImageReader):
         encoder_attention_mask: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
     ) -> list[torch.Tensor]:
-        """P(yes) of every question: for each image a float32 tensor, in the order in which its questions were given.
+        """Raw logits [Q,V] of the first word of every answer: a tensor for each image, its Q questions in their order.
 
         Takes what the processor gives, packed (rows are images) or not (rows are questions, `image_index` says about
         which image), with `encoded_images` in place of pixels if they are at hand. Labels are ignored.
@@ -308,29 +316,29 @@ class YesNoScorer(ImageReader):
         """
         encoded_images = self.model.choose_images(pixel_values, encoded_images, encoder_attention_mask)
         if encoded_images is None:
-            raise ValueError("score_yes_no asks about images: give pixel_values or encoded_images.")
+            raise ValueError("Questions are about images: give pixel_values or encoded_images.")
         image_index = encoded_images.check_index(image_index, input_ids.shape[0])
         attention_mask = self.padding_mask(input_ids) if attention_mask is None else attention_mask
         if segment_ids is None:
             text = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
-            probabilities = self._score(encoded_images, image_index, None, **text)
-            return [probabilities[image_index == image] for image in range(len(encoded_images))]
+            logits = self._end_logits(encoded_images, image_index, None, **text)
+            return [logits[image_index == image] for image in range(len(encoded_images))]
         if question_ends is None or position_ids is None:
             raise ValueError("Packed rows (segment_ids) need question_ends and position_ids from the processor.")
         packed = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
         packed |= {"segment_ids": segment_ids, "question_ends": question_ends}
         spans = find_questions(packed, self.config.get_text_config().max_position_embeddings)
-        scores: list[list[torch.Tensor]] = [[] for _ in range(len(encoded_images))]
+        parts: list[list[torch.Tensor]] = [[] for _ in range(len(encoded_images))]
         for rows, chunk in split_packed_rows(packed, spans):
             ends = chunk.pop("question_ends")
-            probabilities = self._score(encoded_images, image_index[rows], ends, **chunk)
+            logits = self._end_logits(encoded_images, image_index[rows], ends, **chunk)
             counts = (ends >= 0).sum(-1).tolist()
-            for image, row_scores in zip(image_index[rows].tolist(), probabilities.split(counts)):
-                scores[image].append(row_scores)
-        empty = torch.zeros(0, device=self.device)
-        return [torch.cat(row_scores) if row_scores else empty for row_scores in scores]
+            for image, row_logits in zip(image_index[rows].tolist(), logits.split(counts)):
+                parts[image].append(row_logits)
+        empty = torch.zeros(0, self.config.get_text_config().vocab_size, device=self.device)
+        return [torch.cat(row_logits) if row_logits else empty for row_logits in parts]
 
-    def _score(
+    def _end_logits(
         self,
         encoded_images: EncodedImages,
         image_index: torch.Tensor,
@@ -340,8 +348,7 @@ class YesNoScorer(ImageReader):
         in_order = len(image_index) == len(encoded_images) and bool((image_index.diff() == 1).all())
         images = {"encoded_images": encoded_images, "image_index": None if in_order else image_index}
         hidden_states = self.model(**images, **text, use_cache=False, return_dict=True).last_hidden_state
-        states = self.question_states(hidden_states, text["attention_mask"], question_ends)
-        return self.yes_probability(self.compute_logits(states))
+        return self.compute_logits(self.question_states(hidden_states, text["attention_mask"], question_ends))
 
 
 Spans = list[

@@ -184,12 +184,77 @@ class TrafficVLMTextConfig(PreTrainedConfig):
         super().save_pretrained(save_directory, *args, **kwargs)
 
 
+class TrafficVLMVisionConfig(PreTrainedConfig):
+    """Configuration of the project's own vision tower; the defaults have 20.9 M parameters and give 196 tokens of 768.
+
+    Args:
+        conv_widths: channels after the stem and after each stage of residual blocks. Stem and stages halve the grid.
+        conv_depths: blocks in each stage.
+        hidden_size, intermediate_size, num_hidden_layers, num_attention_heads: the transformer layers on the tokens.
+        image_size: side of the images, or (height, width). The weights do not depend on it.
+        patch_size: pixels on each side of a token, 2 · 2^stages.
+
+    Raises:
+        ValueError: when fields cannot work together; the message names them and their values.
+    """
+
+    model_type = "traffic_vlm_vision"
+    base_config_key = "vision_config"
+
+    def __init__(
+        self,
+        conv_widths: tuple[int, ...] | list[int] = (32, 64, 128, 512),
+        conv_depths: tuple[int, ...] | list[int] = (2, 3, 3),
+        hidden_size: int = 768,
+        intermediate_size: int = 3072,
+        num_hidden_layers: int = 1,
+        num_attention_heads: int = 12,
+        num_channels: int = 3,
+        image_size: int | list[int] = 224,
+        patch_size: int = 16,
+        hidden_act: str = "gelu_pytorch_tanh",
+        layer_norm_eps: float = 1e-6,
+        initializer_range: float = 0.02,
+        **kwargs: Any,
+    ):
+        self.conv_widths = list(conv_widths)
+        self.conv_depths = list(conv_depths)
+        self.hidden_size = hidden_size
+        self.intermediate_size = intermediate_size
+        self.num_hidden_layers = num_hidden_layers
+        self.num_attention_heads = num_attention_heads
+        self.num_channels = num_channels
+        self.image_size = image_size
+        self.patch_size = patch_size
+        self.hidden_act = hidden_act
+        self.layer_norm_eps = layer_norm_eps
+        self.initializer_range = initializer_range
+        widths, depths = {"conv_widths": self.conv_widths}, {"conv_depths": self.conv_depths}
+        _check_positive_integers(
+            **{f"{name}[{i}]": n for name, ns in (widths | depths).items() for i, n in enumerate(ns)}
+        )
+        _check(
+            len(conv_widths) == len(conv_depths) + 1,
+            "conv_widths needs one entry more than conv_depths",
+            **widths,
+            **depths,
+        )
+        _check(
+            patch_size == 2 ** len(self.conv_widths),
+            "stem and stages halve the grid: patch_size must be 2 ** len(conv_widths)",
+            patch_size=patch_size,
+            **widths,
+        )
+        _check(hidden_act in ACT2FN, "hidden_act must be known to transformers", hidden_act=hidden_act)
+        super().__init__(**kwargs)
+
+
 class TrafficVLMConfig(PreTrainedConfig):
     """Configuration of the full model: `vision_config`, `text_config` and the temperature of P(yes).
 
     Args:
-        vision_config: any vision configuration of `transformers`, or its dict with `model_type`, whose model gives
-            tokens [B, P, C]. Default: a SigLIP tower of 3 layers without pooling head, 22.0 M parameters, 196 tokens.
+        vision_config: the tower: a `TrafficVLMVisionConfig` or its fields (the default), or any vision configuration
+            of `transformers`, or its dict with `model_type`, whose model gives tokens [B, P, C].
         text_config: the decoder. Its `encoder_hidden_size` becomes its `hidden_size`, the projector's output width.
         yes_no_temperature: T > 0 in P(yes) = softmax([l_no, l_yes] / T)[1]; fitted after training.
         tie_word_embeddings: whether the head shares the embedding table; None takes the decoder's value.
@@ -224,12 +289,11 @@ class TrafficVLMConfig(PreTrainedConfig):
         if isinstance(vision_config, PreTrainedConfig):
             config = copy.deepcopy(vision_config)
         else:
-            fields = {"model_type": "siglip_vision_model"} | (vision_config or {})
-            small = {"num_hidden_layers": 3} if fields["model_type"] == "siglip_vision_model" else {}
-            config = AutoConfig.for_model(**(small | fields))
-        config = getattr(
-            config, "vision_config", config
-        )  # SigLIP, CLIP and others hold their tower's beside a text one
+            fields = {"model_type": TrafficVLMVisionConfig.model_type} | (vision_config or {})
+            own = fields["model_type"] == TrafficVLMVisionConfig.model_type
+            config = TrafficVLMVisionConfig(**fields) if own else AutoConfig.for_model(**fields)
+        # SigLIP, CLIP and others hold their tower's beside a text one.
+        config = getattr(config, "vision_config", config)
         if config.model_type == "siglip_vision_model":
             config.vision_use_head = False  # dead weight: cross-attention reads the tokens
         return config
@@ -275,7 +339,7 @@ class TrafficVLMConfig(PreTrainedConfig):
 
     @classmethod
     def medium(cls, **kwargs: Any) -> "TrafficVLMConfig":
-        """The second size, about 83 M parameters: the small vision tower with a decoder of 6 layers and width 768."""
+        """The second size, about 82 M parameters: the small vision tower with a decoder of 6 layers and width 768."""
         text_config = {
             "hidden_size": 768,
             "intermediate_size": 3072,
@@ -313,4 +377,4 @@ class TrafficVLMConfig(PreTrainedConfig):
 TrafficVLMTextConfig.register_for_auto_class()
 TrafficVLMConfig.register_for_auto_class()
 
-__all__ = ["TrafficVLMConfig", "TrafficVLMTextConfig"]
+__all__ = ["TrafficVLMConfig", "TrafficVLMTextConfig", "TrafficVLMVisionConfig"]

@@ -43,6 +43,7 @@ from .masking_traffic_vlm import (
     count_positions,
     same_segment,
 )
+from .vision_traffic_vlm import TrafficVLMVisionModel
 
 
 Rotary = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, each [B,1,L,D/2]
@@ -432,7 +433,9 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
     def __init__(self, config: TrafficVLMConfig):
         super().__init__(config)
         config.check_fields()
-        self.vision_tower = AutoModel.from_config(config.vision_config)
+        own = config.vision_config.model_type == TrafficVLMVisionModel.config_class.model_type
+        build_tower = TrafficVLMVisionModel._from_config if own else AutoModel.from_config
+        self.vision_tower = build_tower(config.vision_config)
         self.projector = nn.Linear(config.vision_config.hidden_size, config.text_config.hidden_size)
         self.text_model = TrafficVLMTextModel._from_config(config.text_config)
         self.post_init()

@@ -16,20 +16,32 @@ def count(module) -> int:
 
 def test_small_model_has_the_promised_parameters():
     model = TrafficVLMForConditionalGeneration(TrafficVLMConfig())
-    # patches, positions, 3 layers of (attention 4·768², feed-forward 2·768·3072, biases, 2 norms), last norm
+    # stem; blocks of two 3×3 convolutions, in the first of a stage a 1×1 shortcut, each with a norm (weight, bias)
+    convolutions = 3 * 32 * 9 + 2 * 32
+    for before, width, depth in ((32, 64, 2), (64, 128, 3), (128, 512, 3)):
+        convolutions += before * width * 10 + (2 * depth - 1) * width * width * 9 + (2 * depth + 1) * 2 * width
+    # 1×1 convolution, places, a layer of (attention 4·768², feed-forward 2·768·3072, biases, 2 norms), last norm
     layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
-    assert count(model.model.vision_tower) == 3 * 16 * 16 * 768 + 768 + 196 * 768 + 3 * layer + 2 * 768 == 22_006_272
+    tower = convolutions + 512 * 768 + 768 + 32 * 768 + layer + 2 * 768
+    assert count(model.model.vision_tower) == tower == 20_920_608
     # embeddings, 4 layers of (2 × grouped-query attention, SwiGLU, 3 norms), last norm
     attention = 2 * 512 * 512 + 2 * 512 * 128
     layer = 2 * attention + 3 * 512 * 2048 + 3 * 512
     assert count(model.model.text_model) == 500 * 512 + 4 * layer + 512 == 18_088_448
-    assert count(model) == 22_006_272 + 18_088_448 + 768 * 512 + 512  # the head is the embedding table
+    assert count(model) == tower + 18_088_448 + 768 * 512 + 512  # the head is the embedding table
 
 
-def test_medium_model_is_about_83_million():
+def test_medium_model_is_about_82_million():
     config = TrafficVLMConfig.medium()
     assert (config.text_config.num_attention_heads, config.text_config.num_key_value_heads) == (12, 3)
-    assert 82.5e6 < count(TrafficVLMForConditionalGeneration(config)) < 84e6
+    assert 81.5e6 < count(TrafficVLMForConditionalGeneration(config)) < 83e6
+
+
+def test_the_patch_tower_of_the_specification_can_stand_in():
+    vision = {"model_type": "siglip_vision_model", "num_hidden_layers": 3}
+    tower = TrafficVLMForConditionalGeneration(TrafficVLMConfig(vision_config=vision)).model.vision_tower
+    layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
+    assert count(tower) == 3 * 16 * 16 * 768 + 768 + 196 * 768 + 3 * layer + 2 * 768 == 22_006_272
 
 
 def test_grouped_queries_halve_the_projections():

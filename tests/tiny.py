@@ -22,6 +22,7 @@ TINY_TEXT = {
     "initializer_range": 0.3,
 }
 TINY_VISION = {
+    "model_type": "siglip_vision_model",
     "hidden_size": 24,
     "intermediate_size": 32,
     "num_hidden_layers": 1,
