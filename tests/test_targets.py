@@ -1,0 +1,141 @@
+"""What cells show and where words look: coverage by hand, unknown stays unknown, and both losses in closed form."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+
+from traffic_vlm.data.mixture import Mixture, SyntheticRows
+from traffic_vlm.data.questions import Question
+from traffic_vlm.data.scene import CLASSES, Scene, SceneObject
+from traffic_vlm.data.synthetic import render
+from traffic_vlm.data.targets import TARGETS, cell_targets, coverage, resample, word_cells
+from traffic_vlm.training.auxiliary import attention_loss, cell_loss
+from traffic_vlm.training.collator import SupervisedCollator
+
+
+GRID = (4, 4)
+
+
+def channel(targets: np.ndarray, name: str) -> np.ndarray:
+    return targets[:, TARGETS.index(name)].reshape(GRID)
+
+
+def test_coverage_is_the_share_of_each_cell():
+    parts = coverage((10, 0, 30, 20), (40, 40), GRID)  # cells of 10 × 10
+    assert parts[:2, 1:3].tolist() == [[1, 1], [1, 1]]
+    assert parts.sum() == 4
+    assert coverage((5, 5, 10, 15), (40, 40), GRID)[:2, 0].tolist() == [0.25, 0.25]
+
+
+def test_resampled_cells_keep_their_area():
+    cells = np.random.default_rng(0).random((14, 14))
+    for grid in ((7, 7), (10, 10), (14, 14), (28, 20)):
+        assert resample(cells, grid).shape == grid
+        assert resample(cells, grid).mean() == pytest.approx(cells.mean())
+
+
+def test_cells_hold_what_is_labelled_and_know_what_is_not():
+    objects = (SceneObject("car", (0, 0, 20, 14)), SceneObject("bus", (22, 20, 24, 22)))
+    scene = Scene(40, 40, objects, exhaustive=frozenset({"car", "person"}))
+    targets = cell_targets(scene, GRID)
+    assert channel(targets, "car").tolist() == [[1, 1, 0, 0], [-1, -1, 0, 0], [0] * 4, [0] * 4]
+    assert channel(targets, "bus")[2].tolist() == [-1, -1, 1, -1]  # small, but there; elsewhere nobody knows
+    assert (channel(targets, "person") == 0).all()
+    assert (channel(targets, "vehicle")[0] == [1, 1, -1, -1]).all()  # the wider class, not said to be exhaustive
+    assert (channel(targets, "dog") == -1).all()
+
+
+def test_hidden_objects_make_cells_unknown():
+    scene = Scene(40, 40, (SceneObject("car", (0, 0, 20, 20), visible=0.2),), exhaustive=frozenset({"car"}))
+    assert channel(cell_targets(scene, GRID), "car")[0].tolist() == [-1, -1, 0, 0]
+
+
+def test_states_and_colors_are_known_on_their_objects_only():
+    light = SceneObject("traffic light", (0, 0, 10, 20), attributes={"state": "red"})
+    targets = cell_targets(Scene(40, 40, (light,), exhaustive=frozenset({"traffic light"})), GRID)
+    assert channel(targets, "red traffic light")[:, 0].tolist() == [1, 1, -1, -1]
+    assert channel(targets, "green traffic light")[:, 0].tolist() == [0, 0, -1, -1]
+
+
+def test_a_word_looks_at_the_boxes_of_its_question():
+    scene = Scene(40, 40, (SceneObject("car", (20, 20, 40, 40)),))
+    questions = [
+        Question("Is it raining?", "no", "weather", "weather", "weather/weather/is/rainy"),
+        Question("Is there a car?", "yes", "presence", "car", "presence/car", ((20, 20, 40, 40),)),
+    ]
+    [(number, label, cells)] = word_cells(questions, scene, GRID)
+    assert (number, label, cells.reshape(GRID).nonzero()[0].tolist()) == (1, "car", [2, 2, 3, 3])
+
+
+def test_a_word_looks_at_the_mask_not_at_its_whole_box():
+    cells = tuple(tuple(float(i == j) for j in range(4)) for i in range(4))  # a diagonal, whose box is everything
+    scene = Scene(40, 40, (SceneObject("road", (0, 0, 40, 40), cells=cells, is_instance=False),))
+    question = Question("Is there a road?", "yes", "presence", "road", "presence/road", ((0, 0, 40, 40),))
+    [(_, _, found)] = word_cells([question], scene, GRID)
+    assert (found.reshape(GRID) == np.eye(4, dtype=bool)).all()
+
+
+def test_batches_point_at_the_right_word(processor):
+    rows = [dict(SyntheticRows(first_seed=seed)[0]) for seed in (3, 4, 5)]
+    batch = SupervisedCollator(processor, 8, grid=(14, 14))(rows)
+    assert batch["cell_targets"].shape == (3, 196, len(TARGETS))
+    looked = batch["attention_targets"].any(-1).nonzero()
+    assert len(looked) > 0
+    nouns = {word.rsplit(" ", 1)[-1] for names in CLASSES.values() for word in names[:2]}
+    for row, column in looked.tolist():
+        assert processor.tokenizer.convert_ids_to_tokens(int(batch["input_ids"][row, column])) in nouns
+        assert batch["labels"][row, column] == -100  # a word of the question, not of the answer
+
+
+def test_without_questions_there_are_cells_only(processor):
+    rows = [SyntheticRows()[seed] for seed in range(2)]
+    batch = SupervisedCollator(processor, 0, grid=(14, 14))(rows)
+    assert set(batch) == {"pixel_values", "input_ids", "cell_targets"}
+    assert batch["input_ids"].tolist() == [[2], [2]]
+
+
+def test_cell_loss_weighs_what_is_rare_as_what_is_common():
+    targets = torch.tensor([[1, 0, 0, 0, -1]]).reshape(1, 5, 1)
+    logits = torch.tensor([[0.0, 2.0, 2.0, 2.0, 50.0]]).reshape(1, 5, 1)  # the unknown cell costs nothing
+    expected = (math.log(2) + math.log(1 + math.exp(2.0))) / 2
+    assert cell_loss(logits, targets).item() == pytest.approx(expected)
+    assert cell_loss(logits, torch.full_like(targets, -1)).item() == 0
+
+
+def test_attention_loss_is_the_attention_that_misses():
+    maps = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.9, 0.0]])
+    cells = torch.tensor([[True, True, False], [False, True, True]])
+    assert attention_loss(maps, cells).item() == pytest.approx(-(math.log(0.75) + math.log(0.9)) / 2)
+    assert attention_loss(maps[:0], cells[:0]).item() == 0
+
+
+def test_a_mixture_keeps_its_shares_and_changes_with_the_epoch_only():
+    rows = [
+        Dataset.from_dict({"name": [f"{source}{i}" for i in range(size)]}) for source, size in (("a", 5), ("b", 50))
+    ]
+    mixture = Mixture(rows, [3, 1], images_per_epoch=2000, seed=1)
+    names = [mixture[i]["name"] for i in range(2000)]
+    assert 0.72 < sum(name[0] == "a" for name in names) / 2000 < 0.78
+    assert names == [Mixture(rows, [3, 1], 2000, seed=1)[i]["name"] for i in range(2000)]
+    mixture.set_epoch(1)
+    assert names != [mixture[i]["name"] for i in range(2000)]
+    assert len(Mixture(rows)) == 55
+
+
+@pytest.mark.parametrize("weights", [[1], [1, 0], [1, -1]])
+def test_a_mixture_refuses_weights_that_do_not_fit(weights):
+    rows = [Dataset.from_dict({"name": ["a"]})] * 2
+    with pytest.raises(ValueError, match="2 datasets need as many positive weights"):
+        Mixture(rows, weights)
+    with pytest.raises(ValueError, match=r"must have rows, these have \[1, 0\]"):
+        Mixture([rows[0], Dataset.from_dict({"name": []})])
+
+
+def test_synthetic_rows_are_the_rendered_scenes():
+    image, scene = render(12)
+    row = SyntheticRows(first_seed=10, num_images=5)[2]
+    assert Scene.from_json(row["scene"]) == scene
+    assert np.array_equal(np.asarray(row["image"]), np.asarray(image))

@@ -1,0 +1,177 @@
+"""Training runs of a tiny model: what they leave behind, and what happens when they are stopped or cannot work."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tiny import ROOT, TINY_TEXT
+from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
+from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
+from traffic_vlm.training.run import last_checkpoint
+
+
+TOWER = {
+    "conv_widths": [8, 8, 12, 16],
+    "conv_depths": [1, 1, 1],
+    "hidden_size": 24,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "image_size": 64,
+}
+FAST = ["--use_cpu", "--images_per_epoch", "8", "--per_device_train_batch_size", "4", "--questions_per_image", "4"]
+FAST += ["--max_eval_images", "24", "--logging_steps", "1", "--dataloader_num_workers", "0", "--learning_rate", "1e-3"]
+FAST += ["--warmup_steps", "0", "--lr_scheduler_type", "constant", "--report_to", "none"]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory) -> Path:
+    """A folder with a tiny model and the project's processor."""
+    folder = tmp_path_factory.mktemp("start")
+    torch.manual_seed(0)
+    TrafficVLMForConditionalGeneration(TrafficVLMConfig(TOWER, TINY_TEXT | {"hidden_dropout": 0.1})).save_pretrained(
+        folder
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json", "processor_config.json", "chat_template.jinja"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def run(start: Path, output: Path, *options: str, launcher: list[str] | None = None) -> subprocess.CompletedProcess:
+    """scripts/train.py in a process of its own."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [*(launcher or [sys.executable]), str(ROOT / "scripts/train.py"), "--output_dir", str(output)]
+    command += ["--model_name_or_path", str(start), *FAST, *options]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def figures(folder: Path) -> list[dict[str, float]]:
+    checkpoint = last_checkpoint(folder)
+    return json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
+
+
+def test_a_run_learns_reports_and_leaves_a_folder_that_loads(start, tmp_path):
+    result = run(start, tmp_path / "out", "--num_train_epochs", "1")
+    assert result.returncode == 0, result.stderr[-2000:]
+    logged = [entry for entry in figures(tmp_path / "out") if "loss" in entry]
+    assert {"answer_loss", "words", "yes_no_accuracy", "cell_loss", "attention_loss"} <= logged[0].keys()
+    assert 0 <= logged[0]["yes_no_accuracy"] <= 1 and 1 < logged[0]["words"]
+    assert any("eval_balanced_accuracy" in entry for entry in figures(tmp_path / "out"))
+    after, before = weights(tmp_path / "out"), weights(start)
+    assert after.keys() == before.keys()  # the layers that only training needs are gone
+    assert any(not torch.equal(after[name], before[name]) for name in after)
+    script = f"""
+from transformers import AutoModel, AutoProcessor
+model = AutoModel.from_pretrained({str(tmp_path / "out")!r}, trust_remote_code=True)
+processor = AutoProcessor.from_pretrained({str(tmp_path / "out")!r}, trust_remote_code=True)
+from PIL import Image
+inputs = processor(images=Image.new("RGB", (80, 60)), text="Is there a car?", return_tensors="pt")
+print(inputs["pixel_values"].shape[-1], float(model.score_yes_no(**inputs)[0]))
+"""
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert loaded.stdout.startswith("64 0."), loaded.stderr[-2000:]
+
+
+def test_a_stopped_run_ends_as_one_that_never_stopped(start, tmp_path):
+    whole = run(start, tmp_path / "whole", "--num_train_epochs", "2")
+    assert whole.returncode == 0, whole.stderr[-2000:]
+    shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
+    stopped = tmp_path / "stopped"
+    (stopped / "model.safetensors").unlink()
+    # As if killed while the second checkpoint was being written: its last file is not there.
+    (stopped / "checkpoint-4" / "trainer_state.json").unlink()
+    again = run(start, stopped, "--num_train_epochs", "2")
+    assert again.returncode == 0, again.stderr[-2000:]
+    first, second = weights(tmp_path / "whole"), weights(stopped)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_two_processes_train_together(start, tmp_path):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29511"]
+    result = run(start, tmp_path / "out", "--num_train_epochs", "1", launcher=launcher)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert figures(tmp_path / "out")[-1]["step"] == 1  # 8 images: one step of 2 processes × 4
+    assert weights(tmp_path / "out").keys() == weights(start).keys()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--lora_rank", "2"),
+        (
+            "--gradient_checkpointing",
+            "true",
+            "--attention_weight",
+            "0",
+            "--gradient_accumulation_steps",
+            "2",
+            "--bf16",
+        ),
+        ("--questions_per_image", "0"),
+    ],
+)
+def test_ways_to_train(start, tmp_path, options):
+    result = run(start, tmp_path, "--num_train_epochs", "1", *options)
+    assert result.returncode == 0, result.stderr[-2000:]
+    after, before = weights(tmp_path), weights(start)
+    assert after.keys() == before.keys()
+    changed = {name for name in after if not torch.equal(after[name], before[name].to(after[name].dtype))}
+    tower = {name for name in changed if "vision_tower" in name}
+    assert bool(tower) == ("--lora_rank" not in options)
+    assert bool(changed - tower) or options[0] == "--questions_per_image"
+
+
+def test_a_frozen_tower_thaws(start, tmp_path):
+    frozen = ["--freeze_vision", "true", "--save_total_limit", "5", "--load_best_model_at_end", "false"]
+    result = run(start, tmp_path, "--num_train_epochs", "2", "--thaw_after_epochs", "1", *frozen)
+    assert result.returncode == 0, result.stderr[-2000:]
+    names = [name for name in weights(start) if "vision_tower" in name]
+    before, first, second = (
+        weights(folder) for folder in (start, tmp_path / "checkpoint-2", tmp_path / "checkpoint-4")
+    )
+    assert all(torch.equal(before[name], first[name]) for name in names)
+    assert any(not torch.equal(first[name], second[name]) for name in names)
+
+
+def test_another_vision_tower_stands_in(tmp_path):
+    from transformers import SiglipVisionConfig, SiglipVisionModel
+
+    config = SiglipVisionConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, image_size=32, patch_size=16)
+    SiglipVisionModel(config).save_pretrained(tmp_path / "tower")
+    from traffic_vlm.training.run import ModelOptions, build_model
+
+    model = build_model(ModelOptions(vision_tower=str(tmp_path / "tower")))
+    saved = weights(tmp_path / "tower")
+    mine = model.model.vision_tower.state_dict()
+    [name] = [name for name in saved if name.endswith("layers.0.mlp.fc1.weight")]
+    [own] = [key for key in mine if key.endswith("layers.0.mlp.fc1.weight")]
+    assert torch.equal(saved[name], mine[own])
+    assert model.config.vision_config.image_size == 32
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--train_dataset", "no/such/folder"], "there is no dataset folder 'no/such/folder'"),
+        (["--learning_rate", "1e30", "--max_grad_norm", "0", "--num_train_epochs", "3"], "the loss is"),
+        (["--train_weights", "1", "2"], "1 datasets need as many positive weights, got [1.0, 2.0]"),
+        (["--image_size", "60"], "image_size=60"),
+        (["--model_name_or_path", "no/such/model"], "no/such/model"),
+    ],
+)
+def test_what_cannot_work_is_said(start, tmp_path, options, message):
+    result = run(start, tmp_path, *options)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr.splitlines()[-1]
+    assert not (tmp_path / "model.safetensors").exists()

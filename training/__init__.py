@@ -1,0 +1,1 @@
+"""Training: losses beside the answers, and the library's Trainer with them."""

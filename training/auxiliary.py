@@ -1,0 +1,112 @@
+"""Two losses beside that of the answers, for training from few images.
+
+    vision tokens [I,P,C] → linear → [I,P,T] ↔ cell targets: what does each cell show?
+    cross-attention of asked words [N,P] ↔ the cells of their objects: where should "car" look?
+
+Both only shape the model: the linear layer is thrown away, and cross-attention is read beside the forward pass.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..data.scene import Scene
+from ..data.targets import TARGETS, cell_targets
+
+
+CELL_HEAD = "cell_head"  # name of the extra layer; a checkpoint holds it, the finished model does not
+
+
+def add_cell_head(model: nn.Module) -> None:
+    """Give a full model the layer that reads the vision tokens cell by cell, unless it has one."""
+    if not hasattr(model, CELL_HEAD):
+        config = model.config
+        model.add_module(CELL_HEAD, nn.Linear(config.vision_config.hidden_size, len(TARGETS)))
+
+
+def remove_cell_head(model: nn.Module) -> None:
+    """Take it away again: the finished model has no use for it."""
+    if hasattr(model, CELL_HEAD):
+        delattr(model, CELL_HEAD)
+
+
+def cell_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Binary cross-entropy of logits [I,P,T] with targets of 1, 0 and -1 (unknown, ignored).
+
+    Of each target the cells that hold it and those that do not count the same, however rare it is; then the mean over
+    targets.
+    """
+    losses = nn.functional.binary_cross_entropy_with_logits(
+        logits.float(), targets.clamp(min=0).float(), reduction="none"
+    )
+    masks = torch.stack([targets == 1, targets == 0])  # [2,I,P,T]
+    numbers = masks.sum((1, 2))  # [2,T]
+    means = (losses * masks).sum((1, 2)) / numbers.clamp(min=1)
+    return means.sum() / (numbers > 0).sum().clamp(min=1)
+
+
+def attention_loss(maps: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
+    """Mean of -log(attention that falls on the object) of maps [N,P] that sum to 1 and cells [N,P] of 0 and 1."""
+    if not len(maps):
+        return maps.sum()
+    return -(maps * cells).sum(-1).clamp(min=1e-6).log().mean()
+
+
+class Recorded:
+    """What a forward pass shows of itself: vision tokens, and where some words look."""
+
+    def __init__(self) -> None:
+        self.tokens: torch.Tensor | None = None  # [I,P,C]
+        self.maps: list[torch.Tensor] = []  # a layer's attention, mean over heads, [N,P]
+
+    def mean_map(self) -> torch.Tensor:
+        return torch.stack(self.maps).mean(0)
+
+
+@contextmanager
+def recording(model: Any, words: tuple[torch.Tensor, torch.Tensor] | None) -> Iterator[Recorded]:
+    """Record the vision tokens, and the cross-attention of the words in (rows [N], columns [N]), with gradients."""
+    recorded = Recorded()
+
+    def keep_tokens(module: nn.Module, args: Any, output: Any) -> None:
+        recorded.tokens = output.last_hidden_state
+
+    def keep_map(module: Any, args: tuple[torch.Tensor, ...], output: Any) -> None:
+        hidden_states, key = args[:2]
+        rows, columns = words
+        query = module.q_proj(hidden_states[rows, columns]).unflatten(-1, (key.shape[1], -1, module.head_dim))
+        scores = torch.einsum("nkgd,nkpd->nkgp", query, key[rows]).float() * module.scaling
+        recorded.maps.append(scores.softmax(-1).mean((1, 2)))
+
+    handles = [model.model.vision_tower.register_forward_hook(keep_tokens)]
+    if words is not None:
+        handles += [layer.cross_attn.register_forward_hook(keep_map) for layer in model.get_decoder().layers]
+    try:
+        yield recorded
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def cell_accuracy(
+    model: Any, processor: Any, rows: Sequence[dict[str, Any]], grid: tuple[int, int], batch_size: int = 16
+) -> dict[str, float]:
+    """`balanced_accuracy` of the cells: for each target the mean of the rates on 1 and on 0, then over targets."""
+    counts = torch.zeros(4, len(TARGETS))  # right on 1, all 1, right on 0, all 0
+    for start in range(0, len(rows), batch_size):
+        some = rows[start : start + batch_size]
+        pixels = processor(images=[row["image"] for row in some], return_tensors="pt")["pixel_values"].to(model.device)
+        tokens = model.model.vision_tower(pixels).last_hidden_state
+        yes = (getattr(model, CELL_HEAD)(tokens) > 0).cpu()
+        targets = torch.stack([torch.from_numpy(cell_targets(Scene.from_json(row["scene"]), grid)) for row in some])
+        for index, value in ((0, 1), (2, 0)):
+            mask = targets == value
+            counts[index] += ((yes == value) & mask).sum((0, 1))
+            counts[index + 1] += mask.sum((0, 1))
+    rates = counts[0::2] / counts[1::2]
+    both = rates.isfinite().all(0)
+    return {"balanced_accuracy": float(rates[:, both].mean()), "targets": float(both.sum())}

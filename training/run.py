@@ -1,0 +1,195 @@
+"""A training run: datasets and a model from options, the Trainer, and a finished folder."""
+
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, TrainingArguments
+
+from ..configuration_traffic_vlm import TrafficVLMConfig
+from ..data.dataset import synthetic_rows
+from ..data.mixture import Mixture, SyntheticRows
+from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration
+from ..processing_traffic_vlm import TrafficVLMProcessor
+from .auxiliary import add_cell_head, cell_accuracy, remove_cell_head
+from .collator import SupervisedCollator
+from .trainer import FreezeTower, TrafficTrainer, unwrap
+
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass
+class ModelOptions:
+    model_name_or_path: str | None = field(default=None, metadata={"help": "weights to start from; else from nothing"})
+    vision_tower: str | None = field(
+        default=None, metadata={"help": "name or folder of a vision model of transformers to start from, as the tower"}
+    )
+    freeze_vision: bool = field(default=False, metadata={"help": "do not train the vision tower"})
+    thaw_after_epochs: float | None = field(
+        default=None, metadata={"help": "with freeze_vision: train it after these"}
+    )
+    lora_rank: int = field(default=0, metadata={"help": "train LoRA matrices of this rank only; 0 trains all weights"})
+    image_size: int | None = field(default=None, metadata={"help": "pixels; small images first saves time"})
+
+
+@dataclass
+class DataOptions:
+    train_dataset: list[str] = field(
+        default_factory=lambda: ["synthetic"],
+        metadata={"help": "folders made by make_dataset.py, or synthetic: rendered while training"},
+    )
+    train_weights: list[float] | None = field(default=None, metadata={"help": "share of each train_dataset"})
+    eval_dataset: list[str] = field(default_factory=list, metadata={"help": "folders; by default 64 synthetic images"})
+    max_eval_images: int = field(default=500, metadata={"help": "at most so many of them all, evenly chosen"})
+    images_per_epoch: int = field(default=8192, metadata={"help": "images between two checkpoints"})
+    questions_per_image: int = field(default=8, metadata={"help": "0 trains the vision tower by its cells alone"})
+    cell_weight: float = field(default=1.0, metadata={"help": "of the loss on what each cell of the image shows"})
+    attention_weight: float = field(default=0.1, metadata={"help": "of the loss on where asked words look"})
+
+
+def load_rows(folder: str) -> Any:
+    """Rows of one dataset folder, or rendered scenes.
+
+    Raises:
+        ValueError: there is no such folder, or it holds no rows.
+    """
+    from datasets import load_dataset
+
+    if folder == "synthetic":
+        return SyntheticRows()
+    if not Path(folder).is_dir():
+        raise ValueError(f"there is no dataset folder {folder!r}; make one with scripts/make_dataset.py")
+    [rows] = load_dataset(folder).values()
+    if not len(rows):
+        raise ValueError(f"the dataset {folder!r} is empty")
+    return rows
+
+
+def choose_rows(folders: list[str], most: int) -> list[dict[str, Any]]:
+    """At most so many rows, the same number of each folder, at even distances."""
+    if not folders:
+        return synthetic_rows(first_seed=1 << 40, num_images=min(most, 64))
+    chosen = []
+    for folder in folders:
+        rows = load_rows(folder)
+        count = min(len(rows), max(1, most // len(folders)))
+        chosen += [rows[index * len(rows) // count] for index in range(count)]
+    return chosen
+
+
+def build_model(options: ModelOptions) -> Any:
+    """The model to train: from nothing, from weights, or around a vision tower of transformers."""
+    vision: dict[str, Any] = {} if options.image_size is None else {"image_size": options.image_size}
+    if options.model_name_or_path:
+        config = TrafficVLMConfig.from_pretrained(options.model_name_or_path)
+        for name, value in vision.items():
+            setattr(config.vision_config, name, value)
+        return TrafficVLMForConditionalGeneration.from_pretrained(
+            options.model_name_or_path, config=config, dtype=torch.float32
+        )
+    if options.vision_tower:
+        tower_config = AutoConfig.from_pretrained(options.vision_tower)
+        model = TrafficVLMForConditionalGeneration(TrafficVLMConfig(vision_config=tower_config))
+        tower = model.model.vision_tower
+        model.model.vision_tower = type(tower).from_pretrained(options.vision_tower, config=tower.config)
+        return model
+    return TrafficVLMForConditionalGeneration(TrafficVLMConfig(vision_config=vision))
+
+
+def add_lora(model: Any, rank: int) -> Any:
+    """The model with LoRA matrices beside every linear layer of the decoder; only they are trained."""
+    from peft import LoraConfig, get_peft_model
+
+    names = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and name.startswith("model.text_model")
+    ]
+    return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names))
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint that was written whole; the library writes `trainer_state.json` at its end."""
+    whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json") if _is_json(path)]
+    return max(whole, key=lambda path: int(path.name.rsplit("-", 1)[1]), default=None)
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_text())
+    except ValueError:
+        return False
+    return True
+
+
+def save_folder(model: Any, processor: Any, folder: Path) -> None:
+    """Write the finished model with its code and processor; each file is whole or not there."""
+    remove_cell_head(model)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".save-") as temporary:
+        model.save_pretrained(temporary)
+        processor.save_pretrained(temporary)
+        for path in Path(temporary).iterdir():
+            shutil.move(path, folder / path.name)
+
+
+def train(arguments: TrainingArguments, model_options: ModelOptions, data_options: DataOptions) -> dict[str, float]:
+    """Run or go on with a training run; returns the last figures.
+
+    Raises:
+        ValueError: options, data or weights that do not fit. FloatingPointError: the loss is NaN. OSError: disk full.
+    """
+    torch.manual_seed(arguments.seed)
+    model = build_model(model_options)
+    processor = TrafficVLMProcessor.from_pretrained(model_options.model_name_or_path or ROOT)
+    size = model.config.vision_config.image_size
+    processor.image_processor.size = {"height": size, "width": size}
+    grid = (size // model.config.vision_config.patch_size,) * 2
+    if model_options.lora_rank:
+        model = add_lora(model, model_options.lora_rank)
+    elif data_options.cell_weight:
+        add_cell_head(model)
+    thaw = model_options.thaw_after_epochs
+    if model_options.freeze_vision and thaw is None:
+        unwrap(model).model.vision_tower.requires_grad_(False)
+    elif model_options.freeze_vision and arguments.world_size > 1:
+        raise ValueError(
+            "--thaw_after_epochs needs one process; on several, train twice: frozen, then from the result"
+        )
+    rows = [load_rows(folder) for folder in data_options.train_dataset]
+    mixture = Mixture(rows, data_options.train_weights, data_options.images_per_epoch, arguments.seed)
+    eval_rows = choose_rows(data_options.eval_dataset, data_options.max_eval_images)
+    collator = SupervisedCollator(processor, data_options.questions_per_image, seed=arguments.seed, grid=grid)
+
+    def figures(model: Any, rows: list[dict[str, Any]]) -> dict[str, float]:
+        if not data_options.questions_per_image:
+            return cell_accuracy(model, processor, rows, grid, arguments.per_device_eval_batch_size)
+        from ..evaluation.report import quick_metrics
+
+        return quick_metrics(model, processor, rows, arguments.per_device_eval_batch_size)
+
+    trainer = TrafficTrainer(
+        model,
+        arguments,
+        data_collator=collator,
+        train_dataset=mixture,
+        eval_dataset=eval_rows,
+        cell_weight=0.0 if model_options.lora_rank else data_options.cell_weight,
+        attention_weight=data_options.attention_weight,
+        evaluator=figures,
+        processing_class=processor,
+        callbacks=[FreezeTower(thaw)] if model_options.freeze_vision and thaw is not None else None,
+    )
+    folder = Path(arguments.output_dir)
+    checkpoint = arguments.resume_from_checkpoint or last_checkpoint(folder)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if trainer.is_world_process_zero():
+        finished = trainer.accelerator.unwrap_model(trainer.model)
+        finished = finished.merge_and_unload() if model_options.lora_rank else finished
+        save_folder(finished, processor, folder)
+    return trainer.state.log_history[-1]

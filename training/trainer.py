@@ -1,0 +1,138 @@
+"""The library's Trainer with what our training adds: losses beside the answers, our figures, a frozen tower.
+
+batch from `SupervisedCollator` → loss of the answers + cell loss + attention loss
+evaluation → `quick_metrics`, the same figures as `scripts/evaluate.py`
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainerCallback
+
+from .auxiliary import CELL_HEAD, attention_loss, cell_loss, recording
+
+
+def unwrap(model: Any) -> Any:
+    """The full model inside peft's."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+class TrafficTrainer(Trainer):
+    """`Trainer` for batches of packed questions.
+
+    Args:
+        cell_weight, attention_weight: of the two losses beside that of the answers; 0 leaves one out.
+        evaluator: gives the figures of a model on the evaluation rows, as floats by name.
+
+    Raises:
+        FloatingPointError: while training, when the loss is NaN or infinite. The last checkpoint is from before.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        cell_weight: float = 0.0,
+        attention_weight: float = 0.0,
+        evaluator: Callable[[Any, Any], dict[str, float]] | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(*args, **kwargs)
+        self.cell_weight, self.attention_weight, self.evaluator = cell_weight, attention_weight, evaluator
+        self.sums: dict[str, list[float]] = {}  # since the last log: sum and number
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        full = unwrap(self.accelerator.unwrap_model(model))
+        tower = full.model.vision_tower
+        if tower.training and not any(parameter.requires_grad for parameter in tower.parameters()):
+            tower.eval()  # a frozen tower keeps its statistics, too
+        cells, look_at = inputs.pop("cell_targets", None), inputs.pop("attention_targets", None)
+        words = None
+        if self.attention_weight and look_at is not None:
+            words = look_at.any(-1).nonzero(as_tuple=True)
+        with recording(full, words) as recorded:
+            if "labels" in inputs:
+                loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+                self._count_answers(outputs.logits, inputs["labels"])
+            else:  # no questions: the tower alone learns
+                outputs = model(**inputs)
+                loss = 0.0 * outputs.logits[..., -1].sum()
+        # The library has divided by the number of accumulated passes already where it counted their tokens.
+        share = 1.0 if num_items_in_batch is None else 1.0 / self.current_gradient_accumulation_steps
+        with self.accelerator.autocast():
+            if self.cell_weight and cells is not None:
+                extra = cell_loss(getattr(full, CELL_HEAD)(recorded.tokens), cells)
+                self._add("cell_loss", extra.item())
+                loss = loss + self.cell_weight * share * extra
+            if words is not None:
+                extra = attention_loss(recorded.mean_map(), look_at[words])
+                self._add("attention_loss", extra.item())
+                loss = loss + self.attention_weight * share * extra
+        if not math.isfinite(loss.item()):
+            raise FloatingPointError(
+                f"the loss is {loss.item()} at step {self.state.global_step}; the last checkpoint was kept. "
+                "A smaller --learning_rate or --max_grad_norm, or --bf16 false, may help."
+            )
+        return (loss, outputs) if return_outputs else loss
+
+    @torch.no_grad()
+    def _count_answers(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        """Cross-entropy of the answers, and how many of yes and no are right."""
+        text = self.model.config.get_text_config()
+        truth, guess = labels[:, 1:], logits[:, :-1]
+        learned = truth >= 0
+        entropy = torch.nn.functional.cross_entropy(guess[learned].float(), truth[learned], reduction="sum")
+        self._add("answer_loss", entropy.item(), int(learned.sum()))
+        decided = (truth == text.yes_token_id) | (truth == text.no_token_id)
+        yes = guess[decided][:, text.yes_token_id] > guess[decided][:, text.no_token_id]
+        right = yes == (truth[decided] == text.yes_token_id)
+        self._add("yes_no_accuracy", float(right.sum()), int(decided.sum()))
+
+    def _add(self, name: str, value: float, count: int = 1) -> None:
+        sums = self.sums.setdefault(name, [0.0, 0])
+        sums[0] += value
+        sums[1] += count
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Adds our figures to those of the library; `words` is exp(loss), the words that it is choosing between."""
+        if "loss" in logs:
+            logs = logs | {name: round(total / max(1, count), 4) for name, (total, count) in self.sums.items()}
+            if "answer_loss" in logs:
+                logs["words"] = round(math.exp(min(logs["answer_loss"], 50.0)), 3)  # of 500
+            self.sums = {}
+        super().log(logs, *args, **kwargs)
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """The figures of `evaluator` on the evaluation rows, named `eval_...`."""
+        if self.evaluator is None:
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        was_training = self.model.training
+        self.model.eval()
+        with self.compute_loss_context_manager(), self.accelerator.autocast():
+            figures = self.evaluator(self.model, rows)
+        self.model.train(was_training)
+        best = (self.args.metric_for_best_model or "").removeprefix("eval_")
+        if best and best != "loss" and best not in figures:
+            raise ValueError(
+                f"{len(rows)} evaluation images are too few for {best}: no question is a yes here and a no there"
+            )
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+
+class FreezeTower(TrainerCallback):
+    """Keep the vision tower as it is for the first `epochs` epochs."""
+
+    def __init__(self, epochs: float):
+        self.epochs = epochs
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        unwrap(model).model.vision_tower.requires_grad_((state.epoch or 0) >= self.epochs)
