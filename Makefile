@@ -1,3 +1,4 @@
+# make ask     set up, then answer questions about an example scene
 # make test    set up, then lint, type-check and run all tests
 # make compat  the tests on every supported release of transformers, each in an environment of its own
 # make files   write the JSON and Jinja files that make this folder loadable
@@ -10,7 +11,7 @@ SETUP := $(VENV)/.ready
 DATA_TESTS := $(foreach name,dataset questions readers scene synthetic,tests/test_$(name).py)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup test lint compat files clean
+.PHONY: setup ask test lint compat files clean
 
 setup: $(SETUP)
 
@@ -20,6 +21,10 @@ $(SETUP): pyproject.toml constraints.txt
 	$(PY) -m pip install --quiet -c constraints.txt -e ".[dev]"
 	@mkdir -p $(VENV)/src && ln -sfn "$(CURDIR)" $(VENV)/src/traffic_vlm  # mypy finds the package by this name
 	@touch $(SETUP)
+
+ask: $(SETUP)
+	@$(PY) scripts/ask.py docs/example.jpg "Is there a pedestrian?" "Is there a bus?" "Is it raining?" \
+		"What color is the traffic light?" "Is the traffic light red?" "How many cars are there?" "What is ahead?"
 
 lint: $(SETUP)
 	$(VENV)/bin/ruff check .

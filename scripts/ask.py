@@ -1,0 +1,107 @@
+"""Ask questions about images.
+
+    python scripts/ask.py docs/example.jpg "Is there a pedestrian?" "What color is the traffic light?"
+    python scripts/ask.py frames/ "Is there a bus?" --json                  # all images of a folder, a line each
+    python scripts/ask.py "frames/*.jpg" "Is it raining?" --overlay out.png   # with the attention of the asked words
+
+IMAGE is a file, a folder, or a pattern in quotes.
+"""
+
+import argparse
+import glob
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+
+ROOT = Path(__file__).resolve().parent.parent
+SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif"}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Ask questions about images.")
+    parser.add_argument("image", help="a file, a folder, or a pattern in quotes")
+    parser.add_argument("question", nargs="+")
+    parser.add_argument("--model", default=str(ROOT), help="model folder (default: this repository)")
+    parser.add_argument("--json", action="store_true", help="a line of JSON for each image")
+    parser.add_argument("--overlay", type=Path, help="PNG to write: where each asked word looks (one image)")
+    parser.add_argument("--device", help="cpu, cuda, ... (default: a GPU if there is one)")
+    return parser.parse_args()
+
+
+def find_images(name: str) -> list[Path]:
+    """The files that a name, a folder or a pattern stands for, in order.
+
+    Raises:
+        ValueError: there is none.
+    """
+    path = Path(name)
+    if path.is_dir():
+        found = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
+    elif path.exists():
+        return [path]
+    else:
+        found = sorted(Path(file) for file in glob.glob(name, recursive=True) if Path(file).is_file())
+    if not found:
+        raise ValueError(f"{name}: no such image, no folder with images and no pattern that fits one")
+    return found
+
+
+def print_table(path: Path, answers: list[Any]) -> None:
+    width = max(len(answer.question) for answer in answers)
+    print(path)
+    for answer in answers:
+        unknown = f"   (not known: {', '.join(answer.unknown_words)})" if answer.unknown_words else ""
+        print(f"  {answer.question:<{width}}  {answer.answer}, {answer.probability:.2f}{unknown}")
+
+
+def main() -> int:
+    arguments = parse()
+    try:
+        paths = find_images(arguments.image)
+        if arguments.overlay and len(paths) > 1:
+            raise ValueError(f"--overlay draws one image, {arguments.image} stands for {len(paths)}")
+        warnings.filterwarnings("ignore")
+        # Imported here, as it takes seconds: what is wrong with the command is said at once.
+        from transformers.utils import logging
+
+        from traffic_vlm.serving.answerer import Answerer
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        answerer = Answerer(arguments.model, arguments.device)
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    failed = 0
+    for path in paths:
+        try:
+            encoded = answerer.look([path])
+            [answers] = answerer.ask(encoded, [arguments.question])
+        except (ValueError, TypeError) as error:
+            print(error, file=sys.stderr)
+            failed += 1
+            continue
+        if arguments.json:
+            print(json.dumps({"image": str(path), "answers": [answer.to_dict() for answer in answers]}), flush=True)
+        else:
+            print_table(path, answers)
+        if arguments.overlay:
+            save_overlay(answerer, path, encoded, answers, arguments.overlay)
+    return 1 if failed else 0
+
+
+def save_overlay(answerer: Any, path: Path, encoded: Any, answers: list[Any], output: Path) -> None:
+    from traffic_vlm.serving.overlay import draw_overlay
+
+    captions = [(answer.question, f"{answer.answer}, {answer.probability:.2f}") for answer in answers]
+    temporary = output.with_name(f".{output.name}.tmp")
+    draw_overlay(answerer.model, answerer.processor, path, encoded, captions).save(temporary, "PNG")
+    temporary.replace(output)
+    print(f"wrote {output}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Answering: one `Answerer` for the command line, the page, the video watcher, labelling and serving."""

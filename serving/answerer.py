@@ -1,0 +1,136 @@
+"""One place that turns images and questions into answers.
+
+    images → encoded once → packed questions → the first word of each answer ─┬─ yes, no: done, with P(yes)
+                                                                              └─ another word: generate the rest
+
+Whether a question wants a yes, a no or words is not guessed from its wording: the model says it with its first word.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration
+from ..processing_traffic_vlm import TrafficVLMProcessor
+
+
+MAX_NEW_TOKENS = 32  # of an answer in words
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the model says to one question.
+
+    Attributes:
+        answer: "yes", "no", or words.
+        probability: of this answer: of a yes or no beside the other, of words beside all other words.
+        yes_probability: P(yes), calibrated; None for an answer in words.
+        unknown_words: words of the question that the model does not know, and so did not read.
+    """
+
+    question: str
+    answer: str
+    probability: float
+    yes_probability: float | None = None
+    unknown_words: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Answerer:
+    """A loaded model that answers questions about images.
+
+    Args:
+        folder: a model folder, or a name on the Hub.
+        device: "cpu", "cuda", ...; by default a GPU if there is one.
+        dtype: of the computation; by default bfloat16 on a GPU and float32 on a CPU.
+
+    Raises:
+        OSError: there is no such model, or it has no weights.
+    """
+
+    def __init__(self, folder: str | Path, device: str | None = None, dtype: torch.dtype | None = None):
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        dtype = dtype or (torch.float32 if self.device.type == "cpu" else torch.bfloat16)
+        self.processor: Any = TrafficVLMProcessor.from_pretrained(str(folder))
+        model: Any = TrafficVLMForConditionalGeneration.from_pretrained(str(folder), dtype=dtype)
+        self.model = model.eval().to(self.device)
+
+    def __call__(self, images: Sequence[Any], questions: Sequence[Sequence[str]]) -> list[list[Answer]]:
+        """For each image the answers to its questions.
+
+        Args:
+            images: whatever the processor reads: PIL images, arrays, paths.
+            questions: a list for each image.
+
+        Raises:
+            ValueError: an image that cannot be read, an empty question, or one too long; the message names it.
+        """
+        return self.ask(self.look(images), questions)
+
+    @torch.no_grad()
+    def look(self, images: Sequence[Any]) -> Any:
+        """Encode images once; `ask` about them as often as you like."""
+        pixels = self.processor(images=list(images), return_tensors="pt")["pixel_values"]
+        return self.model.encode_images(pixels.to(self.device))
+
+    @torch.no_grad()
+    def ask(self, encoded: Any, questions: Sequence[Sequence[str]]) -> list[list[Answer]]:
+        """The answers about encoded images; a list of questions for each of them."""
+        rows = [list(row) for row in questions]
+        unknown = {question: self._unknown_words(question) for question in {q for row in rows for q in row}}
+        inputs = self.processor(text=rows, packed=True, on_unknown="ignore", return_tensors="pt").to(self.device)
+        logits = torch.cat(self.model.question_logits(**inputs, encoded_images=encoded))  # [N,V]
+        text = self.model.config.get_text_config()
+        asked = [(image, question) for image, row in enumerate(rows) for question in row]
+        decided = torch.isin(logits.argmax(-1), torch.tensor([text.yes_token_id, text.no_token_id]).to(self.device))
+        wordy = [asked[number] for number in (~decided).nonzero().flatten().tolist()]
+        words = iter(self._say(encoded, wordy) if wordy else ())
+        answers = []
+        for (_, question), is_decided, p_yes in zip(
+            asked, decided.tolist(), self.model.yes_probability(logits).tolist()
+        ):
+            if is_decided:
+                answer = ("yes", p_yes, p_yes) if p_yes >= 0.5 else ("no", 1 - p_yes, p_yes)
+            else:
+                answer = (*next(words), None)
+            answers.append(Answer(question, *answer, unknown_words=unknown[question]))
+        flat = iter(answers)
+        return [[next(flat) for _ in row] for row in rows]
+
+    def _unknown_words(self, question: str) -> tuple[str, ...]:
+        """Words of a question that the model does not know.
+
+        Raises:
+            ValueError: it knows none of them, so that an answer would be to no question.
+        """
+        unknown = tuple(self.processor.unknown_words(question))
+        tokenizer = self.processor.tokenizer
+        ids = tokenizer(question, add_special_tokens=False)["input_ids"]
+        words = [word for word in tokenizer.convert_ids_to_tokens(ids) if word.isalnum()]  # "[UNK]" is not
+        if unknown and not words:
+            raise ValueError(f"no word of the question {question!r} is among those that the model knows")
+        return unknown
+
+    def _say(self, encoded: Any, asked: list[tuple[int, str]]) -> list[tuple[str, float]]:
+        """Answers in words and their probabilities, all generated together."""
+        inputs = self.processor(text=[question for _, question in asked], on_unknown="ignore", return_tensors="pt")
+        length = inputs["input_ids"].shape[1]
+        output = self.model.generate(
+            **inputs.to(self.device),
+            encoded_images=encoded,
+            image_index=torch.tensor([image for image, _ in asked], device=self.device),
+            max_new_tokens=min(MAX_NEW_TOKENS, self.model.config.max_position_embeddings - length),
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        said = output.sequences[:, length:]  # [N,T]
+        log_p = torch.stack(output.logits, 1).float().log_softmax(-1).gather(-1, said[..., None])[..., 0]
+        log_p = log_p.masked_fill(said == self.model.config.get_text_config().pad_token_id, 0.0).sum(-1)
+        texts = self.processor.batch_decode(said, skip_special_tokens=True)
+        return list(zip(texts, log_p.exp().tolist()))

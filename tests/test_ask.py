@@ -1,0 +1,157 @@
+"""The Answerer and scripts/ask.py: the same figures as the model's own, tables, JSON, overlays, and bad input."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from PIL import Image
+
+from tiny import ROOT, tiny_model
+from traffic_vlm.data.synthetic import render
+from traffic_vlm.serving.answerer import Answerer
+from traffic_vlm.serving.overlay import asked_word, draw_overlay, heat_over
+
+
+QUESTIONS = ["Is there a car?", "What color is the traffic light?", "Please describe the scene.", "Is it raining?"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny model that says yes or no to some questions and words to others."""
+    folder = tmp_path_factory.mktemp("model")
+    tiny_model().save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "processor_config.json", "chat_template.jinja"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answerer(folder):
+    return Answerer(folder, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pictures") / "scene.png"
+    render(6040)[0].save(path)
+    return path
+
+
+def decide(answerer, lead: float) -> None:
+    """Make [YES] lead every word of an answer's beginning by so much, whatever the image."""
+    answerer.model.compute_logits = lambda states: (
+        type(answerer.model).compute_logits(answerer.model, states)
+        + (torch.nn.functional.one_hot(torch.tensor(4), 500) * lead)
+    )
+
+
+def test_yes_and_no_are_those_of_score_yes_no(answerer, picture, monkeypatch):
+    monkeypatch.setattr(answerer.model, "compute_logits", answerer.model.compute_logits)
+    decide(answerer, 1e4)
+    answers = answerer([picture, Image.new("RGB", (50, 40))], [QUESTIONS, QUESTIONS[:1]])
+    assert [len(row) for row in answers] == [4, 1]
+    assert {answer.answer for row in answers for answer in row} == {"yes"}
+    assert all(answer.probability == answer.yes_probability for row in answers for answer in row)
+
+
+def test_words_are_those_of_generate(answerer, picture):
+    [answers] = answerer([picture], [QUESTIONS])
+    for question, answer in zip(QUESTIONS, answers):
+        inputs = answerer.processor(images=picture, text=question, return_tensors="pt")
+        output = answerer.model.generate(**inputs, max_new_tokens=32, do_sample=False)[
+            :, inputs["input_ids"].shape[1] :
+        ]
+        [text] = answerer.processor.batch_decode(output, skip_special_tokens=True)
+        if answer.yes_probability is None:
+            assert answer.answer == text
+            assert 0 <= answer.probability <= 1
+        else:
+            [probability] = answerer.model.score_yes_no(**inputs)
+            assert answer.yes_probability == pytest.approx(float(probability), abs=1e-4)
+            assert answer.answer == ("yes" if probability >= 0.5 else "no") == text.split()[0]
+    assert any(answer.yes_probability is None for answer in answers)
+
+
+def test_one_look_serves_all_questions(answerer, picture, monkeypatch):
+    looks = []
+    tower = answerer.model.model.vision_tower
+    handle = tower.register_forward_hook(lambda module, args, output: looks.append(len(args[0])))
+    encoded = answerer.look([picture])
+    for question in QUESTIONS:
+        answerer.ask(encoded, [[question]])
+    handle.remove()
+    assert looks == [1]
+
+
+def test_unknown_words_are_named_and_nothing_is_answered_to_nothing(answerer, picture):
+    [[answer]] = answerer([picture], [["Is there a zebra?"]])
+    assert answer.unknown_words == ("zebra",)
+    with pytest.raises(ValueError, match="no word of the question 'zebra qux\\?'"):
+        answerer([picture], [["zebra qux?"]])
+
+
+def test_the_asked_word_is_the_first_noun(processor):
+    assert asked_word(processor, "Is there a bus left of the car?")[1] == "bus"
+    assert asked_word(processor, "What color is the traffic light?")[1] == "light"
+    assert asked_word(processor, "Is it raining?")[1] not in ("?", "[SOS]")
+
+
+def test_heat_shows_where_attention_is():
+    plain = Image.new("RGB", (140, 140), (0, 0, 255))
+    even = torch.full((14, 14), 1 / 196)
+    assert heat_over(plain, even).tobytes() == plain.tobytes()
+    point = torch.zeros(14, 14)
+    point[2, 11] = 1.0
+    warm = heat_over(plain, point)
+    assert warm.getpixel((115, 25))[0] > 100 > warm.getpixel((25, 115))[0]
+
+
+def test_an_overlay_has_a_picture_for_each_question(answerer, picture):
+    encoded = answerer.look([picture])
+    sheet = draw_overlay(answerer.model, answerer.processor, picture, encoded, [(q, "yes, 0.9") for q in QUESTIONS])
+    assert sheet.width > 3 * 300 and sheet.height > 2 * 300  # 4 in lines of 3
+
+
+def ask(folder, *arguments: str, cwd=None) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(ROOT / "scripts/ask.py"), "--model", str(folder), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, env=os.environ.copy())
+
+
+def test_the_script_prints_tables_and_json_and_draws(folder, picture, tmp_path):
+    other = picture.with_name("other.jpg")
+    Image.new("RGB", (64, 48), "green").save(other)
+    table = ask(folder, picture, *QUESTIONS, "--overlay", tmp_path / "out.png")
+    assert table.returncode == 0, table.stderr
+    assert all(question in table.stdout for question in QUESTIONS)
+    assert Image.open(tmp_path / "out.png").width > 300
+    both = ask(folder, picture.parent, QUESTIONS[0], "--json")
+    lines = [json.loads(line) for line in both.stdout.splitlines()]
+    assert [line["image"] for line in lines] == [str(other), str(picture)]
+    assert lines[0]["answers"][0]["question"] == QUESTIONS[0]
+    other.unlink()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.jpg", "Is there a car?"], "missing.jpg: no such image"),
+        (["text.jpg", "Is there a car?"], "text.jpg"),
+        (["scene.png", "zebra qux?"], "no word of the question"),
+        (["scene.png", " "], "empty"),
+        (["scene.png", "car " * 200], "at most 128"),
+        (["scene.png", "Is there a car?", "--model", "nowhere"], "nowhere"),
+        (["*.png", "Is there a car?", "--overlay", "out.png"], "--overlay draws one image"),
+    ],
+)
+def test_what_cannot_be_asked_is_said(folder, picture, tmp_path, arguments, message):
+    shutil.copy(picture, tmp_path)
+    shutil.copy(picture, tmp_path / "second.png")
+    (tmp_path / "text.jpg").write_text("not an image")
+    result = ask(folder, *arguments, cwd=tmp_path)
+    assert result.returncode != 0
+    assert message in result.stderr and "Traceback" not in result.stderr
+    assert not (tmp_path / "out.png").exists()
