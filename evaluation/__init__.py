@@ -1,0 +1,1 @@
+"""How good a model is: predictions, figures of them, reports and pictures."""

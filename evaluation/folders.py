@@ -1,0 +1,104 @@
+"""Model and dataset folders: opened with checks, so that what is wrong is said in one line.
+
+A folder that cannot be used is a `DataError`, the error of all input in this project.
+"""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset, concatenate_datasets, load_dataset
+
+from ..configuration_traffic_vlm import TrafficVLMConfig
+from ..data.readers import DataError
+from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration
+from ..processing_traffic_vlm import TrafficVLMProcessor
+from .predict import COLUMNS
+
+
+def load_rows(folders: Sequence[Path], split: str | None = None, max_images: int | None = None) -> Dataset:
+    """The rows of dataset folders, one after the other.
+
+    Args:
+        folders: as `scripts/make_dataset.py` writes them.
+        split: name of the split; by default the only one that a folder has.
+        max_images: take so many, drawn from all in an order that is always the same.
+
+    Raises:
+        DataError: a folder that is missing, empty or no dataset; a split or a column that is not there.
+    """
+    parts = [_load_folder(Path(folder), split) for folder in folders]
+    columns = [*COLUMNS, "scene"] if all("scene" in part.column_names for part in parts) else list(COLUMNS)
+    rows = concatenate_datasets([part.select_columns(columns) for part in parts])
+    if max_images is not None and max_images < len(rows):
+        rows = rows.shuffle(seed=0).select(range(max_images))
+    return rows
+
+
+def _load_folder(folder: Path, split: str | None) -> Dataset:
+    if not folder.is_dir():
+        raise DataError(f"{folder}: there is no such dataset folder")
+    splits: dict[str, list[str]] = {}
+    for path in sorted((folder / "data").glob("*-*.parquet")):
+        splits.setdefault(path.name.rsplit("-", 1)[0], []).append(str(path))
+    if not splits:
+        raise DataError(f"{folder}: has no data/SPLIT-00000.parquet; scripts/make_dataset.py makes such folders")
+    if split is None and len(splits) > 1:
+        raise DataError(f"{folder}: has the splits {', '.join(splits)}; --split says which")
+    name = split or next(iter(splits))
+    if name not in splits:
+        raise DataError(f"{folder}: has no split {name!r}, only {', '.join(splits)}")
+    try:
+        # By its files, not by its name: the library's cache may hold another folder of the same name.
+        rows = load_dataset("parquet", data_files=splits[name], split="train")
+    except Exception as error:  # whatever the reader of the format happens to raise
+        raise DataError(f"{folder}: the split {name!r} cannot be read: {_first_line(error)}") from error
+    if not len(rows):
+        raise DataError(f"{folder}: the split {name!r} has no rows")
+    if missing := [column for column in COLUMNS if column not in rows.column_names]:
+        raise DataError(f"{folder}: has no column {', '.join(missing)}; evaluation needs {', '.join(COLUMNS)}")
+    return rows
+
+
+def load_model(folder: Path, device: str = "cpu") -> tuple[TrafficVLMForConditionalGeneration, TrafficVLMProcessor]:
+    """A model in float32 and evaluation mode, and its processor.
+
+    Raises:
+        DataError: a folder that is missing, has no weights or not all of them, or does not load.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: there is no such model folder")
+    if not (folder / "config.json").exists():
+        raise DataError(f"{folder}: has no config.json, so it is no model folder")
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
+        raise DataError(f"{folder}: has no weights (model.safetensors); train it first")
+    try:
+        model, loaded = TrafficVLMForConditionalGeneration.from_pretrained(
+            folder, dtype=torch.float32, output_loading_info=True
+        )
+        processor = TrafficVLMProcessor.from_pretrained(folder)
+    except Exception as error:  # of configuration, weights, tokenizer or image processor
+        raise DataError(f"{folder}: the model cannot be loaded: {_first_line(error)}") from error
+    if missing := sorted(loaded["missing_keys"]):
+        raise DataError(f"{folder}: the weights lack {len(missing)} tensors, {missing[0]} among them")
+    return model.eval().to(device), processor
+
+
+def write_temperature(folder: Path, temperature: float) -> None:
+    """Set the temperature of P(yes) in a model folder: in config.json, and in decision.json for pipelines.
+
+    Each file is replaced as a whole.
+    """
+    config = TrafficVLMConfig.from_pretrained(folder)
+    config.yes_no_temperature = temperature
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".temperature") as temporary:
+        config.save_pretrained(temporary)
+        for name in ("decision.json", "config.json"):
+            os.replace(Path(temporary) / name, folder / name)
+
+
+def _first_line(error: Any) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
