@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageFilter
 
-from .questions import Balancer, Question, ask
+from .questions import KINDS, Balancer, Question, ask
 from .scene import Scene
 
 
@@ -96,6 +96,7 @@ class TrafficCollator:
     Args:
         processor: a `TrafficVLMProcessor`.
         questions_per_image: at most so many questions are asked of each image.
+        kinds: of the question grammar, that are asked.
         training: augment, and ask anew each time the image comes up; else ask the row's own questions, as they stand.
         seed: with the number of the worker it decides what is drawn.
         balancer: keeps as many yes as no for each kind and class, over all that a worker collates.
@@ -109,6 +110,7 @@ class TrafficCollator:
 
     processor: Callable[..., Any]
     questions_per_image: int = 16
+    kinds: Sequence[str] = KINDS
     training: bool = True
     seed: int = 0
     rng: random.Random | None = field(default=None, repr=False)
@@ -155,7 +157,7 @@ class TrafficCollator:
         whole, known = row["image"].convert("RGB"), Scene.from_json(row["scene"])
         for cropped in (CROPPED, 0.0):
             image, scene = augment(whole, known, rng, cropped)
-            questions = ask(scene, rng, self.questions_per_image, self.balancer)
+            questions = ask(scene, rng, self.questions_per_image, self.balancer, self.kinds)
             if questions:
                 break
         return Prepared(image, questions, scene)
@@ -169,5 +171,5 @@ class TrafficCollator:
         if not questions and scene is not None:
             # When training is off, the same each time: by the row alone.
             dice = rng if self.training else random.Random(f"{self.seed}/{row['scene']}")
-            questions = ask(scene, dice, count)
+            questions = ask(scene, dice, count, kinds=self.kinds)
         return Prepared(change_light(image, rng) if self.training else image, questions, scene)

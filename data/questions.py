@@ -132,15 +132,21 @@ def enumerate_questions(scene: Scene) -> list[Truth]:
     return truths
 
 
-def ask(scene: Scene, rng: random.Random, count: int, balancer: Balancer | None = None) -> list[Question]:
-    """At most `count` questions of different facts, of kinds in the proportion of KIND_WEIGHTS.
+def ask(
+    scene: Scene,
+    rng: random.Random,
+    count: int,
+    balancer: Balancer | None = None,
+    kinds: Sequence[str] = KINDS,
+) -> list[Question]:
+    """At most `count` questions of different facts, of `kinds` in the proportion of KIND_WEIGHTS.
 
     There are fewer where less may be asked, or where the balance forbids more. The result depends on nothing but the
     arguments, the state of `rng` and of `balancer` included; without a balancer the scene is balanced by itself.
     """
     balancer = Balancer() if balancer is None else balancer
     view = View(scene)
-    weights = dict(KIND_WEIGHTS)
+    weights = {kind: KIND_WEIGHTS[kind] for kind in kinds}
     pools: dict[str, list[Key]] = {}
     taken: set[Key] = set()
     questions: list[Question] = []

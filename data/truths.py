@@ -205,7 +205,8 @@ class View:
             return tuple([seen.box for seen in found[1]])
         start, end = third[0] * self.scene.width, third[1] * self.scene.width
         cut = [(max(seen.box[0], start), seen.box[1], min(seen.box[2], end), seen.box[3]) for seen in found[1]]
-        return tuple(seen.box if seen.is_instance else box for seen, box in zip(found[1], cut))
+        boxes = [seen.box if seen.is_instance else box for seen, box in zip(found[1], cut)]
+        return tuple(box for box in boxes if box[0] < box[2])
 
     # What several kinds need
 

@@ -5,7 +5,7 @@ A folder that cannot be used is a `DataError`, the error of all input in this pr
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,15 @@ from ..processing_traffic_vlm import TrafficVLMProcessor
 from .predict import COLUMNS
 
 
+ASKED = ("image", "questions", "answers")  # what a dataset must have; the rest can be filled in
+
+
 def load_rows(folders: Sequence[Path], split: str | None = None, max_images: int | None = None) -> Dataset:
     """The rows of dataset folders, one after the other.
 
     Args:
-        folders: as `scripts/make_dataset.py` writes them.
+        folders: as `scripts/make_dataset.py` writes them; or images beside a `metadata.jsonl` with a file_name,
+            questions and answers in each line.
         split: name of the split; by default the only one that a folder has.
         max_images: take so many, drawn from all in an order that is always the same.
 
@@ -44,22 +48,54 @@ def _load_folder(folder: Path, split: str | None) -> Dataset:
     splits: dict[str, list[str]] = {}
     for path in sorted((folder / "data").glob("*-*.parquet")):
         splits.setdefault(path.name.rsplit("-", 1)[0], []).append(str(path))
-    if not splits:
-        raise DataError(f"{folder}: has no data/SPLIT-00000.parquet; scripts/make_dataset.py makes such folders")
+    listed = sorted(folder.glob("**/metadata.jsonl")) + sorted(folder.glob("**/metadata.csv"))
+    if not splits and not listed:
+        raise DataError(
+            f"{folder}: has neither data/SPLIT-00000.parquet, as scripts/make_dataset.py writes, nor images beside a "
+            "metadata.jsonl of file_name, questions and answers"
+        )
+    try:
+        if splits:
+            # By its files, not by its name: the library's cache may hold another folder of the same name.
+            name = _choose(folder, splits, split)
+            rows = load_dataset("parquet", data_files=splits[name], split="train")
+        else:
+            found = load_dataset("imagefolder", data_dir=str(folder))
+            rows = found[_choose(folder, found, split)]
+    except DataError:
+        raise
+    except Exception as error:  # whatever the reader of the format happens to raise
+        raise DataError(f"{folder}: the dataset cannot be read: {_first_line(error)}") from error
+    if not len(rows):
+        raise DataError(f"{folder}: the dataset has no rows")
+    if missing := [column for column in ASKED if column not in rows.column_names]:
+        raise DataError(f"{folder}: has no column {', '.join(missing)}; needed are {', '.join(ASKED)}")
+    return _fill(rows, folder.name)
+
+
+def _choose(folder: Path, splits: Collection[str], split: str | None) -> str:
     if split is None and len(splits) > 1:
         raise DataError(f"{folder}: has the splits {', '.join(splits)}; --split says which")
     name = split or next(iter(splits))
     if name not in splits:
         raise DataError(f"{folder}: has no split {name!r}, only {', '.join(splits)}")
-    try:
-        # By its files, not by its name: the library's cache may hold another folder of the same name.
-        rows = load_dataset("parquet", data_files=splits[name], split="train")
-    except Exception as error:  # whatever the reader of the format happens to raise
-        raise DataError(f"{folder}: the split {name!r} cannot be read: {_first_line(error)}") from error
-    if not len(rows):
-        raise DataError(f"{folder}: the split {name!r} has no rows")
-    if missing := [column for column in COLUMNS if column not in rows.column_names]:
-        raise DataError(f"{folder}: has no column {', '.join(missing)}; evaluation needs {', '.join(COLUMNS)}")
+    return name
+
+
+def _fill(rows: Dataset, source: str) -> Dataset:
+    """Adds the columns that questions written by people lack: each wording is a fact of its own."""
+    filled: dict[str, Callable[[int, list[str]], Any]] = {
+        "kinds": lambda number, questions: ["own"] * len(questions),
+        "labels": lambda number, questions: ["own"] * len(questions),
+        "facts": lambda number, questions: list(questions),
+        "source": lambda number, questions: source,
+        "image_id": lambda number, questions: str(number),
+    }
+    asked = None
+    for column, value in filled.items():
+        if column not in rows.column_names:
+            asked = asked if asked is not None else rows["questions"]
+            rows = rows.add_column(column, [value(number, questions) for number, questions in enumerate(asked)])
     return rows
 
 

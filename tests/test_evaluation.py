@@ -605,9 +605,9 @@ def broken_folder(tmp_path, what: str):
     "what, message",
     [
         ("missing", "no such dataset folder"),
-        ("empty", "has no data/"),
-        ("torn", "'val' cannot be read"),
-        ("no rows", "'val' (has no rows|cannot be read: .*no data)"),
+        ("empty", "has neither data/"),
+        ("torn", "the dataset cannot be read"),
+        ("no rows", "the dataset (has no rows|cannot be read: .*no data)"),
         ("no column", "has no column image"),
         ("two splits", "--split says which"),
     ],

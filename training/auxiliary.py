@@ -8,9 +8,11 @@ Both only shape the model: the linear layer is thrown away, and cross-attention 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import torch
+from safetensors import safe_open
 from torch import nn
 
 from ..data.scene import Scene
@@ -20,14 +22,19 @@ from ..data.targets import TARGETS, cell_targets
 CELL_HEAD = "cell_head"  # name of the extra layer; a checkpoint holds it, the finished model does not
 
 
-def add_cell_head(model: nn.Module) -> None:
-    """Give a full model the layer that reads the vision tokens cell by cell, unless it has one."""
-    if not hasattr(model, CELL_HEAD):
-        config = model.config
-        model.add_module(CELL_HEAD, nn.Linear(config.vision_config.hidden_size, len(TARGETS)))
+def add_cell_head(model: Any, folder: str | None = None) -> None:
+    """Give a full model the layer that reads its vision tokens cell by cell, that of a checkpoint or a new one."""
+    head = nn.Linear(model.config.vision_config.hidden_size, len(TARGETS))
+    weights = Path(folder or "") / "model.safetensors"
+    if folder and weights.is_file():
+        with safe_open(weights, "pt") as file:
+            names = [name for name in file.keys() if name.startswith(f"{CELL_HEAD}.")]  # noqa: SIM118
+            if names:
+                head.load_state_dict({name.split(".")[1]: file.get_tensor(name).float() for name in names})
+    model.add_module(CELL_HEAD, head)
 
 
-def remove_cell_head(model: nn.Module) -> None:
+def remove_cell_head(model: Any) -> None:
     """Take it away again: the finished model has no use for it."""
     if hasattr(model, CELL_HEAD):
         delattr(model, CELL_HEAD)
@@ -76,7 +83,7 @@ def recording(model: Any, words: tuple[torch.Tensor, torch.Tensor] | None) -> It
 
     def keep_map(module: Any, args: tuple[torch.Tensor, ...], output: Any) -> None:
         hidden_states, key = args[:2]
-        rows, columns = words
+        rows, columns = cast(tuple[torch.Tensor, torch.Tensor], words)
         query = module.q_proj(hidden_states[rows, columns]).unflatten(-1, (key.shape[1], -1, module.head_dim))
         scores = torch.einsum("nkgd,nkpd->nkgp", query, key[rows]).float() * module.scaling
         recorded.maps.append(scores.softmax(-1).mean((1, 2)))

@@ -28,9 +28,10 @@ class SupervisedCollator(TrafficCollator):
             return super().__call__(rows)
         rng = self.generator()
         pairs = [augment(row["image"].convert("RGB"), Scene.from_json(row["scene"]), rng) for row in rows]
-        pixels = self.processor(images=[image for image, _ in pairs], return_tensors="pt")
+        processor: Any = self.processor
+        pixels = processor(images=[image for image, _ in pairs], return_tensors="pt")
         cells = np.stack([cell_targets(scene, self.grid) for _, scene in pairs])
-        start = torch.full((len(rows), 1), self.processor.tokenizer.bos_token_id)
+        start = torch.full((len(rows), 1), processor.tokenizer.bos_token_id)
         return {"pixel_values": pixels["pixel_values"], "input_ids": start, "cell_targets": torch.from_numpy(cells)}
 
     def finish(self, batch: dict[str, torch.Tensor], prepared: list[Prepared]) -> dict[str, torch.Tensor]:
@@ -51,10 +52,7 @@ class SupervisedCollator(TrafficCollator):
         end = int(batch["question_ends"][row, number])
         inside = batch["segment_ids"][row, : end + 1] == batch["segment_ids"][row, end]
         words = [name.rsplit(" ", 1)[-1] for name in CLASSES[label][:2]]
-        ids = self.tokenizer_ids(tuple(words))
+        processor: Any = self.processor
+        ids = torch.tensor(processor.tokenizer.convert_tokens_to_ids(words))
         found = (torch.isin(batch["input_ids"][row, : end + 1], ids) & inside).nonzero()
         return int(found[0]) if len(found) else None
-
-    def tokenizer_ids(self, words: tuple[str, ...]) -> torch.Tensor:
-        tokenizer: Any = self.processor.tokenizer
-        return torch.tensor(tokenizer.convert_tokens_to_ids(list(words)))

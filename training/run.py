@@ -13,6 +13,9 @@ from transformers import AutoConfig, TrainingArguments
 from ..configuration_traffic_vlm import TrafficVLMConfig
 from ..data.dataset import synthetic_rows
 from ..data.mixture import Mixture, SyntheticRows
+from ..data.questions import KINDS
+from ..evaluation.folders import load_rows
+from ..evaluation.report import quick_metrics, spread
 from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from ..processing_traffic_vlm import TrafficVLMProcessor
 from .auxiliary import add_cell_head, cell_accuracy, remove_cell_head
@@ -41,45 +44,43 @@ class ModelOptions:
 class DataOptions:
     train_dataset: list[str] = field(
         default_factory=lambda: ["synthetic"],
-        metadata={"help": "folders made by make_dataset.py, or synthetic: rendered while training"},
+        metadata={"help": "folders of make_dataset.py or of your own, or synthetic: rendered while training"},
     )
     train_weights: list[float] | None = field(default=None, metadata={"help": "share of each train_dataset"})
     eval_dataset: list[str] = field(default_factory=list, metadata={"help": "folders; by default 64 synthetic images"})
     max_eval_images: int = field(default=500, metadata={"help": "at most so many of them all, evenly chosen"})
     images_per_epoch: int = field(default=8192, metadata={"help": "images between two checkpoints"})
     questions_per_image: int = field(default=8, metadata={"help": "0 trains the vision tower by its cells alone"})
+    kinds: list[str] = field(
+        default_factory=lambda: list(KINDS), metadata={"help": f"of questions to learn, of {' '.join(KINDS)}"}
+    )
     cell_weight: float = field(default=1.0, metadata={"help": "of the loss on what each cell of the image shows"})
     attention_weight: float = field(default=0.1, metadata={"help": "of the loss on where asked words look"})
 
 
-def load_rows(folder: str) -> Any:
-    """Rows of one dataset folder, or rendered scenes.
-
-    Raises:
-        ValueError: there is no such folder, or it holds no rows.
-    """
-    from datasets import load_dataset
-
-    if folder == "synthetic":
-        return SyntheticRows()
-    if not Path(folder).is_dir():
-        raise ValueError(f"there is no dataset folder {folder!r}; make one with scripts/make_dataset.py")
-    [rows] = load_dataset(folder).values()
-    if not len(rows):
-        raise ValueError(f"the dataset {folder!r} is empty")
-    return rows
+def open_dataset(folder: str) -> Any:
+    """Rows of one dataset folder, or scenes that are rendered when they are asked for."""
+    return SyntheticRows() if folder == "synthetic" else load_rows([Path(folder)])
 
 
-def choose_rows(folders: list[str], most: int) -> list[dict[str, Any]]:
-    """At most so many rows, the same number of each folder, at even distances."""
+def choose_rows(folders: list[str], most: int) -> Any:
+    """At most so many rows, the same number of each folder, at even distances; rendered scenes without a folder."""
     if not folders:
         return synthetic_rows(first_seed=1 << 40, num_images=min(most, 64))
-    chosen = []
-    for folder in folders:
-        rows = load_rows(folder)
-        count = min(len(rows), max(1, most // len(folders)))
-        chosen += [rows[index * len(rows) // count] for index in range(count)]
-    return chosen
+    share = max(1, most // len(folders))
+    return [row for folder in folders for row in spread(load_rows([Path(folder)]), share)]
+
+
+def check_words(rows: Any, processor: Any) -> None:
+    """Raise a ValueError that names the words of questions or answers, written by people, that are not known."""
+    if "scene" in getattr(rows, "column_names", ("scene",)):
+        return  # asked by the grammar, which knows the words
+    texts = {text for column in ("questions", "answers") for row in rows[column] for text in row}
+    if unknown := processor.unknown_words(sorted(texts)):
+        raise ValueError(
+            f"{len(unknown)} words of the questions and answers are not among the 500 of the vocabulary: "
+            f"{', '.join(unknown[:20])}"
+        )
 
 
 def build_model(options: ModelOptions) -> Any:
@@ -153,7 +154,9 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     if model_options.lora_rank:
         model = add_lora(model, model_options.lora_rank)
     elif data_options.cell_weight:
-        add_cell_head(model)
+        add_cell_head(model, model_options.model_name_or_path)
+    if unknown := set(data_options.kinds) - set(KINDS):
+        raise ValueError(f"--kinds has {', '.join(sorted(unknown))}; known are {', '.join(KINDS)}")
     thaw = model_options.thaw_after_epochs
     if model_options.freeze_vision and thaw is None:
         unwrap(model).model.vision_tower.requires_grad_(False)
@@ -161,16 +164,18 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         raise ValueError(
             "--thaw_after_epochs needs one process; on several, train twice: frozen, then from the result"
         )
-    rows = [load_rows(folder) for folder in data_options.train_dataset]
+    rows = [open_dataset(folder) for folder in data_options.train_dataset]
+    for part in rows:
+        check_words(part, processor)
     mixture = Mixture(rows, data_options.train_weights, data_options.images_per_epoch, arguments.seed)
     eval_rows = choose_rows(data_options.eval_dataset, data_options.max_eval_images)
-    collator = SupervisedCollator(processor, data_options.questions_per_image, seed=arguments.seed, grid=grid)
+    collator = SupervisedCollator(
+        processor, data_options.questions_per_image, data_options.kinds, seed=arguments.seed, grid=grid
+    )
 
     def figures(model: Any, rows: list[dict[str, Any]]) -> dict[str, float]:
         if not data_options.questions_per_image:
             return cell_accuracy(model, processor, rows, grid, arguments.per_device_eval_batch_size)
-        from ..evaluation.report import quick_metrics
-
         return quick_metrics(model, processor, rows, arguments.per_device_eval_batch_size)
 
     trainer = TrafficTrainer(
