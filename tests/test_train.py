@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from hub_stand_in import TOKEN, HubStandIn
 from tiny import ROOT, TINY_TEXT
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
@@ -44,9 +45,11 @@ def start(tmp_path_factory) -> Path:
     return folder
 
 
-def run(start: Path, output: Path, *options: str, launcher: list[str] | None = None) -> subprocess.CompletedProcess:
+def run(
+    start: Path, output: Path, *options: str, launcher: list[str] | None = None, **variables: str
+) -> subprocess.CompletedProcess:
     """scripts/train.py in a process of its own."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
     command = [*(launcher or [sys.executable]), str(ROOT / "scripts/train.py"), "--output_dir", str(output)]
     command += ["--model_name_or_path", str(start), *FAST, *options]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
@@ -130,6 +133,17 @@ def test_ways_to_train(start, tmp_path, options):
     tower = {name for name in changed if "vision_tower" in name}
     assert bool(tower) == ("--lora_rank" not in options)
     assert bool(changed - tower) or options[0] == "--questions_per_image"
+
+
+def test_the_finished_folder_goes_to_the_hub(start, tmp_path):
+    with HubStandIn() as hub:
+        push = ["--push_to_hub", "true", "--hub_model_id", "me/tuned", "--hub_token", TOKEN]
+        result = run(start, tmp_path / "out", "--num_train_epochs", "1", *push, **hub.environment(tmp_path / "home"))
+        assert result.returncode == 0, result.stderr[-2000:]
+        pushed = hub.repos["me/tuned"].files()
+    assert pushed["model.safetensors"] == (tmp_path / "out" / "model.safetensors").read_bytes()
+    assert {"README.md", "LICENSE", "config.json", "processor_config.json", "modeling_traffic_vlm.py"} <= pushed.keys()
+    assert not any("checkpoint" in name or "optimizer" in name for name in pushed)
 
 
 def test_a_frozen_tower_thaws(start, tmp_path):

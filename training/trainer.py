@@ -53,6 +53,7 @@ class TrafficTrainer(Trainer):
         words = None
         if self.attention_weight and look_at is not None:
             words = look_at.any(-1).nonzero(as_tuple=True)
+        inputs["use_cache"] = False
         with recording(full, words) as recorded:
             if "labels" in inputs:
                 loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
