@@ -169,6 +169,10 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         add_cell_head(model, model_options.model_name_or_path)
     if unknown := set(data_options.kinds) - set(KINDS):
         raise ValueError(f"--kinds has {', '.join(sorted(unknown))}; known are {', '.join(KINDS)}")
+    if not data_options.questions_per_image:
+        unwrap(model).requires_grad_(False)
+        for part in (unwrap(model).model.vision_tower, unwrap(model).cell_head):
+            part.requires_grad_(True)
     thaw = model_options.thaw_after_epochs
     if model_options.freeze_vision and thaw is None:
         unwrap(model).model.vision_tower.requires_grad_(False)

@@ -59,8 +59,7 @@ class TrafficTrainer(Trainer):
                 loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
                 self._count_answers(outputs.logits, inputs["labels"])
             else:  # no questions: the tower alone learns
-                outputs = model(**inputs)
-                loss = 0.0 * outputs.logits[..., -1].sum()
+                outputs, loss = model(**inputs), torch.zeros((), device=self.args.device)
         # The library has divided by the number of accumulated passes already where it counted their tokens.
         share = 1.0 if num_items_in_batch is None else 1.0 / self.current_gradient_accumulation_steps
         with self.accelerator.autocast():
