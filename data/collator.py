@@ -113,6 +113,7 @@ class TrafficCollator:
     kinds: Sequence[str] = KINDS
     training: bool = True
     seed: int = 0
+    epoch: int = field(default=0, repr=False)
     rng: random.Random | None = field(default=None, repr=False)
     balancer: Balancer = field(default_factory=Balancer, repr=False)
 
@@ -139,11 +140,15 @@ class TrafficCollator:
         )
         return self.finish(dict(batch), prepared)
 
+    def start_epoch(self, epoch: int) -> None:
+        """Forget what was drawn and asked so far: an epoch is the same whether or not others went before it."""
+        self.epoch, self.rng, self.balancer = epoch, None, Balancer()
+
     def generator(self) -> random.Random:
         """The random numbers of this worker."""
         if self.rng is None:
             worker = torch.utils.data.get_worker_info()
-            self.rng = random.Random(f"{self.seed}/{0 if worker is None else worker.seed}")
+            self.rng = random.Random(f"{self.seed}/{self.epoch}/{0 if worker is None else worker.seed}")
         return self.rng
 
     def finish(self, batch: dict[str, torch.Tensor], prepared: list[Prepared]) -> dict[str, torch.Tensor]:

@@ -193,6 +193,12 @@ def write_whole(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def render_row(seed: int) -> dict[str, Any]:
+    """A rendered scene as a row that the collator asks about: image (PIL), scene, source, image_id."""
+    image, scene = render(seed)
+    return {"image": image, "scene": scene.to_json(), "source": scene.source, "image_id": scene.image_id}
+
+
 class SyntheticStream(torch.utils.data.IterableDataset):
     """Endless synthetic rows without files, for `Trainer(max_steps=...)` and `TrafficCollator`.
 
@@ -209,8 +215,7 @@ class SyntheticStream(torch.utils.data.IterableDataset):
         start, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
         number = start
         while self.num_images is None or number < self.num_images:
-            image, scene = render(self.first_seed + number)
-            yield {"image": image, "scene": scene.to_json(), "source": scene.source, "image_id": scene.image_id}
+            yield render_row(self.first_seed + number)
             number += step
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .synthetic import render
+from .dataset import render_row
 
 
 class SyntheticRows(torch.utils.data.Dataset):
@@ -25,8 +25,7 @@ class SyntheticRows(torch.utils.data.Dataset):
         return self.num_images
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        image, scene = render(self.first_seed + index)
-        return {"image": image, "scene": scene.to_json(), "source": scene.source, "image_id": scene.image_id}
+        return render_row(self.first_seed + index)
 
 
 class Mixture(torch.utils.data.Dataset):

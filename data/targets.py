@@ -9,6 +9,7 @@ annotations know more, for each of the 196 cells.
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -96,3 +97,17 @@ def word_cells(
                 cells &= np.sum(masks, axis=0) >= CLEAR / 2
             if cells.any():
                 yield number, question.label, cells.ravel()
+
+
+def class_words(label: str) -> tuple[str, str]:
+    """The words that tell a class in a question: the last of its name, singular and plural."""
+    singular, plural, _ = CLASSES[label]
+    return singular.rsplit(" ", 1)[-1], plural.rsplit(" ", 1)[-1]
+
+
+def find_word(processor: Any, input_ids: Sequence[int], label: str) -> int | None:
+    """The first place in a question that holds a word of a class; None if there is none."""
+    if label not in CLASSES:
+        return None
+    wanted = set(processor.tokenizer.convert_tokens_to_ids(list(class_words(label))))
+    return next((place for place, token in enumerate(input_ids) if token in wanted), None)

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from ..data.questions import enumerate_questions
 from ..data.scene import CLASSES, Scene
+from ..data.targets import find_word
 from ..data.truths import Box
 from ..images_traffic_vlm import to_rgb
 from .predict import batches, encode, pack
@@ -89,15 +90,6 @@ def judge(target: Target, weights: torch.Tensor) -> Pointed:
     centre = cells[(rows - 1) // 2 : rows // 2 + 1, (columns - 1) // 2 : columns // 2 + 1]
     strongest = cells[weights == weights.max()]
     return Pointed(target.source, target.label, strongest.mean().item(), centre.mean().item(), cells.mean().item())
-
-
-def find_word(processor: Any, input_ids: Sequence[int], label: str) -> int | None:
-    """The first place in a question that holds the last word of a class, singular or plural; None if there is none."""
-    if label not in CLASSES:
-        return None
-    words = [name.rsplit(" ", 1)[-1] for name in CLASSES[label][:2]]
-    wanted = set(processor.tokenizer.convert_tokens_to_ids(words))
-    return next((place for place, token in enumerate(input_ids) if token in wanted), None)
 
 
 @torch.no_grad()

@@ -23,7 +23,6 @@ from ..images_traffic_vlm import to_rgb
 
 COLUMNS = ("image", "questions", "answers", "kinds", "labels", "facts", "source", "image_id")
 QUESTIONS_PER_ROW = 32  # packed together; attention's square stays small beside the rest
-ROWS_AT_ONCE = 64
 SHORT_ANSWER = 4  # tokens; longer ones are generated apart, so that "red" does not wait for a whole sentence
 
 Transform = Callable[[Image.Image], Image.Image]
@@ -218,25 +217,24 @@ def pack(images: Sequence[int]) -> list[tuple[int, list[int]]]:
 
 
 def _score(model: Any, processor: Any, encoded: Any, asked: list[_Asked]) -> list[tuple[float, float]]:
-    """Margin and P(yes) of each question, packed into rows of one image each."""
-    results: list[tuple[float, float]] = [(0.0, 0.0)] * len(asked)
-    packs = pack([one.image for one in asked])
+    """Margin and P(yes) of each question, packed into a row for each image."""
+    if not asked:
+        return []
+    rows: dict[int, list[int]] = {}  # numbers of the questions about each image
+    for number in sorted(range(len(asked)), key=lambda number: asked[number].image):
+        rows.setdefault(asked[number].image, []).append(number)
+    text = [[asked[number].question for number in numbers] for numbers in rows.values()]
+    inputs = processor(text=text, packed=True, on_unknown="ignore", return_tensors="pt").to(model.device)
+    image_index = torch.tensor(list(rows), device=model.device)
+    logits = torch.cat(model.question_logits(**inputs, encoded_images=encoded, image_index=image_index)).float()
     text_config = model.config.get_text_config()
-    for start in range(0, len(packs), ROWS_AT_ONCE):
-        chosen = packs[start : start + ROWS_AT_ONCE]
-        text = [[asked[number].question for number in numbers] for _, numbers in chosen]
-        inputs = processor(text=text, packed=True, on_unknown="ignore", return_tensors="pt").to(model.device)
-        ends = inputs.pop("question_ends")
-        image_index = torch.tensor([image for image, _ in chosen], device=model.device)
-        outputs = model(**inputs, encoded_images=encoded, image_index=image_index, use_cache=False)
-        row, question = (ends >= 0).nonzero(as_tuple=True)
-        logits = outputs.logits[row, ends[row, question]].float()  # [questions,V]
-        margins = logits[:, text_config.yes_token_id] - logits[:, text_config.no_token_id]
-        numbers = [number for _, numbers in chosen for number in numbers]
-        for number, margin, probability in zip(numbers, margins.tolist(), model.yes_probability(logits).tolist()):
-            if not math.isfinite(margin):
-                raise FloatingPointError(f"the model answers {asked[number].question!r} with l_yes - l_no = {margin}")
-            results[number] = (margin, probability)
+    margins = logits[:, text_config.yes_token_id] - logits[:, text_config.no_token_id]
+    results: list[tuple[float, float]] = [(0.0, 0.0)] * len(asked)
+    numbers = [number for row in rows.values() for number in row]
+    for number, margin, probability in zip(numbers, margins.tolist(), model.yes_probability(logits).tolist()):
+        if not math.isfinite(margin):
+            raise FloatingPointError(f"the model answers {asked[number].question!r} with l_yes - l_no = {margin}")
+        results[number] = (margin, probability)
     return results
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 
 ROOT = Path(__file__).resolve().parent.parent
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif"}
 
 
 def parse() -> argparse.Namespace:
@@ -39,7 +38,10 @@ def find_images(name: str) -> list[Path]:
     """
     path = Path(name)
     if path.is_dir():
-        found = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
+        from traffic_vlm.data.readers import IMAGE_SUFFIXES
+
+        suffixes = IMAGE_SUFFIXES | {".gif"}
+        found = sorted(file for file in path.iterdir() if file.suffix.lower() in suffixes)
     elif path.exists():
         return [path]
     else:

@@ -7,12 +7,13 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from ..data.scene import CLASSES
+from ..data.targets import class_words
 from ..images_traffic_vlm import to_rgb
 
 
 HEAT = (255, 120, 0)
 STRONG = 8.0  # times an even share of attention, from which the colour is full
-NOUNS = {name.rsplit(" ", 1)[-1] for names in CLASSES.values() for name in names[:2]}
+NOUNS = {word for label in CLASSES for word in class_words(label)}
 CAPTION = 22  # pixels under each picture
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tiny import ROOT, tiny_model
+from tiny import ROOT, save_folder, tiny_model
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.serving.answerer import Answerer
 from traffic_vlm.serving.overlay import asked_word, draw_overlay, heat_over
@@ -22,11 +22,7 @@ QUESTIONS = ["Is there a car?", "What color is the traffic light?", "Please desc
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A tiny model that says yes or no to some questions and words to others."""
-    folder = tmp_path_factory.mktemp("model")
-    tiny_model().save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "processor_config.json", "chat_template.jinja"):
-        shutil.copy(ROOT / name, folder)
-    return folder
+    return save_folder(tiny_model(), tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +52,11 @@ def test_yes_and_no_are_those_of_score_yes_no(answerer, picture, monkeypatch):
     assert [len(row) for row in answers] == [4, 1]
     assert {answer.answer for row in answers for answer in row} == {"yes"}
     assert all(answer.probability == answer.yes_probability for row in answers for answer in row)
+    inputs = answerer.processor(
+        images=[picture, Image.new("RGB", (50, 40))], text=[QUESTIONS, QUESTIONS[:1]], packed=True, return_tensors="pt"
+    )
+    for row, scores in zip(answers, answerer.model.score_yes_no(**inputs)):
+        assert [answer.yes_probability for answer in row] == pytest.approx(scores.tolist(), abs=1e-5)
 
 
 def test_words_are_those_of_generate(answerer, picture):

@@ -21,6 +21,7 @@ from traffic_vlm.data.phrases import phrasings
 from traffic_vlm.data.questions import Balancer, Question, ask
 from traffic_vlm.data.readers import DataError
 from traffic_vlm.data.scene import Scene, SceneObject
+from traffic_vlm.data.targets import find_word
 from traffic_vlm.evaluation.baselines import Majority, mean_image
 from traffic_vlm.evaluation.folders import load_model, load_rows, write_temperature
 from traffic_vlm.evaluation.metrics import (
@@ -37,7 +38,7 @@ from traffic_vlm.evaluation.metrics import (
     yes_probability,
 )
 from traffic_vlm.evaluation.perplexity import perplexity
-from traffic_vlm.evaluation.pointing import Target, find_targets, find_word, hit_cells, judge, point, word_maps
+from traffic_vlm.evaluation.pointing import Target, find_targets, hit_cells, judge, point, word_maps
 from traffic_vlm.evaluation.predict import Prediction, predict
 from traffic_vlm.evaluation.report import Options, calibration, evaluate_model, quick_metrics, spread
 from traffic_vlm.evaluation.robustness import agree, corruptions, phrasing_agreement, reword

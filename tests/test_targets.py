@@ -11,7 +11,7 @@ from traffic_vlm.data.mixture import Mixture, SyntheticRows
 from traffic_vlm.data.questions import Question
 from traffic_vlm.data.scene import CLASSES, Scene, SceneObject
 from traffic_vlm.data.synthetic import render
-from traffic_vlm.data.targets import TARGETS, cell_targets, coverage, resample, word_cells
+from traffic_vlm.data.targets import TARGETS, cell_targets, class_words, coverage, resample, word_cells
 from traffic_vlm.training.auxiliary import attention_loss, cell_loss
 from traffic_vlm.training.collator import SupervisedCollator
 
@@ -84,7 +84,7 @@ def test_batches_point_at_the_right_word(processor):
     assert batch["cell_targets"].shape == (3, 196, len(TARGETS))
     looked = batch["attention_targets"].any(-1).nonzero()
     assert len(looked) > 0
-    nouns = {word.rsplit(" ", 1)[-1] for names in CLASSES.values() for word in names[:2]}
+    nouns = {word for label in CLASSES for word in class_words(label)}
     for row, column in looked.tolist():
         assert processor.tokenizer.convert_ids_to_tokens(int(batch["input_ids"][row, column])) in nouns
         assert batch["labels"][row, column] == -100  # a word of the question, not of the answer

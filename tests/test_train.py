@@ -13,20 +13,13 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from hub_stand_in import TOKEN, HubStandIn
-from tiny import ROOT, TINY_TEXT
+from tiny import ROOT, TINY_TEXT, TINY_TOWER, save_folder
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.training.run import last_checkpoint
 
 
-TOWER = {
-    "conv_widths": [8, 8, 12, 16],
-    "conv_depths": [1, 1, 1],
-    "hidden_size": 24,
-    "intermediate_size": 32,
-    "num_attention_heads": 2,
-    "image_size": 64,
-}
+TOWER = TINY_TOWER | {"image_size": 64}
 FAST = ["--use_cpu", "--images_per_epoch", "8", "--per_device_train_batch_size", "4", "--questions_per_image", "4"]
 FAST += ["--max_eval_images", "24", "--logging_steps", "1", "--dataloader_num_workers", "0", "--learning_rate", "1e-3"]
 FAST += ["--warmup_steps", "0", "--lr_scheduler_type", "constant", "--report_to", "none"]
@@ -35,14 +28,9 @@ FAST += ["--warmup_steps", "0", "--lr_scheduler_type", "constant", "--report_to"
 @pytest.fixture(scope="module")
 def start(tmp_path_factory) -> Path:
     """A folder with a tiny model and the project's processor."""
-    folder = tmp_path_factory.mktemp("start")
     torch.manual_seed(0)
-    TrafficVLMForConditionalGeneration(TrafficVLMConfig(TOWER, TINY_TEXT | {"hidden_dropout": 0.1})).save_pretrained(
-        folder
-    )
-    for name in ("tokenizer.json", "tokenizer_config.json", "processor_config.json", "chat_template.jinja"):
-        shutil.copy(ROOT / name, folder)
-    return folder
+    config = TrafficVLMConfig(TOWER, TINY_TEXT | {"hidden_dropout": 0.1})
+    return save_folder(TrafficVLMForConditionalGeneration(config), tmp_path_factory.mktemp("start"))
 
 
 def run(
@@ -86,15 +74,18 @@ print(inputs["pixel_values"].shape[-1], float(model.score_yes_no(**inputs)[0]))
     assert loaded.stdout.startswith("64 0."), loaded.stderr[-2000:]
 
 
-def test_a_stopped_run_ends_as_one_that_never_stopped(start, tmp_path):
-    whole = run(start, tmp_path / "whole", "--num_train_epochs", "2")
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_stopped_run_ends_as_one_that_never_stopped(start, tmp_path, workers):
+    # The last weights, not the best: the best may be those of before the stop.
+    options = ["--num_train_epochs", "2", "--load_best_model_at_end", "false", "--dataloader_num_workers", workers]
+    whole = run(start, tmp_path / "whole", *options)
     assert whole.returncode == 0, whole.stderr[-2000:]
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
     stopped = tmp_path / "stopped"
     (stopped / "model.safetensors").unlink()
     # As if killed while the second checkpoint was being written: its last file is not there.
     (stopped / "checkpoint-4" / "trainer_state.json").unlink()
-    again = run(start, stopped, "--num_train_epochs", "2")
+    again = run(start, stopped, *options)
     assert again.returncode == 0, again.stderr[-2000:]
     first, second = weights(tmp_path / "whole"), weights(stopped)
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -210,6 +201,7 @@ def test_images_with_questions_of_your_own(start, tmp_path):
         (["--learning_rate", "1e30", "--max_grad_norm", "0", "--num_train_epochs", "3"], "the loss is"),
         (["--train_weights", "1", "2"], "1 datasets need as many positive weights, got [1.0, 2.0]"),
         (["--image_size", "60"], "image_size=60"),
+        (["--questions_per_image", "0", "--cell_weight", "0"], "learns cells alone"),
         (["--model_name_or_path", "no/such/model"], "no/such/model"),
     ],
 )

@@ -3,19 +3,10 @@
 import pytest
 import torch
 
-from tiny import TINY_TEXT
+from tiny import TINY_TEXT, TINY_TOWER
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.vision_traffic_vlm import TrafficVLMConvBlock, TrafficVLMVisionModel, cell_coordinates
-
-
-TINY_TOWER = {
-    "conv_widths": [8, 8, 12, 16],
-    "conv_depths": [1, 2, 1],
-    "hidden_size": 24,
-    "intermediate_size": 32,
-    "num_attention_heads": 2,
-}
 
 
 def tiny_tower(seed: int = 0, **fields) -> TrafficVLMVisionModel:

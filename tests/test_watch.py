@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from clips import RATE, TCPServer, encode, grays, quiet
-from tiny import ROOT, tiny_model
+from tiny import ROOT, save_folder, tiny_model
 from traffic_vlm.serving import timeline, video, watcher
 from traffic_vlm.serving.annotation import AnnotatedVideo, annotate, video_size
 from traffic_vlm.serving.answerer import Answerer
@@ -327,11 +327,7 @@ def test_a_pedestrian_who_enters_and_leaves_is_an_event_at_that_time(tmp_path):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    tiny_model().save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "processor_config.json", "chat_template.jinja"):
-        shutil.copy(ROOT / name, folder)
-    return folder
+    return save_folder(tiny_model(), tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

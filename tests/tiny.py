@@ -1,5 +1,6 @@
 """Small seeded models for the tests: the full model's shapes at a thousandth of its size."""
 
+import shutil
 from pathlib import Path
 
 import torch
@@ -20,6 +21,13 @@ TINY_TEXT = {
     "hidden_dropout": 0.0,
     # Larger than in training, so that what the tests compare is not lost in the last digits.
     "initializer_range": 0.3,
+}
+TINY_TOWER = {
+    "conv_widths": [8, 8, 12, 16],
+    "conv_depths": [1, 2, 1],
+    "hidden_size": 24,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
 }
 TINY_VISION = {
     "model_type": "siglip_vision_model",
@@ -48,6 +56,14 @@ def tiny_decoder(seed: int = 0, **fields) -> TrafficVLMTextModel:
 def tiny_model(seed: int = 0, **fields) -> TrafficVLMForConditionalGeneration:
     torch.manual_seed(seed)
     return TrafficVLMForConditionalGeneration(tiny_config(**fields)).eval()
+
+
+def save_folder(model: TrafficVLMForConditionalGeneration, folder: Path) -> Path:
+    """A model folder: the model, and the processor of the repository."""
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "processor_config.json", "chat_template.jinja"):
+        shutil.copy(ROOT / name, folder)
+    return folder
 
 
 def random_ids(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from ..data.collator import Prepared, TrafficCollator, augment
-from ..data.scene import CLASSES, Scene
-from ..data.targets import TARGETS, cell_targets, word_cells
+from ..data.scene import Scene
+from ..data.targets import TARGETS, cell_targets, find_word, word_cells
 
 
 @dataclass
@@ -42,17 +42,9 @@ class SupervisedCollator(TrafficCollator):
                 continue
             cells[row] = cell_targets(item.scene, self.grid)
             for number, label, filled in word_cells(item.questions, item.scene, self.grid):
-                column = self._find_word(batch, row, number, label)
-                if column is not None:
-                    look_at[row, column] = torch.from_numpy(filled)
+                end = int(batch["question_ends"][row, number])
+                inside = (batch["segment_ids"][row, : end + 1] == batch["segment_ids"][row, end]).nonzero().flatten()
+                place = find_word(self.processor, batch["input_ids"][row, inside].tolist(), label)
+                if place is not None:
+                    look_at[row, inside[place]] = torch.from_numpy(filled)
         return batch | {"cell_targets": torch.from_numpy(cells), "attention_targets": look_at}
-
-    def _find_word(self, batch: dict[str, torch.Tensor], row: int, number: int, label: str) -> int | None:
-        """The first column in a question that holds the (last) word of a class, singular or plural."""
-        end = int(batch["question_ends"][row, number])
-        inside = batch["segment_ids"][row, : end + 1] == batch["segment_ids"][row, end]
-        words = [name.rsplit(" ", 1)[-1] for name in CLASSES[label][:2]]
-        processor: Any = self.processor
-        ids = torch.tensor(processor.tokenizer.convert_tokens_to_ids(words))
-        found = (torch.isin(batch["input_ids"][row, : end + 1], ids) & inside).nonzero()
-        return int(found[0]) if len(found) else None

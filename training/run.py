@@ -21,7 +21,7 @@ from ..processing_traffic_vlm import TrafficVLMProcessor
 from ..publishing.hub import publish
 from .auxiliary import add_cell_head, cell_accuracy, remove_cell_head
 from .collator import SupervisedCollator
-from .trainer import FreezeTower, TrafficTrainer, unwrap
+from .trainer import FreezeTower, StartEpoch, TrafficTrainer, unwrap
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -170,10 +170,12 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     if unknown := set(data_options.kinds) - set(KINDS):
         raise ValueError(f"--kinds has {', '.join(sorted(unknown))}; known are {', '.join(KINDS)}")
     if not data_options.questions_per_image:
+        if model_options.lora_rank or not data_options.cell_weight:
+            raise ValueError("--questions_per_image 0 learns cells alone: it needs --cell_weight above 0 and no LoRA")
         unwrap(model).requires_grad_(False)
         for part in (unwrap(model).model.vision_tower, unwrap(model).cell_head):
             part.requires_grad_(True)
-    thaw = model_options.thaw_after_epochs
+    thaw = model_options.thaw_after_epochs if model_options.freeze_vision else None
     if model_options.freeze_vision and thaw is None:
         unwrap(model).model.vision_tower.requires_grad_(False)
     elif model_options.freeze_vision and arguments.world_size > 1:
@@ -204,7 +206,7 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         attention_weight=data_options.attention_weight,
         evaluator=figures,
         processing_class=processor,
-        callbacks=[FreezeTower(thaw)] if model_options.freeze_vision and thaw is not None else None,
+        callbacks=[StartEpoch(collator), *([FreezeTower(thaw)] if thaw is not None else [])],
     )
     checkpoint = arguments.resume_from_checkpoint or last_checkpoint(folder)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

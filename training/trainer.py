@@ -40,7 +40,7 @@ class TrafficTrainer(Trainer):
     ):
         super().__init__(*args, **kwargs)
         self.cell_weight, self.attention_weight, self.evaluator = cell_weight, attention_weight, evaluator
-        self.sums: dict[str, list[float]] = {}  # since the last log: sum and number
+        self.sums: dict[str, tuple[Any, Any]] = {}  # since the last log: sum and number
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -65,11 +65,11 @@ class TrafficTrainer(Trainer):
         with self.accelerator.autocast():
             if self.cell_weight and cells is not None:
                 extra = cell_loss(getattr(full, CELL_HEAD)(recorded.tokens), cells)
-                self._add("cell_loss", extra.item())
+                self._add("cell_loss", extra)
                 loss = loss + self.cell_weight * share * extra
             if words is not None:
                 extra = attention_loss(recorded.mean_map(), look_at[words])
-                self._add("attention_loss", extra.item())
+                self._add("attention_loss", extra)
                 loss = loss + self.attention_weight * share * extra
         if not math.isfinite(loss.item()):
             raise FloatingPointError(
@@ -85,21 +85,22 @@ class TrafficTrainer(Trainer):
         truth, guess = labels[:, 1:], logits[:, :-1]
         learned = truth >= 0
         entropy = torch.nn.functional.cross_entropy(guess[learned].float(), truth[learned], reduction="sum")
-        self._add("answer_loss", entropy.item(), int(learned.sum()))
+        self._add("answer_loss", entropy, learned.sum())
         decided = (truth == text.yes_token_id) | (truth == text.no_token_id)
         yes = guess[decided][:, text.yes_token_id] > guess[decided][:, text.no_token_id]
         right = yes == (truth[decided] == text.yes_token_id)
-        self._add("yes_no_accuracy", float(right.sum()), int(decided.sum()))
+        self._add("yes_no_accuracy", right.sum(), decided.sum())
 
-    def _add(self, name: str, value: float, count: int = 1) -> None:
-        sums = self.sums.setdefault(name, [0.0, 0])
-        sums[0] += value
-        sums[1] += count
+    def _add(self, name: str, value: torch.Tensor, count: torch.Tensor | int = 1) -> None:
+        """Kept as tensors until the next log: reading a number makes a GPU wait."""
+        total, number = self.sums.get(name, (0.0, 0))
+        self.sums[name] = (total + value.detach(), number + count)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Adds our figures to those of the library; `words` is exp(loss), the words that it is choosing between."""
         if "loss" in logs:
-            logs = logs | {name: round(total / max(1, count), 4) for name, (total, count) in self.sums.items()}
+            means = {name: float(total) / max(1, int(count)) for name, (total, count) in self.sums.items()}
+            logs = logs | {name: round(mean, 4) for name, mean in means.items()}
             if "answer_loss" in logs:
                 logs["words"] = round(math.exp(min(logs["answer_loss"], 50.0)), 3)  # of 500
             self.sums = {}
@@ -126,6 +127,16 @@ class TrafficTrainer(Trainer):
         self.log(metrics)
         self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+
+class StartEpoch(TrainerCallback):
+    """Begin each epoch of a collator anew, so that a run that was stopped goes on as if it never had been."""
+
+    def __init__(self, collator: Any):
+        self.collator = collator
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.collator.start_epoch(round(state.epoch or 0))
 
 
 class FreezeTower(TrainerCallback):
