@@ -12,7 +12,7 @@ from traffic_vlm.data.questions import Question
 from traffic_vlm.data.scene import CLASSES, Scene, SceneObject
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.data.targets import TARGETS, cell_targets, class_words, coverage, resample, word_cells
-from traffic_vlm.training.auxiliary import attention_loss, cell_loss
+from traffic_vlm.training.auxiliary import CellHead, attention_loss, cell_loss, image_loss, image_targets
 from traffic_vlm.training.collator import SupervisedCollator
 
 
@@ -97,12 +97,38 @@ def test_without_questions_there_are_cells_only(processor):
     assert batch["input_ids"].tolist() == [[2], [2]]
 
 
+def focal(probability: float) -> float:
+    """Of a cell whose true answer has this probability."""
+    return -((1 - probability) ** 2) * math.log(probability)
+
+
 def test_cell_loss_weighs_what_is_rare_as_what_is_common():
-    targets = torch.tensor([[1, 0, 0, 0, -1]]).reshape(1, 5, 1)
-    logits = torch.tensor([[0.0, 2.0, 2.0, 2.0, 50.0]]).reshape(1, 5, 1)  # the unknown cell costs nothing
-    expected = (math.log(2) + math.log(1 + math.exp(2.0))) / 2
+    """Two targets, in 1 and in 2 of 4 cells, each cell at P = 0.75 of holding them; and one that nobody knows."""
+    targets = torch.tensor([[[1, 1, -1], [0, 1, -1], [0, 0, -1], [0, 0, -1]]], dtype=torch.int8)
+    logits = torch.full(targets.shape, math.log(3.0))
+    expected = ((focal(0.75) + 3 * focal(0.25)) / 1 + (2 * focal(0.75) + 2 * focal(0.25)) / 2) / 2
     assert cell_loss(logits, targets).item() == pytest.approx(expected)
     assert cell_loss(logits, torch.full_like(targets, -1)).item() == 0
+
+
+def test_image_targets_are_no_only_where_every_cell_is_known():
+    cells = torch.tensor([[[1, 0, 0], [0, 0, -1]], [[-1, -1, 0], [1, 0, 0]]], dtype=torch.int8)
+    assert image_targets(cells).tolist() == [[1, 0, -1], [1, -1, 0]]
+
+
+def test_image_loss_weighs_yes_as_no():
+    targets = torch.tensor([[1, -1], [0, -1], [0, -1], [0, -1]])
+    logits = torch.full(targets.shape, math.log(3.0))
+    assert image_loss(logits, targets).item() == pytest.approx(-(math.log(0.75) + math.log(0.25)) / 2)
+    assert image_loss(logits, torch.full_like(targets, -1)).item() == 0
+
+
+def test_the_cell_head_finds_one_cell_among_many():
+    head = CellHead(2)
+    logits = torch.full((2, 9, len(TARGETS)), -20.0)
+    logits[1, 4] = 5.0
+    assert (head.image_logits(logits)[0] < -15).all()
+    torch.testing.assert_close(head.image_logits(logits)[1], torch.full((len(TARGETS),), 5.0))
 
 
 def test_attention_loss_is_the_attention_that_misses():

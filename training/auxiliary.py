@@ -1,9 +1,10 @@
-"""Two losses beside that of the answers, for training from few images.
+"""Losses beside that of the answers, for training from few images.
 
     vision tokens [I,P,C] → linear → [I,P,T] ↔ cell targets: what does each cell show?
+                                   → [I,T]   ↔ what is there at all?
     cross-attention of asked words [N,P] ↔ the cells of their objects: where should "car" look?
 
-Both only shape the model: the linear layer is thrown away, and cross-attention is read beside the forward pass.
+They only shape the model: the linear layer is thrown away, and cross-attention is read beside the forward pass.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,9 +23,22 @@ from ..data.targets import TARGETS, cell_targets
 CELL_HEAD = "cell_head"  # name of the extra layer; a checkpoint holds it, the finished model does not
 
 
+class CellHead(nn.Linear):
+    """Reads vision tokens [I,P,C]: logits [I,P,T], one for each of TARGETS."""
+
+    def __init__(self, hidden_size: int):
+        super().__init__(hidden_size, len(TARGETS))
+        nn.init.constant_(self.bias, -4.0)  # most cells hold few of the targets
+        self.image_bias = nn.Parameter(torch.zeros(len(TARGETS)))
+
+    def image_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [I,T] of "some cell holds it": a smooth maximum, so that one false cell is one false answer."""
+        return logits.float().logsumexp(1) + self.image_bias
+
+
 def add_cell_head(model: Any, folder: str | None = None) -> None:
     """Give a full model the layer that reads its vision tokens cell by cell, that of a checkpoint or a new one."""
-    head = nn.Linear(model.config.vision_config.hidden_size, len(TARGETS))
+    head = CellHead(model.config.vision_config.hidden_size)
     weights = Path(folder or "") / "model.safetensors"
     if folder and weights.is_file():
         with safe_open(weights, "pt") as file:
@@ -41,17 +55,36 @@ def remove_cell_head(model: Any) -> None:
 
 
 def cell_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Binary cross-entropy of logits [I,P,T] with targets of 1, 0 and -1 (unknown, ignored).
+    """Focal loss (https://arxiv.org/abs/1708.02002) of logits [I,P,T] with targets of 1, 0 and -1 (unknown, ignored).
 
-    Of each target the cells that hold it and those that do not count the same, however rare it is; then the mean over
-    targets.
+    Each target's sum is divided by the number of cells that hold it: rare targets count as much as common ones, and
+    a false cell as much as a missed one.
+    """
+    entropy = nn.functional.binary_cross_entropy_with_logits(
+        logits.float(), targets.clamp(min=0).float(), reduction="none"
+    )
+    focal = (1 - torch.exp(-entropy)) ** 2 * entropy * (targets >= 0)
+    known = (targets >= 0).any(1).any(0)
+    return (focal.sum((0, 1)) / (targets == 1).sum((0, 1)).clamp(min=1)).sum() / known.sum().clamp(min=1)
+
+
+def image_targets(targets: torch.Tensor) -> torch.Tensor:
+    """Targets [I,T] of images from those of their cells [I,P,T]: 1 if one holds it, 0 if all are known not to."""
+    some, unknown = (targets == 1).any(1), (targets == -1).any(1)
+    return torch.where(some, 1, torch.where(unknown, -1, 0))
+
+
+def image_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Binary cross-entropy of logits [I,T] with `image_targets`.
+
+    Of each target the images that hold it and those that do not count the same, as in `balanced_accuracy`.
     """
     losses = nn.functional.binary_cross_entropy_with_logits(
         logits.float(), targets.clamp(min=0).float(), reduction="none"
     )
-    masks = torch.stack([targets == 1, targets == 0])  # [2,I,P,T]
-    numbers = masks.sum((1, 2))  # [2,T]
-    means = (losses * masks).sum((1, 2)) / numbers.clamp(min=1)
+    masks = torch.stack([targets == 1, targets == 0])  # [2,I,T]
+    numbers = masks.sum(1)  # [2,T]
+    means = (losses * masks).sum(1) / numbers.clamp(min=1)
     return means.sum() / (numbers > 0).sum().clamp(min=1)
 
 
@@ -99,21 +132,22 @@ def recording(model: Any, words: tuple[torch.Tensor, torch.Tensor] | None) -> It
 
 
 @torch.no_grad()
-def cell_accuracy(
+def presence_accuracy(
     model: Any, processor: Any, rows: Sequence[dict[str, Any]], grid: tuple[int, int], batch_size: int = 16
 ) -> dict[str, float]:
-    """`balanced_accuracy` of the cells: for each target the mean of the rates on 1 and on 0, then over targets."""
+    """`balanced_accuracy` of "is it there" by the cell head: the mean of the rates on yes and on no, over targets."""
+    head = getattr(model, CELL_HEAD)
     counts = torch.zeros(4, len(TARGETS))  # right on 1, all 1, right on 0, all 0
     for start in range(0, len(rows), batch_size):
         some = rows[start : start + batch_size]
         pixels = processor(images=[row["image"] for row in some], return_tensors="pt")["pixel_values"].to(model.device)
-        tokens = model.model.vision_tower(pixels).last_hidden_state
-        yes = (getattr(model, CELL_HEAD)(tokens) > 0).cpu()
-        targets = torch.stack([torch.from_numpy(cell_targets(Scene.from_json(row["scene"]), grid)) for row in some])
+        yes = (head.image_logits(head(model.model.vision_tower(pixels).last_hidden_state)) > 0).cpu()
+        cells = torch.stack([torch.from_numpy(cell_targets(Scene.from_json(row["scene"]), grid)) for row in some])
+        targets = image_targets(cells)
         for index, value in ((0, 1), (2, 0)):
             mask = targets == value
-            counts[index] += ((yes == value) & mask).sum((0, 1))
-            counts[index + 1] += mask.sum((0, 1))
+            counts[index] += ((yes == value) & mask).sum(0)
+            counts[index + 1] += mask.sum(0)
     rates = counts[0::2] / counts[1::2]
-    both = rates.isfinite().all(0)
+    both = (counts[1::2] >= 5).all(0)  # of fewer images a rate says nothing
     return {"balanced_accuracy": float(rates[:, both].mean()), "targets": float(both.sum())}

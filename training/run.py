@@ -19,7 +19,7 @@ from ..evaluation.report import quick_metrics, spread
 from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from ..processing_traffic_vlm import TrafficVLMProcessor
 from ..publishing.hub import publish
-from .auxiliary import add_cell_head, cell_accuracy, remove_cell_head
+from .auxiliary import add_cell_head, presence_accuracy, remove_cell_head
 from .collator import SupervisedCollator
 from .trainer import FreezeTower, StartEpoch, TrafficTrainer, unwrap
 
@@ -59,7 +59,7 @@ class DataOptions:
     kinds: list[str] = field(
         default_factory=lambda: list(KINDS), metadata={"help": f"of questions to learn, of {' '.join(KINDS)}"}
     )
-    cell_weight: float = field(default=1.0, metadata={"help": "of the loss on what each cell of the image shows"})
+    cell_weight: float = field(default=1.0, metadata={"help": "of the losses on what each cell, and the image, shows"})
     attention_weight: float = field(default=0.1, metadata={"help": "of the loss on where asked words look"})
 
 
@@ -193,7 +193,7 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
 
     def figures(model: Any, rows: list[dict[str, Any]]) -> dict[str, float]:
         if not data_options.questions_per_image:
-            return cell_accuracy(model, processor, rows, grid, arguments.per_device_eval_batch_size)
+            return presence_accuracy(model, processor, rows, grid, arguments.per_device_eval_batch_size)
         return quick_metrics(model, processor, rows, arguments.per_device_eval_batch_size)
 
     trainer = TrafficTrainer(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback
 
-from .auxiliary import CELL_HEAD, attention_loss, cell_loss, recording
+from .auxiliary import CELL_HEAD, attention_loss, cell_loss, image_loss, image_targets, recording
 
 
 def unwrap(model: Any) -> Any:
@@ -64,13 +64,19 @@ class TrafficTrainer(Trainer):
         share = 1.0 if num_items_in_batch is None else 1.0 / self.current_gradient_accumulation_steps
         with self.accelerator.autocast():
             if self.cell_weight and cells is not None:
-                extra = cell_loss(getattr(full, CELL_HEAD)(recorded.tokens), cells)
-                self._add("cell_loss", extra)
-                loss = loss + self.cell_weight * share * extra
+                head = getattr(full, CELL_HEAD)
+                logits = head(recorded.tokens)
+                extra = {
+                    "cell_loss": cell_loss(logits, cells),
+                    "image_loss": image_loss(head.image_logits(logits), image_targets(cells)),
+                }
+                for name, value in extra.items():
+                    self._add(name, value)
+                    loss = loss + self.cell_weight * share * value
             if words is not None:
-                extra = attention_loss(recorded.mean_map(), look_at[words])
-                self._add("attention_loss", extra)
-                loss = loss + self.attention_weight * share * extra
+                look = attention_loss(recorded.mean_map(), look_at[words])
+                self._add("attention_loss", look)
+                loss = loss + self.attention_weight * share * look
         if not math.isfinite(loss.item()):
             raise FloatingPointError(
                 f"the loss is {loss.item()} at step {self.state.global_step}; the last checkpoint was kept. "
