@@ -6,21 +6,21 @@ A packed row and what its tokens see ("is it wet ? is it dark ?", every question
     position_ids  0 1 2 3 4 0 1 2 3 4      not the other question (segments), not padding (attention_mask)
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
+from torch import nn
 
 
-def same_segment(segment_ids: torch.Tensor) -> Callable[..., torch.Tensor]:
-    """Mask function of the library's form: whether query and key of a packed row [B,L] belong to the same question."""
-    last = segment_ids.shape[1] - 1
+def packed_mask(segment_ids: torch.Tensor, attention_mask: torch.Tensor | None, columns: int) -> torch.Tensor:
+    """What each token of packed rows [B,L] sees: bool [B,1,L,columns], in the order of the picture above.
 
-    def mask_function(batch_idx: Any, head_idx: Any, q_idx: Any, kv_idx: Any) -> torch.Tensor:
-        # A static cache has columns beyond the row; they are after every query, so the causal mask hides them.
-        return segment_ids[batch_idx, q_idx] == segment_ids[batch_idx, kv_idx.clamp(max=last)]
-
-    return mask_function
+    Written out here because the library's mask functions are evaluated entry by entry, which takes longer than a
+    decoder layer. A static cache has columns beyond the row; nothing sees them.
+    """
+    length = segment_ids.shape[1]
+    seen = (segment_ids[:, :, None] == segment_ids[:, None]).tril()
+    if attention_mask is not None:
+        seen = seen & attention_mask[:, None, :length].bool()
+    return nn.functional.pad(seen, (0, columns - length))[:, None]
 
 
 def count_positions(text: torch.Tensor, attention_mask: torch.Tensor | None, past_length: int) -> torch.Tensor:
@@ -83,7 +83,7 @@ def check_masks(
         raise ValueError(f"segment_ids must be [{rows},{length}] and without a filled cache, got {got}.")
     if position_ids is None:
         raise ValueError("segment_ids need position_ids that start again at 0 for each question, got None.")
-    if "flash" in attn_implementation:
+    if attn_implementation not in ("eager", "sdpa"):
         raise ValueError(
-            f"Packed rows need an attention mask, which {attn_implementation} has not: use sdpa or eager."
+            f"Packed rows need a written-out mask, which {attn_implementation} does not take: use sdpa or eager."
         )

@@ -41,7 +41,7 @@ from .masking_traffic_vlm import (
     check_masks,
     check_token_ids,
     count_positions,
-    same_segment,
+    packed_mask,
 )
 from .vision_traffic_vlm import TrafficVLMVisionModel
 
@@ -350,13 +350,13 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
             encoder_hidden_states, encoder_key_values, encoder_attention_mask, past_key_values, inputs_embeds.shape[0]
         )
 
-        causal_mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=inputs_embeds,
-            attention_mask=attention_mask,
-            past_key_values=self_attention_cache,
-            and_mask_function=None if segment_ids is None else same_segment(segment_ids),
-        )
+        if segment_ids is None:
+            cache = {"past_key_values": self_attention_cache}
+            causal_mask = create_causal_mask(self.config, inputs_embeds, attention_mask, **cache)
+        else:
+            length = segment_ids.shape[1]
+            columns = length if past_key_values is None else self_attention_cache.get_mask_sizes(length, 0)[0]
+            causal_mask = packed_mask(segment_ids, attention_mask, columns)
         if encoder_attention_mask is not None:
             encoder_attention_mask = create_bidirectional_mask(
                 config=self.config,
