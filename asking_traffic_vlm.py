@@ -126,7 +126,8 @@ class ImageEncoder:
         weights = [weight for part in parts for weight in part.parameters()]
         if any(weight.is_meta for weight in weights):
             return None
-        return torch.stack([weight.detach().flatten()[0].to(weights[0].device, torch.float32) for weight in weights])
+        first = [weight.detach()[(0,) * weight.ndim] for weight in weights]
+        return torch.stack([number.to(first[0].device, torch.float32) for number in first])
 
     def choose_images(
         self,

@@ -89,6 +89,17 @@ def test_the_full_model_saves_and_loads_it(tmp_path):
     assert torch.equal(again.get_image_features(image), model.get_image_features(image))
 
 
+def test_convolutions_find_their_weights_channels_last(tmp_path):
+    tower = tiny_tower()
+    tower(pixels(1, 3, 32, 32)).last_hidden_state.sum().backward()
+    tower.save_pretrained(tmp_path)
+    for model in (tower, TrafficVLMVisionModel.from_pretrained(tmp_path)):
+        model(pixels(1, 3, 32, 32))
+        convolutions = [weight for weight in model.parameters() if weight.ndim == 4]
+        assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in convolutions)
+        assert all(weight.shape[1] > 1 for weight in convolutions)  # else it says nothing
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
