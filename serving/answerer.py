@@ -6,12 +6,14 @@
 Whether a question wants a yes, a no or words is not guessed from its wording: the model says it with its first word.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import TextIteratorStreamer
 
 from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from ..processing_traffic_vlm import TrafficVLMProcessor
@@ -78,29 +80,55 @@ class Answerer:
         pixels = self.processor(images=list(images), return_tensors="pt")["pixel_values"]
         return self.model.encode_images(pixels.to(self.device))
 
-    @torch.no_grad()
     def ask(self, encoded: Any, questions: Sequence[Sequence[str]]) -> list[list[Answer]]:
         """The answers about encoded images; a list of questions for each of them."""
-        rows = [list(row) for row in questions]
-        unknown = {question: self._unknown_words(question) for question in {q for row in rows for q in row}}
-        inputs = self.processor(text=rows, packed=True, on_unknown="ignore", return_tensors="pt").to(self.device)
-        logits = torch.cat(self.model.question_logits(**inputs, encoded_images=encoded))  # [N,V]
-        text = self.model.config.get_text_config()
-        asked = [(image, question) for image, row in enumerate(rows) for question in row]
-        decided = torch.isin(logits.argmax(-1), torch.tensor([text.yes_token_id, text.no_token_id]).to(self.device))
-        wordy = [asked[number] for number in (~decided).nonzero().flatten().tolist()]
+        decided = self.decide(encoded, questions)
+        wordy = [
+            (image, question)
+            for image, (row, answers) in enumerate(zip(questions, decided))
+            for question, answer in zip(row, answers)
+            if answer is None
+        ]
         words = iter(self._say(encoded, wordy) if wordy else ())
-        answers = []
-        for (_, question), is_decided, p_yes in zip(
-            asked, decided.tolist(), self.model.yes_probability(logits).tolist()
-        ):
-            if is_decided:
-                answer = ("yes", p_yes, p_yes) if p_yes >= 0.5 else ("no", 1 - p_yes, p_yes)
-            else:
-                answer = (*next(words), None)
-            answers.append(Answer(question, *answer, unknown_words=unknown[question]))
-        flat = iter(answers)
-        return [[next(flat) for _ in row] for row in rows]
+        return [
+            [answer or self._in_words(question, *next(words)) for question, answer in zip(row, answers)]
+            for row, answers in zip(questions, decided)
+        ]
+
+    @torch.no_grad()
+    def decide(self, encoded: Any, questions: Sequence[Sequence[str]]) -> list[list[Answer | None]]:
+        """As `ask`, in one pass over all questions: those that want words have None in place of an answer."""
+        rows = [list(row) for row in questions]
+        unknown = {question: self._unknown_words(question) for row in rows for question in row}
+        inputs = self.processor(text=rows, packed=True, on_unknown="ignore", return_tensors="pt").to(self.device)
+        text = self.model.config.get_text_config()
+        decided: list[list[Answer | None]] = []
+        for row, logits in zip(rows, self.model.question_logits(**inputs, encoded_images=encoded)):  # [Q,V]
+            answers: list[Answer | None] = []
+            first_words, yes = logits.argmax(-1).tolist(), self.model.yes_probability(logits).tolist()
+            for question, word, p_yes in zip(row, first_words, yes):
+                if word in (text.yes_token_id, text.no_token_id):
+                    answer = ("yes", p_yes) if p_yes >= 0.5 else ("no", 1 - p_yes)
+                    answers.append(Answer(question, *answer, p_yes, unknown[question]))
+                else:
+                    answers.append(None)
+            decided.append(answers)
+        return decided
+
+    def stream(self, encoded: Any, question: str) -> Iterator[str | Answer]:
+        """The answer in words about one encoded image: its text as it grows, and at the end the `Answer`."""
+        streamer = TextIteratorStreamer(self.processor.tokenizer, skip_prompt=True, skip_special_tokens=True)
+        with ThreadPoolExecutor(1) as pool:
+            said = pool.submit(self._say, encoded, [(0, question)], streamer)
+            said.add_done_callback(lambda _: streamer.end())  # also where it failed
+            text = ""
+            for piece in streamer:
+                text += piece
+                yield text
+            yield self._in_words(question, *said.result()[0])
+
+    def _in_words(self, question: str, text: str, probability: float) -> Answer:
+        return Answer(question, text, probability, unknown_words=self._unknown_words(question))
 
     def _unknown_words(self, question: str) -> tuple[str, ...]:
         """Words of a question that the model does not know.
@@ -116,8 +144,8 @@ class Answerer:
             raise ValueError(f"no word of the question {question!r} is among those that the model knows")
         return unknown
 
-    def _say(self, encoded: Any, asked: list[tuple[int, str]]) -> list[tuple[str, float]]:
-        """Answers in words and their probabilities, all generated together."""
+    def _say(self, encoded: Any, asked: list[tuple[int, str]], streamer: Any = None) -> list[tuple[str, float]]:
+        """Answers in words and their probabilities, all generated together; a streamer takes those to one question."""
         inputs = self.processor(text=[question for _, question in asked], on_unknown="ignore", return_tensors="pt")
         length = inputs["input_ids"].shape[1]
         output = self.model.generate(
@@ -126,6 +154,7 @@ class Answerer:
             image_index=torch.tensor([image for image, _ in asked], device=self.device),
             max_new_tokens=min(MAX_NEW_TOKENS, self.model.config.max_position_embeddings - length),
             do_sample=False,
+            streamer=streamer,
             output_logits=True,
             return_dict_in_generate=True,
         )
