@@ -1,4 +1,5 @@
 # make ask     set up, then answer questions about an example scene
+# make demo    set up, then serve the page on this machine
 # make test    set up, then lint, type-check and run all tests
 # make compat  the tests on every supported release of transformers, each in an environment of its own
 # make files   write the JSON and Jinja files that make this folder loadable
@@ -14,7 +15,7 @@ MODULE_TESTS := $(foreach name,asking configuration generation modeling processi
 PACKAGES := $(addprefix -p traffic_vlm.,benchmark data evaluation publishing serving training)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup ask test lint compat files clean
+.PHONY: setup ask demo test lint compat files clean
 
 setup: $(SETUP)
 
@@ -28,6 +29,9 @@ $(SETUP): pyproject.toml constraints.txt
 ask: $(SETUP)
 	@$(PY) scripts/ask.py docs/example.jpg "Is there a pedestrian?" "Is there a bus?" "Is it raining?" \
 		"What color is the traffic light?" "Is the traffic light red?" "How many cars are there?" "What is ahead?"
+
+demo: $(SETUP)
+	$(PY) app.py
 
 lint: $(SETUP)
 	$(VENV)/bin/ruff check .

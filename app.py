@@ -27,12 +27,18 @@ def find_package() -> None:
 def main() -> None:
     find_package()
     try:
-        from traffic_vlm.serving.page import serve
+        from traffic_vlm.serving.answerer import Answerer
+        from traffic_vlm.serving.page import build_page, launch
     except ModuleNotFoundError as error:
         if error.name != "gradio":
             raise
         sys.exit('the page needs gradio: pip install "traffic_vlm[demo]"')
-    serve(os.environ.get("MODEL", ROOT), sorted((ROOT / "docs").glob("example*.jpg")))
+    examples = sorted((ROOT / "docs").glob("example*.jpg"))
+    try:
+        answerer = Answerer(os.environ.get("MODEL", ROOT))
+    except (OSError, ValueError) as error:
+        sys.exit(str(error))
+    launch(build_page(answerer, examples), examples)
 
 
 if __name__ == "__main__":

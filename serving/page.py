@@ -31,14 +31,13 @@ QUESTIONS = "Is there a pedestrian?\nIs there a bus on the left?\nWhat color is 
 INTRODUCTION = """# Traffic VLM
 Looks at a traffic scene once and answers many questions about it."""
 STYLE = """
-.answers { width: 100%; border-collapse: collapse; table-layout: auto; }
-.answers th, .answers td { text-align: left; padding: .4rem .5rem; border: 0;
-  border-bottom: 1px solid var(--border-color-primary); vertical-align: middle; overflow-wrap: anywhere; }
-.answers .number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-.answers .bar { width: 6rem; height: .7rem; border-radius: .35rem; overflow: hidden;
-  background: var(--border-color-primary); }
+.answers { width: 100%; border-collapse: collapse; table-layout: fixed; }
+.answers th:nth-child(1) { width: 38%; } .answers th:nth-child(2) { width: 28%; }
+.answers th:nth-child(3) { width: 17%; } .answers th:nth-child(4) { width: 17%; }
+.answers th, .answers td { text-align: left; padding: .4rem .3rem; vertical-align: middle; overflow-wrap: break-word; }
+.answers .number { text-align: right; font-variant-numeric: tabular-nums; }
+.answers .bar { height: .6rem; border-radius: .3rem; overflow: hidden; background: var(--border-color-primary); }
 .answers .bar > div { height: 100%; background: var(--color-accent); }
-@media (max-width: 480px) { .answers .bar { width: 3rem; } .answers td, .answers th { padding: .3rem .25rem; } }
 .problem { padding: .5rem .75rem; border-left: 4px solid #c22; background: var(--block-background-fill); }
 """
 
@@ -232,7 +231,7 @@ def build_page(answerer: Answerer, examples: Sequence[Path]) -> gr.Blocks:
         choices = gr.Dropdown(choices=page.words(text), value=first)
         yield status, answers, now, choices, page.overlay(first, text, now)
 
-    with gr.Blocks(title="Traffic VLM") as blocks:
+    with gr.Blocks(title="Traffic VLM", analytics_enabled=False) as blocks:
         gr.Markdown(INTRODUCTION)
         seen = gr.State(None, time_to_live=SESSION_SECONDS)
         with gr.Row():
@@ -267,9 +266,13 @@ def build_page(answerer: Answerer, examples: Sequence[Path]) -> gr.Blocks:
     return blocks
 
 
-def serve(folder: str | Path, examples: Sequence[Path], **options: Any) -> None:
-    """Load the model and serve its page, on this machine only unless the environment says otherwise."""
-    blocks = build_page(Answerer(folder), examples)
-    blocks.queue(max_size=32).launch(
-        css=STYLE, max_file_size=MAX_FILE_SIZE, allowed_paths=[str(path) for path in examples], **options
+def launch(blocks: gr.Blocks, examples: Sequence[Path], **options: Any) -> tuple[Any, str, str]:
+    """Serve the page, to this machine only unless the environment says otherwise; nothing comes from elsewhere."""
+    fonts = {"font": ("system-ui", "sans-serif"), "font_mono": ("ui-monospace", "monospace")}
+    return blocks.queue(max_size=32).launch(
+        css=STYLE,
+        theme=gr.themes.Default(**fonts),
+        max_file_size=MAX_FILE_SIZE,
+        allowed_paths=[str(path) for path in examples],
+        **options,
     )
