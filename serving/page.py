@@ -118,17 +118,19 @@ def problem(message: str) -> str:
     return f'<div class="problem" role="alert">{html.escape(message)}</div>'
 
 
-class ImageFile(gr.Image):
-    """An image component that hands on the path of any file, so that our own messages say what is wrong with it."""
+def take_any_file(component: gr.Image) -> gr.Image:
+    """Let an image component hand on the path of any file, so that our own messages say what is wrong with it."""
+    # Not a subclass: Gradio would write an interface file for it beside this one.
+    read = component.preprocess
 
-    def preprocess(self, payload: Any) -> Any:
+    def preprocess(payload: Any) -> Any:
         try:
-            return super().preprocess(payload)
+            return read(payload)
         except Exception:
             return payload.path
 
-    def get_block_name(self) -> str:
-        return "image"
+    component.preprocess = preprocess  # type: ignore[method-assign]
+    return component
 
 
 class Page:
@@ -236,7 +238,7 @@ def build_page(answerer: Answerer, examples: Sequence[Path]) -> gr.Blocks:
         seen = gr.State(None, time_to_live=SESSION_SECONDS)
         with gr.Row():
             with gr.Column():
-                image = ImageFile(
+                image = gr.Image(
                     label="Image",
                     type="filepath",
                     image_mode=None,
@@ -244,6 +246,7 @@ def build_page(answerer: Answerer, examples: Sequence[Path]) -> gr.Blocks:
                     height=320,
                     elem_id="image",
                 )
+                take_any_file(image)
                 gr.Examples([[str(path)] for path in examples], image, label="Example scenes")
                 questions = gr.Textbox(
                     QUESTIONS, label="Questions, one a line (Shift+Enter asks)", lines=5, elem_id="questions"

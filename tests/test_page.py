@@ -163,7 +163,7 @@ def test_in_a_browser(site, picture, tmp_path, width, request):
     request.addfinalizer(manager.stop)
     request.addfinalizer(browser.close)
     tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme="dark" if width < 500 else "light")
-    tab.set_default_timeout(30_000)
+    tab.set_default_timeout(90_000)  # milliseconds: a busy machine renders slowly
     tab.goto(site)
     tab.locator("#image input[type=file]").set_input_files(picture)
     tab.locator("#questions textarea").fill("Is there a car?\nIs there a flibbertigibbet?")
