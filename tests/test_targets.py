@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from transformers.modeling_outputs import BaseModelOutput
 
 from traffic_vlm.data.mixture import Mixture, SyntheticRows
 from traffic_vlm.data.questions import Question
 from traffic_vlm.data.scene import CLASSES, Scene, SceneObject
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.data.targets import TARGETS, cell_targets, class_words, coverage, resample, word_cells
+from traffic_vlm.training import annotated
 from traffic_vlm.training.auxiliary import CellHead, attention_loss, cell_loss, image_loss, image_targets
 from traffic_vlm.training.collator import SupervisedCollator
 
@@ -129,6 +131,36 @@ def test_the_cell_head_finds_one_cell_among_many():
     logits[1, 4] = 5.0
     assert (head.image_logits(logits)[0] < -15).all()
     torch.testing.assert_close(head.image_logits(logits)[1], torch.full((len(TARGETS),), 5.0))
+
+
+def test_annotated_tokens_are_what_a_tower_makes_of_its_cells_on_average():
+    """A tower whose tokens are a linear map of the cells, and noise of no mean: the map is found."""
+    draw = torch.Generator().manual_seed(0)
+    cells = (torch.rand(200, 16, len(TARGETS), generator=draw) < 0.3).to(torch.int8)
+    truth = torch.randn(len(TARGETS), 6, generator=draw)
+    noisy = cells.float() @ truth + torch.randn(200, 16, 6, generator=draw)
+
+    class Tower(torch.nn.Module):
+        device = torch.device("cpu")
+
+        def forward(self, numbers):
+            assert not self.training
+            return BaseModelOutput(last_hidden_state=noisy[numbers])
+
+    tower = Tower().train()
+    batches = [{"pixel_values": part, "cell_targets": cells[part]} for part in torch.arange(200).split(50)]
+    tokens = annotated.fit(tower, batches, GRID)
+    assert tower.training
+    shown = cells[:2].clone()
+    shown[0, 0, 0] = -1  # unknown counts as not there
+    expected = shown.clamp(min=0).float() @ truth
+    assert (tokens(shown) - expected).abs().mean() < 0.15
+
+
+def test_annotations_give_way_step_by_step():
+    shares = [annotated.share_of_annotations(step, (2, 6)) for step in range(8)]
+    assert shares == [1, 1, 1, 0.75, 0.5, 0.25, 0, 0]
+    assert [annotated.share_of_annotations(step, (0, 0)) for step in (0, 5)] == [0, 0]
 
 
 def test_attention_loss_is_the_attention_that_misses():

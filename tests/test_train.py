@@ -91,6 +91,24 @@ def test_a_stopped_run_ends_as_one_that_never_stopped(start, tmp_path, workers):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+def test_annotations_teach_the_decoder_before_a_frozen_tower_does(start, tmp_path):
+    options = ["--num_train_epochs", "2", "--load_best_model_at_end", "false", "--freeze_vision", "true"]
+    result = run(start, tmp_path / "out", *options, "--annotated_steps", "1", "3")
+    assert result.returncode == 0, result.stderr[-2000:]
+    plain = run(start, tmp_path / "plain", *options, "--annotated_steps", "0", "0")
+    assert plain.returncode == 0, plain.stderr[-2000:]
+    taught, untaught, before = weights(tmp_path / "out"), weights(tmp_path / "plain"), weights(start)
+    for name in before:
+        if "vision_tower" in name:
+            assert torch.equal(taught[name], before[name])
+    assert any(not torch.equal(taught[name], untaught[name]) for name in before)
+    for wrong in (["3", "1"], ["2"]):
+        refused = run(start, tmp_path / "no", *options, "--annotated_steps", *wrong)
+        assert refused.returncode != 0 and "--annotated_steps" in refused.stderr
+    moving = run(start, tmp_path / "no", "--annotated_steps", "1", "3")
+    assert moving.returncode != 0 and "--freeze_vision" in moving.stderr
+
+
 def test_two_processes_train_together(start, tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29511"]
     result = run(start, tmp_path / "out", "--num_train_epochs", "1", launcher=launcher)

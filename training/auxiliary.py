@@ -7,7 +7,7 @@
 They only shape the model: the linear layer is thrown away, and cross-attention is read beside the forward pass.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from safetensors import safe_open
 from torch import nn
+from transformers.modeling_outputs import BaseModelOutput
 
 from ..data.scene import Scene
 from ..data.targets import TARGETS, cell_targets
@@ -107,12 +108,20 @@ class Recorded:
 
 
 @contextmanager
-def recording(model: Any, words: tuple[torch.Tensor, torch.Tensor] | None) -> Iterator[Recorded]:
-    """Record the vision tokens, and the cross-attention of the words in (rows [N], columns [N]), with gradients."""
+def recording(
+    model: Any,
+    words: tuple[torch.Tensor, torch.Tensor] | None,
+    replace: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> Iterator[Recorded]:
+    """Record the vision tokens, and the cross-attention of the words in (rows [N], columns [N]), with gradients.
+
+    `replace` gives the tokens [I,P,C] that the decoder reads in place of those of the tower.
+    """
     recorded = Recorded()
 
-    def keep_tokens(module: nn.Module, args: Any, output: Any) -> None:
+    def keep_tokens(module: nn.Module, args: Any, output: Any) -> Any:
         recorded.tokens = output.last_hidden_state
+        return None if replace is None else BaseModelOutput(last_hidden_state=replace(output.last_hidden_state))
 
     def keep_map(module: Any, args: tuple[torch.Tensor, ...], output: Any) -> None:
         hidden_states, key = args[:2]

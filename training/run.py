@@ -19,12 +19,14 @@ from ..evaluation.report import quick_metrics, spread
 from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from ..processing_traffic_vlm import TrafficVLMProcessor
 from ..publishing.hub import publish
+from . import annotated
 from .auxiliary import add_cell_head, presence_accuracy, remove_cell_head
 from .collator import SupervisedCollator
 from .trainer import FreezeTower, StartEpoch, TrafficTrainer, unwrap
 
 
 ROOT = Path(__file__).resolve().parent.parent
+FITTED_IMAGES = 1024  # whose tokens tell what a tower makes of annotated cells
 
 
 @dataclass
@@ -60,7 +62,14 @@ class DataOptions:
         default_factory=lambda: list(KINDS), metadata={"help": f"of questions to learn, of {' '.join(KINDS)}"}
     )
     cell_weight: float = field(default=1.0, metadata={"help": "of the losses on what each cell, and the image, shows"})
-    attention_weight: float = field(default=0.1, metadata={"help": "of the loss on where asked words look"})
+    attention_weight: float = field(default=0.5, metadata={"help": "of the loss on where asked words look"})
+    annotated_steps: list[int] = field(
+        default_factory=list,
+        metadata={
+            "help": "two steps: until the first the decoder reads annotations in place of what a frozen tower sees, "
+            "until the second less and less"
+        },
+    )
 
 
 def open_dataset(folder: str) -> Any:
@@ -121,6 +130,31 @@ def add_lora(model: Any, rank: int) -> Any:
         if isinstance(module, torch.nn.Linear) and name.startswith("model.text_model")
     ]
     return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names))
+
+
+def fit_annotated(
+    tower: Any,
+    processor: Any,
+    mixture: Mixture,
+    grid: tuple[int, int],
+    options: DataOptions,
+    arguments: TrainingArguments,
+) -> annotated.AnnotatedTokens | None:
+    """What the tower makes of annotated cells, where `annotated_steps` ask for it; the same whenever it is fitted."""
+    if not options.annotated_steps:
+        return None
+    steps = options.annotated_steps
+    if len(steps) != 2 or not 0 <= steps[0] <= steps[1]:
+        raise ValueError(f"--annotated_steps are two steps, the second not before the first; got {steps}")
+    if any(weight.requires_grad for weight in tower.parameters()):
+        raise ValueError("--annotated_steps needs --freeze_vision true: it is fitted to a tower that stays as it is")
+    collator = SupervisedCollator(processor, 0, seed=arguments.seed, grid=grid)
+    size = arguments.per_device_train_batch_size
+    numbers = range(min(FITTED_IMAGES, len(mixture)))
+    parts = (numbers[start : start + size] for start in numbers[::size])
+    batches = (collator([mixture[number] for number in part]) for part in parts)
+    with torch.autocast(arguments.device.type, torch.bfloat16, enabled=arguments.bf16):
+        return annotated.fit(tower, batches, grid)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -204,6 +238,8 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         eval_dataset=eval_rows,
         cell_weight=0.0 if model_options.lora_rank else data_options.cell_weight,
         attention_weight=data_options.attention_weight,
+        annotated=fit_annotated(unwrap(model).model.vision_tower, processor, mixture, grid, data_options, arguments),
+        annotated_steps=data_options.annotated_steps or (0, 0),
         evaluator=figures,
         processing_class=processor,
         callbacks=[StartEpoch(collator), *([FreezeTower(thaw)] if thaw is not None else [])],

@@ -5,12 +5,13 @@ evaluation → `quick_metrics`, the same figures as `scripts/evaluate.py`
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from transformers import Trainer, TrainerCallback
 
+from .annotated import AnnotatedTokens, share_of_annotations
 from .auxiliary import CELL_HEAD, attention_loss, cell_loss, image_loss, image_targets, recording
 
 
@@ -24,6 +25,8 @@ class TrafficTrainer(Trainer):
 
     Args:
         cell_weight, attention_weight: of the two losses beside that of the answers; 0 leaves one out.
+        annotated, annotated_steps: image tokens as the annotations tell them, which the decoder reads in place of the
+            tower's until the first step, and less and less until the second.
         evaluator: gives the figures of a model on the evaluation rows, as floats by name.
 
     Raises:
@@ -35,11 +38,14 @@ class TrafficTrainer(Trainer):
         *args: Any,
         cell_weight: float = 0.0,
         attention_weight: float = 0.0,
+        annotated: AnnotatedTokens | None = None,
+        annotated_steps: Sequence[int] = (0, 0),
         evaluator: Callable[[Any, Any], dict[str, float]] | None = None,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
         self.cell_weight, self.attention_weight, self.evaluator = cell_weight, attention_weight, evaluator
+        self.annotated, self.annotated_steps = annotated, annotated_steps
         self.sums: dict[str, tuple[Any, Any]] = {}  # since the last log: sum and number
 
     def compute_loss(
@@ -53,8 +59,12 @@ class TrafficTrainer(Trainer):
         words = None
         if self.attention_weight and look_at is not None:
             words = look_at.any(-1).nonzero(as_tuple=True)
+        replace, share_told = None, share_of_annotations(self.state.global_step, self.annotated_steps)
+        if self.annotated is not None and cells is not None and share_told:
+            told = self.annotated(cells)
+            replace = lambda tokens: torch.lerp(tokens, told.to(tokens), share_told)  # noqa: E731
         inputs["use_cache"] = False
-        with recording(full, words) as recorded:
+        with recording(full, words, replace) as recorded:
             if "labels" in inputs:
                 loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
                 self._count_answers(outputs.logits, inputs["labels"])
