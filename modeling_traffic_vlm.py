@@ -345,7 +345,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         has_image = encoder_hidden_states is not None or encoder_key_values is not None
         if past_key_values is not None and has_image:
             past_key_values = with_image_cache(past_key_values)
-        self_attention_cache = getattr(past_key_values, "self_attention_cache", past_key_values)
+        self_attention_cache: Any = getattr(past_key_values, "self_attention_cache", past_key_values)
         key_values, encoder_attention_mask = self._image_key_values(
             encoder_hidden_states, encoder_key_values, encoder_attention_mask, past_key_values, inputs_embeds.shape[0]
         )

@@ -271,10 +271,9 @@ def build_page(answerer: Answerer, examples: Sequence[Path]) -> gr.Blocks:
 
 def launch(blocks: gr.Blocks, examples: Sequence[Path], **options: Any) -> tuple[Any, str, str]:
     """Serve the page, to this machine only unless the environment says otherwise; nothing comes from elsewhere."""
-    fonts = {"font": ("system-ui", "sans-serif"), "font_mono": ("ui-monospace", "monospace")}
     return blocks.queue(max_size=32).launch(
         css=STYLE,
-        theme=gr.themes.Default(**fonts),
+        theme=gr.themes.Default(font=("system-ui", "sans-serif"), font_mono=("ui-monospace", "monospace")),
         max_file_size=MAX_FILE_SIZE,
         allowed_paths=[str(path) for path in examples],
         **options,
