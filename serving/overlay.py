@@ -31,11 +31,15 @@ def attention_of_words(model: Any, processor: Any, encoded: Any, questions: Sequ
     """For each question about the one encoded image the map [h,w] of the word that it is about, in parts of 1."""
     maps = []
     for question in questions:
-        inputs = processor(text=question, on_unknown="ignore", return_tensors="pt").to(model.device)
         found = asked_word(processor, question)
-        everything = model.attention_maps(**inputs, encoded_images=encoded)[0]  # [L,h,w]
-        maps.append(everything[found[0] if found else -1].cpu())
+        maps.append(attention_of_question(model, processor, encoded, question)[found[0] if found else -1])
     return maps
+
+
+def attention_of_question(model: Any, processor: Any, encoded: Any, question: str) -> torch.Tensor:
+    """Maps [L,h,w] of all tokens of a question about the one encoded image, in parts of 1."""
+    inputs = processor(text=question, on_unknown="ignore", return_tensors="pt").to(model.device)
+    return model.attention_maps(**inputs, encoded_images=encoded)[0].cpu()
 
 
 def heat_over(image: Image.Image, weights: torch.Tensor) -> Image.Image:

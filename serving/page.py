@@ -18,7 +18,7 @@ from PIL import Image
 
 from ..images_traffic_vlm import to_rgb
 from .answerer import Answer, Answerer
-from .overlay import asked_word, heat_over
+from .overlay import asked_word, attention_of_question, heat_over
 
 
 MAX_QUESTIONS = 64
@@ -79,13 +79,17 @@ def open_picture(path: str) -> Image.Image:
     raise ValueError(f"{name} has {width} × {height} pixels; at most {MAX_PIXELS:,} in all are read.")
 
 
+def filled_lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
 def split_questions(text: str) -> list[str]:
     """The questions in a text, one a line; empty lines are none.
 
     Raises:
         ValueError: there are none, or more than MAX_QUESTIONS.
     """
-    questions = [line.strip() for line in text.splitlines() if line.strip()]
+    questions = filled_lines(text)
     if not questions:
         raise ValueError("Write at least one question.")
     if len(questions) > MAX_QUESTIONS:
@@ -142,7 +146,7 @@ class Page:
     def name_unknown_words(self, text: str) -> str:
         """A line for each question with words that the model does not know."""
         lines = []
-        for question in [line for line in text.splitlines() if line.strip()][:MAX_QUESTIONS]:
+        for question in filled_lines(text)[:MAX_QUESTIONS]:
             if unknown := self.answerer.processor.unknown_words(question):
                 lines.append(f"not known, and not read: {', '.join(unknown)}")
         return "".join(f"<div>{html.escape(line)}</div>" for line in dict.fromkeys(lines))
@@ -208,10 +212,9 @@ class Page:
         questions = split_questions(text)
         if number >= len(questions) or column >= len(self._ids(questions[number])):
             return None  # the text was changed since
-        inputs = self.answerer.processor(text=questions[number], on_unknown="ignore", return_tensors="pt")
-        inputs = inputs.to(self.answerer.device)
-        maps = self.answerer.model.attention_maps(**inputs, encoded_images=seen.encoded)[0]
-        return heat_over(seen.picture, maps[column].cpu())
+        answerer = self.answerer
+        maps = attention_of_question(answerer.model, answerer.processor, seen.encoded, questions[number])
+        return heat_over(seen.picture, maps[column])
 
     def _ids(self, question: str) -> list[int]:
         inputs = self.answerer.processor(text=question, on_unknown="ignore", return_tensors="pt")

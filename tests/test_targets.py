@@ -131,6 +131,8 @@ def test_the_cell_head_finds_one_cell_among_many():
     logits[1, 4] = 5.0
     assert (head.image_logits(logits)[0] < -15).all()
     torch.testing.assert_close(head.image_logits(logits)[1], torch.full((len(TARGETS),), 5.0))
+    head.image_bias.data.fill_(2.0)
+    torch.testing.assert_close(head.image_logits(logits)[1], torch.full((len(TARGETS),), 7.0))
 
 
 def test_annotated_tokens_are_what_a_tower_makes_of_its_cells_on_average():

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from ..vision_traffic_vlm import cell_coordinates
+from ..vision_traffic_vlm import TrafficVLMVisionModel, cell_coordinates
 
 
-NUM_WAVES = 8
 RIDGE = 10.0  # cells; what fewer cells hold hardly counts
 
 
@@ -39,7 +38,7 @@ class AnnotatedTokens:
 def describe(cells: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
     """Cells [I,P,T] with their places and a constant: [I,P,T + W + 1] in float32."""
     here = cells.clamp(min=0).float()
-    places = cell_coordinates(*grid, NUM_WAVES, here)
+    places = cell_coordinates(*grid, TrafficVLMVisionModel.NUM_WAVES, here)
     constant = here.new_ones(len(places), 1)
     return torch.cat([here, torch.cat([places, constant], -1).expand(len(cells), -1, -1)], -1)
 

@@ -55,15 +55,19 @@ def remove_cell_head(model: Any) -> None:
         delattr(model, CELL_HEAD)
 
 
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Binary cross-entropy of each logit in float32; of unknown targets (-1) it means nothing."""
+    known = targets.clamp(min=0).float()
+    return nn.functional.binary_cross_entropy_with_logits(logits.float(), known, reduction="none")
+
+
 def cell_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Focal loss (https://arxiv.org/abs/1708.02002) of logits [I,P,T] with targets of 1, 0 and -1 (unknown, ignored).
 
     Each target's sum is divided by the number of cells that hold it: rare targets count as much as common ones, and
     a false cell as much as a missed one.
     """
-    entropy = nn.functional.binary_cross_entropy_with_logits(
-        logits.float(), targets.clamp(min=0).float(), reduction="none"
-    )
+    entropy = cross_entropy(logits, targets)
     focal = (1 - torch.exp(-entropy)) ** 2 * entropy * (targets >= 0)
     known = (targets >= 0).any(1).any(0)
     return (focal.sum((0, 1)) / (targets == 1).sum((0, 1)).clamp(min=1)).sum() / known.sum().clamp(min=1)
@@ -80,9 +84,7 @@ def image_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
     Of each target the images that hold it and those that do not count the same, as in `balanced_accuracy`.
     """
-    losses = nn.functional.binary_cross_entropy_with_logits(
-        logits.float(), targets.clamp(min=0).float(), reduction="none"
-    )
+    losses = cross_entropy(logits, targets)
     masks = torch.stack([targets == 1, targets == 0])  # [2,I,T]
     numbers = masks.sum(1)  # [2,T]
     means = (losses * masks).sum(1) / numbers.clamp(min=1)
