@@ -12,6 +12,7 @@ from torch import nn
 
 from tiny import pack, random_ids, random_pixels, tiny_model
 from traffic_vlm.asking_traffic_vlm import find_questions, split_packed_rows
+from traffic_vlm.masking_traffic_vlm import packed_mask
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
@@ -356,3 +357,14 @@ def test_maps_of_packed_and_padded_rows(model):
 def test_maps_refuse_bad_input(model, arguments, named):
     with pytest.raises(ValueError, match=named):
         model.attention_maps(random_ids(1, 4), **arguments)
+
+
+def test_tokens_of_packed_rows_see_their_question_up_to_them_without_padding():
+    segments, real = (
+        torch.tensor([[1, 1, 1, 2, 2]]),
+        torch.tensor([[0, 1, 1, 1, 1]]),
+    )  # a pad within the first question
+    seen = packed_mask(segments, real, 6)  # and a column of a static cache beyond the row
+    rows = ["000000", "010000", "011000", "000100", "000110"]
+    assert ["".join(map(str, row)) for row in seen[0, 0].int().tolist()] == rows
+    assert packed_mask(segments, None, 5)[0, 0, 1].int().tolist() == [1, 1, 0, 0, 0]
