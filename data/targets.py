@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from .questions import Question
-from .scene import CLASSES, COLORS, LIGHT_STATES, Scene, SceneObject
+from .scene import ATTRIBUTES, CLASSES, FACTS, Scene, SceneObject
 from .truths import MIN_VISIBLE
 
 
 TARGETS: tuple[str, ...] = (
     *CLASSES,
-    *(f"{state} traffic light" for state in LIGHT_STATES),
-    *(f"{color} object" for color in COLORS),
+    *(f"{name} {value}" for name, values in ATTRIBUTES.items() for value in values),
+    *(f"{name} {value}" for name, values in FACTS.items() for value in values),
 )
 CLEAR = 0.5  # of a cell: less is not called an object's cell, nor free of it
 TRACE = 0.03
@@ -77,10 +77,12 @@ def cell_targets(scene: Scene, grid: tuple[int, int]) -> np.ndarray:
             channel[(parts > TRACE) & (channel == 0)] = -1
             if item.visible >= MIN_VISIBLE:
                 channel[parts >= CLEAR] = 1
-        for kind, values, noun in (("state", LIGHT_STATES, "traffic light"), ("color", COLORS, "object")):
-            if kind in item.attributes:
-                for value in values:
-                    targets[TARGETS.index(f"{value} {noun}")][parts >= CLEAR] = value == item.attributes[kind]
+        for name, known in item.attributes.items():
+            for value in ATTRIBUTES[name]:
+                targets[TARGETS.index(f"{name} {value}")][parts >= CLEAR] = value == known
+    for name, known in scene.facts.items():  # of the whole image, so every cell shows it
+        for value in FACTS[name]:
+            targets[TARGETS.index(f"{name} {value}")] = value == known
     return targets.reshape(len(TARGETS), -1).T
 
 

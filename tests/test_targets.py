@@ -58,8 +58,14 @@ def test_hidden_objects_make_cells_unknown():
 def test_states_and_colors_are_known_on_their_objects_only():
     light = SceneObject("traffic light", (0, 0, 10, 20), attributes={"state": "red"})
     targets = cell_targets(Scene(40, 40, (light,), exhaustive=frozenset({"traffic light"})), GRID)
-    assert channel(targets, "red traffic light")[:, 0].tolist() == [1, 1, -1, -1]
-    assert channel(targets, "green traffic light")[:, 0].tolist() == [0, 0, -1, -1]
+    assert channel(targets, "state red")[:, 0].tolist() == [1, 1, -1, -1]
+    assert channel(targets, "state green")[:, 0].tolist() == [0, 0, -1, -1]
+
+
+def test_what_holds_of_the_whole_image_is_shown_by_every_cell():
+    targets = cell_targets(Scene(40, 40, facts={"weather": "foggy"}), GRID)
+    assert (channel(targets, "weather foggy") == 1).all() and (channel(targets, "weather rainy") == 0).all()
+    assert (channel(targets, "time of day night") == -1).all()
 
 
 def test_a_word_looks_at_the_boxes_of_its_question():

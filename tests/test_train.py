@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -107,6 +108,20 @@ def test_annotations_teach_the_decoder_before_a_frozen_tower_does(start, tmp_pat
         assert refused.returncode != 0 and "--annotated_steps" in refused.stderr
     moving = run(start, tmp_path / "no", "--annotated_steps", "1", "3")
     assert moving.returncode != 0 and "--freeze_vision" in moving.stderr
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_a_compiled_decoder_learns_the_same(start, tmp_path):
+    losses = []
+    for name, compiled in (("plain", "false"), ("compiled", "true")):
+        options = ["--num_train_epochs", "1", "--hidden_dropout", "0", "--eval_strategy", "no", "--save_strategy", "no"]
+        options += ["--load_best_model_at_end", "false", "--compile_decoder", compiled]
+        result = run(start, tmp_path / name, *options)
+        assert result.returncode == 0, result.stderr[-2000:]
+        losses.append([float(loss) for loss in re.findall(r"'answer_loss': '([\d.]+)'", result.stdout)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3) and len(losses[0]) == 2
+    before, after = (weights(tmp_path / name) for name in ("plain", "compiled"))
+    assert before.keys() == after.keys()
 
 
 def test_two_processes_train_together(start, tmp_path):

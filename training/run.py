@@ -16,7 +16,12 @@ from ..data.mixture import Mixture, SyntheticRows
 from ..data.questions import KINDS
 from ..evaluation.folders import load_rows
 from ..evaluation.report import quick_metrics, spread
-from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration
+from ..modeling_traffic_vlm import (
+    TrafficVLMAttention,
+    TrafficVLMForConditionalGeneration,
+    TrafficVLMMLP,
+    TrafficVLMRMSNorm,
+)
 from ..processing_traffic_vlm import TrafficVLMProcessor
 from ..publishing.hub import publish
 from . import annotated
@@ -45,6 +50,9 @@ class ModelOptions:
         default="sdpa", metadata={"help": "of the decoder; on a CPU in bfloat16 eager trains a fifth faster"}
     )
     image_size: int | None = field(default=None, metadata={"help": "pixels; small images first saves time"})
+    compile_decoder: bool = field(
+        default=False, metadata={"help": "with torch.compile: its steps take a quarter less, after half a minute"}
+    )
 
 
 @dataclass
@@ -118,6 +126,13 @@ def build_model(options: ModelOptions) -> Any:
         tower = model.model.vision_tower
         model.model.vision_tower = type(tower).from_pretrained(options.vision_tower, config=tower.config)
     return model
+
+
+def compile_decoder(model: Any) -> None:
+    """Compile the parts of each decoder layer, for rows of any length; what hooks into them still works."""
+    for module in model.get_decoder().modules():
+        if isinstance(module, TrafficVLMAttention | TrafficVLMMLP | TrafficVLMRMSNorm):
+            module.forward = torch.compile(module.forward, dynamic=True)
 
 
 def add_lora(model: Any, rank: int) -> Any:
@@ -201,6 +216,8 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         model = add_lora(model, model_options.lora_rank)
     elif data_options.cell_weight:
         add_cell_head(model, model_options.model_name_or_path)
+    if model_options.compile_decoder:
+        compile_decoder(unwrap(model))
     if unknown := set(data_options.kinds) - set(KINDS):
         raise ValueError(f"--kinds has {', '.join(sorted(unknown))}; known are {', '.join(KINDS)}")
     if not data_options.questions_per_image:
