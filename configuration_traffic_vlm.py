@@ -185,14 +185,16 @@ class TrafficVLMTextConfig(PreTrainedConfig):
 
 
 class TrafficVLMVisionConfig(PreTrainedConfig):
-    """Configuration of the project's own vision tower; the defaults have 20.9 M parameters and give 196 tokens of 768.
+    """Configuration of the project's own vision tower; the defaults have 18.7 M parameters and give 196 tokens of 768.
 
     Args:
-        conv_widths: channels after the stem and after each stage of residual blocks. Stem and stages halve the grid.
-        conv_depths: blocks in each stage.
+        conv_widths: channels after the stem, after each stage of residual blocks, and after the last convolution.
+        conv_depths, conv_kernel_sizes, conv_strides: of each stage: its blocks, the side of their kernels, and the
+            stride of the first block, 1 or 2.
+        conv_expansion: how much wider a block is inside; those of the first stage are not.
         hidden_size, intermediate_size, num_hidden_layers, num_attention_heads: the transformer layers on the tokens.
         image_size: side of the images, or (height, width). The weights do not depend on it.
-        patch_size: pixels on each side of a token, 2 · 2^stages.
+        patch_size: pixels on each side of a token, the product of the strides.
 
     Raises:
         ValueError: when fields cannot work together; the message names them and their values.
@@ -203,11 +205,14 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
 
     def __init__(
         self,
-        conv_widths: tuple[int, ...] | list[int] = (32, 64, 128, 512),
-        conv_depths: tuple[int, ...] | list[int] = (2, 3, 3),
+        conv_widths: tuple[int, ...] | list[int] = (32, 16, 24, 40, 80, 112, 192, 320, 1280),
+        conv_depths: tuple[int, ...] | list[int] = (1, 2, 2, 3, 3, 4, 1),
+        conv_kernel_sizes: tuple[int, ...] | list[int] = (3, 3, 5, 3, 5, 5, 3),
+        conv_strides: tuple[int, ...] | list[int] = (1, 2, 2, 2, 1, 2, 1),
+        conv_expansion: int = 6,
         hidden_size: int = 768,
         intermediate_size: int = 3072,
-        num_hidden_layers: int = 1,
+        num_hidden_layers: int = 2,
         num_attention_heads: int = 12,
         num_channels: int = 3,
         image_size: int | list[int] = 224,
@@ -219,6 +224,9 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
     ):
         self.conv_widths = list(conv_widths)
         self.conv_depths = list(conv_depths)
+        self.conv_kernel_sizes = list(conv_kernel_sizes)
+        self.conv_strides = list(conv_strides)
+        self.conv_expansion = conv_expansion
         self.hidden_size = hidden_size
         self.intermediate_size = intermediate_size
         self.num_hidden_layers = num_hidden_layers
@@ -229,21 +237,23 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         self.hidden_act = hidden_act
         self.layer_norm_eps = layer_norm_eps
         self.initializer_range = initializer_range
-        widths, depths = {"conv_widths": self.conv_widths}, {"conv_depths": self.conv_depths}
+        names = ("conv_widths", "conv_depths", "conv_kernel_sizes", "conv_strides")
+        stages = {name: getattr(self, name) for name in names}
         _check_positive_integers(
-            **{f"{name}[{i}]": n for name, ns in (widths | depths).items() for i, n in enumerate(ns)}
+            conv_expansion=conv_expansion,
+            **{f"{name}[{i}]": n for name, numbers in stages.items() for i, n in enumerate(numbers)},
         )
         _check(
-            len(conv_widths) == len(conv_depths) + 1,
-            "conv_widths needs one entry more than conv_depths",
-            **widths,
-            **depths,
+            {len(conv_widths) - 2} == {len(stages[name]) for name in names[1:]},
+            "conv_widths needs two entries more than the other lists, which have one for each stage",
+            **stages,
         )
+        _check(all(size % 2 for size in conv_kernel_sizes), "sizes of kernels must be odd", **stages)
         _check(
-            patch_size == 2 ** len(self.conv_widths),
-            "stem and stages halve the grid: patch_size must be 2 ** len(conv_widths)",
+            all(stride in (1, 2) for stride in conv_strides) and patch_size == math.prod(conv_strides) >= 4,
+            "strides must be 1 or 2, at least two of them 2, and patch_size their product",
             patch_size=patch_size,
-            **widths,
+            **stages,
         )
         _check(hidden_act in ACT2FN, "hidden_act must be known to transformers", hidden_act=hidden_act)
         super().__init__(**kwargs)

@@ -1,11 +1,14 @@
-"""The vision tower of Traffic VLM: residual convolutions to a grid of cells, then one transformer layer.
+"""The vision tower of Traffic VLM: convolutions to grids of three sizes, then transformer layers on one of them.
 
-    [B,3,224,224] → conv → [B,32,112,112] → 2 blocks → [B,64,56,56] → 3 blocks → [B,128,28,28] → 3 blocks →
-    [B,512,14,14] → 1×1 conv → [B,196,768] + place → transformer layer → norm → [B,196,768]
+    [B,3,224,224] → convolutions ─┬→ [B,40,28,28]  four cells side by side ┐
+                                  ├→ [B,112,14,14] ────────────────────────┼(+)→ [B,196,768] + place → layers → norm
+                                  └→ [B,1280,7,7]  each for four cells ────┘
 
 What is special here:
 - convolutions know that neighbouring pixels belong together and that a car is a car wherever it stands; a transformer
   on 16×16 patches has to learn both, from more images than there are. `docs/training.md` shows by how much they win;
+- they are those of EfficientNet-Lite0, so that training can start from what such a network learned from photographs;
+- a cell is told what its pixels look like in detail (a lamp), as a whole (a wheel), and what surrounds them (a bus);
 - it gives what a ViT with 16×16 patches gives, 196 tokens of 768, so either can stand in for the other;
 - places are computed from coordinates in 0..1, so the same weights read images of any size (training starts small);
 - no image statistics but those of batch normalisation, which are constants once training is over.
@@ -26,24 +29,79 @@ from transformers.utils import is_torchdynamo_compiling
 from .configuration_traffic_vlm import TrafficVLMVisionConfig
 
 
-class TrafficVLMConvBlock(GradientCheckpointingLayer):
-    """Two 3×3 convolutions beside a shortcut (https://arxiv.org/abs/1512.03385); the first may halve the grid."""
+class TrafficVLMConvNorm(nn.Sequential):
+    """Convolution, batch normalisation and, unless it is `linear`, ReLU6."""
 
-    def __init__(self, in_width: int, width: int, stride: int):
+    def __init__(
+        self,
+        in_width: int,
+        width: int,
+        kernel_size: int = 1,
+        stride: int = 1,
+        groups: int = 1,
+        linear: bool = False,
+    ):
+        super().__init__(
+            nn.Conv2d(in_width, width, kernel_size, stride, kernel_size // 2, groups=groups, bias=False),
+            nn.BatchNorm2d(width, eps=1e-3, momentum=0.01),
+            nn.Identity() if linear else nn.ReLU6(),
+        )
+
+
+class TrafficVLMConvBlock(GradientCheckpointingLayer):
+    """Inverted residual (https://arxiv.org/abs/1801.04381): widen, filter each channel by itself, narrow.
+
+    The input is added where the output has its shape.
+    """
+
+    def __init__(self, in_width: int, width: int, expansion: int, kernel_size: int, stride: int):
         super().__init__()
-        self.conv1 = nn.Conv2d(in_width, width, 3, stride, padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(width)
-        self.shortcut: nn.Module = nn.Identity()
-        if (in_width, stride) != (width, 1):
-            # Averaging first: a strided 1×1 convolution would never look at three of four cells.
-            pool = nn.AvgPool2d(stride) if stride > 1 else nn.Identity()
-            self.shortcut = nn.Sequential(pool, nn.Conv2d(in_width, width, 1, bias=False), nn.BatchNorm2d(width))
+        inner = expansion * in_width
+        self.expand = TrafficVLMConvNorm(in_width, inner) if expansion > 1 else nn.Identity()
+        self.filter = TrafficVLMConvNorm(inner, inner, kernel_size, stride, groups=inner)
+        self.project = TrafficVLMConvNorm(inner, width, linear=True)
+        self.is_residual = (in_width, stride) == (width, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = nn.functional.relu(self.norm1(self.conv1(x)))
-        return nn.functional.relu(self.norm2(self.conv2(h)) + self.shortcut(x))
+        h = self.project(self.filter(self.expand(x)))
+        return x + h if self.is_residual else h
+
+
+class TrafficVLMConvolutions(nn.Module):
+    """EfficientNet-Lite0 without its classifier (https://arxiv.org/abs/1905.11946).
+
+    Attributes:
+        widths: channels of the last three grids.
+        ends: the number of the last block of each but the last.
+    """
+
+    def __init__(self, config: TrafficVLMVisionConfig):
+        super().__init__()
+        width, *stage_widths, head_width = config.conv_widths
+        self.stem = TrafficVLMConvNorm(config.num_channels, width, kernel_size=3, stride=2)
+        self.blocks = nn.ModuleList()
+        grids = []  # channels and last block before each halving
+        stages = zip(stage_widths, config.conv_depths, config.conv_kernel_sizes, config.conv_strides)
+        for stage, (next_width, depth, kernel_size, stride) in enumerate(stages):
+            if stride == 2:
+                grids.append((width, len(self.blocks) - 1))
+            for number in range(depth):
+                expansion, first_stride = config.conv_expansion if stage else 1, stride if number == 0 else 1
+                self.blocks.append(TrafficVLMConvBlock(width, next_width, expansion, kernel_size, first_stride))
+                width = next_width
+        self.head = TrafficVLMConvNorm(width, head_width)
+        (finer, finer_end), (same, same_end) = grids[-2:]
+        self.widths, self.ends = (finer, same, head_width), (finer_end, same_end)
+
+    def forward(self, pixel_values: torch.Tensor) -> list[torch.Tensor]:
+        """Features [B,C,rows,columns] of three grids, each half as fine as the one before."""
+        x = self.stem(pixel_values)
+        features = []
+        for number, block in enumerate(self.blocks):
+            x = block(x)
+            if number in self.ends:
+                features.append(x)
+        return [*features, self.head(x)]
 
 
 class TrafficVLMVisionLayer(GradientCheckpointingLayer):
@@ -97,17 +155,11 @@ class TrafficVLMVisionModel(PreTrainedModel):
 
     def __init__(self, config: TrafficVLMVisionConfig):
         super().__init__(config)
-        width = config.conv_widths[0]
-        self.stem = nn.Sequential(
-            nn.Conv2d(config.num_channels, width, 3, 2, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
-        )
-        blocks = []
-        for next_width, depth in zip(config.conv_widths[1:], config.conv_depths):
-            for number in range(depth):
-                blocks.append(TrafficVLMConvBlock(width, next_width, stride=2 if number == 0 else 1))
-                width = next_width
-        self.blocks = nn.ModuleList(blocks)
-        self.to_tokens = nn.Conv2d(width, config.hidden_size, 1)
+        self.convolutions = TrafficVLMConvolutions(config)
+        finer, same, coarser = self.convolutions.widths
+        self.from_finer = nn.Conv2d(finer, config.hidden_size, 2, stride=2, bias=False)
+        self.from_same = nn.Conv2d(same, config.hidden_size, 1)
+        self.from_coarser = nn.Conv2d(coarser, config.hidden_size, 1, bias=False)
         self.place = nn.Linear(4 * self.NUM_WAVES, config.hidden_size, bias=False)
         self.layers = nn.ModuleList(TrafficVLMVisionLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
@@ -117,20 +169,19 @@ class TrafficVLMVisionModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, nn.Conv2d):  # keeps the size of the signal from block to block
-            init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
 
     def forward(self, pixel_values: torch.Tensor, return_dict: bool = True, **kwargs: Any) -> Any:
         """`last_hidden_state` [B,P,hidden_size] of pixels [B,num_channels,H,W], H and W multiples of `patch_size`."""
         # Channels last is how the fast convolutions of CPUs and GPUs want pixels and weights to lie. Weights come from
         # files in the other order; left so, each pass would copy them all, a fifth of the time of one image.
-        first = next(self.stem.parameters())
+        first = self.convolutions.stem[0].weight
         if not is_torchdynamo_compiling() and not first.is_contiguous(memory_format=torch.channels_last):
             self.to(memory_format=torch.channels_last)
-        x = self.stem(pixel_values.contiguous(memory_format=torch.channels_last))
-        for block in self.blocks:
-            x = block(x)
-        x = self.to_tokens(x)  # [B,C,rows,columns]
-        rows, columns = x.shape[2:]
+        finer, same, coarser = self.convolutions(pixel_values.contiguous(memory_format=torch.channels_last))
+        rows, columns = same.shape[2:]
+        around = nn.functional.interpolate(self.from_coarser(coarser), scale_factor=2.0)[:, :, :rows, :columns]
+        x = self.from_finer(finer) + self.from_same(same) + around  # [B,C,rows,columns]
         x = x.flatten(2).transpose(1, 2)  # [B,P,C]
         x = x + self.place(cell_coordinates(rows, columns, self.NUM_WAVES, x))
         for layer in self.layers:

@@ -107,7 +107,12 @@ TINY_SIZES = Sizes(
     vision_feed_forward=64,
     vision_layers=1,
     vision_heads=2,
-    own_tower={"conv_widths": [4, 4, 8, 16], "conv_depths": [1, 1, 1]},
+    own_tower={
+        "conv_widths": [4, 4, 4, 8, 8, 16],
+        "conv_depths": [1, 1, 1, 1],
+        "conv_kernel_sizes": [3, 3, 3, 3],
+        "conv_strides": [2, 2, 2, 2],
+    },
     width=32,
     feed_forward=64,
     layers=2,

@@ -114,7 +114,16 @@ def test_annotations_teach_the_decoder_before_a_frozen_tower_does(start, tmp_pat
 def test_a_compiled_decoder_learns_the_same(start, tmp_path):
     losses = []
     for name, compiled in (("plain", "false"), ("compiled", "true")):
-        options = ["--num_train_epochs", "1", "--hidden_dropout", "0", "--eval_strategy", "no", "--save_strategy", "no"]
+        options = [
+            "--num_train_epochs",
+            "1",
+            "--hidden_dropout",
+            "0",
+            "--eval_strategy",
+            "no",
+            "--save_strategy",
+            "no",
+        ]
         options += ["--load_best_model_at_end", "false", "--compile_decoder", compiled]
         result = run(start, tmp_path / name, *options)
         assert result.returncode == 0, result.stderr[-2000:]

@@ -26,15 +26,15 @@ def test_a_token_for_each_16_by_16_pixels(height, width):
 
 
 def test_tokens_stand_row_by_row():
-    tower = tiny_tower(num_hidden_layers=1)
+    tower = tiny_tower()
     tower.layers = torch.nn.ModuleList()  # attention would carry the change everywhere
-    plain = pixels(1, 3, 256, 256)
+    plain = pixels(1, 3, 320, 320)
     changed = plain.clone()
-    changed[:, :, 96:112, 144:160] += 5.0  # row 6, column 9 of 16 × 16
+    changed[:, :, 96:112, 224:240] += 5.0  # row 6, column 14 of 20 × 20
     difference = (tower(changed).last_hidden_state - tower(plain).last_hidden_state).abs().sum(-1)[0]
-    rows, columns = difference.reshape(16, 16).nonzero(as_tuple=True)
-    assert abs(rows.float().mean() - 6) < 0.6 and abs(columns.float().mean() - 9) < 0.6
-    assert len(rows) < 16 * 16 / 2
+    rows, columns = difference.reshape(20, 20).nonzero(as_tuple=True)
+    assert abs(rows.float().mean() - 6) < 2 and abs(columns.float().mean() - 14) < 2  # a coarse cell is two wide
+    assert len(rows) < 20 * 20 / 2
 
 
 def test_an_image_gives_the_same_tokens_alone_and_in_a_batch():
@@ -52,10 +52,33 @@ def test_places_do_not_depend_on_the_size_of_the_grid():
 
 
 def test_a_block_adds_to_its_input():
-    block = TrafficVLMConvBlock(4, 4, stride=1).eval()
-    block.norm2.weight.data.zero_()
     x = pixels(1, 4, 8, 8)
-    torch.testing.assert_close(block(x), x.relu())
+    for width, stride in ((4, 1), (6, 1), (4, 2)):
+        block = TrafficVLMConvBlock(4, width, expansion=2, kernel_size=3, stride=stride).eval()
+        block.project[1].weight.data.zero_()
+        torch.testing.assert_close(block(x), x if (width, stride) == (4, 1) else torch.zeros_like(block(x)))
+
+
+def test_each_token_knows_three_grids():
+    config = TrafficVLMVisionConfig(**TINY_TOWER)
+    tower = tiny_tower()
+    grids = tower.convolutions(pixels(1, 3, 64, 96))
+    assert [tuple(grid.shape[1:]) for grid in grids] == [(8, 8, 12), (12, 4, 6), (16, 2, 3)]
+    assert tower.convolutions.widths == (8, 12, config.conv_widths[-1])
+    plain = tower(pixels(1, 3, 64, 96)).last_hidden_state
+    for name in ("from_finer", "from_same", "from_coarser"):
+        weight = getattr(tower, name).weight
+        kept = weight.data.clone()
+        weight.data.zero_()
+        assert not torch.allclose(tower(pixels(1, 3, 64, 96)).last_hidden_state, plain)
+        weight.data.copy_(kept)
+
+
+def test_convolutions_are_those_of_efficientnet_lite0():
+    tower = TrafficVLMVisionModel(TrafficVLMVisionConfig())
+    assert len(tower.convolutions.blocks) == 16 and tower.convolutions.widths == (40, 112, 1280)
+    # 4,652,008 as published, less the classifier's 1,281,000
+    assert sum(weight.numel() for weight in tower.convolutions.parameters()) == 3_371_008
 
 
 def test_gradient_checkpointing_gives_the_same_gradients():
@@ -97,15 +120,17 @@ def test_convolutions_find_their_weights_channels_last(tmp_path):
         model(pixels(1, 3, 32, 32))
         convolutions = [weight for weight in model.parameters() if weight.ndim == 4]
         assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in convolutions)
-        assert all(weight.shape[1] > 1 for weight in convolutions)  # else it says nothing
+        assert any(min(weight.shape[1:3]) > 1 for weight in convolutions)  # else it says nothing
 
 
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"conv_depths": [2, 3]}, ["conv_depths=[2, 3]", "conv_widths=[8, 8, 12, 16]"]),
-        ({"patch_size": 8}, ["patch_size=8", "conv_widths=[8, 8, 12, 16]"]),
-        ({"conv_widths": [8, 0, 12, 16]}, ["conv_widths[1]=0"]),
+        ({"conv_depths": [2, 3]}, ["conv_depths=[2, 3]", "conv_widths=[8, 8, 8, 12, 12, 16]"]),
+        ({"patch_size": 8}, ["patch_size=8", "conv_strides=[2, 2, 2, 2]"]),
+        ({"conv_strides": [4, 2, 2, 1]}, ["conv_strides=[4, 2, 2, 1]"]),
+        ({"conv_kernel_sizes": [3, 3, 4, 3]}, ["conv_kernel_sizes=[3, 3, 4, 3]"]),
+        ({"conv_widths": [8, 0, 8, 12, 12, 16]}, ["conv_widths[1]=0"]),
         ({"hidden_act": "sliu"}, ["hidden_act='sliu'"]),
     ],
 )

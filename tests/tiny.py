@@ -23,8 +23,11 @@ TINY_TEXT = {
     "initializer_range": 0.3,
 }
 TINY_TOWER = {
-    "conv_widths": [8, 8, 12, 16],
-    "conv_depths": [1, 2, 1],
+    "conv_widths": [8, 8, 8, 12, 12, 16],
+    "conv_depths": [1, 1, 2, 1],
+    "conv_kernel_sizes": [3, 3, 5, 3],
+    "conv_strides": [2, 2, 2, 2],
+    "conv_expansion": 2,
     "hidden_size": 24,
     "intermediate_size": 32,
     "num_attention_heads": 2,

@@ -41,6 +41,9 @@ class ModelOptions:
         default=None, metadata={"help": "name or folder of a vision model of transformers to start from, as the tower"}
     )
     freeze_vision: bool = field(default=False, metadata={"help": "do not train the vision tower"})
+    freeze_convolutions: bool = field(
+        default=False, metadata={"help": "do not train the convolutions of our vision tower, only its later layers"}
+    )
     thaw_after_epochs: float | None = field(
         default=None, metadata={"help": "with freeze_vision: train it after these"}
     )
@@ -119,7 +122,7 @@ def build_model(options: ModelOptions) -> Any:
         return TrafficVLMForConditionalGeneration.from_pretrained(
             options.model_name_or_path, config=config, dtype=torch.float32, **how
         )
-    tower_config = AutoConfig.from_pretrained(options.vision_tower) if options.vision_tower else vision
+    tower_config = AutoConfig.from_pretrained(options.vision_tower, **vision) if options.vision_tower else vision
     config = TrafficVLMConfig(vision_config=tower_config, text_config=text)
     model = TrafficVLMForConditionalGeneration._from_config(config, **how)
     if options.vision_tower:
@@ -133,6 +136,13 @@ def compile_decoder(model: Any) -> None:
     for module in model.get_decoder().modules():
         if isinstance(module, TrafficVLMAttention | TrafficVLMMLP | TrafficVLMRMSNorm):
             module.forward = torch.compile(module.forward, dynamic=True)
+
+
+def freeze_convolutions(tower: Any) -> None:
+    """Keep what came with a tower that starts from other weights; a ValueError for a tower without."""
+    if not hasattr(tower, "convolutions"):
+        raise ValueError(f"--freeze_convolutions is for our own vision tower, not for a {type(tower).__name__}")
+    tower.convolutions.requires_grad_(False)
 
 
 def add_lora(model: Any, rank: int) -> Any:
@@ -233,6 +243,8 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         raise ValueError(
             "--thaw_after_epochs needs one process; on several, train twice: frozen, then from the result"
         )
+    if model_options.freeze_convolutions:
+        freeze_convolutions(unwrap(model).model.vision_tower)
     rows = [open_dataset(folder) for folder in data_options.train_dataset]
     for part in rows:
         check_words(part, processor)

@@ -20,6 +20,13 @@ def unwrap(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def keep_statistics(tower: Any) -> None:
+    """What is frozen keeps its statistics and drops nothing: the smallest parts that learn nothing are set to eval."""
+    for module in [tower, *tower.children()]:
+        if module.training and not any(parameter.requires_grad for parameter in module.parameters()):
+            module.eval()
+
+
 class TrafficTrainer(Trainer):
     """`Trainer` for batches of packed questions.
 
@@ -52,9 +59,7 @@ class TrafficTrainer(Trainer):
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         full = unwrap(self.accelerator.unwrap_model(model))
-        tower = full.model.vision_tower
-        if tower.training and not any(parameter.requires_grad for parameter in tower.parameters()):
-            tower.eval()  # a frozen tower keeps its statistics, too
+        keep_statistics(full.model.vision_tower)
         cells, look_at = inputs.pop("cell_targets", None), inputs.pop("attention_targets", None)
         words = None
         if self.attention_weight and look_at is not None:
