@@ -191,6 +191,15 @@ def test_a_frozen_tower_thaws(start, tmp_path):
     assert any(not torch.equal(first[name], second[name]) for name in names)
 
 
+def test_convolutions_can_be_kept(start, tmp_path):
+    result = run(start, tmp_path / "out", "--num_train_epochs", "1", "--freeze_convolutions", "true")
+    assert result.returncode == 0, result.stderr[-2000:]
+    after, before = weights(tmp_path / "out"), weights(start)
+    changed = {name for name in after if not torch.equal(after[name], before[name])}
+    assert not any("convolutions" in name for name in changed)  # statistics of their norms included
+    assert any("vision_tower.layers" in name for name in changed)
+
+
 def test_another_vision_tower_stands_in(tmp_path):
     from transformers import SiglipVisionConfig, SiglipVisionModel
 
