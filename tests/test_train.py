@@ -15,9 +15,10 @@ from safetensors.torch import load_file
 
 from hub_stand_in import TOKEN, HubStandIn
 from tiny import ROOT, TINY_TEXT, TINY_TOWER, save_folder
-from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
+from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
-from traffic_vlm.training.run import last_checkpoint
+from traffic_vlm.training.run import ModelOptions, build_model, last_checkpoint
+from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 
 TOWER = TINY_TOWER | {"image_size": 64}
@@ -207,8 +208,6 @@ def test_another_vision_tower_stands_in(tmp_path):
         hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, image_size=32, patch_size=16
     )
     SiglipVisionModel(config).save_pretrained(tmp_path / "tower")
-    from traffic_vlm.training.run import ModelOptions, build_model
-
     model = build_model(ModelOptions(vision_tower=str(tmp_path / "tower")))
     saved = weights(tmp_path / "tower")
     mine = model.model.vision_tower.state_dict()
@@ -216,6 +215,15 @@ def test_another_vision_tower_stands_in(tmp_path):
     [own] = [key for key in mine if key.endswith("layers.0.mlp.fc1.weight")]
     assert torch.equal(saved[name], mine[own])
     assert model.config.vision_config.image_size == 32
+
+
+def test_our_tower_starts_from_a_folder_at_another_size(tmp_path):
+    tower = TrafficVLMVisionModel(TrafficVLMVisionConfig(**TINY_TOWER))
+    tower.save_pretrained(tmp_path / "tower")
+    model = build_model(ModelOptions(vision_tower=str(tmp_path / "tower"), image_size=64))
+    mine = model.model.vision_tower.state_dict()
+    assert all(torch.equal(value, mine[name]) for name, value in tower.state_dict().items())
+    assert model.config.vision_config.image_size == 64
 
 
 def own_folder(folder: Path, answer: str = "yes") -> Path:

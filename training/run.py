@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, TrainingArguments
+from transformers import PreTrainedConfig, TrainingArguments
 
 from ..configuration_traffic_vlm import TrafficVLMConfig
 from ..data.dataset import synthetic_rows
@@ -122,8 +122,8 @@ def build_model(options: ModelOptions) -> Any:
         return TrafficVLMForConditionalGeneration.from_pretrained(
             options.model_name_or_path, config=config, dtype=torch.float32, **how
         )
-    tower_config = AutoConfig.from_pretrained(options.vision_tower, **vision) if options.vision_tower else vision
-    config = TrafficVLMConfig(vision_config=tower_config, text_config=text)
+    tower_fields = PreTrainedConfig.get_config_dict(options.vision_tower)[0] if options.vision_tower else {}
+    config = TrafficVLMConfig(vision_config=tower_fields | vision, text_config=text)
     model = TrafficVLMForConditionalGeneration._from_config(config, **how)
     if options.vision_tower:
         tower = model.model.vision_tower
