@@ -133,9 +133,10 @@ def build_model(options: ModelOptions) -> Any:
 
 def compile_decoder(model: Any) -> None:
     """Compile the parts of each decoder layer, for rows of any length; what hooks into them still works."""
-    for module in model.get_decoder().modules():
-        if isinstance(module, TrafficVLMAttention | TrafficVLMMLP | TrafficVLMRMSNorm):
-            module.forward = torch.compile(module.forward, dynamic=True)
+    kinds = (TrafficVLMAttention, TrafficVLMMLP, TrafficVLMRMSNorm)
+    parts: list[Any] = [module for module in model.get_decoder().modules() if isinstance(module, kinds)]
+    for part in parts:
+        part.forward = torch.compile(part.forward, dynamic=True)
 
 
 def freeze_convolutions(tower: Any) -> None:
