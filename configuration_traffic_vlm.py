@@ -349,7 +349,7 @@ class TrafficVLMConfig(PreTrainedConfig):
 
     @classmethod
     def medium(cls, **kwargs: Any) -> "TrafficVLMConfig":
-        """The second size, about 82 M parameters: the small vision tower with a decoder of 6 layers and width 768."""
+        """The second size, about 80 M parameters: the small vision tower with a decoder of 6 layers and width 768."""
         text_config = {
             "hidden_size": 768,
             "intermediate_size": 3072,

@@ -39,6 +39,7 @@ RUN_STATES = re.compile(r"training_args\.bin|(optimizer|scheduler|scaler)\.(pt|b
 ALLOWED_IMPORTS = sys.stdlib_module_names | {"torch", "transformers", "tokenizers", "numpy", "PIL"}
 CARD_FIELDS = ("license", "library_name", "pipeline_tag", "tags")
 IDENTIFIER = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
+LICENSE_LINK = re.compile(r"^license_link: *(\S+)", re.MULTILINE)
 PICTURE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)")
 
 Report = Callable[[str], None]
@@ -94,7 +95,7 @@ def stage(model_folder: str | os.PathLike, staged: str | os.PathLike, code_folde
         raise PublishError(*problems)
     sources |= {name: code / name for name in _reached_code(model, code)}
     card = sources["README.md"]
-    sources |= {name: card.parent / name for name in _pictures(card) if (card.parent / name).is_file()}
+    sources |= {name: card.parent / name for name in _linked_files(card) if (card.parent / name).is_file()}
     for name, source in sources.items():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target / name)
@@ -155,9 +156,10 @@ def _imports(path: Path) -> Iterator[ast.Import | ast.ImportFrom]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
 
 
-def _pictures(card: Path) -> list[str]:
-    """Relative paths of the pictures that a card shows: without them it would be broken on the Hub."""
-    links = PICTURE.findall(card.read_text(encoding="utf-8", errors="replace"))
+def _linked_files(card: Path) -> list[str]:
+    """Relative paths of the pictures and the licence that a card names: without them it would be broken on the Hub."""
+    text = card.read_text(encoding="utf-8", errors="replace")
+    links = PICTURE.findall(text) + LICENSE_LINK.findall(text)
     return sorted({link for link in links if ":" not in link and not link.startswith("/") and ".." not in link})
 
 
@@ -232,9 +234,9 @@ def check_card(staged: Path) -> list[Outcome]:
     tags = fields.get("tags") or []
     if not (isinstance(tags, list) and all(isinstance(tag, str) for tag in tags)):
         problems.append(f"tags must be a list of words, got {tags!r}")
-    absent = [name for name in _pictures(path) if not (staged / name).is_file()]
+    absent = [name for name in _linked_files(path) if not (staged / name).is_file()]
     if absent:
-        problems.append(f"it shows pictures that are not there: {', '.join(absent)}")
+        problems.append(f"it names files that are not there: {', '.join(absent)}")
     return [Outcome("metadata of the card", "; ".join(problems))]
 
 

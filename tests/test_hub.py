@@ -141,6 +141,7 @@ def test_card_and_licence_of_the_repository_go_with_a_model_without_its_own(fold
     stage(folder, tmp_path / "staged")
     assert (tmp_path / "staged" / "README.md").read_bytes() == (ROOT / "README.md").read_bytes()
     assert (tmp_path / "staged" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert (tmp_path / "staged" / "LICENSE_WEIGHTS.md").is_file()  # named by the card
     [outcome] = publishing.check_card(tmp_path / "staged")
     assert not outcome.problem  # with the pictures that it shows
 
@@ -173,7 +174,7 @@ def test_missing_files_and_other_weights_are_named(name, said, folder, hub):
         (CARD.replace("mit", "other"), "license: other needs a license_name"),
         (CARD.replace("[traffic]", "traffic"), "tags must be a list of words"),
         (CARD.replace("transformers", "keras"), "library_name must be transformers, got 'keras'"),
-        (CARD + "![a scene](docs/scene.png)\n", "it shows pictures that are not there: docs/scene.png"),
+        (CARD + "![a scene](docs/scene.png)\n", "it names files that are not there: docs/scene.png"),
     ],
 )
 def test_a_card_that_the_hub_could_not_use_stops_the_push(card, said, folder, hub, no_loading):
