@@ -120,16 +120,20 @@ class ImageEncoder:
 
     @torch.no_grad()
     def fingerprint(self) -> torch.Tensor | None:
-        """The first number of every weight that encoded images depend on, adapters among them, in float32."""
+        """The first number of every weight that encoded images depend on, adapters among them, in float32.
+
+        Sharded and quantized weights are left out: theirs cannot be read as simply.
+        """
         parts = [self.vision_tower, self.projector]
         for layer in self.text_model.layers:
             parts += [layer.cross_attn.k_proj, layer.cross_attn.v_proj]
         weights = [weight for part in parts for weight in part.parameters()]
-        if any(weight.is_meta for weight in weights):
+        weights = [weight for weight in weights if type(weight.data) is torch.Tensor]
+        if not weights or any(weight.is_meta for weight in weights):
             return None
         # A view of one element, however many dimensions: indexing each of them takes a millisecond in all.
         first = [weight.as_strided((1,), (1,)) for weight in weights]
-        return torch.cat([number.to(first[0].device) for number in first]).float()
+        return torch.cat([number.to(first[0].device, torch.float32) for number in first])
 
     def choose_images(
         self,

@@ -185,7 +185,7 @@ class TrafficVLMTextConfig(PreTrainedConfig):
 
 
 class TrafficVLMVisionConfig(PreTrainedConfig):
-    """Configuration of the project's own vision tower; the defaults have 18.7 M parameters and give 196 tokens of 768.
+    """Configuration of the project's own vision tower; the defaults have 18.8 M parameters and give 196 tokens of 768.
 
     Args:
         conv_widths: channels after the stem, after each stage of residual blocks, and after the last convolution.
@@ -250,8 +250,10 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         )
         _check(all(size % 2 for size in conv_kernel_sizes), "sizes of kernels must be odd", **stages)
         _check(
-            all(stride in (1, 2) for stride in conv_strides) and patch_size == math.prod(conv_strides) >= 4,
-            "strides must be 1 or 2, at least two of them 2, and patch_size their product",
+            all(stride in (1, 2) for stride in conv_strides)
+            and patch_size == math.prod(conv_strides)
+            and math.prod(conv_strides[1:]) >= 4,
+            "strides must be 1 or 2, two of them 2 after the first stage, and patch_size their product",
             patch_size=patch_size,
             **stages,
         )

@@ -43,7 +43,7 @@ class TrafficVLMConvNorm(nn.Sequential):
     ):
         super().__init__(
             nn.Conv2d(in_width, width, kernel_size, stride, kernel_size // 2, groups=groups, bias=False),
-            nn.BatchNorm2d(width, eps=1e-3, momentum=0.01),
+            nn.BatchNorm2d(width, eps=1e-3),
             nn.Identity() if linear else nn.ReLU6(),
         )
 
@@ -69,6 +69,8 @@ class TrafficVLMConvBlock(GradientCheckpointingLayer):
 
 class TrafficVLMConvolutions(nn.Module):
     """EfficientNet-Lite0 without its classifier (https://arxiv.org/abs/1905.11946).
+
+    Borders are padded alike on all sides, there more on the right and below: it sees the image moved by a few pixels.
 
     Attributes:
         widths: channels of the last three grids.
@@ -144,7 +146,7 @@ class TrafficVLMVisionModel(PreTrainedModel):
     main_input_name = "pixel_values"
     input_modalities = ("image",)
     supports_gradient_checkpointing = True
-    _no_split_modules = ["TrafficVLMConvBlock", "TrafficVLMVisionLayer"]
+    _no_split_modules = ["TrafficVLMVisionModel"]  # small, and three of its parts are added up
     # Whichever is asked for, attention here is torch's own function, which picks the fastest kernel by itself.
     _supports_sdpa = True
     _supports_flash_attn = True
@@ -168,7 +170,7 @@ class TrafficVLMVisionModel(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, nn.Conv2d):  # keeps the size of the signal from block to block
+        if isinstance(module, nn.Conv2d):  # He's: most are followed by a ReLU
             init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
 
     def forward(self, pixel_values: torch.Tensor, return_dict: bool = True, **kwargs: Any) -> Any:

@@ -18,11 +18,9 @@ from .scene import ATTRIBUTES, CLASSES, FACTS, Scene, SceneObject
 from .truths import MIN_VISIBLE
 
 
-TARGETS: tuple[str, ...] = (
-    *CLASSES,
-    *(f"{name} {value}" for name, values in ATTRIBUTES.items() for value in values),
-    *(f"{name} {value}" for name, values in FACTS.items() for value in values),
-)
+OBJECT_TARGETS = (*CLASSES, *(f"{name} {value}" for name, values in ATTRIBUTES.items() for value in values))
+FACT_TARGETS = tuple(f"{name} {value}" for name, values in FACTS.items() for value in values)
+TARGETS: tuple[str, ...] = OBJECT_TARGETS + FACT_TARGETS
 CLEAR = 0.5  # of a cell: less is not called an object's cell, nor free of it
 TRACE = 0.03
 

@@ -39,7 +39,7 @@ RUN_STATES = re.compile(r"training_args\.bin|(optimizer|scheduler|scaler)\.(pt|b
 ALLOWED_IMPORTS = sys.stdlib_module_names | {"torch", "transformers", "tokenizers", "numpy", "PIL"}
 CARD_FIELDS = ("license", "library_name", "pipeline_tag", "tags")
 IDENTIFIER = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
-LICENSE_LINK = re.compile(r"^license_link: *(\S+)", re.MULTILINE)
+LICENSE_LINK = re.compile(r"^license_link: *[\"']?([^\"'\s]+)", re.MULTILINE)
 PICTURE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)")
 
 Report = Callable[[str], None]
@@ -354,6 +354,8 @@ def publish(
     with tempfile.TemporaryDirectory(prefix="traffic-vlm-") as temporary:
         staged = Path(output) if output else Path(temporary) / "staged"
         stage(model_folder, staged, code_folder)
+        if report and not (Path(model_folder) / "README.md").is_file():
+            report("note: README.md and licences are this repository's; a model of yours should have its own")
         if report:
             for path in list_files(staged):
                 report(f"{path.stat().st_size:>12,}  {path.relative_to(staged).as_posix()}")

@@ -175,6 +175,7 @@ def test_missing_files_and_other_weights_are_named(name, said, folder, hub):
         (CARD.replace("[traffic]", "traffic"), "tags must be a list of words"),
         (CARD.replace("transformers", "keras"), "library_name must be transformers, got 'keras'"),
         (CARD + "![a scene](docs/scene.png)\n", "it names files that are not there: docs/scene.png"),
+        (CARD.replace("mit\n", 'mit\nlicense_link: "MINE.md"\n'), "it names files that are not there: MINE.md"),
     ],
 )
 def test_a_card_that_the_hub_could_not_use_stops_the_push(card, said, folder, hub, no_loading):

@@ -119,6 +119,17 @@ def test_cell_loss_weighs_what_is_rare_as_what_is_common():
     assert cell_loss(logits, torch.full_like(targets, -1)).item() == 0
 
 
+def test_the_cell_loss_leaves_facts_of_the_whole_image_to_the_image_loss():
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 9, len(TARGETS), generator=draw)
+    targets = torch.randint(-1, 2, logits.shape, generator=draw)
+    changed = targets.clone()
+    changed[..., TARGETS.index("time of day night")] = 1 - targets[..., TARGETS.index("time of day night")].abs()
+    assert cell_loss(logits, targets) == cell_loss(logits, changed)
+    changed[..., TARGETS.index("value 130")] = 1 - targets[..., TARGETS.index("value 130")].abs()
+    assert cell_loss(logits, targets) != cell_loss(logits, changed)
+
+
 def test_image_targets_are_no_only_where_every_cell_is_known():
     cells = torch.tensor([[[1, 0, 0], [0, 0, -1]], [[-1, -1, 0], [1, 0, 0]]], dtype=torch.int8)
     assert image_targets(cells).tolist() == [[1, 0, -1], [1, -1, 0]]

@@ -17,7 +17,14 @@ from hub_stand_in import TOKEN, HubStandIn
 from tiny import ROOT, TINY_TEXT, TINY_TOWER, save_folder
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
-from traffic_vlm.training.run import ModelOptions, build_model, last_checkpoint
+from traffic_vlm.training.auxiliary import add_cell_head
+from traffic_vlm.training.run import (
+    ModelOptions,
+    build_model,
+    compile_decoder,
+    freeze_convolutions,
+    last_checkpoint,
+)
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 
@@ -199,6 +206,38 @@ def test_convolutions_can_be_kept(start, tmp_path):
     changed = {name for name in after if not torch.equal(after[name], before[name])}
     assert not any("convolutions" in name for name in changed)  # statistics of their norms included
     assert any("vision_tower.layers" in name for name in changed)
+
+
+def test_convolutions_stay_kept_when_the_tower_thaws(start, tmp_path):
+    options = ["--num_train_epochs", "2", "--load_best_model_at_end", "false", "--freeze_convolutions", "true"]
+    result = run(start, tmp_path / "out", *options, "--freeze_vision", "true", "--thaw_after_epochs", "1")
+    assert result.returncode == 0, result.stderr[-2000:]
+    after, before = weights(tmp_path / "out"), weights(start)
+    changed = {name for name in after if not torch.equal(after[name], before[name])}
+    assert not any("convolutions" in name for name in changed)
+    assert any("vision_tower.layers" in name for name in changed)
+
+
+def test_only_our_own_tower_has_convolutions_to_keep():
+    with pytest.raises(ValueError, match="not for a Linear"):
+        freeze_convolutions(torch.nn.Linear(1, 1))
+
+
+def test_the_decoder_is_compiled_part_by_part(start):
+    model = TrafficVLMForConditionalGeneration.from_pretrained(start)
+    compile_decoder(model)
+    compiled = {name for name, module in model.named_modules() if "forward" in vars(module)}
+    layer = {"self_attn_norm", "self_attn", "cross_attn_norm", "cross_attn", "mlp_norm", "mlp"}
+    assert {name.rsplit("layers.0.")[-1] for name in compiled if "layers.0." in name} == layer
+    assert not any("vision_tower" in name for name in compiled)
+
+
+def test_a_cell_head_of_other_targets_is_refused(start, tmp_path):
+    model = TrafficVLMForConditionalGeneration.from_pretrained(start)
+    model.add_module("cell_head", torch.nn.Linear(24, 48))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="48 targets, this code 71"):
+        add_cell_head(TrafficVLMForConditionalGeneration.from_pretrained(start), str(tmp_path))
 
 
 def test_another_vision_tower_stands_in(tmp_path):

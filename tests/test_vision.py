@@ -74,6 +74,20 @@ def test_each_token_knows_three_grids():
         weight.data.copy_(kept)
 
 
+def test_a_coarse_cell_speaks_to_the_four_tokens_that_it_covers():
+    tower = tiny_tower()
+    tower.layers, tower.norm = torch.nn.ModuleList(), torch.nn.Identity()
+    for silent in (tower.from_finer, tower.from_same, tower.place):
+        for parameter in silent.parameters():
+            parameter.data.zero_()
+    image = pixels(1, 3, 80, 112)  # 5 × 7 tokens on 3 × 4 coarse cells
+    coarse = tower.from_coarser(tower.convolutions(image)[2])[0]
+    tokens = tower(image).last_hidden_state[0].reshape(5, 7, -1)
+    for row in range(5):
+        for column in range(7):
+            torch.testing.assert_close(tokens[row, column], coarse[:, row // 2, column // 2])
+
+
 def test_convolutions_are_those_of_efficientnet_lite0():
     tower = TrafficVLMVisionModel(TrafficVLMVisionConfig())
     assert len(tower.convolutions.blocks) == 16 and tower.convolutions.widths == (40, 112, 1280)
@@ -129,6 +143,7 @@ def test_convolutions_find_their_weights_channels_last(tmp_path):
         ({"conv_depths": [2, 3]}, ["conv_depths=[2, 3]", "conv_widths=[8, 8, 8, 12, 12, 16]"]),
         ({"patch_size": 8}, ["patch_size=8", "conv_strides=[2, 2, 2, 2]"]),
         ({"conv_strides": [4, 2, 2, 1]}, ["conv_strides=[4, 2, 2, 1]"]),
+        ({"conv_strides": [2, 1, 1, 2], "patch_size": 4}, ["conv_strides=[2, 1, 1, 2]"]),
         ({"conv_kernel_sizes": [3, 3, 4, 3]}, ["conv_kernel_sizes=[3, 3, 4, 3]"]),
         ({"conv_widths": [8, 0, 8, 12, 12, 16]}, ["conv_widths[1]=0"]),
         ({"hidden_act": "sliu"}, ["hidden_act='sliu'"]),

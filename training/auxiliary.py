@@ -18,7 +18,7 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from ..data.scene import Scene
-from ..data.targets import TARGETS, cell_targets
+from ..data.targets import OBJECT_TARGETS, TARGETS, cell_targets
 
 
 CELL_HEAD = "cell_head"  # name of the extra layer; a checkpoint holds it, the finished model does not
@@ -45,7 +45,14 @@ def add_cell_head(model: Any, folder: str | None = None) -> None:
         with safe_open(weights, "pt") as file:
             names = [name for name in file.keys() if name.startswith(f"{CELL_HEAD}.")]  # noqa: SIM118
             if names:
-                head.load_state_dict({name.split(".")[1]: file.get_tensor(name).float() for name in names})
+                weights_of = {name.split(".")[1]: file.get_tensor(name).float() for name in names}
+                known = len(weights_of["bias"])
+                if known != len(TARGETS):
+                    raise ValueError(
+                        f"the cell head of {folder} knows {known} targets, this code {len(TARGETS)}; "
+                        "start from a finished folder, which has none"
+                    )
+                head.load_state_dict(weights_of)
     model.add_module(CELL_HEAD, head)
 
 
@@ -65,8 +72,10 @@ def cell_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Focal loss (https://arxiv.org/abs/1708.02002) of logits [I,P,T] with targets of 1, 0 and -1 (unknown, ignored).
 
     Each target's sum is divided by the number of cells that hold it: rare targets count as much as common ones, and
-    a false cell as much as a missed one.
+    a false cell as much as a missed one. Facts of the whole image are left out: a batch in which one does not hold,
+    in none of its thousands of cells, would outweigh all else. `image_loss` teaches them.
     """
+    logits, targets = logits[..., : len(OBJECT_TARGETS)], targets[..., : len(OBJECT_TARGETS)]
     entropy = cross_entropy(logits, targets)
     focal = (1 - torch.exp(-entropy)) ** 2 * entropy * (targets >= 0)
     known = (targets >= 0).any(1).any(0)

@@ -38,7 +38,8 @@ FITTED_IMAGES = 1024  # whose tokens tell what a tower makes of annotated cells
 class ModelOptions:
     model_name_or_path: str | None = field(default=None, metadata={"help": "weights to start from; else from nothing"})
     vision_tower: str | None = field(
-        default=None, metadata={"help": "name or folder of a vision model of transformers to start from, as the tower"}
+        default=None,
+        metadata={"help": "name or folder of a vision model of transformers, or of our own, to start from"},
     )
     freeze_vision: bool = field(default=False, metadata={"help": "do not train the vision tower"})
     freeze_convolutions: bool = field(
@@ -109,7 +110,7 @@ def check_words(rows: Any, processor: Any) -> None:
 
 
 def build_model(options: ModelOptions) -> Any:
-    """The model to train: from nothing, from weights, or around a vision tower of transformers."""
+    """The model to train: from nothing, from weights, or around a vision tower of transformers or of our own."""
     vision: dict[str, Any] = {} if options.image_size is None else {"image_size": options.image_size}
     text = {} if options.hidden_dropout is None else {"hidden_dropout": options.hidden_dropout}
     how = {"attn_implementation": options.attn_implementation}
@@ -122,17 +123,26 @@ def build_model(options: ModelOptions) -> Any:
         return TrafficVLMForConditionalGeneration.from_pretrained(
             options.model_name_or_path, config=config, dtype=torch.float32, **how
         )
-    tower_fields = PreTrainedConfig.get_config_dict(options.vision_tower)[0] if options.vision_tower else {}
-    config = TrafficVLMConfig(vision_config=tower_fields | vision, text_config=text)
+    tower_fields = vision
+    if options.vision_tower:
+        tower_fields = PreTrainedConfig.get_config_dict(options.vision_tower)[0] | vision
+        if "model_type" not in tower_fields:
+            raise ValueError(f"--vision_tower {options.vision_tower}: its config.json names no model_type")
+    config = TrafficVLMConfig(vision_config=tower_fields, text_config=text)
     model = TrafficVLMForConditionalGeneration._from_config(config, **how)
     if options.vision_tower:
         tower = model.model.vision_tower
-        model.model.vision_tower = type(tower).from_pretrained(options.vision_tower, config=tower.config)
+        model.model.vision_tower = type(tower).from_pretrained(
+            options.vision_tower, config=tower.config, dtype=torch.float32
+        )
     return model
 
 
 def compile_decoder(model: Any) -> None:
-    """Compile the parts of each decoder layer, for rows of any length; what hooks into them still works."""
+    """Compile the parts of each decoder layer, for rows of any length; what hooks into them still works.
+
+    They stay bound to this model: a copy of it would compute with its weights.
+    """
     kinds = (TrafficVLMAttention, TrafficVLMMLP, TrafficVLMRMSNorm)
     parts: list[Any] = [module for module in model.get_decoder().modules() if isinstance(module, kinds)]
     for part in parts:
@@ -228,6 +238,8 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     elif data_options.cell_weight:
         add_cell_head(model, model_options.model_name_or_path)
     if model_options.compile_decoder:
+        if arguments.n_gpu > 1:
+            raise ValueError("--compile_decoder needs one process for each GPU: start it with torchrun")
         compile_decoder(unwrap(model))
     if unknown := set(data_options.kinds) - set(KINDS):
         raise ValueError(f"--kinds has {', '.join(sorted(unknown))}; known are {', '.join(KINDS)}")
@@ -260,6 +272,9 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
             return presence_accuracy(model, processor, rows, grid, arguments.per_device_eval_batch_size)
         return quick_metrics(model, processor, rows, arguments.per_device_eval_batch_size)
 
+    callbacks: list[Any] = [StartEpoch(collator)]
+    if thaw is not None:
+        callbacks.append(FreezeTower(thaw, model_options.freeze_convolutions))
     trainer = TrafficTrainer(
         model,
         arguments,
@@ -272,7 +287,7 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         annotated_steps=data_options.annotated_steps or (0, 0),
         evaluator=figures,
         processing_class=processor,
-        callbacks=[StartEpoch(collator), *([FreezeTower(thaw)] if thaw is not None else [])],
+        callbacks=callbacks,
     )
     checkpoint = arguments.resume_from_checkpoint or last_checkpoint(folder)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

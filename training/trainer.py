@@ -21,7 +21,7 @@ def unwrap(model: Any) -> Any:
 
 
 def keep_statistics(tower: Any) -> None:
-    """What is frozen keeps its statistics and drops nothing: the smallest parts that learn nothing are set to eval."""
+    """What is frozen keeps its statistics and drops nothing: the tower, or those of its direct parts, go to eval."""
     for module in [tower, *tower.children()]:
         if module.training and not any(parameter.requires_grad for parameter in module.parameters()):
             module.eval()
@@ -161,10 +161,13 @@ class StartEpoch(TrainerCallback):
 
 
 class FreezeTower(TrainerCallback):
-    """Keep the vision tower as it is for the first `epochs` epochs."""
+    """Keep the vision tower as it is for the first `epochs` epochs, and its convolutions for good if asked to."""
 
-    def __init__(self, epochs: float):
-        self.epochs = epochs
+    def __init__(self, epochs: float, keep_convolutions: bool = False):
+        self.epochs, self.keep_convolutions = epochs, keep_convolutions
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        unwrap(model).model.vision_tower.requires_grad_((state.epoch or 0) >= self.epochs)
+        tower = unwrap(model).model.vision_tower
+        tower.requires_grad_((state.epoch or 0) >= self.epochs)
+        if self.keep_convolutions:
+            tower.convolutions.requires_grad_(False)
