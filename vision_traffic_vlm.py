@@ -177,7 +177,7 @@ class TrafficVLMVisionModel(PreTrainedModel):
         """`last_hidden_state` [B,P,hidden_size] of pixels [B,num_channels,H,W], H and W multiples of `patch_size`."""
         # Channels last is how the fast convolutions of CPUs and GPUs want pixels and weights to lie. Weights come from
         # files in the other order; left so, each pass would copy them all, a fifth of the time of one image.
-        first = self.convolutions.stem[0].weight
+        first = next(self.convolutions.parameters())
         if not is_torchdynamo_compiling() and not first.is_contiguous(memory_format=torch.channels_last):
             self.to(memory_format=torch.channels_last)
         finer, same, coarser = self.convolutions(pixel_values.contiguous(memory_format=torch.channels_last))
