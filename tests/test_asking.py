@@ -360,10 +360,8 @@ def test_maps_refuse_bad_input(model, arguments, named):
 
 
 def test_tokens_of_packed_rows_see_their_question_up_to_them_without_padding():
-    segments, real = (
-        torch.tensor([[1, 1, 1, 2, 2]]),
-        torch.tensor([[0, 1, 1, 1, 1]]),
-    )  # a pad within question 1
+    segments = torch.tensor([[1, 1, 1, 2, 2]])
+    real = torch.tensor([[0, 1, 1, 1, 1]])  # a pad within question 1
     seen = packed_mask(segments, real, 6)  # and a column of a static cache beyond the row
     rows = ["000000", "010000", "011000", "000100", "000110"]
     assert ["".join(map(str, row)) for row in seen[0, 0].int().tolist()] == rows

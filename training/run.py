@@ -27,7 +27,7 @@ from ..publishing.hub import publish
 from . import annotated
 from .auxiliary import add_cell_head, presence_accuracy, remove_cell_head
 from .collator import SupervisedCollator
-from .trainer import FreezeTower, StartEpoch, TrafficTrainer, unwrap
+from .trainer import FreezeTower, StartEpoch, TrafficTrainer, freeze_convolutions, unwrap
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -147,13 +147,6 @@ def compile_decoder(model: Any) -> None:
     parts: list[Any] = [module for module in model.get_decoder().modules() if isinstance(module, kinds)]
     for part in parts:
         part.forward = torch.compile(part.forward, dynamic=True)
-
-
-def freeze_convolutions(tower: Any) -> None:
-    """Keep what came with a tower that starts from other weights; a ValueError for a tower without."""
-    if not hasattr(tower, "convolutions"):
-        raise ValueError(f"--freeze_convolutions is for our own vision tower, not for a {type(tower).__name__}")
-    tower.convolutions.requires_grad_(False)
 
 
 def add_lora(model: Any, rank: int) -> Any:

@@ -27,6 +27,13 @@ def keep_statistics(tower: Any) -> None:
             module.eval()
 
 
+def freeze_convolutions(tower: Any) -> None:
+    """Keep what came with a tower that starts from other weights; a ValueError for a tower without."""
+    if not hasattr(tower, "convolutions"):
+        raise ValueError(f"--freeze_convolutions is for our own vision tower, not for a {type(tower).__name__}")
+    tower.convolutions.requires_grad_(False)
+
+
 class TrafficTrainer(Trainer):
     """`Trainer` for batches of packed questions.
 
@@ -170,4 +177,4 @@ class FreezeTower(TrainerCallback):
         tower = unwrap(model).model.vision_tower
         tower.requires_grad_((state.epoch or 0) >= self.epochs)
         if self.keep_convolutions:
-            tower.convolutions.requires_grad_(False)
+            freeze_convolutions(tower)
