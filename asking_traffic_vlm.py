@@ -5,7 +5,7 @@ and `[YES]` there. Logits are computed at those tokens only.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -72,6 +72,32 @@ class EncodedImages:
                 raise IndexError(f"image {index} of {len(self)}")
             index = slice(index, index + 1 or None)
         return self._map(lambda tensor: tensor[index])
+
+    @staticmethod
+    def join(parts: Sequence["EncodedImages"]) -> "EncodedImages":
+        """Images encoded at different times, one after the other, to ask about all of them in one pass.
+
+        Raises:
+            ValueError: none, some with and some without an attention mask, or some of another model.
+        """
+        if not parts:
+            raise ValueError("There are no encoded images to join.")
+        numbers = [part.fingerprint for part in parts if part.fingerprint is not None]
+        if len(numbers) not in (0, len(parts)) or any(not one.equal(numbers[0]) for one in numbers):
+            raise ValueError("Encoded images of different models cannot be joined.")
+        masks = [part.attention_mask for part in parts if part.attention_mask is not None]
+        if len(masks) not in (0, len(parts)):
+            raise ValueError("Encoded images with and without an attention mask cannot be joined.")
+        pixels = [part.pixel_values for part in parts if part.pixel_values is not None]
+        layers = zip(*(part.key_values for part in parts))
+        return EncodedImages(
+            tuple(
+                (torch.cat([key for key, _ in layer]), torch.cat([value for _, value in layer])) for layer in layers
+            ),
+            numbers[0] if numbers else None,
+            torch.cat(masks) if masks else None,
+            torch.cat(pixels) if len(pixels) == len(parts) else None,
+        )
 
     @property
     def device(self) -> torch.device:

@@ -99,7 +99,7 @@ class Answerer:
     def decide(self, encoded: Any, questions: Sequence[Sequence[str]]) -> list[list[Answer | None]]:
         """As `ask`, in one pass over all questions: those that want words have None in place of an answer."""
         rows = [list(row) for row in questions]
-        unknown = {question: self._unknown_words(question) for row in rows for question in row}
+        unknown = {question: self.unknown_words(question) for row in rows for question in row}
         inputs = self.processor(text=rows, packed=True, on_unknown="ignore", return_tensors="pt").to(self.device)
         text = self.model.config.get_text_config()
         decided: list[list[Answer | None]] = []
@@ -128,9 +128,9 @@ class Answerer:
             yield self._in_words(question, *said.result()[0])
 
     def _in_words(self, question: str, text: str, probability: float) -> Answer:
-        return Answer(question, text, probability, unknown_words=self._unknown_words(question))
+        return Answer(question, text, probability, unknown_words=self.unknown_words(question))
 
-    def _unknown_words(self, question: str) -> tuple[str, ...]:
+    def unknown_words(self, question: str) -> tuple[str, ...]:
         """Words of a question that the model does not know.
 
         Raises:

@@ -16,13 +16,12 @@ from typing import Any
 import gradio as gr
 from PIL import Image
 
-from ..images_traffic_vlm import to_rgb
 from .answerer import Answer, Answerer
 from .overlay import asked_word, attention_of_question, heat_over
+from .pictures import open_picture
 
 
 MAX_QUESTIONS = 64
-MAX_PIXELS = 40_000_000  # an 8K frame has 33 million
 MAX_FILE_SIZE = "30mb"
 SESSION_SECONDS = 3600.0  # encoded images of sessions that are gone are dropped after it
 SHOWN_WIDTH = 896  # pixels of the picture that attention is laid over
@@ -55,28 +54,6 @@ class Seen:
     key: str
     encoded: Any = field(repr=False)
     picture: Image.Image = field(repr=False)
-
-
-def open_picture(path: str) -> Image.Image:
-    """The picture in a file, as RGB.
-
-    Raises:
-        ValueError: no image, an animated one, or one of more than MAX_PIXELS pixels, which is not decoded.
-    """
-    name = Path(path).name
-    try:
-        with Image.open(path) as image:
-            width, height = image.size
-            frames = getattr(image, "n_frames", 1)
-            if frames == 1 and width * height <= MAX_PIXELS:
-                return to_rgb(image)
-    except Image.DecompressionBombError as error:
-        raise ValueError(f"{name} has too many pixels; at most {MAX_PIXELS:,} are read.") from error
-    except Exception as error:  # on broken bytes Pillow raises whatever the code of the format happens to raise
-        raise ValueError(f"{name} is no image that can be read.") from error
-    if frames > 1:
-        raise ValueError(f"{name} is animated: it has {frames} frames. Ask about one, or use scripts/watch.py.")
-    raise ValueError(f"{name} has {width} × {height} pixels; at most {MAX_PIXELS:,} in all are read.")
 
 
 def filled_lines(text: str) -> list[str]:

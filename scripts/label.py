@@ -1,0 +1,171 @@
+"""Answer questions about very many images: Parquet files of labels, by as many machines as there are.
+
+    python scripts/label.py frames/ --ask "Is there a pedestrian?" --ask "Is there a bus?" --output runs/labels
+    python scripts/label.py 's3://bucket/2026/*.tar' --ask "Is it raining?" --output s3://bucket/labels --address auto
+    python scripts/label.py frames.parquet --column image --key_column id --ask "Is it night?" --output runs/labels
+
+INPUT is a folder or a glob of images, of Parquet files with a column of images, or of WebDataset tars, local or on any
+file system of fsspec. DIR gets part-*.parquet with a row for each image and question: key, question, probability
+(P(yes); of an answer in words, its own), answer, and for an image that cannot be read its error. Stopped or killed,
+the same command goes on; each image is there once. On several machines (--address) all must see INPUT, DIR and model.
+
+The exit status is 0, also where some images have errors (their number is printed), 2 where nothing could be labelled,
+130 after Ctrl-C.
+"""
+
+import argparse
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_BLOCKS = 10_000  # of Ray Data; a block holds several parts where there are more
+
+
+def at_least_one(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+at_least_one.__name__ = "whole number above 0"  # argparse puts it into its message
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage="%(prog)s INPUT --ask ..."
+    )
+    parser.add_argument("input", metavar="INPUT", help="images, Parquet files or tars: a folder, a glob or one file")
+    parser.add_argument("--ask", action="append", required=True, metavar="QUESTION", help="may be given many times")
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder to write to")
+    parser.add_argument("--address", help="of a Ray cluster (ray://host:10001, auto); by default Ray on this machine")
+    parser.add_argument("--model", default=str(ROOT), help="model folder (default: this repository)")
+    parser.add_argument("--column", default="image", help="of Parquet files: the images")
+    parser.add_argument("--key_column", help="of Parquet files: what names an image (default: file and row)")
+    parser.add_argument("--images_per_part", type=at_least_one, default=1000, help="single images in a file of labels")
+    parser.add_argument("--actors", type=at_least_one, help="that hold a model each (default: what fits the machines)")
+    parser.add_argument("--threads", type=at_least_one, default=2, help="CPU cores of an actor")
+    parser.add_argument("--batch_size", type=at_least_one, default=32, help="images in a pass of the model")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: GPUs if the machines have some")
+    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16 (default on a GPU)")
+    return parser.parse_args()
+
+
+def absolute(place: str) -> str:
+    """A local path as seen from any folder; URLs as they are."""
+    return place if "://" in place else os.path.abspath(place)
+
+
+def label(arguments: argparse.Namespace) -> None:
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # read when Ray is imported
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise SystemExit('labelling needs Ray: pip install "traffic_vlm[scale]"') from None
+    from traffic_vlm.serving.labelling import Job, Output, parts_to_do
+    from traffic_vlm.serving.watcher import check_questions
+
+    model = absolute(arguments.model) if os.path.isdir(arguments.model) else arguments.model
+    job = Job(
+        absolute(arguments.input),
+        tuple(check_questions(arguments.ask)),
+        model,
+        arguments.column,
+        arguments.key_column,
+        arguments.images_per_part,
+        "bfloat16" if arguments.bf16 else None,
+    )
+    output = Output(absolute(arguments.output))
+    plan = output.open_plan(job)
+    done = output.done()
+    todo = parts_to_do(plan, done)
+    if not todo:
+        print(f"all {len(done)} parts are labelled", file=sys.stderr)
+        return
+    output.remove_drafts()
+    check_model(job, arguments)
+    ray.init(address=arguments.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        results = start(job, arguments, todo)
+        follow(results, len(todo), len(done))
+    finally:
+        ray.shutdown()
+    output.remove_drafts()  # of actors that were killed
+
+
+def check_model(job: Any, arguments: argparse.Namespace) -> None:
+    """Load it here once: what is wrong with it or with the questions is said now, not by every actor."""
+    import torch
+    from PIL import Image
+    from transformers.utils import logging as library_logging
+
+    from traffic_vlm.serving.answerer import Answerer
+
+    library_logging.set_verbosity_error()
+    library_logging.disable_progress_bar()
+    answerer = Answerer(job.model, "cpu", torch.float32)
+    for answer in answerer([Image.new("RGB", (64, 64))], [job.questions])[0]:
+        if answer.unknown_words:
+            print(f"{answer.question!r}: unknown words {', '.join(answer.unknown_words)}", file=sys.stderr)
+
+
+def start(job: Any, arguments: argparse.Namespace, todo: list[dict[str, str]]) -> Any:
+    """A dataset of what each part gave; reading it makes the actors work."""
+    import ray
+
+    from traffic_vlm.serving.labelling import Labeller
+
+    ray.data.DataContext.get_current().enable_progress_bars = False  # ours counts images
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    resources = ray.cluster_resources()
+    gpus = int(resources.get("GPU", 0)) if arguments.device != "cpu" else 0
+    if arguments.device == "cuda" and not gpus:
+        raise ValueError("--device cuda: the machines have no GPU")
+    fitting = gpus or max(1, int(resources["CPU"]) // arguments.threads)
+    actors = min(arguments.actors or fitting, len(todo))
+    needs: dict[str, Any] = {"num_gpus": 1} if gpus else {"num_cpus": min(arguments.threads, int(resources["CPU"]))}
+    parts = ray.data.from_items(todo, override_num_blocks=min(len(todo), MAX_BLOCKS))
+    return parts.map(
+        Labeller,
+        fn_constructor_args=(job, absolute(arguments.output), arguments.batch_size),
+        fn_constructor_kwargs={"device": "cuda" if gpus else "cpu", "threads": arguments.threads},
+        compute=ray.data.ActorPoolStrategy(size=actors),
+        **needs,
+    )
+
+
+def follow(results: Any, parts: int, before: int) -> None:
+    """Print how far it is after each part."""
+    begin = time.monotonic()
+    images = errors = 0
+    for number, row in enumerate(results.iter_rows(), 1):
+        images += row["images"]
+        errors += row["errors"]
+        seconds = time.monotonic() - begin
+        left = seconds / number * (parts - number)
+        print(
+            f"{before + number:,} of {before + parts:,} parts, {images:,} images, {errors:,} broken, "
+            f"{images / seconds:.1f} images/s, {left / 60:.0f} min left",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def main() -> int:
+    arguments = parse()
+    try:
+        label(arguments)
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""The model behind the HTTP service: requests that come together are answered in one pass.
+
+image's bytes → decoded by threads ────────────────────────┐
+seen a while ago → its keys and values, kept by their hash ─┴→ batches of requests → one packed pass → answers
+"""
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from ray import serve
+
+from .answerer import Answer, Answerer
+from .fetching import FetchError, fetch
+from .pictures import MAX_PIXELS, open_picture
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a service does and refuses.
+
+    Attributes:
+        model, device, dtype, threads: of the model, as for `Answerer`.
+        max_bytes: of a request. max_pixels: of an image. max_questions: of a request.
+        seconds: a request may take; then it is answered by 504.
+        max_waiting: requests at a time; more are answered by 503.
+        batch_size, batch_wait: requests in a pass of the model, and seconds that one waits for others.
+        cached_images, cache_seconds: images whose keys and values are kept (1.4 MB each in float32), and how long.
+        allow_urls: fetch images from public addresses.
+        api_key: that a request must bring; None for none.
+    """
+
+    model: str
+    device: str | None = None
+    dtype: str | None = None
+    threads: int | None = None
+    max_bytes: int = 20_000_000
+    max_pixels: int = MAX_PIXELS
+    max_questions: int = 64
+    seconds: float = 30.0
+    max_waiting: int = 256
+    batch_size: int = 16
+    batch_wait: float = 0.005
+    cached_images: int = 256
+    cache_seconds: float = 600.0
+    allow_urls: bool = False
+    api_key: str | None = None
+
+
+class ImageCache:
+    """Encoded images by the hash of their bytes, the latest used ones, for a while. For one thread."""
+
+    def __init__(self, size: int, seconds: float, clock: Callable[[], float] = time.monotonic):
+        self.size, self.seconds, self.clock = size, seconds, clock
+        self.kept: OrderedDict[str, tuple[float, Any]] = OrderedDict()
+
+    def get(self, key: str) -> Any:
+        begin, images = self.kept.get(key, (0.0, None))
+        if images is None or self.clock() - begin > self.seconds:
+            self.kept.pop(key, None)
+            return None
+        self.kept.move_to_end(key)
+        return images
+
+    def put(self, key: str, images: Any) -> None:
+        self.kept[key] = (self.clock(), images)
+        self.kept.move_to_end(key)
+        while len(self.kept) > self.size:
+            self.kept.popitem(last=False)
+
+
+@dataclass
+class Item:
+    """An image, decoded only if it must be looked at, and questions about it."""
+
+    key: str
+    pixels: torch.Tensor  # [3,H,W]
+    questions: list[str]
+
+
+class Service:
+    """The model behind the app: decodes in threads, answers batches in one thread of its own."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        dtype = getattr(torch, settings.dtype) if settings.dtype else None
+        self.answerer = Answerer(settings.model, settings.device, dtype)
+        self.cache = ImageCache(settings.cached_images, settings.cache_seconds)
+        self.decoders, self.model_thread = ThreadPoolExecutor(4), ThreadPoolExecutor(1)
+        self.waiting = 0
+
+        @serve.batch(max_batch_size=settings.batch_size, batch_wait_timeout_s=settings.batch_wait)
+        async def answer(items: list[Item]) -> list[tuple[list[Answer], bool]]:
+            return await asyncio.get_running_loop().run_in_executor(self.model_thread, self._answer, items)
+
+        self.answer: Callable[[Item], Awaitable[tuple[list[Answer], bool]]] = answer  # type: ignore[assignment]
+
+    def _look(self, items: list[Item]) -> tuple[dict[str, Any], set[str]]:
+        """Encoded images by key, and the keys of those that were kept from before."""
+        images = {item.key: self.cache.get(item.key) for item in items}
+        before = {key for key, kept in images.items() if kept is not None}
+        new = {item.key: item.pixels for item in items if item.key not in before}
+        if new:
+            pixels = torch.stack(list(new.values())).to(self.answerer.device)
+            encoded = self.answerer.model.encode_images(pixels)
+            for number, key in enumerate(new):
+                images[key] = encoded[[number]]  # a copy, which does not keep the whole batch alive
+                self.cache.put(key, images[key])
+        return images, before
+
+    def _answer(self, items: list[Item]) -> list[tuple[list[Answer], bool]]:
+        """Answers to each item, and whether its image was kept from before."""
+        images, before = self._look(items)
+        first = next(iter(images.values()))
+        encoded = type(first).join([images[item.key] for item in items])
+        answers = self.answerer.ask(encoded, [item.questions for item in items])
+        return [(row, item.key in before) for row, item in zip(answers, items)]
+
+    def stream(self, item: Item) -> Iterator[str | Answer]:
+        encoded = self.model_thread.submit(lambda: self._look([item])[0][item.key]).result()
+        return self.answerer.stream(encoded, item.questions[0])
+
+    def check(self, questions: list[str]) -> list[str]:
+        """The questions without spaces around them.
+
+        Raises:
+            ValueError: none or too many, an empty one, one too long, or one without a known word.
+        """
+        if not 0 < len(questions) <= self.settings.max_questions:
+            limit = self.settings.max_questions
+            raise ValueError(f"{len(questions)} questions: at least 1 and at most {limit} are answered at once")
+        questions = [question.strip() for question in questions]
+        for number, question in enumerate(questions, 1):
+            if not question:
+                raise ValueError(f"question {number} is empty")
+            self.answerer.unknown_words(question)
+        self.answerer.processor(text=[questions], packed=True, on_unknown="ignore")  # says what is too long
+        return questions
+
+    async def read(self, content: bytes, questions: list[str]) -> Item:
+        """Raises ValueError for an image that cannot be read."""
+        return await asyncio.get_running_loop().run_in_executor(self.decoders, self._read, content, questions)
+
+    def _read(self, content: bytes, questions: list[str]) -> Item:
+        picture = open_picture(content, max_pixels=self.settings.max_pixels)
+        pixels = self.answerer.processor(images=[picture], return_tensors="pt")["pixel_values"][0]
+        return Item(hashlib.sha256(content).hexdigest(), pixels, questions)
+
+    async def fetch(self, url: str) -> bytes:
+        """Raises ValueError where URLs are not allowed, or this one cannot be fetched."""
+        if not self.settings.allow_urls:
+            raise FetchError("image_url: this server does not fetch URLs; send the image")
+        limits = (self.settings.max_bytes, self.settings.seconds)
+        return await asyncio.get_running_loop().run_in_executor(self.decoders, fetch, url, *limits)
