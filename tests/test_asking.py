@@ -3,6 +3,7 @@
 import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tiny import pack, random_ids, random_pixels, tiny_model
-from traffic_vlm.asking_traffic_vlm import find_questions, split_packed_rows
+from traffic_vlm.asking_traffic_vlm import EncodedImages, find_questions, split_packed_rows
 from traffic_vlm.masking_traffic_vlm import packed_mask
 
 
@@ -238,6 +239,30 @@ def test_encoded_images_replace_pixels(model):
     assert [len(image) for image in encoded] == [1, 1, 1]
     with pytest.raises(IndexError, match="image 3 of 3"):
         encoded[3]
+
+
+@torch.no_grad()
+def test_images_encoded_apart_are_asked_about_together(model):
+    pixels, ids = random_pixels(3), random_ids(3, 5)
+    parts = [model.encode_images(pixels[2:]), model.encode_images(pixels[:2])]
+    joined = EncodedImages.join(parts)
+    order = torch.tensor([2, 0, 1])
+    assert len(joined) == 3 and torch.equal(joined.pixel_values, pixels[order])
+    close(model(ids, encoded_images=joined).logits, model(ids, pixels[order]).logits)
+    mask = torch.ones(1, 196)
+    mask[:, :50] = 0
+    hidden = [model.encode_images(pixels[i : i + 1], mask) for i in range(2)]
+    together, apart = model.encode_images(pixels[:2], mask.expand(2, -1)), EncodedImages.join(hidden)
+    close(model(ids[:2], encoded_images=apart).logits, model(ids[:2], encoded_images=together).logits)
+    with pytest.raises(ValueError, match="no encoded images"):
+        EncodedImages.join([])
+    with pytest.raises(ValueError, match="with and without an attention mask"):
+        EncodedImages.join([parts[0], hidden[0]])
+    other = tiny_model(seed=1).encode_images(pixels[:1])
+    for wrong in (other, replace(parts[0], fingerprint=None)):
+        with pytest.raises(ValueError, match="different models"):
+            EncodedImages.join([parts[0], wrong])
+    assert EncodedImages.join([replace(part, pixel_values=None) for part in parts]).pixel_values is None
 
 
 @torch.no_grad()

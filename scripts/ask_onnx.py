@@ -1,0 +1,42 @@
+"""Yes/no questions about an image with onnxruntime, which brings numpy, tokenizers and Pillow alone: no torch.
+
+python scripts/export.py --output runs/onnx && python scripts/ask_onnx.py runs/onnx docs/example.jpg "Is there a bus?"
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from PIL import Image
+from tokenizers import Tokenizer
+
+
+folder, picture, questions = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+about = json.loads((folder / "export.json").read_text())
+tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def run(name: str, **inputs: np.ndarray) -> list[np.ndarray]:
+    return onnxruntime.InferenceSession(folder / f"{name}.onnx").run(None, inputs)
+
+
+size = (about["image_size"], about["image_size"])
+pixels = np.asarray(Image.open(picture).convert("RGB").resize(size, about["resample"]), np.float32)
+pixels = (pixels * about["rescale_factor"] - about["mean"]) / about["std"]  # [H,W,3]
+keys, values = run("vision", pixel_values=pixels.transpose(2, 0, 1)[None].astype(np.float32))
+
+# All questions stand in one row, each with its own number and its own positions from 0 on.
+rows = [[about["start"], *tokenizer.encode(text, add_special_tokens=False).ids] for text in questions]
+lengths = [len(row) for row in rows]
+packed = {
+    "input_ids": np.concatenate(rows),
+    "position_ids": np.concatenate([np.arange(length) for length in lengths]),
+    "segment_ids": np.repeat(np.arange(len(rows)), lengths),
+    "question_ends": np.cumsum(lengths) - 1,
+}
+inputs = {name: array[None].astype(np.int64) for name, array in packed.items()}
+[scores] = run("score", **inputs, image_keys=keys, image_values=values)
+for question, p_yes in zip(questions, scores[0]):
+    print(f"{question}  {'yes' if p_yes >= 0.5 else 'no'}  {p_yes:.3f}")

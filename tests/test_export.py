@@ -1,0 +1,152 @@
+"""Exported graphs give what the model gives, for any number of images, questions and tokens."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tiny import ROOT, TINY_TOWER, random_ids, random_pixels, save_folder, tiny_model
+
+
+for name in ("onnx", "onnxruntime", "onnxscript"):
+    pytest.importorskip(name)
+
+import onnxruntime  # noqa: E402
+
+from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor  # noqa: E402
+from traffic_vlm.publishing.export import NAMES, load  # noqa: E402
+from traffic_vlm.serving.answerer import Answerer  # noqa: E402
+
+
+QUESTIONS = ["Is there a car?", "Is the traffic light red?", "Is it raining?", "Is there a bus on the left?"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    vision = {"model_type": "traffic_vlm_vision"} | TINY_TOWER
+    torch.manual_seed(0)
+    config = tiny_model().config.to_dict()
+    model = type(tiny_model())(type(tiny_model().config)(vision, config["text_config"], yes_no_temperature=1.7))
+    return save_folder(model.eval(), tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def exported(folder, tmp_path_factory):
+    output = tmp_path_factory.mktemp("export") / "all"
+    script(folder, output, "onnx", "int8", "torch")
+    return output
+
+
+def script(folder, output, *formats) -> str:
+    command = [sys.executable, ROOT / "scripts/export.py", "--model", folder, "--output", output, "--format", *formats]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module", params=["onnx", "torch"])
+def run(request, exported):
+    """A function that runs a graph by its name."""
+    if request.param == "torch":
+        programs = {name: torch.export.load(exported / f"{name}.pt2").module() for name in NAMES}
+        return lambda name, **inputs: programs[name](**inputs)
+    sessions = {name: onnxruntime.InferenceSession(exported / f"{name}.onnx") for name in NAMES}
+
+    def with_onnx(name, **inputs):
+        found = sessions[name].run(None, {key: value.numpy() for key, value in inputs.items()})
+        return torch.from_numpy(found[0]) if len(found) == 1 else tuple(map(torch.from_numpy, found))
+
+    return with_onnx
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("images, questions", [(1, 1), (1, 4), (3, 2), (2, 4)])
+def test_questions(folder, run, images, questions):
+    model, processor = load(folder), TrafficVLMProcessor.from_pretrained(folder)
+    pixels = random_pixels(images, seed=images)
+    text = [QUESTIONS[number % 2 :][:questions] for number in range(images)]  # rows of other lengths: padding
+    inputs = processor(text=text, packed=True, return_tensors="pt")
+    keys, values = run("vision", pixel_values=pixels)
+    for (key, value), one, other in zip(model.encode_images(pixels).key_values, keys, values, strict=True):
+        close(one, key)
+        close(other, value)
+    wanted = ("input_ids", "position_ids", "segment_ids", "question_ends")
+    scores = run("score", **{name: inputs[name] for name in wanted}, image_keys=keys, image_values=values)
+    for row, ends, expected in zip(scores, inputs["question_ends"], model.score_yes_no(**inputs, pixel_values=pixels)):
+        close(row[ends >= 0], expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows, length, steps", [(1, 2, 6), (3, 9, 3)])
+def test_words(folder, run, rows, length, steps):
+    model = load(folder)
+    pixels, ids = random_pixels(rows, seed=3), random_ids(rows, length, seed=4)
+    expected = model.generate(
+        ids, pixel_values=pixels, max_new_tokens=steps, min_new_tokens=steps, do_sample=False,
+        output_logits=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    keys, values = run("vision", pixel_values=pixels)
+    text = model.config.get_text_config()
+    cache = [torch.zeros(text.num_hidden_layers, rows, text.num_key_value_heads, 0, text.head_dim) for _ in range(2)]
+    read = ids
+    for step in range(steps):
+        logits, *cache = run(
+            "decode", input_ids=read, past_keys=cache[0], past_values=cache[1], image_keys=keys, image_values=values
+        )
+        close(logits[:, 1:], expected.logits[step][:, 1:])  # [PAD] is the caller's to leave out
+        assert cache[0].shape[3] == length + step
+        read = expected.sequences[:, length + step][:, None]
+
+
+def test_int8_is_near(exported):
+    pixels = random_pixels(1).numpy()
+    exact, near = (
+        onnxruntime.InferenceSession(exported / f"vision{kind}.onnx").run(None, {"pixel_values": pixels})[0]
+        for kind in ("", "_int8")
+    )
+    assert 0 < np.abs(exact - near).mean() < 0.1 * np.abs(exact).mean()
+    for name in NAMES:
+        assert (exported / f"{name}_int8.onnx").stat().st_size < (exported / f"{name}.onnx").stat().st_size
+
+
+def test_the_example_answers_without_torch(folder, exported, tmp_path):
+    picture = tmp_path / "a.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)).save(picture)
+    code = "import runpy, sys; sys.modules['torch'] = sys.modules['transformers'] = None; sys.argv = sys.argv[1:]; "
+    code += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [sys.executable, "-c", code, ROOT / "scripts/ask_onnx.py", exported, picture, *QUESTIONS]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    answerer = Answerer(folder, "cpu")
+    inputs = answerer.processor(images=[Image.open(picture)], text=[QUESTIONS], packed=True, return_tensors="pt")
+    [scores] = answerer.model.score_yes_no(**inputs)
+    printed = [line.rsplit("  ", 2) for line in done.stdout.splitlines()]
+    assert [line[0] for line in printed] == QUESTIONS
+    assert [float(line[2]) for line in printed] == pytest.approx(scores.tolist(), abs=2e-3)
+    example = (ROOT / "scripts/ask_onnx.py").read_text().splitlines()
+    assert len([line for line in example if line.strip()]) <= 40
+
+
+def test_sizes_are_told(exported):
+    about = json.loads((exported / "export.json").read_text())
+    assert about["layers"] == 2 and about["image_size"] == 224 and about["start"] == 2
+
+
+def test_what_cannot_be_exported_is_said(folder, exported, tmp_path):
+    for options, message in {
+        ("--output", str(exported)): "exists; choose another folder",
+        ("--output", str(tmp_path / "new"), "--format", "int8"): "ask for both",
+        ("--output", str(tmp_path / "new"), "--model", str(tmp_path)): "model.safetensors",
+    }.items():
+        command = [sys.executable, str(ROOT / "scripts/export.py"), "--model", str(folder), *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 2 and message in done.stderr, done.stderr
+    assert not (tmp_path / "new").exists()
