@@ -120,8 +120,9 @@ class EncodedImages:
                 raise ValueError(f"{batch_size} rows of text for {images} images: image_index must pair them up.")
             return torch.arange(batch_size, device=self.device)
         image_index = torch.as_tensor(image_index, device=self.device)
-        if image_index.shape != (batch_size,):
-            raise ValueError(f"image_index must be [{batch_size}], one number a row, got {list(image_index.shape)}.")
+        if image_index.shape != (batch_size,) or image_index.dtype not in (torch.int64, torch.int32):
+            got = f"{str(image_index.dtype).removeprefix('torch.')} {list(image_index.shape)}"
+            raise ValueError(f"image_index must be int64 [{batch_size}], one number a row, got {got}.")
         if not is_torchdynamo_compiling():
             low, high = (int(value) for value in image_index.aminmax())
             if low < 0 or high >= images:

@@ -324,7 +324,7 @@ class TrafficVLMConfig(PreTrainedConfig):
             "the vision grid does not divide: image_size must be a multiple of patch_size",
             **vision,
         )
-        counts = ("hidden_size", "num_attention_heads", "num_hidden_layers", "num_channels")
+        counts = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "num_channels")
         given = {name: getattr(self.vision_config, name) for name in counts if hasattr(self.vision_config, name)}
         _check_positive_integers(**given)
         _check(

@@ -16,6 +16,8 @@ import torch
 from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerationMixin, LogitsProcessorList, SuppressTokensLogitsProcessor
 
+from .masking_traffic_vlm import check_masks, check_token_ids
+
 
 class TrafficVLMCache(EncoderDecoderCache):
     """Self-attention keys and values that grow, those of the image that are only read, and the image's mask.
@@ -92,6 +94,14 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         for name in ("segment_ids", "question_ends"):
             if kwargs.pop(name, None) is not None:
                 raise ValueError(f"generate() continues one text a row, got packed rows ({name}): use packed=False.")
+        ids = kwargs.get("input_ids") if inputs is None else inputs
+        if isinstance(ids, torch.Tensor):
+            check_token_ids(ids, self.config.get_text_config().vocab_size)
+            if kwargs.get("past_key_values") is None:
+                implementation = self.config._attn_implementation
+                check_masks(
+                    ids, kwargs.get("attention_mask"), None, kwargs.get("position_ids"), 0, False, implementation
+                )
         if hasattr(self, "encode_images"):
             self._encode_images_once(inputs, kwargs)
         order = self._left_order(inputs, kwargs)

@@ -44,9 +44,12 @@ def check_attention_output(wanted: bool | None, attn_implementation: str) -> Non
         )
 
 
-def check_token_ids(input_ids: torch.Tensor, vocab_size: int) -> None:
-    """Raise `ValueError` for ids outside the vocabulary."""
-    if input_ids.numel():
+def check_token_ids(input_ids: torch.Tensor, vocab_size: int, check_values: bool = True) -> None:
+    """Raise `ValueError` unless ids are whole numbers [B,L], at least one of them, and inside the vocabulary."""
+    if input_ids.dtype not in (torch.int64, torch.int32) or input_ids.ndim != 2 or not input_ids.numel():
+        kind, shape = str(input_ids.dtype).removeprefix("torch."), list(input_ids.shape)
+        raise ValueError(f"input_ids must be int64 [rows,tokens], at least one token; got {kind} {shape}.")
+    if check_values:
         low, high = (int(value) for value in input_ids.aminmax())
         if low < 0 or high >= vocab_size:
             raise ValueError(
@@ -61,21 +64,30 @@ def check_length(position_ids: torch.Tensor, limit: int) -> None:
         raise ValueError(f"A text of {longest} tokens is longer than max_position_embeddings={limit}.")
 
 
+def check_positions(position_ids: torch.Tensor, rows: int, length: int) -> None:
+    """Raise `ValueError` unless there is a position for each token, or one row of them for all rows."""
+    if position_ids.ndim != 2 or position_ids.shape[0] not in (1, rows) or position_ids.shape[1] != length:
+        raise ValueError(f"position_ids must be [{rows},{length}] as the tokens are, got {list(position_ids.shape)}.")
+
+
 def check_masks(
     text: torch.Tensor,
     attention_mask: torch.Tensor | None,
     segment_ids: torch.Tensor | None,
     position_ids: torch.Tensor | None,
     past_length: int,
+    has_cache: bool,
     attn_implementation: str,
 ) -> None:
     """Raise `ValueError` unless the masks fit text [B,L,...] after `past_length` cached tokens."""
     rows, length = text.shape[:2]
-    if attention_mask is not None and attention_mask.ndim == 2:
-        columns = int(past_length) + length
-        if attention_mask.shape[0] != rows or attention_mask.shape[1] < columns:
-            shape = list(attention_mask.shape)
+    if attention_mask is not None and attention_mask.ndim != 4:
+        columns, shape = int(past_length) + length, list(attention_mask.shape)
+        # A static cache has columns for tokens that are still to come; so may its mask.
+        if len(shape) != 2 or shape[0] != rows or shape[1] < columns or (shape[1] > columns and not has_cache):
             raise ValueError(f"attention_mask must be [{rows},{columns}] (rows, cached and new tokens), got {shape}.")
+    if position_ids is not None:
+        check_positions(position_ids, rows, length)
     if segment_ids is None:
         return
     if segment_ids.shape != (rows, length) or int(past_length) > 0:

@@ -332,10 +332,11 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
         # Values are read on the first step only: reading them breaks compiled graphs and makes a GPU wait.
         check_values = not is_torchdynamo_compiling() and int(past_length) == 0
-        if input_ids is not None and check_values:
-            check_token_ids(input_ids, self.config.vocab_size)
+        if input_ids is not None:
+            check_token_ids(input_ids, self.config.vocab_size, check_values)
         inputs_embeds = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        check_masks(inputs_embeds, attention_mask, segment_ids, position_ids, past_length, implementation)
+        has_cache = past_key_values is not None
+        check_masks(inputs_embeds, attention_mask, segment_ids, position_ids, past_length, has_cache, implementation)
         if position_ids is None:
             position_ids = count_positions(inputs_embeds, attention_mask, past_length)
             if check_values:
@@ -520,9 +521,10 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
         logits = self.compute_logits(hidden_states[:, keep])
         loss = None
         if labels is not None:
-            if labels.shape != logits.shape[:2]:
+            if labels.shape != logits.shape[:2] or labels.dtype != torch.int64:
                 rows, length = logits.shape[:2]
-                raise ValueError(f"labels must be [{rows},{length}] as the logits are, got {list(labels.shape)}.")
+                got = f"{str(labels.dtype).removeprefix('torch.')} {list(labels.shape)}"
+                raise ValueError(f"labels must be int64 [{rows},{length}] as the logits are, got {got}.")
             text_config = self.config.get_text_config()
             labels = labels.masked_fill(labels == text_config.pad_token_id, -100)  # it cannot be learned
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=text_config.vocab_size, **kwargs)

@@ -200,6 +200,8 @@ def _checked_map(raw: dict[str, Any]) -> SourceMap:
     for split, layout in raw["splits"].items():
         if missing := LAYOUTS[raw["format"]] - layout.keys():
             raise ValueError(f"split {split!r} does not name its {' and '.join(sorted(missing))}")
+        if wrong := [key for key in LAYOUTS[raw["format"]] if not isinstance(layout[key], str)]:
+            raise ValueError(f"split {split!r}: {wrong[0]} must be a path, got {layout[wrong[0]]!r}")
     exhaustive = frozenset(raw.get("exhaustive", []))
     classes: dict[str, Target] = {}
     spelled: dict[str, str] = {}

@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -97,11 +97,17 @@ class Service:
         self.decoders, self.model_thread = ThreadPoolExecutor(4), ThreadPoolExecutor(1)
         self.waiting = 0
 
-        @serve.batch(max_batch_size=settings.batch_size, batch_wait_timeout_s=settings.batch_wait)
-        async def answer(items: list[Item]) -> list[tuple[list[Answer], bool]]:
-            return await asyncio.get_running_loop().run_in_executor(self.model_thread, self._answer, items)
+        batch = serve.batch(max_batch_size=settings.batch_size, batch_wait_timeout_s=settings.batch_wait)
+        self._answer_with_others: Any = batch(self._answer_batch)
 
-        self.answer: Callable[[Item], Awaitable[tuple[list[Answer], bool]]] = answer  # type: ignore[assignment]
+    async def answer(self, item: Item) -> tuple[list[Answer], bool]:
+        """The answers, and whether the image was kept from before."""
+        if self.settings.batch_size == 1:  # this needs no replica of Ray Serve around it
+            return (await self._answer_batch([item]))[0]
+        return await self._answer_with_others(item)
+
+    async def _answer_batch(self, items: list[Item]) -> list[tuple[list[Answer], bool]]:
+        return await asyncio.get_running_loop().run_in_executor(self.model_thread, lambda: self._answer(items))
 
     def _look(self, items: list[Item]) -> tuple[dict[str, Any], set[str]]:
         """Encoded images by key, and the keys of those that were kept from before."""

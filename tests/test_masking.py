@@ -1,0 +1,48 @@
+"""Ids, masks and positions that do not fit are named, with what was expected, before anything is computed."""
+
+import pytest
+import torch
+
+from tiny import random_pixels
+
+
+IDS = torch.full((2, 3), 7)
+
+
+@pytest.mark.parametrize(
+    "inputs, message",
+    [
+        (
+            {"input_ids": IDS.float()},
+            r"input_ids must be int64 \[rows,tokens\], .*; got float32 \[2, 3\]",
+        ),
+        ({"input_ids": IDS.bool()}, r"got bool \[2, 3\]"),
+        ({"input_ids": IDS[..., None]}, r"got int64 \[2, 3, 1\]"),
+        ({"input_ids": IDS[:, :0]}, r"got int64 \[2, 0\]"),
+        ({"attention_mask": torch.ones(2, 4)}, r"attention_mask must be \[2,3\] .*, got \[2, 4\]"),
+        ({"attention_mask": torch.ones(2, 3, 3)}, r"attention_mask must be \[2,3\] .*, got \[2, 3, 3\]"),
+        ({"attention_mask": torch.ones(3)}, r"attention_mask must be \[2,3\] .*, got \[3\]"),
+        ({"position_ids": torch.arange(4)[None]}, r"position_ids must be \[2,3\] .*, got \[1, 4\]"),
+        ({"position_ids": torch.arange(3)}, r"position_ids must be \[2,3\] .*, got \[3\]"),
+        ({"image_index": torch.tensor([0.0, 1.0])}, r"image_index must be int64 \[2\], .*, got float32 \[2\]"),
+    ],
+)
+@torch.no_grad()
+def test_inputs_that_do_not_fit_are_named(model, inputs, message):
+    given = {"input_ids": IDS, "pixel_values": random_pixels(2)} | inputs
+    with pytest.raises(ValueError, match=message):
+        model(**given)
+    with pytest.raises(ValueError, match=message):
+        model.generate(**given, max_new_tokens=2)
+
+
+@torch.no_grad()
+def test_labels_that_do_not_fit_are_named(model):
+    with pytest.raises(ValueError, match=r"labels must be int64 \[2,3\] as the logits are, got float32 \[2, 3\]"):
+        model(IDS, labels=IDS.float())
+
+
+@torch.no_grad()
+def test_one_row_of_positions_serves_all_rows(model):
+    alone = model(IDS, position_ids=torch.arange(3)[None]).logits
+    torch.testing.assert_close(alone, model(IDS, position_ids=torch.arange(3).expand(2, -1)).logits)
