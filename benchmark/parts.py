@@ -5,6 +5,7 @@ Times are medians in seconds of runs that took turns (`Timings.to_dict`), unless
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -105,6 +106,59 @@ def compiled(bench: Bench) -> dict[str, Any]:
     # The second run may compile again, for lengths that change.
     timings = bench.time(f"{tokens} tokens, compiled", runs | plain, warm_up=3, errors=Exception)
     return timings.to_dict(OURS)
+
+
+def onnx(bench: Bench) -> dict[str, Any]:
+    """One image and yes/no questions by the exported graphs in ONNX Runtime, in float32 and with int8 weights.
+
+    Ratios are to ours in PyTorch, on a CPU in float32. Nothing is measured in another setting, or where ONNX Runtime
+    is not installed.
+    """
+    if bench.setup.device != "cpu" or bench.setup.dtype != torch.float32:
+        return {}
+    try:
+        runs_of = onnx_runs(bench)
+    except ModuleNotFoundError:
+        return {}
+    found = {}
+    for count in (1, 16):
+        questions, pixels = ask_about(1, count), bench.setup.pixels(1)
+        runs = {OURS: bench.ours.yes_no(pixels, questions)} | runs_of(pixels, questions)
+        found[str(count)] = bench.time(f"{count} questions in ONNX Runtime", runs).to_dict(OURS)
+    return found
+
+
+def onnx_runs(bench: Bench) -> Callable[[torch.Tensor, list[list[str]]], dict[str, Run]]:
+    """What makes runs of the exported graphs for an image and its questions, by name."""
+    import onnxruntime
+
+    from ..publishing import export
+
+    bench.say("exporting")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    sessions = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = deepcopy(bench.ours.model)
+        model.set_attn_implementation("eager")
+        export.export_onnx(model, Path(folder))
+        export.quantise(Path(folder))
+        for kind, suffix in (("ONNX Runtime", ""), ("ONNX Runtime, int8", "_int8")):
+            files = (Path(folder) / f"{name}{suffix}.onnx" for name in ("vision", "score"))
+            sessions[kind] = [onnxruntime.InferenceSession(file, options) for file in files]
+
+    def make(pixels: torch.Tensor, questions: list[list[str]]) -> dict[str, Run]:
+        packed = bench.ours.process(questions, packed=True)
+        names = ("input_ids", "position_ids", "segment_ids", "question_ends")
+        text = {name: packed[name].numpy() for name in names}
+
+        def run(vision: Any, score: Any) -> Any:
+            keys, values = vision.run(None, {"pixel_values": pixels.numpy()})
+            return score.run(None, text | {"image_keys": keys, "image_values": values})
+
+        return {kind: partial(run, *both) for kind, both in sessions.items()}
+
+    return make
 
 
 def train(bench: Bench) -> dict[str, Any]:
@@ -286,6 +340,7 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
         images,
         generate,
         compiled,
+        onnx,
         train,
         load,
         memory,

@@ -211,6 +211,13 @@ def _compiled(figures: Figures) -> list[str]:
     return [table(head, rows), *errors] if rows else []
 
 
+def _onnx(figures: Figures) -> list[str]:
+    works = figures.get("onnx", {})
+    names = list(next(iter(works.values()))) if works else []
+    rows = [[name, *(_cell(runs[name]) for runs in works.values())] for name in names]
+    return [table(["", *(f"1 image, {count} yes/no" for count in works)], rows)] if rows else []
+
+
 def _per_second(runs: Mapping[str, Any], count: int) -> dict[str, float]:
     return {name: count / run["seconds"] for name, run in runs.items() if "seconds" in run}
 
@@ -302,6 +309,7 @@ SECTIONS: dict[str, Callable[[Figures], list[str]]] = {
     "Times": _times,
     "Operations": _operations,
     "Compiled generation": _compiled,
+    "ONNX Runtime": _onnx,
     "Throughput": _throughput,
     "Memory": _memory,
     "Cache": _cache,

@@ -9,6 +9,7 @@ No weights are needed: all models are random. Let nothing else run meanwhile. Th
 
     questions, images   yes/no questions about one image, and about a batch of them
     generate, compiled  words, in the plain way and with a static cache and a compiled step
+    onnx                yes/no questions by the exported graphs, on a CPU in float32
     train, load         a training step, from_pretrained
     memory              the most that each of these takes, in processes of their own
     cached, cache_bytes what our cache saves, and how large it is

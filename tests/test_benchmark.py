@@ -10,6 +10,7 @@ import runpy
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -324,6 +325,18 @@ def test_the_script_writes_a_report(tmp_path, monkeypatch, capsys):
     assert parted["vision"] + parted["decoder"] + parted["overhead"] == pytest.approx(parted["whole"])
     text = (tmp_path / "out" / "report.md").read_text()
     assert "say nothing about speed" in text and "| 1 image, 16 yes/no |" in text and "(questions.png)" in text
+
+
+def test_exported_graphs_take_turns_with_the_model():
+    for name in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(name)
+    figures = PARTS["onnx"](Bench(SETUP, TINY_AMOUNTS, rounds=1, say=lambda title: None))
+    assert list(figures) == ["1", "16"]
+    for runs in figures.values():
+        assert list(runs) == [OURS, "ONNX Runtime", "ONNX Runtime, int8"]
+        assert all(run["ratio"] == pytest.approx(run["seconds"] / runs[OURS]["seconds"]) for run in runs.values())
+    half = replace(SETUP, dtype=torch.bfloat16)
+    assert PARTS["onnx"](Bench(half, TINY_AMOUNTS, say=lambda title: None)) == {}
 
 
 def test_growth_is_fitted(monkeypatch):
