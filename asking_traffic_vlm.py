@@ -89,7 +89,7 @@ class EncodedImages:
         if len(masks) not in (0, len(parts)):
             raise ValueError("Encoded images with and without an attention mask cannot be joined.")
         pixels = [part.pixel_values for part in parts if part.pixel_values is not None]
-        layers = zip(*(part.key_values for part in parts))
+        layers = zip(*(part.key_values for part in parts), strict=True)
         return EncodedImages(
             tuple(
                 (torch.cat([key for key, _ in layer]), torch.cat([value for _, value in layer])) for layer in layers

@@ -1,4 +1,4 @@
-"""Yes/no questions about an image with onnxruntime, which brings numpy, tokenizers and Pillow alone: no torch.
+"""Yes/no questions about an image without torch: pip install onnxruntime tokenizers pillow.
 
 python scripts/export.py --output runs/onnx && python scripts/ask_onnx.py runs/onnx docs/example.jpg "Is there a bus?"
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-from PIL import Image
+from PIL import Image, ImageOps
 from tokenizers import Tokenizer
 
 
@@ -23,7 +23,9 @@ def run(name: str, **inputs: np.ndarray) -> list[np.ndarray]:
 
 
 size = (about["image_size"], about["image_size"])
-pixels = np.asarray(Image.open(picture).convert("RGB").resize(size, about["resample"]), np.float32)
+pixels = np.asarray(
+    ImageOps.exif_transpose(Image.open(picture)).convert("RGB").resize(size, about["resample"]), np.float32
+)
 pixels = (pixels * about["rescale_factor"] - about["mean"]) / about["std"]  # [H,W,3]
 keys, values = run("vision", pixel_values=pixels.transpose(2, 0, 1)[None].astype(np.float32))
 

@@ -125,14 +125,16 @@ def start(job: Any, arguments: argparse.Namespace, todo: list[dict[str, str]]) -
     gpus = int(resources.get("GPU", 0)) if arguments.device != "cpu" else 0
     if arguments.device == "cuda" and not gpus:
         raise ValueError("--device cuda: the machines have no GPU")
-    fitting = gpus or max(1, int(resources["CPU"]) // arguments.threads)
+    largest = max(int(node["Resources"].get("CPU", 0)) for node in ray.nodes())
+    cores = max(1, min(arguments.threads, largest))
+    fitting = gpus or max(1, int(resources.get("CPU", 1)) // cores)
     actors = min(arguments.actors or fitting, len(todo))
-    needs: dict[str, Any] = {"num_gpus": 1} if gpus else {"num_cpus": min(arguments.threads, int(resources["CPU"]))}
+    needs: dict[str, Any] = {"num_gpus": 1} if gpus else {"num_cpus": cores}
     parts = ray.data.from_items(todo, override_num_blocks=min(len(todo), MAX_BLOCKS))
     return parts.map(
         Labeller,
         fn_constructor_args=(job, absolute(arguments.output), arguments.batch_size),
-        fn_constructor_kwargs={"device": "cuda" if gpus else "cpu", "threads": arguments.threads},
+        fn_constructor_kwargs={"device": "cuda" if gpus else "cpu", "threads": cores},
         compute=ray.data.ActorPoolStrategy(size=actors),
         **needs,
     )

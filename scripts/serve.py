@@ -20,6 +20,7 @@ from typing import Any
 
 
 ROOT = Path(__file__).resolve().parent.parent
+NAME = "traffic_vlm"  # of the application
 
 
 def parse() -> argparse.Namespace:
@@ -29,7 +30,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--address", help="of a Ray cluster (auto, ray://host:10001); by default Ray on this machine")
     parser.add_argument("--replicas", type=int, default=1, help="that hold a model each")
-    parser.add_argument("--threads", type=int, help="CPU threads of a replica's model (default: torch's own choice)")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads of a replica's model")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16 (default on a GPU)")
     parser.add_argument("--max_bytes", type=int, default=20_000_000, help="of a request")
@@ -57,43 +58,66 @@ def run(arguments: argparse.Namespace) -> None:
         from ray import serve
     except ModuleNotFoundError:
         raise SystemExit('serving needs Ray: pip install "traffic_vlm[scale]"') from None
-    import torch
-
     from traffic_vlm.serving.api import API_KEY, build_app
     from traffic_vlm.serving.service import Settings
 
+    key = os.environ.get(API_KEY)
+    if key == "":
+        raise ValueError(f"{API_KEY} is set, but empty: unset it to ask for no key")
     chosen = {name: value for name, value in vars(arguments).items() if name in Settings.__dataclass_fields__}
-    settings = Settings(
-        **chosen, dtype="bfloat16" if arguments.bf16 else None, api_key=os.environ.get(API_KEY) or None
-    )
-    gpus = arguments.device != "cpu" and (arguments.device == "cuda" or torch.cuda.is_available())
+    settings = Settings(**chosen, dtype="bfloat16" if arguments.bf16 else None, api_key=key)
     ray.init(address=arguments.address, log_to_driver=False, logging_level="ERROR")
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
     try:
+        options = needs(arguments, ray.cluster_resources())
         serve.start(http_options={"host": arguments.host, "port": arguments.port})
         deployment: Any = serve.deployment(
-            name="traffic_vlm",
+            name=NAME,
             num_replicas=arguments.replicas,
-            ray_actor_options={"num_gpus": 1} if gpus else {"num_cpus": 1},
+            ray_actor_options=options,
             max_ongoing_requests=2 * arguments.max_waiting,  # the app refuses by itself, with Retry-After
         )(serve.ingress(lambda: build_app(settings))())
-        serve.run(deployment.bind(), name="traffic_vlm")
+        serve.run(deployment.bind(), name=NAME)
         print(f"serving on http://{arguments.host}:{arguments.port}, described at /docs; Ctrl-C ends it", flush=True)
-        stop.wait()
+        threading.Event().wait()
     finally:
-        serve.shutdown()
+        if arguments.address is None:
+            serve.shutdown()
+        else:  # others may serve on that cluster
+            serve.delete(NAME)
         ray.shutdown()
+
+
+def needs(arguments: argparse.Namespace, resources: dict[str, float]) -> dict[str, float]:
+    """What a replica asks of Ray: a GPU if there are some, else cores for its threads.
+
+    Raises:
+        ValueError: there is not enough of it for all replicas.
+    """
+    gpus = resources.get("GPU", 0.0) if arguments.device != "cpu" else 0.0
+    kind = "GPU" if gpus or arguments.device == "cuda" else "CPU"
+    there = gpus if kind == "GPU" else resources.get("CPU", 0.0)
+    each = 1.0 if kind == "GPU" else min(float(arguments.threads), there)
+    if there < arguments.replicas * each or not there:
+        raise ValueError(
+            f"{arguments.replicas} replicas need {arguments.replicas * each:g} {kind}, there are {there:g}"
+        )
+    return {"num_gpus": 1.0} if kind == "GPU" else {"num_cpus": each}
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def main() -> int:
     arguments = parse()
+    signal.signal(signal.SIGTERM, interrupt)  # as Ctrl-C, at any moment
     try:
         run(arguments)
     except (ValueError, OSError, RuntimeError) as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 0
     return 0
 
 

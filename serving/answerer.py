@@ -7,7 +7,7 @@ Whether a question wants a yes, a no or words is not guessed from its wording: t
 """
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -117,15 +117,24 @@ class Answerer:
 
     def stream(self, encoded: Any, question: str) -> Iterator[str | Answer]:
         """The answer in words about one encoded image: its text as it grows, and at the end the `Answer`."""
-        streamer = TextIteratorStreamer(self.processor.tokenizer, skip_prompt=True, skip_special_tokens=True)
         with ThreadPoolExecutor(1) as pool:
-            said = pool.submit(self._say, encoded, [(0, question)], streamer)
-            said.add_done_callback(lambda _: streamer.end())  # also where it failed
-            text = ""
-            for piece in streamer:
-                text += piece
-                yield text
-            yield self._in_words(question, *said.result()[0])
+            yield from self.stream_in(pool, encoded, question)
+
+    def stream_in(self, pool: Executor, encoded: Any, question: str, seconds: float | None = None) -> Iterator[Any]:
+        """As `stream`, generating in a thread of `pool`.
+
+        Raises:
+            queue.Empty: no further word came for so many seconds.
+        """
+        options = {"skip_prompt": True, "skip_special_tokens": True, "timeout": seconds}
+        streamer = TextIteratorStreamer(self.processor.tokenizer, **options)
+        said = pool.submit(self._say, encoded, [(0, question)], streamer)
+        said.add_done_callback(lambda _: streamer.end())  # also where it failed
+        text = ""
+        for piece in streamer:
+            text += piece
+            yield text
+        yield self._in_words(question, *said.result()[0])
 
     def _in_words(self, question: str, text: str, probability: float) -> Answer:
         return Answer(question, text, probability, unknown_words=self.unknown_words(question))
@@ -134,12 +143,16 @@ class Answerer:
         """Words of a question that the model does not know.
 
         Raises:
-            ValueError: it knows none of them, so that an answer would be to no question.
+            ValueError: it knows none of them, so that an answer would be to no question; or the question is so long
+                that no word of an answer fits behind it.
         """
         unknown = tuple(self.processor.unknown_words(question))
         tokenizer = self.processor.tokenizer
         ids = tokenizer(question, add_special_tokens=False)["input_ids"]
         words = [word for word in tokenizer.convert_ids_to_tokens(ids) if word.isalnum()]  # "[UNK]" is not
+        limit = self.model.config.get_text_config().max_position_embeddings
+        if len(ids) + 1 >= limit:  # and the token that starts it
+            raise ValueError(f"a question of {len(ids) + 1} tokens leaves no room for an answer; both have {limit}")
         if unknown and not words:
             raise ValueError(f"no word of the question {question!r} is among those that the model knows")
         return unknown

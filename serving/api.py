@@ -9,9 +9,10 @@ import asyncio
 import base64
 import hmac
 import json
+import queue
 import time
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -25,6 +26,7 @@ from .service import Item, Service, Settings
 JSON, FORM = "application/json", "multipart/form-data"
 API_KEY = "TRAFFIC_VLM_API_KEY"  # environment variable
 OPEN_PATHS = ("/healthz",)  # without a key
+LIMITED_PATHS = ("/v1/answer", "/v1/generate")
 
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=2000)]
@@ -78,32 +80,39 @@ class Limits:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self.app(scope, receive, send)
             return
-        settings, begin, status = self.service.settings, time.perf_counter(), 500
-        path = scope["path"] if scope["path"].startswith("/v1/") else "other"
+        # Any other path is one to the metrics: strangers could make up endless names for them.
+        path = scope["path"] if scope["path"] in LIMITED_PATHS else "other"
+        headers, begin, status = dict(scope["headers"]), time.perf_counter(), 500
 
         async def watched(message: Any) -> None:
             nonlocal status
             status = message.get("status", status)
             await send(message)
 
-        refusal = self._refuse(dict(scope["headers"]))
-        if refusal is not None:
-            await refusal(scope, receive, watched)
-        else:
-            self.service.waiting += 1
-            try:
-                await self.app(scope, self._counted(receive, settings.max_bytes), watched)
-            finally:
-                self.service.waiting -= 1
-        self.metrics.requests.labels(path if status != 404 else "other", str(status)).inc()
-        self.metrics.seconds.labels(path if status != 404 else "other").observe(time.perf_counter() - begin)
+        refusal = self._refuse_stranger(headers) or (self._refuse_load(headers) if path != "other" else None)
+        counts = refusal is None and path != "other"
+        self.service.waiting += counts
+        try:
+            if refusal is not None:
+                await refusal(scope, receive, watched)
+            else:
+                await self.app(scope, self._counted(receive, self.service.settings.max_bytes), watched)
+        finally:
+            self.service.waiting -= counts
+            self.metrics.requests.labels(path, str(status)).inc()
+            self.metrics.seconds.labels(path).observe(time.perf_counter() - begin)
 
-    def _refuse(self, headers: dict[bytes, bytes]) -> Response | None:
+    def _refuse_stranger(self, headers: dict[bytes, bytes]) -> Response | None:
+        key = self.service.settings.api_key
+        if key is None:
+            return None
+        given = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+        if hmac.compare_digest(given, key.encode()):
+            return None
+        return problem(401, "an API key is needed: the header X-API-Key, or Authorization: Bearer")
+
+    def _refuse_load(self, headers: dict[bytes, bytes]) -> Response | None:
         settings = self.service.settings
-        if settings.api_key is not None:
-            given = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
-            if not hmac.compare_digest(given, settings.api_key.encode()):
-                return problem(401, "an API key is needed: the header X-API-Key, or Authorization: Bearer")
         if self.service.waiting >= settings.max_waiting:
             return problem(503, f"{settings.max_waiting} requests are waiting already", {"Retry-After": "1"})
         length = headers.get(b"content-length", b"0")
@@ -165,11 +174,17 @@ async def parse(request: Request, service: Service, model: type[Asked]) -> tuple
             upload = await values.pop("image").read()
     elif kind == JSON:
         try:
-            values = json.loads(await request.body())
+            values = await asyncio.to_thread(json.loads, await request.body())
         except (ValueError, RecursionError) as error:
             raise HTTPException(422, f"the body is no JSON: {error}") from error
     else:
         raise HTTPException(415, f"the content type must be {JSON} or {FORM}, got {kind or 'none'}")
+    questions = values.get("questions") if isinstance(values, dict) else None
+    if (
+        isinstance(questions, list) and len(questions) > service.settings.max_questions
+    ):  # said before each is looked at
+        limit = service.settings.max_questions
+        raise HTTPException(422, f"{len(questions)} questions: at most {limit} are answered at once")
     try:
         asked: Any = model.model_validate(values)
     except ValidationError as error:
@@ -181,7 +196,9 @@ async def parse(request: Request, service: Service, model: type[Asked]) -> tuple
     try:
         if asked.image_url is not None:
             return await service.fetch(asked.image_url), asked
-        return upload if upload is not None else base64.b64decode(asked.image, validate=True), asked
+        if upload is None:
+            upload = await asyncio.to_thread(base64.b64decode, asked.image, validate=True)
+        return cast(bytes, upload), asked
     except ValueError as error:
         raise HTTPException(422, f"image: {error}") from error
 
@@ -215,10 +232,6 @@ def build_app(settings: Settings) -> FastAPI:
     service = Service(settings)
     metrics = Metrics(service)
     app = FastAPI(title="Traffic VLM", version="1", description="Looks at a traffic scene, and answers questions.")
-
-    @app.exception_handler(HTTPException)
-    async def say(request: Request, error: HTTPException) -> Response:
-        return problem(error.status_code, error.detail, dict(error.headers or {}))
 
     async def prepare(request: Request, model: type[Asked]) -> Item:
         content, asked = await parse(request, service, model)
@@ -256,19 +269,22 @@ def build_app(settings: Settings) -> FastAPI:
         openapi_extra=describe_body(GenerateRequest, {"question": QUESTIONS_SCHEMA["items"]}),
     )
     async def generate(request: Request) -> StreamingResponse:
-        """The answer in words, as it grows: events {"text": so far}, and at last {"answer", "probability"}."""
-        begin = time.monotonic()
-        item = await prepare(request, GenerateRequest)
+        """The answer in words, as it grows: events {"text": so far}, and at last {"answer", ...} or {"detail"}."""
+        try:
+            async with asyncio.timeout(settings.seconds):
+                item = await prepare(request, GenerateRequest)
+        except TimeoutError as error:
+            raise HTTPException(504, f"not read in {settings.seconds:g} seconds") from error
 
         def events() -> Iterator[str]:
-            for said in service.stream(item):
-                event = {"text": said} if isinstance(said, str) else said.to_dict()
-                if time.monotonic() - begin > settings.seconds:
-                    event = {"detail": f"not answered in {settings.seconds:g} seconds"}
-                yield f"data: {json.dumps(event)}\n\n"
-                if "detail" in event:
-                    return
-            metrics.questions.inc()
+            try:
+                for said in service.stream(item):
+                    event = {"text": said} if isinstance(said, str) else said.to_dict()
+                    yield f"data: {json.dumps(event)}\n\n"
+                metrics.questions.inc()
+            except (TimeoutError, queue.Empty):
+                problem = {"detail": f"no word in {settings.seconds:g} seconds"}
+                yield f"data: {json.dumps(problem)}\n\n"
 
         return StreamingResponse(events(), media_type="text/event-stream")
 

@@ -1,12 +1,16 @@
 """Images by URL, for a server that must not be talked into reading what lies behind its own firewall."""
 
+import contextlib
 import http.client
 import ipaddress
 import socket
 import ssl
-import time
+import threading
 from typing import Any
 from urllib.parse import urlsplit
+
+
+GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
 
 
 class FetchError(ValueError):
@@ -21,21 +25,19 @@ def public_address(host: str, port: int) -> str:
     """
     try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
-    except (OSError, UnicodeError) as error:
-        raise FetchError(f"{host} has no address") from error
-    for address in found:
-        if not is_public(address):
-            raise FetchError(f"{host} is not on the public Internet")
+    except (OSError, UnicodeError):
+        found = set()
+    if not found or not all(map(is_public, found)):  # one message for both: names of a private network are private
+        raise FetchError(f"{host} is not on the public Internet")
     return sorted(found)[0]
 
 
 def is_public(address: str) -> bool:
-    """Also of IPv6 addresses that carry one of IPv4."""
+    """Not so are IPv6 addresses that carry one of IPv4: that may be any."""
     ip: Any = ipaddress.ip_address(address.partition("%")[0])
-    inner = getattr(ip, "ipv4_mapped", None) or getattr(ip, "sixtofour", None)
-    if getattr(ip, "teredo", None) or ip in ipaddress.ip_network("64:ff9b::/96"):
+    if ip.version == 6 and (ip not in GLOBAL_UNICAST or ip.sixtofour or ip.teredo):  # these lead on to IPv4
         return False
-    return ip.is_global and not ip.is_multicast and (inner is None or is_public(str(inner)))
+    return ip.is_global and not ip.is_multicast
 
 
 class PinnedConnection(http.client.HTTPConnection):
@@ -43,12 +45,18 @@ class PinnedConnection(http.client.HTTPConnection):
 
     def __init__(self, host: str, port: int, address: str, timeout: float, context: ssl.SSLContext | None):
         super().__init__(host, port, timeout=timeout)
-        self.address, self.context = address, context
+        self.address, self.context, self.was_cut = address, context, False
 
     def connect(self) -> None:
         self.sock = socket.create_connection((self.address, self.port), self.timeout)
         if self.context is not None:
             self.sock = self.context.wrap_socket(self.sock, server_hostname=self.host)
+
+    def cut(self) -> None:
+        """End it from another thread, whatever it waits for."""
+        self.was_cut = True
+        with contextlib.suppress(OSError, AttributeError):  # closed, or not open yet
+            self.sock.shutdown(socket.SHUT_RDWR)
 
 
 def fetch(url: str, max_bytes: int, seconds: float) -> bytes:
@@ -66,8 +74,10 @@ def fetch(url: str, max_bytes: int, seconds: float) -> bytes:
         raise FetchError("the URL must be http:// or https:// with a host, and no user")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     context = ssl.create_default_context() if parts.scheme == "https" else None
-    end = time.monotonic() + seconds
     connection = PinnedConnection(host, port, public_address(host, port), seconds, context)
+    # A timeout of the socket counts anew with each byte that comes; this one does not.
+    timer = threading.Timer(seconds, connection.cut)
+    timer.start()
     try:
         connection.request("GET", target, headers={"User-Agent": "traffic-vlm", "Accept": "image/*"})
         answer = connection.getresponse()
@@ -78,12 +88,13 @@ def fetch(url: str, max_bytes: int, seconds: float) -> bytes:
             content += piece
             if len(content) > max_bytes:
                 raise FetchError(f"the URL has more than {max_bytes:,} bytes")
-            if time.monotonic() > end:
-                raise FetchError(f"the URL took more than {seconds:g} seconds")
+        if connection.was_cut:
+            raise FetchError(f"the URL took more than {seconds:g} seconds")
         return bytes(content)
     except FetchError:
         raise
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise FetchError(f"the URL cannot be fetched: {type(error).__name__}") from error
     finally:
+        timer.cancel()
         connection.close()

@@ -9,8 +9,10 @@ renaming; so a run that was killed at any moment goes on with the parts that are
 
 import json
 import os
+import re
 import tarfile
 import uuid
+import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +23,7 @@ import fsspec.implementations.local
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from fsspec.core import url_to_fs
+from fsspec.core import has_magic, url_to_fs
 
 from .answerer import Answer, Answerer
 from .pictures import open_picture
@@ -32,8 +34,13 @@ PLAN = "_plan.parquet"  # a name with an underscore is not read as data
 DECODERS = 4  # threads of an actor that decode images
 AHEAD = 2  # batches that are decoded ahead of the model
 SCHEMA = pa.schema(
-    {name: pa.float32() if name == "probability" else pa.string() for name in ("key", "question", "probability")}
-    | {"answer": pa.string(), "error": pa.string()}
+    [
+        ("key", pa.string()),
+        ("question", pa.string()),
+        ("probability", pa.float32()),
+        ("answer", pa.string()),
+        ("error", pa.string()),
+    ]
 )
 
 
@@ -80,8 +87,8 @@ def list_input(source: str) -> tuple[str, list[str]]:
     """
     try:
         fs, path = url_to_fs(source)
-        found = fs.glob(path) if fsspec.core.has_magic(path) else [path]
-        files = sorted(name for one in found for name in ([one] if fs.isfile(one) else fs.find(one)))
+        found = fs.glob(path) if has_magic(path) and not fs.exists(path) else [path]
+        files = sorted({name for one in found for name in ([one] if fs.isfile(one) else fs.find(one))})
     except (OSError, ValueError, ImportError) as error:
         raise LabelError(f"{source}: cannot be listed: {error}") from error
     kinds: dict[str, list[str]] = {"image": [], "parquet": [], "tar": []}
@@ -131,16 +138,22 @@ class Output:
     """The folder of the answers, local or of fsspec."""
 
     def __init__(self, folder: str):
-        self.fs, self.path = url_to_fs(folder)
+        try:
+            self.fs, self.path = url_to_fs(folder)
+        except (ValueError, ImportError) as error:
+            raise LabelError(f"{folder}: cannot be written to: {error}") from error
 
     def name(self, part: int) -> str:
         return f"{self.path}/part-{part:06d}.parquet"
 
     def done(self) -> set[int]:
         """Numbers of the parts whose answers are there."""
+        found = (re.fullmatch(r"part-(\d+)\.parquet", os.path.basename(name)) for name in self._list())
+        return {int(name[1]) for name in found if name}
+
+    def _list(self) -> list[str]:
         self.fs.invalidate_cache()
-        names = (os.path.basename(name) for name in self.fs.glob(f"{self.path}/part-*.parquet"))
-        return {int(name[len("part-") : -len(".parquet")]) for name in names}
+        return self.fs.ls(self.path, detail=False) if self.fs.exists(self.path) else []
 
     def is_done(self, part: int) -> bool:
         self.fs.invalidate_cache()
@@ -155,8 +168,9 @@ class Output:
 
     def remove_drafts(self) -> None:
         """Of runs that were killed; call it while nobody writes."""
-        for name in self.fs.glob(f"{self.path}/_*.tmp"):
-            self.fs.rm(name)
+        for name in self._list():
+            if name.endswith(".tmp"):
+                self.fs.rm(name)
 
     def open_plan(self, job: Job) -> pa.Table:
         """The plan that is kept here, or a new one.
@@ -190,7 +204,8 @@ def read_part(job: Job, files: Sequence[dict[str, Any]]) -> Iterator[Source]:
     """The images of a part in order; the rows of the plan say where they are.
 
     Raises:
-        OSError, tarfile.TarError, pyarrow.ArrowException: the file breaks off, after the images that could be read.
+        OSError, EOFError, zlib.error, tarfile.TarError, pyarrow.ArrowException: the file breaks off, after the images
+            that could be read.
     """
     first = files[0]
     if first["kind"] == "image":
@@ -275,7 +290,16 @@ class Labeller:
                 yield from self._answer([waiting.popleft() for _ in range(min(self.batch_size, len(waiting)))])
 
     def decode(self, key: str, content: bytes | str | Exception) -> torch.Tensor | str:
-        """Pixels [3,H,W] of an image, or what is wrong with it."""
+        """Pixels [3,H,W] of an image, or what is wrong with it.
+
+        Raises:
+            OSError: a file that is not local could not be read, though it is there: the part is not done then.
+        """
+        if isinstance(content, str) and is_remote(content):
+            try:
+                content = read_file(content)
+            except FileNotFoundError as error:
+                content = error
         try:
             if isinstance(content, Exception):
                 raise content
@@ -295,11 +319,23 @@ class Labeller:
             yield key, value if isinstance(value, str) else next(answers)
 
 
+def is_remote(path: str) -> bool:
+    return "://" in path
+
+
 def _until_broken(sources: Iterator[Source], path: str) -> Iterator[tuple[str, Any]]:
-    """The images, and should the file break off, one more with its path as key and the error as content."""
+    """The images, and should the file break off, one more with its path as key and the error as content.
+
+    Raises:
+        OSError: the file is not local. The network may be better next time, so the part is not done.
+    """
     try:
         yield from sources
-    except (OSError, EOFError, tarfile.TarError, pa.ArrowException) as error:
+    except (EOFError, zlib.error, tarfile.TarError, pa.ArrowException) as error:
+        yield path, error
+    except OSError as error:
+        if is_remote(path):
+            raise
         yield path, error
 
 

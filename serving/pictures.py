@@ -9,6 +9,7 @@ from ..images_traffic_vlm import to_rgb
 
 
 MAX_PIXELS = 40_000_000  # an 8K frame has 33 million
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # others run programs, or are rare
 
 
 def open_picture(source: str | Path | bytes, name: str = "", max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -22,9 +23,10 @@ def open_picture(source: str | Path | bytes, name: str = "", max_pixels: int = M
     """
     name = name or ("the image" if isinstance(source, bytes) else Path(source).name)
     try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as image:
             width, height = image.size
-            frames = getattr(image, "n_frames", 1)
+            # The further pictures of a phone's JPEG (MPO) are previews, or for a second eye.
+            frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
             if frames == 1 and width * height <= max_pixels:
                 return to_rgb(image)
     except Image.DecompressionBombError as error:

@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ class Settings:
     cached_images: int = 256
     cache_seconds: float = 600.0
     allow_urls: bool = False
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
 
 
 class ImageCache:
@@ -77,7 +77,7 @@ class ImageCache:
 
 @dataclass
 class Item:
-    """An image, decoded only if it must be looked at, and questions about it."""
+    """An image, by the hash of its bytes and decoded, and questions about it."""
 
     key: str
     pixels: torch.Tensor  # [3,H,W]
@@ -95,6 +95,7 @@ class Service:
         self.answerer = Answerer(settings.model, settings.device, dtype)
         self.cache = ImageCache(settings.cached_images, settings.cache_seconds)
         self.decoders, self.model_thread = ThreadPoolExecutor(4), ThreadPoolExecutor(1)
+        self.fetchers = ThreadPoolExecutor(4)  # of their own: who waits for a slow URL must not keep others waiting
         self.waiting = 0
 
         batch = serve.batch(max_batch_size=settings.batch_size, batch_wait_timeout_s=settings.batch_wait)
@@ -104,7 +105,8 @@ class Service:
         """The answers, and whether the image was kept from before."""
         if self.settings.batch_size == 1:  # this needs no replica of Ray Serve around it
             return (await self._answer_batch([item]))[0]
-        return await self._answer_with_others(item)
+        # Who gives up waiting must not take the batch, and the answers of others, along.
+        return await asyncio.shield(self._answer_with_others(item))
 
     async def _answer_batch(self, items: list[Item]) -> list[tuple[list[Answer], bool]]:
         return await asyncio.get_running_loop().run_in_executor(self.model_thread, lambda: self._answer(items))
@@ -131,24 +133,22 @@ class Service:
         return [(row, item.key in before) for row, item in zip(answers, items)]
 
     def stream(self, item: Item) -> Iterator[str | Answer]:
-        encoded = self.model_thread.submit(lambda: self._look([item])[0][item.key]).result()
-        return self.answerer.stream(encoded, item.questions[0])
+        """Raises TimeoutError or queue.Empty where nothing came in time."""
+        look = self.model_thread.submit(lambda: self._look([item])[0][item.key])
+        encoded = look.result(self.settings.seconds)
+        return self.answerer.stream_in(self.model_thread, encoded, item.questions[0], self.settings.seconds)
 
     def check(self, questions: list[str]) -> list[str]:
         """The questions without spaces around them.
 
         Raises:
-            ValueError: none or too many, an empty one, one too long, or one without a known word.
+            ValueError: an empty one, one too long, or one without a known word.
         """
-        if not 0 < len(questions) <= self.settings.max_questions:
-            limit = self.settings.max_questions
-            raise ValueError(f"{len(questions)} questions: at least 1 and at most {limit} are answered at once")
         questions = [question.strip() for question in questions]
         for number, question in enumerate(questions, 1):
             if not question:
                 raise ValueError(f"question {number} is empty")
             self.answerer.unknown_words(question)
-        self.answerer.processor(text=[questions], packed=True, on_unknown="ignore")  # says what is too long
         return questions
 
     async def read(self, content: bytes, questions: list[str]) -> Item:
@@ -165,4 +165,4 @@ class Service:
         if not self.settings.allow_urls:
             raise FetchError("image_url: this server does not fetch URLs; send the image")
         limits = (self.settings.max_bytes, self.settings.seconds)
-        return await asyncio.get_running_loop().run_in_executor(self.decoders, fetch, url, *limits)
+        return await asyncio.get_running_loop().run_in_executor(self.fetchers, fetch, url, *limits)

@@ -3,6 +3,7 @@
 LABEL_KILLS=20 pytest tests/test_label.py -k killed      # more kills than the tests take time for
 """
 
+import contextlib
 import importlib.util
 import io
 import json
@@ -25,6 +26,7 @@ pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 fsspec = pytest.importorskip("fsspec")
 
+from traffic_vlm.serving import labelling  # noqa: E402
 from traffic_vlm.serving.answerer import Answerer  # noqa: E402
 from traffic_vlm.serving.labelling import Job, LabelError, Labeller, Output, list_input, parts_to_do  # noqa: E402
 from traffic_vlm.serving.pictures import open_picture  # noqa: E402
@@ -199,6 +201,35 @@ def test_input_of_another_file_system(model):
     ]
 
 
+def test_globs_name_each_image_once(tmp_path):
+    (tmp_path / "a/b").mkdir(parents=True)
+    for name in ("a/x.png", "a/b/y.png"):
+        (tmp_path / name).write_bytes(content(0))
+    expected = [str(tmp_path / name) for name in ("a/b/y.png", "a/x.png")]
+    for source in (tmp_path, tmp_path / "**", tmp_path / "a*", tmp_path / "*/**"):
+        assert list_input(str(source))[1] == expected, source
+    (tmp_path / "a").rename(tmp_path / "a[1]")
+    assert len(list_input(str(tmp_path / "a[1]"))[1]) == 2
+
+
+def test_a_network_that_fails_leaves_the_part_undone(model, tmp_path, monkeypatch):
+    fs = fsspec.filesystem("memory")
+    fs.pipe({f"/far/{number}.png": content(number) for number in range(3)})
+    job, read_before = Job("memory://far", QUESTIONS[:1], model), labelling.read_file
+
+    def read_file(path):
+        if path.endswith("1.png"):
+            raise TimeoutError("connection lost")
+        return read_before(path)
+
+    monkeypatch.setattr(labelling, "read_file", read_file)
+    with pytest.raises(TimeoutError, match="connection lost"):
+        label_here(job, tmp_path / "out")
+    assert Output(str(tmp_path / "out")).done() == set()
+    monkeypatch.undo()
+    assert label_here(job, tmp_path / "out") == [{"part": 0, "images": 3, "errors": 0}]
+
+
 def test_input_that_cannot_be_labelled(model, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "mixed").mkdir()
@@ -222,6 +253,12 @@ def test_bytes_of_a_picture_and_its_file_are_the_same(tmp_path):
     assert open_picture(content(1)).tobytes() == open_picture(tmp_path / "a.png").tobytes()
     with pytest.raises(ValueError, match="the image is no image that can be read"):
         open_picture(b"")
+
+
+def test_of_a_phones_photograph_with_previews_the_first_is_read(tmp_path):
+    pictures = [Image.new("RGB", (16, 8), color) for color in ("red", "blue")]
+    pictures[0].save(tmp_path / "a.jpg", "mpo", save_all=True, append_images=pictures[1:])
+    assert open_picture(tmp_path / "a.jpg").getpixel((3, 3))[0] > 200
 
 
 # With Ray
@@ -289,10 +326,13 @@ def test_killed_at_any_moment_it_finishes_with_each_image_once(model, tmp_path):
             run.communicate()
         kills += 1
     last = start(images, output, model, "--images_per_part", "2", "--actors", "1")
+    assert Output(str(output)).done() != set(range(31)), "all was done before the last run"
     while not (found := workers(last.pid)) and last.poll() is None:
         time.sleep(0.1)
-    for process in found:  # this one must not stop the run
-        os.kill(process, signal.SIGKILL)
+    assert found, "no worker was found, so none was killed"
+    for process in found:  # this must not stop the run
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
     told = last.communicate(timeout=300)[1]
     assert last.returncode == 0, told
     assert {path.name for path in output.iterdir()} == {"_plan.parquet"} | {f"part-{n:06d}.parquet" for n in range(31)}
