@@ -24,7 +24,7 @@ from traffic_vlm.training.run import (
     compile_decoder,
     last_checkpoint,
 )
-from traffic_vlm.training.trainer import freeze_convolutions
+from traffic_vlm.training.trainer import freeze_blocks
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 
@@ -193,16 +193,20 @@ def test_a_frozen_tower_thaws(start, tmp_path):
 
 
 def test_convolutions_can_be_kept(start, tmp_path):
-    result = run(start, tmp_path / "out", "--num_train_epochs", "1", "--freeze_convolutions", "true")
-    assert result.returncode == 0, result.stderr[-2000:]
-    after, before = weights(tmp_path / "out"), weights(start)
-    changed = {name for name in after if not torch.equal(after[name], before[name])}
-    assert not any("convolutions" in name for name in changed)  # statistics of their norms included
-    assert any("vision_tower.layers" in name for name in changed)
+    for blocks in ("2", "16"):
+        result = run(start, tmp_path / blocks, "--num_train_epochs", "1", "--freeze_blocks", blocks)
+        assert result.returncode == 0, result.stderr[-2000:]
+        after, before = weights(tmp_path / blocks), weights(start)
+        changed = {name for name in after if not torch.equal(after[name], before[name])}
+        assert any("vision_tower.layers" in name for name in changed)
+        trained = {name.partition("convolutions.")[2] for name in changed if "convolutions" in name}
+        assert not any("running" in name or name.startswith(("stem", "blocks.0.", "blocks.1.")) for name in trained)
+        assert any(name.startswith("blocks.2.") for name in trained) == (blocks == "2")
+        assert any(name.startswith("head") for name in trained) == (blocks == "2")
 
 
 def test_convolutions_stay_kept_when_the_tower_thaws(start, tmp_path):
-    options = ["--num_train_epochs", "2", "--load_best_model_at_end", "false", "--freeze_convolutions", "true"]
+    options = ["--num_train_epochs", "2", "--load_best_model_at_end", "false", "--freeze_blocks", "16"]
     result = run(start, tmp_path / "out", *options, "--freeze_vision", "true", "--thaw_after_epochs", "1")
     assert result.returncode == 0, result.stderr[-2000:]
     after, before = weights(tmp_path / "out"), weights(start)
@@ -213,7 +217,7 @@ def test_convolutions_stay_kept_when_the_tower_thaws(start, tmp_path):
 
 def test_only_our_own_tower_has_convolutions_to_keep():
     with pytest.raises(ValueError, match="not for a Linear"):
-        freeze_convolutions(torch.nn.Linear(1, 1))
+        freeze_blocks(torch.nn.Linear(1, 1), 1)
 
 
 def test_the_decoder_is_compiled_part_by_part(start):

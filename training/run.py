@@ -27,7 +27,7 @@ from ..publishing.hub import publish
 from . import annotated
 from .auxiliary import add_cell_head, presence_accuracy, remove_cell_head
 from .collator import SupervisedCollator
-from .trainer import FreezeTower, StartEpoch, TrafficTrainer, freeze_convolutions, unwrap
+from .trainer import FreezeTower, StartEpoch, TrafficTrainer, freeze_blocks, unwrap
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,8 +42,9 @@ class ModelOptions:
         metadata={"help": "name or folder of a vision model of transformers, or of our own, to start from"},
     )
     freeze_vision: bool = field(default=False, metadata={"help": "do not train the vision tower"})
-    freeze_convolutions: bool = field(
-        default=False, metadata={"help": "do not train the convolutions of our vision tower, only its later layers"}
+    freeze_blocks: int | None = field(
+        default=None,
+        metadata={"help": "do not train the first so many of the 16 blocks of our vision tower (16: no convolution)"},
     )
     thaw_after_epochs: float | None = field(
         default=None, metadata={"help": "with freeze_vision: train it after these"}
@@ -249,8 +250,8 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         raise ValueError(
             "--thaw_after_epochs needs one process; on several, train twice: frozen, then from the result"
         )
-    if model_options.freeze_convolutions:
-        freeze_convolutions(unwrap(model).model.vision_tower)
+    if model_options.freeze_blocks is not None:
+        freeze_blocks(unwrap(model).model.vision_tower, model_options.freeze_blocks)
     rows = [open_dataset(folder) for folder in data_options.train_dataset]
     for part in rows:
         check_words(part, processor)
@@ -267,7 +268,7 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
 
     callbacks: list[Any] = [StartEpoch(collator)]
     if thaw is not None:
-        callbacks.append(FreezeTower(thaw, model_options.freeze_convolutions))
+        callbacks.append(FreezeTower(thaw, model_options.freeze_blocks))
     trainer = TrafficTrainer(
         model,
         arguments,

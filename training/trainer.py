@@ -21,17 +21,27 @@ def unwrap(model: Any) -> Any:
 
 
 def keep_statistics(tower: Any) -> None:
-    """What is frozen keeps its statistics and drops nothing: the tower, or those of its direct parts, go to eval."""
-    for module in [tower, *tower.children()]:
-        if module.training and not any(parameter.requires_grad for parameter in module.parameters()):
-            module.eval()
+    """What is frozen drops nothing, and what is frozen in part only keeps its statistics, too: they go to eval."""
+    if not any(parameter.requires_grad for parameter in tower.parameters()):
+        tower.eval()
+    for part in tower.children():
+        if part.training and not all(parameter.requires_grad for parameter in part.parameters()):
+            part.eval()
 
 
-def freeze_convolutions(tower: Any) -> None:
-    """Keep what came with a tower that starts from other weights; a ValueError for a tower without."""
+def freeze_blocks(tower: Any, blocks: int) -> None:
+    """Keep the stem and the first `blocks` blocks of a tower's convolutions, and with the last of them what follows.
+
+    Raises:
+        ValueError: the tower has no convolutions.
+    """
     if not hasattr(tower, "convolutions"):
-        raise ValueError(f"--freeze_convolutions is for our own vision tower, not for a {type(tower).__name__}")
-    tower.convolutions.requires_grad_(False)
+        raise ValueError(f"--freeze_blocks is for our own vision tower, not for a {type(tower).__name__}")
+    convolutions = tower.convolutions
+    if blocks >= len(convolutions.blocks):
+        convolutions.requires_grad_(False)
+    for part in (convolutions.stem, *convolutions.blocks[:blocks]):
+        part.requires_grad_(False)
 
 
 class TrafficTrainer(Trainer):
@@ -168,13 +178,13 @@ class StartEpoch(TrainerCallback):
 
 
 class FreezeTower(TrainerCallback):
-    """Keep the vision tower as it is for the first `epochs` epochs, and its convolutions for good if asked to."""
+    """Keep the vision tower as it is for the first `epochs` epochs, and some blocks of convolutions for good."""
 
-    def __init__(self, epochs: float, keep_convolutions: bool = False):
-        self.epochs, self.keep_convolutions = epochs, keep_convolutions
+    def __init__(self, epochs: float, blocks: int | None = None):
+        self.epochs, self.blocks = epochs, blocks
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         tower = unwrap(model).model.vision_tower
         tower.requires_grad_((state.epoch or 0) >= self.epochs)
-        if self.keep_convolutions:
-            freeze_convolutions(tower)
+        if self.blocks is not None:
+            freeze_blocks(tower, self.blocks)
