@@ -101,8 +101,9 @@ def compiled(bench: Bench) -> dict[str, Any]:
     """
     torch._dynamo.reset()
     pixels, tokens = bench.setup.pixels(1), bench.amounts.compiled_tokens
-    runs = {name: bench.contestants[name].compiled_generation(pixels, PROMPT, tokens) for name in USUAL}
-    plain = {f"{name}, plain": bench.contestants[name].generation(pixels, PROMPT, tokens) for name in USUAL}
+    names = [name for name in USUAL if bench.contestants[name].compiles]
+    runs = {name: bench.contestants[name].compiled_generation(pixels, PROMPT, tokens) for name in names}
+    plain = {f"{name}, plain": bench.contestants[name].generation(pixels, PROMPT, tokens) for name in names}
     # The second run may compile again, for lengths that change.
     timings = bench.time(f"{tokens} tokens, compiled", runs | plain, warm_up=3, errors=Exception)
     return timings.to_dict(OURS)
