@@ -67,6 +67,7 @@ def run(arguments: argparse.Namespace) -> None:
     chosen = {name: value for name, value in vars(arguments).items() if name in Settings.__dataclass_fields__}
     settings = Settings(**chosen, dtype="bfloat16" if arguments.bf16 else None, api_key=key)
     ray.init(address=arguments.address, log_to_driver=False, logging_level="ERROR")
+    signal.signal(signal.SIGTERM, interrupt)  # Ray has put its own in this place
     try:
         options = needs(arguments, ray.cluster_resources())
         serve.start(http_options={"host": arguments.host, "port": arguments.port})

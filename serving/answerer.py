@@ -152,7 +152,9 @@ class Answerer:
         words = [word for word in tokenizer.convert_ids_to_tokens(ids) if word.isalnum()]  # "[UNK]" is not
         limit = self.model.config.get_text_config().max_position_embeddings
         if len(ids) + 1 >= limit:  # and the token that starts it
-            raise ValueError(f"a question of {len(ids) + 1} tokens leaves no room for an answer; both have {limit}")
+            raise ValueError(
+                f"a question of {len(ids) + 1} tokens leaves no room for an answer: both have at most {limit}"
+            )
         if unknown and not words:
             raise ValueError(f"no word of the question {question!r} is among those that the model knows")
         return unknown
