@@ -105,7 +105,12 @@ class EncodedImages:
 
     def rows(self, image_index: torch.Tensor | None, batch_size: int) -> "EncodedImages":
         """The image of each of `batch_size` rows of text: as they are, or those that `image_index` names."""
-        chosen = self.check_index(image_index, batch_size)
+        chosen, mask = self.check_index(image_index, batch_size), self.attention_mask
+        images, _, tokens, _ = self.key_values[0][0].shape
+        if mask is not None and mask.shape != (images, tokens):
+            raise ValueError(
+                f"encoder_attention_mask must be [{images},{tokens}] (images, image tokens), got {list(mask.shape)}."
+            )
         return self if image_index is None else replace(self, pixel_values=None)[chosen]
 
     def check_index(self, image_index: torch.Tensor | None, batch_size: int) -> torch.Tensor:

@@ -65,9 +65,10 @@ def check_length(position_ids: torch.Tensor, limit: int) -> None:
 
 
 def check_positions(position_ids: torch.Tensor, rows: int, length: int) -> None:
-    """Raise `ValueError` unless there is a position for each token, or one row of them for all rows."""
-    if position_ids.ndim != 2 or position_ids.shape[0] not in (1, rows) or position_ids.shape[1] != length:
-        raise ValueError(f"position_ids must be [{rows},{length}] as the tokens are, got {list(position_ids.shape)}.")
+    """Raise `ValueError` unless there is a whole number for each token, or one row of them for all rows."""
+    kind, shape = str(position_ids.dtype).removeprefix("torch."), list(position_ids.shape)
+    if shape not in ([1, length], [rows, length]) or position_ids.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"position_ids must be int64 [{rows},{length}] as the tokens are, got {kind} {shape}.")
 
 
 def check_masks(

@@ -55,6 +55,7 @@ DECISION_TEMPLATE = """\
 {{- bos_token ~ " " ~ (found.words | join(" ")).rstrip(" .?!…。？！") ~ " ?" -}}
 """
 
+MAX_WIDTH = 1_000_000  # tokens of a padded row: more is a slip of the pen, and fills the memory
 IGNORED_LABEL = -100  # torch.nn.functional.cross_entropy skips it
 QUESTION_END = " .?!…。？！"  # what is taken off the end of a question before the one "?" is put there
 CONTROL_MARKERS = str.maketrans("", "", "\U000f0000\U000f0001")  # chat templates wrap control tokens of users in them
@@ -361,6 +362,8 @@ class TrafficVLMProcessor(ProcessorMixin):
                 raise ValueError(f'padding is True, False, "longest", "max_length" or "do_not_pad", got {padding!r}')
             multiple = options.get("pad_to_multiple_of") or 1
             width = -(-width // multiple) * multiple
+            if width > MAX_WIDTH:
+                raise ValueError(f"rows would be padded to {width:,} tokens; the limit is {MAX_WIDTH:,}")
         side = options.get("padding_side") or self.tokenizer.padding_side
         if side not in ("left", "right"):
             raise ValueError(f'padding_side is "left" or "right", got {side!r}')

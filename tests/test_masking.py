@@ -22,8 +22,13 @@ IDS = torch.full((2, 3), 7)
         ({"attention_mask": torch.ones(2, 4)}, r"attention_mask must be \[2,3\] .*, got \[2, 4\]"),
         ({"attention_mask": torch.ones(2, 3, 3)}, r"attention_mask must be \[2,3\] .*, got \[2, 3, 3\]"),
         ({"attention_mask": torch.ones(3)}, r"attention_mask must be \[2,3\] .*, got \[3\]"),
-        ({"position_ids": torch.arange(4)[None]}, r"position_ids must be \[2,3\] .*, got \[1, 4\]"),
-        ({"position_ids": torch.arange(3)}, r"position_ids must be \[2,3\] .*, got \[3\]"),
+        ({"position_ids": torch.arange(4)[None]}, r"position_ids must be int64 \[2,3\] .*, got int64 \[1, 4\]"),
+        ({"position_ids": torch.arange(3)}, r"position_ids must be int64 \[2,3\] .*, got int64 \[3\]"),
+        ({"position_ids": torch.ones(2, 3)}, r"position_ids must be .*, got float32 \[2, 3\]"),
+        (
+            {"encoder_attention_mask": torch.ones(1, 196)},
+            r"encoder_attention_mask must be \[2,196\] .*, got \[1, 196\]",
+        ),
         ({"image_index": torch.tensor([0.0, 1.0])}, r"image_index must be int64 \[2\], .*, got float32 \[2\]"),
     ],
 )
