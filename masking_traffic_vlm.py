@@ -57,6 +57,13 @@ def check_token_ids(input_ids: torch.Tensor, vocab_size: int, check_values: bool
             )
 
 
+def check_labels(labels: torch.Tensor, vocab_size: int) -> None:
+    """Raise `ValueError` for labels that are neither ids of the vocabulary nor -100."""
+    wrong = labels[(labels != -100) & ((labels < 0) | (labels >= vocab_size))]
+    if wrong.numel():
+        raise ValueError(f"labels must lie in [0, {vocab_size}) or be -100 (not learned), got {int(wrong[0])}.")
+
+
 def check_length(position_ids: torch.Tensor, limit: int) -> None:
     """Raise `ValueError` for counted positions beyond the decoder's limit."""
     longest = int(position_ids.max()) + 1 if position_ids.numel() else 0

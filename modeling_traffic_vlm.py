@@ -37,6 +37,7 @@ from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
 from .generation_traffic_vlm import TrafficVLMGenerationMixin, find_image_cache, holds_image, with_image_cache
 from .masking_traffic_vlm import (
     check_attention_output,
+    check_labels,
     check_length,
     check_masks,
     check_token_ids,
@@ -526,6 +527,8 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
                 got = f"{str(labels.dtype).removeprefix('torch.')} {list(labels.shape)}"
                 raise ValueError(f"labels must be int64 [{rows},{length}] as the logits are, got {got}.")
             text_config = self.config.get_text_config()
+            if not is_torchdynamo_compiling():
+                check_labels(labels, text_config.vocab_size)
             labels = labels.masked_fill(labels == text_config.pad_token_id, -100)  # it cannot be learned
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=text_config.vocab_size, **kwargs)
         return CausalLMOutputWithCrossAttentions(

@@ -232,6 +232,8 @@ def _target(name: str, meaning: Any, exhaustive: frozenset[str]) -> Target:
     """One entry of "classes". A wide class may by default be any of its members that are labelled exhaustively."""
     entry = dict(meaning) if isinstance(meaning, dict) else {"class": meaning}
     label = entry.pop("class")
+    if label is not None and not isinstance(label, str):
+        raise ValueError(f"{name!r} is mapped to {label!r}, which is no class of ours")
     members = [member for member in CLASSES if label and member in exhaustive and CLASSES[member][2] == label]
     maybe = frozenset(entry.pop("maybe", members))
     if unknown := sorted((maybe | ({label} if label else set())) - CLASSES.keys()):

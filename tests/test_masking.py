@@ -45,6 +45,9 @@ def test_inputs_that_do_not_fit_are_named(model, inputs, message):
 def test_labels_that_do_not_fit_are_named(model):
     with pytest.raises(ValueError, match=r"labels must be int64 \[2,3\] as the logits are, got float32 \[2, 3\]"):
         model(IDS, labels=IDS.float())
+    for wrong in (500, -1):
+        with pytest.raises(ValueError, match=rf"labels must lie in \[0, 500\) or be -100 .*, got {wrong}"):
+            model(IDS, labels=IDS.masked_fill(torch.eye(2, 3).bool(), wrong))
 
 
 @torch.no_grad()
