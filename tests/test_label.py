@@ -296,52 +296,55 @@ def workers(driver: int) -> list[int]:
     return [process for process, name in names.items() if "ray::MapWorker" in name and belongs(process)]
 
 
+PARTS_PER_KILL = 40  # more than are labelled between the moment that is chosen and the kill
+
+
+def kill(processes: list[int]) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):  # ended meanwhile
+            os.kill(process, signal.SIGKILL)
+
+
 @needs_ray
 def test_killed_at_any_moment_it_finishes_with_each_image_once(model, tmp_path):
-    images = write_images(tmp_path / "in", 60)
+    parts = PARTS_PER_KILL * (KILLS + 1)
+    images, output = write_images(tmp_path / "in", 2 * parts - 1), tmp_path / "out"
     (images / "broken.png").write_text("no image")
-    dice, kills, output = random.Random(KILLS), 0, tmp_path / "out"
-    while kills < KILLS:
-        run = start(images, output, model, "--images_per_part", "2", "--actors", "1")
-        try:
-            # The plan is there before the first kill, so that there is a run to go on with.
-            deadline = time.monotonic() + 120
-            while not (output / "_plan.parquet").exists() and time.monotonic() < deadline and run.poll() is None:
-                time.sleep(0.1)
-            if kills % 2:  # a worker; the run lives on, with another one
-                while not (found := workers(run.pid)) and run.poll() is None and time.monotonic() < deadline:
-                    time.sleep(0.1)
-                time.sleep(dice.uniform(0, 3))
-                for process in workers(run.pid) or found:
-                    try:
-                        os.kill(process, signal.SIGKILL)
-                    except ProcessLookupError:  # ended meanwhile
-                        continue
-                time.sleep(dice.uniform(0, 5))
-            else:
-                time.sleep(dice.uniform(0, 15))
-            run.send_signal(signal.SIGKILL)
-        finally:
-            run.kill()
-            run.communicate()
-        kills += 1
-    last = start(images, output, model, "--images_per_part", "2", "--actors", "1")
-    assert Output(str(output)).done() != set(range(31)), "all was done before the last run"
+    options = ("--images_per_part", "2", "--actors", "1")
+    dice, labels = random.Random(KILLS), Output(str(output))
+    for number in range(KILLS):
+        run = start(images, output, model, *options)
+        if number % 4 == 2:  # while it starts
+            time.sleep(dice.uniform(0, 8))
+        else:  # while it works
+            goal = dice.uniform(number, number + 0.5) * PARTS_PER_KILL
+            while len(labels.done()) < goal and run.poll() is None:
+                time.sleep(0.02)
+        if number % 2:  # a worker first; the run lives on, with another one
+            found = workers(run.pid)
+            assert found, "no worker was found, so none was killed"
+            kill(found)
+            time.sleep(dice.uniform(0, 3))
+        assert run.poll() is None, run.communicate()[1]
+        run.kill()
+        run.communicate()
+    assert len(labels.done()) < parts
+    last = start(images, output, model, *options)
     while not (found := workers(last.pid)) and last.poll() is None:
         time.sleep(0.1)
     assert found, "no worker was found, so none was killed"
-    for process in found:  # this must not stop the run
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
+    kill(found)  # this must not stop the run
     told = last.communicate(timeout=300)[1]
     assert last.returncode == 0, told
-    assert {path.name for path in output.iterdir()} == {"_plan.parquet"} | {f"part-{n:06d}.parquet" for n in range(31)}
+    assert {path.name for path in output.iterdir()} == {"_plan.parquet"} | {
+        f"part-{number:06d}.parquet" for number in range(parts)
+    }
     rows = read(output)
     keys = [(row["key"], row["question"]) for row in rows]
-    assert len(keys) == len(set(keys)) == 61 * len(QUESTIONS)
+    assert len(keys) == len(set(keys)) == 2 * parts * len(QUESTIONS)
     assert {row["key"].rpartition("/")[2] for row in rows if row["error"]} == {"broken.png"}
-    again = start(images, output, model, "--images_per_part", "2")
-    assert "all 31 parts are labelled" in again.communicate(timeout=120)[1] and again.returncode == 0
+    again = start(images, output, model, *options)
+    assert f"all {parts} parts are labelled" in again.communicate(timeout=120)[1] and again.returncode == 0
 
 
 @needs_ray
