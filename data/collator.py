@@ -8,6 +8,7 @@ counts are those of the image that the model sees. Light is changed, colours kee
 
 import io
 import random
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,13 +100,15 @@ class TrafficCollator:
         kinds: of the question grammar, that are asked.
         training: augment, and ask anew each time the image comes up; else ask the row's own questions, as they stand.
         seed: with the number of the worker it decides what is drawn.
-        balancer: keeps as many yes as no for each kind and class, over all that a worker collates.
+        balancers: one for each source, keeps as many yes as no for each kind and class, over all that a worker
+            collates. Were it one for all, a source full of cars and one with few would teach that the look of a
+            source is an answer.
 
     A row without `scene` (questions written by people) is never mirrored or cropped, as its answers could change; one
     without questions (of `SyntheticStream`) is asked what its scene allows. Rows of which nothing may be asked are
     left out; if that is the whole batch, it is asked as without `training`, whatever the balance.
 
-    A balancer lives as long as its worker: with few images, let workers live on (`persistent_workers=True`).
+    Balancers live as long as their worker: with few images, let workers live on (`persistent_workers=True`).
     """
 
     processor: Callable[..., Any]
@@ -115,7 +118,7 @@ class TrafficCollator:
     seed: int = 0
     epoch: int = field(default=0, repr=False)
     rng: random.Random | None = field(default=None, repr=False)
-    balancer: Balancer = field(default_factory=Balancer, repr=False)
+    balancers: defaultdict[str, Balancer] = field(default_factory=lambda: defaultdict(Balancer), repr=False)
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """A packed batch: what the processor gives for images [I] with questions and answers, labels among it.
@@ -142,7 +145,8 @@ class TrafficCollator:
 
     def start_epoch(self, epoch: int) -> None:
         """Forget what was drawn and asked so far: an epoch is the same whether or not others went before it."""
-        self.epoch, self.rng, self.balancer = epoch, None, Balancer()
+        self.epoch, self.rng = epoch, None
+        self.balancers.clear()
 
     def generator(self) -> random.Random:
         """The random numbers of this worker."""
@@ -162,7 +166,7 @@ class TrafficCollator:
         whole, known = row["image"].convert("RGB"), Scene.from_json(row["scene"])
         for cropped in (CROPPED, 0.0):
             image, scene = augment(whole, known, rng, cropped)
-            questions = ask(scene, rng, self.questions_per_image, self.balancer, self.kinds)
+            questions = ask(scene, rng, self.questions_per_image, self.balancers[scene.source], self.kinds)
             if questions:
                 break
         return Prepared(image, questions, scene)

@@ -17,18 +17,19 @@ from .scene import CLASSES, COLORS, FACTS, LIGHT_STATES, SPEED_LIMITS, Scene, is
 from .truths import GROUNDED, NO_GROUP, STUFF, THINGS, THIRDS, UNCOUNTED, Box, Key, View
 
 
-# How often each kind is picked. Yes/no kinds lead, because to decide is the model's first use.
+# How often each kind is picked. Yes/no kinds lead, because to decide is the model's first use; attributes follow,
+# because few scenes have any, and each value of one is to be learned by itself.
 KIND_WEIGHTS = {
     "presence": 4.0,
     "place": 4.0,
     "relation": 2.0,
-    "light_state": 2.0,
-    "sign_value": 1.0,
-    "color": 2.0,
+    "light_state": 5.0,
+    "sign_value": 3.0,
+    "color": 3.0,
     "count": 2.0,
     "comparison": 1.0,
-    "side": 1.0,
-    "weather": 1.0,
+    "side": 2.0,
+    "weather": 2.0,
     "time_of_day": 1.0,
     "view": 0.5,
     "ahead": 1.0,

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 
 import numpy as np
@@ -391,12 +391,29 @@ def test_a_batch_of_which_the_balance_forbids_all_is_asked_nevertheless(processo
         assert ((collate([row])["labels"] != -100).sum(-1) > 0).all()
 
 
+def test_yes_and_no_are_balanced_within_each_source(processor):
+    """One in which cars are nearly always there and one in which they hardly are: neither is to tell the answer."""
+    car = SceneObject("car", (10.0, 10.0, 30.0, 30.0))
+    rng, answers = random.Random(0), {"city": Counter(), "path": Counter()}
+    collate = TrafficCollator(processor, questions_per_image=4, kinds=("presence",))
+    for _ in range(400):
+        source = rng.choice(["city", "path"])
+        objects = (car,) if rng.random() < {"city": 0.9, "path": 0.1}[source] else ()
+        scene = Scene(40, 40, objects, exhaustive=frozenset({"car"}), source=source)
+        asked = collate._asked_anew({"image": Image.new("RGB", (40, 40)), "scene": scene.to_json()}, rng)
+        answers[source].update(question.answer for question in asked.questions if question.label == "car")
+    for counts in answers.values():
+        assert counts.total() > 30
+        assert abs(counts["yes"] - counts["no"]) <= Balancer().slack
+
+
 def test_a_window_in_which_nothing_is_known_is_not_taken(processor):
     """One sign in a corner, of which most windows show a part only."""
     sign = SceneObject("stop sign", (0.0, 0.0, 12.0, 12.0))
     row = {"image": Image.new("RGB", (100, 100)), "scene": Scene(100, 100, (sign,)).to_json()}
     for seed in range(20):
-        batch = TrafficCollator(processor, seed=seed, balancer=Balancer(slack=99), rng=random.Random(seed))([row, row])
+        balancers = defaultdict(lambda: Balancer(slack=99))
+        batch = TrafficCollator(processor, seed=seed, balancers=balancers, rng=random.Random(seed))([row, row])
         assert len(batch["pixel_values"]) == 2
 
 
