@@ -14,6 +14,7 @@ from transformers import Cache
 from transformers.utils import is_torchdynamo_compiling
 
 from .generation_traffic_vlm import find_image_cache, holds_image
+from .masking_traffic_vlm import WHOLE_NUMBERS, check_image_mask, describe
 
 
 KeyValues = tuple[torch.Tensor, torch.Tensor]  # keys and values of one layer, each [B,K,P,D]
@@ -105,12 +106,8 @@ class EncodedImages:
 
     def rows(self, image_index: torch.Tensor | None, batch_size: int) -> "EncodedImages":
         """The image of each of `batch_size` rows of text: as they are, or those that `image_index` names."""
-        chosen, mask = self.check_index(image_index, batch_size), self.attention_mask
-        images, _, tokens, _ = self.key_values[0][0].shape
-        if mask is not None and mask.shape != (images, tokens):
-            raise ValueError(
-                f"encoder_attention_mask must be [{images},{tokens}] (images, image tokens), got {list(mask.shape)}."
-            )
+        chosen = self.check_index(image_index, batch_size)
+        check_image_mask(self.attention_mask, self.key_values[0][0])
         return self if image_index is None else replace(self, pixel_values=None)[chosen]
 
     def check_index(self, image_index: torch.Tensor | None, batch_size: int) -> torch.Tensor:
@@ -119,14 +116,14 @@ class EncodedImages:
         Raises:
             ValueError: another number of rows, or an image that is not there.
         """
-        images = self.key_values[0][0].shape[0]
+        images = len(self)
         if image_index is None:
             if images != batch_size:
                 raise ValueError(f"{batch_size} rows of text for {images} images: image_index must pair them up.")
             return torch.arange(batch_size, device=self.device)
         image_index = torch.as_tensor(image_index, device=self.device)
-        if image_index.shape != (batch_size,) or image_index.dtype not in (torch.int64, torch.int32):
-            got = f"{str(image_index.dtype).removeprefix('torch.')} {list(image_index.shape)}"
+        if image_index.shape != (batch_size,) or image_index.dtype not in WHOLE_NUMBERS:
+            got = describe(image_index)
             raise ValueError(f"image_index must be int64 [{batch_size}], one number a row, got {got}.")
         if not is_torchdynamo_compiling():
             low, high = (int(value) for value in image_index.aminmax())
@@ -390,9 +387,8 @@ class YesNoScorer(ImageReader):
         return self.compute_logits(self.question_states(hidden_states, text["attention_mask"], question_ends))
 
 
-Spans = list[
-    list[tuple[int, int]]
-]  # for each packed row the first column of each question, and the one after the last
+# For each packed row the first column of each question, and the one after the last.
+Spans = list[list[tuple[int, int]]]
 
 
 def find_questions(packed: dict[str, torch.Tensor], limit: int) -> Spans:

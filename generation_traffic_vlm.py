@@ -96,12 +96,10 @@ class TrafficVLMGenerationMixin(GenerationMixin):
                 raise ValueError(f"generate() continues one text a row, got packed rows ({name}): use packed=False.")
         ids = kwargs.get("input_ids") if inputs is None else inputs
         if isinstance(ids, torch.Tensor):
-            check_token_ids(ids, self.config.get_text_config().vocab_size)
+            # Here only what the library would trip over before the first pass; that checks the values.
+            check_token_ids(ids, self.config.get_text_config().vocab_size, check_values=False)
             if kwargs.get("past_key_values") is None:
-                implementation = self.config._attn_implementation
-                check_masks(
-                    ids, kwargs.get("attention_mask"), None, kwargs.get("position_ids"), 0, False, implementation
-                )
+                check_masks(ids, kwargs.get("attention_mask"), kwargs.get("position_ids"))
         if hasattr(self, "encode_images"):
             self._encode_images_once(inputs, kwargs)
         order = self._left_order(inputs, kwargs)
@@ -133,9 +131,8 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         text, mask = input_ids if embeds is None else embeds, kwargs.get("attention_mask")
         cache = kwargs.get("past_key_values")
         if getattr(cache, "is_left_aligned", False) and mask is not None:
-            kwargs["attention_mask"] = mask = mask.sort(
-                dim=1
-            ).values  # the sequences were moved when the cache was made
+            # The sequences were moved when the cache was made.
+            kwargs["attention_mask"] = mask = mask.sort(dim=1).values
         if mask is None and text is not None and text.ndim == 2:
             mask = text.ne(self.config.get_text_config().pad_token_id).long()
         if text is None or mask is None or mask.shape != text.shape[:2] or bool(mask[:, -1].all()):

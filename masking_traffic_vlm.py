@@ -10,6 +10,9 @@ import torch
 from torch import nn
 
 
+WHOLE_NUMBERS = (torch.int64, torch.int32)  # what ids, positions and numbers of images may be
+
+
 def packed_mask(segment_ids: torch.Tensor, attention_mask: torch.Tensor | None, columns: int) -> torch.Tensor:
     """What each token of packed rows [B,L] sees: bool [B,1,L,columns], in the order of the picture above.
 
@@ -44,11 +47,15 @@ def check_attention_output(wanted: bool | None, attn_implementation: str) -> Non
         )
 
 
+def describe(tensor: torch.Tensor) -> str:
+    """What a message says of a tensor that does not fit: "int64 [2, 7]"."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
 def check_token_ids(input_ids: torch.Tensor, vocab_size: int, check_values: bool = True) -> None:
     """Raise `ValueError` unless ids are whole numbers [B,L], at least one of them, and inside the vocabulary."""
-    if input_ids.dtype not in (torch.int64, torch.int32) or input_ids.ndim != 2 or not input_ids.numel():
-        kind, shape = str(input_ids.dtype).removeprefix("torch."), list(input_ids.shape)
-        raise ValueError(f"input_ids must be int64 [rows,tokens], at least one token; got {kind} {shape}.")
+    if input_ids.dtype not in WHOLE_NUMBERS or input_ids.ndim != 2 or not input_ids.numel():
+        raise ValueError(f"input_ids must be int64 [rows,tokens], at least one token; got {describe(input_ids)}.")
     if check_values:
         low, high = (int(value) for value in input_ids.aminmax())
         if low < 0 or high >= vocab_size:
@@ -57,8 +64,13 @@ def check_token_ids(input_ids: torch.Tensor, vocab_size: int, check_values: bool
             )
 
 
-def check_labels(labels: torch.Tensor, vocab_size: int) -> None:
-    """Raise `ValueError` for labels that are neither ids of the vocabulary nor -100."""
+def check_labels(labels: torch.Tensor, logits: torch.Tensor, check_values: bool = True) -> None:
+    """Raise `ValueError` unless there is a label for each of logits [B,L,V], an id of the vocabulary or -100."""
+    rows, length, vocab_size = logits.shape
+    if labels.shape != (rows, length) or labels.dtype != torch.int64:
+        raise ValueError(f"labels must be int64 [{rows},{length}] as the logits are, got {describe(labels)}.")
+    if not check_values:
+        return
     wrong = labels[(labels != -100) & ((labels < 0) | (labels >= vocab_size))]
     if wrong.numel():
         raise ValueError(f"labels must lie in [0, {vocab_size}) or be -100 (not learned), got {int(wrong[0])}.")
@@ -73,19 +85,27 @@ def check_length(position_ids: torch.Tensor, limit: int) -> None:
 
 def check_positions(position_ids: torch.Tensor, rows: int, length: int) -> None:
     """Raise `ValueError` unless there is a whole number for each token, or one row of them for all rows."""
-    kind, shape = str(position_ids.dtype).removeprefix("torch."), list(position_ids.shape)
-    if shape not in ([1, length], [rows, length]) or position_ids.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"position_ids must be int64 [{rows},{length}] as the tokens are, got {kind} {shape}.")
+    if position_ids.shape not in ((1, length), (rows, length)) or position_ids.dtype not in WHOLE_NUMBERS:
+        got = describe(position_ids)
+        raise ValueError(f"position_ids must be int64 [{rows},{length}] as the tokens are, got {got}.")
+
+
+def check_image_mask(encoder_attention_mask: torch.Tensor | None, key: torch.Tensor) -> None:
+    """Raise `ValueError` unless the mask has a number for each image token, whose keys are [I,K,P,D]."""
+    images, tokens = key.shape[0], key.shape[2]
+    if encoder_attention_mask is not None and encoder_attention_mask.shape != (images, tokens):
+        shape = list(encoder_attention_mask.shape)
+        raise ValueError(f"encoder_attention_mask must be [{images},{tokens}] (images, image tokens), got {shape}.")
 
 
 def check_masks(
     text: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    segment_ids: torch.Tensor | None,
     position_ids: torch.Tensor | None,
-    past_length: int,
-    has_cache: bool,
-    attn_implementation: str,
+    segment_ids: torch.Tensor | None = None,
+    past_length: int = 0,
+    has_cache: bool = False,
+    attn_implementation: str = "eager",
 ) -> None:
     """Raise `ValueError` unless the masks fit text [B,L,...] after `past_length` cached tokens."""
     rows, length = text.shape[:2]

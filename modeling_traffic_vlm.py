@@ -37,6 +37,7 @@ from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
 from .generation_traffic_vlm import TrafficVLMGenerationMixin, find_image_cache, holds_image, with_image_cache
 from .masking_traffic_vlm import (
     check_attention_output,
+    check_image_mask,
     check_labels,
     check_length,
     check_masks,
@@ -337,7 +338,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
             check_token_ids(input_ids, self.config.vocab_size, check_values)
         inputs_embeds = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         has_cache = past_key_values is not None
-        check_masks(inputs_embeds, attention_mask, segment_ids, position_ids, past_length, has_cache, implementation)
+        check_masks(inputs_embeds, attention_mask, position_ids, segment_ids, past_length, has_cache, implementation)
         if position_ids is None:
             position_ids = count_positions(inputs_embeds, attention_mask, past_length)
             if check_values:
@@ -415,12 +416,10 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
             if encoder_attention_mask is not None:
                 raise ValueError("encoder_attention_mask was given without an image to hide parts of.")
             return [(None, None)] * self.config.num_hidden_layers, None
-        rows, tokens = key_values[0][0].shape[0], key_values[0][0].shape[2]
+        rows = key_values[0][0].shape[0]
         if rows != batch_size:
             raise ValueError(f"The image tokens have {rows} rows but the text has {batch_size}.")
-        if encoder_attention_mask is not None and encoder_attention_mask.shape != (rows, tokens):
-            shape = tuple(encoder_attention_mask.shape)
-            raise ValueError(f"encoder_attention_mask must be [{rows},{tokens}] (images, image tokens), got {shape}.")
+        check_image_mask(encoder_attention_mask, key_values[0][0])
         if past_key_values is not None:
             cache = past_key_values.cross_attention_cache
             key_values = [cache.update(key, value, i) for i, (key, value) in enumerate(key_values)]
@@ -522,13 +521,8 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
         logits = self.compute_logits(hidden_states[:, keep])
         loss = None
         if labels is not None:
-            if labels.shape != logits.shape[:2] or labels.dtype != torch.int64:
-                rows, length = logits.shape[:2]
-                got = f"{str(labels.dtype).removeprefix('torch.')} {list(labels.shape)}"
-                raise ValueError(f"labels must be int64 [{rows},{length}] as the logits are, got {got}.")
+            check_labels(labels, logits, check_values=not is_torchdynamo_compiling())
             text_config = self.config.get_text_config()
-            if not is_torchdynamo_compiling():
-                check_labels(labels, text_config.vocab_size)
             labels = labels.masked_fill(labels == text_config.pad_token_id, -100)  # it cannot be learned
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=text_config.vocab_size, **kwargs)
         return CausalLMOutputWithCrossAttentions(

@@ -309,7 +309,10 @@ class TrafficVLMProcessor(ProcessorMixin):
     def _tokenize(self, texts: list[str]) -> list[list[int]]:
         # Special tokens are split: "[PAD]" or "[EOS]" in the text of a user are words like any other.
         how = {"add_special_tokens": False, "split_special_tokens": True, "return_attention_mask": False}
-        return self.tokenizer(texts, padding=False, truncation=False, verbose=False, **how)["input_ids"]
+        distinct = list(dict.fromkeys(texts))  # often the same questions are asked about many images
+        ids = self.tokenizer(distinct, padding=False, truncation=False, verbose=False, **how)["input_ids"]
+        ids_of = dict(zip(distinct, ids))
+        return [ids_of[text] for text in texts]
 
     def _segments(
         self, rows: list[list[str]], answer_rows: list[list[str]] | None, on_unknown: str, options: dict

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -117,10 +118,9 @@ def onnx(bench: Bench) -> dict[str, Any]:
     """
     if bench.setup.device != "cpu" or bench.setup.dtype != torch.float32:
         return {}
-    try:
-        runs_of = onnx_runs(bench)
-    except ModuleNotFoundError:
+    if not all(map(find_spec, ("onnx", "onnxruntime", "onnxscript"))):
         return {}
+    runs_of = onnx_runs(bench)
     found = {}
     for count in (1, 16):
         questions, pixels = ask_about(1, count), bench.setup.pixels(1)
@@ -131,33 +131,26 @@ def onnx(bench: Bench) -> dict[str, Any]:
 
 def onnx_runs(bench: Bench) -> Callable[[torch.Tensor, list[list[str]]], dict[str, Run]]:
     """What makes runs of the exported graphs for an image and its questions, by name."""
-    import onnxruntime
-
     from ..publishing import export
+    from ..publishing.exported import ExportedModel
 
     bench.say("exporting")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    sessions = {}
+    models = {}
     with tempfile.TemporaryDirectory() as folder:
         model = deepcopy(bench.ours.model)
         model.set_attn_implementation("eager")
         export.export_onnx(model, Path(folder))
         export.quantise(Path(folder))
-        for kind, suffix in (("ONNX Runtime", ""), ("ONNX Runtime, int8", "_int8")):
-            files = (Path(folder) / f"{name}{suffix}.onnx" for name in ("vision", "score"))
-            sessions[kind] = [onnxruntime.InferenceSession(file, options) for file in files]
+        for name, kind in (("ONNX Runtime", ""), ("ONNX Runtime, int8", "_int8")):
+            models[name] = ExportedModel(Path(folder), model.config, kind, torch.get_num_threads())
 
     def make(pixels: torch.Tensor, questions: list[list[str]]) -> dict[str, Run]:
         packed = bench.ours.process(questions, packed=True)
-        names = ("input_ids", "position_ids", "segment_ids", "question_ends")
-        text = {name: packed[name].numpy() for name in names}
 
-        def run(vision: Any, score: Any) -> Any:
-            keys, values = vision.run(None, {"pixel_values": pixels.numpy()})
-            return score.run(None, text | {"image_keys": keys, "image_values": values})
+        def run(model: Any) -> Any:
+            return model.question_logits(**packed, encoded_images=model.encode_images(pixels))
 
-        return {kind: partial(run, *both) for kind, both in sessions.items()}
+        return {name: partial(run, model) for name, model in models.items()}
 
     return make
 

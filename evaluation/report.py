@@ -46,6 +46,7 @@ class Options:
         batch_size: images at once.
         mean_images: at most so many make the mean image.
         reworded_images, corrupted_images, pointing_images: at most so many, evenly spread over the rows.
+        perplexity: whether it is measured.
         examples: right and wrong answers each, for the picture.
         progress: show bars.
     """
@@ -55,6 +56,7 @@ class Options:
     reworded_images: int = 100
     corrupted_images: int = 200
     pointing_images: int = 1000
+    perplexity: bool = True
     examples: int = 6
     progress: bool = True
 
@@ -106,6 +108,7 @@ def evaluate_model(
         raise ValueError(f"none of the {len(rows)} images has a question to evaluate")
     blind = predict(model, processor, rows, transform=lambda _: average, description="blind", **how)
     yes_no = [one for one in predictions if one.is_yes_no]
+    uncertainty = perplexity(model, processor, rows, **how) if options.perplexity else {}
     return {
         "images": len(rows),
         "images_by_source": {name: len(members) for name, members in _by_image(predictions).items()},
@@ -115,8 +118,7 @@ def evaluate_model(
         "words": _compare(_word_figures, _is_words, predictions, blind, majority),
         "calibration": calibration(predictions, model.config.yes_no_temperature),
         "perplexity": {
-            name: asdict(one) | {"of": model.config.get_text_config().vocab_size}
-            for name, one in perplexity(model, processor, rows, **how).items()
+            name: asdict(one) | {"of": model.config.get_text_config().vocab_size} for name, one in uncertainty.items()
         },
         "phrasings": {
             kind: asdict(one)

@@ -1,7 +1,7 @@
 """The model as three graphs without Python: for ONNX Runtime, or for torch.export.
 
     vision   pixel_values [I,3,H,W] → image_keys, image_values [N,I,K,P,D], for all N layers of the decoder
-    score    packed questions [B,L], their ends [B,Q], keys and values of B images → P(yes) [B,Q]
+    score    packed questions [B,L], their ends [B,Q], keys and values of B images → P(yes) [B,Q], logits [B,Q,V]
     decode   tokens [B,T] after S cached ones, the cache [N,B,K,S,D], images → logits [B,V], the cache [N,B,K,S+T,D]
 
 The first two answer yes/no questions. `decode` takes a prompt with an empty cache (S = 0), then token after token; all
@@ -62,7 +62,10 @@ class Decoder(nn.Module):
 
 
 class Score(Decoder):
-    """P(yes) of packed questions; an end of -1 stands for no question, and gives a number without meaning."""
+    """P(yes) of packed questions, and the logits of the first word of each answer.
+
+    An end of -1 stands for no question, and gives numbers without meaning.
+    """
 
     def forward(
         self,
@@ -72,13 +75,14 @@ class Score(Decoder):
         question_ends: torch.Tensor,
         image_keys: torch.Tensor,
         image_values: torch.Tensor,
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         mask = (segment_ids[:, :, None] == segment_ids[:, None]).tril()[:, None]
         states = self.states(input_ids, position_ids, mask, image_keys, image_values)
         ends = question_ends.clamp(min=0)[..., None].expand(-1, -1, states.shape[-1])
         text = self.config.get_text_config()
-        logits = self.lm_head(states.gather(1, ends))[..., [text.no_token_id, text.yes_token_id]]
-        return (logits.float() / self.config.yes_no_temperature).softmax(-1)[..., 1]
+        logits = self.lm_head(states.gather(1, ends))
+        no_yes = logits[..., [text.no_token_id, text.yes_token_id]]
+        return (no_yes / self.config.yes_no_temperature).softmax(-1)[..., 1], logits
 
 
 class StepCache:
@@ -111,7 +115,9 @@ class Decode(Decoder):
         cache = StepCache(past_keys, past_values)
         states = self.states(input_ids, positions[None], mask, image_keys, image_values, cache)
         keys, values = zip(*cache.after)
-        return self.lm_head(states[:, -1]), torch.stack(keys), torch.stack(values)
+        # With its dimension of one token: as a product of two matrices (Gemm), which `quantise` turns around, the head
+        # would turn the embedding around, too, whose weights it shares.
+        return self.lm_head(states[:, -1:])[:, 0], torch.stack(keys), torch.stack(values)
 
 
 def load(folder: str | Path) -> Any:
@@ -144,7 +150,7 @@ def graphs(model: Any) -> dict[str, tuple[nn.Module, dict[str, torch.Tensor], di
             Score(model),
             packed | {"question_ends": torch.tensor([[4, 9, 9]] * 2)} | seen,
             {name: {0: rows, 1: length} for name in packed} | {"question_ends": {0: rows, 1: questions}} | of_image,
-            ["yes_probability"],
+            ["yes_probability", "logits"],
         ),
         "decode": (
             Decode(model),

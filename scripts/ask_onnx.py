@@ -39,6 +39,6 @@ packed = {
     "question_ends": np.cumsum(lengths) - 1,
 }
 inputs = {name: array[None].astype(np.int64) for name, array in packed.items()}
-[scores] = run("score", **inputs, image_keys=keys, image_values=values)
+scores, _ = run("score", **inputs, image_keys=keys, image_values=values)
 for question, p_yes in zip(questions, scores[0]):
     print(f"{question}  {'yes' if p_yes >= 0.5 else 'no'}  {p_yes:.3f}")

@@ -4,6 +4,7 @@
     python scripts/evaluate.py --model runs/small --dataset runs/val runs/dev --train_dataset runs/train \\
         --output_dir runs/report
     python scripts/evaluate.py --model runs/small --dataset runs/val --output_dir runs/report --write_temperature
+    python scripts/evaluate.py --model . --exported runs/onnx --int8 --dataset runs/val --output_dir runs/report_int8
 
 A dataset is a folder that make_dataset.py writes. --train_dataset gives the mean image and the most frequent answers
 of the baselines. --write_temperature sets the fitted temperature of P(yes) in the model folder.
@@ -11,8 +12,9 @@ of the baselines. --write_temperature sets the fitted temperature of P(yes) in t
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import disable_progress_bars
@@ -40,6 +42,8 @@ class Arguments:
     corrupted_images: int = field(default=200, metadata={"help": "at most so many are worsened"})
     pointing_images: int = field(default=1000, metadata={"help": "at most so many are for the pointing game"})
     bf16: bool = field(default=False, metadata={"help": "compute in bfloat16 (autocast)"})
+    exported: Path | None = field(default=None, metadata={"help": "folder of export.py: its graphs are asked instead"})
+    int8: bool = field(default=False, metadata={"help": "with --exported: those with int8 weights"})
     write_temperature: bool = field(default=False, metadata={"help": "set it in the model folder"})
 
     def __post_init__(self) -> None:
@@ -48,6 +52,8 @@ class Arguments:
             value = getattr(self, name)
             if value is not None and value < limit:
                 raise SystemExit(f"--{name} must be at least {limit}, got {value}")
+        if self.int8 and self.exported is None:
+            raise SystemExit("--int8 needs --exported: the folder of the graphs")
 
 
 def evaluate(arguments: Arguments) -> None:
@@ -55,15 +61,23 @@ def evaluate(arguments: Arguments) -> None:
     rows = load_rows(arguments.dataset, arguments.split, arguments.max_images)
     train_rows = load_rows(arguments.train_dataset) if arguments.train_dataset else None
     model, processor = load_model(arguments.model, device)
-    arguments.output_dir.mkdir(parents=True, exist_ok=True)
     options = Options(
         batch_size=arguments.batch_size,
         reworded_images=arguments.reworded_images,
         corrupted_images=arguments.corrupted_images,
         pointing_images=arguments.pointing_images,
     )
+    if arguments.exported:
+        from traffic_vlm.publishing.exported import ExportedModel
+
+        answering: Any = ExportedModel(arguments.exported, model.config, "_int8" if arguments.int8 else "")
+        # Graphs answer; they do not show where words look, nor how likely other answers were.
+        options = replace(options, pointing_images=0, perplexity=False)
+    else:
+        answering = model
+    arguments.output_dir.mkdir(parents=True, exist_ok=True)
     with torch.autocast(device, torch.bfloat16, enabled=arguments.bf16):
-        report = evaluate_model(model, processor, rows, options, train_rows)
+        report = evaluate_model(answering, processor, rows, options, train_rows)
         examples = arguments.output_dir / "examples.png"
         draw_examples(model, processor, rows, report["examples"], examples)
     report = {"model": str(arguments.model), "datasets": list(map(str, arguments.dataset))} | report

@@ -61,11 +61,9 @@ def absolute(place: str) -> str:
 
 
 def label(arguments: argparse.Namespace) -> None:
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # read when Ray is imported
-    try:
-        import ray
-    except ModuleNotFoundError:
-        raise SystemExit('labelling needs Ray: pip install "traffic_vlm[scale]"') from None
+    from traffic_vlm.serving.cluster import load_ray, start_ray
+
+    ray = load_ray("labelling")
     from traffic_vlm.serving.labelling import Job, Output, parts_to_do
     from traffic_vlm.serving.watcher import check_questions
 
@@ -88,7 +86,7 @@ def label(arguments: argparse.Namespace) -> None:
         return
     output.remove_drafts()
     check_model(job, arguments)
-    ray.init(address=arguments.address, log_to_driver=False, logging_level="ERROR")
+    start_ray(ray, arguments.address)
     try:
         results = start(job, arguments, todo)
         follow(results, len(todo), len(done))
@@ -117,24 +115,20 @@ def start(job: Any, arguments: argparse.Namespace, todo: list[dict[str, str]]) -
     """A dataset of what each part gave; reading it makes the actors work."""
     import ray
 
+    from traffic_vlm.serving.cluster import share_machines
     from traffic_vlm.serving.labelling import Labeller
 
     ray.data.DataContext.get_current().enable_progress_bars = False  # ours counts images
     logging.getLogger("ray.data").setLevel(logging.ERROR)
-    resources = ray.cluster_resources()
-    gpus = int(resources.get("GPU", 0)) if arguments.device != "cpu" else 0
-    if arguments.device == "cuda" and not gpus:
-        raise ValueError("--device cuda: the machines have no GPU")
-    largest = max(int(node["Resources"].get("CPU", 0)) for node in ray.nodes())
-    cores = max(1, min(arguments.threads, largest))
-    fitting = gpus or max(1, int(resources.get("CPU", 1)) // cores)
-    actors = min(arguments.actors or fitting, len(todo))
-    needs: dict[str, Any] = {"num_gpus": 1} if gpus else {"num_cpus": cores}
+    needs: dict[str, Any]
+    needs, room = share_machines(ray.nodes(), arguments.device, arguments.threads)
+    actors = min(arguments.actors or room, len(todo))
+    model_options = {"device": "cuda" if "num_gpus" in needs else "cpu", "threads": needs.get("num_cpus")}
     parts = ray.data.from_items(todo, override_num_blocks=min(len(todo), MAX_BLOCKS))
     return parts.map(
         Labeller,
         fn_constructor_args=(job, absolute(arguments.output), arguments.batch_size),
-        fn_constructor_kwargs={"device": "cuda" if gpus else "cpu", "threads": cores},
+        fn_constructor_kwargs=model_options,
         compute=ray.data.ActorPoolStrategy(size=actors),
         **needs,
     )

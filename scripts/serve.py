@@ -52,12 +52,11 @@ def parse() -> argparse.Namespace:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # read when Ray is imported
-    try:
-        import ray
-        from ray import serve
-    except ModuleNotFoundError:
-        raise SystemExit('serving needs Ray: pip install "traffic_vlm[scale]"') from None
+    from traffic_vlm.serving.cluster import load_ray, share_machines, start_ray
+
+    ray = load_ray("serving")
+    from ray import serve
+
     from traffic_vlm.serving.api import API_KEY, build_app
     from traffic_vlm.serving.service import Settings
 
@@ -66,10 +65,13 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError(f"{API_KEY} is set, but empty: unset it to ask for no key")
     chosen = {name: value for name, value in vars(arguments).items() if name in Settings.__dataclass_fields__}
     settings = Settings(**chosen, dtype="bfloat16" if arguments.bf16 else None, api_key=key)
-    ray.init(address=arguments.address, log_to_driver=False, logging_level="ERROR")
+    start_ray(ray, arguments.address)
     signal.signal(signal.SIGTERM, interrupt)  # Ray has put its own in this place
     try:
-        options = needs(arguments, ray.cluster_resources())
+        options, room = share_machines(ray.nodes(), arguments.device, arguments.threads)
+        if arguments.replicas > room:
+            asked = " and ".join(f"{name} {number}" for name, number in options.items())
+            raise ValueError(f"--replicas {arguments.replicas}: there is room for {room} ({asked} each)")
         serve.start(http_options={"host": arguments.host, "port": arguments.port})
         deployment: Any = serve.deployment(
             name=NAME,
@@ -86,23 +88,6 @@ def run(arguments: argparse.Namespace) -> None:
         else:  # others may serve on that cluster
             serve.delete(NAME)
         ray.shutdown()
-
-
-def needs(arguments: argparse.Namespace, resources: dict[str, float]) -> dict[str, float]:
-    """What a replica asks of Ray: a GPU if there are some, else cores for its threads.
-
-    Raises:
-        ValueError: there is not enough of it for all replicas.
-    """
-    gpus = resources.get("GPU", 0.0) if arguments.device != "cpu" else 0.0
-    kind = "GPU" if gpus or arguments.device == "cuda" else "CPU"
-    there = gpus if kind == "GPU" else resources.get("CPU", 0.0)
-    each = 1.0 if kind == "GPU" else min(float(arguments.threads), there)
-    if there < arguments.replicas * each or not there:
-        raise ValueError(
-            f"{arguments.replicas} replicas need {arguments.replicas * each:g} {kind}, there are {there:g}"
-        )
-    return {"num_gpus": 1.0} if kind == "GPU" else {"num_cpus": each}
 
 
 def interrupt(*_: Any) -> None:

@@ -9,6 +9,7 @@ Whether a question wants a yes, a no or words is not guessed from its wording: t
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +75,17 @@ class Answerer:
         """
         return self.ask(self.look(images), questions)
 
-    @torch.no_grad()
-    def look(self, images: Sequence[Any]) -> Any:
-        """Encode images once; `ask` about them as often as you like."""
-        pixels = self.processor(images=list(images), return_tensors="pt")["pixel_values"]
+    def read(self, images: Sequence[Any]) -> torch.Tensor:
+        """Pixels [I,3,H,W] of images, which any thread may make ahead of the model."""
+        return self.processor(images=list(images), return_tensors="pt")["pixel_values"]
+
+    def encode(self, pixels: torch.Tensor) -> Any:
+        """Images of `read`, encoded once; `ask` about them as often as you like."""
         return self.model.encode_images(pixels.to(self.device))
+
+    def look(self, images: Sequence[Any]) -> Any:
+        """Read and encode images."""
+        return self.encode(self.read(images))
 
     def ask(self, encoded: Any, questions: Sequence[Sequence[str]]) -> list[list[Answer]]:
         """The answers about encoded images; a list of questions for each of them."""
@@ -99,7 +106,7 @@ class Answerer:
     def decide(self, encoded: Any, questions: Sequence[Sequence[str]]) -> list[list[Answer | None]]:
         """As `ask`, in one pass over all questions: those that want words have None in place of an answer."""
         rows = [list(row) for row in questions]
-        unknown = {question: self.unknown_words(question) for row in rows for question in row}
+        unknown = {question: self.unknown_words(question) for question in dict.fromkeys(chain(*rows))}
         inputs = self.processor(text=rows, packed=True, on_unknown="ignore", return_tensors="pt").to(self.device)
         text = self.model.config.get_text_config()
         decided: list[list[Answer | None]] = []

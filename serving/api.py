@@ -11,7 +11,8 @@ import hmac
 import json
 import queue
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Annotated, Any, cast
 
 from fastapi import FastAPI, HTTPException, Request
@@ -179,11 +180,8 @@ async def parse(request: Request, service: Service, model: type[Asked]) -> tuple
             raise HTTPException(422, f"the body is no JSON: {error}") from error
     else:
         raise HTTPException(415, f"the content type must be {JSON} or {FORM}, got {kind or 'none'}")
-    questions = values.get("questions") if isinstance(values, dict) else None
-    if (
-        isinstance(questions, list) and len(questions) > service.settings.max_questions
-    ):  # said before each is looked at
-        limit = service.settings.max_questions
+    questions, limit = values.get("questions") if isinstance(values, dict) else None, service.settings.max_questions
+    if isinstance(questions, list) and len(questions) > limit:  # said before each is looked at
         raise HTTPException(422, f"{len(questions)} questions: at most {limit} are answered at once")
     try:
         asked: Any = model.model_validate(values)
@@ -203,16 +201,28 @@ async def parse(request: Request, service: Service, model: type[Asked]) -> tuple
         raise HTTPException(422, f"image: {error}") from error
 
 
-def describe_body(model: type[Asked], fields: dict[str, Any]) -> dict[str, Any]:
+def describe_body(model: type[Asked]) -> dict[str, Any]:
     """What OpenAPI says of a body that is JSON or a form."""
-    form = {"image": {"type": "string", "format": "binary"}} | fields
-    required = ["image", *fields]
-    shown = {FORM: {"schema": {"type": "object", "properties": form, "required": required}}}
-    shown[JSON] = {"schema": model.model_json_schema()}
+    schema = model.model_json_schema()
+    asked = {name: field for name, field in schema["properties"].items() if name not in Asked.model_fields}
+    form = {"image": {"type": "string", "format": "binary"}} | asked
+    shown = {
+        FORM: {"schema": {"type": "object", "properties": form, "required": list(form)}},
+        JSON: {"schema": schema},
+    }
     return {"requestBody": {"required": True, "content": shown}}
 
 
-QUESTIONS_SCHEMA = {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1, "maxLength": 2000}}
+@asynccontextmanager
+async def within(seconds: float) -> AsyncIterator[None]:
+    """What takes longer is answered by 504."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise HTTPException(504, f"not answered in {seconds:g} seconds") from error
+
+
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": text}
     for status, text in {
@@ -245,20 +255,17 @@ def build_app(settings: Settings) -> FastAPI:
         "/v1/answer",
         response_model=AnswerResponse,
         responses=PROBLEMS,
-        openapi_extra=describe_body(AnswerRequest, {"questions": QUESTIONS_SCHEMA}),
+        openapi_extra=describe_body(AnswerRequest),
     )
     async def answer(request: Request) -> AnswerResponse:
         """Answers to questions about an image, each with its probability; P(yes) where it is yes or no."""
         begin = time.perf_counter()
-        try:
-            async with asyncio.timeout(settings.seconds):
-                item = await prepare(request, AnswerRequest)
-                answers, cached = await service.answer(item)
-        except TimeoutError as error:
-            raise HTTPException(504, f"not answered in {settings.seconds:g} seconds") from error
+        async with within(settings.seconds):
+            item = await prepare(request, AnswerRequest)
+            answers, cached = await service.answer(item)
         metrics.images.labels(str(cached).lower()).inc()
         metrics.questions.inc(len(answers))
-        shown = [AnswerModel(**one.to_dict() | {"unknown_words": list(one.unknown_words)}) for one in answers]
+        shown = [AnswerModel(**one.to_dict()) for one in answers]
         return AnswerResponse(answers=shown, image=item.key, cached=cached, seconds=time.perf_counter() - begin)
 
     @app.post(
@@ -266,15 +273,12 @@ def build_app(settings: Settings) -> FastAPI:
         response_class=StreamingResponse,
         responses=PROBLEMS
         | {200: {"content": {"text/event-stream": {}}, "description": "events with text, then answer"}},
-        openapi_extra=describe_body(GenerateRequest, {"question": QUESTIONS_SCHEMA["items"]}),
+        openapi_extra=describe_body(GenerateRequest),
     )
     async def generate(request: Request) -> StreamingResponse:
         """The answer in words, as it grows: events {"text": so far}, and at last {"answer", ...} or {"detail"}."""
-        try:
-            async with asyncio.timeout(settings.seconds):
-                item = await prepare(request, GenerateRequest)
-        except TimeoutError as error:
-            raise HTTPException(504, f"not read in {settings.seconds:g} seconds") from error
+        async with within(settings.seconds):
+            item = await prepare(request, GenerateRequest)
 
         def events() -> Iterator[str]:
             try:

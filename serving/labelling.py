@@ -25,11 +25,17 @@ import pyarrow.parquet as pq
 import torch
 from fsspec.core import has_magic, url_to_fs
 
+from ..data.readers import IMAGE_SUFFIXES
 from .answerer import Answer, Answerer
 from .pictures import open_picture
 
 
-IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+KINDS = dict.fromkeys(IMAGE_SUFFIXES, "image") | {
+    ".parquet": "parquet",
+    ".tar": "tar",
+    ".tar.gz": "tar",
+    ".tgz": "tar",
+}
 PLAN = "_plan.parquet"  # a name with an underscore is not read as data
 DECODERS = 4  # threads of an actor that decode images
 AHEAD = 2  # batches that are decoded ahead of the model
@@ -93,9 +99,7 @@ def list_input(source: str) -> tuple[str, list[str]]:
         raise LabelError(f"{source}: cannot be listed: {error}") from error
     kinds: dict[str, list[str]] = {"image": [], "parquet": [], "tar": []}
     for name in files:
-        lower = name.lower()
-        kind = "image" if lower.endswith(IMAGE_SUFFIXES) else "parquet" if lower.endswith(".parquet") else None
-        kind = "tar" if lower.endswith((".tar", ".tar.gz", ".tgz")) else kind
+        kind = next((kind for suffix, kind in KINDS.items() if name.lower().endswith(suffix)), None)
         if kind:
             kinds[kind].append(name if is_local(fs) else fs.unstrip_protocol(name))
     kinds = {kind: names for kind, names in kinds.items() if names}
@@ -224,7 +228,7 @@ def read_file(path: str) -> bytes:
 def _read_tar(path: str) -> Iterator[Source]:
     with fsspec.open(path) as file, tarfile.open(fileobj=file, mode="r|*") as tar:
         for member in tar:
-            if member.isfile() and member.name.lower().endswith(IMAGE_SUFFIXES):
+            if member.isfile() and KINDS.get(os.path.splitext(member.name.lower())[1]) == "image":
                 content: Any = tar.extractfile(member)
                 yield f"{path}#{member.name}", content.read()
 
@@ -304,7 +308,7 @@ class Labeller:
             if isinstance(content, Exception):
                 raise content
             picture = open_picture(read_file(content) if isinstance(content, str) else content, os.path.basename(key))
-            return self.answerer.processor(images=[picture], return_tensors="pt")["pixel_values"][0]
+            return self.answerer.read([picture])[0]
         except Exception as error:  # one bad image must not stop a million good ones
             return str(error) or type(error).__name__
 
@@ -313,7 +317,7 @@ class Labeller:
         pixels = [value for _, value in decoded if isinstance(value, torch.Tensor)]
         answers: Iterator[list[Answer]] = iter(())
         if pixels:
-            encoded = self.answerer.model.encode_images(torch.stack(pixels).to(self.answerer.device))
+            encoded = self.answerer.encode(torch.stack(pixels))
             answers = iter(self.answerer.ask(encoded, [self.job.questions] * len(pixels)))
         for key, value in decoded:
             yield key, value if isinstance(value, str) else next(answers)

@@ -117,8 +117,7 @@ class Service:
         before = {key for key, kept in images.items() if kept is not None}
         new = {item.key: item.pixels for item in items if item.key not in before}
         if new:
-            pixels = torch.stack(list(new.values())).to(self.answerer.device)
-            encoded = self.answerer.model.encode_images(pixels)
+            encoded = self.answerer.encode(torch.stack(list(new.values())))
             for number, key in enumerate(new):
                 images[key] = encoded[[number]]  # a copy, which does not keep the whole batch alive
                 self.cache.put(key, images[key])
@@ -157,8 +156,7 @@ class Service:
 
     def _read(self, content: bytes, questions: list[str]) -> Item:
         picture = open_picture(content, max_pixels=self.settings.max_pixels)
-        pixels = self.answerer.processor(images=[picture], return_tensors="pt")["pixel_values"][0]
-        return Item(hashlib.sha256(content).hexdigest(), pixels, questions)
+        return Item(hashlib.sha256(content).hexdigest(), self.answerer.read([picture])[0], questions)
 
     async def fetch(self, url: str) -> bytes:
         """Raises ValueError where URLs are not allowed, or this one cannot be fetched."""

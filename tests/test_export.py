@@ -17,8 +17,11 @@ for name in ("onnx", "onnxruntime", "onnxscript"):
 
 import onnxruntime  # noqa: E402
 
+from traffic_vlm.data.dataset import synthetic_rows  # noqa: E402
+from traffic_vlm.evaluation.predict import predict  # noqa: E402
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor  # noqa: E402
 from traffic_vlm.publishing.export import NAMES, load  # noqa: E402
+from traffic_vlm.publishing.exported import ExportedModel  # noqa: E402
 from traffic_vlm.serving.answerer import Answerer  # noqa: E402
 
 
@@ -79,9 +82,11 @@ def test_questions(folder, run, images, questions):
         close(one, key)
         close(other, value)
     wanted = ("input_ids", "position_ids", "segment_ids", "question_ends")
-    scores = run("score", **{name: inputs[name] for name in wanted}, image_keys=keys, image_values=values)
-    for row, ends, expected in zip(scores, inputs["question_ends"], model.score_yes_no(**inputs, pixel_values=pixels)):
-        close(row[ends >= 0], expected)
+    found = run("score", **{name: inputs[name] for name in wanted}, image_keys=keys, image_values=values)
+    exact = model.score_yes_no(**inputs, pixel_values=pixels), model.question_logits(**inputs, pixel_values=pixels)
+    for scores, logits, ends, *expected in zip(*found, inputs["question_ends"], *exact):
+        close(scores[ends >= 0], expected[0])
+        close(logits[ends >= 0][:, 1:], expected[1][:, 1:])  # [PAD] is the caller's to leave out
 
 
 @torch.no_grad()
@@ -106,13 +111,56 @@ def test_words(folder, run, rows, length, steps):
         read = expected.sequences[:, length + step][:, None]
 
 
-def test_int8_is_near(exported):
-    pixels = random_pixels(1).numpy()
-    exact, near = (
-        onnxruntime.InferenceSession(exported / f"vision{kind}.onnx").run(None, {"pixel_values": pixels})[0]
-        for kind in ("", "_int8")
-    )
-    assert 0 < np.abs(exact - near).mean() < 0.1 * np.abs(exact).mean()
+@torch.no_grad()
+def test_the_shipped_weights_on_the_example_scenes(tmp_path):
+    script(ROOT, tmp_path / "onnx", "onnx")
+    answerer = Answerer(ROOT, "cpu")
+    graphs = ExportedModel(tmp_path / "onnx", answerer.model.config)
+    pixels = answerer.read(sorted((ROOT / "docs").glob("example*.jpg")))
+    assert len(pixels) == 4
+    inputs = answerer.processor(text=[QUESTIONS] * 4, packed=True, return_tensors="pt")
+    exact = answerer.model.question_logits(**inputs, pixel_values=pixels)
+    for logits, expected in zip(graphs.question_logits(**inputs, encoded_images=graphs.encode_images(pixels)), exact):
+        close(logits[:, 1:], expected[:, 1:])
+
+
+def test_graphs_are_evaluated_as_the_model_is(folder, exported, tmp_path):
+    rows = synthetic_rows(first_seed=5, num_images=6)
+    model, processor = load(folder), TrafficVLMProcessor.from_pretrained(folder)
+    graphs = ExportedModel(exported, model.config)
+    found = [predict(asked, processor, rows, progress=False) for asked in (model, graphs)]
+    for one, other in zip(*found, strict=True):
+        assert one.text == other.text
+        assert one.probability == pytest.approx(other.probability, abs=1e-4)
+        assert one.logit_margin == pytest.approx(other.logit_margin, abs=1e-3)
+    make = [sys.executable, ROOT / "scripts/make_dataset.py", "--num_images", "8", "--output_dir", tmp_path / "data"]
+    subprocess.run([str(part) for part in make], check=True, capture_output=True, timeout=120)
+    evaluate = [sys.executable, ROOT / "scripts/evaluate.py", "--model", folder, "--dataset", tmp_path / "data"]
+    evaluate += ["--output_dir", tmp_path / "report", "--exported", exported, "--int8"]
+    done = subprocess.run([str(part) for part in evaluate], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report/report.json").read_text())
+    assert report["yes_no"]["all"]["questions"] > 0 and report["words"]["all"]["questions"] > 0
+    assert not report["perplexity"] and not report["pointing"]
+    with pytest.raises(ValueError, match=r"vision.onnx: there is no such graph; scripts/export.py writes them"):
+        ExportedModel(tmp_path, model.config)
+
+
+def test_int8_is_near(folder, exported):
+    config, processor = load(folder).config, TrafficVLMProcessor.from_pretrained(folder)
+    pixels, inputs = random_pixels(2), processor(text=[QUESTIONS] * 2, packed=True, return_tensors="pt")
+    ids = random_ids(2, 6).numpy()
+    found = []
+    for kind in ("", "_int8"):
+        graphs = ExportedModel(exported, config, kind)
+        seen = graphs.encode_images(pixels)
+        scores = torch.cat(graphs.question_logits(**inputs, encoded_images=seen)).numpy()
+        text = config.get_text_config()
+        empty = np.zeros((text.num_hidden_layers, 2, text.num_key_value_heads, 0, text.head_dim), np.float32)
+        read = {"input_ids": ids, "past_keys": empty, "past_values": empty} | seen.rows([0, 1])
+        found.append((seen.keys, scores, graphs.sessions["decode"].run(["logits"], read)[0]))
+    for exact, near in zip(*found):
+        assert 0 < np.abs(exact - near).mean() < 0.1 * np.abs(exact).mean()
     for name in NAMES:
         assert (exported / f"{name}_int8.onnx").stat().st_size < (exported / f"{name}.onnx").stat().st_size
 

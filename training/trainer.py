@@ -33,8 +33,10 @@ def freeze_blocks(tower: Any, blocks: int) -> None:
     """Keep the stem and the first `blocks` blocks of a tower's convolutions, and with the last of them what follows.
 
     Raises:
-        ValueError: the tower has no convolutions.
+        ValueError: the tower has no convolutions, or a negative number.
     """
+    if blocks < 0:
+        raise ValueError(f"--freeze_blocks must be at least 0, got {blocks}")
     if not hasattr(tower, "convolutions"):
         raise ValueError(f"--freeze_blocks is for our own vision tower, not for a {type(tower).__name__}")
     convolutions = tower.convolutions

@@ -1,0 +1,31 @@
+"""What a process that holds a model asks of a cluster."""
+
+import pytest
+
+from traffic_vlm.serving.cluster import share_machines
+
+
+def node(alive=True, **resources):
+    return {"Alive": alive, "Resources": {name: float(number) for name, number in resources.items()}}
+
+
+@pytest.mark.parametrize(
+    "nodes, device, threads, expected",
+    [
+        ([node(CPU=8)], None, 2, ({"num_cpus": 2}, 4)),
+        ([node(CPU=5), node(CPU=3), node(CPU=64, alive=False)], None, 2, ({"num_cpus": 2}, 3)),  # none spans two
+        ([node(CPU=1)], "cpu", 4, ({"num_cpus": 1}, 1)),
+        ([node(CPU=1), node(CPU=4)], None, 4, ({"num_cpus": 4}, 1)),
+        ([node(CPU=8, GPU=2), node(CPU=8)], None, 2, ({"num_gpus": 1}, 2)),
+        ([node(CPU=8, GPU=2)], "cpu", 2, ({"num_cpus": 2}, 4)),
+    ],
+)
+def test_processes_share_the_machines(nodes, device, threads, expected):
+    assert share_machines(nodes, device, threads) == expected
+
+
+def test_what_is_not_there_is_said():
+    with pytest.raises(ValueError, match="--device cuda: the machines have no GPU"):
+        share_machines([node(CPU=8)], "cuda", 2)
+    with pytest.raises(ValueError, match="no CPU core"):
+        share_machines([node(CPU=8, alive=False)], None, 2)
