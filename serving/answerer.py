@@ -9,6 +9,7 @@ Whether a question wants a yes, a no or words is not guessed from its wording: t
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,8 @@ class Answerer:
         self.processor: Any = TrafficVLMProcessor.from_pretrained(str(folder))
         model: Any = TrafficVLMForConditionalGeneration.from_pretrained(str(folder), dtype=dtype)
         self.model = model.eval().to(self.device)
+        # The same questions are asked about image after image.
+        self.unknown_words = lru_cache(maxsize=4096)(self._unknown_words)
 
     def __call__(self, images: Sequence[Any], questions: Sequence[Sequence[str]]) -> list[list[Answer]]:
         """For each image the answers to its questions.
@@ -146,7 +149,7 @@ class Answerer:
     def _in_words(self, question: str, text: str, probability: float) -> Answer:
         return Answer(question, text, probability, unknown_words=self.unknown_words(question))
 
-    def unknown_words(self, question: str) -> tuple[str, ...]:
+    def _unknown_words(self, question: str) -> tuple[str, ...]:
         """Words of a question that the model does not know.
 
         Raises:

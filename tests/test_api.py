@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import os
+import runpy
 import subprocess
 import sys
 import threading
@@ -367,6 +368,22 @@ def test_whatever_is_sent_by_its_own_schema_is_answered_as_promised(client):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+def test_options_and_settings_have_the_same_defaults(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["serve.py"])
+    options = vars(runpy.run_path(str(ROOT / "scripts/serve.py"))["parse"]())
+    fields = {name: field.default for name, field in Settings.__dataclass_fields__.items()}
+    shared = {name for name in fields if name in options} - {"model", "threads"}
+    assert len(shared) > 10
+    assert {name: options[name] for name in shared} == {name: fields[name] for name in shared}
+
+
+def test_more_replicas_than_the_machine_holds_are_refused(model):
+    command = [sys.executable, str(ROOT / "scripts/serve.py"), "--model", model, "--replicas", "999"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "--replicas 999: there is room for " in done.stderr
+
+
 def test_the_command_serves(model):
     import socket
 
