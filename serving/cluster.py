@@ -15,8 +15,16 @@ def load_ray(task: str) -> Any:
 
 
 def start_ray(ray: Any, address: str | None) -> None:
-    """Ray on this machine, or the cluster at an address."""
-    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    """Ray on this machine, or the cluster at an address.
+
+    Raises:
+        OSError: it does not start, or there is no cluster.
+    """
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except Exception as error:  # Ray raises many kinds, `Exception` itself among them
+        place = "on this machine" if address is None else f"at {address}"
+        raise OSError(f"Ray does not start {place}: {error}") from error
 
 
 def share_machines(nodes: list[dict[str, Any]], device: str | None, threads: int) -> tuple[dict[str, int], int]:

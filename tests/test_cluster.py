@@ -1,8 +1,10 @@
 """What a process that holds a model asks of a cluster."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from traffic_vlm.serving.cluster import share_machines
+from traffic_vlm.serving.cluster import share_machines, start_ray
 
 
 def node(alive=True, **resources):
@@ -22,6 +24,15 @@ def node(alive=True, **resources):
 )
 def test_processes_share_the_machines(nodes, device, threads, expected):
     assert share_machines(nodes, device, threads) == expected
+
+
+def test_ray_that_does_not_start_is_said():
+    def init(**options):
+        raise Exception("The current node timed out during startup.")
+
+    for address, place in ((None, "on this machine"), ("ray://host:10001", "at ray://host:10001")):
+        with pytest.raises(OSError, match=f"Ray does not start {place}: The current node timed out"):
+            start_ray(SimpleNamespace(init=init), address)
 
 
 def test_what_is_not_there_is_said():
