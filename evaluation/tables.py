@@ -59,7 +59,9 @@ def to_markdown(report: Mapping[str, Any]) -> str:
     questions = report["questions"]
     parts = ["# Evaluation"]
     if "model" in report:
-        parts.append(f"Model `{report['model']}` on {', '.join(f'`{name}`' for name in report['datasets'])}.")
+        exported = f", exported to `{report['graphs']}`," if report.get("graphs") else ""
+        datasets = ", ".join(f"`{name}`" for name in report["datasets"])
+        parts.append(f"Model `{report['model']}`{exported} on {datasets}.")
     sources = ", ".join(f"{name} {count}" for name, count in report["images_by_source"].items())
     parts.append(
         f"{report['images']} images ({sources}), {questions['yes_no']} yes/no questions and {questions['words']} that "

@@ -54,6 +54,8 @@ class Arguments:
                 raise SystemExit(f"--{name} must be at least {limit}, got {value}")
         if self.int8 and self.exported is None:
             raise SystemExit("--int8 needs --exported: the folder of the graphs")
+        if self.exported and (self.bf16 or self.write_temperature):
+            raise SystemExit("--exported takes neither --bf16 nor --write_temperature: graphs stay as they are")
 
 
 def evaluate(arguments: Arguments) -> None:
@@ -80,7 +82,9 @@ def evaluate(arguments: Arguments) -> None:
         report = evaluate_model(answering, processor, rows, options, train_rows)
         examples = arguments.output_dir / "examples.png"
         draw_examples(model, processor, rows, report["examples"], examples)
-    report = {"model": str(arguments.model), "datasets": list(map(str, arguments.dataset))} | report
+    graphs = f"{arguments.exported}{', int8' if arguments.int8 else ''}" if arguments.exported else None
+    about = {"model": str(arguments.model), "graphs": graphs, "datasets": list(map(str, arguments.dataset))}
+    report = about | report
     if report["yes_no"]:
         draw_reliability(report["calibration"], arguments.output_dir / "reliability.png")
         draw_kinds(report["yes_no"], arguments.output_dir / "kinds.png")

@@ -320,14 +320,24 @@ def fuzz_readers(dice: Dice, folder: Path) -> None:
         ask(record.scene, dice, 8)
 
 
+FORM = "multipart/form-data; boundary=a"
+
+
 def fuzz_server(dice: Dice, folder: Path) -> None:
     text = quote(dice.text().encode("utf-8", "replace"))  # what a client can put into a path or a header
     path = dice.choice(["/v1/answer", "/v1/answer", "/v1/generate", "/healthz", "/metrics", f"/{text[:40]}"])
     image = dice.choice(list(picture_files().values()))
+    image = dice.damage(image) if dice.random() < 0.3 else image
     body: Any = {"image": base64.b64encode(image).decode(), "questions": ["Is there a car?"], "question": "Is it wet?"}
     body.pop("question" if path == "/v1/answer" else "questions")
-    kind = dice.choice(["application/json"] * 3 + ["multipart/form-data; boundary=a", "multipart/form-data", text])
-    sent = json.dumps(dice.damage_json(body) if dice.random() < 0.7 else body).encode()
+    kind = dice.choice(["application/json"] * 3 + [FORM] * 3 + ["multipart/form-data", text])
+    if kind == FORM:
+        asked = [(name, dice.text().encode("utf-8", "replace")) for name in body if name != "image"]
+        parts = [b'image"; filename="a.jpg"\r\n\r\n' + image]
+        parts += [name.encode() + b'"\r\n\r\n' + value for name, value in asked for _ in range(dice.randint(0, 2))]
+        sent = b"".join(b'--a\r\nContent-Disposition: form-data; name="' + part + b"\r\n" for part in parts) + b"--a--"
+    else:
+        sent = json.dumps(dice.damage_json(body) if dice.random() < 0.7 else body).encode()
     sent = dice.damage(sent) if dice.random() < 0.4 else sent
     method = dice.choice(["POST", "POST", "GET", "PUT"])
     answer = client().request(method, path, content=sent, headers={"content-type": kind})
@@ -345,7 +355,7 @@ def client() -> Any:
     folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
     model().save_pretrained(folder)
     processor().save_pretrained(folder)
-    return TestClient(build_app(Settings(str(folder), "cpu", batch_size=1)), raise_server_exceptions=False)
+    return TestClient(build_app(Settings(str(folder), "cpu")), raise_server_exceptions=False)
 
 
 KINDS: dict[str, tuple[Callable[[Dice, Path], None], tuple[type[Exception], ...]]] = {

@@ -7,10 +7,11 @@
 INPUT is a folder or a glob of images, of Parquet files with a column of images, or of WebDataset tars, local or on any
 file system of fsspec. DIR gets part-*.parquet with a row for each image and question: key, question, probability
 (P(yes); of an answer in words, its own), answer, and for an image that cannot be read its error. Stopped or killed,
-the same command goes on; each image is there once. On several machines (--address) all must see INPUT, DIR and model.
+the same command goes on; each image is there once. On several machines (--address) all must have this package, and see
+INPUT, DIR and the model.
 
-The exit status is 0, also where some images have errors (their number is printed), 2 where nothing could be labelled,
-130 after Ctrl-C.
+The exit status is 0, also where some images have errors (their number is printed), 2 where something cannot be
+labelled now (a disk that is full or away, a network; the same command tries again), 130 after Ctrl-C.
 """
 
 import argparse
@@ -81,18 +82,21 @@ def label(arguments: argparse.Namespace) -> None:
     plan = output.open_plan(job)
     done = output.done()
     todo = parts_to_do(plan, done)
+    output.remove_drafts()
     if not todo:
         print(f"all {len(done)} parts are labelled", file=sys.stderr)
         return
-    output.remove_drafts()
     check_model(job, arguments)
     start_ray(ray, arguments.address)
     try:
-        results = start(job, arguments, todo)
-        follow(results, len(todo), len(done))
+        undone = follow(start(job, arguments, todo), len(todo), len(done))
+    except ray.exceptions.RayError as error:
+        raise OSError(f"Ray gave up; the same command goes on from here: {error}") from error
     finally:
         ray.shutdown()
     output.remove_drafts()  # of actors that were killed
+    if undone:
+        raise OSError(f"{undone:,} of {len(todo):,} parts are not done; the same command tries them again")
 
 
 def check_model(job: Any, arguments: argparse.Namespace) -> None:
@@ -121,7 +125,7 @@ def start(job: Any, arguments: argparse.Namespace, todo: list[dict[str, str]]) -
     ray.data.DataContext.get_current().enable_progress_bars = False  # ours counts images
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     needs: dict[str, Any]
-    needs, room = share_machines(ray.nodes(), arguments.device, arguments.threads)
+    needs, room = share_machines(ray.nodes(), arguments.device, arguments.threads, arguments.actors or 0)
     actors = min(arguments.actors or room, len(todo))
     model_options = {"device": "cuda" if "num_gpus" in needs else "cpu", "threads": needs.get("num_cpus")}
     parts = ray.data.from_items(todo, override_num_blocks=min(len(todo), MAX_BLOCKS))
@@ -134,21 +138,25 @@ def start(job: Any, arguments: argparse.Namespace, todo: list[dict[str, str]]) -
     )
 
 
-def follow(results: Any, parts: int, before: int) -> None:
-    """Print how far it is after each part."""
+def follow(results: Any, parts: int, before: int) -> int:
+    """Print how far it is after each part; how many parts could not be done."""
     begin = time.monotonic()
-    images = errors = 0
+    images = errors = undone = 0
     for number, row in enumerate(results.iter_rows(), 1):
         images += row["images"]
         errors += row["errors"]
+        if row["problem"]:
+            undone += 1
+            print(f"part {row['part']} is not done: {row['problem']}", file=sys.stderr)
         seconds = time.monotonic() - begin
         left = seconds / number * (parts - number)
         print(
-            f"{before + number:,} of {before + parts:,} parts, {images:,} images, {errors:,} broken, "
+            f"{before + number - undone:,} of {before + parts:,} parts, {images:,} images, {errors:,} broken, "
             f"{images / seconds:.1f} images/s, {left / 60:.0f} min left",
             file=sys.stderr,
             flush=True,
         )
+    return undone
 
 
 def main() -> int:

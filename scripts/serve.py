@@ -39,13 +39,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=30.0, help="that a request may take")
     parser.add_argument("--max_waiting", type=int, default=256, help="requests of a replica at a time; then 503")
     parser.add_argument("--batch_size", type=int, default=16, help="requests in a pass of the model")
-    parser.add_argument("--batch_wait", type=float, default=0.005, help="seconds that a request waits for others")
     parser.add_argument("--cached_images", type=int, default=256, help="that need not be looked at again")
     parser.add_argument("--cache_seconds", type=float, default=600.0, help="for so long")
     parser.add_argument("--allow_urls", action="store_true", help="fetch image_url from public addresses")
     arguments = parser.parse_args()
     for name, value in vars(arguments).items():
-        least = 0 if name in ("batch_wait", "cached_images", "cache_seconds") else 1e-9
+        least = 0 if name in ("cached_images", "cache_seconds") else 1e-9
         if isinstance(value, int | float) and not isinstance(value, bool) and value < least:
             parser.error(f"--{name} must be {'at least' if least == 0 else 'above'} 0, got {value}")
     return arguments

@@ -6,7 +6,7 @@
 Whether a question wants a yes, a no or words is not guessed from its wording: the model says it with its first word.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -18,7 +18,7 @@ import torch
 from transformers import TextIteratorStreamer
 
 from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration
-from ..processing_traffic_vlm import TrafficVLMProcessor
+from ..processing_traffic_vlm import QUESTION_END, TrafficVLMProcessor
 
 
 MAX_NEW_TOKENS = 32  # of an answer in words
@@ -128,23 +128,28 @@ class Answerer:
     def stream(self, encoded: Any, question: str) -> Iterator[str | Answer]:
         """The answer in words about one encoded image: its text as it grows, and at the end the `Answer`."""
         with ThreadPoolExecutor(1) as pool:
-            yield from self.stream_in(pool, encoded, question)
+            yield from self.stream_in(pool, lambda: encoded, question)
 
-    def stream_in(self, pool: Executor, encoded: Any, question: str, seconds: float | None = None) -> Iterator[Any]:
-        """As `stream`, generating in a thread of `pool`.
+    def stream_in(
+        self, pool: Executor, look: Callable[[], Any], question: str, seconds: float | None = None
+    ) -> Iterator[Any]:
+        """As `stream`, looking at the image and generating in a thread of `pool`.
 
         Raises:
             queue.Empty: no further word came for so many seconds.
         """
         options = {"skip_prompt": True, "skip_special_tokens": True, "timeout": seconds}
         streamer = TextIteratorStreamer(self.processor.tokenizer, **options)
-        said = pool.submit(self._say, encoded, [(0, question)], streamer)
+        said = pool.submit(lambda: self._say(look(), [(0, question)], streamer))
         said.add_done_callback(lambda _: streamer.end())  # also where it failed
         text = ""
-        for piece in streamer:
-            text += piece
-            yield text
-        yield self._in_words(question, *said.result()[0])
+        try:
+            for piece in streamer:
+                text += piece
+                yield text
+            yield self._in_words(question, *said.result()[0])
+        finally:
+            said.cancel()  # should it still wait for the thread: nobody waits for it any more
 
     def _in_words(self, question: str, text: str, probability: float) -> Answer:
         return Answer(question, text, probability, unknown_words=self.unknown_words(question))
@@ -158,13 +163,12 @@ class Answerer:
         """
         unknown = tuple(self.processor.unknown_words(question))
         tokenizer = self.processor.tokenizer
-        ids = tokenizer(question, add_special_tokens=False)["input_ids"]
+        ids = tokenizer(question.rstrip(QUESTION_END), add_special_tokens=False)["input_ids"]
         words = [word for word in tokenizer.convert_ids_to_tokens(ids) if word.isalnum()]  # "[UNK]" is not
+        length = len(ids) + 2  # with what the processor puts before and behind it
         limit = self.model.config.get_text_config().max_position_embeddings
-        if len(ids) + 1 >= limit:  # and the token that starts it
-            raise ValueError(
-                f"a question of {len(ids) + 1} tokens leaves no room for an answer: both have at most {limit}"
-            )
+        if length >= limit:
+            raise ValueError(f"a question of {length} tokens leaves no room for an answer: both have at most {limit}")
         if unknown and not words:
             raise ValueError(f"no word of the question {question!r} is among those that the model knows")
         return unknown
@@ -172,12 +176,17 @@ class Answerer:
     def _say(self, encoded: Any, asked: list[tuple[int, str]], streamer: Any = None) -> list[tuple[str, float]]:
         """Answers in words and their probabilities, all generated together; a streamer takes those to one question."""
         inputs = self.processor(text=[question for _, question in asked], on_unknown="ignore", return_tensors="pt")
-        length = inputs["input_ids"].shape[1]
+        length, limit = inputs["input_ids"].shape[1], self.model.config.get_text_config().max_position_embeddings
+        are_long = (inputs["attention_mask"].sum(-1) > limit - MAX_NEW_TOKENS).tolist()
+        if len(set(are_long)) > 1:  # the answers to short questions are not cut for the sake of long ones
+            parts = {kind: [one for one, is_long in zip(asked, are_long) if is_long == kind] for kind in (True, False)}
+            said = {kind: iter(self._say(encoded, part)) for kind, part in parts.items()}
+            return [next(said[is_long]) for is_long in are_long]
         output = self.model.generate(
             **inputs.to(self.device),
             encoded_images=encoded,
             image_index=torch.tensor([image for image, _ in asked], device=self.device),
-            max_new_tokens=min(MAX_NEW_TOKENS, self.model.config.max_position_embeddings - length),
+            max_new_tokens=min(MAX_NEW_TOKENS, limit - length),
             do_sample=False,
             streamer=streamer,
             output_logits=True,

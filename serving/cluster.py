@@ -1,5 +1,6 @@
 """Ray, and what each process that holds a model asks of its machines."""
 
+import math
 import os
 from typing import Any
 
@@ -27,12 +28,15 @@ def start_ray(ray: Any, address: str | None) -> None:
         raise OSError(f"Ray does not start {place}: {error}") from error
 
 
-def share_machines(nodes: list[dict[str, Any]], device: str | None, threads: int) -> tuple[dict[str, int], int]:
+def share_machines(
+    nodes: list[dict[str, Any]], device: str | None, threads: int, wanted: int = 0
+) -> tuple[dict[str, float], int]:
     """What a process asks for, a GPU if there are some, else cores for its threads; and how many find room.
 
     Args:
         nodes: as `ray.nodes()` tells them.
         device: "cpu", "cuda", or None for whatever is there.
+        wanted: processes; where there are fewer GPUs, several share one.
 
     Raises:
         ValueError: no GPU where one is wanted, or no core at all.
@@ -43,8 +47,9 @@ def share_machines(nodes: list[dict[str, Any]], device: str | None, threads: int
     if device == "cuda" and not gpus:
         raise ValueError("--device cuda: the machines have no GPU")
     if device != "cpu" and gpus:
-        return {"num_gpus": 1}, gpus
+        each = max(1, math.ceil(wanted / gpus))  # on a GPU
+        return {"num_gpus": 1 / each}, gpus * each
     if not any(cores):
         raise ValueError("the machines have no CPU core to spare")
-    each = min(threads, max(cores))
-    return {"num_cpus": each}, sum(number // each for number in cores)
+    threads = min(threads, max(cores))
+    return {"num_cpus": threads}, sum(number // threads for number in cores)

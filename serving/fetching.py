@@ -24,12 +24,12 @@ def public_address(host: str, port: int) -> str:
         FetchError: there is none, or one of them is private, local, or reserved.
     """
     try:
-        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     except (OSError, UnicodeError):
-        found = set()
+        found = []
     if not found or not all(map(is_public, found)):  # one message for both: names of a private network are private
         raise FetchError(f"{host} is not on the public Internet")
-    return sorted(found)[0]
+    return found[0]
 
 
 def is_public(address: str) -> bool:
@@ -51,6 +51,8 @@ class PinnedConnection(http.client.HTTPConnection):
         self.sock = socket.create_connection((self.address, self.port), self.timeout)
         if self.context is not None:
             self.sock = self.context.wrap_socket(self.sock, server_hostname=self.host)
+        if self.was_cut:  # while there was no socket to cut
+            raise TimeoutError
 
     def cut(self) -> None:
         """End it from another thread, whatever it waits for."""

@@ -7,6 +7,7 @@ The plan is made once and kept with the output. A part is done when its file is 
 renaming; so a run that was killed at any moment goes on with the parts that are missing, and none is there twice.
 """
 
+import gzip
 import json
 import os
 import re
@@ -264,11 +265,25 @@ class Labeller:
         self.answerer = Answerer(job.model, device, dtype)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Label a part, a row {"files": JSON of rows of the plan}; how many images it has, and how many are broken."""
+        """Label a part, a row {"files": JSON of rows of the plan}.
+
+        Returns:
+            how many images it has, how many are broken, and the "problem" that left the part undone, or "".
+        """
         files = json.loads(row["files"])
         part = files[0]["part"]
-        if self.output.is_done(part):  # by an actor that died before it could say so
-            return {"part": part, "images": 0, "errors": 0}
+        said = {"part": part, "images": 0, "errors": 0, "problem": ""}
+        try:
+            if self.output.is_done(part):  # by an actor that died before it could say so
+                return said
+            images, errors, table = self._answers(files)
+            self.output.write(table, self.output.name(part))
+        except OSError as error:  # of a network or a disk; it may be better next time
+            return said | {"problem": f"{files[0]['path']}: {str(error) or type(error).__name__}"}
+        return said | {"images": images, "errors": errors}
+
+    def _answers(self, files: Sequence[dict[str, Any]]) -> tuple[int, int, pa.Table]:
+        """How many images a part has, how many of them are broken, and its rows."""
         answers: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
         images = errors = 0
         for key, result in self.label(read_part(self.job, files), files[0]["path"]):
@@ -278,8 +293,7 @@ class Labeller:
                 values = (None, None, result) if isinstance(result, str) else _values(result[number])
                 for name, value in zip(SCHEMA.names, (key, question, *values)):
                     answers[name].append(value)
-        self.output.write(pa.table(answers, schema=SCHEMA), self.output.name(part))
-        return {"part": part, "images": images, "errors": errors}
+        return images, errors, pa.table(answers, schema=SCHEMA)
 
     def label(self, sources: Iterator[Source], path: str) -> Iterator[tuple[str, list[Answer] | str]]:
         """For each image its key and its answers, or what is wrong with it; `path` is where a broken part is."""
@@ -297,17 +311,19 @@ class Labeller:
         """Pixels [3,H,W] of an image, or what is wrong with it.
 
         Raises:
-            OSError: a file that is not local could not be read, though it is there: the part is not done then.
+            OSError: its file could not be read now, but maybe later: the part is not done then.
         """
-        if isinstance(content, str) and is_remote(content):
-            try:
+        try:
+            if isinstance(content, str):
                 content = read_file(content)
-            except FileNotFoundError as error:
-                content = error
+        except OSError as error:
+            if not is_final(error, key):
+                raise
+            content = error
         try:
             if isinstance(content, Exception):
                 raise content
-            picture = open_picture(read_file(content) if isinstance(content, str) else content, os.path.basename(key))
+            picture = open_picture(content, os.path.basename(key))
             return self.answerer.read([picture])[0]
         except Exception as error:  # one bad image must not stop a million good ones
             return str(error) or type(error).__name__
@@ -323,22 +339,31 @@ class Labeller:
             yield key, value if isinstance(value, str) else next(answers)
 
 
-def is_remote(path: str) -> bool:
-    return "://" in path
+def is_final(error: OSError, path: str) -> bool:
+    """Whether a file that could not be read never will be: it is not what its name says, it is gone, or forbidden.
+
+    But where its whole folder is gone, this machine may lack a disk that others have; and what is forbidden far away
+    may be so for want of a password.
+    """
+    if isinstance(error, gzip.BadGzipFile):
+        return True
+    if "://" in path:
+        return isinstance(error, FileNotFoundError)
+    return isinstance(error, FileNotFoundError | PermissionError) and os.path.isdir(os.path.dirname(path))
 
 
 def _until_broken(sources: Iterator[Source], path: str) -> Iterator[tuple[str, Any]]:
     """The images, and should the file break off, one more with its path as key and the error as content.
 
     Raises:
-        OSError: the file is not local. The network may be better next time, so the part is not done.
+        OSError: the file could not be read now, but maybe later.
     """
     try:
         yield from sources
     except (EOFError, zlib.error, tarfile.TarError, pa.ArrowException) as error:
         yield path, error
     except OSError as error:
-        if is_remote(path):
+        if not is_final(error, path):
             raise
         yield path, error
 

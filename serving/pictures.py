@@ -26,13 +26,14 @@ def open_picture(source: str | Path | bytes, name: str = "", max_pixels: int = M
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as image:
             width, height = image.size
             # The further pictures of a phone's JPEG (MPO) are previews, or for a second eye.
-            frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
-            if frames == 1 and width * height <= max_pixels:
+            # Not counted: of a small file with a million frames that takes minutes.
+            is_animated = image.format != "MPO" and getattr(image, "is_animated", False)
+            if not is_animated and width * height <= max_pixels:
                 return to_rgb(image)
     except Image.DecompressionBombError as error:
         raise ValueError(f"{name} has too many pixels; at most {max_pixels:,} are read.") from error
     except Exception as error:  # on broken bytes Pillow raises whatever the code of the format happens to raise
         raise ValueError(f"{name} is no image that can be read.") from error
-    if frames > 1:
-        raise ValueError(f"{name} is animated: it has {frames} frames. Ask about one, or use scripts/watch.py.")
+    if is_animated:
+        raise ValueError(f"{name} is animated: ask about one of its frames, or use scripts/watch.py.")
     raise ValueError(f"{name} has {width} × {height} pixels; at most {max_pixels:,} in all are read.")

@@ -1,20 +1,19 @@
-"""The model behind the HTTP service: requests that come together are answered in one pass.
+"""The model behind the HTTP service: what comes while it is busy is answered in its next pass, all together.
 
 image's bytes → decoded by threads ────────────────────────┐
-seen a while ago → its keys and values, kept by their hash ─┴→ batches of requests → one packed pass → answers
+seen a while ago → its keys and values, kept by their hash ─┴→ requests that wait → one packed pass → answers
 """
 
 import asyncio
 import hashlib
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from ray import serve
 
 from .answerer import Answer, Answerer
 from .fetching import FetchError, fetch
@@ -30,7 +29,7 @@ class Settings:
         max_bytes: of a request. max_pixels: of an image. max_questions: of a request.
         seconds: a request may take; then it is answered by 504.
         max_waiting: requests at a time; more are answered by 503.
-        batch_size, batch_wait: requests in a pass of the model, and seconds that one waits for others.
+        batch_size: requests in a pass of the model.
         cached_images, cache_seconds: images whose keys and values are kept (1.4 MB each in float32), and how long.
         allow_urls: fetch images from public addresses.
         api_key: that a request must bring; None for none.
@@ -46,7 +45,6 @@ class Settings:
     seconds: float = 30.0
     max_waiting: int = 256
     batch_size: int = 16
-    batch_wait: float = 0.005
     cached_images: int = 256
     cache_seconds: float = 600.0
     allow_urls: bool = False
@@ -97,19 +95,34 @@ class Service:
         self.decoders, self.model_thread = ThreadPoolExecutor(4), ThreadPoolExecutor(1)
         self.fetchers = ThreadPoolExecutor(4)  # of their own: who waits for a slow URL must not keep others waiting
         self.waiting = 0
-
-        batch = serve.batch(max_batch_size=settings.batch_size, batch_wait_timeout_s=settings.batch_wait)
-        self._answer_with_others: Any = batch(self._answer_batch)
+        self.unanswered: deque[tuple[Item, Future]] = deque()
 
     async def answer(self, item: Item) -> tuple[list[Answer], bool]:
         """The answers, and whether the image was kept from before."""
-        if self.settings.batch_size == 1:  # this needs no replica of Ray Serve around it
-            return (await self._answer_batch([item]))[0]
-        # Who gives up waiting must not take the batch, and the answers of others, along.
-        return await asyncio.shield(self._answer_with_others(item))
+        answered: Future = Future()
+        self.unanswered.append((item, answered))
+        self.model_thread.submit(self._answer_waiting)
+        return await asyncio.wrap_future(answered)  # which is cancelled where the request is
 
-    async def _answer_batch(self, items: list[Item]) -> list[tuple[list[Answer], bool]]:
-        return await asyncio.get_running_loop().run_in_executor(self.model_thread, lambda: self._answer(items))
+    def _answer_waiting(self) -> None:
+        """Answer those that wait, as many as go in one pass, without those that were given up.
+
+        The batches of Ray Serve close after a fixed time, full or not, also while the model is busy; at a time that
+        a lone request does not feel they would hold one or two requests however many wait.
+        """
+        batch: list[tuple[Item, Future]] = []
+        while self.unanswered and len(batch) < self.settings.batch_size:
+            item, answered = self.unanswered.popleft()
+            if answered.set_running_or_notify_cancel():
+                batch.append((item, answered))
+        if not batch:  # an earlier pass took them along
+            return
+        try:
+            for (_, answered), result in zip(batch, self._answer([item for item, _ in batch])):
+                answered.set_result(result)
+        except Exception as error:
+            for _, answered in batch:
+                answered.set_exception(error)
 
     def _look(self, items: list[Item]) -> tuple[dict[str, Any], set[str]]:
         """Encoded images by key, and the keys of those that were kept from before."""
@@ -132,10 +145,9 @@ class Service:
         return [(row, item.key in before) for row, item in zip(answers, items)]
 
     def stream(self, item: Item) -> Iterator[str | Answer]:
-        """Raises TimeoutError or queue.Empty where nothing came in time."""
-        look = self.model_thread.submit(lambda: self._look([item])[0][item.key])
-        encoded = look.result(self.settings.seconds)
-        return self.answerer.stream_in(self.model_thread, encoded, item.questions[0], self.settings.seconds)
+        """Raises queue.Empty where no word came in time."""
+        look = lambda: self._look([item])[0][item.key]  # noqa: E731
+        return self.answerer.stream_in(self.model_thread, look, item.questions[0], self.settings.seconds)
 
     def check(self, questions: list[str]) -> list[str]:
         """The questions without spaces around them.

@@ -156,3 +156,18 @@ def test_what_cannot_be_asked_is_said(folder, picture, tmp_path, arguments, mess
     assert result.returncode != 0
     assert message in result.stderr and "Traceback" not in result.stderr
     assert not (tmp_path / "out.png").exists()
+
+
+def test_long_questions_do_not_cut_the_answers_to_others(answerer, monkeypatch):
+    picture = Image.new("RGB", (40, 30), "gray")
+    encoded, limit = answerer.look([picture]), answerer.model.config.get_text_config().max_position_embeddings
+    long = "Is there a car" + " or a car" * 40 + "?"
+    alone = answerer._say(encoded, [(0, "What is ahead?")])
+    for others in (["What is ahead?", long], [long, "What is ahead?", long]):
+        said = answerer._say(encoded, [(0, question) for question in others])
+        assert len(said) == len(others)
+        assert said[others.index("What is ahead?")][0] == alone[0][0]
+    full = "car " * (limit - 2)  # with the tokens that begin and end it, as long as may be
+    with pytest.raises(ValueError, match=f"{limit} tokens leaves no room for an answer: both have at most {limit}"):
+        answerer.unknown_words(full)
+    assert answerer.unknown_words("car " * (limit - 3)) == ()

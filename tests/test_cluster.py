@@ -26,6 +26,12 @@ def test_processes_share_the_machines(nodes, device, threads, expected):
     assert share_machines(nodes, device, threads) == expected
 
 
+def test_processes_share_a_gpu():
+    nodes = [node(CPU=8, GPU=1), node(CPU=8, GPU=1)]
+    assert share_machines(nodes, None, 2, wanted=1) == ({"num_gpus": 1}, 2)
+    assert share_machines(nodes, "cuda", 2, wanted=3) == ({"num_gpus": 0.5}, 4)
+
+
 def test_ray_that_does_not_start_is_said():
     def init(**options):
         raise Exception("The current node timed out during startup.")

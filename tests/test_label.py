@@ -78,7 +78,7 @@ def read(folder) -> list[dict]:
 def test_labels_are_those_of_the_answerer(model, tmp_path):
     images = write_images(tmp_path / "in", 7)
     said = label_here(Job(str(images), QUESTIONS, model, images_per_part=3), tmp_path / "out")
-    assert said == [{"part": n, "images": count, "errors": 0} for n, count in enumerate((3, 3, 1))]
+    assert said == [{"part": n, "images": count, "errors": 0, "problem": ""} for n, count in enumerate((3, 3, 1))]
     rows = read(tmp_path / "out")
     assert [row["key"] for row in rows[::2]] == [str(path) for path in sorted(images.iterdir())]
     assert [row["question"] for row in rows] == [*QUESTIONS] * 7 and {row["error"] for row in rows} == {None}
@@ -130,11 +130,11 @@ def test_what_is_broken_is_a_row_with_its_error(model, tmp_path, monkeypatch):
     frame = Image.new("RGB", (8, 8))
     frame.save(images / "4.webp", save_all=True, append_images=[Image.new("RGB", (8, 8), "red")])
     [said] = label_here(Job(str(images), QUESTIONS[:1], model), tmp_path / "out", batch_size=2)
-    assert said == {"part": 0, "images": 7, "errors": 4}
+    assert said == {"part": 0, "images": 7, "errors": 4, "problem": ""}
     errors = {row["key"].rpartition("/")[2]: row["error"] for row in read(tmp_path / "out")}
     assert [name for name, error in errors.items() if error is None] == ["000.png", "001.png", "002.png"]
     assert errors["1.png"] == "1.png is no image that can be read." == errors["2.png"].replace("2", "1")
-    assert "200 × 200 pixels; at most 10,000" in errors["3.png"] and "2 frames" in errors["4.webp"]
+    assert "200 × 200 pixels; at most 10,000" in errors["3.png"] and "is animated" in errors["4.webp"]
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -144,7 +144,7 @@ def test_of_a_file_that_breaks_off_the_beginning_is_kept(model, tmp_path, compre
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     [said] = label_here(Job(str(path), QUESTIONS[:1], model), tmp_path / "out")
     rows = read(tmp_path / "out")
-    assert said == {"part": 0, "images": len(rows), "errors": 1} and 2 <= len(rows) <= 5
+    assert said == {"part": 0, "images": len(rows), "errors": 1, "problem": ""} and 2 <= len(rows) <= 5
     assert [row["error"] for row in rows[:-1]] == [None] * (len(rows) - 1)
     assert rows[-1]["key"] == str(path) and rows[-1]["error"]
 
@@ -159,7 +159,7 @@ def test_a_finished_part_is_not_done_again(model, tmp_path):
     assert (tmp_path / "out/part-000000.parquet").stat().st_mtime_ns == before
     assert len(read(tmp_path / "out")) == 4 and label_here(job, tmp_path / "out") == []
     row = parts_to_do(Output(str(tmp_path / "out")).open_plan(job), set())[0]
-    assert Labeller(job, str(tmp_path / "out"), 4, "cpu")(row) == {"part": 0, "images": 0, "errors": 0}
+    assert Labeller(job, str(tmp_path / "out"), 4, "cpu")(row) == {"part": 0, "images": 0, "errors": 0, "problem": ""}
 
 
 def test_files_appear_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -194,7 +194,7 @@ def test_input_of_another_file_system(model):
     assert list_input("memory://frames") == ("image", [f"memory:///frames/{number}.png" for number in range(3)])
     assert list_input("memory://frames/[12].png")[1] == [f"memory:///frames/{number}.png" for number in (1, 2)]
     said = label_here(Job("memory://frames", QUESTIONS[:1], model), "memory://labels")
-    assert said == [{"part": 0, "images": 3, "errors": 0}]
+    assert said == [{"part": 0, "images": 3, "errors": 0, "problem": ""}]
     assert sorted(name.rpartition("/")[2] for name in fs.ls("/labels", detail=False)) == [
         "_plan.parquet",
         "part-000000.parquet",
@@ -223,11 +223,24 @@ def test_a_network_that_fails_leaves_the_part_undone(model, tmp_path, monkeypatc
         return read_before(path)
 
     monkeypatch.setattr(labelling, "read_file", read_file)
-    with pytest.raises(TimeoutError, match="connection lost"):
-        label_here(job, tmp_path / "out")
+    [said] = label_here(job, tmp_path / "out")
+    assert said["problem"].endswith("connection lost") and not said["images"]
     assert Output(str(tmp_path / "out")).done() == set()
     monkeypatch.undo()
-    assert label_here(job, tmp_path / "out") == [{"part": 0, "images": 3, "errors": 0}]
+    assert label_here(job, tmp_path / "out") == [{"part": 0, "images": 3, "errors": 0, "problem": ""}]
+
+
+def test_a_disk_that_is_away_leaves_the_part_undone_and_a_file_that_is_gone_is_a_row(model, tmp_path):
+    job, output = Job(str(write_images(tmp_path / "in", 3)), QUESTIONS[:1], model), Output(str(tmp_path / "out"))
+    output.open_plan(job)
+    (tmp_path / "in").rename(tmp_path / "away")
+    [said] = label_here(job, tmp_path / "out")
+    assert "No such file" in said["problem"] and output.done() == set()
+    (tmp_path / "away").rename(tmp_path / "in")
+    (tmp_path / "in/001.png").unlink()
+    assert label_here(job, tmp_path / "out") == [{"part": 0, "images": 3, "errors": 1, "problem": ""}]
+    rows = pq.read_table(tmp_path / "out/part-000000.parquet").to_pylist()
+    assert ["No such file" in (row["error"] or "") for row in rows] == [False, True, False]
 
 
 def test_input_that_cannot_be_labelled(model, tmp_path):

@@ -107,7 +107,7 @@ def test_images_that_cannot_be_read(page, tmp_path):
     frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
     wrong = {
         str(text): ["frame.jpg", "no image"],
-        str(tmp_path / "moving.gif"): ["moving.gif", "3 frames"],
+        str(tmp_path / "moving.gif"): ["moving.gif", "is animated"],
         huge_png(tmp_path / "large.png", 8000, 8000): ["8000 × 8000", "40,000,000"],
         huge_png(tmp_path / "huge.png", 20000, 20000): ["huge.png", "40,000,000"],
         None: ["Choose an image"],
