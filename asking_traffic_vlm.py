@@ -116,7 +116,7 @@ class EncodedImages:
         Raises:
             ValueError: another number of rows, or an image that is not there.
         """
-        images = len(self)
+        images = self.key_values[0][0].shape[0]  # len() would be a constant in an exported graph
         if image_index is None:
             if images != batch_size:
                 raise ValueError(f"{batch_size} rows of text for {images} images: image_index must pair them up.")

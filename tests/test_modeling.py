@@ -695,7 +695,7 @@ def test_return_dict_of_any_part_changes_nothing_inside():
                 "encoder_hidden_states": torch.randn(1, 9, 24),
                 "encoder_attention_mask": torch.ones(1, 8),
             },
-            [r"\[1,9\]", r"\(1, 8\)"],
+            [r"\[1,9\]", r"\[1, 8\]"],
         ),
         ({"input_ids": random_ids(1, 5), "segment_ids": torch.ones(1, 4)}, [r"\[1,5\]", r"\[1, 4\]"]),
     ],
