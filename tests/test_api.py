@@ -102,7 +102,7 @@ def test_requests_that_come_together_are_answered_together_each_with_its_own(cli
     for seed, expected in alone.items():
         [got], [one] = together[seed]["answers"], expected
         assert got["answer"] == one["answer"] and got["probability"] == pytest.approx(one["probability"], abs=1e-4)
-    assert sizes in ([1, 11], [2, 10])  # what came while the model was busy
+    assert sum(sizes) == 12 and len(sizes) <= 2  # what came while the model was busy went together
 
 
 def test_words_come_as_a_stream_and_are_those_of_the_answer(client):
