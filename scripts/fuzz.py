@@ -46,6 +46,7 @@ from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARES = {"images": 25, "texts": 25, "model": 20, "configs": 10, "readers": 10, "server": 10}
+FORM = "multipart/form-data; boundary=a"
 TEXT = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -318,9 +319,6 @@ def fuzz_readers(dice: Dice, folder: Path) -> None:
     (folder / "mapping.json").write_text(json.dumps(mapping))
     for record in read_source(folder, load_mapping(folder / "mapping.json"), "train", Problems()):
         ask(record.scene, dice, 8)
-
-
-FORM = "multipart/form-data; boundary=a"
 
 
 def fuzz_server(dice: Dice, folder: Path) -> None:

@@ -343,12 +343,15 @@ def is_final(error: OSError, path: str) -> bool:
     """Whether a file that could not be read never will be: it is not what its name says, it is gone, or forbidden.
 
     But where its whole folder is gone, this machine may lack a disk that others have; and what is forbidden far away
-    may be so for want of a password.
+    may be so for want of a password. Errors of a disk have numbers; those without are of gzip and Parquet, about what
+    was read. Far away they may be anything, so a broken Parquet file there leaves its parts undone.
     """
     if isinstance(error, gzip.BadGzipFile):
         return True
     if "://" in path:
         return isinstance(error, FileNotFoundError)
+    if error.errno is None:
+        return True
     return isinstance(error, FileNotFoundError | PermissionError) and os.path.isdir(os.path.dirname(path))
 
 

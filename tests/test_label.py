@@ -149,6 +149,19 @@ def test_of_a_file_that_breaks_off_the_beginning_is_kept(model, tmp_path, compre
     assert rows[-1]["key"] == str(path) and rows[-1]["error"]
 
 
+def test_a_damaged_row_group_is_a_row_with_its_error(model, tmp_path):
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"image": [content(number) for number in range(4)]}), path, row_group_size=2)
+    damaged = bytearray(path.read_bytes())
+    damaged[4:44] = b"\xff" * 40  # the header of the first page
+    path.write_bytes(damaged)
+    said = label_here(Job(str(path), QUESTIONS[:1], model), tmp_path / "out")
+    assert [(one["images"], one["errors"], one["problem"]) for one in said] == [(1, 1, ""), (2, 0, "")]
+    broken, *others = read(tmp_path / "out")
+    assert broken["key"] == str(path) and "header" in broken["error"]
+    assert [row["error"] for row in others] == [None, None]
+
+
 def test_a_finished_part_is_not_done_again(model, tmp_path):
     job = Job(str(write_images(tmp_path / "in", 4)), QUESTIONS[:1], model, images_per_part=2)
     label_here(job, tmp_path / "out")
