@@ -41,7 +41,7 @@ lint: $(SETUP)
 
 test: lint
 	$(PY) -m pytest -n 2 $(MODULE_TESTS) --cov --cov-fail-under=95 --cov-report=term-missing
-	$(PY) -m pytest -n 2 $(addprefix --ignore=,$(MODULE_TESTS))
+	$(PY) -m pytest -n 2 --dist worksteal $(addprefix --ignore=,$(MODULE_TESTS))
 
 fuzz: $(SETUP)
 	$(PY) scripts/fuzz.py

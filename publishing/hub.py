@@ -9,6 +9,7 @@
 import ast
 import json
 import os
+import posixpath
 import re
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, metadata_load
@@ -40,7 +41,8 @@ ALLOWED_IMPORTS = sys.stdlib_module_names | {"torch", "transformers", "tokenizer
 CARD_FIELDS = ("license", "library_name", "pipeline_tag", "tags")
 IDENTIFIER = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
 LICENSE_LINK = re.compile(r"^license_link: *[\"']?([^\"'\s]+)", re.MULTILINE)
-PICTURE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)")
+LINK = re.compile(r"\]\(([^)\s#]+)")
+LINKED_SUFFIXES = {".md", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp"}
 
 Report = Callable[[str], None]
 
@@ -157,10 +159,24 @@ def _imports(path: Path) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def _linked_files(card: Path) -> list[str]:
-    """Relative paths of the pictures and the licence that a card names: without them it would be broken on the Hub."""
-    text = card.read_text(encoding="utf-8", errors="replace")
-    links = PICTURE.findall(text) + LICENSE_LINK.findall(text)
-    return sorted({link for link in links if ":" not in link and not link.startswith("/") and ".." not in link})
+    """Paths, from the card's folder, of the pictures, pages and licence that it and these pages link to.
+
+    Without them it would be broken on the Hub. Links out of the folder are left out.
+    """
+    found: set[str] = set()
+    pages = [card.name]
+    while pages:
+        page = pages.pop()
+        path = card.parent / page
+        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        links = [link for link in LINK.findall(text) if PurePosixPath(link).suffix.lower() in LINKED_SUFFIXES]
+        for link in links + LICENSE_LINK.findall(text):
+            name = posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
+            if ":" not in link and not name.startswith(("/", "..")) and name not in (*found, card.name):
+                found.add(name)
+                if name.endswith(".md"):
+                    pages.append(name)
+    return sorted(found)
 
 
 # ---- Whether it holds

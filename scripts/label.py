@@ -15,16 +15,15 @@ labelled now (a disk that is full or away, a network; the same command tries aga
 """
 
 import argparse
-import logging
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 
 ROOT = Path(__file__).resolve().parent.parent
-MAX_BLOCKS = 10_000  # of Ray Data; a block holds several parts where there are more
 
 
 def at_least_one(text: str) -> int:
@@ -115,34 +114,26 @@ def check_model(job: Any, arguments: argparse.Namespace) -> None:
             print(f"{answer.question!r}: unknown words {', '.join(answer.unknown_words)}", file=sys.stderr)
 
 
-def start(job: Any, arguments: argparse.Namespace, todo: list[dict[str, str]]) -> Any:
-    """A dataset of what each part gave; reading it makes the actors work."""
+def start(job: Any, arguments: argparse.Namespace, todo: list[dict[str, str]]) -> Iterator[dict[str, Any]]:
+    """Make actors label the parts; gives what each said of its own."""
     import ray
 
-    from traffic_vlm.serving.cluster import share_machines
+    from traffic_vlm.serving.cluster import map_parts, share_machines
     from traffic_vlm.serving.labelling import Labeller
 
-    ray.data.DataContext.get_current().enable_progress_bars = False  # ours counts images
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
     needs: dict[str, Any]
     needs, room = share_machines(ray.nodes(), arguments.device, arguments.threads, arguments.actors or 0)
     actors = min(arguments.actors or room, len(todo))
-    model_options = {"device": "cuda" if "num_gpus" in needs else "cpu", "threads": needs.get("num_cpus")}
-    parts = ray.data.from_items(todo, override_num_blocks=min(len(todo), MAX_BLOCKS))
-    return parts.map(
-        Labeller,
-        fn_constructor_args=(job, absolute(arguments.output), arguments.batch_size),
-        fn_constructor_kwargs=model_options,
-        compute=ray.data.ActorPoolStrategy(size=actors),
-        **needs,
-    )
+    options = {"device": "cuda" if "num_gpus" in needs else "cpu", "threads": needs.get("num_cpus")}
+    labeller = (job, absolute(arguments.output), arguments.batch_size)
+    return map_parts(ray, todo, Labeller, labeller, options, actors, needs)
 
 
-def follow(results: Any, parts: int, before: int) -> int:
+def follow(results: Iterator[dict[str, Any]], parts: int, before: int) -> int:
     """Print how far it is after each part; how many parts could not be done."""
     begin = time.monotonic()
     images = errors = undone = 0
-    for number, row in enumerate(results.iter_rows(), 1):
+    for number, row in enumerate(results, 1):
         images += row["images"]
         errors += row["errors"]
         if row["problem"]:

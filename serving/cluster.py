@@ -1,8 +1,13 @@
 """Ray, and what each process that holds a model asks of its machines."""
 
+import logging
 import math
 import os
+from collections.abc import Iterator
 from typing import Any
+
+
+MAX_BLOCKS = 10_000  # of Ray Data; a block holds several rows where there are more
 
 
 def load_ray(task: str) -> Any:
@@ -24,8 +29,10 @@ def start_ray(ray: Any, address: str | None) -> None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:  # Ray raises many kinds, `Exception` itself among them
-        place = "on this machine" if address is None else f"at {address}"
-        raise OSError(f"Ray does not start {place}: {error}") from error
+        if address is None:
+            raise OSError(f"Ray does not start on this machine: {error}") from error
+        hint = "a cluster that asks for a token needs RAY_AUTH_MODE=token in the environment"
+        raise OSError(f"Ray does not start at {address}: {error} ({hint})") from error
 
 
 def share_machines(
@@ -53,3 +60,32 @@ def share_machines(
         raise ValueError("the machines have no CPU core to spare")
     threads = min(threads, max(cores))
     return {"num_cpus": threads}, sum(number // threads for number in cores)
+
+
+class Driver:
+    """An actor that reads from Ray Data inside the cluster: from outside, through ray://, that does not work."""
+
+    def __init__(self, rows: list[dict[str, Any]], map_options: dict[str, Any], actors: int):
+        import ray
+
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        data = ray.data.from_items(rows, override_num_blocks=min(len(rows), MAX_BLOCKS))
+        self.results = iter(data.map(compute=ray.data.ActorPoolStrategy(size=actors), **map_options).iter_rows())
+
+    def next(self) -> dict[str, Any] | None:
+        return next(self.results, None)
+
+
+def map_parts(
+    ray: Any, rows: list[dict[str, Any]], mapper: type, arguments: tuple, options: dict, actors: int, needs: dict
+) -> Iterator[dict[str, Any]]:
+    """What each row becomes, as it comes, by so many actors, each a `mapper(*arguments, **options)` with its needs.
+
+    Raises:
+        ray.exceptions.RayError: the cluster or too many of its actors have died.
+    """
+    map_options = {"fn": mapper, "fn_constructor_args": arguments, "fn_constructor_kwargs": options, **needs}
+    driver = ray.remote(num_cpus=0)(Driver).remote(rows, map_options, actors)
+    while (said := ray.get(driver.next.remote())) is not None:
+        yield said

@@ -37,8 +37,9 @@ def test_ray_that_does_not_start_is_said():
         raise Exception("The current node timed out during startup.")
 
     for address, place in ((None, "on this machine"), ("ray://host:10001", "at ray://host:10001")):
-        with pytest.raises(OSError, match=f"Ray does not start {place}: The current node timed out"):
+        with pytest.raises(OSError, match=f"Ray does not start {place}: The current node timed out") as error:
             start_ray(SimpleNamespace(init=init), address)
+        assert ("needs RAY_AUTH_MODE=token" in str(error.value)) == (address is not None)
 
 
 def test_what_is_not_there_is_said():
