@@ -28,7 +28,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutputWithPast,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils import is_torchdynamo_compiling
+from transformers.utils import is_torchdynamo_compiling, logging
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -47,6 +47,8 @@ from .masking_traffic_vlm import (
 )
 from .vision_traffic_vlm import TrafficVLMVisionModel
 
+
+logger = logging.get_logger(__name__)
 
 Rotary = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, each [B,1,L,D/2]
 
@@ -428,6 +430,17 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         return key_values, encoder_attention_mask
 
 
+def _warn_of_slow_bfloat16(device: torch.device, dtype: torch.dtype) -> None:
+    """The weights are stored in bfloat16, and so they load; processors that stop at AVX2 compute it slowly."""
+    if torch.is_autocast_enabled(device.type):
+        dtype = torch.get_autocast_dtype(device.type)
+    if device.type == "cpu" and dtype == torch.bfloat16 and torch.backends.cpu.get_cpu_capability() == "AVX2":
+        logger.warning_once(
+            "This processor has no fast bfloat16: float32 is several times as fast. Load with `dtype=torch.float32`, "
+            "without autocast; scripts without `--bf16`."
+        )
+
+
 class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
     """Vision tower, projector and text decoder, without a head."""
 
@@ -453,8 +466,10 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
         if pixel_values.ndim != 4 or pixel_values.shape[1:] != (channels, height, width):
             shape = list(pixel_values.shape)
             raise ValueError(f"pixel_values must be [images,{channels},{height},{width}], got {shape}.")
-        if not is_torchdynamo_compiling() and not bool(torch.isfinite(pixel_values).all()):
-            raise ValueError("pixel_values must be finite numbers, got NaN or infinity.")
+        if not is_torchdynamo_compiling():
+            if not bool(torch.isfinite(pixel_values).all()):
+                raise ValueError("pixel_values must be finite numbers, got NaN or infinity.")
+            _warn_of_slow_bfloat16(pixel_values.device, self.vision_tower.dtype)
         tokens = self.vision_tower(pixel_values.to(self.vision_tower.dtype), return_dict=True).last_hidden_state
         return self.projector(tokens)
 

@@ -8,7 +8,7 @@ INPUT is a folder or a glob of images, of Parquet files with a column of images,
 file system of fsspec. DIR gets part-*.parquet with a row for each image and question: key, question, probability
 (P(yes); of an answer in words, its own), answer, and for an image that cannot be read its error. Stopped or killed,
 the same command goes on; each image is there once. On several machines (--address) all must have this package, and see
-INPUT, DIR and the model.
+INPUT, DIR and the model; if the cluster asks for a token, set RAY_AUTH_MODE=token and have it in ~/.ray/auth_token.
 
 The exit status is 0, also where some images have errors (their number is printed), 2 where something cannot be
 labelled now (a disk that is full or away, a network; the same command tries again), 130 after Ctrl-C.

@@ -20,6 +20,7 @@ from tiny import (
     tiny_model,
     tiny_text_config,
 )
+from traffic_vlm import modeling_traffic_vlm
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
 from traffic_vlm.modeling_traffic_vlm import (
     TrafficVLMForCausalLM,
@@ -558,6 +559,17 @@ def test_pixels_are_cast_to_the_dtype_of_any_tower():
     config = TrafficVLMConfig(vision | {"intermediate_size": 32}, TINY_TEXT)
     model = TrafficVLMForConditionalGeneration(config).eval().bfloat16()
     assert model.get_image_features(random_pixels(1)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype, autocast", [(torch.bfloat16, False), (torch.float32, True), (torch.float32, False)])
+def test_slow_bfloat16_is_said(monkeypatch, dtype, autocast):
+    said = []
+    monkeypatch.setattr(modeling_traffic_vlm.logger, "warning_once", said.append)
+    for capability, slow in (("AVX512", False), ("AVX2", dtype == torch.bfloat16 or autocast)):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda known=capability: known)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            tiny_model().to(dtype).get_image_features(random_pixels(1))
+        assert len(said) == slow
 
 
 def test_what_the_library_reads_of_the_classes():
