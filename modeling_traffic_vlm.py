@@ -432,9 +432,11 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
 
 def _warn_of_slow_bfloat16(device: torch.device, dtype: torch.dtype) -> None:
     """The weights are stored in bfloat16, and so they load; processors that stop at AVX2 compute it slowly."""
-    if torch.is_autocast_enabled(device.type):
-        dtype = torch.get_autocast_dtype(device.type)
-    if device.type == "cpu" and dtype == torch.bfloat16 and torch.backends.cpu.get_cpu_capability() == "AVX2":
+    if device.type != "cpu" or torch.backends.cpu.get_cpu_capability() != "AVX2":
+        return
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+    if dtype == torch.bfloat16:
         logger.warning_once(
             "This processor has no fast bfloat16: float32 is several times as fast. Load with `dtype=torch.float32`, "
             "without autocast; scripts without `--bf16`."
