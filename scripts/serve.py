@@ -81,6 +81,8 @@ def run(arguments: argparse.Namespace) -> None:
         serve.run(deployment.bind(), name=NAME)
         print(f"serving on http://{arguments.host}:{arguments.port}, described at /docs; Ctrl-C ends it", flush=True)
         threading.Event().wait()
+    except ray.exceptions.RayError as error:
+        raise OSError(f"Ray Serve does not start: {error}") from error
     finally:
         if arguments.address is None:
             serve.shutdown()

@@ -1,10 +1,11 @@
 """What a process that holds a model asks of a cluster."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
 
-from traffic_vlm.serving.cluster import share_machines, start_ray
+from traffic_vlm.serving.cluster import load_ray, share_machines, start_ray
 
 
 def node(alive=True, **resources):
@@ -30,6 +31,17 @@ def test_processes_share_a_gpu():
     nodes = [node(CPU=8, GPU=1), node(CPU=8, GPU=1)]
     assert share_machines(nodes, None, 2, wanted=1) == ({"num_gpus": 1}, 2)
     assert share_machines(nodes, "cuda", 2, wanted=3) == ({"num_gpus": 0.5}, 4)
+
+
+@pytest.mark.parametrize("own", [None, "7"])
+def test_ray_serve_has_time_to_start(monkeypatch, own):
+    pytest.importorskip("ray")
+    name = "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"
+    monkeypatch.setenv(name, own or "")
+    if own is None:
+        monkeypatch.delenv(name)
+    load_ray("testing")
+    assert os.environ[name] == (own or "20")  # what the user has set stays
 
 
 def test_ray_that_does_not_start_is_said():
