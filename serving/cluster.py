@@ -12,8 +12,8 @@ MAX_BLOCKS = 10_000  # of Ray Data; a block holds several rows where there are m
 
 def load_ray(task: str) -> Any:
     """The module, set to say little. `task` is what needs it, for the message where it is not installed."""
-    # Both are read when Ray is imported. Ray Serve kills a proxy that has not started within three times the second, 15 s
-    # as it comes: too little for a machine that is busy.
+    # Both are read when Ray is imported. Ray Serve kills a proxy that has not started within three times the second,
+    # 15 s as it comes: too little for a machine that is busy.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "20")
     try:
