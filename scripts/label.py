@@ -118,15 +118,21 @@ def start(job: Any, arguments: argparse.Namespace, todo: list[dict[str, str]]) -
     """Make actors label the parts; gives what each said of its own."""
     import ray
 
-    from traffic_vlm.serving.cluster import map_parts, share_machines
+    from traffic_vlm.serving.cluster import map_rows, share_machines
     from traffic_vlm.serving.labelling import Labeller
 
     needs: dict[str, Any]
     needs, room = share_machines(ray.nodes(), arguments.device, arguments.threads, arguments.actors or 0)
     actors = min(arguments.actors or room, len(todo))
-    options = {"device": "cuda" if "num_gpus" in needs else "cpu", "threads": needs.get("num_cpus")}
-    labeller = (job, absolute(arguments.output), arguments.batch_size)
-    return map_parts(ray, todo, Labeller, labeller, options, actors, needs)
+    return map_rows(
+        ray,
+        todo,
+        actors,
+        fn=Labeller,
+        fn_constructor_args=(job, absolute(arguments.output), arguments.batch_size),
+        fn_constructor_kwargs={"device": "cuda" if "num_gpus" in needs else "cpu", "threads": needs.get("num_cpus")},
+        **needs,
+    )
 
 
 def follow(results: Iterator[dict[str, Any]], parts: int, before: int) -> int:

@@ -68,7 +68,7 @@ def share_machines(
 class Driver:
     """An actor that reads from Ray Data inside the cluster: from outside, through ray://, that does not work."""
 
-    def __init__(self, rows: list[dict[str, Any]], map_options: dict[str, Any], actors: int):
+    def __init__(self, rows: list[dict[str, Any]], actors: int, map_options: dict[str, Any]):
         import ray
 
         ray.data.DataContext.get_current().enable_progress_bars = False
@@ -80,15 +80,12 @@ class Driver:
         return next(self.results, None)
 
 
-def map_parts(
-    ray: Any, rows: list[dict[str, Any]], mapper: type, arguments: tuple, options: dict, actors: int, needs: dict
-) -> Iterator[dict[str, Any]]:
-    """What each row becomes, as it comes, by so many actors, each a `mapper(*arguments, **options)` with its needs.
+def map_rows(ray: Any, rows: list[dict[str, Any]], actors: int, **map_options: Any) -> Iterator[dict[str, Any]]:
+    """What each row becomes, as it comes, by so many actors; `map_options` as Ray Data's `Dataset.map` takes them.
 
     Raises:
         ray.exceptions.RayError: the cluster or too many of its actors have died.
     """
-    map_options = {"fn": mapper, "fn_constructor_args": arguments, "fn_constructor_kwargs": options, **needs}
-    driver = ray.remote(num_cpus=0)(Driver).remote(rows, map_options, actors)
+    driver = ray.remote(num_cpus=0)(Driver).remote(rows, actors, map_options)
     while (said := ray.get(driver.next.remote())) is not None:
         yield said

@@ -408,6 +408,7 @@ def test_a_cluster_labels_for_a_client_outside_of_it(model, tmp_path, cluster):
     "options, message",
     [
         (["--ask", " "], "question 3 is empty"),
+        (["--device", "cuda"], "the machines have no GPU"),
         (["--model", "nowhere"], "nowhere"),
     ],
 )
