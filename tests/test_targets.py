@@ -8,6 +8,7 @@ import torch
 from datasets import Dataset
 from transformers.modeling_outputs import BaseModelOutput
 
+from tiny import tiny_model
 from traffic_vlm.data.mixture import Mixture, SyntheticRows
 from traffic_vlm.data.questions import Question
 from traffic_vlm.data.scene import CLASSES, Scene, SceneObject
@@ -15,7 +16,7 @@ from traffic_vlm.data.synthetic import render
 from traffic_vlm.data.targets import TARGETS, cell_targets, class_words, coverage, resample, word_cells
 from traffic_vlm.training import annotated
 from traffic_vlm.training.auxiliary import CellHead, attention_loss, cell_loss, image_loss, image_targets
-from traffic_vlm.training.collator import SupervisedCollator
+from traffic_vlm.training.collator import SupervisedCollator, fold
 
 
 GRID = (4, 4)
@@ -96,6 +97,43 @@ def test_batches_point_at_the_right_word(processor):
     for row, column in looked.tolist():
         assert processor.tokenizer.convert_ids_to_tokens(int(batch["input_ids"][row, column])) in nouns
         assert batch["labels"][row, column] == -100  # a word of the question, not of the answer
+
+
+def test_folded_rows_hold_the_same_questions_in_fewer_tokens(processor):
+    """Of one image much is asked, of the other little; what a model computes of each question stays as it was."""
+    texts = [
+        [f"Is there a {label}?" for label in list(CLASSES)[:9]] + ["What color is the traffic light?"],
+        ["Is it dark?"],
+    ]
+    answers = [["no"] * 9 + ["red"], ["yes"]]
+    images = np.random.default_rng(0).integers(0, 255, (2, 224, 224, 3), np.uint8)
+    packed = dict(processor(images=list(images), text=texts, suffix=answers, packed=True, return_tensors="pt"))
+    packed["attention_targets"] = packed["input_ids"][..., None] % torch.arange(2, 5) == 0
+    batch = fold(packed)
+    assert torch.equal(batch["pixel_values"], packed["pixel_values"])
+
+    def questions(batch, images):
+        """Of each image: ids, labels, positions and targets of its questions, in any order."""
+        found = [[] for _ in texts]
+        for row, image in enumerate(images):
+            for number in batch["segment_ids"][row].unique():
+                mask = batch["segment_ids"][row] == number
+                if number:
+                    names = ("input_ids", "labels", "position_ids", "attention_mask", "attention_targets")
+                    found[image].append([batch[name][row, mask].tolist() for name in names])
+        return [sorted(image) for image in found]
+
+    assert questions(batch, batch["image_index"].tolist()) == questions(packed, range(2))
+    used = packed["attention_mask"].sum()
+    assert batch["attention_mask"].sum() == used
+    assert used / packed["input_ids"].numel() < 0.6 < 0.8 < used / batch["input_ids"].numel()
+    assert (batch["labels"][batch["attention_mask"] == 0] == -100).all()
+
+    model = tiny_model().eval()
+    for one in (packed, batch):
+        del one["attention_targets"]
+    with torch.no_grad():
+        assert model(**batch).loss.item() == pytest.approx(model(**packed).loss.item(), rel=1e-5)
 
 
 def test_without_questions_there_are_cells_only(processor):

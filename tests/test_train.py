@@ -327,3 +327,8 @@ def test_what_cannot_work_is_said(start, tmp_path, options, message):
 def test_options_that_cannot_work_are_refused(start, tmp_path, options, message):
     assert message in refuse(start, tmp_path, *options)
     assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_several_gpus_in_one_process_are_refused(start, tmp_path, monkeypatch):
+    monkeypatch.setattr(TrainingArguments, "n_gpu", 2)
+    assert "torchrun --nproc_per_node 2, or show it one GPU" in refuse(start, tmp_path)

@@ -1,4 +1,7 @@
-"""The collator of training: packed batches with what each cell shows and where each asked word should look."""
+"""The collator of training: packed batches with what each cell shows and where each asked word should look.
+
+a row for each image, of 20 to 230 tokens → rows of one width, several for an image, with hardly any padding
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from ..data.collator import Prepared, TrafficCollator, augment
 from ..data.scene import Scene
 from ..data.targets import TARGETS, cell_targets, find_word, word_cells
+from ..processing_traffic_vlm import IGNORED_LABEL
 
 
 @dataclass
@@ -17,7 +22,9 @@ class SupervisedCollator(TrafficCollator):
     """A `TrafficCollator` whose batches also hold, for a vision tower of `grid` rows and columns,
 
     - `cell_targets` int8 [I,P,T]: 1, 0, or -1 for unknown, of each of TARGETS in each cell;
-    - `attention_targets` bool [I,L,P]: for the words that name an object that is there, its cells; else all False.
+    - `attention_targets` bool [R,L,P]: for the words that name an object that is there, its cells; else all False.
+
+    The questions about an image stand in as many of the R rows as they need, see `fold`.
     """
 
     grid: tuple[int, int] = (14, 14)
@@ -47,4 +54,58 @@ class SupervisedCollator(TrafficCollator):
                 place = find_word(self.processor, batch["input_ids"][row, inside].tolist(), label)
                 if place is not None:
                     look_at[row, inside[place]] = torch.from_numpy(filled)
-        return batch | {"cell_targets": torch.from_numpy(cells), "attention_targets": look_at}
+        return fold(batch | {"attention_targets": look_at}) | {"cell_targets": torch.from_numpy(cells)}
+
+
+def fold(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A packed batch, a row for each image, as rows of one width that hardly need padding; the questions stay alike.
+
+    Of some images much can be asked and of others little: three in ten tokens of such rows are padding, which a model
+    computes, too. Here rows end between two questions, at the width that takes the fewest tokens in all.
+
+    Args:
+        batch: pixel_values [I,...], segment_ids [I,L], and anything else of one number or more for each of these
+            tokens: [I,L] or [I,L,...].
+
+    Returns:
+        pixel_values as they are, all others with R rows, and image_index [R], the image that each asks about.
+        question_ends, which only `score_yes_no` reads, is left out.
+    """
+    questions = [  # of each image: the columns of each question
+        [(row == number).nonzero()[:, 0] for number in range(1, int(row.max()) + 1)] for row in batch["segment_ids"]
+    ]
+    sizes = [list(map(len, columns)) for columns in questions]
+    widths = range(max(map(max, sizes)), max(map(sum, sizes)) + 1)
+    layouts = ([_first_fit(lengths, width) for lengths in sizes] for width in widths)
+    layout = min(zip(widths, layouts), key=lambda pair: pair[0] * sum(map(len, pair[1])))[1]
+    rows = [
+        (image, torch.cat([questions[image][number] for number in row]))
+        for image, rows_of_image in enumerate(layout)
+        for row in rows_of_image
+    ]
+    folded = {
+        name: pad_sequence(
+            [values[image][columns] for image, columns in rows],
+            batch_first=True,
+            padding_value=IGNORED_LABEL if name == "labels" else 0,
+        )
+        for name, values in batch.items()
+        if name not in ("pixel_values", "question_ends")
+    }
+    images = torch.tensor([image for image, _ in rows])
+    return folded | {"pixel_values": batch["pixel_values"], "image_index": images}
+
+
+def _first_fit(lengths: list[int], width: int) -> list[list[int]]:
+    """Numbers of questions in rows of at most `width` tokens: the longest first, each where there is room for it."""
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for question in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        length = lengths[question]
+        row = next((row for row, free in enumerate(room) if free >= length), len(rows))
+        if row == len(rows):
+            rows.append([])
+            room.append(width)
+        rows[row].append(question)
+        room[row] -= length
+    return rows

@@ -219,6 +219,11 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         ValueError: options, data or weights that do not fit. FloatingPointError: the loss is NaN. OSError: disk full.
         PublishError: the finished folder could not be pushed; it is there, and scripts/push_to_hub.py tries again.
     """
+    if arguments.n_gpu > 1:  # DataParallel would part the rows of text from their images
+        raise ValueError(
+            f"one process cannot train on {arguments.n_gpu} GPUs: start it with torchrun --nproc_per_node "
+            f"{arguments.n_gpu}, or show it one GPU by CUDA_VISIBLE_DEVICES=0"
+        )
     torch.manual_seed(arguments.seed)
     folder = Path(arguments.output_dir)
     push, arguments.push_to_hub = arguments.push_to_hub, False  # the finished folder goes up, not each checkpoint
@@ -232,8 +237,6 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     elif data_options.cell_weight:
         add_cell_head(model, model_options.model_name_or_path)
     if model_options.compile_decoder:
-        if arguments.n_gpu > 1:
-            raise ValueError("--compile_decoder needs one process for each GPU: start it with torchrun")
         compile_decoder(unwrap(model))
     if unknown := set(data_options.kinds) - set(KINDS):
         raise ValueError(f"--kinds has {', '.join(sorted(unknown))}; known are {', '.join(KINDS)}")
