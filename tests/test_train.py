@@ -1,11 +1,13 @@
 """Training runs of a tiny model: what they leave behind, and what happens when they are stopped or cannot work."""
 
+import importlib.util
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -55,12 +57,26 @@ def run(
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
 
 
-def refuse(start: Path, output: Path, *options: str) -> str:
-    """The error of a training that cannot work, in this process, as starting another takes seconds."""
-    parser = HfArgumentParser((TrainingArguments, ModelOptions, DataOptions))
+@cache
+def script():
+    """scripts/train.py as a module."""
+    spec = importlib.util.spec_from_file_location("train_script", ROOT / "scripts/train.py")
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def learn(start: Path, output: Path, *options: str) -> None:
+    """What scripts/train.py does, in this process, as starting another takes seconds."""
+    parser = HfArgumentParser((script().Arguments, ModelOptions, DataOptions))
     given = ["--output_dir", str(output), "--model_name_or_path", str(start), *FAST, *options]
+    train(*parser.parse_args_into_dataclasses(given))
+
+
+def refuse(start: Path, output: Path, *options: str) -> str:
+    """The error of a training that cannot work."""
     with pytest.raises((ValueError, OSError)) as error:
-        train(*parser.parse_args_into_dataclasses(given))
+        learn(start, output, *options)
     return str(error.value)
 
 
@@ -95,29 +111,25 @@ print(inputs["pixel_values"].shape[-1], float(model.score_yes_no(**inputs)[0]))
     assert loaded.stdout.startswith("64 0."), loaded.stderr[-2000:]
 
 
-@pytest.mark.parametrize("workers", ["0", "1"])
-def test_a_stopped_run_ends_as_one_that_never_stopped(start, tmp_path, workers):
+@pytest.mark.parametrize(("train", "workers"), [(learn, "0"), (run, "1")])
+def test_a_stopped_run_ends_as_one_that_never_stopped(start, tmp_path, train, workers):
     # The last weights, not the best: the best may be those of before the stop.
     options = ["--num_train_epochs", "2", "--load_best_model_at_end", "false", "--dataloader_num_workers", workers]
-    whole = run(start, tmp_path / "whole", *options)
-    assert whole.returncode == 0, whole.stderr[-2000:]
+    train(start, tmp_path / "whole", *options)
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
     stopped = tmp_path / "stopped"
     (stopped / "model.safetensors").unlink()
     # As if killed while the second checkpoint was being written: its last file is not there.
     (stopped / "checkpoint-4" / "trainer_state.json").unlink()
-    again = run(start, stopped, *options)
-    assert again.returncode == 0, again.stderr[-2000:]
+    train(start, stopped, *options)
     first, second = weights(tmp_path / "whole"), weights(stopped)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_annotations_teach_the_decoder_before_a_frozen_tower_does(start, tmp_path):
     options = ["--num_train_epochs", "2", "--load_best_model_at_end", "false", "--freeze_vision", "true"]
-    result = run(start, tmp_path / "out", *options, "--annotated_steps", "1", "3")
-    assert result.returncode == 0, result.stderr[-2000:]
-    plain = run(start, tmp_path / "plain", *options, "--annotated_steps", "0", "0")
-    assert plain.returncode == 0, plain.stderr[-2000:]
+    learn(start, tmp_path / "out", *options, "--annotated_steps", "1", "3")
+    learn(start, tmp_path / "plain", *options, "--annotated_steps", "0", "0")
     taught, untaught, before = weights(tmp_path / "out"), weights(tmp_path / "plain"), weights(start)
     for name in before:
         if "vision_tower" in name:
@@ -169,8 +181,7 @@ def test_two_processes_train_together(start, tmp_path):
     ],
 )
 def test_ways_to_train(start, tmp_path, options):
-    result = run(start, tmp_path, "--num_train_epochs", "1", *options)
-    assert result.returncode == 0, result.stderr[-2000:]
+    learn(start, tmp_path, "--num_train_epochs", "1", *options)
     after, before = weights(tmp_path), weights(start)
     assert after.keys() == before.keys()
     changed = {name for name in after if not torch.equal(after[name], before[name].to(after[name].dtype))}
@@ -192,8 +203,7 @@ def test_the_finished_folder_goes_to_the_hub(start, tmp_path):
 
 def test_a_frozen_tower_thaws(start, tmp_path):
     frozen = ["--freeze_vision", "true", "--save_total_limit", "5", "--load_best_model_at_end", "false"]
-    result = run(start, tmp_path, "--num_train_epochs", "2", "--thaw_after_epochs", "1", *frozen)
-    assert result.returncode == 0, result.stderr[-2000:]
+    learn(start, tmp_path, "--num_train_epochs", "2", "--thaw_after_epochs", "1", *frozen)
     names = [name for name in weights(start) if "vision_tower" in name]
     before, first, second = (
         weights(folder) for folder in (start, tmp_path / "checkpoint-2", tmp_path / "checkpoint-4")
@@ -204,8 +214,7 @@ def test_a_frozen_tower_thaws(start, tmp_path):
 
 def test_convolutions_can_be_kept(start, tmp_path):
     for blocks in ("2", "16"):
-        result = run(start, tmp_path / blocks, "--num_train_epochs", "1", "--freeze_blocks", blocks)
-        assert result.returncode == 0, result.stderr[-2000:]
+        learn(start, tmp_path / blocks, "--num_train_epochs", "1", "--freeze_blocks", blocks)
         after, before = weights(tmp_path / blocks), weights(start)
         changed = {name for name in after if not torch.equal(after[name], before[name])}
         assert any("vision_tower.layers" in name for name in changed)
@@ -217,8 +226,7 @@ def test_convolutions_can_be_kept(start, tmp_path):
 
 def test_convolutions_stay_kept_when_the_tower_thaws(start, tmp_path):
     options = ["--num_train_epochs", "2", "--load_best_model_at_end", "false", "--freeze_blocks", "16"]
-    result = run(start, tmp_path / "out", *options, "--freeze_vision", "true", "--thaw_after_epochs", "1")
-    assert result.returncode == 0, result.stderr[-2000:]
+    learn(start, tmp_path / "out", *options, "--freeze_vision", "true", "--thaw_after_epochs", "1")
     after, before = weights(tmp_path / "out"), weights(start)
     changed = {name for name in after if not torch.equal(after[name], before[name])}
     assert not any("convolutions" in name for name in changed)
@@ -292,8 +300,7 @@ def own_folder(folder: Path, answer: str = "yes") -> Path:
 
 def test_images_with_questions_of_your_own(start, tmp_path):
     mine = str(own_folder(tmp_path / "mine"))
-    result = run(start, tmp_path / "out", "--train_dataset", mine, "--eval_dataset", mine, "--num_train_epochs", "1")
-    assert result.returncode == 0, result.stderr[-2000:]
+    learn(start, tmp_path / "out", "--train_dataset", mine, "--eval_dataset", mine, "--num_train_epochs", "1")
     assert any("eval_balanced_accuracy_mine" in entry for entry in figures(tmp_path / "out"))
     zebras = str(own_folder(tmp_path / "zebras", "zebra"))
     said = refuse(start, tmp_path / "not", "--train_dataset", zebras)
