@@ -59,7 +59,7 @@ class Mixture(torch.utils.data.Dataset):
         self.seed, self.epoch = seed, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by the `DataLoader` of accelerate before each epoch."""
+        """Called before each epoch."""
         self.epoch = epoch
 
     def __len__(self) -> int:

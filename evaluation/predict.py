@@ -240,22 +240,40 @@ def _score(model: Any, processor: Any, encoded: Any, asked: list[_Asked]) -> lis
 
 def _generate(model: Any, processor: Any, encoded: Any, asked: list[_Asked]) -> list[str]:
     """Greedy answers. They are cut one token after the length of the truth: what goes on there is wrong anyway."""
+    if not asked:
+        return []
     texts = [""] * len(asked)
-    for is_short in (True, False):
-        chosen = [i for i, one in enumerate(asked) if (len(one.answer_ids) <= SHORT_ANSWER) == is_short]
-        if not chosen:
-            continue
-        inputs = processor(text=[asked[i].question for i in chosen], on_unknown="ignore", return_tensors="pt")
-        room = model.config.get_text_config().max_position_embeddings - inputs["input_ids"].shape[1]
+    limit = model.config.get_text_config().max_position_embeddings
+    inputs = processor(text=[one.question for one in asked], on_unknown="ignore", return_tensors="pt")
+    lengths = inputs["attention_mask"].sum(-1).tolist()
+    for chosen in _together([len(one.answer_ids) + 1 for one in asked], lengths, limit):
+        width = max(lengths[i] for i in chosen)
         output = model.generate(
-            **inputs.to(model.device),
+            input_ids=inputs["input_ids"][chosen, -width:].to(model.device),  # padded on the left
+            attention_mask=inputs["attention_mask"][chosen, -width:].to(model.device),
             encoded_images=encoded,
             image_index=torch.tensor([asked[i].image for i in chosen], device=model.device),
-            max_new_tokens=min(room, max(len(asked[i].answer_ids) for i in chosen) + 1),
+            max_new_tokens=min(limit - width, max(len(asked[i].answer_ids) for i in chosen) + 1),
             do_sample=False,
             num_beams=1,
         )
-        answers = output[:, inputs["input_ids"].shape[1] :]
-        for i, text in zip(chosen, processor.batch_decode(answers, skip_special_tokens=True)):
+        for i, text in zip(chosen, processor.batch_decode(output[:, width:], skip_special_tokens=True)):
             texts[i] = text
     return texts
+
+
+def _together(wanted: Sequence[int], lengths: Sequence[int], limit: int) -> list[list[int]]:
+    """Numbers of questions that are answered together: those with short answers, those with long ones.
+
+    Args:
+        wanted, lengths: tokens of the answer to, and of, each question.
+        limit: of both. A question so long that not every answer of its group would fit behind it is answered alone,
+            lest it cuts theirs; one that leaves no room is not answered.
+    """
+    groups = []
+    for is_short in (True, False):
+        chosen = [i for i, tokens in enumerate(wanted) if (tokens <= SHORT_ANSWER + 1) == is_short]
+        most = max((wanted[i] for i in chosen), default=0)
+        fitting = [i for i in chosen if lengths[i] + most <= limit]
+        groups += [fitting, *([i] for i in chosen if limit - most < lengths[i] < limit)]
+    return [group for group in groups if group]

@@ -62,7 +62,7 @@ class Options:
 
 
 def quick_metrics(model: Any, processor: Any, rows: Rows, batch_size: int = 16) -> dict[str, float]:
-    """What training follows: balanced accuracy, exact match, calibration error.
+    """What training follows: balanced accuracy, exact match, accuracy over all questions, calibration error.
 
     "balanced_accuracy" is the mean over sources, beside it stands that of each; "balanced_accuracy_all" is the mean
     over the facts of all, which varies less where a source has few. Figures that the rows cannot give are not there.
@@ -74,6 +74,7 @@ def quick_metrics(model: Any, processor: Any, rows: Rows, batch_size: int = 16) 
         "balanced_accuracy_all": balanced_accuracy(predictions).value,
         **{f"balanced_accuracy_{source}": score.value for source, score in by_source.items()},
         "exact_match": exact_match(predictions).value,
+        "accuracy": mean(one.is_right for one in predictions),
         "ece": calibration_error(*_probabilities(predictions)),
     }
     return {name: value for name, value in figures.items() if value is not None}

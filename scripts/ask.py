@@ -65,6 +65,8 @@ def main() -> int:
         paths = find_images(arguments.image)
         if arguments.overlay and len(paths) > 1:
             raise ValueError(f"--overlay draws one image, {arguments.image} stands for {len(paths)}")
+        if arguments.overlay and not arguments.overlay.parent.is_dir():
+            raise ValueError(f"--overlay {arguments.overlay}: there is no folder {arguments.overlay.parent}")
         warnings.filterwarnings("ignore")
         # Imported here, as it takes seconds: what is wrong with the command is said at once.
         from transformers.utils import logging
@@ -74,7 +76,7 @@ def main() -> int:
         logging.set_verbosity_error()
         logging.disable_progress_bar()
         answerer = Answerer(arguments.model, arguments.device)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:  # the last of a device that is not there
         print(error, file=sys.stderr)
         return 2
     failed = 0
@@ -91,7 +93,11 @@ def main() -> int:
         else:
             print_table(path, answers)
         if arguments.overlay:
-            save_overlay(answerer, path, encoded, answers, arguments.overlay)
+            try:
+                save_overlay(answerer, path, encoded, answers, arguments.overlay)
+            except OSError as error:  # the disk is full
+                print(error, file=sys.stderr)
+                failed += 1
     return 1 if failed else 0
 
 
@@ -99,9 +105,13 @@ def save_overlay(answerer: Any, path: Path, encoded: Any, answers: list[Any], ou
     from traffic_vlm.serving.overlay import draw_overlay
 
     captions = [(answer.question, f"{answer.answer}, {answer.probability:.2f}") for answer in answers]
+    sheet = draw_overlay(answerer.model, answerer.processor, path, encoded, captions)
     temporary = output.with_name(f".{output.name}.tmp")
-    draw_overlay(answerer.model, answerer.processor, path, encoded, captions).save(temporary, "PNG")
-    temporary.replace(output)
+    try:
+        sheet.save(temporary, "PNG")
+        temporary.replace(output)
+    finally:
+        temporary.unlink(missing_ok=True)
     print(f"wrote {output}", file=sys.stderr)
 
 

@@ -124,7 +124,7 @@ def main() -> None:
     except (ValueError, OSError, FloatingPointError) as error:  # a DataError among them
         sys.exit(str(error))
     except KeyboardInterrupt:
-        sys.exit("stopped; nothing was written")
+        sys.exit("stopped; there is no report")
 
 
 if __name__ == "__main__":

@@ -10,13 +10,16 @@
     python scripts/train.py --model_name_or_path . --lora_rank 16 --train_dataset runs/mine
 
 All options of the library's TrainingArguments hold. An epoch is `--images_per_epoch` images drawn from all datasets. A
-run that was stopped goes on from its last whole checkpoint when the same command is given again. The output folder
-itself is the finished model: `AutoModel.from_pretrained(output_dir, trust_remote_code=True)`.
+run that was stopped goes on from its last whole checkpoint when the same command is given again: from the end of an
+epoch (the default) it ends as if never stopped; from within one (`--save_steps`) it sees the same images, but asks
+other questions. TensorBoard finds its logs in the output folder, which itself is the finished model:
+`AutoModel.from_pretrained(output_dir, trust_remote_code=True)`.
 """
 
 import sys
 from dataclasses import dataclass, field
 
+from safetensors import SafetensorError
 from transformers import HfArgumentParser, TrainingArguments
 
 from traffic_vlm.training.run import DataOptions, ModelOptions, train
@@ -38,6 +41,7 @@ class Arguments(TrainingArguments):
     save_total_limit: int | None = 2
     load_best_model_at_end: bool = True
     metric_for_best_model: str | None = "balanced_accuracy"
+    report_to: None | str | list[str] = "tensorboard"  # noqa: RUF036 (the parser reads no other order)
     remove_unused_columns: bool = False
     dataloader_num_workers: int = 1
     # All parameters are used; the search for unused ones would count twice those that our losses read.
@@ -50,8 +54,10 @@ def main() -> None:
         train(*parser.parse_args_into_dataclasses())
     except KeyboardInterrupt:
         sys.exit("stopped; the same command goes on from the last checkpoint")
-    except (ValueError, OSError, FloatingPointError, RuntimeError) as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+    except (ValueError, OSError, FloatingPointError, RuntimeError, SafetensorError) as error:
+        # An error of a worker that loads data brings the worker's traceback as its text, the error itself at its end.
+        text = str(error).strip()
+        sys.exit(text.splitlines()[-1] if "Original Traceback" in text else f"{type(error).__name__}: {text}")
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from transformers import TextIteratorStreamer
 
-from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from ..processing_traffic_vlm import QUESTION_END, TrafficVLMProcessor
+from ..publishing.weights import load_weights
 
 
 MAX_NEW_TOKENS = 32  # of an answer in words
@@ -55,14 +55,15 @@ class Answerer:
 
     Raises:
         OSError: there is no such model, or it has no weights.
+        ValueError: weights that are torn, or of another model than the folder's config.json tells.
+        RuntimeError: there is no such device.
     """
 
     def __init__(self, folder: str | Path, device: str | None = None, dtype: torch.dtype | None = None):
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = dtype or (torch.float32 if self.device.type == "cpu" else torch.bfloat16)
         self.processor: Any = TrafficVLMProcessor.from_pretrained(str(folder))
-        model: Any = TrafficVLMForConditionalGeneration.from_pretrained(str(folder), dtype=dtype)
-        self.model = model.eval().to(self.device)
+        self.model: Any = load_weights(folder, dtype=dtype).eval().to(self.device)
         # The same questions are asked about image after image.
         self.unknown_words = lru_cache(maxsize=4096)(self._unknown_words)
 

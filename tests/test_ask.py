@@ -1,6 +1,7 @@
 """The Answerer and scripts/ask.py: the same figures as the model's own, tables, JSON, overlays, and bad input."""
 
 import json
+import os
 import runpy
 import shutil
 import subprocess
@@ -139,7 +140,7 @@ def test_the_script_prints_tables_and_json_and_draws(folder, picture, tmp_path):
     assert table.returncode == 0, table.stderr
     assert all(question in table.stdout for question in QUESTIONS)
     assert Image.open(tmp_path / "out.png").width > 300
-    both = ask(folder, picture.parent, QUESTIONS[0], "--json")
+    both = ask(folder, picture.parent / "*.[jp][pn]g", QUESTIONS[0], "--json")
     lines = [json.loads(line) for line in both.stdout.splitlines()]
     assert [line["image"] for line in lines] == [str(other), str(picture)]
     assert lines[0]["answers"][0]["question"] == QUESTIONS[0]
@@ -156,19 +157,26 @@ def test_the_script_prints_tables_and_json_and_draws(folder, picture, tmp_path):
         (["scene.png", "car " * 200], "at most 128"),
         (["scene.png", "Is there a car?", "--model", "nowhere"], "nowhere"),
         (["*.png", "Is there a car?", "--overlay", "out.png"], "--overlay draws one image"),
+        (["scene.png", "Is there a car?", "--overlay", "nowhere/out.png"], "there is no folder nowhere"),
+        (["scene.png", "Is there a car?", "--overlay", "full/out.png"], "Is a directory"),
+        (["scene.png", "Is there a car?", "--device", "abacus"], "abacus"),
+        (["scene.png", "Is there a car?", "--model", "torn"], "torn: the weights cannot be read"),
     ],
 )
 def test_what_cannot_be_asked_is_said(folder, picture, tmp_path, monkeypatch, capsys, talkative, arguments, message):
     shutil.copy(picture, tmp_path)
     shutil.copy(picture, tmp_path / "second.png")
     (tmp_path / "text.jpg").write_text("not an image")
+    (tmp_path / "full/out.png").mkdir(parents=True)
+    shutil.copytree(folder, tmp_path / "torn")
+    os.truncate(tmp_path / "torn/model.safetensors", 1000)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["ask.py", "--model", str(folder), *arguments])
     with pytest.raises(SystemExit) as end:  # in this process, as starting another takes seconds
         runpy.run_path(str(ROOT / "scripts/ask.py"), run_name="__main__")
     assert end.value.code in (1, 2)
     assert message in capsys.readouterr().err
-    assert not (tmp_path / "out.png").exists()
+    assert not (tmp_path / "out.png").exists() and not list(tmp_path.glob("**/.*"))
 
 
 def test_long_questions_do_not_cut_the_answers_to_others(answerer, monkeypatch):

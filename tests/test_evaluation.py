@@ -252,6 +252,19 @@ def test_predictions_are_those_of_questions_asked_alone(model, processor, rows):
     assert words > 2
 
 
+def test_long_questions_do_not_cut_the_answers_to_others(model, processor, rows):
+    def said(*questions):
+        lists = {name: ["own"] * len(questions) for name in LISTS} | {"questions": list(questions)}
+        lists["answers"] = ["a car and a bus and a truck"] * len(questions)
+        return [one.text for one in predict(model, processor, [{**rows[0], **lists}], **QUIET)]
+
+    long, full = "car " * 123, "car " * 126  # with two tokens more there is room for 3 and for none
+    [alone] = said("What is ahead?")
+    assert len(alone.split()) > 4
+    assert said(full, "What is ahead?", long) == ["", alone, *said(long)]
+    assert 0 < len(processor.tokenizer(*said(long), add_special_tokens=False)["input_ids"]) <= 3
+
+
 def test_many_questions_of_an_image_and_images_without_any(model, processor, rows):
     first = dict(rows[0])
     lists = {name: first[name][:3] * 25 for name in LISTS}
@@ -634,7 +647,7 @@ def test_model_folders_that_cannot_be_used(model_folder, tmp_path):
     for file in model_folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(DataError, match=r"the weights lack .*layers\.2"):
+    with pytest.raises(DataError, match=r"the weights have no .*layers\.2"):
         load_model(tmp_path)
 
 

@@ -15,7 +15,7 @@ from traffic_vlm.data.scene import CLASSES, Scene, SceneObject
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.data.targets import TARGETS, cell_targets, class_words, coverage, resample, word_cells
 from traffic_vlm.training import annotated
-from traffic_vlm.training.auxiliary import CellHead, attention_loss, cell_loss, image_loss, image_targets
+from traffic_vlm.training.auxiliary import CellHead, attention_loss, cell_loss, image_loss, image_targets, recording
 from traffic_vlm.training.collator import SupervisedCollator, fold
 
 
@@ -134,6 +134,30 @@ def test_folded_rows_hold_the_same_questions_in_fewer_tokens(processor):
         del one["attention_targets"]
     with torch.no_grad():
         assert model(**batch).loss.item() == pytest.approx(model(**packed).loss.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_where_words_look_is_recorded_with_gradients(processor, checkpointing):
+    """As `attention_maps` tells it; with gradient checkpointing, too, and then with the same gradients."""
+    texts = [["Is there a car?", "What color is the traffic light?"], ["Is it dark?"]]
+    images = list(np.random.default_rng(0).integers(0, 255, (2, 224, 224, 3), np.uint8))
+    batch = processor(images=images, text=texts, packed=True, return_tensors="pt")
+    rows, columns = torch.tensor([0, 0, 1]), torch.tensor([3, 7, -2])
+
+    def gradients(model):
+        with recording(model) as recorded:
+            outputs = model(**batch, use_cache=False)
+        maps = recorded.mean_map((rows, columns))
+        (maps.square().sum() + outputs.logits[..., 1:].square().mean()).backward()
+        return maps, [weight.grad for weight in model.parameters()]
+
+    expected = tiny_model().train()
+    maps, wanted = gradients(expected)
+    torch.testing.assert_close(maps, expected.attention_maps(**batch)[rows, columns].flatten(1), rtol=1e-4, atol=1e-6)
+    if checkpointing:
+        model = tiny_model().train()
+        model.gradient_checkpointing_enable()
+        torch.testing.assert_close(gradients(model), (maps, wanted))
 
 
 def test_without_questions_there_are_cells_only(processor):

@@ -13,30 +13,34 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
-from transformers import HfArgumentParser, TrainingArguments
+from safetensors.torch import load_file, save_file
+from transformers import HfArgumentParser, TrainerState, TrainingArguments
 
 from hub_stand_in import TOKEN, HubStandIn
 from tiny import ROOT, TINY_TEXT, TINY_TOWER, save_folder
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig
+from traffic_vlm.data.mixture import Mixture, SyntheticRows
+from traffic_vlm.evaluation.folders import load_rows
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.training.auxiliary import add_cell_head
+from traffic_vlm.training.collator import SupervisedCollator
 from traffic_vlm.training.run import (
     DataOptions,
     ModelOptions,
     build_model,
     compile_decoder,
+    hold_back,
     last_checkpoint,
     train,
 )
-from traffic_vlm.training.trainer import freeze_blocks
+from traffic_vlm.training.trainer import StartEpoch, freeze_blocks
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 
 TOWER = TINY_TOWER | {"image_size": 64}
 FAST = ["--use_cpu", "--images_per_epoch", "8", "--per_device_train_batch_size", "4", "--questions_per_image", "4"]
 FAST += ["--max_eval_images", "24", "--logging_steps", "1", "--dataloader_num_workers", "0", "--learning_rate", "1e-3"]
-FAST += ["--warmup_steps", "0", "--lr_scheduler_type", "constant", "--report_to", "none"]
+FAST += ["--warmup_steps", "0", "--lr_scheduler_type", "constant"]
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +52,15 @@ def start(tmp_path_factory) -> Path:
 
 
 def run(
-    start: Path, output: Path, *options: str, launcher: list[str] | None = None, **variables: str
+    start: Path, output: Path, *options: str, launcher: list[str] | None = None, code: int = 0, **variables: str
 ) -> subprocess.CompletedProcess:
-    """scripts/train.py in a process of its own."""
+    """scripts/train.py in a process of its own, which must end with the exit status `code`."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
     command = [*(launcher or [sys.executable]), str(ROOT / "scripts/train.py"), "--output_dir", str(output)]
     command += ["--model_name_or_path", str(start), *FAST, *options]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert result.returncode == code, result.stderr[-2000:]
+    return result
 
 
 @cache
@@ -90,12 +96,12 @@ def figures(folder: Path) -> list[dict[str, float]]:
 
 
 def test_a_run_learns_reports_and_leaves_a_folder_that_loads(start, tmp_path):
-    result = run(start, tmp_path / "out", "--num_train_epochs", "1")
-    assert result.returncode == 0, result.stderr[-2000:]
+    run(start, tmp_path / "out", "--num_train_epochs", "1")
     logged = [entry for entry in figures(tmp_path / "out") if "loss" in entry]
     assert {"answer_loss", "words", "yes_no_accuracy", "cell_loss", "attention_loss"} <= logged[0].keys()
     assert 0 <= logged[0]["yes_no_accuracy"] <= 1 and logged[0]["words"] > 1
-    assert any("eval_balanced_accuracy" in entry for entry in figures(tmp_path / "out"))
+    assert [entry["step"] for entry in figures(tmp_path / "out") if "eval_balanced_accuracy" in entry] == [0, 2]
+    assert list((tmp_path / "out" / "runs").rglob("events.out.tfevents.*"))  # for TensorBoard
     after, before = weights(tmp_path / "out"), weights(start)
     assert after.keys() == before.keys()  # the layers that only training needs are gone
     assert any(not torch.equal(after[name], before[name]) for name in after)
@@ -148,7 +154,6 @@ def test_a_compiled_decoder_learns_the_same(start, tmp_path):
         options += ["--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", "false"]
         kernels = tmp_path / f"kernels_{name}"
         result = run(start, tmp_path / name, *options, TORCHINDUCTOR_CACHE_DIR=str(kernels))
-        assert result.returncode == 0, result.stderr[-2000:]
         assert any(kernels.rglob("*.cpp")) == (compiled == "true")
         losses.append([float(loss) for loss in re.findall(r"'answer_loss': '([\d.]+)'", result.stdout)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-3) and len(losses[0]) == 2
@@ -158,25 +163,27 @@ def test_a_compiled_decoder_learns_the_same(start, tmp_path):
 
 def test_two_processes_train_together(start, tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29511"]
-    result = run(start, tmp_path / "out", "--num_train_epochs", "1", launcher=launcher)
-    assert result.returncode == 0, result.stderr[-2000:]
+    run(start, tmp_path / "out", "--num_train_epochs", "1", launcher=launcher)
     assert figures(tmp_path / "out")[-1]["step"] == 1  # 8 images: one step of 2 processes × 4
     assert weights(tmp_path / "out").keys() == weights(start).keys()
+
+
+def test_each_epoch_draws_other_images_and_each_resumed_one_the_same():
+    drawn = []
+    mixture, collator = Mixture([list(range(1000))], images_per_epoch=8), SupervisedCollator(None)
+    told = StartEpoch(mixture, collator)
+    for epoch in (0.0, 1.0, 1.6, 2.0 - 1e-9):  # stopped within the second, and at the end of it
+        told.on_epoch_begin(None, TrainerState(epoch=epoch), None)
+        drawn.append([mixture[number] for number in range(8)])
+        assert collator.epoch == mixture.epoch
+    assert drawn[1] == drawn[2] and drawn[0] != drawn[1] != drawn[3] != drawn[0]
 
 
 @pytest.mark.parametrize(
     "options",
     [
         ("--lora_rank", "2"),
-        (
-            "--gradient_checkpointing",
-            "true",
-            "--attention_weight",
-            "0",
-            "--gradient_accumulation_steps",
-            "2",
-            "--bf16",
-        ),
+        ("--gradient_checkpointing", "true", "--gradient_accumulation_steps", "2", "--bf16"),
         ("--questions_per_image", "0"),
     ],
 )
@@ -193,8 +200,7 @@ def test_ways_to_train(start, tmp_path, options):
 def test_the_finished_folder_goes_to_the_hub(start, tmp_path):
     with HubStandIn() as hub:
         push = ["--push_to_hub", "true", "--hub_model_id", "me/tuned", "--hub_token", TOKEN]
-        result = run(start, tmp_path / "out", "--num_train_epochs", "1", *push, **hub.environment(tmp_path / "home"))
-        assert result.returncode == 0, result.stderr[-2000:]
+        run(start, tmp_path / "out", "--num_train_epochs", "1", *push, **hub.environment(tmp_path / "home"))
         pushed = hub.repos["me/tuned"].files()
     assert pushed["model.safetensors"] == (tmp_path / "out" / "model.safetensors").read_bytes()
     assert {"README.md", "LICENSE", "config.json", "processor_config.json", "modeling_traffic_vlm.py"} <= pushed.keys()
@@ -281,12 +287,12 @@ def test_our_tower_starts_from_a_folder_at_another_size(tmp_path):
     assert model.config.vision_config.image_size == 64
 
 
-def own_folder(folder: Path, answer: str = "yes") -> Path:
+def own_folder(folder: Path, answer: str = "yes", images: int = 8) -> Path:
     """Images with questions and answers that somebody wrote."""
     folder.mkdir()
     lines = []
-    for number in range(8):
-        Image.new("RGB", (40, 30), (number * 30, 0, 0)).save(folder / f"{number}.png")
+    for number in range(images):
+        Image.new("RGB", (40, 30), (number, 0, 0)).save(folder / f"{number}.png")
         answers = [answer, "red"] if number % 2 else ["no", "blue"]
         line = {
             "file_name": f"{number}.png",
@@ -305,6 +311,22 @@ def test_images_with_questions_of_your_own(start, tmp_path):
     zebras = str(own_folder(tmp_path / "zebras", "zebra"))
     said = refuse(start, tmp_path / "not", "--train_dataset", zebras)
     assert "not among the 500 of the vocabulary: zebra" in said
+    long = str(own_folder(tmp_path / "long", "car " * 130))
+    assert "at most 128 are allowed" in refuse(start, tmp_path / "not", "--train_dataset", long)
+    said = refuse(start, tmp_path / "not", "--train_dataset", mine, "--questions_per_image", "0")
+    assert f"{mine} has questions, but no scenes" in said
+
+
+def test_a_tenth_is_held_back_where_no_images_are_given_for_evaluation(start, tmp_path, capsys):
+    mine = own_folder(tmp_path / "mine", images=60)
+    learn(start, tmp_path / "out", "--train_dataset", str(mine), "--num_train_epochs", "1")
+    assert "6 images, a tenth, are held back" in capsys.readouterr().out
+    assert any("eval_balanced_accuracy_mine" in entry for entry in figures(tmp_path / "out"))
+    scenes = SyntheticRows()
+    (kept, whole), [held] = hold_back([load_rows([mine]), scenes])
+    assert (len(kept), len(held)) == (54, 6) and whole is scenes
+    assert not set(held["image_id"]) & set(kept["image_id"])
+    assert held["image_id"] == hold_back([load_rows([mine])])[1][0]["image_id"]
 
 
 @pytest.mark.parametrize(
@@ -315,11 +337,39 @@ def test_images_with_questions_of_your_own(start, tmp_path):
     ],
 )
 def test_what_cannot_work_is_said(start, tmp_path, options, message):
-    result = run(start, tmp_path, *options)
-    assert result.returncode == 1
+    result = run(start, tmp_path, *options, code=1)
     assert message in result.stderr
-    assert "Traceback" not in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
     assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_a_full_disk_is_said_and_the_last_checkpoint_kept(start, tmp_path):
+    learn(start, tmp_path, "--num_train_epochs", "1")
+    (tmp_path / "model.safetensors").unlink()
+    before = weights(tmp_path / "checkpoint-2")
+    full = ["bash", "-c", 'ulimit -f 64; exec "$@"', "bash", sys.executable]  # no file beyond 64 KiB
+    result = run(start, tmp_path, "--num_train_epochs", "2", "--save_total_limit", "1", launcher=full, code=1)
+    assert "File too large" in result.stderr and "Traceback" not in result.stderr
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
+    assert all(torch.equal(before[name], weight) for name, weight in weights(tmp_path / "checkpoint-2").items())
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_a_broken_gradient_stops_before_the_weights_are_spoilt(start, tmp_path, monkeypatch):
+    options = ["--eval_strategy", "no", "--load_best_model_at_end", "false", "--save_strategy", "steps"]
+    options += ["--save_steps", "1", "--num_train_epochs"]
+    learn(start, tmp_path, *options, "1")
+
+    def broken(logits, targets):
+        return (0 * logits).sum().sqrt()  # a loss of 0 with a gradient of NaN
+
+    with monkeypatch.context() as patched:
+        patched.setattr("traffic_vlm.training.trainer.cell_loss", broken)
+        with pytest.raises(FloatingPointError, match="the gradient is nan at step 3: training stops before"):
+            learn(start, tmp_path, *options, "2")
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
+    learn(start, tmp_path, *options, "2")  # and goes on from there
+    assert all(weight.isfinite().all() for weight in weights(tmp_path).values())
 
 
 @pytest.mark.parametrize(
@@ -329,11 +379,36 @@ def test_what_cannot_work_is_said(start, tmp_path, options, message):
         (["--image_size", "60"], "image_size=60"),
         (["--questions_per_image", "0", "--cell_weight", "0"], "learns cells alone"),
         (["--model_name_or_path", "no/such/model"], "no/such/model"),
+        (["--vision_tower", "some/tower"], "has a vision tower: either it or --vision_tower some/tower"),
+        (["--thaw_after_epochs", "1"], "--thaw_after_epochs needs --freeze_vision true"),
+        (
+            ["--thaw_after_epochs", "1", "--freeze_vision", "true", "--lora_rank", "2"],
+            "nothing can thaw, leave out --thaw_after_epochs",
+        ),
+        (["--metric_for_best_model", "loss"], "give no loss, by which the best checkpoint is chosen"),
     ],
 )
 def test_options_that_cannot_work_are_refused(start, tmp_path, options, message):
     assert message in refuse(start, tmp_path, *options)
     assert not (tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("model.projector.bias"), "the weights have no model.projector.bias"),
+        (
+            lambda tensors: tensors.update({"model.projector.bias": torch.zeros(5)}),
+            "another shape of model.projector.b",
+        ),
+    ],
+)
+def test_a_checkpoint_of_another_shape_is_refused(start, tmp_path, change, message):
+    shutil.copytree(start, tmp_path / "other")
+    tensors = weights(start)
+    change(tensors)
+    save_file(tensors, tmp_path / "other/model.safetensors", {"format": "pt"})
+    assert message in refuse(start, tmp_path / "out", "--model_name_or_path", str(tmp_path / "other"))
 
 
 def test_several_gpus_in_one_process_are_refused(start, tmp_path, monkeypatch):

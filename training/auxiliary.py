@@ -10,7 +10,7 @@ They only shape the model: the linear layer is thrown away, and cross-attention 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -107,24 +107,33 @@ def attention_loss(maps: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
     return -(maps * cells).sum(-1).clamp(min=1e-6).log().mean()
 
 
+Words = tuple[torch.Tensor, torch.Tensor]  # rows [N] and columns [N] of tokens
+
+
 class Recorded:
-    """What a forward pass shows of itself: vision tokens, and where some words look."""
+    """What a forward pass shows of itself: vision tokens, and what each cross-attention read."""
 
     def __init__(self) -> None:
         self.tokens: torch.Tensor | None = None  # [I,P,C]
-        self.maps: list[torch.Tensor] = []  # a layer's attention, mean over heads, [N,P]
+        self.read: list[tuple[Any, torch.Tensor, torch.Tensor]] = []  # module, states [B,L,C], keys [B,K,P,D]
 
-    def mean_map(self) -> torch.Tensor:
-        return torch.stack(self.maps).mean(0)
+    def mean_map(self, words: Words) -> torch.Tensor:
+        """Where words look: attention [N,P] with gradients, the mean over heads and layers.
+
+        Computed after the pass: within it, gradient checkpointing would have to compute it a second time.
+        """
+        rows, columns = words
+        maps = []
+        for module, hidden_states, key in self.read:
+            query = module.q_proj(hidden_states[rows, columns]).unflatten(-1, (key.shape[1], -1, module.head_dim))
+            scores = torch.einsum("nkgd,nkpd->nkgp", query, key[rows]).float() * module.scaling
+            maps.append(scores.softmax(-1).mean((1, 2)))
+        return torch.stack(maps).mean(0)
 
 
 @contextmanager
-def recording(
-    model: Any,
-    words: tuple[torch.Tensor, torch.Tensor] | None,
-    replace: Callable[[torch.Tensor], torch.Tensor] | None = None,
-) -> Iterator[Recorded]:
-    """Record the vision tokens, and the cross-attention of the words in (rows [N], columns [N]), with gradients.
+def recording(model: Any, replace: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Iterator[Recorded]:
+    """Record the vision tokens, and what cross-attention reads.
 
     `replace` gives the tokens [I,P,C] that the decoder reads in place of those of the tower.
     """
@@ -134,16 +143,11 @@ def recording(
         recorded.tokens = output.last_hidden_state
         return None if replace is None else BaseModelOutput(last_hidden_state=replace(output.last_hidden_state))
 
-    def keep_map(module: Any, args: tuple[torch.Tensor, ...], output: Any) -> None:
-        hidden_states, key = args[:2]
-        rows, columns = cast(tuple[torch.Tensor, torch.Tensor], words)
-        query = module.q_proj(hidden_states[rows, columns]).unflatten(-1, (key.shape[1], -1, module.head_dim))
-        scores = torch.einsum("nkgd,nkpd->nkgp", query, key[rows]).float() * module.scaling
-        recorded.maps.append(scores.softmax(-1).mean((1, 2)))
+    def keep_read(module: Any, args: tuple[torch.Tensor, ...], output: Any) -> None:
+        recorded.read.append((module, *args[:2]))
 
     handles = [model.model.vision_tower.register_forward_hook(keep_tokens)]
-    if words is not None:
-        handles += [layer.cross_attn.register_forward_hook(keep_map) for layer in model.get_decoder().layers]
+    handles += [layer.cross_attn.register_forward_hook(keep_read) for layer in model.get_decoder().layers]
     try:
         yield recorded
     finally:

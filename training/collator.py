@@ -75,7 +75,7 @@ def fold(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         [(row == number).nonzero()[:, 0] for number in range(1, int(row.max()) + 1)] for row in batch["segment_ids"]
     ]
     sizes = [list(map(len, columns)) for columns in questions]
-    widths = range(max(map(max, sizes)), max(map(sum, sizes)) + 1)
+    widths = range(max(map(max, sizes)), max(map(sum, sizes)) + 1, 4)
     layouts = ([_first_fit(lengths, width) for lengths in sizes] for width in widths)
     layout = min(zip(widths, layouts), key=lambda pair: pair[0] * sum(map(len, pair[1])))[1]
     rows = [

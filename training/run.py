@@ -24,14 +24,16 @@ from ..modeling_traffic_vlm import (
 )
 from ..processing_traffic_vlm import TrafficVLMProcessor
 from ..publishing.hub import publish
+from ..publishing.weights import load_weights
 from . import annotated
 from .auxiliary import add_cell_head, presence_accuracy, remove_cell_head
 from .collator import SupervisedCollator
-from .trainer import FreezeTower, StartEpoch, TrafficTrainer, freeze_blocks, unwrap
+from .trainer import FreezeTower, RefuseBrokenGradients, StartEpoch, TrafficTrainer, freeze_blocks, unwrap
 
 
 ROOT = Path(__file__).resolve().parent.parent
 FITTED_IMAGES = 1024  # whose tokens tell what a tower makes of annotated cells
+HELD_BACK = 0.1  # of the images are for evaluation, where no others are given for it
 
 
 @dataclass
@@ -67,7 +69,12 @@ class DataOptions:
         metadata={"help": "folders of make_dataset.py or of your own, or synthetic: rendered while training"},
     )
     train_weights: list[float] | None = field(default=None, metadata={"help": "share of each train_dataset"})
-    eval_dataset: list[str] = field(default_factory=list, metadata={"help": "folders; by default 64 synthetic images"})
+    eval_dataset: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "folders; by default a tenth of each train_dataset is held back, or 64 new synthetic images"
+        },
+    )
     max_eval_images: int = field(default=500, metadata={"help": "at most so many of them all, evenly chosen"})
     images_per_epoch: int = field(default=8192, metadata={"help": "images between two checkpoints"})
     questions_per_image: int = field(default=8, metadata={"help": "0 trains the vision tower by its cells alone"})
@@ -90,24 +97,61 @@ def open_dataset(folder: str) -> Any:
     return SyntheticRows() if folder == "synthetic" else load_rows([Path(folder)])
 
 
-def choose_rows(folders: list[str], most: int) -> Any:
-    """At most so many rows, the same number of each folder, at even distances; rendered scenes without a folder."""
-    if not folders:
-        return synthetic_rows(first_seed=1 << 40, num_images=min(most, 64))
-    share = max(1, most // len(folders))
-    return [row for folder in folders for row in spread(load_rows([Path(folder)]), share)]
+def choose_rows(parts: list[Any], most: int) -> list[Any]:
+    """At most so many rows, the same number of each dataset, at even distances."""
+    share = max(1, most // max(1, len(parts)))
+    return [row for part in parts for row in spread(part, share)]
 
 
-def check_words(rows: Any, processor: Any) -> None:
-    """Raise a ValueError that names the words of questions or answers, written by people, that are not known."""
+def hold_back(rows: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Datasets without a tenth of their rows, and these; rendered scenes, of which there are always more, stay whole.
+
+    The same rows whenever it is done.
+    """
+    kept, held = [], []
+    for part in rows:
+        if not isinstance(part, SyntheticRows):
+            split = part.train_test_split(HELD_BACK, seed=0)
+            part = split["train"]
+            held.append(split["test"])
+        kept.append(part)
+    return kept, held
+
+
+def check_rows(rows: Any, folder: str, processor: Any, options: DataOptions) -> None:
+    """Raise a ValueError if questions written by people cannot be read, or if annotations are needed beside them."""
     if "scene" in getattr(rows, "column_names", ("scene",)):
         return  # asked by the grammar, which knows the words
-    texts = {text for column in ("questions", "answers") for row in rows[column] for text in row}
-    if unknown := processor.unknown_words(sorted(texts)):
+    if options.annotated_steps or not options.questions_per_image:
+        raise ValueError(
+            f"{folder} has questions, but no scenes, which --annotated_steps and --questions_per_image 0 learn from"
+        )
+    texts = rows.select_columns(["questions", "answers"])
+    pairs = list({pair: None for row in texts for pair in zip(row["questions"], row["answers"])})
+    if unknown := processor.unknown_words(sorted({text for pair in pairs for text in pair})):
         raise ValueError(
             f"{len(unknown)} words of the questions and answers are not among the 500 of the vocabulary: "
             f"{', '.join(unknown[:20])}"
         )
+    for question, answer in pairs:  # one that is empty or too long is refused now, not in the midst of an epoch
+        processor(text=question, suffix=answer)
+
+
+def check_options(model: ModelOptions, data: DataOptions) -> None:
+    """Raise a ValueError for options that exclude or need each other."""
+    if unknown := set(data.kinds) - set(KINDS):
+        raise ValueError(f"--kinds has {', '.join(sorted(unknown))}; known are {', '.join(KINDS)}")
+    if model.model_name_or_path and model.vision_tower:
+        raise ValueError(
+            f"--model_name_or_path {model.model_name_or_path} has a vision tower: either it or "
+            f"--vision_tower {model.vision_tower}"
+        )
+    if model.thaw_after_epochs is not None and not model.freeze_vision:
+        raise ValueError("--thaw_after_epochs needs --freeze_vision true, else nothing is frozen before")
+    if model.thaw_after_epochs is not None and model.lora_rank:
+        raise ValueError("--lora_rank trains its own matrices only: nothing can thaw, leave out --thaw_after_epochs")
+    if not data.questions_per_image and (model.lora_rank or not data.cell_weight):
+        raise ValueError("--questions_per_image 0 learns cells alone: it needs --cell_weight above 0 and no LoRA")
 
 
 def build_model(options: ModelOptions) -> Any:
@@ -121,12 +165,14 @@ def build_model(options: ModelOptions) -> Any:
             setattr(config.vision_config, name, value)
         for name, value in text.items():
             setattr(config.text_config, name, value)
-        return TrafficVLMForConditionalGeneration.from_pretrained(
-            options.model_name_or_path, config=config, dtype=torch.float32, **how
-        )
+        return load_weights(options.model_name_or_path, config=config, dtype=torch.float32, **how)
     tower_fields = vision
     if options.vision_tower:
-        tower_fields = PreTrainedConfig.get_config_dict(options.vision_tower)[0] | vision
+        tower_fields = PreTrainedConfig.get_config_dict(options.vision_tower)[0]
+        if "vision_config" in tower_fields:  # of a model of texts and images
+            tower_fields["vision_config"] |= vision
+        else:
+            tower_fields |= vision
         if "model_type" not in tower_fields:
             raise ValueError(f"--vision_tower {options.vision_tower}: its config.json names no model_type")
     config = TrafficVLMConfig(vision_config=tower_fields, text_config=text)
@@ -224,6 +270,7 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
             f"one process cannot train on {arguments.n_gpu} GPUs: start it with torchrun --nproc_per_node "
             f"{arguments.n_gpu}, or show it one GPU by CUDA_VISIBLE_DEVICES=0"
         )
+    check_options(model_options, data_options)
     torch.manual_seed(arguments.seed)
     folder = Path(arguments.output_dir)
     push, arguments.push_to_hub = arguments.push_to_hub, False  # the finished folder goes up, not each checkpoint
@@ -238,11 +285,7 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         add_cell_head(model, model_options.model_name_or_path)
     if model_options.compile_decoder:
         compile_decoder(unwrap(model))
-    if unknown := set(data_options.kinds) - set(KINDS):
-        raise ValueError(f"--kinds has {', '.join(sorted(unknown))}; known are {', '.join(KINDS)}")
     if not data_options.questions_per_image:
-        if model_options.lora_rank or not data_options.cell_weight:
-            raise ValueError("--questions_per_image 0 learns cells alone: it needs --cell_weight above 0 and no LoRA")
         unwrap(model).requires_grad_(False)
         for part in (unwrap(model).model.vision_tower, unwrap(model).cell_head):
             part.requires_grad_(True)
@@ -256,10 +299,21 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     if model_options.freeze_blocks is not None:
         freeze_blocks(unwrap(model).model.vision_tower, model_options.freeze_blocks)
     rows = [open_dataset(folder) for folder in data_options.train_dataset]
-    for part in rows:
-        check_words(part, processor)
+    for part, name in zip(rows, data_options.train_dataset):
+        check_rows(part, name, processor, data_options)
+    held = [open_dataset(name) for name in data_options.eval_dataset]
+    if not held and arguments.eval_strategy != "no":
+        rows, held = hold_back(rows)
+        if held and arguments.should_log:
+            print(
+                f"{sum(map(len, held))} images, a tenth, are held back for evaluation; frames of one drive are alike, "
+                "so those of another one tell more: --eval_dataset"
+            )
+    eval_rows = choose_rows(held, data_options.max_eval_images)
+    if not held:
+        eval_rows = synthetic_rows(first_seed=1 << 40, num_images=min(data_options.max_eval_images, 64))
+    arguments.eval_on_start = arguments.eval_strategy != "no"  # figures to compare with, or why there are none
     mixture = Mixture(rows, data_options.train_weights, data_options.images_per_epoch, arguments.seed)
-    eval_rows = choose_rows(data_options.eval_dataset, data_options.max_eval_images)
     collator = SupervisedCollator(
         processor, data_options.questions_per_image, data_options.kinds, seed=arguments.seed, grid=grid
     )
@@ -269,7 +323,7 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
             return presence_accuracy(model, processor, rows, grid, arguments.per_device_eval_batch_size)
         return quick_metrics(model, processor, rows, arguments.per_device_eval_batch_size)
 
-    callbacks: list[Any] = [StartEpoch(collator)]
+    callbacks: list[Any] = [StartEpoch(mixture, collator), RefuseBrokenGradients()]
     if thaw is not None:
         callbacks.append(FreezeTower(thaw, model_options.freeze_blocks))
     trainer = TrafficTrainer(

@@ -15,6 +15,12 @@ from .annotated import AnnotatedTokens, share_of_annotations
 from .auxiliary import CELL_HEAD, attention_loss, cell_loss, image_loss, image_targets, recording
 
 
+ADVICE = (
+    "training stops before the weights are spoilt, and checkpoints stay as they are. A smaller --learning_rate or "
+    "--max_grad_norm, or --bf16 false, may help"
+)
+
+
 def unwrap(model: Any) -> Any:
     """The full model inside peft's."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -88,7 +94,7 @@ class TrafficTrainer(Trainer):
             told = self.annotated(cells)
             replace = lambda tokens: torch.lerp(tokens, told.to(tokens), share_told)  # noqa: E731
         inputs["use_cache"] = False
-        with recording(full, words, replace) as recorded:
+        with recording(full, replace) as recorded:
             if "labels" in inputs:
                 loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
                 self._count_answers(outputs.logits, inputs["labels"])
@@ -108,14 +114,11 @@ class TrafficTrainer(Trainer):
                     self._add(name, value)
                     loss = loss + self.cell_weight * share * value
             if words is not None:
-                look = attention_loss(recorded.mean_map(), look_at[words])
+                look = attention_loss(recorded.mean_map(words), look_at[words])
                 self._add("attention_loss", look)
                 loss = loss + self.attention_weight * share * look
         if not math.isfinite(loss.item()):
-            raise FloatingPointError(
-                f"the loss is {loss.item()} at step {self.state.global_step}; the last checkpoint was kept. "
-                "A smaller --learning_rate or --max_grad_norm, or --bf16 false, may help."
-            )
+            raise FloatingPointError(f"the loss is {loss.item()} at step {self.state.global_step + 1}: {ADVICE}")
         return (loss, outputs) if return_outputs else loss
 
     @torch.no_grad()
@@ -159,9 +162,11 @@ class TrafficTrainer(Trainer):
             figures = self.evaluator(self.model, rows)
         self.model.train(was_training)
         best = (self.args.metric_for_best_model or "").removeprefix("eval_")
-        if best and best != "loss" and best not in figures:
+        if best and best not in figures:
             raise ValueError(
-                f"{len(rows)} evaluation images are too few for {best}: no question is a yes here and a no there"
+                f"{len(rows)} evaluation images give no {best}, by which the best checkpoint is chosen: where no "
+                "question is a yes here and a no there, nothing is balanced. Give others by --eval_dataset, or choose "
+                f"another figure by --metric_for_best_model: {', '.join(figures)}"
             )
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
         self.log(metrics)
@@ -169,14 +174,37 @@ class TrafficTrainer(Trainer):
         return metrics
 
 
-class StartEpoch(TrainerCallback):
-    """Begin each epoch of a collator anew, so that a run that was stopped goes on as if it never had been."""
+def epoch_of(state: Any) -> int:
+    """The number of the epoch that begins, or goes on where a run was stopped inside it."""
+    return int((state.epoch or 0) + 1e-6)  # 2.0 may be a little less
 
-    def __init__(self, collator: Any):
-        self.collator = collator
+
+class StartEpoch(TrainerCallback):
+    """Tell the dataset and the collator which epoch begins, so that a run that was stopped draws what it would have.
+
+    The library tells a dataset by itself, but on several processes it does not.
+    """
+
+    def __init__(self, mixture: Any, collator: Any):
+        self.mixture, self.collator = mixture, collator
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.collator.start_epoch(round(state.epoch or 0))
+        self.mixture.set_epoch(epoch_of(state))
+        self.collator.start_epoch(epoch_of(state))
+
+
+class RefuseBrokenGradients(TrainerCallback):
+    """Stop before a step that would make weights NaN, as a checkpoint of them could never be trained on.
+
+    Raises:
+        FloatingPointError: a gradient is NaN or infinite. Not in float16, whose scaler skips such steps.
+    """
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if not args.fp16 and not math.isfinite(norm):
+            raise FloatingPointError(f"the gradient is {norm.item()} at step {state.global_step + 1}: {ADVICE}")
 
 
 class FreezeTower(TrainerCallback):
@@ -187,6 +215,6 @@ class FreezeTower(TrainerCallback):
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         tower = unwrap(model).model.vision_tower
-        tower.requires_grad_((state.epoch or 0) >= self.epochs)
+        tower.requires_grad_(epoch_of(state) >= self.epochs)
         if self.blocks is not None:
             freeze_blocks(tower, self.blocks)
