@@ -22,6 +22,7 @@ from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVi
 from traffic_vlm.data.mixture import Mixture, SyntheticRows
 from traffic_vlm.evaluation.folders import load_rows
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
+from traffic_vlm.publishing.card import MARK, write_card
 from traffic_vlm.training.auxiliary import add_cell_head
 from traffic_vlm.training.collator import SupervisedCollator
 from traffic_vlm.training.run import (
@@ -203,8 +204,24 @@ def test_the_finished_folder_goes_to_the_hub(start, tmp_path):
         run(start, tmp_path / "out", "--num_train_epochs", "1", *push, **hub.environment(tmp_path / "home"))
         pushed = hub.repos["me/tuned"].files()
     assert pushed["model.safetensors"] == (tmp_path / "out" / "model.safetensors").read_bytes()
-    assert {"README.md", "LICENSE", "config.json", "processor_config.json", "modeling_traffic_vlm.py"} <= pushed.keys()
+    assert {"LICENSE", "config.json", "processor_config.json", "modeling_traffic_vlm.py"} <= pushed.keys()
+    # A card of its own: the figures of the repository's are of other weights. The licence is that of the base.
+    card, last = pushed["README.md"].decode(), figures(tmp_path / "out")[-1]
+    assert "Fine-tuned from `start" in card and f"| balanced_accuracy | {last['eval_balanced_accuracy']:.3f} |" in card
+    assert 'from_pretrained("me/tuned", trust_remote_code=True)' in card and "license_link: LICENSE_WEIGHTS" in card
+    assert pushed["LICENSE_WEIGHTS.md"] == (ROOT / "LICENSE_WEIGHTS.md").read_bytes()
     assert not any("checkpoint" in name or "optimizer" in name for name in pushed)
+
+
+def test_a_card_that_somebody_wrote_is_kept(tmp_path):
+    for base in (None, str(ROOT)):
+        write_card(tmp_path, "mine", base, ["runs/a", "runs/b"], 20, {})
+        card = (tmp_path / "README.md").read_text()
+        assert "on `a`, `b`, 20 steps" in card and "not evaluated" in card
+        assert ("Trained from nothing" in card) == ("not-chosen-yet" in card) == (base is None)
+    (tmp_path / "README.md").write_text(mine := card.replace(MARK, "Mine."))
+    write_card(tmp_path, "mine", None, ["runs/a"], 20, {})
+    assert (tmp_path / "README.md").read_text() == mine
 
 
 def test_a_frozen_tower_thaws(start, tmp_path):

@@ -163,7 +163,7 @@ def presence_accuracy(
     head = getattr(model, CELL_HEAD)
     counts = torch.zeros(4, len(TARGETS))  # right on 1, all 1, right on 0, all 0
     for start in range(0, len(rows), batch_size):
-        some = rows[start : start + batch_size]
+        some = [rows[number] for number in range(start, min(start + batch_size, len(rows)))]
         pixels = processor(images=[row["image"] for row in some], return_tensors="pt")["pixel_values"].to(model.device)
         yes = (head.image_logits(head(model.model.vision_tower(pixels).last_hidden_state)) > 0).cpu()
         cells = torch.stack([torch.from_numpy(cell_targets(Scene.from_json(row["scene"]), grid)) for row in some])

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, TrainingArguments
+from torch.utils.data import ConcatDataset
+from transformers import PreTrainedConfig, TrainerState, TrainingArguments
 
 from ..configuration_traffic_vlm import TrafficVLMConfig
 from ..data.dataset import synthetic_rows
@@ -23,6 +24,7 @@ from ..modeling_traffic_vlm import (
     TrafficVLMRMSNorm,
 )
 from ..processing_traffic_vlm import TrafficVLMProcessor
+from ..publishing.card import write_card
 from ..publishing.hub import publish
 from ..publishing.weights import load_weights
 from . import annotated
@@ -97,10 +99,10 @@ def open_dataset(folder: str) -> Any:
     return SyntheticRows() if folder == "synthetic" else load_rows([Path(folder)])
 
 
-def choose_rows(parts: list[Any], most: int) -> list[Any]:
-    """At most so many rows, the same number of each dataset, at even distances."""
-    share = max(1, most // max(1, len(parts)))
-    return [row for part in parts for row in spread(part, share)]
+def choose_rows(parts: list[Any], most: int) -> Any:
+    """At most so many rows, the same number of each dataset, at even distances; images are read when they are used."""
+    chosen: list[Any] = [spread(part, max(1, most // len(parts))) for part in parts]
+    return ConcatDataset(chosen)
 
 
 def hold_back(rows: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -258,11 +260,68 @@ def save_folder(model: Any, processor: Any, folder: Path) -> None:
             shutil.move(path, folder / path.name)
 
 
+def prepare_model(model_options: ModelOptions, data_options: DataOptions, processes: int) -> tuple[Any, Any]:
+    """The model with its extra layers, frozen and compiled as asked for, and the processor for its image size."""
+    model = build_model(model_options)
+    processor = TrafficVLMProcessor.from_pretrained(model_options.model_name_or_path or ROOT)
+    size = model.config.vision_config.image_size
+    processor.image_processor.size = {"height": size, "width": size}
+    if model_options.lora_rank:
+        model = add_lora(model, model_options.lora_rank)
+    elif data_options.cell_weight:
+        add_cell_head(model, model_options.model_name_or_path)
+    full = unwrap(model)
+    if model_options.compile_decoder:
+        compile_decoder(full)
+    if not data_options.questions_per_image:
+        full.requires_grad_(False)
+        for part in (full.model.vision_tower, full.cell_head):
+            part.requires_grad_(True)
+    if model_options.freeze_vision and model_options.thaw_after_epochs is None:
+        full.model.vision_tower.requires_grad_(False)
+    elif model_options.freeze_vision and processes > 1:
+        raise ValueError(
+            "--thaw_after_epochs needs one process; on several, train twice: frozen, then from the result"
+        )
+    if model_options.freeze_blocks is not None:
+        freeze_blocks(full.model.vision_tower, model_options.freeze_blocks)
+    return model, processor
+
+
+def prepare_rows(processor: Any, options: DataOptions, arguments: TrainingArguments) -> tuple[Mixture, Any]:
+    """What to train on, and the rows to evaluate on, if that is to be done."""
+    rows = [open_dataset(folder) for folder in options.train_dataset]
+    for part, folder in zip(rows, options.train_dataset):
+        check_rows(part, folder, processor, options)
+    eval_rows = None
+    if arguments.eval_strategy != "no":
+        held: list[Any] = [open_dataset(folder) for folder in options.eval_dataset]
+        if not held:
+            rows, held = hold_back(rows)
+            if held and arguments.should_log:
+                print(
+                    f"{sum(map(len, held))} images, a tenth, are held back for evaluation; frames of one drive are "
+                    "alike, so those of another one tell more: --eval_dataset"
+                )
+        held = held or [synthetic_rows(first_seed=1 << 40, num_images=min(options.max_eval_images, 64))]
+        eval_rows = choose_rows(held, options.max_eval_images)
+    return Mixture(rows, options.train_weights, options.images_per_epoch, arguments.seed), eval_rows
+
+
+def last_figures(state: TrainerState) -> dict[str, float]:
+    """The figures of the evaluation whose checkpoint was kept as the best, or else of the last one."""
+    logged = [entry for entry in state.log_history if any(name.startswith("eval_") for name in entry)]
+    best = [entry for entry in logged if state.best_global_step and entry["step"] == state.best_global_step]
+    chosen = (best or logged or [{}])[-1]
+    return {name.removeprefix("eval_"): value for name, value in chosen.items() if name.startswith("eval_")}
+
+
 def train(arguments: TrainingArguments, model_options: ModelOptions, data_options: DataOptions) -> dict[str, float]:
     """Run or go on with a training run; returns the last figures.
 
     Raises:
-        ValueError: options, data or weights that do not fit. FloatingPointError: the loss is NaN. OSError: disk full.
+        ValueError: options, data or weights that do not fit. FloatingPointError: the loss or a gradient is NaN.
+        OSError: disk full.
         PublishError: the finished folder could not be pushed; it is there, and scripts/push_to_hub.py tries again.
     """
     if arguments.n_gpu > 1:  # DataParallel would part the rows of text from their images
@@ -274,58 +333,23 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     torch.manual_seed(arguments.seed)
     folder = Path(arguments.output_dir)
     push, arguments.push_to_hub = arguments.push_to_hub, False  # the finished folder goes up, not each checkpoint
-    model = build_model(model_options)
-    processor = TrafficVLMProcessor.from_pretrained(model_options.model_name_or_path or ROOT)
-    size = model.config.vision_config.image_size
-    processor.image_processor.size = {"height": size, "width": size}
-    grid = (size // model.config.vision_config.patch_size,) * 2
-    if model_options.lora_rank:
-        model = add_lora(model, model_options.lora_rank)
-    elif data_options.cell_weight:
-        add_cell_head(model, model_options.model_name_or_path)
-    if model_options.compile_decoder:
-        compile_decoder(unwrap(model))
-    if not data_options.questions_per_image:
-        unwrap(model).requires_grad_(False)
-        for part in (unwrap(model).model.vision_tower, unwrap(model).cell_head):
-            part.requires_grad_(True)
-    thaw = model_options.thaw_after_epochs if model_options.freeze_vision else None
-    if model_options.freeze_vision and thaw is None:
-        unwrap(model).model.vision_tower.requires_grad_(False)
-    elif model_options.freeze_vision and arguments.world_size > 1:
-        raise ValueError(
-            "--thaw_after_epochs needs one process; on several, train twice: frozen, then from the result"
-        )
-    if model_options.freeze_blocks is not None:
-        freeze_blocks(unwrap(model).model.vision_tower, model_options.freeze_blocks)
-    rows = [open_dataset(folder) for folder in data_options.train_dataset]
-    for part, name in zip(rows, data_options.train_dataset):
-        check_rows(part, name, processor, data_options)
-    held = [open_dataset(name) for name in data_options.eval_dataset]
-    if not held and arguments.eval_strategy != "no":
-        rows, held = hold_back(rows)
-        if held and arguments.should_log:
-            print(
-                f"{sum(map(len, held))} images, a tenth, are held back for evaluation; frames of one drive are alike, "
-                "so those of another one tell more: --eval_dataset"
-            )
-    eval_rows = choose_rows(held, data_options.max_eval_images)
-    if not held:
-        eval_rows = synthetic_rows(first_seed=1 << 40, num_images=min(data_options.max_eval_images, 64))
     arguments.eval_on_start = arguments.eval_strategy != "no"  # figures to compare with, or why there are none
-    mixture = Mixture(rows, data_options.train_weights, data_options.images_per_epoch, arguments.seed)
+    model, processor = prepare_model(model_options, data_options, arguments.world_size)
+    vision = model.config.vision_config
+    grid = (vision.image_size // vision.patch_size,) * 2
+    mixture, eval_rows = prepare_rows(processor, data_options, arguments)
     collator = SupervisedCollator(
         processor, data_options.questions_per_image, data_options.kinds, seed=arguments.seed, grid=grid
     )
 
-    def figures(model: Any, rows: list[dict[str, Any]]) -> dict[str, float]:
+    def figures(model: Any, rows: Any) -> dict[str, float]:
         if not data_options.questions_per_image:
             return presence_accuracy(model, processor, rows, grid, arguments.per_device_eval_batch_size)
         return quick_metrics(model, processor, rows, arguments.per_device_eval_batch_size)
 
     callbacks: list[Any] = [StartEpoch(mixture, collator), RefuseBrokenGradients()]
-    if thaw is not None:
-        callbacks.append(FreezeTower(thaw, model_options.freeze_blocks))
+    if model_options.thaw_after_epochs is not None:
+        callbacks.append(FreezeTower(model_options.thaw_after_epochs, model_options.freeze_blocks))
     trainer = TrafficTrainer(
         model,
         arguments,
@@ -346,7 +370,10 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         finished = trainer.accelerator.unwrap_model(trainer.model)
         finished = finished.merge_and_unload() if model_options.lora_rank else finished
         save_folder(finished, processor, folder)
+        name, base = arguments.hub_model_id or folder.name, model_options.model_name_or_path
+        write_card(
+            folder, name, base, data_options.train_dataset, trainer.state.global_step, last_figures(trainer.state)
+        )
         if push:
-            token, private = arguments.hub_token, arguments.hub_private_repo
-            publish(folder, arguments.hub_model_id or folder.name, report=print, token=token, private=private)
+            publish(folder, name, report=print, token=arguments.hub_token, private=arguments.hub_private_repo)
     return trainer.state.log_history[-1]

@@ -1,0 +1,77 @@
+"""The card of a model that somebody trained: what it was made from, and its own figures in place of ours."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import metadata_load, metadata_save
+
+
+ROOT = Path(__file__).resolve().parent.parent
+MARK = "<!-- Written by scripts/train.py; take this line away, and it will not be written again. -->"
+KEPT = ("language", "library_name", "pipeline_tag", "tags")
+LICENSE = ("license", "license_name", "license_link")
+OWN_LICENSE = {"license": "other", "license_name": "not-chosen-yet"}
+BODY = """
+{mark}
+
+# {name}
+
+A Traffic VLM: it looks at a traffic scene once and answers many questions about it.
+{made} on {datasets}, {steps} steps.
+
+{figures}
+
+```python
+from transformers import AutoModel, AutoProcessor
+
+model = AutoModel.from_pretrained("{name}", trust_remote_code=True)
+processor = AutoProcessor.from_pretrained("{name}", trust_remote_code=True)
+questions = [["Is there a pedestrian?"]]  # a list for each image
+scores = model.score_yes_no(**processor(images=["scene.jpg"], text=questions, packed=True, return_tensors="pt"))
+print(processor.post_process_yes_no(scores, questions))
+```
+"""
+
+
+def write_card(
+    folder: Path, name: str, base: str | None, datasets: Sequence[str], steps: int, figures: Mapping[str, float]
+) -> None:
+    """Write README.md of a trained model, unless somebody has written one; and the licence that it names.
+
+    Args:
+        name: by which people will load it.
+        base: the folder or name of the weights that training started from, whose licence holds for what became of
+            them; None if it started from nothing, which leaves the licence to be chosen.
+        datasets: names of what it was trained on.
+        figures: of its last evaluation, by name; none if there was none.
+    """
+    path = folder / "README.md"
+    if path.is_file() and MARK not in path.read_text(encoding="utf-8"):
+        return
+    origin = Path(base) if base and (Path(base) / "README.md").is_file() else ROOT
+    ours, theirs = metadata_load(ROOT / "README.md") or {}, metadata_load(origin / "README.md") or {}
+    terms = {name: theirs[name] for name in LICENSE if name in theirs} if base else OWN_LICENSE
+    metadata: dict[str, Any] = {name: ours[name] for name in KEPT if name in ours} | terms
+    link = terms.get("license_link", "")
+    if (origin / link).is_file() and origin.resolve() != folder.resolve():
+        shutil.copyfile(origin / link, folder / link)
+    table = ["| evaluated while training | |", "|---|--:|"] + [
+        f"| {key} | {value:.3f} |" for key, value in figures.items()
+    ]
+    body = BODY.format(
+        mark=MARK,
+        name=name,
+        made=f"Fine-tuned from `{Path(base).name or 'traffic-vlm'}`" if base else "Trained from nothing",
+        datasets=", ".join(f"`{Path(name).name}`" for name in datasets),
+        steps=steps,
+        figures="\n".join(table) if figures else "It was not evaluated: `scripts/evaluate.py` does that.",
+    )
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".card-") as temporary:
+        written = Path(temporary) / "README.md"
+        written.write_text(body, encoding="utf-8")
+        metadata_save(written, metadata)
+        os.replace(written, path)
