@@ -308,10 +308,10 @@ def prepare_rows(processor: Any, options: DataOptions, arguments: TrainingArgume
     return Mixture(rows, options.train_weights, options.images_per_epoch, arguments.seed), eval_rows
 
 
-def last_figures(state: TrainerState) -> dict[str, float]:
-    """The figures of the evaluation whose checkpoint was kept as the best, or else of the last one."""
+def final_figures(state: TrainerState, is_best: bool) -> dict[str, float]:
+    """The figures of the last evaluation, or of that which chose the best checkpoint."""
     logged = [entry for entry in state.log_history if any(name.startswith("eval_") for name in entry)]
-    best = [entry for entry in logged if state.best_global_step and entry["step"] == state.best_global_step]
+    best = [entry for entry in logged if is_best and entry["step"] == state.best_global_step]
     chosen = (best or logged or [{}])[-1]
     return {name.removeprefix("eval_"): value for name, value in chosen.items() if name.startswith("eval_")}
 
@@ -371,9 +371,8 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         finished = finished.merge_and_unload() if model_options.lora_rank else finished
         save_folder(finished, processor, folder)
         name, base = arguments.hub_model_id or folder.name, model_options.model_name_or_path
-        write_card(
-            folder, name, base, data_options.train_dataset, trainer.state.global_step, last_figures(trainer.state)
-        )
+        final = final_figures(trainer.state, arguments.load_best_model_at_end)
+        write_card(folder, name, base, data_options.train_dataset, trainer.state.global_step, final)
         if push:
             publish(folder, name, report=print, token=arguments.hub_token, private=arguments.hub_private_repo)
     return trainer.state.log_history[-1]

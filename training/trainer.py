@@ -201,9 +201,10 @@ class RefuseBrokenGradients(TrainerCallback):
     """
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if not args.fp16 and not math.isfinite(norm):
+        if args.fp16:
+            return
+        norm = torch.nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None])
+        if not math.isfinite(norm):
             raise FloatingPointError(f"the gradient is {norm.item()} at step {state.global_step + 1}: {ADVICE}")
 
 
