@@ -25,11 +25,13 @@ A Traffic VLM: it looks at a traffic scene once and answers many questions about
 
 {figures}
 
+With `folder` for this one, or its name on the Hub:
+
 ```python
 from transformers import AutoModel, AutoProcessor
 
-model = AutoModel.from_pretrained("{name}", trust_remote_code=True)
-processor = AutoProcessor.from_pretrained("{name}", trust_remote_code=True)
+model = AutoModel.from_pretrained(folder, trust_remote_code=True)
+processor = AutoProcessor.from_pretrained(folder, trust_remote_code=True)
 questions = [["Is there a pedestrian?"]]  # a list for each image
 scores = model.score_yes_no(**processor(images=["scene.jpg"], text=questions, packed=True, return_tensors="pt"))
 print(processor.post_process_yes_no(scores, questions))
@@ -38,14 +40,13 @@ print(processor.post_process_yes_no(scores, questions))
 
 
 def write_card(
-    folder: Path, name: str, base: str | None, datasets: Sequence[str], steps: int, figures: Mapping[str, float]
+    folder: Path, base: str | None, datasets: Sequence[str], steps: int, figures: Mapping[str, float]
 ) -> None:
     """Write README.md of a trained model, unless somebody has written one; and the licence that it names.
 
     Args:
-        name: by which people will load it.
         base: the folder or name of the weights that training started from, whose licence holds for what became of
-            them; None if it started from nothing, which leaves the licence to be chosen.
+            them; None if it started from scratch, which leaves the licence to be chosen.
         datasets: names of what it was trained on.
         figures: of its last evaluation, by name; none if there was none.
     """
@@ -64,8 +65,8 @@ def write_card(
     ]
     body = BODY.format(
         mark=MARK,
-        name=name,
-        made=f"Fine-tuned from `{Path(base).name or 'traffic-vlm'}`" if base else "Trained from nothing",
+        name=folder.resolve().name,
+        made=f"Fine-tuned from `{Path(base).name or 'traffic-vlm'}`" if base else "Trained from scratch",
         datasets=", ".join(f"`{Path(name).name}`" for name in datasets),
         steps=steps,
         figures="\n".join(table) if figures else "It was not evaluated: `scripts/evaluate.py` does that.",

@@ -30,7 +30,8 @@ pixels = (pixels * about["rescale_factor"] - about["mean"]) / about["std"]  # [H
 keys, values = run("vision", pixel_values=pixels.transpose(2, 0, 1)[None].astype(np.float32))
 
 # All questions stand in one row, each with its own number and its own positions from 0 on.
-rows = [[about["start"], *tokenizer.encode(text, add_special_tokens=False).ids] for text in questions]
+prompts = [f"{text.rstrip(' .?!')} ?" for text in questions]  # the model learned questions that end so
+rows = [[about["start"], *tokenizer.encode(text, add_special_tokens=False).ids] for text in prompts]
 lengths = [len(row) for row in rows]
 packed = {
     "input_ids": np.concatenate(rows),

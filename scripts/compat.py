@@ -18,8 +18,8 @@ from transformers import HfArgumentParser
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".compat"
-REQUIREMENTS = ["accelerate", "hypothesis", "pytest", "pytest-xdist"]
-# These are about data before it meets the library, and need packages that the model does not.
+REQUIREMENTS = ["hypothesis", "pytest", "pytest-xdist"]
+# These are about data before it meets the library.
 WITHOUT_LIBRARY = [f"tests/test_{name}.py" for name in ("dataset", "questions", "readers", "scene", "synthetic")]
 
 
@@ -41,7 +41,7 @@ def environment(release: str) -> Path:
         pins = (ROOT / "constraints.txt").read_text().splitlines()
         constraints.write_text("\n".join(pin for pin in pins if not pin.startswith("transformers==")) + "\n")
         install = [python, "-m", "pip", "install", "--quiet", "-c", constraints]
-        subprocess.run([*install, f"transformers=={release}.*", *REQUIREMENTS, "-e", ROOT], check=True)
+        subprocess.run([*install, f"transformers=={release}.*", *REQUIREMENTS, "-e", f"{ROOT}[train]"], check=True)
         ready.touch()
     return python
 

@@ -1,7 +1,7 @@
 """Export a model as graphs that run without Python: ONNX, torch.export.
 
     python scripts/export.py --output runs/onnx                      # vision, score and decode as .onnx
-    python scripts/export.py --output runs/onnx --format onnx int8   # and with int8 weights, a quarter of the size
+    python scripts/export.py --output runs/onnx --format onnx int8   # and with int8 weights, a third of the size
     python scripts/export.py --output runs/pt2 --format torch        # as .pt2, for torch.export.load
     python scripts/ask_onnx.py runs/onnx docs/example.jpg "Is there a bus?"
 

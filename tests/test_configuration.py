@@ -7,7 +7,7 @@ from transformers import SiglipConfig, SiglipVisionConfig
 
 from tiny import tiny_config, tiny_text_config
 from traffic_vlm.configuration_traffic_vlm import AUTO_MAP, TrafficVLMConfig, TrafficVLMTextConfig
-from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
+from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMSelfAttention
 
 
 def count(module) -> int:
@@ -52,8 +52,10 @@ def test_the_patch_tower_of_the_specification_can_stand_in():
 
 
 def test_grouped_queries_halve_the_projections():
-    grouped, full = (TrafficVLMTextConfig(num_key_value_heads=heads) for heads in (2, 8))
-    sizes = [c.hidden_size * c.head_dim * (c.num_attention_heads + 2 * c.num_key_value_heads) for c in (full, grouped)]
+    sizes = []
+    for heads in (8, 2):
+        attention = TrafficVLMSelfAttention(TrafficVLMTextConfig(num_key_value_heads=heads), 0)
+        sizes.append(sum(layer.weight.numel() for layer in (attention.q_proj, attention.k_proj, attention.v_proj)))
     assert sizes == [786_432, 393_216]
 
 

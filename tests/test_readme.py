@@ -13,6 +13,7 @@ from tiny import ROOT, tiny_model
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 FILES = sorted(set(re.findall(r"`((?:\w+/)*\w+\.(?:py|txt))`", README)))
+COMMANDS = re.findall(r"python (scripts/\w+\.py)((?:[^`\n]|\\\n)*)", README)
 
 
 def test_readme_runs(processor, tmp_path, monkeypatch, capsys):
@@ -31,8 +32,16 @@ def test_readme_runs(processor, tmp_path, monkeypatch, capsys):
     assert re.search(r"'question': 'Is there a pedestrian\?', 'answer': '(yes|no)', 'probability': 0\.\d+", printed)
 
 
-@pytest.mark.parametrize(
-    "path", sorted(set(re.findall(r"`((?:\w+/)*\w+\.(?:py|txt))`", (ROOT / "README.md").read_text())))
-)
+@pytest.mark.parametrize("path", FILES)
 def test_files_that_the_readme_names_are_there(path):
     assert (ROOT / path).is_file()
+
+
+@pytest.mark.parametrize(("script", "arguments"), COMMANDS)
+def test_options_that_the_readme_names_exist(script, arguments):
+    """As an argument of argparse or as a field of a dataclass of options."""
+    modules = [script, *(["training/run.py"] if script == "scripts/train.py" else [])]
+    code = "\n".join((ROOT / module).read_text() for module in modules)
+    for option in re.findall(r"--([\w-]+)", arguments):
+        library = script == "scripts/train.py" and hasattr(transformers.TrainingArguments, option)
+        assert library or re.search(rf'"--{option}"|^    {option}: ', code, re.MULTILINE), option

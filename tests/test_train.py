@@ -32,6 +32,8 @@ from traffic_vlm.training.run import (
     compile_decoder,
     hold_back,
     last_checkpoint,
+    prepare_model,
+    read_normalisation,
     train,
 )
 from traffic_vlm.training.trainer import StartEpoch, freeze_blocks
@@ -208,19 +210,28 @@ def test_the_finished_folder_goes_to_the_hub(start, tmp_path):
     # A card of its own: the figures of the repository's are of other weights. The licence is that of the base.
     card, last = pushed["README.md"].decode(), figures(tmp_path / "out")[-1]
     assert "Fine-tuned from `start" in card and f"| balanced_accuracy | {last['eval_balanced_accuracy']:.3f} |" in card
-    assert 'from_pretrained("me/tuned", trust_remote_code=True)' in card and "license_link: LICENSE_WEIGHTS" in card
+    assert "license_link: LICENSE_WEIGHTS.md" in card
     assert pushed["LICENSE_WEIGHTS.md"] == (ROOT / "LICENSE_WEIGHTS.md").read_bytes()
     assert not any("checkpoint" in name or "optimizer" in name for name in pushed)
 
 
+def test_another_run_in_the_same_folder_is_refused(start, tmp_path, capsys):
+    """It would take up that run's last checkpoint, train nothing, and give out the old weights as its own."""
+    learn(start, tmp_path, "--num_train_epochs", "1")
+    said = refuse(start, tmp_path, "--num_train_epochs", "1", "--cell_weight", "2")
+    assert f"{tmp_path} holds a run with --cell_weight 1.0, not 2.0" in said
+    learn(start, tmp_path, "--num_train_epochs", "1", "--attn_implementation", "eager")  # how, not what
+    assert "goes on from" in capsys.readouterr().out
+
+
 def test_a_card_that_somebody_wrote_is_kept(tmp_path):
     for base in (None, str(ROOT)):
-        write_card(tmp_path, "mine", base, ["runs/a", "runs/b"], 20, {})
+        write_card(tmp_path, base, ["runs/a", "runs/b"], 20, {})
         card = (tmp_path / "README.md").read_text()
         assert "on `a`, `b`, 20 steps" in card and "not evaluated" in card
-        assert ("Trained from nothing" in card) == ("not-chosen-yet" in card) == (base is None)
+        assert ("Trained from scratch" in card) == ("not-chosen-yet" in card) == (base is None)
     (tmp_path / "README.md").write_text(mine := card.replace(MARK, "Mine."))
-    write_card(tmp_path, "mine", None, ["runs/a"], 20, {})
+    write_card(tmp_path, None, ["runs/a"], 20, {})
     assert (tmp_path / "README.md").read_text() == mine
 
 
@@ -292,6 +303,23 @@ def test_another_vision_tower_stands_in(tmp_path):
     [own] = [key for key in mine if key.endswith("layers.0.mlp.fc1.weight")]
     assert torch.equal(saved[name], mine[own])
     assert model.config.vision_config.image_size == 32
+
+
+def test_a_tower_with_a_class_token_and_its_own_normalisation(tmp_path):
+    from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
+
+    config = CLIPVisionConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, image_size=64, patch_size=16
+    )
+    CLIPVisionModel(config).save_pretrained(tmp_path / "tower")
+    assert read_normalisation(str(tmp_path / "tower")) == read_normalisation(None) == {}
+    CLIPImageProcessor().save_pretrained(tmp_path / "tower")
+    processor = prepare_model(ModelOptions(vision_tower=str(tmp_path / "tower")), DataOptions(), processes=1)[1]
+    assert processor.image_processor.image_mean == pytest.approx([0.481, 0.458, 0.408], abs=1e-3)
+    model = TrafficVLMForConditionalGeneration(TrafficVLMConfig(config.to_dict(), TINY_TEXT))
+    learn(save_folder(model, tmp_path / "start"), tmp_path / "out", "--num_train_epochs", "1")
+    logged = [entry for entry in figures(tmp_path / "out") if "loss" in entry]
+    assert {"cell_loss", "attention_loss"} <= logged[0].keys()
 
 
 def test_our_tower_starts_from_a_folder_at_another_size(tmp_path):

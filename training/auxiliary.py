@@ -165,7 +165,8 @@ def presence_accuracy(
     for start in range(0, len(rows), batch_size):
         some = [rows[number] for number in range(start, min(start + batch_size, len(rows)))]
         pixels = processor(images=[row["image"] for row in some], return_tensors="pt")["pixel_values"].to(model.device)
-        yes = (head.image_logits(head(model.model.vision_tower(pixels).last_hidden_state)) > 0).cpu()
+        tokens = model.model.vision_tower(pixels).last_hidden_state[:, -grid[0] * grid[1] :]
+        yes = (head.image_logits(head(tokens)) > 0).cpu()
         cells = torch.stack([torch.from_numpy(cell_targets(Scene.from_json(row["scene"]), grid)) for row in some])
         targets = image_targets(cells)
         for index, value in ((0, 1), (2, 0)):

@@ -3,16 +3,16 @@
 import json
 import shutil
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import ConcatDataset
-from transformers import PreTrainedConfig, TrainerState, TrainingArguments
+from transformers import BaseImageProcessor, PreTrainedConfig, TrainerState, TrainingArguments
 
 from ..configuration_traffic_vlm import TrafficVLMConfig
-from ..data.dataset import synthetic_rows
+from ..data.dataset import synthetic_rows, write_whole
 from ..data.mixture import Mixture, SyntheticRows
 from ..data.questions import KINDS
 from ..evaluation.folders import load_rows
@@ -35,6 +35,8 @@ from .trainer import FreezeTower, RefuseBrokenGradients, StartEpoch, TrafficTrai
 
 ROOT = Path(__file__).resolve().parent.parent
 FITTED_IMAGES = 1024  # whose tokens tell what a tower makes of annotated cells
+JOB = "training_options.json"  # beside the checkpoints
+HOW = ("attn_implementation", "compile_decoder")  # change how a run computes, not what
 HELD_BACK = 0.1  # of the images are for evaluation, where no others are given for it
 
 
@@ -187,6 +189,15 @@ def build_model(options: ModelOptions) -> Any:
     return model
 
 
+def read_normalisation(vision_tower: str | None) -> dict[str, list[float]]:
+    """The mean and standard deviation of pixels that a named tower was trained with, where its folder tells them."""
+    try:
+        fields, _ = BaseImageProcessor.get_image_processor_dict(vision_tower) if vision_tower else ({}, None)
+    except OSError:  # a tower that was saved alone
+        return {}
+    return {name: fields[name] for name in ("image_mean", "image_std") if name in fields}
+
+
 def compile_decoder(model: Any) -> None:
     """Compile the parts of each decoder layer, for rows of any length; what hooks into them still works.
 
@@ -249,6 +260,20 @@ def _is_json(path: Path) -> bool:
     return True
 
 
+def check_job(folder: Path, options: dict[str, Any]) -> None:
+    """Raise a ValueError if checkpoints in a folder are of a run with other options; keep those of this one there."""
+    path, options = folder / JOB, {name: value for name, value in options.items() if name not in HOW}
+    if last_checkpoint(folder) and path.is_file():
+        before = json.loads(path.read_text())
+        for name, value in options.items():
+            if before.get(name) != value:
+                raise ValueError(
+                    f"{folder} holds a run with --{name} {before.get(name)}, not {value}: take another --output_dir, "
+                    "or delete that run"
+                )
+    write_whole(path, json.dumps(options, indent=1))
+
+
 def save_folder(model: Any, processor: Any, folder: Path) -> None:
     """Write the finished model with its code and processor; each file is whole or not there."""
     remove_cell_head(model)
@@ -266,6 +291,8 @@ def prepare_model(model_options: ModelOptions, data_options: DataOptions, proces
     processor = TrafficVLMProcessor.from_pretrained(model_options.model_name_or_path or ROOT)
     size = model.config.vision_config.image_size
     processor.image_processor.size = {"height": size, "width": size}
+    for name, value in read_normalisation(model_options.vision_tower).items():
+        setattr(processor.image_processor, name, value)
     if model_options.lora_rank:
         model = add_lora(model, model_options.lora_rank)
     elif data_options.cell_weight:
@@ -330,8 +357,9 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
             f"{arguments.n_gpu}, or show it one GPU by CUDA_VISIBLE_DEVICES=0"
         )
     check_options(model_options, data_options)
-    torch.manual_seed(arguments.seed)
     folder = Path(arguments.output_dir)
+    check_job(folder, asdict(model_options) | asdict(data_options))
+    torch.manual_seed(arguments.seed)
     push, arguments.push_to_hub = arguments.push_to_hub, False  # the finished folder goes up, not each checkpoint
     arguments.eval_on_start = arguments.eval_strategy != "no"  # figures to compare with, or why there are none
     model, processor = prepare_model(model_options, data_options, arguments.world_size)
@@ -365,14 +393,17 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         callbacks=callbacks,
     )
     checkpoint = arguments.resume_from_checkpoint or last_checkpoint(folder)
+    if checkpoint and arguments.should_log:
+        print(f"goes on from {checkpoint}")
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if trainer.is_world_process_zero():
         finished = trainer.accelerator.unwrap_model(trainer.model)
         finished = finished.merge_and_unload() if model_options.lora_rank else finished
         save_folder(finished, processor, folder)
-        name, base = arguments.hub_model_id or folder.name, model_options.model_name_or_path
         final = final_figures(trainer.state, arguments.load_best_model_at_end)
-        write_card(folder, name, base, data_options.train_dataset, trainer.state.global_step, final)
+        base, datasets = model_options.model_name_or_path, data_options.train_dataset
+        write_card(folder, base, datasets, trainer.state.global_step, final)
         if push:
-            publish(folder, name, report=print, token=arguments.hub_token, private=arguments.hub_private_repo)
+            token, private = arguments.hub_token, arguments.hub_private_repo
+            publish(folder, arguments.hub_model_id or folder.name, report=print, token=token, private=private)
     return trainer.state.log_history[-1]

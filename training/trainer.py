@@ -105,7 +105,7 @@ class TrafficTrainer(Trainer):
         with self.accelerator.autocast():
             if self.cell_weight and cells is not None:
                 head = getattr(full, CELL_HEAD)
-                logits = head(recorded.tokens)
+                logits = head(recorded.tokens[:, -cells.shape[1] :])  # without a class token, where a tower has one
                 extra = {
                     "cell_loss": cell_loss(logits, cells),
                     "image_loss": image_loss(head.image_logits(logits), image_targets(cells)),
@@ -114,7 +114,7 @@ class TrafficTrainer(Trainer):
                     self._add(name, value)
                     loss = loss + self.cell_weight * share * value
             if words is not None:
-                look = attention_loss(recorded.mean_map(words), look_at[words])
+                look = attention_loss(recorded.mean_map(words)[:, -look_at.shape[-1] :], look_at[words])
                 self._add("attention_loss", look)
                 loss = loss + self.attention_weight * share * look
         if not math.isfinite(loss.item()):
