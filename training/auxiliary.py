@@ -114,7 +114,7 @@ class Recorded:
     """What a forward pass shows of itself: vision tokens, and what each cross-attention read."""
 
     def __init__(self) -> None:
-        self.tokens: torch.Tensor | None = None  # [I,P,C]
+        self.tokens: Any = None  # [I,P,C] after the pass
         self.read: list[tuple[Any, torch.Tensor, torch.Tensor]] = []  # module, states [B,L,C], keys [B,K,P,D]
 
     def mean_map(self, words: Words) -> torch.Tensor:
