@@ -1,13 +1,12 @@
 """The card of a model that somebody trained: what it was made from, and its own figures in place of ours."""
 
-import os
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from huggingface_hub import metadata_load, metadata_save
+from huggingface_hub import ModelCardData, metadata_load
+
+from ..data.dataset import write_whole
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,7 +55,7 @@ def write_card(
     origin = Path(base) if base and (Path(base) / "README.md").is_file() else ROOT
     ours, theirs = metadata_load(ROOT / "README.md") or {}, metadata_load(origin / "README.md") or {}
     terms = {name: theirs[name] for name in LICENSE if name in theirs} if base else OWN_LICENSE
-    metadata: dict[str, Any] = {name: ours[name] for name in KEPT if name in ours} | terms
+    metadata = ModelCardData(**({name: ours[name] for name in KEPT if name in ours} | terms))
     link = terms.get("license_link", "")
     if (origin / link).is_file() and origin.resolve() != folder.resolve():
         shutil.copyfile(origin / link, folder / link)
@@ -71,8 +70,4 @@ def write_card(
         steps=steps,
         figures="\n".join(table) if figures else "It was not evaluated: `scripts/evaluate.py` does that.",
     )
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".card-") as temporary:
-        written = Path(temporary) / "README.md"
-        written.write_text(body, encoding="utf-8")
-        metadata_save(written, metadata)
-        os.replace(written, path)
+    write_whole(path, f"---\n{metadata.to_yaml()}\n---\n{body}")

@@ -137,8 +137,9 @@ def check_rows(rows: Any, folder: str, processor: Any, options: DataOptions) -> 
             f"{len(unknown)} words of the questions and answers are not among the 500 of the vocabulary: "
             f"{', '.join(unknown[:20])}"
         )
-    for question, answer in pairs:  # one that is empty or too long is refused now, not in the midst of an epoch
-        processor(text=question, suffix=answer)
+    if pairs:  # one that is empty or too long is refused now, not in the midst of an epoch
+        questions, answers = zip(*pairs)
+        processor(text=list(questions), suffix=list(answers))
 
 
 def check_options(model: ModelOptions, data: DataOptions) -> None:
