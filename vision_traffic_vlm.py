@@ -1,8 +1,8 @@
 """The vision tower of Traffic VLM: convolutions to grids of three sizes, then transformer layers on one of them.
 
     [B,3,224,224] → convolutions ─┬→ [B,40,28,28]  four cells side by side ┐
-                                  ├→ [B,112,14,14] ────────────────────────┼(+)→ [B,196,768] + place → layers → norm
-                                  └→ [B,1280,7,7]  each for four cells ────┘
+                                  ├→ [B,112,14,14] ────────────────────────┼(+)→ [B,196,768] → + place → layers
+                                  └→ [B,1280,7,7]  each for four cells ────┘                     → norm → + place
 
 What is special here:
 - convolutions know that neighbouring pixels belong together and that a car is a car wherever it stands; a transformer
@@ -11,6 +11,7 @@ What is special here:
 - a cell is told what its pixels look like in detail (a lamp), as a whole (a wheel), and what surrounds them (a bus);
 - it gives what a ViT with 16×16 patches gives, 196 tokens of 768, so either can stand in for the other;
 - places are computed from coordinates in 0..1, so the same weights read images of any size (training starts small);
+  they are added twice: layers keep of them only what helps to tell what is there, and "on the left?" needs them;
 - no image statistics but those of batch normalisation, which are constants once training is over.
 """
 
@@ -165,6 +166,7 @@ class TrafficVLMVisionModel(PreTrainedModel):
         self.place = nn.Linear(4 * self.NUM_WAVES, config.hidden_size, bias=False)
         self.layers = nn.ModuleList(TrafficVLMVisionLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.place_of_token = nn.Linear(4 * self.NUM_WAVES, config.hidden_size, bias=False)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -172,6 +174,8 @@ class TrafficVLMVisionModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, nn.Conv2d):  # He's: most are followed by a ReLU
             init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
+        if module is self.place_of_token:  # as loud as what the norm lets through
+            init.normal_(module.weight, std=1 / math.sqrt(2 * self.NUM_WAVES))
 
     def forward(self, pixel_values: torch.Tensor, return_dict: bool = True, **kwargs: Any) -> Any:
         """`last_hidden_state` [B,P,hidden_size] of pixels [B,num_channels,H,W], H and W multiples of `patch_size`."""
@@ -185,8 +189,9 @@ class TrafficVLMVisionModel(PreTrainedModel):
         around = nn.functional.interpolate(self.from_coarser(coarser), scale_factor=2.0)[:, :, :rows, :columns]
         x = self.from_finer(finer) + self.from_same(same) + around  # [B,C,rows,columns]
         x = x.flatten(2).transpose(1, 2)  # [B,P,C]
-        x = x + self.place(cell_coordinates(rows, columns, self.NUM_WAVES, x))
+        places = cell_coordinates(rows, columns, self.NUM_WAVES, x)
+        x = x + self.place(places)
         for layer in self.layers:
             x = layer(x)
-        x = self.norm(x)
+        x = self.norm(x) + self.place_of_token(places)
         return BaseModelOutput(last_hidden_state=x) if return_dict else (x,)

@@ -1,7 +1,7 @@
 """What each cell of an image shows, and where each asked word should look: labels for learning from few images.
 
     Scene → cell targets [P,T] of 1 (it is there), 0 (it is not) and -1 (nobody knows)
-    Question → its object's word in the packed row → the cells of the boxes that make the answer true
+    Question → its object's word in the packed row → the cells of these objects
 
 A yes or no about a whole image says little about where; from a few thousand images a model hardly learns to look. The
 annotations know more, for each of the 196 cells.
@@ -87,16 +87,21 @@ def cell_targets(scene: Scene, grid: tuple[int, int]) -> np.ndarray:
 def word_cells(
     questions: Sequence[Question], scene: Scene, grid: tuple[int, int]
 ) -> Iterable[tuple[int, str, np.ndarray]]:
-    """For each question about objects that are there: its number, their class, and the cells [P] that they fill."""
+    """For each question about objects that are there: its number, their class, and the cells [P] that they fill.
+
+    Whatever the answer: to tell that the car is not on the left one has to look at it. These are all objects of the
+    class, as a word is read before what limits it ("... on the left?"); of "a red car" those that make it a yes.
+    """
     for number, question in enumerate(questions):
-        if question.boxes and question.label in CLASSES:
-            boxes = [object_cells(SceneObject(question.label, box), scene, grid) for box in question.boxes]
-            cells = np.logical_or.reduce([parts >= CLEAR / 2 for parts in boxes])
-            masks = [object_cells(item, scene, grid) for item in scene.of(question.label) if item.cells is not None]
-            if masks:  # the box of a mask holds much else
-                cells &= np.sum(masks, axis=0) >= CLEAR / 2
-            if cells.any():
-                yield number, question.label, cells.ravel()
+        label = question.label
+        if label not in CLASSES:
+            continue
+        limited_before = question.fact.split("/")[2:3] == ["any"]
+        items = [SceneObject(label, box) for box in question.boxes if limited_before]
+        items = items or [item for item in scene.of(label) if item.visible >= MIN_VISIBLE]
+        cells = np.max([object_cells(item, scene, grid) for item in items], axis=0, initial=0) >= CLEAR / 2
+        if cells.any():
+            yield number, label, cells.ravel()
 
 
 def class_words(label: str) -> tuple[str, str]:

@@ -195,6 +195,13 @@ class View:
         """The answer to a key and the objects that make it a yes; None where it may not be asked."""
         return _TRUTHS[key[0]](self, *key[1:])
 
+    def compared(self, key: Key) -> str | None:
+        """What a question compares its value with: "left" for "Is the car on the right?"; None for other questions."""
+        kind, label, form = (*key, "", "")[:3]
+        asked = {"is": "what", "are": "what_all", "over": "what"}.get(form)
+        found = self.find((kind, label, asked)) if asked else None
+        return found[0] if found else None
+
     def boxes(self, key: Key, found: Found) -> tuple[Box, ...]:
         """Boxes of the objects that make a yes, in pixels; of a mask, the part in the third that was asked about."""
         if found[0] != "yes":

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from PIL import Image
 from transformers.modeling_outputs import BaseModelOutput
 
 from tiny import tiny_model
@@ -14,8 +15,17 @@ from traffic_vlm.data.questions import Question
 from traffic_vlm.data.scene import CLASSES, Scene, SceneObject
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.data.targets import TARGETS, cell_targets, class_words, coverage, resample, word_cells
+from traffic_vlm.data.truths import View
 from traffic_vlm.training import annotated
-from traffic_vlm.training.auxiliary import CellHead, attention_loss, cell_loss, image_loss, image_targets, recording
+from traffic_vlm.training.auxiliary import (
+    CellHead,
+    attention_loss,
+    cell_loss,
+    image_loss,
+    image_targets,
+    recording,
+    value_loss,
+)
 from traffic_vlm.training.collator import SupervisedCollator, fold
 
 
@@ -69,14 +79,24 @@ def test_what_holds_of_the_whole_image_is_shown_by_every_cell():
     assert (channel(targets, "time of day night") == -1).all()
 
 
-def test_a_word_looks_at_the_boxes_of_its_question():
-    scene = Scene(40, 40, (SceneObject("car", (20, 20, 40, 40)),))
-    questions = [
-        Question("Is it raining?", "no", "weather", "weather", "weather/weather/is/rainy"),
-        Question("Is there a car?", "yes", "presence", "car", "presence/car", ((20, 20, 40, 40),)),
-    ]
-    [(number, label, cells)] = word_cells(questions, scene, GRID)
-    assert (number, label, cells.reshape(GRID).nonzero()[0].tolist()) == (1, "car", [2, 2, 3, 3])
+def test_a_word_looks_at_its_objects_whatever_the_answer():
+    red, far = SceneObject("car", (20, 20, 40, 40)), SceneObject("car", (0, 0, 10, 10))
+    hidden = SceneObject("car", (0, 30, 10, 40), visible=0.1)
+    scene = Scene(40, 40, (red, far, hidden))
+    both, one = [0, 10, 11, 14, 15], [10, 11, 14, 15]
+    expected = {
+        Question("Is there a car?", "yes", "presence", "car", "presence/car", (red.box, far.box)): both,
+        Question("Is there a car ahead?", "no", "place", "car", "place/car/center"): both,
+        Question("Is there a car on the right?", "yes", "place", "car", "place/car/right", (red.box,)): both,
+        Question("How many cars are there?", "2", "count", "car", "count/car/what"): both,
+        # What limits a word stands after it, but for a color.
+        Question("Is there a red car?", "yes", "color", "car", "color/car/any/red", (red.box,)): one,
+        Question("Is there a blue car?", "no", "color", "car", "color/car/any/blue"): both,
+        Question("Is there a bus?", "no", "presence", "bus", "presence/bus"): None,
+        Question("Is it raining?", "no", "weather", "weather", "weather/weather/is/rainy"): None,
+    }
+    found = [(number, label, [*cells.nonzero()[0]]) for number, label, cells in word_cells([*expected], scene, GRID)]
+    assert found == [(number, "car", cells) for number, cells in enumerate(expected.values()) if cells]
 
 
 def test_a_word_looks_at_the_mask_not_at_its_whole_box():
@@ -97,6 +117,54 @@ def test_batches_point_at_the_right_word(processor):
     for row, column in looked.tolist():
         assert processor.tokenizer.convert_ids_to_tokens(int(batch["input_ids"][row, column])) in nouns
         assert batch["labels"][row, column] == -100  # a word of the question, not of the answer
+
+
+def test_a_question_that_compares_knows_with_what(processor):
+    light = SceneObject("traffic light", (0, 0, 10, 20), attributes={"state": "green"})
+    cars = [SceneObject("car", (x, 20, x + 12, 38), attributes={"color": "blue"}) for x in (0, 26)]
+    labels = frozenset({"traffic light", "car", "bus"})
+    scene = Scene(40, 40, (light, *cars), {"weather": "foggy"}, labels, {"car": frozenset({"color"})})
+    compared = {
+        "light_state/traffic light/is/red": "green",
+        "side/traffic light/is/right": "left",
+        "color/car/are/blue": "blue",
+        "count/car/over/2": "2",
+        "weather/weather/is/rainy": "foggy",
+        "presence/bus": None,
+        "place/car/left": None,
+        "color/car/any/red": None,
+        "side/bus/is/left": None,  # there is none
+    }
+    assert {fact: View(scene).compared(tuple(fact.split("/"))) for fact in compared} == compared
+
+    image = Image.new("RGB", (40, 40))
+    row = {"image": image, "scene": scene.to_json(), "questions": None, "answers": None, "source": "x"}
+    batch = SupervisedCollator(processor, 16, grid=(14, 14))([row])
+    found = {}
+    for row, column in batch["value_targets"].nonzero().tolist():
+        assert batch["labels"][row, column + 1] in (4, 5)  # the next word is the yes or no
+        segment = batch["segment_ids"][row]
+        text = processor.decode(batch["input_ids"][row, : column + 1][segment[: column + 1] == segment[column]])
+        found[text] = processor.decode(batch["value_targets"][row, column])
+    assert found and set(found.values()) <= {"green", "left", "right", "center", "blue", "2", "1", "0", "foggy"}
+    assert all(value == "foggy" for text, value in found.items() if "weather" in text)
+
+
+def test_value_loss_is_that_of_the_models_own_words():
+    model = tiny_model()
+    torch.nn.init.zeros_(model.get_decoder().norm.weight)  # says nothing
+    values = torch.tensor([7, 8, 9])
+    states = torch.randn(3, model.config.text_config.hidden_size)
+    vocabulary = model.config.text_config.vocab_size
+    assert value_loss(model, states, values).item() == pytest.approx(math.log(vocabulary - 1))  # without [PAD]
+    assert value_loss(model, states[:0], values[:0]).item() == 0
+    model.get_decoder().norm.weight.data.fill_(1)
+    value_loss(model, states, values).backward()
+    gradient = model.lm_head.weight.grad
+    assert not gradient[0].any() and gradient[1:].any(1).all()
+    with recording(model) as recorded:
+        model.get_decoder()(torch.tensor([[2, 9, 3]]))
+    assert recorded.halfway.shape[:2] == (1, 3) and recorded.halfway.requires_grad
 
 
 def test_folded_rows_hold_the_same_questions_in_fewer_tokens(processor):

@@ -51,6 +51,16 @@ def test_places_do_not_depend_on_the_size_of_the_grid():
     assert len({tuple(row) for row in large.tolist()}) == 81  # no two places look alike
 
 
+def test_tokens_tell_their_place_whatever_the_layers_make_of_it():
+    tower = tiny_tower()
+    torch.nn.init.zeros_(tower.norm.weight)
+    torch.nn.init.zeros_(tower.norm.bias)
+    tokens = tower(pixels(1, 3, 64, 96)).last_hidden_state
+    places = cell_coordinates(4, 6, tower.NUM_WAVES, tokens)
+    torch.testing.assert_close(tokens[0], tower.place_of_token(places))
+    assert 0.8 < TrafficVLMVisionModel(TrafficVLMVisionConfig()).place_of_token(places).std() < 1.2
+
+
 def test_a_block_adds_to_its_input():
     x = pixels(1, 4, 8, 8)
     for width, stride in ((4, 1), (6, 1), (4, 2)):
@@ -77,7 +87,7 @@ def test_each_token_knows_three_grids():
 def test_a_coarse_cell_speaks_to_the_four_tokens_that_it_covers():
     tower = tiny_tower()
     tower.layers, tower.norm = torch.nn.ModuleList(), torch.nn.Identity()
-    for silent in (tower.from_finer, tower.from_same, tower.place):
+    for silent in (tower.from_finer, tower.from_same, tower.place, tower.place_of_token):
         for parameter in silent.parameters():
             parameter.data.zero_()
     image = pixels(1, 3, 80, 112)  # 5 × 7 tokens on 3 × 4 coarse cells

@@ -3,8 +3,9 @@
     vision tokens [I,P,C] → linear → [I,P,T] ↔ cell targets: what does each cell show?
                                    → [I,T]   ↔ what is there at all?
     cross-attention of asked words [N,P] ↔ the cells of their objects: where should "car" look?
+    states halfway through the decoder [N,C] → norm, lm_head ↔ what is there? "green", of "Is the light red?"
 
-They only shape the model: the linear layer is thrown away, and cross-attention is read beside the forward pass.
+They only shape the model: the linear layer is thrown away, all else is read beside the forward pass.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -107,6 +108,16 @@ def attention_loss(maps: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
     return -(maps * cells).sum(-1).clamp(min=1e-6).log().mean()
 
 
+def value_loss(model: Any, states: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of the words [N] for what is there, by the states [N,C] of a layer and the model's own head.
+
+    To answer "Is it raining?" a decoder has to see the weather and to compare it, and from a yes or no alone it learns
+    neither before the other.
+    """
+    logits = model.compute_logits(model.get_decoder().norm(states)).float()  # in which `[PAD]` is not learned
+    return nn.functional.cross_entropy(logits, values, reduction="sum") / max(1, len(values))
+
+
 Words = tuple[torch.Tensor, torch.Tensor]  # rows [N] and columns [N] of tokens
 
 
@@ -115,6 +126,7 @@ class Recorded:
 
     def __init__(self) -> None:
         self.tokens: Any = None  # [I,P,C] after the pass
+        self.halfway: Any = None  # states [B,L,C] after half of the decoder's layers
         self.read: list[tuple[Any, torch.Tensor, torch.Tensor]] = []  # module, states [B,L,C], keys [B,K,P,D]
 
     def mean_map(self, words: Words) -> torch.Tensor:
@@ -143,11 +155,16 @@ def recording(model: Any, replace: Callable[[torch.Tensor], torch.Tensor] | None
         recorded.tokens = output.last_hidden_state
         return None if replace is None else BaseModelOutput(last_hidden_state=replace(output.last_hidden_state))
 
+    def keep_halfway(module: nn.Module, args: Any, output: torch.Tensor) -> None:
+        recorded.halfway = output
+
     def keep_read(module: Any, args: tuple[torch.Tensor, ...], output: Any) -> None:
         recorded.read.append((module, *args[:2]))
 
+    layers = model.get_decoder().layers
     handles = [model.model.vision_tower.register_forward_hook(keep_tokens)]
-    handles += [layer.cross_attn.register_forward_hook(keep_read) for layer in model.get_decoder().layers]
+    handles += [layers[(len(layers) - 1) // 2].register_forward_hook(keep_halfway)]
+    handles += [layer.cross_attn.register_forward_hook(keep_read) for layer in layers]
     try:
         yield recorded
     finally:

@@ -5,7 +5,7 @@ a row for each image, of 20 to 230 tokens → rows of one width, several for an 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ..data.collator import Prepared, TrafficCollator, augment
 from ..data.scene import Scene
 from ..data.targets import TARGETS, cell_targets, find_word, word_cells
+from ..data.truths import View
 from ..processing_traffic_vlm import IGNORED_LABEL
 
 
@@ -22,7 +23,9 @@ class SupervisedCollator(TrafficCollator):
     """A `TrafficCollator` whose batches also hold, for a vision tower of `grid` rows and columns,
 
     - `cell_targets` int8 [I,P,T]: 1, 0, or -1 for unknown, of each of TARGETS in each cell;
-    - `attention_targets` bool [R,L,P]: for the words that name an object that is there, its cells; else all False.
+    - `attention_targets` bool [R,L,P]: for the words that name an object that is there, its cells; else all False;
+    - `value_targets` [R,L]: at the end of a question that compares ("Is the light red?") the word for what is there
+      ("green"); else 0.
 
     The questions about an image stand in as many of the R rows as they need, see `fold`.
     """
@@ -44,6 +47,7 @@ class SupervisedCollator(TrafficCollator):
     def finish(self, batch: dict[str, torch.Tensor], prepared: list[Prepared]) -> dict[str, torch.Tensor]:
         cells = np.full((len(prepared), self.grid[0] * self.grid[1], len(TARGETS)), -1, np.int8)
         look_at = torch.zeros(*batch["input_ids"].shape, cells.shape[1], dtype=torch.bool)
+        values = torch.zeros_like(batch["input_ids"])
         for row, item in enumerate(prepared):
             if item.scene is None:
                 continue
@@ -54,7 +58,14 @@ class SupervisedCollator(TrafficCollator):
                 place = find_word(self.processor, batch["input_ids"][row, inside].tolist(), label)
                 if place is not None:
                     look_at[row, inside[place]] = torch.from_numpy(filled)
-        return fold(batch | {"attention_targets": look_at}) | {"cell_targets": torch.from_numpy(cells)}
+            view, tokenizer = View(item.scene), cast(Any, self.processor).tokenizer
+            for number, question in enumerate(item.questions):
+                value = view.compared(tuple(question.fact.split("/"))) if question.answer in ("yes", "no") else None
+                if value is not None:
+                    end = int(batch["question_ends"][row, number])
+                    values[row, end] = tokenizer.convert_tokens_to_ids(value)
+        batch |= {"attention_targets": look_at, "value_targets": values}
+        return fold(batch) | {"cell_targets": torch.from_numpy(cells)}
 
 
 def fold(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -87,6 +87,9 @@ class DataOptions:
     )
     cell_weight: float = field(default=1.0, metadata={"help": "of the losses on what each cell, and the image, shows"})
     attention_weight: float = field(default=0.5, metadata={"help": "of the loss on where asked words look"})
+    value_weight: float = field(
+        default=0.5, metadata={"help": "of the loss on what is there, where a question compares it with a value"}
+    )
     annotated_steps: list[int] = field(
         default_factory=list,
         metadata={
@@ -387,6 +390,7 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         eval_dataset=eval_rows,
         cell_weight=0.0 if model_options.lora_rank else data_options.cell_weight,
         attention_weight=data_options.attention_weight,
+        value_weight=data_options.value_weight,
         annotated=fit_annotated(unwrap(model).model.vision_tower, processor, mixture, grid, data_options, arguments),
         annotated_steps=data_options.annotated_steps or (0, 0),
         evaluator=figures,

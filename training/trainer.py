@@ -1,6 +1,6 @@
 """The library's Trainer with what our training adds: losses beside the answers, our figures, a frozen tower.
 
-batch from `SupervisedCollator` → loss of the answers + cell loss + attention loss
+batch from `SupervisedCollator` → loss of the answers + cell loss + attention loss + value loss
 evaluation → `quick_metrics`, the same figures as `scripts/evaluate.py`
 """
 
@@ -12,7 +12,7 @@ import torch
 from transformers import Trainer, TrainerCallback
 
 from .annotated import AnnotatedTokens, share_of_annotations
-from .auxiliary import CELL_HEAD, attention_loss, cell_loss, image_loss, image_targets, recording
+from .auxiliary import CELL_HEAD, attention_loss, cell_loss, image_loss, image_targets, recording, value_loss
 
 
 ADVICE = (
@@ -56,7 +56,7 @@ class TrafficTrainer(Trainer):
     """`Trainer` for batches of packed questions.
 
     Args:
-        cell_weight, attention_weight: of the two losses beside that of the answers; 0 leaves one out.
+        cell_weight, attention_weight, value_weight: of the losses beside that of the answers; 0 leaves one out.
         annotated, annotated_steps: image tokens as the annotations tell them, which the decoder reads in place of the
             tower's until the first step, and less and less until the second.
         evaluator: gives the figures of a model on the evaluation rows, as floats by name.
@@ -70,13 +70,15 @@ class TrafficTrainer(Trainer):
         *args: Any,
         cell_weight: float = 0.0,
         attention_weight: float = 0.0,
+        value_weight: float = 0.0,
         annotated: AnnotatedTokens | None = None,
         annotated_steps: Sequence[int] = (0, 0),
         evaluator: Callable[[Any, Any], dict[str, float]] | None = None,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
-        self.cell_weight, self.attention_weight, self.evaluator = cell_weight, attention_weight, evaluator
+        self.cell_weight, self.attention_weight, self.value_weight = cell_weight, attention_weight, value_weight
+        self.evaluator = evaluator
         self.annotated, self.annotated_steps = annotated, annotated_steps
         self.sums: dict[str, tuple[Any, Any]] = {}  # since the last log: sum and number
 
@@ -86,6 +88,7 @@ class TrafficTrainer(Trainer):
         full = unwrap(self.accelerator.unwrap_model(model))
         keep_statistics(full.model.vision_tower)
         cells, look_at = inputs.pop("cell_targets", None), inputs.pop("attention_targets", None)
+        values = inputs.pop("value_targets", None)
         words = None
         if self.attention_weight and look_at is not None:
             words = look_at.any(-1).nonzero(as_tuple=True)
@@ -117,6 +120,10 @@ class TrafficTrainer(Trainer):
                 look = attention_loss(recorded.mean_map(words)[:, -look_at.shape[-1] :], look_at[words])
                 self._add("attention_loss", look)
                 loss = loss + self.attention_weight * share * look
+            if self.value_weight and values is not None:
+                seen = value_loss(full, recorded.halfway[values > 0], values[values > 0])
+                self._add("value_loss", seen)
+                loss = loss + self.value_weight * share * seen
         if not math.isfinite(loss.item()):
             raise FloatingPointError(f"the loss is {loss.item()} at step {self.state.global_step + 1}: {ADVICE}")
         return (loss, outputs) if return_outputs else loss
