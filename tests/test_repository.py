@@ -149,7 +149,7 @@ def test_the_repository_itself_loads(tmp_path):
         """,
         tmp_path,
     )
-    assert output.split() == ["37247744", "500", "left"]
+    assert output.split() == ["37272320", "500", "left"]
 
 
 def test_root_files_are_what_their_script_writes(tmp_path):
