@@ -26,10 +26,10 @@ def test_small_model_has_the_promised_parameters():
             convolutions += side * side * inner + 2 * inner + inner * next_width + 2 * next_width
             width = next_width
     convolutions += 320 * 1280 + 2 * 1280
-    # three grids to cells, places, 2 layers of (attention 4·768², feed-forward 2·768·3072, biases, 2 norms), last norm
+    # three grids to cells, places twice, 2 layers (attention 4·768², feed-forward 2·768·3072, biases, norms), a norm
     cells = (4 * 40 + 112 + 1280) * 768 + 768
     layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
-    tower = convolutions + cells + 32 * 768 + 2 * layer + 2 * 768
+    tower = convolutions + cells + 2 * 32 * 768 + 2 * layer + 2 * 768
     assert count(model.model.vision_tower) == tower == 18_790_144
     # embeddings, 4 layers of (2 × grouped-query attention, SwiGLU, 3 norms), last norm
     attention = 2 * 512 * 512 + 2 * 512 * 128
