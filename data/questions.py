@@ -20,16 +20,16 @@ from .truths import GROUNDED, NO_GROUP, STUFF, THINGS, THIRDS, UNCOUNTED, Box, K
 # How often each kind is picked. Yes/no kinds lead, because to decide is the model's first use; attributes follow,
 # because few scenes have any, and each value of one is to be learned by itself.
 KIND_WEIGHTS = {
-    "presence": 4.0,
+    "presence": 5.0,
     "place": 4.0,
     "relation": 2.0,
-    "light_state": 5.0,
+    "light_state": 6.0,
     "sign_value": 4.0,
-    "color": 3.0,
-    "count": 3.0,
+    "color": 5.0,
+    "count": 4.0,
     "comparison": 1.0,
     "side": 4.0,
-    "weather": 3.0,
+    "weather": 2.5,
     "time_of_day": 1.0,
     "view": 0.5,
     "ahead": 1.0,
@@ -40,6 +40,7 @@ FACT_OF_KIND = {name.replace(" ", "_"): name for name in FACTS}
 # Of a class that is absent, every place and relation is a "no" that says no more than its absence does. `ask` looks at
 # so many of these classes only, so that most "no" are about objects that are somewhere else.
 ABSENT_SHARE = 0.25
+IN_WORDS = 3  # "What color is the car?" is one question beside many of "Is the car red?", so it is drawn so many times
 OVER = (1, 2, 3)  # "more than 2 cars"
 MAX_TRIES = 8  # keys looked at for each question, so that a scene of which little may be asked costs little
 
@@ -291,7 +292,8 @@ def _attribute_keys(
     true = {seen.item.attributes[attribute] for seen in clear if attribute in seen.item.attributes}
     keys: list[Key] = []
     if true:
-        keys += [(kind, label, form) for form in forms if form in ("what", "what_all")]
+        in_words = [(kind, label, form) for form in forms if form in ("what", "what_all")]
+        keys += in_words if rng is None else in_words * IN_WORDS
         asked = _values(values, true, rng)
         keys += [(kind, label, form, value) for form in forms if form in ("is", "are") for value in asked]
     if "any" in forms and (true or attribute in view.scene.attributed.get(label, ())):

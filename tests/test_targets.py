@@ -25,6 +25,7 @@ from traffic_vlm.training.auxiliary import (
     image_targets,
     recording,
     value_loss,
+    wording_loss,
 )
 from traffic_vlm.training.collator import SupervisedCollator, fold
 
@@ -148,6 +149,44 @@ def test_a_question_that_compares_knows_with_what(processor):
         found[text] = processor.decode(batch["value_targets"][row, column])
     assert found and set(found.values()) <= {"green", "left", "right", "center", "blue", "2", "1", "0", "foggy"}
     assert all(value == "foggy" for text, value in found.items() if "weather" in text)
+
+
+def test_some_questions_are_asked_again_in_other_words(processor):
+    rows = [{"image": image, "scene": scene.to_json()} for image, scene in map(render, range(4))]
+    batch = SupervisedCollator(processor, 16, rewordings=3)(rows)
+    pairs = batch["wording_pairs"]
+    assert 8 <= pairs.max() <= 4 * 3
+    for number in range(1, int(pairs.max()) + 1):
+        texts, answers = set(), set()
+        for line, end in (pairs == number).nonzero().tolist():
+            answers.add(int(batch["labels"][line, end + 1]))
+            question = batch["segment_ids"][line, : end + 1] == batch["segment_ids"][line, end]
+            texts.add(processor.decode(batch["input_ids"][line, : end + 1][question]))
+        assert len(texts) == 2 and len(answers) == 1 and answers <= {4, 5}
+    asked = batch["segment_ids"].amax(1)  # numbers of the questions about an image, which stand in some of the rows
+    assert all(asked[batch["image_index"] == image].max() <= 16 for image in range(4))  # not more than before
+    without = SupervisedCollator(processor, 16)(rows)
+    assert not without["wording_pairs"].any()
+
+
+def test_questions_of_people_are_not_asked_in_other_words(processor):
+    texts = ["Is there a car?", "Is there a bus?", "Is there a car?"]
+    row = {"image": Image.new("RGB", (40, 40)), "scene": None, "questions": texts, "answers": ["yes", "no", "yes"]}
+    batch = SupervisedCollator(processor, 16, rewordings=3)([row])
+    assert not batch["wording_pairs"].any() and int(batch["segment_ids"].max()) == 3
+
+
+def test_wording_loss_is_the_divergence_both_ways():
+    log_odds = torch.tensor([2.0, 0.5, -1.0, 0.5], requires_grad=True)
+    pairs = torch.tensor([2, 1, 2, 1])  # 2.0 with -1.0; 0.5 with 0.5
+    yes = log_odds.detach().sigmoid()
+    one, other = (torch.stack([1 - yes[i], yes[i]]) for i in (0, 2))
+    both = (one * (one / other).log()).sum() + (other * (other / one).log()).sum()
+    loss = wording_loss(log_odds, pairs)
+    assert loss.item() == pytest.approx(both.item() / 2)
+    loss.backward()
+    assert log_odds.grad[0] > 0 > log_odds.grad[2] and not log_odds.grad[1::2].any()
+    assert wording_loss(log_odds[:0], pairs[:0]).item() == 0
 
 
 def test_value_loss_is_that_of_the_models_own_words():

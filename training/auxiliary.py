@@ -4,6 +4,7 @@
                                    → [I,T]   ↔ what is there at all?
     cross-attention of asked words [N,P] ↔ the cells of their objects: where should "car" look?
     states halfway through the decoder [N,C] → norm, lm_head ↔ what is there? "green", of "Is the light red?"
+    log-odds of yes [N], of one wording ↔ of another
 
 They only shape the model: the linear layer is thrown away, all else is read beside the forward pass.
 """
@@ -116,6 +117,16 @@ def value_loss(model: Any, states: torch.Tensor, values: torch.Tensor) -> torch.
     """
     logits = model.compute_logits(model.get_decoder().norm(states)).float()  # in which `[PAD]` is not learned
     return nn.functional.cross_entropy(logits, values, reduction="sum") / max(1, len(values))
+
+
+def wording_loss(log_odds: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+    """How far P(yes) of two wordings of a question are apart: KL divergence both ways, (p - q) (logit p - logit q).
+
+    Of log-odds of yes [N] and the numbers [N] of their pairs, in which each stands twice; the mean over pairs.
+    """
+    ordered = log_odds[pairs.argsort()].float()
+    one, other = ordered[0::2], ordered[1::2]
+    return ((one.sigmoid() - other.sigmoid()) * (one - other)).sum() / max(1, len(one))
 
 
 Words = tuple[torch.Tensor, torch.Tensor]  # rows [N] and columns [N] of tokens

@@ -3,8 +3,9 @@
 a row for each image, of 20 to 230 tokens → rows of one width, several for an image, with hardly any padding
 """
 
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -12,6 +13,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from ..data.collator import Prepared, TrafficCollator, augment
+from ..data.phrases import phrasings
+from ..data.questions import Question
 from ..data.scene import Scene
 from ..data.targets import TARGETS, cell_targets, find_word, word_cells
 from ..data.truths import View
@@ -25,12 +28,15 @@ class SupervisedCollator(TrafficCollator):
     - `cell_targets` int8 [I,P,T]: 1, 0, or -1 for unknown, of each of TARGETS in each cell;
     - `attention_targets` bool [R,L,P]: for the words that name an object that is there, its cells; else all False;
     - `value_targets` [R,L]: at the end of a question that compares ("Is the light red?") the word for what is there
-      ("green"); else 0.
+      ("green"); else 0;
+    - `wording_pairs` [R,L]: at the ends of two wordings of a yes/no question their number, from 1 on; else 0.
 
-    The questions about an image stand in as many of the R rows as they need, see `fold`.
+    Of the questions about an image, up to `rewordings` are others in other words. They stand in as many of the R rows
+    as they need, see `fold`.
     """
 
     grid: tuple[int, int] = (14, 14)
+    rewordings: int = 0
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """With `questions_per_image=0` pixels, cell targets, and as input_ids the one token that starts a text."""
@@ -47,7 +53,7 @@ class SupervisedCollator(TrafficCollator):
     def finish(self, batch: dict[str, torch.Tensor], prepared: list[Prepared]) -> dict[str, torch.Tensor]:
         cells = np.full((len(prepared), self.grid[0] * self.grid[1], len(TARGETS)), -1, np.int8)
         look_at = torch.zeros(*batch["input_ids"].shape, cells.shape[1], dtype=torch.bool)
-        values = torch.zeros_like(batch["input_ids"])
+        values, pairs = torch.zeros_like(batch["input_ids"]), torch.zeros_like(batch["input_ids"])
         for row, item in enumerate(prepared):
             if item.scene is None:
                 continue
@@ -59,13 +65,35 @@ class SupervisedCollator(TrafficCollator):
                 if place is not None:
                     look_at[row, inside[place]] = torch.from_numpy(filled)
             view, tokenizer = View(item.scene), cast(Any, self.processor).tokenizer
+            ends: dict[str, int] = {}
             for number, question in enumerate(item.questions):
-                value = view.compared(tuple(question.fact.split("/"))) if question.answer in ("yes", "no") else None
+                if question.answer not in ("yes", "no"):
+                    continue
+                end = int(batch["question_ends"][row, number])
+                value = view.compared(tuple(question.fact.split("/")))
                 if value is not None:
-                    end = int(batch["question_ends"][row, number])
                     values[row, end] = tokenizer.convert_tokens_to_ids(value)
-        batch |= {"attention_targets": look_at, "value_targets": values}
+                if question.fact and question.fact in ends:
+                    pairs[row, [ends[question.fact], end]] = pairs.max() + 1
+                ends[question.fact] = end
+        batch |= {"attention_targets": look_at, "value_targets": values, "wording_pairs": pairs}
         return fold(batch) | {"cell_targets": torch.from_numpy(cells)}
+
+    def _asked_anew(self, row: dict[str, Any], rng: random.Random) -> Prepared:
+        prepared = super()._asked_anew(row, rng)
+        kept = prepared.questions[: max(1, self.questions_per_image - self.rewordings)]
+        return replace(prepared, questions=kept + in_other_words(kept, self.rewordings, rng))
+
+
+def in_other_words(questions: Sequence[Question], count: int, rng: random.Random) -> list[Question]:
+    """The first yes/no questions of the grammar, up to `count`, each in a wording that it does not have yet."""
+    reworded: list[Question] = []
+    for question in questions:
+        if len(reworded) < count and question.fact and question.answer in ("yes", "no"):
+            texts = [text for text in phrasings(question.fact) if text != question.text]
+            if texts:
+                reworded.append(replace(question, text=rng.choice(texts)))
+    return reworded
 
 
 def fold(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

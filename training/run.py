@@ -38,6 +38,7 @@ FITTED_IMAGES = 1024  # whose tokens tell what a tower makes of annotated cells
 JOB = "training_options.json"  # beside the checkpoints
 HOW = ("attn_implementation", "compile_decoder")  # change how a run computes, not what
 HELD_BACK = 0.1  # of the images are for evaluation, where no others are given for it
+REWORDED = 5  # every fifth question about an image is another one of its yes/no questions in other words
 
 
 @dataclass
@@ -89,6 +90,10 @@ class DataOptions:
     attention_weight: float = field(default=0.5, metadata={"help": "of the loss on where asked words look"})
     value_weight: float = field(
         default=0.5, metadata={"help": "of the loss on what is there, where a question compares it with a value"}
+    )
+    wording_weight: float = field(
+        default=1.0,
+        metadata={"help": "of the loss on how far answers to two wordings are apart; 0 asks none in other words"},
     )
     annotated_steps: list[int] = field(
         default_factory=list,
@@ -370,8 +375,14 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     vision = model.config.vision_config
     grid = (vision.image_size // vision.patch_size,) * 2
     mixture, eval_rows = prepare_rows(processor, data_options, arguments)
+    asked = data_options.questions_per_image
     collator = SupervisedCollator(
-        processor, data_options.questions_per_image, data_options.kinds, seed=arguments.seed, grid=grid
+        processor,
+        asked,
+        data_options.kinds,
+        seed=arguments.seed,
+        grid=grid,
+        rewordings=asked // REWORDED if data_options.wording_weight else 0,
     )
 
     def figures(model: Any, rows: Any) -> dict[str, float]:
@@ -391,6 +402,7 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         cell_weight=0.0 if model_options.lora_rank else data_options.cell_weight,
         attention_weight=data_options.attention_weight,
         value_weight=data_options.value_weight,
+        wording_weight=data_options.wording_weight,
         annotated=fit_annotated(unwrap(model).model.vision_tower, processor, mixture, grid, data_options, arguments),
         annotated_steps=data_options.annotated_steps or (0, 0),
         evaluator=figures,

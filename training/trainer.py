@@ -1,6 +1,6 @@
 """The library's Trainer with what our training adds: losses beside the answers, our figures, a frozen tower.
 
-batch from `SupervisedCollator` → loss of the answers + cell loss + attention loss + value loss
+batch from `SupervisedCollator` → loss of the answers + cell, attention, value and wording losses
 evaluation → `quick_metrics`, the same figures as `scripts/evaluate.py`
 """
 
@@ -12,7 +12,16 @@ import torch
 from transformers import Trainer, TrainerCallback
 
 from .annotated import AnnotatedTokens, share_of_annotations
-from .auxiliary import CELL_HEAD, attention_loss, cell_loss, image_loss, image_targets, recording, value_loss
+from .auxiliary import (
+    CELL_HEAD,
+    attention_loss,
+    cell_loss,
+    image_loss,
+    image_targets,
+    recording,
+    value_loss,
+    wording_loss,
+)
 
 
 ADVICE = (
@@ -56,7 +65,8 @@ class TrafficTrainer(Trainer):
     """`Trainer` for batches of packed questions.
 
     Args:
-        cell_weight, attention_weight, value_weight: of the losses beside that of the answers; 0 leaves one out.
+        cell_weight, attention_weight, value_weight, wording_weight: of the losses beside that of the answers; 0 leaves
+            one out.
         annotated, annotated_steps: image tokens as the annotations tell them, which the decoder reads in place of the
             tower's until the first step, and less and less until the second.
         evaluator: gives the figures of a model on the evaluation rows, as floats by name.
@@ -71,13 +81,15 @@ class TrafficTrainer(Trainer):
         cell_weight: float = 0.0,
         attention_weight: float = 0.0,
         value_weight: float = 0.0,
+        wording_weight: float = 0.0,
         annotated: AnnotatedTokens | None = None,
         annotated_steps: Sequence[int] = (0, 0),
         evaluator: Callable[[Any, Any], dict[str, float]] | None = None,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
-        self.cell_weight, self.attention_weight, self.value_weight = cell_weight, attention_weight, value_weight
+        self.cell_weight, self.attention_weight = cell_weight, attention_weight
+        self.value_weight, self.wording_weight = value_weight, wording_weight
         self.evaluator = evaluator
         self.annotated, self.annotated_steps = annotated, annotated_steps
         self.sums: dict[str, tuple[Any, Any]] = {}  # since the last log: sum and number
@@ -88,7 +100,7 @@ class TrafficTrainer(Trainer):
         full = unwrap(self.accelerator.unwrap_model(model))
         keep_statistics(full.model.vision_tower)
         cells, look_at = inputs.pop("cell_targets", None), inputs.pop("attention_targets", None)
-        values = inputs.pop("value_targets", None)
+        values, pairs = inputs.pop("value_targets", None), inputs.pop("wording_pairs", None)
         words = None
         if self.attention_weight and look_at is not None:
             words = look_at.any(-1).nonzero(as_tuple=True)
@@ -124,9 +136,18 @@ class TrafficTrainer(Trainer):
                 seen = value_loss(full, recorded.halfway[values > 0], values[values > 0])
                 self._add("value_loss", seen)
                 loss = loss + self.value_weight * share * seen
+            if self.wording_weight and pairs is not None:
+                apart = wording_loss(self._log_odds(outputs.logits[pairs > 0]), pairs[pairs > 0])
+                self._add("wording_loss", apart)
+                loss = loss + self.wording_weight * share * apart
         if not math.isfinite(loss.item()):
             raise FloatingPointError(f"the loss is {loss.item()} at step {self.state.global_step + 1}: {ADVICE}")
         return (loss, outputs) if return_outputs else loss
+
+    def _log_odds(self, logits: torch.Tensor) -> torch.Tensor:
+        """Of yes against no [N], from logits [N,V]."""
+        text = self.model.config.get_text_config()
+        return logits[:, text.yes_token_id] - logits[:, text.no_token_id]
 
     @torch.no_grad()
     def _count_answers(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
@@ -137,8 +158,7 @@ class TrafficTrainer(Trainer):
         entropy = torch.nn.functional.cross_entropy(guess[learned].float(), truth[learned], reduction="sum")
         self._add("answer_loss", entropy, learned.sum())
         decided = (truth == text.yes_token_id) | (truth == text.no_token_id)
-        yes = guess[decided][:, text.yes_token_id] > guess[decided][:, text.no_token_id]
-        right = yes == (truth[decided] == text.yes_token_id)
+        right = (self._log_odds(guess[decided]) > 0) == (truth[decided] == text.yes_token_id)
         self._add("yes_no_accuracy", right.sum(), decided.sum())
 
     def _add(self, name: str, value: torch.Tensor, count: torch.Tensor | int = 1) -> None:
