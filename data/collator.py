@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageFilter
 
+from ..images_traffic_vlm import to_rgb
 from .questions import KINDS, Balancer, Question, ask
 from .scene import Scene
 
@@ -108,7 +109,7 @@ class TrafficCollator:
     without questions (of `SyntheticStream`) is asked what its scene allows. Rows of which nothing may be asked are
     left out; if that is the whole batch, it is asked as without `training`, whatever the balance.
 
-    Balancers live as long as their worker: with few images, let workers live on (`persistent_workers=True`).
+    Balancers live as long as their worker.
     """
 
     processor: Callable[..., Any]
@@ -163,20 +164,27 @@ class TrafficCollator:
         """The augmented image and questions about it; whole if nothing may be asked of a part of it."""
         if not row.get("scene"):
             return self._as_stored(row, rng)
-        whole, known = row["image"].convert("RGB"), Scene.from_json(row["scene"])
+        whole, known = to_rgb(row["image"]), Scene.from_json(row["scene"])
         for cropped in (CROPPED, 0.0):
             image, scene = augment(whole, known, rng, cropped)
-            questions = ask(scene, rng, self.questions_per_image, self.balancers[scene.source], self.kinds)
+            questions = self.ask(scene, rng)
             if questions:
                 break
         return Prepared(image, questions, scene)
 
+    def ask(self, scene: Scene, rng: random.Random) -> list[Question]:
+        """At most `questions_per_image` questions, as many yes as no within each source."""
+        return ask(scene, rng, self.questions_per_image, self.balancers[scene.source], self.kinds)
+
     def _as_stored(self, row: dict[str, Any], rng: random.Random) -> Prepared:
         """The image as it stands and its own questions, or else what its scene allows by itself."""
-        image, count = row["image"].convert("RGB"), self.questions_per_image
+        image, count = to_rgb(row["image"]), self.questions_per_image
         scene = Scene.from_json(row["scene"]) if row.get("scene") else None
         pairs = zip(row.get("questions") or (), row.get("answers") or ())
-        questions = [Question(text, answer, "", "", "") for text, answer in pairs][:count]
+        questions = [Question(text, answer, "", "", "") for text, answer in pairs]
+        if self.training and len(questions) > count:
+            questions = rng.sample(questions, count)
+        questions = questions[:count]
         if not questions and scene is not None:
             # When training is off, the same each time: by the row alone.
             dice = rng if self.training else random.Random(f"{self.seed}/{row['scene']}")

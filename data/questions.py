@@ -17,8 +17,8 @@ from .scene import CLASSES, COLORS, FACTS, LIGHT_STATES, SPEED_LIMITS, Scene, is
 from .truths import GROUNDED, NO_GROUP, STUFF, THINGS, THIRDS, UNCOUNTED, Box, Key, View
 
 
-# How often each kind is picked. Yes/no kinds lead, because to decide is the model's first use; attributes follow,
-# because few scenes have any, and each value of one is to be learned by itself.
+# How often each kind is picked. What there is and where leads, because to decide is the model's first use; attributes
+# are as frequent, because few scenes have any, and each value of one is to be learned by itself.
 KIND_WEIGHTS = {
     "presence": 5.0,
     "place": 4.0,
@@ -164,8 +164,8 @@ def ask(
             key, pool[i] = pool[i], pool[-1]
             pool.pop()
             found = None if key in taken else view.find(key)
+            taken.add(key)  # refused or not: what is drawn more often gets no second try
             if found is not None and balancer.accepts(key, found[0], rng):
-                taken.add(key)
                 fact = "/".join(key)
                 questions.append(
                     Question(phrase(fact, rng), found[0], kind, key[1], fact, view.boxes(key, found)),

@@ -75,7 +75,7 @@ def cell_targets(scene: Scene, grid: tuple[int, int]) -> np.ndarray:
             channel[(parts > TRACE) & (channel == 0)] = -1
             if item.visible >= MIN_VISIBLE:
                 channel[parts >= CLEAR] = 1
-        for name, known in item.attributes.items():
+        for name, known in item.attributes.items() if item.visible >= MIN_VISIBLE else ():
             for value in ATTRIBUTES[name]:
                 targets[TARGETS.index(f"{name} {value}")][parts >= CLEAR] = value == known
     for name, known in scene.facts.items():  # of the whole image, so every cell shows it

@@ -27,6 +27,7 @@ from traffic_vlm.data.questions import Balancer, Question, ask, settle
 from traffic_vlm.data.readers import DataError, Record
 from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.data.synthetic import render
+from traffic_vlm.training.collator import SupervisedCollator
 
 
 def command(folder, *options: str) -> list[str]:
@@ -391,15 +392,18 @@ def test_a_batch_of_which_the_balance_forbids_all_is_asked_nevertheless(processo
         assert ((collate([row])["labels"] != -100).sum(-1) > 0).all()
 
 
-def test_yes_and_no_are_balanced_within_each_source(processor):
+@pytest.mark.parametrize("rewordings", [0, 1])
+def test_yes_and_no_are_balanced_within_each_source(processor, rewordings):
     """One in which cars are nearly always there and one in which they hardly are: neither is to tell the answer."""
     car = SceneObject("car", (10.0, 10.0, 30.0, 30.0))
     rng, answers = random.Random(0), {"city": Counter(), "path": Counter()}
-    collate = TrafficCollator(processor, questions_per_image=4, kinds=("presence",))
+    kinds = ("presence", "weather")  # where there are cars, more can be asked
+    collate = SupervisedCollator(processor, questions_per_image=4, kinds=kinds, rewordings=rewordings)
     for _ in range(400):
         source = rng.choice(["city", "path"])
         objects = (car,) if rng.random() < {"city": 0.9, "path": 0.1}[source] else ()
-        scene = Scene(40, 40, objects, exhaustive=frozenset({"car"}), source=source)
+        facts = {"weather": "clear"} if objects else {}
+        scene = Scene(40, 40, objects, facts, exhaustive=frozenset({"car"}), source=source)
         asked = collate._asked_anew({"image": Image.new("RGB", (40, 40)), "scene": scene.to_json()}, rng)
         answers[source].update(question.answer for question in asked.questions if question.label == "car")
     for counts in answers.values():

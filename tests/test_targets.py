@@ -176,6 +176,25 @@ def test_questions_of_people_are_not_asked_in_other_words(processor):
     assert not batch["wording_pairs"].any() and int(batch["segment_ids"].max()) == 3
 
 
+def test_all_questions_of_people_come_up_in_time(processor):
+    texts = [f"Is there a {name}?" for name in ("car", "bus", "truck", "person", "dog", "bicycle")]
+    row = {"image": Image.new("RGB", (40, 40)), "scene": None, "questions": texts, "answers": ["no"] * 6}
+    collate = SupervisedCollator(processor, 2, rewordings=1)
+    seen = set()
+    for _ in range(30):
+        batch = collate([row])
+        assert int(batch["segment_ids"].max()) == 2
+        seen |= set(batch["input_ids"].flatten().tolist())
+    assert seen >= set(processor.tokenizer.convert_tokens_to_ids([text.split()[-1][:-1] for text in texts]))
+
+
+def test_of_a_hidden_object_no_cell_shows_the_color():
+    cars = (("red", 1.0), ("blue", 0.1))
+    cars = tuple(SceneObject("car", (0, 0, 20, 20), visible=part, attributes={"color": name}) for name, part in cars)
+    targets = cell_targets(Scene(40, 40, cars), GRID)
+    assert channel(targets, "color red")[0, 0] == 1 and channel(targets, "color blue")[0, 0] == 0
+
+
 def test_wording_loss_is_the_divergence_both_ways():
     log_odds = torch.tensor([2.0, 0.5, -1.0, 0.5], requires_grad=True)
     pairs = torch.tensor([2, 1, 2, 1])  # 2.0 with -1.0; 0.5 with 0.5

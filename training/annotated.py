@@ -51,7 +51,8 @@ def fit(tower: Any, batches: Iterable[dict[str, torch.Tensor]], grid: tuple[int,
     squares: Any = 0.0
     products: Any = 0.0
     for batch in batches:
-        tokens = tower(batch["pixel_values"].to(tower.device)).last_hidden_state.float().flatten(0, 1)
+        tokens = tower(batch["pixel_values"].to(tower.device)).last_hidden_state.float()
+        tokens = tokens[:, -grid[0] * grid[1] :].flatten(0, 1)  # without a class token, where a tower has one
         inputs = describe(batch["cell_targets"].to(tower.device), grid).flatten(0, 1)
         squares, products = squares + inputs.T @ inputs, products + inputs.T @ tokens
     tower.train(was_training)
@@ -62,3 +63,9 @@ def share_of_annotations(step: int, steps: Sequence[int]) -> float:
     """The part that annotations have in the tokens at a step: 1 before the first of `steps`, 0 from the second on."""
     first, last = steps
     return min(1.0, max(0.0, (last - step) / max(1, last - first)))
+
+
+def mix(tokens: torch.Tensor, told: torch.Tensor, share: float) -> torch.Tensor:
+    """Tokens [I,P,C], with `share` of `told` [I,P,C] in them; a class token before them stays as it is."""
+    before, cells = tokens.split([tokens.shape[1] - told.shape[1], told.shape[1]], 1)
+    return torch.cat([before, torch.lerp(cells, told.to(cells), share)], 1)

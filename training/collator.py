@@ -14,10 +14,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..data.collator import Prepared, TrafficCollator, augment
 from ..data.phrases import phrasings
-from ..data.questions import Question
+from ..data.questions import Question, ask
 from ..data.scene import Scene
 from ..data.targets import TARGETS, cell_targets, find_word, word_cells
 from ..data.truths import View
+from ..images_traffic_vlm import to_rgb
 from ..processing_traffic_vlm import IGNORED_LABEL
 
 
@@ -43,7 +44,7 @@ class SupervisedCollator(TrafficCollator):
         if self.questions_per_image:
             return super().__call__(rows)
         rng = self.generator()
-        pairs = [augment(row["image"].convert("RGB"), Scene.from_json(row["scene"]), rng) for row in rows]
+        pairs = [augment(to_rgb(row["image"]), Scene.from_json(row["scene"]), rng) for row in rows]
         processor: Any = self.processor
         pixels = processor(images=[image for image, _ in pairs], return_tensors="pt")
         cells = np.stack([cell_targets(scene, self.grid) for _, scene in pairs])
@@ -79,21 +80,18 @@ class SupervisedCollator(TrafficCollator):
         batch |= {"attention_targets": look_at, "value_targets": values, "wording_pairs": pairs}
         return fold(batch) | {"cell_targets": torch.from_numpy(cells)}
 
-    def _asked_anew(self, row: dict[str, Any], rng: random.Random) -> Prepared:
-        prepared = super()._asked_anew(row, rng)
-        kept = prepared.questions[: max(1, self.questions_per_image - self.rewordings)]
-        return replace(prepared, questions=kept + in_other_words(kept, self.rewordings, rng))
-
-
-def in_other_words(questions: Sequence[Question], count: int, rng: random.Random) -> list[Question]:
-    """The first yes/no questions of the grammar, up to `count`, each in a wording that it does not have yet."""
-    reworded: list[Question] = []
-    for question in questions:
-        if len(reworded) < count and question.fact and question.answer in ("yes", "no"):
-            texts = [text for text in phrasings(question.fact) if text != question.text]
-            if texts:
-                reworded.append(replace(question, text=rng.choice(texts)))
-    return reworded
+    def ask(self, scene: Scene, rng: random.Random) -> list[Question]:
+        """As without `rewordings`, but some in two wordings; both count for the balance of yes and no."""
+        balancer = self.balancers[scene.source]
+        asked = ask(scene, rng, self.questions_per_image - self.rewordings, balancer, self.kinds)
+        again = []
+        for question in asked:
+            others = [text for text in phrasings(question.fact) if text != question.text]
+            if len(again) == self.rewordings or not others or question.answer not in ("yes", "no"):
+                continue
+            if balancer.accepts(tuple(question.fact.split("/")), question.answer, rng):
+                again.append(replace(question, text=rng.choice(others)))
+        return asked + again
 
 
 def fold(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

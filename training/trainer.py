@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback
 
-from .annotated import AnnotatedTokens, share_of_annotations
+from .annotated import AnnotatedTokens, mix, share_of_annotations
 from .auxiliary import (
     CELL_HEAD,
     attention_loss,
@@ -107,7 +107,7 @@ class TrafficTrainer(Trainer):
         replace, share_told = None, share_of_annotations(self.state.global_step, self.annotated_steps)
         if self.annotated is not None and cells is not None and share_told:
             told = self.annotated(cells)
-            replace = lambda tokens: torch.lerp(tokens, told.to(tokens), share_told)  # noqa: E731
+            replace = lambda tokens: mix(tokens, told, share_told)  # noqa: E731
         inputs["use_cache"] = False
         with recording(full, replace) as recorded:
             if "labels" in inputs:
