@@ -9,7 +9,7 @@ from PIL import Image
 
 from ..images_traffic_vlm import to_rgb
 from .metrics import mean
-from .predict import Prediction
+from .predict import Prediction, normalise
 
 
 def mean_image(rows: Iterable[Mapping[str, Any]], processor: Any) -> Image.Image:
@@ -35,13 +35,18 @@ class Majority:
 
     Args:
         rows: rows of a dataset; only their texts are read.
+        processor: writes their answers as those of predictions are written.
     """
 
-    def __init__(self, rows: Iterable[Mapping[str, Any]]):
+    def __init__(self, rows: Iterable[Mapping[str, Any]], processor: Any):
         self.counts: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
+        written: dict[str, str] = {}
         for row in rows:
-            for answer, fact, kind in zip(row["answers"], row["facts"], row["kinds"]):
-                answer = answer.strip().casefold()
+            new = [answer for answer in row["answers"] if answer not in written]
+            if new:
+                written |= zip(new, normalise(processor, new)[0])
+            for given, fact, kind in zip(row["answers"], row["facts"], row["kinds"]):
+                answer = written[given]
                 for key in self._keys(str(row["source"]), fact, kind, answer in ("yes", "no")):
                     self.counts[key][answer] += 1
 

@@ -5,6 +5,7 @@ A folder that cannot be used is a `DataError`, the error of all input in this pr
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from .predict import COLUMNS
 ASKED = ("image", "questions", "answers")  # what a dataset must have; the rest can be filled in
 
 
-def load_rows(folders: Sequence[Path], split: str | None = None, max_images: int | None = None) -> Dataset:
+def load_rows(
+    folders: Sequence[Path], split: str | None = None, max_images: int | None = None, prefer: str | None = None
+) -> Dataset:
     """The rows of dataset folders, one after the other.
 
     Args:
@@ -31,11 +34,17 @@ def load_rows(folders: Sequence[Path], split: str | None = None, max_images: int
             questions and answers in each line.
         split: name of the split; by default the only one that a folder has.
         max_images: take so many, drawn from all in an order that is always the same.
+        prefer: the split of a folder that has several, if it is among them and `split` names none.
 
     Raises:
         DataError: a folder that is missing, empty or no dataset; a split or a column that is not there.
     """
-    parts = [_load_folder(Path(folder), split) for folder in folders]
+    folders = [Path(folder) for folder in folders]
+    names = Counter(folder.name for folder in set(folders))
+    parts = [
+        _load_folder(folder, folder.name if names[folder.name] == 1 else "/".join(folder.parts[-2:]), split, prefer)
+        for folder in folders
+    ]
     columns = [*COLUMNS, "scene"] if all("scene" in part.column_names for part in parts) else list(COLUMNS)
     rows = concatenate_datasets([part.select_columns(columns) for part in parts])
     if max_images is not None and max_images < len(rows):
@@ -43,7 +52,8 @@ def load_rows(folders: Sequence[Path], split: str | None = None, max_images: int
     return rows
 
 
-def _load_folder(folder: Path, split: str | None) -> Dataset:
+def _load_folder(folder: Path, source: str, split: str | None, prefer: str | None) -> Dataset:
+    """The rows of a folder; `source` is that of rows that name none."""
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such dataset folder")
     splits: dict[str, list[str]] = {}
@@ -58,11 +68,11 @@ def _load_folder(folder: Path, split: str | None) -> Dataset:
     try:
         if splits:
             # By its files, not by its name: the library's cache may hold another folder of the same name.
-            name = _choose(folder, splits, split)
+            name = _choose(folder, splits, split, prefer)
             rows = load_dataset("parquet", data_files=splits[name], split="train")
         else:
             found = load_dataset("imagefolder", data_dir=str(folder))
-            rows = found[_choose(folder, found, split)]
+            rows = found[_choose(folder, found, split, prefer)]
     except DataError:
         raise
     except Exception as error:  # whatever the reader of the format happens to raise
@@ -71,13 +81,15 @@ def _load_folder(folder: Path, split: str | None) -> Dataset:
         raise DataError(f"{folder}: the dataset has no rows")
     if missing := [column for column in ASKED if column not in rows.column_names]:
         raise DataError(f"{folder}: has no column {', '.join(missing)}; needed are {', '.join(ASKED)}")
-    return _fill(rows, folder.name)
+    return _fill(rows, source)
 
 
-def _choose(folder: Path, splits: Collection[str], split: str | None) -> str:
-    if split is None and len(splits) > 1:
-        raise DataError(f"{folder}: has the splits {', '.join(splits)}; --split says which")
-    name = split or next(iter(splits))
+def _choose(folder: Path, splits: Collection[str], split: str | None, prefer: str | None) -> str:
+    if split is None and len(splits) > 1 and prefer not in splits:
+        raise DataError(
+            f"{folder}: has the splits {', '.join(splits)}; --split of evaluate.py says which, train.py takes train"
+        )
+    name = split or (prefer if prefer and prefer in splits else next(iter(splits)))
     if name not in splits:
         raise DataError(f"{folder}: has no split {name!r}, only {', '.join(splits)}")
     return name

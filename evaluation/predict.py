@@ -186,11 +186,15 @@ def _predict_batch(
     ]
 
 
+def normalise(processor: Any, answers: Sequence[str]) -> tuple[list[str], list[list[int]]]:
+    """Answers as the tokenizer writes them, and their ids: "gray" for "grey", [UNK] for a word not known."""
+    ids = processor.tokenizer(list(answers), add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    return processor.batch_decode(ids), ids
+
+
 def _questions(processor: Any, rows: list[Mapping[str, Any]], index: list[int]) -> Iterator[_Asked]:
     """All questions of a batch, with their true answers as the tokenizer writes them."""
-    answers = [answer for row in rows for answer in row["answers"]]
-    ids = processor.tokenizer(answers, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-    truths = iter(zip(processor.batch_decode(ids, skip_special_tokens=True), ids))
+    truths = iter(zip(*normalise(processor, [answer for row in rows for answer in row["answers"]])))
     for row, image in zip(rows, index):
         for number, question in enumerate(row["questions"]):
             answer, answer_ids = next(truths)

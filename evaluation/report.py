@@ -103,7 +103,7 @@ def evaluate_model(
         raise ValueError("there are no images to evaluate")
     baseline_rows = rows if train_rows is None else train_rows
     average = mean_image(spread(baseline_rows, options.mean_images), processor)
-    majority = Majority(texts(baseline_rows))
+    majority = Majority(texts(baseline_rows), processor)
     predictions = predict(model, processor, rows, **how)
     if not predictions:
         raise ValueError(f"none of the {len(rows)} images has a question to evaluate")

@@ -61,7 +61,7 @@ class Arguments:
 def evaluate(arguments: Arguments) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = load_rows(arguments.dataset, arguments.split, arguments.max_images)
-    train_rows = load_rows(arguments.train_dataset) if arguments.train_dataset else None
+    train_rows = load_rows(arguments.train_dataset, prefer="train") if arguments.train_dataset else None
     model, processor = load_model(arguments.model, device)
     options = Options(
         batch_size=arguments.batch_size,

@@ -411,6 +411,13 @@ def test_yes_and_no_are_balanced_within_each_source(processor, rewordings):
         assert abs(counts["yes"] - counts["no"]) <= Balancer().slack
 
 
+def test_training_sees_the_pixels_that_use_sees(processor):
+    deep = Image.fromarray(np.full((40, 40), 20000, np.uint16))  # 16 bits, a third of full light
+    row = {"image": deep, "scene": None, "questions": ["Is there a car?"], "answers": ["no"]}
+    seen = TrafficCollator(processor, training=False)([row])["pixel_values"]
+    assert torch.equal(seen, processor(images=deep, return_tensors="pt")["pixel_values"])
+
+
 def test_a_window_in_which_nothing_is_known_is_not_taken(processor):
     """One sign in a corner, of which most windows show a part only."""
     sign = SceneObject("stop sign", (0.0, 0.0, 12.0, 12.0))

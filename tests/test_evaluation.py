@@ -6,6 +6,7 @@ import random
 import runpy
 import sys
 import types
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -212,17 +213,18 @@ def test_agreement_by_hand():
     assert found.change == pytest.approx((0.2 + 0.3 + 0.5 + 0.2) / 4)
 
 
-def test_majority_of_the_source_then_wider_and_wider():
+def test_majority_of_the_source_then_wider_and_wider(processor):
     def row(source: str, fact: str, *answers: str) -> dict:
         count = len(answers)
         return {"source": source, "answers": list(answers), "facts": [fact] * count, "kinds": ["presence"] * count}
 
-    majority = Majority([row("a", "x", "yes", "yes", "no"), row("b", "x", "no", "no", "no"), row("b", "w", "red")])
+    rows = [row("a", "x", "Yes", "yes", "no"), row("b", "x", "no", "no", "no"), row("b", "w", "grey")]
+    majority = Majority(rows, processor)
     asked = [decided("x", "yes", "no", "a"), decided("x", "yes", "no", "c"), decided("new", "no", "no", "a")]
     assert [majority.answer(one) for one in asked] == ["yes", "no", "no"]
     assert majority.share_right(asked) == pytest.approx(2 / 3)
-    assert majority.answer(worded("blue", "", kind="color")) == "red"  # the only words there are
-    assert Majority([]).answer(asked[0]) == ""
+    assert majority.answer(worded("blue", "", kind="color")) == "gray"  # the only words there are
+    assert Majority([], processor).answer(asked[0]) == ""
 
 
 # Predictions
@@ -250,6 +252,13 @@ def test_predictions_are_those_of_questions_asked_alone(model, processor, rows):
             [alone] = processor.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
             assert one.text.startswith(alone)  # those of a batch are cut where the longest truth ends
     assert words > 2
+
+
+def test_an_answer_with_a_word_that_is_not_known_is_never_right(model, processor, rows):
+    lists = {name: ["own"] for name in LISTS} | {"questions": ["What is ahead?"], "answers": ["red zebra"]}
+    [one] = predict(model, processor, [{**rows[0], **lists}], **QUIET)
+    assert one.answer == "red [UNK]"
+    assert not replace(one, text="red").is_right
 
 
 def test_long_questions_do_not_cut_the_answers_to_others(model, processor, rows):
@@ -623,13 +632,34 @@ def broken_folder(tmp_path, what: str):
         ("torn", "the dataset cannot be read"),
         ("no rows", "the dataset (has no rows|cannot be read: .*no data)"),
         ("no column", "has no column image"),
-        ("two splits", "--split says which"),
+        ("two splits", "has the splits train, val; --split"),
     ],
 )
 def test_dataset_folders_that_cannot_be_used(tmp_path, what, message):
     with pytest.raises(DataError, match=message) as caught:
         load_rows([broken_folder(tmp_path, what)])
     assert "\n" not in str(caught.value)
+
+
+def test_of_several_splits_training_takes_its_own(tmp_path, folder):
+    rows = load_rows([folder])
+    (tmp_path / "mine/data").mkdir(parents=True)
+    for split, count in (("train", 4), ("val", 2)):
+        rows.select(range(count)).to_parquet(str(tmp_path / f"mine/data/{split}-00000.parquet"))
+    assert len(load_rows([tmp_path / "mine"], prefer="train")) == 4
+    assert len(load_rows([tmp_path / "mine"], split="val", prefer="train")) == 2
+    assert load_rows([folder], prefer="train")["image_id"] == rows["image_id"]  # it has no train
+
+
+def test_folders_of_one_name_are_told_apart(tmp_path):
+    for drive in ("drive1", "drive2"):
+        (tmp_path / drive / "val").mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / drive / "val/1.png")
+        line = {"file_name": "1.png", "questions": ["Is there a car?"], "answers": ["yes"]}
+        (tmp_path / drive / "val/metadata.jsonl").write_text(json.dumps(line))
+    folders = [tmp_path / "drive1/val", tmp_path / "drive2/val"]
+    assert load_rows(folders)["source"] == ["drive1/val", "drive2/val"]
+    assert load_rows(folders[:1] * 2)["source"] == ["val", "val"]  # twice the same
 
 
 def test_model_folders_that_cannot_be_used(model_folder, tmp_path):

@@ -20,6 +20,7 @@ from hub_stand_in import TOKEN, HubStandIn
 from tiny import ROOT, TINY_TEXT, TINY_TOWER, save_folder
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig
 from traffic_vlm.data.mixture import Mixture, SyntheticRows
+from traffic_vlm.data.synthetic import render
 from traffic_vlm.evaluation.folders import load_rows
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.publishing.card import MARK, write_card
@@ -36,7 +37,7 @@ from traffic_vlm.training.run import (
     read_normalisation,
     train,
 )
-from traffic_vlm.training.trainer import StartEpoch, freeze_blocks
+from traffic_vlm.training.trainer import StartEpoch, TrafficTrainer, freeze_blocks
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 
@@ -223,6 +224,8 @@ def test_another_run_in_the_same_folder_is_refused(start, tmp_path, capsys):
     learn(start, tmp_path, "--num_train_epochs", "1")
     said = refuse(start, tmp_path, "--num_train_epochs", "1", "--cell_weight", "2")
     assert f"{tmp_path} holds a run with --cell_weight 1.0, not 2.0" in said
+    assert "--seed 42, not 7" in refuse(start, tmp_path, "--seed", "7")
+    assert "--learning_rate 0.001, not 0.01" in refuse(start, tmp_path, "--learning_rate", "1e-2")
     learn(start, tmp_path, "--num_train_epochs", "1", "--attn_implementation", "eager")  # how, not what
     assert "goes on from" in capsys.readouterr().out
 
@@ -320,7 +323,8 @@ def test_a_tower_with_a_class_token_and_its_own_normalisation(tmp_path):
     processor = prepare_model(ModelOptions(vision_tower=str(tmp_path / "tower")), DataOptions(), processes=1)[1]
     assert processor.image_processor.image_mean == pytest.approx([0.481, 0.458, 0.408], abs=1e-3)
     model = TrafficVLMForConditionalGeneration(TrafficVLMConfig(config.to_dict(), TINY_TEXT))
-    learn(save_folder(model, tmp_path / "start"), tmp_path / "out", "--num_train_epochs", "1")
+    told = ["--freeze_vision", "true", "--annotated_steps", "0", "3"]
+    learn(save_folder(model, tmp_path / "start"), tmp_path / "out", "--num_train_epochs", "1", *told)
     logged = [entry for entry in figures(tmp_path / "out") if "loss" in entry]
     assert {"cell_loss", "attention_loss"} <= logged[0].keys()
 
@@ -361,8 +365,34 @@ def test_images_with_questions_of_your_own(start, tmp_path):
     assert "not among the 500 of the vocabulary: zebra" in said
     long = str(own_folder(tmp_path / "long", "car " * 130))
     assert "at most 128 are allowed" in refuse(start, tmp_path / "not", "--train_dataset", long)
-    said = refuse(start, tmp_path / "not", "--train_dataset", mine, "--questions_per_image", "0")
-    assert f"{mine} has questions, but no scenes" in said
+    for options in (["--train_dataset", mine], ["--eval_dataset", mine]):
+        said = refuse(start, tmp_path / "not", *options, "--questions_per_image", "0")
+        assert f"{mine} has questions, but no scenes" in said
+    assert "zebra" in refuse(start, tmp_path / "not", "--eval_dataset", zebras)
+
+
+def test_too_few_images_for_a_figure_of_cells_are_named(start, tmp_path):
+    said = refuse(start, tmp_path, "--questions_per_image", "0", "--max_eval_images", "4")
+    assert "4 evaluation images give no balanced_accuracy" in said
+
+
+def test_losses_beside_the_answers_are_divided_among_accumulated_passes(start, tmp_path, processor):
+    rows = [{"image": image, "scene": scene.to_json()} for image, scene in map(render, range(4))]
+    model = prepare_model(ModelOptions(model_name_or_path=str(start)), DataOptions(), processes=1)[0].eval()
+    batch = SupervisedCollator(processor, 8, grid=(4, 4), rewordings=2)(rows)
+    batch["pixel_values"] = torch.nn.functional.interpolate(batch["pixel_values"], (64, 64))
+    weights_of = {"cell_weight": 1.0, "attention_weight": 1.0, "value_weight": 1.0, "wording_weight": 1.0}
+
+    def loss(passes: int, **given: float) -> float:
+        trainer = TrafficTrainer(model, TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"), **given)
+        trainer.current_gradient_accumulation_steps = passes
+        with torch.no_grad():
+            return float(trainer.compute_loss(model, dict(batch), num_items_in_batch=torch.tensor(100)))
+
+    answers = loss(1)
+    for name, weight in weights_of.items():
+        whole, half = loss(1, **{name: weight}) - answers, loss(2, **{name: weight}) - answers
+        assert whole > 1e-4 and half == pytest.approx(whole / 2, rel=1e-2), name
 
 
 def test_a_tenth_is_held_back_where_no_images_are_given_for_evaluation(start, tmp_path, capsys):
@@ -433,6 +463,8 @@ def test_a_broken_gradient_stops_before_the_weights_are_spoilt(start, tmp_path, 
             ["--thaw_after_epochs", "1", "--freeze_vision", "true", "--lora_rank", "2"],
             "nothing can thaw, leave out --thaw_after_epochs",
         ),
+        (["--dataloader_persistent_workers", "true"], "--dataloader_persistent_workers must stay false"),
+        (["--label_smoothing_factor", "0.1"], "--label_smoothing_factor must stay 0, got 0.1"),
         (["--metric_for_best_model", "loss"], "give no loss, by which the best checkpoint is chosen"),
     ],
 )

@@ -187,7 +187,10 @@ def recording(model: Any, replace: Callable[[torch.Tensor], torch.Tensor] | None
 def presence_accuracy(
     model: Any, processor: Any, rows: Sequence[dict[str, Any]], grid: tuple[int, int], batch_size: int = 16
 ) -> dict[str, float]:
-    """`balanced_accuracy` of "is it there" by the cell head: the mean of the rates on yes and on no, over targets."""
+    """`balanced_accuracy` of "is it there" by the cell head: the mean of the rates on yes and on no, over targets.
+
+    Nothing where no target is there in five of the rows and missing in five others.
+    """
     head = getattr(model, CELL_HEAD)
     counts = torch.zeros(4, len(TARGETS))  # right on 1, all 1, right on 0, all 0
     for start in range(0, len(rows), batch_size):
@@ -203,4 +206,6 @@ def presence_accuracy(
             counts[index + 1] += mask.sum(0)
     rates = counts[0::2] / counts[1::2]
     both = (counts[1::2] >= 5).all(0)  # of fewer images a rate says nothing
+    if not both.any():
+        return {}
     return {"balanced_accuracy": float(rates[:, both].mean()), "targets": float(both.sum())}

@@ -84,7 +84,7 @@ class SupervisedCollator(TrafficCollator):
         """As without `rewordings`, but some in two wordings; both count for the balance of yes and no."""
         balancer = self.balancers[scene.source]
         asked = ask(scene, rng, self.questions_per_image - self.rewordings, balancer, self.kinds)
-        again = []
+        again: list[Question] = []
         for question in asked:
             others = [text for text in phrasings(question.fact) if text != question.text]
             if len(again) == self.rewordings or not others or question.answer not in ("yes", "no"):

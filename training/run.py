@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FITTED_IMAGES = 1024  # whose tokens tell what a tower makes of annotated cells
 JOB = "training_options.json"  # beside the checkpoints
 HOW = ("attn_implementation", "compile_decoder")  # change how a run computes, not what
+WHAT = ("learning_rate", "seed")  # of the library's options those that make it another run, and not a longer one
 HELD_BACK = 0.1  # of the images are for evaluation, where no others are given for it
 REWORDED = 5  # every fifth question about an image is another one of its yes/no questions in other words
 
@@ -93,7 +94,10 @@ class DataOptions:
     )
     wording_weight: float = field(
         default=1.0,
-        metadata={"help": "of the loss on how far answers to two wordings are apart; 0 asks none in other words"},
+        metadata={
+            "help": "of the loss on how far answers to two wordings are apart: of five questions about an image one "
+            "is another in other words; 0 asks none"
+        },
     )
     annotated_steps: list[int] = field(
         default_factory=list,
@@ -106,7 +110,7 @@ class DataOptions:
 
 def open_dataset(folder: str) -> Any:
     """Rows of one dataset folder, or scenes that are rendered when they are asked for."""
-    return SyntheticRows() if folder == "synthetic" else load_rows([Path(folder)])
+    return SyntheticRows() if folder == "synthetic" else load_rows([Path(folder)], prefer="train")
 
 
 def choose_rows(parts: list[Any], most: int) -> Any:
@@ -130,11 +134,11 @@ def hold_back(rows: list[Any]) -> tuple[list[Any], list[Any]]:
     return kept, held
 
 
-def check_rows(rows: Any, folder: str, processor: Any, options: DataOptions) -> None:
-    """Raise a ValueError if questions written by people cannot be read, or if annotations are needed beside them."""
+def check_rows(rows: Any, folder: str, processor: Any, needs_scenes: bool) -> None:
+    """Raise a ValueError if questions written by people cannot be read, or if scenes are needed beside them."""
     if "scene" in getattr(rows, "column_names", ("scene",)):
         return  # asked by the grammar, which knows the words
-    if options.annotated_steps or not options.questions_per_image:
+    if needs_scenes:
         raise ValueError(
             f"{folder} has questions, but no scenes, which --annotated_steps and --questions_per_image 0 learn from"
         )
@@ -148,6 +152,25 @@ def check_rows(rows: Any, folder: str, processor: Any, options: DataOptions) -> 
     if pairs:  # one that is empty or too long is refused now, not in the midst of an epoch
         questions, answers = zip(*pairs)
         processor(text=list(questions), suffix=list(answers))
+
+
+def check_arguments(arguments: TrainingArguments) -> None:
+    """Raise a ValueError for options of the library that would train something else than they say."""
+    if arguments.n_gpu > 1:  # DataParallel would part the rows of text from their images
+        raise ValueError(
+            f"one process cannot train on {arguments.n_gpu} GPUs: start it with torchrun --nproc_per_node "
+            f"{arguments.n_gpu}, or show it one GPU by CUDA_VISIBLE_DEVICES=0"
+        )
+    if arguments.dataloader_persistent_workers:
+        raise ValueError(
+            "--dataloader_persistent_workers must stay false: workers that live on would draw the images of the first "
+            "epoch in each of them"
+        )
+    if arguments.label_smoothing_factor:
+        raise ValueError(
+            f"--label_smoothing_factor must stay 0, got {arguments.label_smoothing_factor}: [PAD] has no probability, "
+            "and smoothing would give it some"
+        )
 
 
 def check_options(model: ModelOptions, data: DataOptions) -> None:
@@ -275,7 +298,7 @@ def check_job(folder: Path, options: dict[str, Any]) -> None:
     if last_checkpoint(folder) and path.is_file():
         before = json.loads(path.read_text())
         for name, value in options.items():
-            if before.get(name) != value:
+            if before.get(name, value) != value:  # an option that the code did not have then may be anything
                 raise ValueError(
                     f"{folder} holds a run with --{name} {before.get(name)}, not {value}: take another --output_dir, "
                     "or delete that run"
@@ -327,11 +350,16 @@ def prepare_model(model_options: ModelOptions, data_options: DataOptions, proces
 def prepare_rows(processor: Any, options: DataOptions, arguments: TrainingArguments) -> tuple[Mixture, Any]:
     """What to train on, and the rows to evaluate on, if that is to be done."""
     rows = [open_dataset(folder) for folder in options.train_dataset]
+    held: list[Any] = []
+    if arguments.eval_strategy != "no":
+        held = [open_dataset(folder) for folder in options.eval_dataset]
+    cells_alone = not options.questions_per_image
     for part, folder in zip(rows, options.train_dataset):
-        check_rows(part, folder, processor, options)
+        check_rows(part, folder, processor, cells_alone or bool(options.annotated_steps))
+    for part, folder in zip(held, options.eval_dataset):
+        check_rows(part, folder, processor, cells_alone)
     eval_rows = None
     if arguments.eval_strategy != "no":
-        held: list[Any] = [open_dataset(folder) for folder in options.eval_dataset]
         if not held:
             rows, held = hold_back(rows)
             if held and arguments.should_log:
@@ -360,14 +388,11 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         OSError: disk full.
         PublishError: the finished folder could not be pushed; it is there, and scripts/push_to_hub.py tries again.
     """
-    if arguments.n_gpu > 1:  # DataParallel would part the rows of text from their images
-        raise ValueError(
-            f"one process cannot train on {arguments.n_gpu} GPUs: start it with torchrun --nproc_per_node "
-            f"{arguments.n_gpu}, or show it one GPU by CUDA_VISIBLE_DEVICES=0"
-        )
+    check_arguments(arguments)
     check_options(model_options, data_options)
     folder = Path(arguments.output_dir)
-    check_job(folder, asdict(model_options) | asdict(data_options))
+    same = {name: getattr(arguments, name) for name in WHAT}
+    check_job(folder, asdict(model_options) | asdict(data_options) | same)
     torch.manual_seed(arguments.seed)
     push, arguments.push_to_hub = arguments.push_to_hub, False  # the finished folder goes up, not each checkpoint
     arguments.eval_on_start = arguments.eval_strategy != "no"  # figures to compare with, or why there are none
