@@ -220,7 +220,8 @@ class ImageReader:
 
     def padding_mask(self, input_ids: torch.Tensor) -> torch.Tensor:
         """The attention mask that the `[PAD]` tokens of input_ids [B,L] tell."""
-        return input_ids.ne(self.config.get_text_config().pad_token_id).long()
+        pad = self.config.get_text_config().pad_token_id
+        return torch.ones_like(input_ids) if pad is None else input_ids.ne(pad).long()
 
     def question_states(
         self,
@@ -345,7 +346,7 @@ class YesNoScorer(ImageReader):
         """Raw logits [Q,V] of the first word of every answer: a tensor for each image, its Q questions in their order.
 
         Takes what the processor gives, packed (rows are images) or not (rows are questions, `image_index` says about
-        which image), with `encoded_images` in place of pixels if they are at hand. Labels are ignored.
+        which image), with `encoded_images` in place of pixels if they are at hand. What labels tell is not read.
 
         Raises:
             ValueError: no image; images that do not fit the rows; packed rows without `question_ends`, `position_ids`.
@@ -356,6 +357,8 @@ class YesNoScorer(ImageReader):
         image_index = encoded_images.check_index(image_index, input_ids.shape[0])
         attention_mask = self.padding_mask(input_ids) if attention_mask is None else attention_mask
         if segment_ids is None:
+            if labels is not None:  # a row goes on with its answer, whose tokens are labelled
+                attention_mask = attention_mask * (labels < 0)
             text = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
             logits = self._end_logits(encoded_images, image_index, None, **text)
             return [logits[image_index == image] for image in range(len(encoded_images))]

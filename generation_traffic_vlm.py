@@ -64,15 +64,20 @@ def find_image_cache(past_key_values: Cache | None) -> Cache | None:
     return past_key_values if paired is None or paired.get_seq_length() == 0 else paired
 
 
-def with_image_cache(past_key_values: Cache) -> TrafficVLMCache:
-    """A cache with room for an image, made of the caller's, who may go on using theirs."""
+def with_image_cache(past_key_values: Cache, is_given: bool = True) -> TrafficVLMCache:
+    """A cache with room for an image, made of the caller's, who may go on using theirs.
+
+    One that nobody else holds (`is_given` false) is not paired: the two would hold each other, and with them keys and
+    values, until Python looks for cycles.
+    """
     if isinstance(past_key_values, TrafficVLMCache):
         return past_key_values
     if isinstance(past_key_values, EncoderDecoderCache):
         paired = TrafficVLMCache(past_key_values.self_attention_cache, past_key_values.cross_attention_cache)
     else:
         paired = TrafficVLMCache(past_key_values, DynamicCache())
-    past_key_values.paired_with_image = paired
+    if is_given:
+        past_key_values.paired_with_image = paired
     return paired
 
 
@@ -107,8 +112,10 @@ class TrafficVLMGenerationMixin(GenerationMixin):
             return super().generate(inputs, generation_config, **kwargs)
         inputs = self._move_left(inputs, kwargs, order)
         output = super().generate(inputs, generation_config, **kwargs)
-        if getattr(output, "past_key_values", None) is not None:
-            output.past_key_values.is_left_aligned = True  # unlike the mask of the caller, who may go on from here
+        # Unlike the mask of the caller, who may go on from a cache of their own or from that of the output.
+        for cache in (find_image_cache(kwargs.get("past_key_values")), getattr(output, "past_key_values", None)):
+            if cache is not None:
+                cache.is_left_aligned = True
         return output
 
     def _encode_images_once(self, inputs: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
@@ -130,11 +137,12 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         embeds, input_ids = kwargs.get("inputs_embeds"), inputs if inputs is not None else kwargs.get("input_ids")
         text, mask = input_ids if embeds is None else embeds, kwargs.get("attention_mask")
         cache = kwargs.get("past_key_values")
-        if getattr(cache, "is_left_aligned", False) and mask is not None:
+        if getattr(cache, "is_left_aligned", False) and mask is not None and cache.get_seq_length() > 0:
             # The sequences were moved when the cache was made.
             kwargs["attention_mask"] = mask = mask.sort(dim=1).values
-        if mask is None and text is not None and text.ndim == 2:
-            mask = text.ne(self.config.get_text_config().pad_token_id).long()
+        pad = self.config.get_text_config().pad_token_id
+        if mask is None and pad is not None and text is not None and text.ndim == 2:
+            mask = text.ne(pad).long()
         if text is None or mask is None or mask.shape != text.shape[:2] or bool(mask[:, -1].all()):
             return None
         if cache is not None and cache.get_seq_length() > 0:
@@ -172,11 +180,12 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
         self._check_generated_positions(generation_config, model_kwargs)
+        is_given = model_kwargs.get("past_key_values") is not None
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         cache = model_kwargs.get("past_key_values")
         has_image = any(model_kwargs.get(name) is not None for name in ("encoded_images", "encoder_hidden_states"))
         if cache is not None and has_image:
-            model_kwargs["past_key_values"] = with_image_cache(cache)
+            model_kwargs["past_key_values"] = with_image_cache(cache, is_given)
 
     def _check_generated_positions(self, generation_config: Any, model_kwargs: dict[str, Any]) -> None:
         position_ids = model_kwargs["position_ids"]

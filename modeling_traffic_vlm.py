@@ -349,7 +349,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
             past_key_values = DynamicCache(config=self.config)
         has_image = encoder_hidden_states is not None or encoder_key_values is not None
         if past_key_values is not None and has_image:
-            past_key_values = with_image_cache(past_key_values)
+            past_key_values = with_image_cache(past_key_values, is_given=has_cache)
         self_attention_cache: Any = getattr(past_key_values, "self_attention_cache", past_key_values)
         key_values, encoder_attention_mask = self._image_key_values(
             encoder_hidden_states, encoder_key_values, encoder_attention_mask, past_key_values, inputs_embeds.shape[0]
@@ -680,6 +680,8 @@ class TrafficVLMForSequenceClassification(TrafficVLMPreTrainedModel, ImageReader
 
         The other arguments are those of `TrafficVLMModel.forward`.
         """
+        if kwargs.get("segment_ids") is not None and question_ends is None:
+            raise ValueError("Packed rows (segment_ids) need question_ends from the processor.")
         if attention_mask is None and input_ids is not None:
             attention_mask = self.padding_mask(input_ids)
         outputs = self.model(input_ids, pixel_values, attention_mask, return_dict=True, **kwargs)

@@ -84,7 +84,7 @@ _SYNONYMS = {
     "bump": "hump",
     "line": "marking|queue",
     "barrier": "guard ?rail|railing|crash barrier",
-    "pole": "post(?! office)|pillar|bollard",
+    "pole": "(?<!lamp )post(?! office)|pillar|bollard",
     "building": "house|shop|store|tower|skyscraper",
     "sign": "signboard|signpost|billboard|(?<!on )board",
     "license": "licence|(?:number|registration)(?= plate)",

@@ -44,20 +44,22 @@ def write_card(
     """Write README.md of a trained model, unless somebody has written one; and the licence that it names.
 
     Args:
-        base: the folder or name of the weights that training started from, whose licence holds for what became of
-            them; None if it started from scratch, which leaves the licence to be chosen.
+        base: the folder or name of the weights that training started from; None if it started from scratch. The
+            licence of a folder's card holds for what became of its weights; where there is none to read, as with a
+            name on the Hub, and from scratch, it is left to be chosen.
         datasets: names of what it was trained on.
         figures: of its last evaluation, by name; none if there was none.
     """
     path = folder / "README.md"
     if path.is_file() and MARK not in path.read_text(encoding="utf-8"):
         return
-    origin = Path(base) if base and (Path(base) / "README.md").is_file() else ROOT
-    ours, theirs = metadata_load(ROOT / "README.md") or {}, metadata_load(origin / "README.md") or {}
-    terms = {name: theirs[name] for name in LICENSE if name in theirs} if base else OWN_LICENSE
+    origin, ours = Path(base or ""), metadata_load(ROOT / "README.md") or {}
+    theirs = (metadata_load(origin / "README.md") or {}) if base and (origin / "README.md").is_file() else {}
+    terms = {name: theirs[name] for name in LICENSE if name in theirs} or OWN_LICENSE
     metadata = ModelCardData(**({name: ours[name] for name in KEPT if name in ours} | terms))
     link = terms.get("license_link", "")
     if (origin / link).is_file() and origin.resolve() != folder.resolve():
+        (folder / link).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(origin / link, folder / link)
     table = ["| evaluated while training | |", "|---|--:|"] + [
         f"| {key} | {value:.3f} |" for key, value in figures.items()

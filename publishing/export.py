@@ -8,6 +8,7 @@ The first two answer yes/no questions. `decode` takes a prompt with an empty cac
 rows of a prompt have the same length, so that no padding is needed. All dimensions but those of the model are dynamic.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +17,8 @@ from torch import nn
 from torch.export import Dim
 
 from ..asking_traffic_vlm import KeyValues
-from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration, rotary_embedding
+from ..modeling_traffic_vlm import rotary_embedding
+from .weights import load_weights
 
 
 NAMES = ("vision", "score", "decode")
@@ -122,18 +124,20 @@ class Decode(Decoder):
 
 def load(folder: str | Path) -> Any:
     """The model in float32, with attention written out, as graphs need it."""
-    model: Any = TrafficVLMForConditionalGeneration.from_pretrained(
-        str(folder), dtype=torch.float32, attn_implementation="eager"
-    )
-    return model.eval()
+    return load_weights(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def height_and_width(image_size: int | Sequence[int]) -> tuple[int, int]:
+    """Both, where a configuration gives one number for a square."""
+    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+    return height, width
 
 
 def graphs(model: Any) -> dict[str, tuple[nn.Module, dict[str, torch.Tensor], dict[str, Any], list[str]]]:
     """For each graph its module, an example of its inputs, their dynamic dimensions, and the names of its outputs."""
     text, vision = model.config.get_text_config(), model.config.vision_config
     layers, heads, size = text.num_hidden_layers, text.num_key_value_heads, text.head_dim
-    side = vision.image_size
-    pixels = torch.zeros(2, 3, side, side)
+    pixels = torch.zeros(2, 3, *height_and_width(vision.image_size))
     with torch.no_grad():
         keys, values = Vision(model)(pixels)
     ids = torch.full((2, 10), 7)
@@ -212,7 +216,7 @@ def describe(model: Any, processor: Any) -> dict[str, Any]:
         "max_tokens": text.max_position_embeddings,
         "start": text.bos_token_id,
         "end": text.eos_token_id,
-        "image_size": model.config.vision_config.image_size,
+        "image_size": list(height_and_width(model.config.vision_config.image_size)),
         "resample": int(images.resample),
         "rescale_factor": images.rescale_factor,
         "mean": list(images.image_mean),

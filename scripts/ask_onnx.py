@@ -22,17 +22,18 @@ def run(name: str, **inputs: np.ndarray) -> list[np.ndarray]:
     return onnxruntime.InferenceSession(folder / f"{name}.onnx").run(None, inputs)
 
 
-size = (about["image_size"], about["image_size"])
-pixels = np.asarray(
-    ImageOps.exif_transpose(Image.open(picture)).convert("RGB").resize(size, about["resample"]), np.float32
-)
+image = ImageOps.exif_transpose(Image.open(picture)).convert("RGBA")
+image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+pixels = np.asarray(image.resize(about["image_size"][::-1], about["resample"]), np.float32)
 pixels = (pixels * about["rescale_factor"] - about["mean"]) / about["std"]  # [H,W,3]
 keys, values = run("vision", pixel_values=pixels.transpose(2, 0, 1)[None].astype(np.float32))
 
 # All questions stand in one row, each with its own number and its own positions from 0 on.
-prompts = [f"{text.rstrip(' .?!')} ?" for text in questions]  # the model learned questions that end so
+prompts = [f"{' '.join(text.split()).rstrip(' .?!…。？！')} ?" for text in questions]  # the model learned such ends
 rows = [[about["start"], *tokenizer.encode(text, add_special_tokens=False).ids] for text in prompts]
 lengths = [len(row) for row in rows]
+if max(lengths) > about["max_tokens"]:
+    sys.exit(f"a question has {max(lengths)} tokens, at most {about['max_tokens']} are allowed")
 packed = {
     "input_ids": np.concatenate(rows),
     "position_ids": np.concatenate([np.arange(length) for length in lengths]),

@@ -9,11 +9,11 @@
     python scripts/train.py --vision_tower google/siglip-base-patch16-224 --freeze_vision true --thaw_after_epochs 1
     python scripts/train.py --model_name_or_path . --lora_rank 16 --train_dataset runs/mine
 
-All options of the library's TrainingArguments hold. An epoch is `--images_per_epoch` images drawn from all datasets. A
-run that was stopped goes on from its last whole checkpoint when the same command is given again: from the end of an
-epoch (the default) it ends as if never stopped; from within one (`--save_steps`) it sees the same images, but asks
-other questions. TensorBoard finds its logs in the output folder, which itself is the finished model:
-`AutoModel.from_pretrained(output_dir, trust_remote_code=True)`.
+All options of the library's TrainingArguments hold but two that are refused with the reason. An epoch is
+`--images_per_epoch` images drawn from all datasets. A run that was stopped goes on from its last whole checkpoint
+when the same command is given again: from the end of an epoch (the default) it ends as if never stopped; from within
+one (`--save_steps`) it sees the same images, but asks other questions. TensorBoard finds its logs in the output
+folder, which itself is the finished model: `AutoModel.from_pretrained(output_dir, trust_remote_code=True)`.
 """
 
 import sys

@@ -51,6 +51,17 @@ def test_last_real_token_counts_not_the_last_column(model):
         close(model.score_yes_no(row, pixels, attention_mask=(row != 0).long())[0], expected)
 
 
+def test_answers_behind_questions_are_not_read(model, processor):
+    texts, how = ["Is there a car?", "Is there a bus on the left?"], {"return_tensors": "pt"}
+    pixels = random_pixels(2)
+    expected = model.score_yes_no(**processor(text=texts, **how), pixel_values=pixels)
+    for packed in (False, True):
+        text, answers = ([[one] for one in texts], [["yes"], ["no"]]) if packed else (texts, ["yes", "no"])
+        inputs = processor(text=text, suffix=answers, packed=packed, **how)
+        for scores, alone in zip(model.score_yes_no(**inputs, pixel_values=pixels), expected):
+            close(scores, alone)
+
+
 @given(lengths=st.lists(st.lists(st.integers(1, 7), min_size=1, max_size=5), min_size=1, max_size=3))
 @settings(max_examples=15, deadline=None)
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """Exported graphs give what the model gives, for any number of images, questions and tokens."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from tiny import ROOT, TINY_TOWER, random_ids, random_pixels, save_folder, tiny_model
 
@@ -20,7 +22,7 @@ import onnxruntime  # noqa: E402
 from traffic_vlm.data.dataset import synthetic_rows  # noqa: E402
 from traffic_vlm.evaluation.predict import predict  # noqa: E402
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor  # noqa: E402
-from traffic_vlm.publishing.export import NAMES, load  # noqa: E402
+from traffic_vlm.publishing.export import NAMES, height_and_width, load  # noqa: E402
 from traffic_vlm.publishing.exported import ExportedModel  # noqa: E402
 from traffic_vlm.serving.answerer import Answerer  # noqa: E402
 
@@ -167,32 +169,47 @@ def test_int8_is_near(folder, exported):
 
 def test_the_example_answers_without_torch(folder, exported, tmp_path):
     picture = tmp_path / "a.png"
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)).save(picture)
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 120, 4), dtype=np.uint8)).save(
+        picture
+    )  # with alpha
+    asked = [*QUESTIONS, "Is  there a car…", "Is there a bus？"]
     code = "import runpy, sys; sys.modules['torch'] = sys.modules['transformers'] = None; sys.argv = sys.argv[1:]; "
     code += "runpy.run_path(sys.argv[0], run_name='__main__')"
-    command = [sys.executable, "-c", code, ROOT / "scripts/ask_onnx.py", exported, picture, *QUESTIONS]
+    command = [sys.executable, "-c", code, ROOT / "scripts/ask_onnx.py", exported, picture, *asked]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     answerer = Answerer(folder, "cpu")
-    inputs = answerer.processor(images=[Image.open(picture)], text=[QUESTIONS], packed=True, return_tensors="pt")
+    inputs = answerer.processor(images=[Image.open(picture)], text=[asked], packed=True, return_tensors="pt")
     [scores] = answerer.model.score_yes_no(**inputs)
     printed = [line.rsplit("  ", 2) for line in done.stdout.splitlines()]
-    assert [line[0] for line in printed] == QUESTIONS
+    assert [line[0] for line in printed] == asked
     assert [float(line[2]) for line in printed] == pytest.approx(scores.tolist(), abs=2e-3)
     example = (ROOT / "scripts/ask_onnx.py").read_text().splitlines()
     assert len([line for line in example if line.strip()]) <= 40
 
 
+def test_the_example_refuses_a_question_that_is_too_long(exported):
+    command = [sys.executable, ROOT / "scripts/ask_onnx.py", exported, ROOT / "docs/example.jpg", "car " * 130]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "a question has 132 tokens, at most 128 are allowed" in done.stderr
+
+
 def test_sizes_are_told(exported):
+    assert height_and_width(64) == (64, 64) and height_and_width([64, 128]) == (64, 128)
     about = json.loads((exported / "export.json").read_text())
-    assert about["layers"] == 2 and about["image_size"] == 224 and about["start"] == 2
+    assert about["layers"] == 2 and about["image_size"] == [224, 224] and about["start"] == 2
 
 
 def test_what_cannot_be_exported_is_said(folder, exported, tmp_path):
+    lacking = shutil.copytree(folder, tmp_path / "lacking")
+    tensors = load_file(lacking / "model.safetensors")
+    del tensors["model.projector.bias"]
+    save_file(tensors, lacking / "model.safetensors", {"format": "pt"})
     for options, message in {
         ("--output", str(exported)): "exists; choose another folder",
         ("--output", str(tmp_path / "new"), "--format", "int8"): "ask for both",
         ("--output", str(tmp_path / "new"), "--model", str(tmp_path)): "model.safetensors",
+        ("--output", str(tmp_path / "new"), "--model", str(lacking)): "the weights have no model.projector.bias",
     }.items():
         command = [sys.executable, str(ROOT / "scripts/export.py"), "--model", str(folder), *options]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -1,6 +1,8 @@
 """generate(): every way of decoding gives what greedy decoding without a cache gives, and looks at an image once."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -8,7 +10,8 @@ from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, StaticCache
 from transformers.generation.streamers import BaseStreamer
 
-from tiny import pack, random_ids, random_pixels, tiny_model, tiny_text_config
+from tiny import TINY_TEXT, pack, random_ids, random_pixels, tiny_model, tiny_text_config
+from traffic_vlm.configuration_traffic_vlm import TrafficVLMTextConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForCausalLM
 
 
@@ -268,6 +271,41 @@ def test_continue_from_a_cache_of_right_padded_prompts(model):
     empty = DynamicCache(config=model.config.text_config)
     again = model.generate(ids, attention_mask=mask, pixel_values=pixels, past_key_values=empty, **config)
     assert torch.equal(again.sequences, at_once)
+    mine = DynamicCache(config=model.config.text_config)  # and in one of the caller's, with ids alone in return
+    start = model.generate(
+        ids, attention_mask=mask, pixel_values=pixels, past_key_values=mine, **(NEVER_ENDING | {"max_new_tokens": 5})
+    )
+    rest = model.generate(start, attention_mask=longer, past_key_values=mine, **(NEVER_ENDING | {"max_new_tokens": 3}))
+    assert torch.equal(rest, at_once)
+
+
+def test_a_cache_that_was_reset_starts_anew():
+    torch.manual_seed(0)
+    model = TrafficVLMForCausalLM(TrafficVLMTextConfig(**(TINY_TEXT | {"encoder_hidden_size": None}))).eval()
+    ids, mask = random_ids(2, 5), torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    cache = StaticCache(config=model.config, max_cache_len=16)
+    how = NEVER_ENDING | {"max_new_tokens": 4, "return_dict_in_generate": True, "past_key_values": cache}
+    first = model.generate(ids, attention_mask=mask, **how).sequences
+    cache.reset()
+    assert torch.equal(model.generate(ids, attention_mask=mask, **how).sequences, first)
+
+
+def test_a_cache_that_nobody_holds_is_freed_at_once(model):
+    gc.collect()
+    gc.disable()
+    try:
+        output = model(random_ids(1, 4), random_pixels(1), use_cache=True)
+        keys = weakref.ref(output.past_key_values.self_attention_cache)
+        del output
+        assert keys() is None
+    finally:
+        gc.enable()
+
+
+def test_texts_without_a_padding_token():
+    config = TrafficVLMTextConfig(**(TINY_TEXT | {"pad_token_id": None, "encoder_hidden_size": None}))
+    model = TrafficVLMForCausalLM(config).eval()
+    assert model.generate(random_ids(2, 4), **NEVER_ENDING).shape == (2, 4 + NEVER_ENDING["max_new_tokens"])
 
 
 def test_outputs_and_scores(model):
@@ -347,13 +385,17 @@ def test_continuing_beyond_the_positions_is_refused(model):
         model.generate(random_ids(1, 1), attention_mask=mask, past_key_values=cache, **NEVER_ENDING)
 
 
-@pytest.mark.parametrize("eos", [None, [3, 7]])
-def test_texts_may_have_no_end_or_several(eos, tmp_path):
-    model = tiny_model(text={"eos_token_id": eos})
-    model.save_pretrained(tmp_path)
-    model = type(model).from_pretrained(tmp_path)
-    output = model.generate(random_ids(1, 4), pixel_values=random_pixels(1), max_new_tokens=20)
-    assert eos is not None or output.shape[1] == 24
+def test_texts_may_have_no_end_or_several(tmp_path):
+    def said(eos) -> list[int]:
+        model = tiny_model(text={"eos_token_id": eos})
+        model.save_pretrained(tmp_path)
+        model = type(model).from_pretrained(tmp_path)
+        return model.generate(random_ids(1, 4), pixel_values=random_pixels(1), max_new_tokens=20)[0, 4:].tolist()
+
+    endless = said(None)
+    assert len(endless) == 20
+    other = next(token_id for token_id in range(8, 20) if token_id not in endless)
+    assert said([other, endless[2]]) == endless[: endless.index(endless[2]) + 1]
 
 
 def test_packed_rows_cannot_be_continued(model):

@@ -534,6 +534,10 @@ def test_classification_reads_the_last_real_token():
         close(output.loss, nn.functional.cross_entropy(alone, torch.tensor([1, 0])), 1e-5)
     packed = model(**pack(questions), pixel_values=pixels[:1], labels=torch.tensor([1, 0])).logits
     close(packed[:1], alone[:1], 1e-5)
+    rows = pack(questions)
+    del rows["question_ends"]
+    with pytest.raises(ValueError, match="need question_ends"):
+        model(**rows, pixel_values=pixels[:1])
     assert model.config.id2label == {0: "no", 1: "yes"}
 
 

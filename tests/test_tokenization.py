@@ -149,6 +149,8 @@ def test_a_known_question_comes_back(question):
         ("a crossroads", "an intersection"),
         ("a policeman in a fire engine", "a police in a fire truck"),
         ("number plate", "license plate"),
+        ("a lamp post and a street lamp", "a lamppost and a street light"),
+        ("the posts", "the poles"),
         ("the centre of the picture", "the center of the image"),
         ("Did the cars collide?", "Did the cars crash?"),
         ("towards the junctions", "toward the intersection"),

@@ -205,6 +205,9 @@ def test_ways_to_train(start, tmp_path, options):
 
 
 def test_the_finished_folder_goes_to_the_hub(start, tmp_path):
+    start = shutil.copytree(start, tmp_path / "start")
+    for name in ("README.md", "LICENSE_WEIGHTS.md"):
+        shutil.copy(ROOT / name, start)
     with HubStandIn() as hub:
         push = ["--push_to_hub", "true", "--hub_model_id", "me/tuned", "--hub_token", TOKEN]
         run(start, tmp_path / "out", "--num_train_epochs", "1", *push, **hub.environment(tmp_path / "home"))
@@ -231,11 +234,12 @@ def test_another_run_in_the_same_folder_is_refused(start, tmp_path, capsys):
 
 
 def test_a_card_that_somebody_wrote_is_kept(tmp_path):
-    for base in (None, str(ROOT)):
+    for base in (None, "somebody/traffic-vlm", str(ROOT)):  # a licence that cannot be read is not guessed
         write_card(tmp_path, base, ["runs/a", "runs/b"], 20, {})
         card = (tmp_path / "README.md").read_text()
         assert "on `a`, `b`, 20 steps" in card and "not evaluated" in card
-        assert ("Trained from scratch" in card) == ("not-chosen-yet" in card) == (base is None)
+        assert ("Trained from scratch" in card) == (base is None)
+        assert ("not-chosen-yet" in card) == (base != str(ROOT)) == (not (tmp_path / "LICENSE_WEIGHTS.md").exists())
     (tmp_path / "README.md").write_text(mine := card.replace(MARK, "Mine."))
     write_card(tmp_path, None, ["runs/a"], 20, {})
     assert (tmp_path / "README.md").read_text() == mine

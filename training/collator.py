@@ -106,7 +106,7 @@ def fold(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
     Returns:
         pixel_values as they are, all others with R rows, and image_index [R], the image that each asks about.
-        question_ends, which only `score_yes_no` reads, is left out.
+        question_ends, which scoring reads and training does not, is left out.
     """
     questions = [  # of each image: the columns of each question
         [(row == number).nonzero()[:, 0] for number in range(1, int(row.max()) + 1)] for row in batch["segment_ids"]
