@@ -137,7 +137,8 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         embeds, input_ids = kwargs.get("inputs_embeds"), inputs if inputs is not None else kwargs.get("input_ids")
         text, mask = input_ids if embeds is None else embeds, kwargs.get("attention_mask")
         cache = kwargs.get("past_key_values")
-        if getattr(cache, "is_left_aligned", False) and mask is not None and cache.get_seq_length() > 0:
+        is_begun = cache is not None and cache.get_seq_length() > 0
+        if is_begun and mask is not None and getattr(cache, "is_left_aligned", False):
             # The sequences were moved when the cache was made.
             kwargs["attention_mask"] = mask = mask.sort(dim=1).values
         pad = self.config.get_text_config().pad_token_id
@@ -145,7 +146,7 @@ class TrafficVLMGenerationMixin(GenerationMixin):
             mask = text.ne(pad).long()
         if text is None or mask is None or mask.shape != text.shape[:2] or bool(mask[:, -1].all()):
             return None
-        if cache is not None and cache.get_seq_length() > 0:
+        if is_begun:
             raise ValueError("A cache cannot be continued with right-padded rows; pad input_ids on the left.")
         kwargs["attention_mask"] = mask
         return mask.bool().long().argsort(dim=1, stable=True)
