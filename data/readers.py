@@ -6,9 +6,10 @@ What is special here:
 - A mapping file says what a source's names mean in ours, and of which classes it labels everything that can be seen.
 - Doubt stays in the scene it touches. A name that may be several of our classes ("maybe"), a bad box, a name that the
   mapping does not list, a region that was not labelled: each takes the classes it may be out of that scene's
-  `exhaustive`, so that a "yes" can be said of them, and no "no", count or "only".
+  `exhaustive` and `attributed`, so that a "yes" can be said of them, and no "no", count or "only".
 - Bad input is counted and skipped (`Problems`), or with `strict=True` an error that names the file and line or record.
-- Of an image only the header is read; masks are decoded.
+- Of an image only the header is read; masks are decoded. A photograph is taken as it is shown: boxes and masks are
+  those of the picture turned upright by its EXIF, which is what labelling tools show.
 
 Mapping file, all keys but the first four optional:
 
@@ -40,7 +41,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 
 from .scene import ATTRIBUTES, CLASSES, FACTS, Scene, SceneObject, given_to_all, is_a
 
@@ -82,11 +83,6 @@ class Problems:
         self.counts[kind] += 1
         if len(self.messages) < self.keep:
             self.messages.append(f"{where}: {what}")
-
-    def merge(self, other: "Problems") -> None:
-        """Take in what another process has collected."""
-        self.counts.update(other.counts)
-        self.messages += other.messages[: max(self.keep - len(self.messages), 0)]
 
 
 @dataclass(frozen=True)
@@ -310,6 +306,7 @@ class _Draft:
             self.problems.add("unlabelled image", self.image, what, expected=True)
             return
         attributed = given_to_all(self.mapping.attributed, self.objects)
+        attributed = {label: names for label, names in attributed.items() if label not in self.doubted}
         exhaustive = self.mapping.exhaustive - self.doubted
         facts, name, size = self.facts, self.mapping.name, (self.width, self.height)
         yield Record(self.image, Scene(*size, tuple(self.objects), facts, exhaustive, attributed, name, self.image_id))
@@ -326,7 +323,7 @@ def _draft(root: Path, layout: Layout, name: str, where: str, m: SourceMap, prob
         return None
     try:
         with Image.open(path) as image:
-            width, height = image.size
+            width, height = _upright_size(image)
     except FileNotFoundError:
         problems.add("missing image", where, f"image {path} is missing")
         return None
@@ -335,6 +332,17 @@ def _draft(root: Path, layout: Layout, name: str, where: str, m: SourceMap, prob
         return None
     image_id = PurePosixPath(layout["images"], name).as_posix()
     return _Draft(m, problems, path, image_id, width, height, m.scene_facts(stem))
+
+
+def _upright_size(image: Image.Image) -> tuple[int, int]:
+    """Width and height of an open image as it is shown, turned by its EXIF; nothing is decoded."""
+    width, height = image.size
+    try:
+        exif = Image.Image.getexif(image)  # a PNG's own method would decode its pixels
+        is_turned = image.format != "TIFF" and exif.get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
+    except Exception:  # a broken EXIF block does not stop a person from seeing the picture
+        is_turned = False
+    return (height, width) if is_turned else (width, height)
 
 
 def _wanted(layout: Layout, stem: str) -> bool:
@@ -468,7 +476,7 @@ def _four(values: Any) -> list[float]:
 def read_yolo(root: Path, mapping: SourceMap, problems: Problems, split: str = "train") -> Iterator[Record]:
     """YOLO folders: `class x y width height` in parts of the image, or `class x1 y1 x2 y2 ...` of an outline."""
     layout = mapping.splits[split]
-    names = mapping.names or _yolo_names(root, layout, problems)
+    names = dict(enumerate(mapping.names)) or _yolo_names(root, layout, problems)
     for name, path in _pairs(root, layout, "labels", [".txt"], problems):
         draft = _draft(root, layout, name, str(path), mapping, problems)
         if draft is None or (lines := _read_lines(path, problems)) is None:
@@ -484,31 +492,34 @@ def read_yolo(root: Path, mapping: SourceMap, problems: Problems, split: str = "
                 draft.doubted |= CLASSES.keys()
                 continue
             box = (corners * (draft.width, draft.height)).ravel().tolist()
-            draft.add(names[int(index)] if 0 <= index < len(names) else f"id {index:g}", box, where)
+            draft.add(names.get(int(index), f"id {index:g}"), box, where)
         yield from draft.records()
 
 
-def _yolo_names(root: Path, layout: Layout, problems: Problems) -> Sequence[str]:
-    """Class names from `classes.txt` (one a line) or the "names" of `data.yaml` (a list, or numbered lines)."""
+def _yolo_names(root: Path, layout: Layout, problems: Problems) -> dict[int, str]:
+    """{id: class name} from `classes.txt` or the "names" of `data.yaml`: by its number, or else its place in the list.
+
+    An id that is left blank or out has no name.
+    """
     options = [layout["classes"]] if "classes" in layout else ["data.yaml", "classes.txt"]
     path = next((root / option for option in options if (root / option).is_file()), root / options[0])
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".txt":
-            return [line.strip() for line in text.splitlines() if line.strip()]
-        if inline := re.search(r"^names:\s*([\[{].*?[\]}])", text, re.MULTILINE | re.DOTALL):
+            entries = [("", line) for line in text.strip().splitlines()]
+        elif inline := re.search(r"^names:\s*([\[{].*?[\]}])", text, re.MULTILINE | re.DOTALL):
             words = re.findall(r"""'[^']*'|"[^"]*"|[^,\[\]{}]+""", inline[1])
-            words = [word.strip() for word in words if word.strip()]
+            entries = [re.findall(r"^(?:(\d+):)?(.*)", word.strip())[0] for word in words if word.strip()]
         else:
             block = re.search(r"^names:\s*\n((?:\s*(?:-|\d+:).*\n?)+)", text, re.MULTILINE)
-            words = re.findall(r"(?:-|\d+:)\s*(.+)", block[1]) if block else []
-        names = [re.sub(r"^\d+:\s*", "", word).split(" #")[0].strip().strip("'\"") for word in words]
-        if names:
+            entries = re.findall(r"^\s*(?:-|(\d+):)(.*)", block[1], re.MULTILINE) if block else []
+        cleaned = [(number, name.split(" #")[0].strip().strip("'\"")) for number, name in entries]
+        if names := {int(number or place): name for place, (number, name) in enumerate(cleaned) if name}:
             return names
         problems.add("bad file", path, "names no classes")
     except (OSError, ValueError) as error:
         problems.add("bad file", path, f"class names cannot be read: {error}")
-    return []
+    return {}
 
 
 def read_kitti(root: Path, mapping: SourceMap, problems: Problems, split: str = "train") -> Iterator[Record]:

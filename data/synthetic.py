@@ -264,7 +264,9 @@ def describe(
                             ("motorcycle", "color"), ("bicycle", "color"), ("speed limit sign", "value"))
         if all(name in item.attributes for item in objects if item.label == label)
     }  # fmt: skip
-    return Scene(size, size, tuple(objects), facts, EXHAUSTIVE, attributed, "synthetic", str(plan.seed))
+    # Far roofs are drawn as no building, but look like one.
+    exhaustive = EXHAUSTIVE - {"building"} if plan.setting == "city" and plan.skyline else EXHAUSTIVE
+    return Scene(size, size, tuple(objects), facts, exhaustive, attributed, "synthetic", str(plan.seed))
 
 
 def bounds(mask: np.ndarray, left: int = 0, top: int = 0) -> tuple[float, float, float, float]:
@@ -388,23 +390,6 @@ def distance(thing: Thing, camera: Camera) -> float:
 
 
 # Showing
-
-
-def captions(scene: Scene) -> list[str]:
-    """A few lines about a scene, for a contact sheet."""
-    counts: dict[str, int] = {}
-    for item in scene.objects:
-        if item.is_instance and item.visible >= 0.3 and item.size >= 30:
-            name = " ".join([*item.attributes.values(), item.label])
-            counts[name] = counts.get(name, 0) + 1
-    words = [f"{count} {name}" if count > 1 else name for name, count in counts.items()]
-    lines, line = [" ".join([scene.image_id, *scene.facts.values()])], ""
-    for word in words:
-        if len(line) + len(word) > 38:
-            lines.append(line)
-            line = ""
-        line += ("" if not line else ", ") + word
-    return [*lines, line]
 
 
 def contact_sheet(

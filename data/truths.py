@@ -5,7 +5,8 @@
 What is special here:
 - doubt is a third value, None. An object on the border of two thirds, smaller than a patch or mostly hidden makes
   neither a yes nor a no, forbids a count, and so silences what depends on it and nothing else;
-- a "no", a count or "the car" is said only of classes that the source labels exhaustively.
+- a "no", a count or "the car" is said only of classes that the source labels exhaustively, but for the value of the
+  light or sign that is labelled (`View._all_have`).
 
 All thresholds are parts of the image, which the model sees squeezed to 224 × 224 in patches of 16 × 16: lengths are
 parts of its width or height, areas are counted in patches, 1/196 of it.
@@ -106,7 +107,9 @@ class Seen:
             found = self._in_third(*THIRDS[place])
         else:
             distance = self._distance()
-            found = None if distance is None else distance == place
+            # Of a mask only a part need be near: others of its class may be far.
+            others = not self.is_instance and distance == "near" and place == "far"
+            found = None if distance is None or others else distance == place
         self.places[place] = found
         return found
 
@@ -242,10 +245,17 @@ class View:
         return "no", ()
 
     def _all_have(self, label: str, attribute: str, form: str, value: str) -> Found | None:
-        """About the value that all objects of a class are known to have, those in doubt too."""
+        """About the value that all objects of a class are known to have, those in doubt too.
+
+        Of a class that is not exhaustive, "the traffic light" may be the one that is labelled, where the source gives
+        the value to all that it labels; "all" may not be said.
+        """
         group = self.groups.get(label, NO_GROUP)
         values = {seen.item.attributes.get(attribute) for seen in group.clear + group.unclear}
         known = values.pop() if len(values) == 1 else None
+        is_given = attribute in self.scene.attributed.get(label, ())
+        if label not in self.exhaustive and (form in ("are", "what_all") or not is_given):
+            return None
         if known is None or not group.clear or (form in ("are", "what_all") and len(group.clear) == 1):
             return None
         if form in ("what", "what_all"):

@@ -3,9 +3,11 @@
     python scripts/compat.py                      # all releases below, about four minutes each
     python scripts/compat.py --releases 5.5 5.23
 
-Environments live in .compat/ and are kept, so that a second run starts at once. The exit status is 1 if one fails.
+Environments live in .compat/ and are kept, so that a second run starts at once; if pyproject.toml or constraints.txt
+has changed, they are made anew. The exit status is 1 if one fails.
 """
 
+import hashlib
 import re
 import subprocess
 import sys
@@ -31,18 +33,27 @@ class Arguments:
     )
 
 
+def requirements() -> str:
+    """What tells the required packages from those of another day."""
+    whole = hashlib.sha256("\n".join(REQUIREMENTS).encode())
+    for name in ("pyproject.toml", "constraints.txt"):
+        whole.update((ROOT / name).read_bytes())
+    return whole.hexdigest()
+
+
 def environment(release: str) -> Path:
-    """The Python of an environment with that release, made on first use."""
+    """The Python of an environment with that release, made on first use and where other packages are required."""
     folder = FOLDER / release
     python, ready = folder / "bin" / "python", folder / ".ready"
-    if not ready.exists():
+    wanted = requirements()
+    if not ready.exists() or ready.read_text() != wanted:
         venv.create(folder, with_pip=True, clear=True)
         constraints = folder / "constraints.txt"
         pins = (ROOT / "constraints.txt").read_text().splitlines()
         constraints.write_text("\n".join(pin for pin in pins if not pin.startswith("transformers==")) + "\n")
         install = [python, "-m", "pip", "install", "--quiet", "-c", constraints]
         subprocess.run([*install, f"transformers=={release}.*", *REQUIREMENTS, "-e", f"{ROOT}[train]"], check=True)
-        ready.touch()
+        ready.write_text(wanted)
     return python
 
 

@@ -350,10 +350,10 @@ def client() -> Any:
     from traffic_vlm.serving.api import build_app
     from traffic_vlm.serving.service import Settings
 
-    folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
-    model().save_pretrained(folder)
-    processor().save_pretrained(folder)
-    return TestClient(build_app(Settings(str(folder), "cpu")), raise_server_exceptions=False)
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:  # read here, and not again
+        model().save_pretrained(folder)
+        processor().save_pretrained(folder)
+        return TestClient(build_app(Settings(folder, "cpu")), raise_server_exceptions=False)
 
 
 KINDS: dict[str, tuple[Callable[[Dice, Path], None], tuple[type[Exception], ...]]] = {

@@ -64,10 +64,11 @@ def label(arguments: argparse.Namespace) -> None:
     from traffic_vlm.serving.cluster import load_ray, start_ray
 
     ray = load_ray("labelling")
-    from traffic_vlm.serving.labelling import Job, Output, parts_to_do
+    from traffic_vlm.serving.labelling import Job, Output, fingerprint, parts_to_do
     from traffic_vlm.serving.watcher import check_questions
 
-    model = absolute(arguments.model) if os.path.isdir(arguments.model) else arguments.model
+    is_folder = os.path.isdir(arguments.model)
+    model = absolute(arguments.model) if is_folder else arguments.model
     job = Job(
         absolute(arguments.input),
         tuple(check_questions(arguments.ask)),
@@ -76,6 +77,7 @@ def label(arguments: argparse.Namespace) -> None:
         arguments.key_column,
         arguments.images_per_part,
         "bfloat16" if arguments.bf16 else None,
+        fingerprint(model) if is_folder else None,
     )
     output = Output(absolute(arguments.output))
     plan = output.open_plan(job)

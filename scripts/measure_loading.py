@@ -7,6 +7,7 @@ python scripts/measure_loading.py --dataset synthetic --num_images 256   # rende
 import sys
 import time
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -64,18 +65,21 @@ def main() -> None:
         collate_fn=TrafficCollator(processor, arguments.questions_per_image),
         multiprocessing_context="fork" if arguments.num_workers else None,
     )
+    # The first batch starts the workers, and meanwhile each of the others makes one too: they are not counted.
+    uncounted = max(1, arguments.num_workers)
+    batches = iter(loader)
+    for _ in islice(batches, uncounted):
+        pass
     images = questions = 0
-    start = None  # the first batch starts the workers, and is not counted
-    for batch in loader:
-        if start is None:
-            start = time.perf_counter()
-            continue
+    start = time.perf_counter()
+    for batch in batches:
         images += batch["pixel_values"].shape[0]
         questions += int((batch["question_ends"] >= 0).sum())
         if images >= arguments.num_images:
             break
-    if start is None or not images:
-        raise SystemExit(f"{arguments.dataset} has fewer images than two batches of {arguments.batch_size}")
+    if not images:
+        size = arguments.batch_size
+        raise SystemExit(f"{arguments.dataset} has no image after the first {uncounted} x {size}, which do not count")
     seconds = time.perf_counter() - start
     print(f"{images / seconds:.0f} images per second, {questions / images:.1f} questions each, {seconds:.1f} s")
 

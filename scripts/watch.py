@@ -118,6 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
     from traffic_vlm.serving import watcher
     from traffic_vlm.serving.annotation import AnnotatedVideo, video_size
     from traffic_vlm.serving.events import EventDetector
+    from traffic_vlm.serving.timeline import import_parquet
     from traffic_vlm.serving.video import Notes, looks_live, open_source, read_frames
 
     notes = Notes()
@@ -127,12 +128,15 @@ def run(arguments: argparse.Namespace) -> int:
     # A file is opened before the model is loaded, which takes seconds; a camera after that, or it would run full.
     live = looks_live(arguments.source)
     source = None if live else open_source(arguments.source, notes, arguments.frame_rate)
-    watcher.prepare_folder(arguments.output, arguments.overwrite)
+    import_parquet()
+    watcher.check_folder(arguments.output, arguments.overwrite)
     scorer = watcher.QuestionScorer(load_model(arguments), questions, notes)
     source = source or open_source(arguments.source, notes, arguments.frame_rate)
 
     rate = min(source.rate, arguments.fps or source.rate)
     video = AnnotatedVideo(arguments.video, questions, rate) if arguments.video else None
+    if arguments.overwrite:  # only now that all is open: a run that cannot start costs nothing of the one before
+        watcher.clear_folder(arguments.output)
     options = watcher.Options(arguments.on, arguments.off, arguments.shortest, arguments.batch_size)
     progress = watcher.Progress(source.duration, sys.stderr)
     notes.say = lambda text: progress.tell(text, sys.stderr)

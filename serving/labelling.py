@@ -8,6 +8,7 @@ renaming; so a run that was killed at any moment goes on with the parts that are
 """
 
 import gzip
+import hashlib
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import fsspec.implementations.local
@@ -66,6 +68,7 @@ class Job:
             a key column it is the file and the number of the row.
         images_per_part: of single files. A Parquet file has a part for each row group, a tar is one.
         model, dtype: of the answers, as for `Answerer`.
+        weights: `fingerprint` of the model, None if unknown.
     """
 
     source: str
@@ -75,9 +78,19 @@ class Job:
     key_column: str | None = None
     images_per_part: int = 1000
     dtype: str | None = None
+    weights: str | None = None
 
     def describe(self) -> dict[str, Any]:
         return asdict(self) | {"questions": list(self.questions)}
+
+
+def fingerprint(folder: str) -> str:
+    """What tells the weights in a model folder from others of the same name."""
+    whole = hashlib.sha256()
+    for path in sorted([*Path(folder).glob("*.safetensors"), *Path(folder).glob("config.json")]):
+        with path.open("rb") as file:
+            whole.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return whole.hexdigest()
 
 
 def is_local(fs: Any) -> bool:
@@ -189,7 +202,10 @@ class Output:
             with self.fs.open(place) as file:
                 plan = pq.read_table(file)
             before, now = json.loads(plan.schema.metadata[b"job"]), job.describe()
+            weights = now.pop("weights")
             changed = [f"{key} {before.get(key)!r}, now {now[key]!r}" for key in now if before.get(key) != now[key]]
+            if before.get("weights") not in (None, weights):  # earlier plans have none
+                changed.append(f"the weights of {job.model} have changed")
             if changed:
                 raise LabelError(
                     f"{self.path}: holds labels of another job: {'; '.join(changed)}. Choose another folder"

@@ -168,30 +168,34 @@ class Page:
                 yield status, table(rows), seen
 
     def words(self, text: str) -> list[tuple[str, str]]:
-        """Words of the questions that can be chosen: what is shown, and "question:column"."""
+        """Words of the questions that can be chosen: what is shown, and "column:question"."""
         tokenizer, choices = self.answerer.processor.tokenizer, []
-        for number, question in enumerate(split_questions(text)):
+        for question in dict.fromkeys(split_questions(text)):
             for column, word in enumerate(tokenizer.convert_ids_to_tokens(self._ids(question))):
                 if word.isalpha():
-                    choices.append((f"{word}  ({question})", f"{number}:{column}"))
+                    choices.append((f"{word}  ({question})", f"{column}:{question}"))
         return choices
 
     def first_word(self, text: str) -> str | None:
         """The word that the first question is about."""
-        found = asked_word(self.answerer.processor, split_questions(text)[0])
-        return f"0:{found[0]}" if found else None
+        question = split_questions(text)[0]
+        found = asked_word(self.answerer.processor, question)
+        return f"{found[0]}:{question}" if found else None
 
-    def overlay(self, word: str | None, text: str, seen: Seen | None) -> Image.Image | None:
-        """The image with the attention of one word over it."""
+    def overlay(self, word: str | None, seen: Seen | None) -> Image.Image | None:
+        """The image with the attention of one word, as `words` names it, over it; None for what is no such word."""
         if word is None or seen is None:
             return None
-        number, column = map(int, word.split(":"))
-        questions = split_questions(text)
-        if number >= len(questions) or column >= len(self._ids(questions[number])):
-            return None  # the text was changed since
+        column, _, question = word.partition(":")
+        try:
+            is_word = column.isdecimal() and int(column) < len(self._ids(question))
+        except ValueError:  # no question that the model can read
+            return None
+        if not is_word:
+            return None
         answerer = self.answerer
-        maps = attention_of_question(answerer.model, answerer.processor, seen.encoded, questions[number])
-        return heat_over(seen.picture, maps[column])
+        maps = attention_of_question(answerer.model, answerer.processor, seen.encoded, question)
+        return heat_over(seen.picture, maps[int(column)])
 
     def _ids(self, question: str) -> list[int]:
         inputs = self.answerer.processor(text=question, on_unknown="ignore", return_tensors="pt")
@@ -211,7 +215,7 @@ def build_page(answerer: Answerer, examples: Sequence[Path]) -> gr.Blocks:
             return
         first = page.first_word(text)
         choices = gr.Dropdown(choices=page.words(text), value=first)
-        yield status, answers, now, choices, page.overlay(first, text, now)
+        yield status, answers, now, choices, page.overlay(first, now)
 
     with gr.Blocks(title="Traffic VLM", analytics_enabled=False) as blocks:
         gr.Markdown(INTRODUCTION)
@@ -239,10 +243,12 @@ def build_page(answerer: Answerer, examples: Sequence[Path]) -> gr.Blocks:
                 word = gr.Dropdown([], label="Where does this word look?", elem_id="word")
                 overlay = gr.Image(label="Attention", interactive=False, elem_id="overlay")
         outputs = [status, answers, seen, word, overlay]
-        gr.on([button.click, questions.submit], ask, [image, questions, seen], outputs)
+        asking = gr.on([button.click, questions.submit], ask, [image, questions, seen], outputs)
         questions.change(page.name_unknown_words, questions, unknown, show_progress="hidden")
-        word.input(page.overlay, [word, questions, seen], overlay)
-        # Answers to another image must not stay beside this one.
+        word.input(page.overlay, [word, seen], overlay)
+        # Answers to another image must not stay beside this one, nor go on growing: the browser handles these events
+        # one after the other, so what still answers is stopped before the page is cleared.
+        image.change(None, cancels=[asking])
         image.change(
             lambda: ("", "", gr.Dropdown(choices=[], value=None), None), None, [status, answers, word, overlay]
         )

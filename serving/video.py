@@ -86,7 +86,6 @@ class Clock:
     def __init__(self, step: float):
         self.step = step
         self.missing = 0
-        self.restarts = 0
         self._last: float | None = None
         self._shift: float | None = None
 
@@ -100,7 +99,6 @@ class Clock:
                 self._shift = stamp - following
             seconds = stamp - self._shift
             if self._last is not None and seconds < self._last - RESTART:
-                self.restarts += 1
                 self._shift = stamp - following
                 seconds = following
         self._last = seconds = max(seconds, self._last or 0.0)

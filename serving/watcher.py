@@ -76,8 +76,8 @@ class QuestionScorer:
         return torch.stack(self.model.score_yes_no(pixel_values=images, **text)).cpu().numpy()
 
 
-def prepare_folder(folder: Path, overwrite: bool = False) -> None:
-    """Make a folder to write to, without the files of an earlier run.
+def check_folder(folder: Path, overwrite: bool = False) -> None:
+    """Make a folder to write to; files of an earlier run in it are left alone, see `clear_folder`.
 
     Raises:
         DataError: there are some, and they are not to be overwritten; or it cannot be made.
@@ -87,6 +87,18 @@ def prepare_folder(folder: Path, overwrite: bool = False) -> None:
         for path in (folder / name for name in FILES):
             if path.exists() and not overwrite:
                 raise DataError(f"{folder}: has {path.name} of an earlier run; choose another folder, or --overwrite")
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be written to: {error}") from error
+
+
+def clear_folder(folder: Path) -> None:
+    """Remove the files of an earlier run; call it when nothing can keep the new one from starting.
+
+    Raises:
+        DataError: they cannot be removed.
+    """
+    try:
+        for path in (folder / name for name in FILES):
             if path.is_dir():
                 shutil.rmtree(path)
             else:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -90,22 +91,36 @@ def test_another_dataset_in_a_folder_of_the_same_name_is_another_dataset(synthet
     assert set(rows[0]["image_id"]).isdisjoint(rows[1]["image_id"])
 
 
-def test_the_same_options_give_the_same_files_however_often_they_stop(synthetic, tmp_path):
-    """Killed at random moments, with all its workers, and started again."""
-    folder, rng = tmp_path / "set", random.Random(0)
-    for _ in range(4):
+def test_the_same_options_give_the_same_files_however_often_they_stop(tmp_path):
+    """Killed three times, with its worker, each time when another file is there, and started again."""
+    folder, never_stopped = tmp_path / "set", tmp_path / "never_stopped"
+    one_by_one = ["--shard_size", "1", "--num_workers", "1"]
+
+    def written() -> dict[str, int]:
+        return {path.name: path.stat().st_mtime_ns for path in folder.glob("data/*.parquet")}
+
+    for _ in range(3):
+        before = written()
         process = subprocess.Popen(
-            command(folder), start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            command(folder, *one_by_one), start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        time.sleep(rng.uniform(2.0, 6.0))
+        while written().keys() == before.keys() and process.poll() is None:
+            time.sleep(0.01)
+        assert process.poll() is None, "it ended before it could be killed"
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        for path in folder.glob("data/*.parquet"):  # what is there is whole
-            assert len(load_dataset("parquet", data_files=str(path), split="train")) == 8
-    assert make(folder).returncode == 0
+        after = written()
+        assert len(before) < len(after) < 24
+        assert before.items() <= after.items()  # what was there is not written again
+        for name in after:  # and what is there is whole
+            assert len(load_dataset("parquet", data_files=str(folder / "data" / name), split="train")) == 1
+    assert make(folder, *one_by_one).returncode == 0
+    assert len(written()) == 24 and after.items() <= written().items()
     assert not list(folder.rglob("*.tmp"))
-    assert load_dataset(str(folder), split="train").to_list() == load_dataset(str(synthetic), split="train").to_list()
-    reports = [json.loads((path / "report.json").read_text()) for path in (folder, synthetic)]
+    assert make(never_stopped, *one_by_one).returncode == 0
+    rows = [load_dataset(str(path), split="train").to_list() for path in (folder, never_stopped)]
+    assert rows[0] == rows[1]
+    reports = [json.loads((path / "report.json").read_text()) for path in (folder, never_stopped)]
     assert reports[0] == reports[1]
 
 
@@ -506,3 +521,29 @@ def test_workers_of_a_stream_take_turns():
         SyntheticStream(3, 5), batch_size=None, num_workers=2, multiprocessing_context="fork"
     )
     assert sorted(int(row["image_id"]) for row in loader) == [3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(("workers", "counted"), [(0, 9), (1, 9), (4, 6)])
+def test_batches_made_before_the_clock_starts_are_not_counted(monkeypatch, capsys, workers, counted):
+    script = runpy.run_path(str(ROOT / "scripts/measure_loading.py"))
+    batch = {"pixel_values": torch.zeros(2, 3, 4, 4), "question_ends": torch.zeros(2, 3)}
+    read = []
+
+    def loader(*_, **__):
+        for number in range(10):
+            read.append(number)
+            yield batch
+
+    asked = []  # batches that were read when the clock was looked at
+    monkeypatch.setattr(torch.utils.data, "DataLoader", loader)
+    monkeypatch.setitem(script["main"].__globals__, "read_rows", lambda _: None)
+    monkeypatch.setitem(
+        script["main"].__globals__,
+        "time",
+        SimpleNamespace(perf_counter=lambda: asked.append(len(read)) or float(len(asked))),
+    )
+    options = ["--dataset", "synthetic", "--processor", ROOT, "--num_images", 1000, "--num_workers", workers]
+    monkeypatch.setattr("sys.argv", ["measure_loading.py", *map(str, options)])
+    script["main"]()
+    assert asked == [10 - counted, 10]
+    assert f"{2 * counted} images per second, 3.0 questions each, 1.0 s" in capsys.readouterr().out

@@ -28,6 +28,7 @@ pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 fsspec = pytest.importorskip("fsspec")
 
+from traffic_vlm.serving import cluster as cluster_module  # noqa: E402
 from traffic_vlm.serving import labelling  # noqa: E402
 from traffic_vlm.serving.answerer import Answerer  # noqa: E402
 from traffic_vlm.serving.labelling import Job, LabelError, Labeller, Output, list_input, parts_to_do  # noqa: E402
@@ -201,6 +202,58 @@ def test_another_job_does_not_mix_with_the_first(model, tmp_path):
     (tmp_path / "other/part-000000.parquet").write_bytes(b"")
     with pytest.raises(LabelError, match="holds labels, but not their plan"):
         Output(str(tmp_path / "other")).open_plan(Job(str(images), QUESTIONS, model))
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """A folder that looks like that of a model, as far as a plan looks at it."""
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    for name in ("model.safetensors", "config.json", "README.md"):
+        (folder / name).write_text("one")
+    return folder
+
+
+def test_other_weights_under_the_same_name_are_another_job(weights, tmp_path):
+    images, output = write_images(tmp_path / "in", 2), Output(str(tmp_path / "out"))
+
+    def job():
+        return Job(str(images), QUESTIONS, str(weights), weights=labelling.fingerprint(str(weights)))
+
+    plan = output.open_plan(job())
+    (weights / "README.md").write_text("two")
+    assert output.open_plan(job()).equals(plan)
+    for name in ("model.safetensors", "config.json"):
+        (weights / name).write_text("two")
+        with pytest.raises(LabelError, match=r"another job: the weights of .* have changed\. Choose"):
+            output.open_plan(job())
+        (weights / name).write_text("one")
+    (weights / "model.safetensors").rename(weights / "other.safetensors")
+    with pytest.raises(LabelError, match="have changed"):
+        output.open_plan(job())
+    described = job().describe()
+    del described["weights"]  # as in a plan of an earlier release
+    output.write(plan.replace_schema_metadata({"job": json.dumps(described)}), f"{output.path}/{labelling.PLAN}")
+    assert output.open_plan(job()).num_rows == 2
+
+
+def test_the_command_does_not_go_on_with_other_weights(weights, tmp_path, monkeypatch, capsys):
+    spec = importlib.util.spec_from_file_location("label_script", ROOT / "scripts/label.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+
+    def stop(*_):  # in place of loading the model, which comes after the plan
+        raise OSError("the plan is good")
+
+    monkeypatch.setattr(script, "check_model", stop)
+    monkeypatch.setattr(cluster_module, "load_ray", lambda purpose: None)
+    images, output = write_images(tmp_path / "in", 2), tmp_path / "out"
+    options = ["--ask", "Is there a car?", "--model", weights, "--output", output]
+    monkeypatch.setattr(sys, "argv", ["label.py", *map(str, [images, *options])])
+    for _ in range(2):
+        assert script.main() == 2 and capsys.readouterr().err == "the plan is good\n"
+    (weights / "model.safetensors").write_text("two")
+    assert script.main() == 2 and f"the weights of {weights} have changed" in capsys.readouterr().err
 
 
 def test_input_of_another_file_system(model):

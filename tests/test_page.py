@@ -127,10 +127,43 @@ def test_attention_of_a_chosen_word(page, picture):
     seen, _ = page.look(picture, None)
     words = page.words(QUESTIONS)
     assert ("car  (Is there a car?)", page.first_word(QUESTIONS)) in words
-    over = page.overlay(page.first_word(QUESTIONS), QUESTIONS, seen)
+    over = page.overlay(page.first_word(QUESTIONS), seen)
     assert over.size == seen.picture.size
-    assert page.overlay("2:40", QUESTIONS, seen) is None  # the text was changed since
-    assert page.overlay(None, QUESTIONS, seen) is None
+    out_of_range, too_long = ("40:Is there a car?", "-1:Is there a car?"), "1:" + "a " * 200
+    for wrong in (None, "", "2", "2:", "x:Is there a car?", *out_of_range, too_long):
+        assert page.overlay(wrong, seen) is None, wrong
+    assert page.overlay(page.first_word(QUESTIONS), None) is None
+
+
+def test_a_chosen_word_is_that_of_its_question_whatever_the_text_has_become(page, picture):
+    seen, _ = page.look(picture, None)
+    shown = "car  (Is there a car?)"
+    chosen = dict(page.words(QUESTIONS))[shown]
+    # The same value wherever the question stands, and none of the new questions has it.
+    assert dict(page.words(f"Is it raining?\n{QUESTIONS}"))[shown] == chosen
+    assert chosen not in dict(page.words("Is it raining?\nIs there a bus?")).values()
+    column, question = chosen.split(":")
+    answerer = page.answerer
+    maps = page_module.attention_of_question(answerer.model, answerer.processor, seen.encoded, "Is there a car?")
+    assert question == "Is there a car?"
+    assert page.overlay(chosen, seen) == page_module.heat_over(seen.picture, maps[int(column)])
+
+
+def test_a_question_asked_twice_has_its_words_once(page):
+    values = [value for _, value in page.words("Is there a car?\nIs there a car?")]
+    assert len(values) == len(set(values)) == len(page.words("Is there a car?"))
+
+
+def test_another_image_stops_the_answers_before_it_clears_them(answerer):
+    """Of a generator that goes on, the next answers would stand beside the new image."""
+    blocks = page_module.build_page(answerer, [ROOT / "docs/example.jpg"])
+    events = blocks.config["dependencies"]
+    named = {part["props"].get("elem_id"): part["id"] for part in blocks.config["components"]}
+    [asking] = [event["id"] for event in events if (named["ask"], "click") in map(tuple, event["targets"])]
+    changes = [event for event in events if (named["image"], "change") in map(tuple, event["targets"])]
+    stops = [number for number, event in enumerate(changes) if event["cancels"] == [asking]]
+    clears = [number for number, event in enumerate(changes) if named["answers"] in event["outputs"]]
+    assert len(stops) == len(clears) == 1 and stops < clears  # the browser handles them in this order
 
 
 def chromium():

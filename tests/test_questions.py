@@ -283,10 +283,27 @@ def test_only_what_is_labelled_exhaustively_is_denied_or_counted(scene, known):
     for truth in enumerate_questions(scene):
         needs = truth.kind in ("count", "comparison", "side") or (truth.kind == "color" and "/any/" not in truth.fact)
         denied = truth.answer == "no" and truth.kind in ("presence", "place", "relation", "color")
+        needs = needs or "/are/" in truth.fact or truth.fact.endswith("/what_all")
         if needs or denied or (truth.answer == "no" and "light/any" in truth.fact):
             assert truth.label in known
         if truth.kind in ("comparison", "relation"):
             assert truth.fact.split("/")[3] in known
+
+
+@pytest.mark.parametrize(
+    ("kind", "label", "values"),
+    [("light_state", "traffic light", {"state": "red"}), ("sign_value", "speed limit sign", {"value": "50"})],
+)
+def test_all_is_not_said_of_lights_and_signs_of_which_some_may_not_be_labelled(kind, label, values):
+    scene = placed((label, 20, 100, values), (label, 300, 100, values), exhaustive=EXHAUSTIVE - {label})
+    fact, [value], other = f"{kind}/{label}", values.values(), {"red": "green", "50": "60"}
+    found = answers(scene)
+    assert not any("/are/" in each or each.endswith("/what_all") for each in found)
+    one = answers(replace(scene, objects=scene.objects[:1]))
+    assert one[f"{fact}/what"] == value
+    assert (one[f"{fact}/is/{value}"], one[f"{fact}/is/{other[value]}"]) == ("yes", "no")
+    lost = answers(replace(scene, attributed={}))  # another one may be there, whose value is not known
+    assert {each for each in lost if each.startswith(fact)} <= {f"{fact}/any/{value}"}
 
 
 @given(scenes(), st.randoms(use_true_random=False))
@@ -443,12 +460,12 @@ def test_an_object_across_a_border_is_on_no_side(left, side):
             assert found[f"place/car/{third}"] == ("yes" if third == side else "no")
 
 
-def mask(label, columns, coverage=1.0):
-    """A mask over some columns of cells, in rows 6 to 8, of a scene of 140 × 140."""
-    rows = [[coverage * (i in (6, 7, 8) and j in columns) for j in range(14)] for i in range(14)]
-    area = sum(map(sum, rows)) * 100
-    box = (10.0 * min(columns), 60.0, 10.0 * max(columns) + 10, 90.0)
-    return SceneObject(label, box, area=area, cells=tuple(map(tuple, rows)), is_instance=False)
+def mask(label, columns, coverage=1.0, rows=(6, 7, 8)):
+    """A mask over some columns and rows of cells of a scene of 140 × 140."""
+    cells = [[coverage * (i in rows and j in columns) for j in range(14)] for i in range(14)]
+    area = sum(map(sum, cells)) * 100
+    box = (10.0 * min(columns), 10.0 * min(rows), 10.0 * max(columns) + 10, 10.0 * max(rows) + 10)
+    return SceneObject(label, box, area=area, cells=tuple(map(tuple, cells)), is_instance=False)
 
 
 def test_a_mask_is_where_enough_of_it_is():
@@ -464,6 +481,15 @@ def test_a_mask_is_where_enough_of_it_is():
     assert "presence/bus" not in presence[0.05]  # 0.15
     truths = {truth.fact: truth for truth in enumerate_questions(replace(scene, objects=(mask("car", range(14)),)))}
     assert truths["place/car/left"].boxes == ((0.0, 60.0, 140 / 3, 90.0),)
+
+
+def test_what_is_near_of_a_mask_does_not_deny_that_the_rest_is_far():
+    cars = mask("car", (1, 2), rows=range(6, 14))
+    found = answers(Scene(140, 140, (cars,), facts={"view": "driver"}, exhaustive=EXHAUSTIVE))
+    assert found["place/car/near"] == "yes" and "place/car/far" not in found
+    far = mask("car", (1, 2), rows=(6, 7))
+    found = answers(Scene(140, 140, (far,), facts={"view": "driver"}, exhaustive=EXHAUSTIVE))
+    assert (found["place/car/near"], found["place/car/far"]) == ("no", "yes")  # all of it is
 
 
 def test_what_a_sentence_would_leave_out_must_be_known():

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageFile
 
+from traffic_vlm.data.questions import enumerate_questions
 from traffic_vlm.data.readers import (
     LAYOUTS,
     DataError,
@@ -23,6 +24,7 @@ from traffic_vlm.data.readers import (
     shipped_mappings,
 )
 from traffic_vlm.data.scene import CLASSES, Scene, SceneObject
+from traffic_vlm.images_traffic_vlm import to_rgb
 
 
 CLASSES_OF_TEST = {
@@ -114,11 +116,41 @@ def test_coco(tmp_path):
     assert not problems.counts
 
 
-def test_pixels_are_not_decoded(tmp_path):
-    mapping = coco(tmp_path, ("car", [10, 20, 30, 40]))
-    whole = (tmp_path / "images/a.jpg").read_bytes()
-    (tmp_path / "images/a.jpg").write_bytes(whole[: len(whole) // 2])
-    assert len(read(tmp_path, mapping)[0]) == 1
+@pytest.mark.parametrize("name", ["a.jpg", "a.png"])
+def test_pixels_are_not_decoded(tmp_path, monkeypatch, name):
+    mapping = coco(tmp_path, images=[{"id": 7, "file_name": name}])
+    whole = image(tmp_path / "images" / name).read_bytes()
+    (tmp_path / "images" / name).write_bytes(whole[: len(whole) // 2])
+    decoded: list[ImageFile.ImageFile] = []
+    monkeypatch.setattr(ImageFile.ImageFile, "load", decoded.append)
+    assert len(read(tmp_path, mapping)[0]) == 1 and not decoded
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.webp", "a.tif"])
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_a_photograph_has_the_size_of_the_upright_picture(tmp_path, name, orientation):
+    exif, stored = Image.Exif(), (140, 280) if orientation > 4 else (280, 140)
+    exif[0x0112] = orientation
+    images = [{"id": 7, "file_name": name, "width": 280, "height": 140}]
+    mapping = coco(tmp_path, ("car", [200, 20, 30, 40]), images=images)
+    Image.new("RGB", stored).save(tmp_path / "images" / name, exif=exif)
+    records, problems = read(tmp_path, mapping)
+    car = SceneObject("car", (200.0, 20.0, 230.0, 60.0))
+    assert records[0].scene == replace(scene(car), image_id=f"images/{name}") and not problems.counts
+    with Image.open(tmp_path / "images" / name) as photograph:
+        assert to_rgb(photograph).size == (280, 140)
+    if orientation > 4:
+        images[0] |= {"width": 140, "height": 280}
+        mapping = coco(tmp_path, ("car", [20, 200, 30, 40]), images=images)
+        Image.new("RGB", stored).save(tmp_path / "images" / name, exif=exif)
+        assert_reported(tmp_path, mapping, "image size", "280 × 140", "140 × 280")
+
+
+def test_a_broken_exif_block_turns_nothing(tmp_path):
+    mapping = coco(tmp_path, ("car", [200, 20, 30, 40]))
+    Image.new("RGB", (280, 140)).save(tmp_path / "images/a.jpg", exif=b"Exif\x00\x00not a tiff header")
+    [record], problems = read(tmp_path, mapping)
+    assert (record.scene.width, record.scene.height) == (280, 140) and not problems.counts
 
 
 def test_coco_scales_to_the_real_size_and_a_crowd_is_no_instance(tmp_path):
@@ -151,6 +183,8 @@ def test_yolo(tmp_path):
         ("data.yaml", "names: {0: Car, 1: red light}\n"),
         ("data.yaml", "names:\n  - Car\n  - red light # lit\nnc: 2\n"),
         ("data.yaml", "names:\n  0: Car\n  1: 'red light'\npath: 1\n"),
+        ("data.yaml", "names:\n  1: red light\n  2: Car\n"),
+        ("data.yaml", "names: {1: red light, 0: Car}\n"),
     ],
 )
 def test_yolo_finds_its_class_names(tmp_path, file, text):
@@ -300,6 +334,17 @@ def test_a_bad_box_is_skipped_and_takes_the_no_of_its_class(tmp_path, box, what)
     assert record.scene == scene(SceneObject("pedestrian", (0.0, 0.0, 9.0, 9.0)), without=("car", "vehicle"))
 
 
+def test_a_light_that_is_lost_takes_the_no_and_the_all_of_lights(tmp_path):
+    coco(tmp_path, ("red light", [20, 20, 100, 100]), ("green light", [150, 20, 0, 40]))
+    more = {"exhaustive": ["traffic light"], "attributed": {"traffic light": ["state"]}}
+    classes = CLASSES_OF_TEST | {"green light": {"class": "traffic light", "state": "green"}}
+    mapping = mapping_of(tmp_path, "coco", classes=classes, **more)
+    [record] = assert_reported(tmp_path, mapping, "bad box", "annotations[1] (11)")
+    assert not record.scene.exhaustive and not record.scene.attributed
+    found = {truth.fact: truth.answer for truth in enumerate_questions(record.scene) if truth.kind == "light_state"}
+    assert found == {"light_state/traffic light/any/red": "yes"}
+
+
 def test_an_unknown_class_is_skipped_and_takes_every_no(tmp_path):
     mapping = coco(tmp_path, ("hovercraft", [0, 0, 9, 9]), ("car", [0, 0, 9, 9]))
     [record] = assert_reported(tmp_path, mapping, "unknown class", "annotations[0] (10)", "'hovercraft'", "'test'")
@@ -384,6 +429,25 @@ def test_yolo_class_id_without_a_name(tmp_path):
     lines(tmp_path / "labels/a.txt", "-1 0.5 0.5 1 1")
     mapping = mapping_of(tmp_path, "yolo", names=["Car"])
     assert_reported(tmp_path, mapping, "unknown class", "a.txt:1: ", "'id -1'")
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("classes.txt", "Car\n\nred light\n\n"),
+        ("data.yaml", "names:\n  - Car\n  -\n  - red light\n"),
+        ("data.yaml", "names:\n  0: Car\n  1:\n  2: red light\n"),
+        ("data.yaml", "names:\n  2: red light\n  0: Car\n"),
+        ("data.yaml", "names: {0: Car, 2: red light}\n"),
+    ],
+)
+def test_yolo_class_id_whose_name_is_left_out(tmp_path, file, text):
+    """It is no other class, and it moves no other name."""
+    image(tmp_path / "images/a.jpg")
+    (tmp_path / file).write_text(text)
+    lines(tmp_path / "labels/a.txt", "1 0.5 0.5 1 1", "2 0.5 0.5 1 1")
+    [record] = assert_reported(tmp_path, mapping_of(tmp_path, "yolo"), "unknown class", "a.txt:1: ", "'id 1'")
+    assert [item.label for item in record.scene.objects] == ["traffic light"]
 
 
 @pytest.mark.parametrize("kind", ["yolo", "kitti"])
@@ -472,14 +536,10 @@ def test_odd_values_never_crash_a_json_reader(tmp_path, data, kind):
 
 
 def test_problems_keep_some_messages_and_count_all():
-    first, second = Problems(keep=2), Problems()
+    problems = Problems(keep=2)
     for number in range(3):
-        first.add("bad box", f"f:{number}", "wrong")
-        second.add("bad box", f"g:{number}", "wrong")
-    assert first.messages == ["f:0: wrong", "f:1: wrong"]
-    first.keep = 3
-    first.merge(second)
-    assert first.counts == {"bad box": 6} and first.messages == ["f:0: wrong", "f:1: wrong", "g:0: wrong"]
+        problems.add("bad box", f"f:{number}", "wrong")
+    assert problems.counts == {"bad box": 3} and problems.messages == ["f:0: wrong", "f:1: wrong"]
 
 
 # ---------------------------------------------------------------------------------------------------------- mappings

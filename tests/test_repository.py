@@ -2,9 +2,11 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 import textwrap
+import venv
 
 import numpy as np
 import pytest
@@ -210,3 +212,26 @@ def test_the_package_names_everything():
 
     for name in traffic_vlm.__all__:
         assert hasattr(traffic_vlm, name), name
+
+
+def test_environments_are_made_anew_where_other_packages_are_required(tmp_path, monkeypatch):
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_text("transformers==5.0\n")
+    made = []
+
+    def create(folder, **_):
+        made.append(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+
+    monkeypatch.setattr(venv, "create", create)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
+    environment = runpy.run_path(str(ROOT / "scripts/compat.py"))["environment"]
+    monkeypatch.setitem(environment.__globals__, "ROOT", tmp_path)
+    monkeypatch.setitem(environment.__globals__, "FOLDER", tmp_path / ".compat")
+    for name in (None, "pyproject.toml", "constraints.txt"):
+        if name:
+            (tmp_path / name).write_text("torch==2.9\n")
+        before = len(made)
+        environment("5.5")
+        environment("5.5")
+        assert len(made) == before + 1, name

@@ -447,6 +447,28 @@ def test_what_cannot_be_asked_is_said(command, clip, tmp_path, monkeypatch, argu
     assert status == 2 and message in said and "Traceback" not in said
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no.mp4", *asking("Is there a car?")], "no.mp4: no such file"),
+        (["/dev/video97", *asking("Is there a car?")], "/dev/video97: no such camera or stream"),
+        ([*asking("Is there a car?"), "--model", "nowhere"], "nowhere"),
+        ([*asking("🦄")], "no word of the question"),
+        ([*asking("Is there a car?"), "--video", "nowhere/seen.mp4"], "cannot be written"),
+    ],
+)
+def test_a_run_that_cannot_start_removes_nothing(command, clip, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    earlier = ["timeline.parquet", "timeline/part-000000.parquet", "events.csv", "timeline.png", "summary.json"]
+    (tmp_path / "out/timeline").mkdir(parents=True)
+    for name in earlier:
+        (tmp_path / "out" / name).write_text("hours")
+    source = [clip] if arguments[0] == "--ask" else []
+    status, _, said = command(*source, *arguments, "--overwrite")
+    assert status == 2 and message in said and "Traceback" not in said, said
+    assert {(tmp_path / "out" / name).read_text() for name in earlier} == {"hours"}
+
+
 def test_the_video_to_watch_is_not_overwritten(command, clip):
     before = clip.read_bytes()
     status, _, said = command(clip, *asking("Is there a car?"), "--video", clip, "--overwrite")
