@@ -349,7 +349,8 @@ class YesNoScorer(ImageReader):
         which image), with `encoded_images` in place of pixels if they are at hand. What labels tell is not read.
 
         Raises:
-            ValueError: no image; images that do not fit the rows; packed rows without `question_ends`, `position_ids`.
+            ValueError: no image; images that do not fit the rows; packed rows without `question_ends`, `position_ids`;
+                labels of whole rows.
         """
         encoded_images = self.model.choose_images(pixel_values, encoded_images, encoder_attention_mask)
         if encoded_images is None:
@@ -359,6 +360,8 @@ class YesNoScorer(ImageReader):
         if segment_ids is None:
             if labels is not None:  # a row goes on with its answer, whose tokens are labelled
                 attention_mask = attention_mask * (labels < 0)
+                if not bool(attention_mask.any(1).all()):
+                    raise ValueError("labels must be -100 at the questions, these leave a row without one.")
             text = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
             logits = self._end_logits(encoded_images, image_index, None, **text)
             return [logits[image_index == image] for image in range(len(encoded_images))]

@@ -24,13 +24,13 @@ class TrafficVLMCache(EncoderDecoderCache):
 
     Attributes:
         encoder_attention_mask: [B,P], 0 at hidden image tokens, or None; its rows follow those of the cache.
-        is_left_aligned: whether `generate()` moved right-padded rows to the left, unlike the caller's mask.
+        left_aligned: how many of its first columns `generate()` moved to the left, unlike in the caller's mask.
     """
 
     def __init__(self, *caches: Cache):
         super().__init__(*caches)
         self.encoder_attention_mask: torch.Tensor | None = None
-        self.is_left_aligned = False
+        self.left_aligned = 0
 
     def _map_mask(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         if self.encoder_attention_mask is not None:
@@ -50,7 +50,7 @@ class TrafficVLMCache(EncoderDecoderCache):
 
     def reset(self) -> None:
         super().reset()
-        self.encoder_attention_mask, self.is_left_aligned = None, False
+        self.encoder_attention_mask, self.left_aligned = None, 0
 
 
 def holds_image(past_key_values: Cache | None) -> bool:
@@ -115,7 +115,7 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         # Unlike the mask of the caller, who may go on from a cache of their own or from that of the output.
         for cache in (find_image_cache(kwargs.get("past_key_values")), getattr(output, "past_key_values", None)):
             if cache is not None:
-                cache.is_left_aligned = True
+                cache.left_aligned = order.shape[1]
         return output
 
     def _encode_images_once(self, inputs: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
@@ -138,9 +138,10 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         text, mask = input_ids if embeds is None else embeds, kwargs.get("attention_mask")
         cache = kwargs.get("past_key_values")
         is_begun = cache is not None and cache.get_seq_length() > 0
-        if is_begun and mask is not None and getattr(cache, "is_left_aligned", False):
+        moved = getattr(cache, "left_aligned", 0)
+        if is_begun and mask is not None and moved:
             # The sequences were moved when the cache was made.
-            kwargs["attention_mask"] = mask = mask.sort(dim=1).values
+            kwargs["attention_mask"] = mask = torch.cat([mask[:, :moved].sort(dim=1).values, mask[:, moved:]], dim=1)
         pad = self.config.get_text_config().pad_token_id
         if mask is None and pad is not None and text is not None and text.ndim == 2:
             mask = text.ne(pad).long()

@@ -506,7 +506,7 @@ def _yolo_names(root: Path, layout: Layout, problems: Problems) -> dict[int, str
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".txt":
-            entries = [("", line) for line in text.strip().splitlines()]
+            entries = [("", line) for line in text.splitlines()]
         elif inline := re.search(r"^names:\s*([\[{].*?[\]}])", text, re.MULTILINE | re.DOTALL):
             words = re.findall(r"""'[^']*'|"[^"]*"|[^,\[\]{}]+""", inline[1])
             entries = [re.findall(r"^(?:(\d+):)?(.*)", word.strip())[0] for word in words if word.strip()]

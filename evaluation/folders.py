@@ -5,7 +5,6 @@ A folder that cannot be used is a `DataError`, the error of all input in this pr
 
 import os
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,11 @@ ASKED = ("image", "questions", "answers")  # what a dataset must have; the rest 
 
 
 def load_rows(
-    folders: Sequence[Path], split: str | None = None, max_images: int | None = None, prefer: str | None = None
+    folders: Sequence[Path],
+    split: str | None = None,
+    max_images: int | None = None,
+    prefer: str | None = None,
+    sources: Sequence[str] | None = None,
 ) -> Dataset:
     """The rows of dataset folders, one after the other.
 
@@ -35,21 +38,31 @@ def load_rows(
         split: name of the split; by default the only one that a folder has.
         max_images: take so many, drawn from all in an order that is always the same.
         prefer: the split of a folder that has several, if it is among them and `split` names none.
+        sources: of the rows of each folder that name none; by default `source_names` of the folders.
 
     Raises:
         DataError: a folder that is missing, empty or no dataset; a split or a column that is not there.
     """
     folders = [Path(folder) for folder in folders]
-    names = Counter(folder.name for folder in set(folders))
     parts = [
-        _load_folder(folder, folder.name if names[folder.name] == 1 else "/".join(folder.parts[-2:]), split, prefer)
-        for folder in folders
+        _load_folder(folder, source, split, prefer)
+        for folder, source in zip(folders, source_names(folders) if sources is None else sources)
     ]
     columns = [*COLUMNS, "scene"] if all("scene" in part.column_names for part in parts) else list(COLUMNS)
     rows = concatenate_datasets([part.select_columns(columns) for part in parts])
     if max_images is not None and max_images < len(rows):
         rows = rows.shuffle(seed=0).select(range(max_images))
     return rows
+
+
+def source_names(folders: Sequence[Path]) -> list[str]:
+    """For each folder as many of its last parts as no other one ends in, so that "val" of two drives is told apart."""
+    names = []
+    for parts in (folder.parts for folder in folders):
+        others = [folder.parts for folder in folders if folder.parts != parts]
+        sizes = (size for size in range(1, len(parts)) if all(other[-size:] != parts[-size:] for other in others))
+        names.append("/".join(parts[-next(sizes, len(parts)) :]))
+    return names
 
 
 def _load_folder(folder: Path, source: str, split: str | None, prefer: str | None) -> Dataset:
@@ -86,8 +99,9 @@ def _load_folder(folder: Path, source: str, split: str | None, prefer: str | Non
 
 def _choose(folder: Path, splits: Collection[str], split: str | None, prefer: str | None) -> str:
     if split is None and len(splits) > 1 and prefer not in splits:
+        names = ", ".join(splits)
         raise DataError(
-            f"{folder}: has the splits {', '.join(splits)}; --split of evaluate.py says which, train.py takes train"
+            f"{folder}: has the splits {names}; --split of evaluate.py names one, train.py trains on train"
         )
     name = split or (prefer if prefer and prefer in splits else next(iter(splits)))
     if name not in splits:

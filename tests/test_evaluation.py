@@ -24,7 +24,7 @@ from traffic_vlm.data.readers import DataError
 from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.data.targets import find_word
 from traffic_vlm.evaluation.baselines import Majority, mean_image
-from traffic_vlm.evaluation.folders import load_model, load_rows, write_temperature
+from traffic_vlm.evaluation.folders import load_model, load_rows, source_names, write_temperature
 from traffic_vlm.evaluation.metrics import (
     TEMPERATURES,
     accuracy,
@@ -660,6 +660,8 @@ def test_folders_of_one_name_are_told_apart(tmp_path):
     folders = [tmp_path / "drive1/val", tmp_path / "drive2/val"]
     assert load_rows(folders)["source"] == ["drive1/val", "drive2/val"]
     assert load_rows(folders[:1] * 2)["source"] == ["val", "val"]  # twice the same
+    deep = [tmp_path / name for name in ("drive1/frames/val", "drive2/frames/val", "other")]
+    assert source_names(deep) == ["drive1/frames/val", "drive2/frames/val", "other"]
 
 
 def test_model_folders_that_cannot_be_used(model_folder, tmp_path):

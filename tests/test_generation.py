@@ -277,6 +277,10 @@ def test_continue_from_a_cache_of_right_padded_prompts(model):
     )
     rest = model.generate(start, attention_mask=longer, past_key_values=mine, **(NEVER_ENDING | {"max_new_tokens": 3}))
     assert torch.equal(rest, at_once)
+    ragged = longer.clone()
+    ragged[0, -1] = 0
+    with pytest.raises(ValueError, match="cannot be continued with right-padded rows"):
+        model.generate(start, attention_mask=ragged, past_key_values=mine, **NEVER_ENDING)
 
 
 def test_a_cache_that_was_reset_starts_anew():

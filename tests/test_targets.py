@@ -165,6 +165,8 @@ def test_some_questions_are_asked_again_in_other_words(processor):
         assert len(texts) == 2 and len(answers) == 1 and answers <= {4, 5}
     asked = batch["segment_ids"].amax(1)  # numbers of the questions about an image, which stand in some of the rows
     assert all(asked[batch["image_index"] == image].max() <= 16 for image in range(4))  # not more than before
+    with pytest.raises(ValueError, match="rewordings must be fewer than questions_per_image=2, got 2"):
+        SupervisedCollator(processor, 2, rewordings=2)
     without = SupervisedCollator(processor, 16)(rows)
     assert not without["wording_pairs"].any()
 

@@ -45,6 +45,7 @@ TOWER = TINY_TOWER | {"image_size": 64}
 FAST = ["--use_cpu", "--images_per_epoch", "8", "--per_device_train_batch_size", "4", "--questions_per_image", "4"]
 FAST += ["--max_eval_images", "24", "--logging_steps", "1", "--dataloader_num_workers", "0", "--learning_rate", "1e-3"]
 FAST += ["--warmup_steps", "0", "--lr_scheduler_type", "constant"]
+NO_BEST = ["--load_best_model_at_end", "false"]
 
 
 @pytest.fixture(scope="module")
@@ -377,7 +378,15 @@ def test_images_with_questions_of_your_own(start, tmp_path):
 
 def test_too_few_images_for_a_figure_of_cells_are_named(start, tmp_path):
     said = refuse(start, tmp_path, "--questions_per_image", "0", "--max_eval_images", "4")
-    assert "4 evaluation images give no balanced_accuracy" in said
+    assert "4 evaluation images give no balanced_accuracy" in said and said.endswith("--max_eval_images")
+
+
+def test_training_takes_the_split_train_and_evaluation_asks_which(start, tmp_path):
+    for split in ("train", "val"):
+        own_folder(tmp_path / "mine" / split)
+    mine = str(tmp_path / "mine")
+    learn(start, tmp_path / "out", "--train_dataset", mine, "--max_steps", "1", "--eval_strategy", "no", *NO_BEST)
+    assert "has the splits train, val" in refuse(start, tmp_path / "no", "--eval_dataset", mine)
 
 
 def test_losses_beside_the_answers_are_divided_among_accumulated_passes(start, tmp_path, processor):

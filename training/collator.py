@@ -34,10 +34,19 @@ class SupervisedCollator(TrafficCollator):
 
     Of the questions about an image, up to `rewordings` are others in other words. They stand in as many of the R rows
     as they need, see `fold`.
+
+    Raises:
+        ValueError: not fewer `rewordings` than questions.
     """
 
     grid: tuple[int, int] = (14, 14)
     rewordings: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rewordings and self.rewordings >= self.questions_per_image:
+            raise ValueError(
+                f"rewordings must be fewer than questions_per_image={self.questions_per_image}, got {self.rewordings}"
+            )
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """With `questions_per_image=0` pixels, cell targets, and as input_ids the one token that starts a text."""

@@ -3,6 +3,7 @@
 import json
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from ..configuration_traffic_vlm import TrafficVLMConfig
 from ..data.dataset import synthetic_rows, write_whole
 from ..data.mixture import Mixture, SyntheticRows
 from ..data.questions import KINDS
-from ..evaluation.folders import load_rows
+from ..evaluation.folders import load_rows, source_names
 from ..evaluation.report import quick_metrics, spread
 from ..modeling_traffic_vlm import (
     TrafficVLMAttention,
@@ -39,7 +40,7 @@ JOB = "training_options.json"  # beside the checkpoints
 HOW = ("attn_implementation", "compile_decoder")  # change how a run computes, not what
 WHAT = ("learning_rate", "seed")  # of the library's options those that make it another run, and not a longer one
 HELD_BACK = 0.1  # of the images are for evaluation, where no others are given for it
-REWORDED = 5  # every fifth question about an image is another one of its yes/no questions in other words
+REWORDED = 5  # of so many questions about an image one may be another in other words: 1 of 8, 3 of 16, none of 4
 
 
 @dataclass
@@ -95,8 +96,8 @@ class DataOptions:
     wording_weight: float = field(
         default=1.0,
         metadata={
-            "help": "of the loss on how far answers to two wordings are apart: of five questions about an image one "
-            "is another in other words; 0 asks none"
+            "help": "of the loss on how far answers to two wordings are apart: of every whole five questions about an "
+            "image one may be another in other words; 0 asks none"
         },
     )
     annotated_steps: list[int] = field(
@@ -108,9 +109,13 @@ class DataOptions:
     )
 
 
-def open_dataset(folder: str) -> Any:
-    """Rows of one dataset folder, or scenes that are rendered when they are asked for."""
-    return SyntheticRows() if folder == "synthetic" else load_rows([Path(folder)], prefer="train")
+def open_datasets(folders: Sequence[str], prefer: str | None = None) -> list[Any]:
+    """Rows of dataset folders, or scenes that are rendered when they are asked for."""
+    sources = source_names([Path(folder) for folder in folders])
+    return [
+        SyntheticRows() if folder == "synthetic" else load_rows([Path(folder)], prefer=prefer, sources=[source])
+        for folder, source in zip(folders, sources)
+    ]
 
 
 def choose_rows(parts: list[Any], most: int) -> Any:
@@ -349,10 +354,8 @@ def prepare_model(model_options: ModelOptions, data_options: DataOptions, proces
 
 def prepare_rows(processor: Any, options: DataOptions, arguments: TrainingArguments) -> tuple[Mixture, Any]:
     """What to train on, and the rows to evaluate on, if that is to be done."""
-    rows = [open_dataset(folder) for folder in options.train_dataset]
-    held: list[Any] = []
-    if arguments.eval_strategy != "no":
-        held = [open_dataset(folder) for folder in options.eval_dataset]
+    rows = open_datasets(options.train_dataset, prefer="train")
+    held = open_datasets(options.eval_dataset) if arguments.eval_strategy != "no" else []
     cells_alone = not options.questions_per_image
     for part, folder in zip(rows, options.train_dataset):
         check_rows(part, folder, processor, cells_alone or bool(options.annotated_steps))

@@ -190,10 +190,11 @@ class TrafficTrainer(Trainer):
         self.model.train(was_training)
         best = (self.args.metric_for_best_model or "").removeprefix("eval_")
         if best and best not in figures:
+            other = f", or choose another figure by --metric_for_best_model: {', '.join(figures)}" if figures else ""
             raise ValueError(
-                f"{len(rows)} evaluation images give no {best}, by which the best checkpoint is chosen: where no "
-                "question is a yes here and a no there, nothing is balanced. Give others by --eval_dataset, or choose "
-                f"another figure by --metric_for_best_model: {', '.join(figures)}"
+                f"{len(rows)} evaluation images give no {best}, by which the best checkpoint is chosen: where nothing "
+                "is a yes here and a no there, nothing is balanced. Give others or more by --eval_dataset and "
+                f"--max_eval_images{other}"
             )
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
         self.log(metrics)
