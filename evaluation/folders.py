@@ -101,7 +101,7 @@ def _choose(folder: Path, splits: Collection[str], split: str | None, prefer: st
     if split is None and len(splits) > 1 and prefer not in splits:
         names = ", ".join(splits)
         raise DataError(
-            f"{folder}: has the splits {names}; --split of evaluate.py names one, train.py trains on train"
+            f"{folder}: has the splits {names}; --split of evaluate.py names one, train.py takes train"
         )
     name = split or (prefer if prefer and prefer in splits else next(iter(splits)))
     if name not in splits:
