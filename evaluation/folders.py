@@ -100,9 +100,7 @@ def _load_folder(folder: Path, source: str, split: str | None, prefer: str | Non
 def _choose(folder: Path, splits: Collection[str], split: str | None, prefer: str | None) -> str:
     if split is None and len(splits) > 1 and prefer not in splits:
         names = ", ".join(splits)
-        raise DataError(
-            f"{folder}: has the splits {names}; --split of evaluate.py names one, train.py takes train"
-        )
+        raise DataError(f"{folder}: has the splits {names}; --split of evaluate.py names one, train.py takes train")
     name = split or (prefer if prefer and prefer in splits else next(iter(splits)))
     if name not in splits:
         raise DataError(f"{folder}: has no split {name!r}, only {', '.join(splits)}")
