@@ -157,6 +157,8 @@ def test_the_repository_itself_loads(tmp_path):
 def test_root_files_are_what_their_script_writes(tmp_path):
     command = [sys.executable, str(ROOT / "scripts" / "build_config.py"), "--output", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True)
+    config, decision = (json.loads((ROOT / name).read_text()) for name in ("config.json", "decision.json"))
+    assert decision["temperature"] == {"noul": config["yes_no_temperature"]}  # pipelines answer as the model does
     for name in ("config.json", "decision.json", "generation_config.json"):
         written, root = (json.loads((path / name).read_text()) for path in (tmp_path, ROOT))
         for content in (written, root):  # these belong to the weights, or change with the release of transformers
