@@ -382,6 +382,7 @@ def test_too_few_images_for_a_figure_of_cells_are_named(start, tmp_path):
 
 
 def test_training_takes_the_split_train_and_evaluation_asks_which(start, tmp_path):
+    (tmp_path / "mine").mkdir()
     for split in ("train", "val"):
         own_folder(tmp_path / "mine" / split)
     mine = str(tmp_path / "mine")
