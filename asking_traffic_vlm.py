@@ -24,6 +24,12 @@ KeyValues = tuple[torch.Tensor, torch.Tensor]  # keys and values of one layer, e
 MAX_CHUNK_TOKENS = 512
 
 
+def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
+    """Of images or patches, where a configuration gives one number for a square."""
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width
+
+
 @dataclass(frozen=True, eq=False)
 class EncodedImages:
     """What is computed once per image: projected cross-attention keys and values. Made by `model.encode_images`.
@@ -306,8 +312,8 @@ class ImageReader:
     def _grid(self) -> tuple[int, int]:
         """Rows and columns of the vision tower's grid of image tokens."""
         vision = self.config.vision_config
-        sizes = [(size, size) if isinstance(size, int) else size for size in (vision.image_size, vision.patch_size)]
-        return sizes[0][0] // sizes[1][0], sizes[0][1] // sizes[1][1]
+        (height, width), patch = height_and_width(vision.image_size), height_and_width(vision.patch_size)
+        return height // patch[0], width // patch[1]
 
 
 class YesNoScorer(ImageReader):
@@ -346,7 +352,8 @@ class YesNoScorer(ImageReader):
         """Raw logits [Q,V] of the first word of every answer: a tensor for each image, its Q questions in their order.
 
         Takes what the processor gives, packed (rows are images) or not (rows are questions, `image_index` says about
-        which image), with `encoded_images` in place of pixels if they are at hand. What labels tell is not read.
+        which image), with `encoded_images` in place of pixels if they are at hand. Answers that labels mark are not
+        read.
 
         Raises:
             ValueError: no image; images that do not fit the rows; packed rows without `question_ends`, `position_ids`;

@@ -32,7 +32,7 @@ from transformers.utils import is_torchdynamo_compiling, logging
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .asking_traffic_vlm import EncodedImages, ImageEncoder, ImageReader, KeyValues, YesNoScorer
+from .asking_traffic_vlm import EncodedImages, ImageEncoder, ImageReader, KeyValues, YesNoScorer, height_and_width
 from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
 from .generation_traffic_vlm import TrafficVLMGenerationMixin, find_image_cache, holds_image, with_image_cache
 from .masking_traffic_vlm import (
@@ -463,8 +463,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
             ValueError: pixels of another shape, NaN or infinite ones.
         """
         vision = self.config.vision_config
-        channels, size = getattr(vision, "num_channels", 3), vision.image_size
-        height, width = (size, size) if isinstance(size, int) else size
+        channels, (height, width) = getattr(vision, "num_channels", 3), height_and_width(vision.image_size)
         if pixel_values.ndim != 4 or pixel_values.shape[1:] != (channels, height, width):
             shape = list(pixel_values.shape)
             raise ValueError(f"pixel_values must be [images,{channels},{height},{width}], got {shape}.")

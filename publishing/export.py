@@ -8,7 +8,6 @@ The first two answer yes/no questions. `decode` takes a prompt with an empty cac
 rows of a prompt have the same length, so that no padding is needed. All dimensions but those of the model are dynamic.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +15,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from ..asking_traffic_vlm import KeyValues
+from ..asking_traffic_vlm import KeyValues, height_and_width
 from ..modeling_traffic_vlm import rotary_embedding
 from .weights import load_weights
 
@@ -125,12 +124,6 @@ class Decode(Decoder):
 def load(folder: str | Path) -> Any:
     """The model in float32, with attention written out, as graphs need it."""
     return load_weights(folder, dtype=torch.float32, attn_implementation="eager").eval()
-
-
-def height_and_width(image_size: int | Sequence[int]) -> tuple[int, int]:
-    """Both, where a configuration gives one number for a square."""
-    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-    return height, width
 
 
 def graphs(model: Any) -> dict[str, tuple[nn.Module, dict[str, torch.Tensor], dict[str, Any], list[str]]]:

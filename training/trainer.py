@@ -118,28 +118,25 @@ class TrafficTrainer(Trainer):
         # The library has divided by the number of accumulated passes already where it counted their tokens.
         share = 1.0 if num_items_in_batch is None else 1.0 / self.current_gradient_accumulation_steps
         with self.accelerator.autocast():
+            extra: dict[str, tuple[float, torch.Tensor]] = {}  # weight and loss
             if self.cell_weight and cells is not None:
                 head = getattr(full, CELL_HEAD)
                 logits = head(recorded.tokens[:, -cells.shape[1] :])  # without a class token, where a tower has one
-                extra = {
-                    "cell_loss": cell_loss(logits, cells),
-                    "image_loss": image_loss(head.image_logits(logits), image_targets(cells)),
-                }
-                for name, value in extra.items():
-                    self._add(name, value)
-                    loss = loss + self.cell_weight * share * value
+                extra["cell_loss"] = self.cell_weight, cell_loss(logits, cells)
+                there = image_loss(head.image_logits(logits), image_targets(cells))
+                extra["image_loss"] = self.cell_weight, there
             if words is not None:
                 look = attention_loss(recorded.mean_map(words)[:, -look_at.shape[-1] :], look_at[words])
-                self._add("attention_loss", look)
-                loss = loss + self.attention_weight * share * look
+                extra["attention_loss"] = self.attention_weight, look
             if self.value_weight and values is not None:
                 seen = value_loss(full, recorded.halfway[values > 0], values[values > 0])
-                self._add("value_loss", seen)
-                loss = loss + self.value_weight * share * seen
+                extra["value_loss"] = self.value_weight, seen
             if self.wording_weight and pairs is not None:
                 apart = wording_loss(self._log_odds(outputs.logits[pairs > 0]), pairs[pairs > 0])
-                self._add("wording_loss", apart)
-                loss = loss + self.wording_weight * share * apart
+                extra["wording_loss"] = self.wording_weight, apart
+            for name, (weight, value) in extra.items():
+                self._add(name, value)
+                loss = loss + weight * share * value
         if not math.isfinite(loss.item()):
             raise FloatingPointError(f"the loss is {loss.item()} at step {self.state.global_step + 1}: {ADVICE}")
         return (loss, outputs) if return_outputs else loss
