@@ -13,14 +13,19 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import Cache, DynamicCache, EncoderDecoderCache
+from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedConfig
 from transformers.generation import GenerationMixin, LogitsProcessorList, SuppressTokensLogitsProcessor
 
 from .masking_traffic_vlm import check_masks, check_token_ids
 
 
+MAX_NEW_TOKENS = 32  # of an answer where the caller sets no limit: sentences have up to 24 words, and commas
+
+
 class TrafficVLMCache(EncoderDecoderCache):
     """Self-attention keys and values that grow, those of the image that are only read, and the image's mask.
+
+    Of each layer it holds those of the text [B,K,past,D], with keys rotated already, and of the image [B,K,P,D].
 
     Attributes:
         encoder_attention_mask: [B,P], 0 at hidden image tokens, or None; its rows follow those of the cache.
@@ -51,6 +56,12 @@ class TrafficVLMCache(EncoderDecoderCache):
     def reset(self) -> None:
         super().reset()
         self.encoder_attention_mask, self.left_aligned = None, 0
+
+
+def never_generated(config: PreTrainedConfig) -> list[int]:
+    """Tokens of a decoder's configuration that no answer may hold, whatever their logits."""
+    ids = (config.pad_token_id, config.unk_token_id, config.bos_token_id)
+    return [token_id for token_id in ids if token_id is not None]
 
 
 def holds_image(past_key_values: Cache | None) -> bool:
@@ -204,9 +215,7 @@ class TrafficVLMGenerationMixin(GenerationMixin):
 
     def _get_logits_processor(self, *args: Any, **kwargs: Any) -> LogitsProcessorList:
         processors = super()._get_logits_processor(*args, **kwargs)
-        config = self.config.get_text_config()
-        ids = (config.pad_token_id, config.unk_token_id, config.bos_token_id)
-        never = [token_id for token_id in ids if token_id is not None]
+        never = never_generated(self.config.get_text_config())
         generation_config = kwargs.get("generation_config") or args[0]
         for name in ("forced_bos_token_id", "forced_eos_token_id"):
             if getattr(generation_config, name, None) in never:

@@ -4,14 +4,14 @@
     input_ids [B,L] → embeddings → 4 × (self-attention, cross-attention, feed-forward) ─┴→ norm → lm_head → [B,L,500]
 
 What is special here:
-- the image enters by cross-attention only: its keys and values are projected once for all layers (`EncodedImages`),
-  and every question, beam and generated token reads the same ones;
+- the image enters by cross-attention only: each layer projects keys and values of its own from it, once for each image
+  (`EncodedImages`), and every question, beam and generated token reads these;
 - grouped-query attention in both kinds of attention; RoPE on self-attention only; pre-norm, RMSNorm, SwiGLU;
 - several questions stand in one row ("packed"): `segment_ids` keep them apart, each starts at position 0;
 - `[PAD]` can neither be learned nor generated: its logit is masked in `forward`, its embedding stays zero.
 
-Shapes: B rows of text, L tokens, I images, P image tokens (196), H query heads, K key/value heads, D head size,
-C hidden size, V vocabulary.
+Shapes: B rows of text, L tokens, I images, P image tokens (196), S keys to read (past + L of the text, or P), H query
+heads, K key/value heads, D head size, C hidden size, V vocabulary.
 """
 
 from typing import Any, cast
@@ -34,7 +34,13 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .asking_traffic_vlm import EncodedImages, ImageEncoder, ImageReader, KeyValues, YesNoScorer, height_and_width
 from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
-from .generation_traffic_vlm import TrafficVLMGenerationMixin, find_image_cache, holds_image, with_image_cache
+from .generation_traffic_vlm import (
+    MAX_NEW_TOKENS,
+    TrafficVLMGenerationMixin,
+    find_image_cache,
+    holds_image,
+    with_image_cache,
+)
 from .masking_traffic_vlm import (
     check_attention_output,
     check_image_mask,
@@ -188,6 +194,7 @@ class TrafficVLMSelfAttention(TrafficVLMAttention):
         key = apply_rotary(self.split_heads(self.k_proj(hidden_states)), rotary, self.config.rope_interleaved)
         value = self.split_heads(self.v_proj(hidden_states))
         if past_key_values is not None:
+            # [B,K,L,D] → [B,K,past+L,D]: of all tokens so far, with keys rotated to the place that they keep
             key, value = past_key_values.update(key, value, self.layer_idx)
         return self.attend(query, key, value, attention_mask, **kwargs)
 
@@ -245,6 +252,7 @@ class TrafficVLMDecoderLayer(GradientCheckpointingLayer):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
+        """From x [B,L,C], image keys and values [B,K,P,D], masks [B,1,L,S] of text and [B,1,L,P] of image: [B,L,C]."""
         text = (rotary, attention_mask, past_key_values)
         image = (image_key, image_value, encoder_attention_mask)
         x = x + self.dropout(self.self_attn(self.self_attn_norm(x), *text, **kwargs)[0])
@@ -345,7 +353,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
             position_ids = count_positions(inputs_embeds, attention_mask, past_length)
             if check_values:
                 check_length(position_ids, self.config.max_position_embeddings)
-        if use_cache and past_key_values is None:
+        if use_cache and past_key_values is None:  # for a None the decorator has put what the configuration says
             past_key_values = DynamicCache(config=self.config)
         has_image = encoder_hidden_states is not None or encoder_key_values is not None
         if past_key_values is not None and has_image:
@@ -612,6 +620,8 @@ class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMGene
     def __init__(self, config: TrafficVLMConfig):
         super().__init__(config)
         self.model = TrafficVLMModel(config)
+        # The library's 20 would cut sentences, and the 256 of its pipelines pass `max_position_embeddings`.
+        self.generation_config.max_new_tokens = MAX_NEW_TOKENS
         self.post_init()
 
     @can_return_tuple

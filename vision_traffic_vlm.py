@@ -71,7 +71,8 @@ class TrafficVLMConvBlock(GradientCheckpointingLayer):
 class TrafficVLMConvolutions(nn.Module):
     """EfficientNet-Lite0 without its classifier (https://arxiv.org/abs/1905.11946).
 
-    Borders are padded alike on all sides, there more on the right and below: it sees the image moved by a few pixels.
+    Borders are padded alike on all sides; the original pads more on the right and below, so its weights see the image
+    moved by a few pixels.
 
     Attributes:
         widths: channels of the last three grids.

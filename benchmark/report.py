@@ -134,7 +134,8 @@ def to_markdown(report: Mapping[str, Any]) -> str:
         "# Benchmark",
         f"{place}. {versions}, {machine['cpu_capability']}.",
         "Times are medians of runs that take turns in one process. In brackets stands how many times as long as ours "
-        "a run takes. Peers have the same widths and depths, and random weights.",
+        "a run takes. Peers have the same widths and depths, and random weights. Goals are about how many times as "
+        f"long {PEER} takes, where they say nothing else.",
     ]
     if report["options"]["quick"]:
         parts.append("**Tiny models and amounts (`--quick`): these figures say nothing about speed.**")
@@ -277,7 +278,8 @@ def _split(figures: Figures) -> list[str]:
         [work, *(f"{seconds(one[name])} ({one[name] / one['whole']:.0%})" for name in names)]
         for work, one in figures.get("split", {}).items()
     ]
-    return [table(["ours", *names], rows)] if rows else []
+    text = "Vision and decoder are timed alone, so together they may take longer than the whole."
+    return [text, table(["ours", *names], rows)] if rows else []
 
 
 def _rate(figures: Figures) -> list[str]:

@@ -94,7 +94,8 @@ def _yes_no(report: Mapping[str, Any]) -> list[str]:
         "Balanced accuracy: of each question (a fact, in all its wordings, within a source) the mean of the share "
         "right among yes and among no; then the mean over facts. Facts with only one of the two truths are left out. "
         "Who does not look stands at 0.5. Plain accuracy is the share right of all questions; the majority always "
-        "gives the most frequent answer to a question."
+        "gives the most frequent answer to a question. ± is one standard error, as if facts, or questions, were "
+        "independent."
     )
     groups = (("kind", "by_kind"), ("class", "by_class"), ("source / kind", "by_source_and_kind"))
     return ["## Yes or no", text, _picture("kinds.png"), *_grouped(found, YES_NO, groups), _picture("examples.png")]

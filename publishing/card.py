@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import ModelCardData, metadata_load
 
@@ -38,6 +39,15 @@ print(processor.post_process_yes_no(scores, questions))
 """
 
 
+def read_metadata(card: Path) -> dict[str, Any]:
+    """What stands at the head of a card; nothing where there is none that can be read."""
+    try:
+        found = metadata_load(card)
+    except Exception:  # whatever is wrong with somebody's card: a run that has finished must not end by it
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def write_card(
     folder: Path, base: str | None, datasets: Sequence[str], steps: int, figures: Mapping[str, float]
 ) -> None:
@@ -51,14 +61,15 @@ def write_card(
         figures: of its last evaluation, by name; none if there was none.
     """
     path = folder / "README.md"
-    if path.is_file() and MARK not in path.read_text(encoding="utf-8"):
+    if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
         return
-    origin, ours = Path(base or ""), metadata_load(ROOT / "README.md") or {}
-    theirs = (metadata_load(origin / "README.md") or {}) if base and (origin / "README.md").is_file() else {}
-    terms = {name: theirs[name] for name in LICENSE if name in theirs} or OWN_LICENSE
+    origin, ours = Path(base or ""), read_metadata(ROOT / "README.md")
+    theirs = read_metadata(origin / "README.md") if base else {}
+    terms = {name: theirs[name] for name in LICENSE if isinstance(theirs.get(name), str)} or OWN_LICENSE
     metadata = ModelCardData(**({name: ours[name] for name in KEPT if name in ours} | terms))
     link = terms.get("license_link", "")
-    if (origin / link).is_file() and origin.resolve() != folder.resolve():
+    is_inside = (folder / link).resolve().is_relative_to(folder.resolve())
+    if is_inside and (origin / link).is_file() and origin.resolve() != folder.resolve():
         (folder / link).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(origin / link, folder / link)
     table = ["| evaluated while training | |", "|---|--:|"] + [

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import unquote
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, metadata_load
 from huggingface_hub.utils import validate_repo_id
@@ -41,8 +42,10 @@ ALLOWED_IMPORTS = sys.stdlib_module_names | {"torch", "transformers", "tokenizer
 CARD_FIELDS = ("license", "library_name", "pipeline_tag", "tags")
 IDENTIFIER = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
 LICENSE_LINK = re.compile(r"^license_link: *[\"']?([^\"'\s]+)", re.MULTILINE)
-LINK = re.compile(r"\]\(([^)\s#]+)")
+LINK = re.compile(r"""\]\(([^)\s#]+)|<img\b[^>]*\bsrc=["']([^"'#]+)""")  # of Markdown, of HTML
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINKED_SUFFIXES = {".md", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp"}
+MESSAGE = "Upload model, code, processor and card"
 
 Report = Callable[[str], None]
 
@@ -169,7 +172,8 @@ def _linked_files(card: Path) -> list[str]:
         page = pages.pop()
         path = card.parent / page
         text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-        links = [link for link in LINK.findall(text) if PurePosixPath(link).suffix.lower() in LINKED_SUFFIXES]
+        written = (unquote("".join(either)) for either in LINK.findall(FENCED.sub("", text)))
+        links = [link for link in written if PurePosixPath(link).suffix.lower() in LINKED_SUFFIXES]
         for link in links + LICENSE_LINK.findall(text):
             name = posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
             if ":" not in link and not name.startswith(("/", "..")) and name not in (*found, card.name):
@@ -283,7 +287,6 @@ def push(
     token: str | None = None,
     private: bool | None = None,
     revision: str | None = None,
-    message: str = "Upload model, code, processor and card",
 ) -> str:
     """Upload a staged folder in one commit; the repository is made if need be. Files there that are not here stay.
 
@@ -311,7 +314,7 @@ def push(
         if revision:
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         # Not `upload_folder`: newer releases cut it into several commits, of which the first would be public alone.
-        return api.create_commit(repo_id, operations, commit_message=message, revision=revision).commit_url
+        return api.create_commit(repo_id, operations, commit_message=MESSAGE, revision=revision).commit_url
     except PublishError:
         raise
     # Whatever its class: the HTTP library under huggingface_hub changed twice already, and its errors with it.
@@ -347,7 +350,6 @@ def publish(
     token: str | None = None,
     private: bool | None = None,
     revision: str | None = None,
-    message: str = "Upload model, code, processor and card",
 ) -> str | None:
     """Stage, check and push a model folder.
 
@@ -355,7 +357,7 @@ def publish(
         dry_run: do all but the push.
         output: keep the staged folder here; by default it is a temporary one.
         report: is told the files and what each check found.
-        code_folder: as in `stage`. token, private, revision, message: as in `push`.
+        code_folder: as in `stage`. token, private, revision: as in `push`.
 
     Returns:
         The address of the commit, or None after a dry run.
@@ -376,4 +378,4 @@ def publish(
             for path in list_files(staged):
                 report(f"{path.stat().st_size:>12,}  {path.relative_to(staged).as_posix()}")
         check(staged, report)
-        return None if dry_run else push(staged, repo_id, token, private, revision, message)
+        return None if dry_run else push(staged, repo_id, token, private, revision)

@@ -4,7 +4,8 @@
     python scripts/ask.py frames/ "Is there a bus?" --json                  # all images of a folder, a line each
     python scripts/ask.py "frames/*.jpg" "Is it raining?" --overlay out.png   # with the attention of the asked words
 
-IMAGE is a file, a folder, or a pattern in quotes.
+IMAGE is a file, a folder, or a pattern in quotes. The number behind an answer is the probability of that answer, of a
+"no" as well.
 """
 
 import argparse
@@ -51,6 +52,18 @@ def find_images(name: str) -> list[Path]:
     return found
 
 
+def check_overlay(output: Path, paths: list[Path]) -> None:
+    """Raise a ValueError unless the overlay of these images can be written there."""
+    if len(paths) > 1:
+        raise ValueError(f"--overlay draws one image, not {len(paths)}")
+    if output.suffix.lower() != ".png":
+        raise ValueError(f"--overlay must be a PNG file, got {str(output)!r}")
+    if not output.parent.is_dir():
+        raise ValueError(f"--overlay {output}: there is no folder {output.parent}")
+    if output.exists() and output.samefile(paths[0]):
+        raise ValueError(f"--overlay {output}: is the image that is asked about")
+
+
 def print_table(path: Path, answers: list[Any]) -> None:
     width = max(len(answer.question) for answer in answers)
     print(path)
@@ -63,10 +76,8 @@ def main() -> int:
     arguments = parse()
     try:
         paths = find_images(arguments.image)
-        if arguments.overlay and len(paths) > 1:
-            raise ValueError(f"--overlay draws one image, {arguments.image} stands for {len(paths)}")
-        if arguments.overlay and not arguments.overlay.parent.is_dir():
-            raise ValueError(f"--overlay {arguments.overlay}: there is no folder {arguments.overlay.parent}")
+        if arguments.overlay:
+            check_overlay(arguments.overlay, paths)
         warnings.filterwarnings("ignore")
         # Imported here, as it takes seconds: what is wrong with the command is said at once.
         from transformers.utils import logging

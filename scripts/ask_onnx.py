@@ -13,6 +13,8 @@ from PIL import Image, ImageOps
 from tokenizers import Tokenizer
 
 
+if len(sys.argv) < 4:
+    sys.exit(__doc__)
 folder, picture, questions = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
 about = json.loads((folder / "export.json").read_text())
 tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -42,5 +44,6 @@ packed = {
 }
 inputs = {name: array[None].astype(np.int64) for name, array in packed.items()}
 scores, _ = run("score", **inputs, image_keys=keys, image_values=values)
-for question, p_yes in zip(questions, scores[0]):
-    print(f"{question}  {'yes' if p_yes >= 0.5 else 'no'}  {p_yes:.3f}")
+for question, row, p_yes in zip(questions, rows, scores[0]):
+    doubt = "  (with unknown words)" if tokenizer.token_to_id("[UNK]") in row else ""
+    print(f"{question}  {'yes' if p_yes >= 0.5 else 'no'}  {p_yes:.3f}{doubt}")

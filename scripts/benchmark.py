@@ -105,11 +105,13 @@ def write(report: dict[str, Any], folder: Path, pictures: Sequence[Path] = ()) -
 
 
 def main() -> None:
-    [arguments] = HfArgumentParser(Arguments).parse_args_into_dataclasses()
+    arguments = Arguments(**vars(HfArgumentParser(Arguments).parse_args()))
     logging.set_verbosity_error()
     logging.disable_progress_bar()  # ours counts parts
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
+    if (arguments.output_dir / "report.json").exists():
+        sys.exit(f"{arguments.output_dir} holds a report already; choose another --output_dir")
     try:
         arguments.output_dir.mkdir(parents=True, exist_ok=True)
         benchmark(arguments)

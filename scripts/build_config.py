@@ -14,6 +14,7 @@ from pathlib import Path
 from transformers import GenerationConfig, HfArgumentParser
 
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
+from traffic_vlm.generation_traffic_vlm import MAX_NEW_TOKENS
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,7 +30,7 @@ def build(output: Path, temperature: float = 1.0) -> None:
     config = TrafficVLMConfig(yes_no_temperature=temperature, architectures=["TrafficVLMForConditionalGeneration"])
     text = config.text_config
     ids = {name: getattr(text, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    generation = GenerationConfig(**ids)
+    generation = GenerationConfig(**ids, max_new_tokens=MAX_NEW_TOKENS)
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output) as folder:
         config.save_pretrained(folder)
@@ -39,7 +40,7 @@ def build(output: Path, temperature: float = 1.0) -> None:
 
 
 def main() -> None:
-    [arguments] = HfArgumentParser(Arguments).parse_args_into_dataclasses()
+    arguments = Arguments(**vars(HfArgumentParser(Arguments).parse_args()))
     path = arguments.output / "config.json"
     temperature = json.loads(path.read_text())["yes_no_temperature"] if path.exists() else 1.0
     build(arguments.output, temperature)

@@ -38,7 +38,7 @@ def build(output: Path) -> None:
 
 
 def main() -> None:
-    [arguments] = HfArgumentParser(Arguments).parse_args_into_dataclasses()
+    arguments = Arguments(**vars(HfArgumentParser(Arguments).parse_args()))
     build(arguments.output)
     print(f"wrote {', '.join(FILES)} to {arguments.output}")
 

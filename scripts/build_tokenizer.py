@@ -134,7 +134,7 @@ def measure_coverage(tokenizer: TrafficVLMTokenizer, questions: Iterable[str]) -
 
 
 def main() -> None:
-    (options,) = HfArgumentParser(Options).parse_args_into_dataclasses()
+    options = Options(**vars(HfArgumentParser(Options).parse_args()))
     for path in build(options.vocabulary, options.folder):
         print(path)
     if options.questions is not None:

@@ -36,9 +36,7 @@ class Arguments:
 
 
 def main() -> None:
-    [arguments, unknown] = HfArgumentParser(Arguments).parse_args_into_dataclasses(return_remaining_strings=True)
-    if unknown:
-        sys.exit(f"unknown options {' '.join(unknown)}; --help lists all")
+    arguments = Arguments(**vars(HfArgumentParser(Arguments).parse_args()))
     rng, balancer, items = random.Random(arguments.first_seed), Balancer(), []
     for seed in range(arguments.first_seed, arguments.first_seed + arguments.num_images):
         image, scene = render(seed)

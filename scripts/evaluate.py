@@ -116,7 +116,7 @@ def set_temperature(folder: Path, report: dict) -> None:
 
 
 def main() -> None:
-    [arguments] = HfArgumentParser(Arguments).parse_args_into_dataclasses()
+    arguments = Arguments(**vars(HfArgumentParser(Arguments).parse_args()))
     disable_progress_bars()  # of the library: ours count images
     logging.disable_progress_bar()
     try:

@@ -87,7 +87,7 @@ def label(arguments: argparse.Namespace) -> None:
     if not todo:
         print(f"all {len(done)} parts are labelled", file=sys.stderr)
         return
-    check_model(job, arguments)
+    check_model(job)
     start_ray(ray, arguments.address)
     try:
         undone = follow(start(job, arguments, todo), len(todo), len(done))
@@ -100,7 +100,7 @@ def label(arguments: argparse.Namespace) -> None:
         raise OSError(f"{undone:,} of {len(todo):,} parts are not done; the same command tries them again")
 
 
-def check_model(job: Any, arguments: argparse.Namespace) -> None:
+def check_model(job: Any) -> None:
     """Load it here once: what is wrong with it or with the questions is said now, not by every actor."""
     import torch
     from PIL import Image

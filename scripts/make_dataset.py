@@ -118,6 +118,9 @@ def note_plan(arguments: Arguments, fingerprints: dict[str, str]) -> None:
     del fixed["num_workers"], fixed["output_dir"]
     fixed |= {f"images of {source}": mark for source, mark in fingerprints.items()}
     path = arguments.output_dir / ".parts" / "plan.json"
+    others = [name for name in ("README.md", "report.json", "data") if (arguments.output_dir / name).exists()]
+    if others and not path.exists():
+        raise DataError(f"{arguments.output_dir} has another's {', '.join(others)}; choose another --output_dir")
     instead = f"choose another --output_dir, or delete {arguments.output_dir} to make it anew"
     try:
         before = dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else fixed
@@ -191,9 +194,7 @@ def write_summary(arguments: Arguments, report: ShardReport, shards: list[Shard]
 
 
 def main() -> None:
-    [arguments, unknown] = HfArgumentParser(Arguments).parse_args_into_dataclasses(return_remaining_strings=True)
-    if unknown:
-        sys.exit(f"unknown options {' '.join(unknown)}; --help lists all")
+    arguments = Arguments(**vars(HfArgumentParser(Arguments).parse_args()))
     problems = Problems(strict=arguments.strict)
     try:
         sources = read_sources(arguments, problems)

@@ -4,7 +4,6 @@ python scripts/measure_loading.py --dataset runs/synthetic
 python scripts/measure_loading.py --dataset synthetic --num_images 256   # rendered while training, no files
 """
 
-import sys
 import time
 from dataclasses import dataclass, field
 from itertools import islice
@@ -53,9 +52,7 @@ def read_rows(arguments: Arguments) -> Any:
 
 
 def main() -> None:
-    [arguments, unknown] = HfArgumentParser(Arguments).parse_args_into_dataclasses(return_remaining_strings=True)
-    if unknown:
-        sys.exit(f"unknown options {' '.join(unknown)}; --help lists all")
+    arguments = Arguments(**vars(HfArgumentParser(Arguments).parse_args()))
     torch.set_num_threads(1)
     processor = TrafficVLMProcessor.from_pretrained(arguments.processor)
     loader = torch.utils.data.DataLoader(

@@ -78,16 +78,20 @@ def run(arguments: argparse.Namespace) -> None:
             ray_actor_options=options,
             max_ongoing_requests=2 * arguments.max_waiting,  # the app refuses by itself, with Retry-After
         )(serve.ingress(lambda: build_app(settings))())
-        serve.run(deployment.bind(), name=NAME)
-        print(f"serving on http://{arguments.host}:{arguments.port}, described at /docs; Ctrl-C ends it", flush=True)
-        threading.Event().wait()
+        try:
+            serve.run(deployment.bind(), name=NAME)
+            print(
+                f"serving on http://{arguments.host}:{arguments.port}, described at /docs; Ctrl-C ends it", flush=True
+            )
+            threading.Event().wait()
+        finally:  # not where it was refused before: then a service of that name is another's
+            if arguments.address is None:
+                serve.shutdown()
+            else:  # others may serve on that cluster
+                serve.delete(NAME)
     except ray.exceptions.RayError as error:
         raise OSError(f"Ray Serve does not start: {error}") from error
     finally:
-        if arguments.address is None:
-            serve.shutdown()
-        else:  # others may serve on that cluster
-            serve.delete(NAME)
         ray.shutdown()
 
 

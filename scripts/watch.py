@@ -95,7 +95,7 @@ def load_model(arguments: argparse.Namespace) -> Any:
         torch.set_num_threads(arguments.threads)
     try:
         return Answerer(arguments.model, arguments.device, torch.bfloat16 if arguments.bf16 else None)
-    except (RuntimeError, AssertionError) as error:  # torch knows no such device, or was built without it
+    except RuntimeError as error:  # there is no such device
         where = f" on {arguments.device}" if arguments.device else ""
         raise ValueError(f"{arguments.model} cannot be loaded{where}: {error}") from error
 
@@ -144,25 +144,27 @@ def run(arguments: argparse.Namespace) -> int:
     frames = read_frames(source, scorer.size, arguments.fps, video_size if video else None)
     capacity = watcher.LIVE_WAITING if source.is_live else 2 * arguments.batch_size
     reader = watcher.FrameReader(frames, capacity, source.is_live)
+    ended_by = "an error"
     with Stop() as stop:
         try:
             watcher.watch(reader, scorer, recorder, progress, notes, stop)
+            ended_by = signal.Signals(stop.number).name if stop.number else "end of the source"
         finally:
             recorder.close()
-            write_summary(arguments, recorder, progress, reader, notes, stop)
+            write_summary(arguments, recorder, progress, reader, notes, ended_by)
     if stop.number:
         return 128 + stop.number
     return 1 if notes.problems else 0
 
 
 def write_summary(
-    arguments: argparse.Namespace, recorder: Any, progress: Any, reader: Any, notes: Any, stop: Stop
+    arguments: argparse.Namespace, recorder: Any, progress: Any, reader: Any, notes: Any, ended_by: str
 ) -> None:
     recorder.write_summary(
         source=arguments.source,
         model=arguments.model,
         started=progress.started.isoformat(timespec="seconds"),
-        ended_by=signal.Signals(stop.number).name if stop.number else "end of the source",
+        ended_by=ended_by,
         seconds=progress.seconds,
         elapsed=round(progress.elapsed(), 3),
         frames_per_second=round(progress.frames / progress.elapsed(), 2),

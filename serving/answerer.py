@@ -17,11 +17,9 @@ from typing import Any
 import torch
 from transformers import TextIteratorStreamer
 
+from ..generation_traffic_vlm import MAX_NEW_TOKENS
 from ..processing_traffic_vlm import QUESTION_END, TrafficVLMProcessor
 from ..publishing.weights import load_weights
-
-
-MAX_NEW_TOKENS = 32  # of an answer in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,11 @@ class Answerer:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = dtype or (torch.float32 if self.device.type == "cpu" else torch.bfloat16)
         self.processor: Any = TrafficVLMProcessor.from_pretrained(str(folder))
-        self.model: Any = load_weights(folder, dtype=dtype).eval().to(self.device)
+        model: Any = load_weights(folder, dtype=dtype).eval()
+        try:
+            self.model = model.to(self.device)
+        except AssertionError as error:  # so torch says that it was built without such devices
+            raise RuntimeError(f"{self.device}: {error}") from error
         # The same questions are asked about image after image.
         self.unknown_words = lru_cache(maxsize=4096)(self._unknown_words)
 

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
@@ -377,6 +378,23 @@ def test_more_replicas_than_the_machine_holds_are_refused(model):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "--replicas 999: there is room for " in done.stderr
+
+
+def test_a_start_that_is_refused_leaves_the_service_of_the_cluster_alone(model, monkeypatch, capsys):
+    import ray
+    from ray import serve
+
+    done = []
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2}}])
+    for owner, name in ((ray, "shutdown"), (serve, "start"), (serve, "run"), (serve, "delete"), (serve, "shutdown")):
+        monkeypatch.setattr(owner, name, lambda *_, what=f"{owner.__name__}.{name}", **__: done.append(what))
+    monkeypatch.setattr(sys, "argv", ["serve.py", "--model", str(model), "--address", "auto", "--replicas", "9"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(ROOT / "scripts/serve.py"), run_name="__main__")
+    assert end.value.code == 2 and "--replicas 9: there is room for 1" in capsys.readouterr().err
+    assert done == ["ray.shutdown"]
 
 
 def test_the_command_serves(model):

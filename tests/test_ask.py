@@ -159,7 +159,10 @@ def test_the_script_prints_tables_and_json_and_draws(folder, picture, tmp_path):
         (["*.png", "Is there a car?", "--overlay", "out.png"], "--overlay draws one image"),
         (["scene.png", "Is there a car?", "--overlay", "nowhere/out.png"], "there is no folder nowhere"),
         (["scene.png", "Is there a car?", "--overlay", "full/out.png"], "Is a directory"),
+        (["scene.png", "Is there a car?", "--overlay", "./scene.png"], "is the image that is asked about"),
+        (["scene.png", "Is there a car?", "--overlay", "out.jpg"], "must be a PNG file, got 'out.jpg'"),
         (["scene.png", "Is there a car?", "--device", "abacus"], "abacus"),
+        (["scene.png", "Is there a car?", "--device", "xpu"], "xpu"),
         (["scene.png", "Is there a car?", "--model", "torn"], "torn: the weights cannot be read"),
     ],
 )

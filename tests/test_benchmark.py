@@ -327,6 +327,13 @@ def test_the_script_writes_a_report(tmp_path, monkeypatch, capsys):
     assert "say nothing about speed" in text and "| 1 image, 16 yes/no |" in text and "(questions.png)" in text
 
 
+def test_an_earlier_report_is_kept(tmp_path, monkeypatch):
+    (tmp_path / "report.json").write_text("{}")
+    with pytest.raises(SystemExit, match="holds a report already"):
+        run_script(monkeypatch, "--output_dir", tmp_path, "--quick")
+    assert (tmp_path / "report.json").read_text() == "{}"
+
+
 def test_exported_graphs_take_turns_with_the_model():
     for name in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(name)

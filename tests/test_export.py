@@ -195,6 +195,15 @@ def test_the_example_refuses_a_question_that_is_too_long(exported):
     assert done.returncode == 1 and "a question has 132 tokens, at most 128 are allowed" in done.stderr
 
 
+def test_the_example_names_questions_with_unknown_words(exported):
+    command = [sys.executable, ROOT / "scripts/ask_onnx.py", exported, ROOT / "docs/example.jpg"]
+    asked = [*command, "Is there a zebra?", "Is there a car?"]
+    done = subprocess.run([str(part) for part in asked], capture_output=True, text=True, timeout=60)
+    assert ["unknown words" in line for line in done.stdout.splitlines()] == [True, False], done.stderr
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "ask_onnx.py runs/onnx docs/example.jpg" in done.stderr
+
+
 def test_sizes_are_told(exported):
     assert height_and_width(64) == (64, 64) and height_and_width([64, 128]) == (64, 128)
     about = json.loads((exported / "export.json").read_text())

@@ -151,14 +151,15 @@ def test_card_and_licence_of_the_repository_go_with_a_model_without_its_own(fold
 
 def test_pages_and_pictures_that_a_card_links_to_go_up_and_nothing_else(folder, tmp_path):
     (folder / "docs").mkdir()
-    for name in ("own.md", "docs/shown.png", "docs/not_linked.png", "train.py"):
+    for name in ("own.md", "docs/shown.png", "docs/not_linked.png", "docs/as html.png", "it's.png", "train.py"):
         (folder / name).write_text("")
     (folder / "docs/page.md").write_text("[back](../README.md#use), ![a](shown.png), [b](../own.md), [c](../../d.md)")
     links = "[page](docs/page.md#top) [page](docs/page.md) [code](train.py) [site](https://a.org/x.md) [root](/y.md)"
+    links += '\n<img width="9" src="docs/as%20html.png"> ![d](it\'s.png)\n```\n[not a link](docs/nowhere.png)\n```\n'
     (folder / "README.md").write_text(CARD + links)
     stage(folder, tmp_path / "staged")
     staged = {path.relative_to(tmp_path / "staged").as_posix() for path in publishing.list_files(tmp_path / "staged")}
-    assert staged == EXPECTED | {"docs/page.md", "docs/shown.png", "own.md"}
+    assert staged == EXPECTED | {"docs/page.md", "docs/shown.png", "docs/as html.png", "it's.png", "own.md"}
     assert not publishing.check_card(tmp_path / "staged")[0].problem
 
 

@@ -178,6 +178,9 @@ def test_image_text_to_text_pipeline_answers_about_a_file(folder):
     options = {"generate_kwargs": {"max_new_tokens": 4, "do_sample": False}, "return_full_text": False}
     assert pipe(images=path, text=QUESTIONS[0], **options)[0]["generated_text"].strip() == expected
     assert pipe(text=chat, **options)[0]["generated_text"].strip() == expected
+    # Without a limit of the caller the pipeline would take 256, more than there are positions.
+    longest = pipe(images=path, text=QUESTIONS[0], return_full_text=False)
+    assert longest[0]["generated_text"].strip().startswith(expected)
 
 
 @pytest.mark.skipif(not HAS_DECISIONS, reason="the decision pipeline came with transformers 5.23")

@@ -241,6 +241,17 @@ def test_a_card_that_somebody_wrote_is_kept(tmp_path):
         assert "on `a`, `b`, 20 steps" in card and "not evaluated" in card
         assert ("Trained from scratch" in card) == (base is None)
         assert ("not-chosen-yet" in card) == (base != str(ROOT)) == (not (tmp_path / "LICENSE_WEIGHTS.md").exists())
+    base = tmp_path / "base"
+    base.mkdir()
+    (tmp_path / "outside").write_text("not to be touched")
+    for head in (b"license: [mit", b"license: mit\nlicense_link:", b"- mit", b"\xff\xfe", b"license_link: ../outside"):
+        (base / "README.md").write_bytes(b"---\n" + head + b"\n---\n")  # a card that is broken costs no run
+        write_card(tmp_path / "tuned", str(base), ["runs/a"], 20, {})
+        assert (tmp_path / "tuned/README.md").exists()
+    assert (tmp_path / "outside").read_text() == "not to be touched"
+    (base / "README.md").write_bytes(b"\xff mine")
+    write_card(base, None, ["runs/a"], 20, {})
+    assert (base / "README.md").read_bytes() == b"\xff mine"
     (tmp_path / "README.md").write_text(mine := card.replace(MARK, "Mine."))
     write_card(tmp_path, None, ["runs/a"], 20, {})
     assert (tmp_path / "README.md").read_text() == mine

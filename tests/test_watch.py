@@ -393,6 +393,16 @@ def asking(*questions):
     return [word for question in questions for word in ("--ask", question)]
 
 
+def test_a_run_that_fails_says_so_in_its_summary(command, clip, tmp_path, monkeypatch):
+    def fill_the_disk(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("traffic_vlm.serving.watcher.watch", fill_the_disk)
+    status, _, said = command(clip, *asking(*QUESTIONS))
+    assert status == 2 and "No space left" in said
+    assert json.loads((tmp_path / "out/summary.json").read_text())["ended_by"] == "an error"
+
+
 def test_the_command_writes_everything(command, clip, tmp_path):
     out = tmp_path / "out"
     status, _, said = command(
