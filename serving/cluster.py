@@ -8,6 +8,9 @@ from typing import Any
 
 
 MAX_BLOCKS = 10_000  # of Ray Data; a block holds several rows where there are more
+# A cluster's proxy forks a server for each client while gRPC's threads run, and now and then the server dies of it:
+# https://github.com/ray-project/ray/issues/63202
+MAX_CONNECTIONS = 3
 
 
 def load_ray(task: str) -> Any:
@@ -24,18 +27,22 @@ def load_ray(task: str) -> Any:
 
 
 def start_ray(ray: Any, address: str | None) -> None:
-    """Ray on this machine, or the cluster at an address.
+    """Ray on this machine, or the cluster at an address, which is tried again where it breaks a connection off.
 
     Raises:
         OSError: it does not start, or there is no cluster.
     """
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except Exception as error:  # Ray raises many kinds, `Exception` itself among them
-        if address is None:
-            raise OSError(f"Ray does not start on this machine: {error}") from error
-        hint = "a cluster that asks for a token needs RAY_AUTH_MODE=token in the environment"
-        raise OSError(f"Ray does not start at {address}: {error} ({hint})") from error
+    for left in reversed(range(MAX_CONNECTIONS)):
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            return
+        except Exception as error:  # Ray raises many kinds, `Exception` itself among them
+            if isinstance(error, ConnectionAbortedError) and left:
+                continue
+            if address is None:
+                raise OSError(f"Ray does not start on this machine: {error}") from error
+            hint = "a cluster that asks for a token needs RAY_AUTH_MODE=token in the environment"
+            raise OSError(f"Ray does not start at {address}: {error} ({hint})") from error
 
 
 def share_machines(

@@ -54,6 +54,22 @@ def test_ray_that_does_not_start_is_said():
         assert ("needs RAY_AUTH_MODE=token" in str(error.value)) == (address is not None)
 
 
+@pytest.mark.parametrize("broken, starts", [(2, True), (3, False)])
+def test_a_connection_that_the_cluster_breaks_off_is_tried_again(broken, starts):
+    said = [ConnectionAbortedError("Starting Ray client server failed.")] * broken + [None]
+
+    def init(**options):
+        if (error := said.pop(0)) is not None:
+            raise error
+
+    if starts:
+        start_ray(SimpleNamespace(init=init), "ray://host:10001")
+        assert not said
+    else:
+        with pytest.raises(OSError, match="at ray://host:10001: Starting Ray client server failed"):
+            start_ray(SimpleNamespace(init=init), "ray://host:10001")
+
+
 def test_what_is_not_there_is_said():
     with pytest.raises(ValueError, match="--device cuda: the machines have no GPU"):
         share_machines([node(CPU=8)], "cuda", 2)
