@@ -6,15 +6,18 @@
     states halfway through the decoder [N,C] → norm, lm_head ↔ what is there? "green", of "Is the light red?"
     log-odds of yes [N], of one wording ↔ of another
 
-They only shape the model: the linear layer is thrown away, all else is read beside the forward pass.
+They only shape the model: the linear layer stays in its file for further training, where the model passes over it, and
+all else is read beside the forward pass.
 """
 
+import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from safetensors import safe_open
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
@@ -23,7 +26,8 @@ from ..data.scene import Scene
 from ..data.targets import OBJECT_TARGETS, TARGETS, cell_targets
 
 
-CELL_HEAD = "cell_head"  # name of the extra layer; a checkpoint holds it, the finished model does not
+CELL_HEAD = "cell_head"  # name of the extra layer; the model passes over it where it loads weights
+WEIGHTS = "model.safetensors"
 
 
 class CellHead(nn.Linear):
@@ -39,29 +43,37 @@ class CellHead(nn.Linear):
         return logits.float().logsumexp(1) + self.image_bias
 
 
-def add_cell_head(model: Any, folder: str | None = None) -> None:
-    """Give a full model the layer that reads its vision tokens cell by cell, that of a checkpoint or a new one."""
+def add_cell_head(model: Any, name: str | None = None) -> None:
+    """Give a full model the layer that reads its vision tokens cell by cell: a new one, or that of its weights.
+
+    A new one knows nothing, and what a tower that is trained with it knows suffers until it does.
+
+    Args:
+        name: the folder, or the name on the Hub, that the model was loaded from.
+    """
     head = CellHead(model.config.vision_config.hidden_size)
-    weights = Path(folder or "") / "model.safetensors"
-    if folder and weights.is_file():
-        with safe_open(weights, "pt") as file:
-            names = [name for name in file.keys() if name.startswith(f"{CELL_HEAD}.")]  # noqa: SIM118
-            if names:
-                weights_of = {name.split(".")[1]: file.get_tensor(name).float() for name in names}
-                known = len(weights_of["bias"])
-                if known != len(TARGETS):
-                    raise ValueError(
-                        f"the cell head of {folder} knows {known} targets, this code {len(TARGETS)}; "
-                        "start from a finished folder, which has none"
-                    )
-                head.load_state_dict(weights_of)
+    if known := read_cell_head(name):
+        if known["weight"].shape == head.weight.shape:
+            head.load_state_dict(known)
+        else:
+            warnings.warn(
+                f"the cell head of {name} knows {len(known['bias'])} targets, this code {len(TARGETS)}: "
+                "a new one takes its place",
+                stacklevel=2,
+            )
     model.add_module(CELL_HEAD, head)
 
 
-def remove_cell_head(model: Any) -> None:
-    """Take it away again: the finished model has no use for it."""
-    if hasattr(model, CELL_HEAD):
-        delattr(model, CELL_HEAD)
+def read_cell_head(name: str | None) -> dict[str, torch.Tensor]:
+    """Its tensors in the weights that were loaded from a folder or the Hub; none if they have none."""
+    if name is None:
+        return {}
+    path = os.path.join(name, WEIGHTS) if os.path.isdir(name) else try_to_load_from_cache(name, WEIGHTS)
+    if not isinstance(path, str) or not os.path.isfile(path):
+        return {}
+    with safe_open(path, "pt") as file:
+        names = [key for key in file.keys() if key.startswith(f"{CELL_HEAD}.")]  # noqa: SIM118
+        return {key.removeprefix(f"{CELL_HEAD}."): file.get_tensor(key).float() for key in names}
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

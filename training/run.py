@@ -29,7 +29,7 @@ from ..publishing.card import write_card
 from ..publishing.hub import publish
 from ..publishing.weights import load_weights
 from . import annotated
-from .auxiliary import add_cell_head, presence_accuracy, remove_cell_head
+from .auxiliary import add_cell_head, presence_accuracy
 from .collator import SupervisedCollator
 from .trainer import FreezeTower, RefuseBrokenGradients, StartEpoch, TrafficTrainer, freeze_blocks, unwrap
 
@@ -313,7 +313,6 @@ def check_job(folder: Path, options: dict[str, Any]) -> None:
 
 def save_folder(model: Any, processor: Any, folder: Path) -> None:
     """Write the finished model with its code and processor; each file is whole or not there."""
-    remove_cell_head(model)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".save-") as temporary:
         model.save_pretrained(temporary)
