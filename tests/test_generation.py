@@ -10,7 +10,7 @@ from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, StaticCache
 from transformers.generation.streamers import BaseStreamer
 
-from tiny import TINY_TEXT, pack, random_ids, random_pixels, tiny_model, tiny_text_config
+from tiny import TINY_TEXT, close, pack, random_ids, random_pixels, tiny_model, tiny_text_config
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMTextConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForCausalLM
 
@@ -189,7 +189,7 @@ def test_a_cache_of_the_caller_keeps_the_image(model, expected, static):
         if static:  # before transformers 5.18 a dynamic cache stays as long as it was when it is reset
             cache.reset()  # another image, other questions
             turned = model(ids[[1, 0]], pixels[[1, 0]], past_key_values=cache, use_cache=True).logits
-            torch.testing.assert_close(turned, model(ids, pixels).logits[[1, 0]], atol=1e-5, rtol=1e-5)
+            close(turned, model(ids, pixels).logits[[1, 0]])
     cache = DynamicCache(config=config)
     half = NEVER_ENDING | {"max_new_tokens": 4}
     first = model.generate(ids, pixel_values=pixels, past_key_values=cache, **half)
@@ -210,11 +210,11 @@ def test_the_image_mask_follows_the_rows_of_the_cache(model):
     for name, index in changes.items():
         cache = filled()
         getattr(cache, name)(index)
-        torch.testing.assert_close(model(word[index], past_key_values=cache).logits[:, -1], plain[index])
+        close(model(word[index], past_key_values=cache).logits[:, -1], plain[index])
     cache = filled()
     cache.batch_repeat_interleave(2)
     twice = model(word.repeat_interleave(2, dim=0), past_key_values=cache).logits[:, -1]
-    torch.testing.assert_close(twice, plain.repeat_interleave(2, dim=0))
+    close(twice, plain.repeat_interleave(2, dim=0))
 
 
 def test_after_the_first_step_the_image_is_in_the_cache_only(model):
