@@ -11,9 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tiny import close, pack, random_ids, random_pixels, tiny_model
+from tiny import pack, random_ids, random_pixels, tiny_model
 from traffic_vlm.asking_traffic_vlm import EncodedImages, find_questions, split_packed_rows
 from traffic_vlm.masking_traffic_vlm import packed_mask
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 def ask_alone(model, question, pixels):

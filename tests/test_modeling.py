@@ -12,7 +12,6 @@ from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
 from tiny import (
     TINY_TEXT,
-    close,
     pack,
     random_ids,
     random_pixels,
@@ -33,6 +32,10 @@ from traffic_vlm.modeling_traffic_vlm import (
     apply_rotary,
     rotary_embedding,
 )
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(actual.detach(), expected.detach().to(actual.dtype), rtol=tolerance, atol=tolerance)
 
 
 @pytest.fixture

@@ -89,8 +89,3 @@ def pack(questions: list[torch.Tensor], padding: int = 0) -> dict[str, torch.Ten
         "segment_ids": torch.cat([pads, *segments])[None],
         "question_ends": (torch.tensor(lengths).cumsum(0) - 1 + padding)[None],
     }
-
-
-def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4) -> None:
-    """Assert that they differ by what sums in another order differ on any CPU: more than 1e-5 of a logit."""
-    torch.testing.assert_close(actual.detach(), expected.detach().to(actual.dtype), rtol=tolerance, atol=tolerance)

@@ -21,13 +21,13 @@ from huggingface_hub import try_to_load_from_cache
 from safetensors import safe_open
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from ..data.scene import Scene
 from ..data.targets import OBJECT_TARGETS, TARGETS, cell_targets
 
 
 CELL_HEAD = "cell_head"  # name of the extra layer; the model passes over it where it loads weights
-WEIGHTS = "model.safetensors"
 
 
 class CellHead(nn.Linear):
@@ -68,7 +68,8 @@ def read_cell_head(name: str | None) -> dict[str, torch.Tensor]:
     """Its tensors in the weights that were loaded from a folder or the Hub; none if they have none."""
     if name is None:
         return {}
-    path = os.path.join(name, WEIGHTS) if os.path.isdir(name) else try_to_load_from_cache(name, WEIGHTS)
+    local = os.path.join(name, SAFE_WEIGHTS_NAME)
+    path = local if os.path.isdir(name) else try_to_load_from_cache(name, SAFE_WEIGHTS_NAME)
     if not isinstance(path, str) or not os.path.isfile(path):
         return {}
     with safe_open(path, "pt") as file:
