@@ -193,7 +193,11 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         conv_depths, conv_kernel_sizes, conv_strides: of each stage: its blocks, the side of their kernels, and the
             stride of the first block, 1 or 2.
         conv_expansion: how much wider a block is inside; those of the first stage are not.
-        hidden_size, intermediate_size, num_hidden_layers, num_attention_heads: the transformer layers on the tokens.
+        hidden_size: width of the tokens.
+        neck: what the layers on the tokens are: "transformer", or "depthwise" (7×7 filters and an MLP), which costs less.
+        neck_width: width of these layers; None is `hidden_size`.
+        num_hidden_layers, intermediate_size, num_attention_heads: their number, the width of their MLPs, and the heads
+            of transformer layers. Without layers the three grids are only added up.
         image_size: side of the images, or (height, width). The weights do not depend on it.
         patch_size: pixels on each side of a token, the product of the strides.
 
@@ -221,6 +225,8 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         hidden_act: str = "gelu_pytorch_tanh",
         layer_norm_eps: float = 1e-6,
         initializer_range: float = 0.02,
+        neck: str = "transformer",
+        neck_width: int | None = None,
         **kwargs: Any,
     ):
         self.conv_widths = list(conv_widths)
@@ -238,6 +244,8 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         self.hidden_act = hidden_act
         self.layer_norm_eps = layer_norm_eps
         self.initializer_range = initializer_range
+        self.neck = neck
+        self.neck_width = hidden_size if neck_width is None else neck_width
         names = ("conv_widths", "conv_depths", "conv_kernel_sizes", "conv_strides")
         stages = {name: getattr(self, name) for name in names}
         _check_positive_integers(
@@ -259,6 +267,8 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
             **stages,
         )
         _check(hidden_act in ACT2FN, "hidden_act must be known to transformers", hidden_act=hidden_act)
+        _check(neck in ("transformer", "depthwise"), "neck must be 'transformer' or 'depthwise'", neck=neck)
+        _check_positive_integers(neck_width=self.neck_width)
         super().__init__(**kwargs)
 
 

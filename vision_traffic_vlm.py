@@ -1,8 +1,8 @@
 """The vision tower of Traffic VLM: convolutions to grids of three sizes, then transformer layers on one of them.
 
     [B,3,224,224] → convolutions ─┬→ [B,40,28,28]  four cells side by side ┐
-                                  ├→ [B,112,14,14] ────────────────────────┼(+)→ [B,196,768] → + place → layers
-                                  └→ [B,1280,7,7]  each for four cells ────┘                     → norm → + place
+                                  ├→ [B,112,14,14] ────────────────────────┼(+)→ [B,196,neck] → + place → layers
+                                  └→ [B,1280,7,7]  each for four cells ────┘      → norm → [B,196,768] → + place
 
 What is special here:
 - convolutions know that neighbouring pixels belong together and that a car is a car wherever it stands; a transformer
@@ -30,6 +30,51 @@ from transformers.utils import is_torchdynamo_compiling
 from .configuration_traffic_vlm import TrafficVLMVisionConfig
 
 
+class _DepthwiseConvolution(torch.autograd.Function):
+    """A depthwise convolution whose backward pass computes in float32, on the CPU up to 20 times faster."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, stride: int, padding: int) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.stride, ctx.padding = stride, padding
+        return nn.functional.conv2d(x, weight, None, stride, padding, groups=len(weight))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
+            grads[0].float(),
+            x.float(),
+            weight.float(),
+            None,  # no bias
+            [ctx.stride] * 2,
+            [ctx.padding] * 2,
+            [1, 1],
+            False,
+            [0, 0],
+            len(weight),
+            [True, True, False],
+        )
+        return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None, None
+
+
+class TrafficVLMDepthwiseConv2d(nn.Conv2d):
+    """Filters each channel by itself.
+
+    oneDNN has no fast backward pass in bfloat16 for kernels of 5×5 and more, nor for a stride of 2. Training on a CPU
+    under autocast computes these in float32; the forward pass stays in bfloat16.
+    """
+
+    def __init__(self, width: int, kernel_size: int, stride: int = 1):
+        super().__init__(width, width, kernel_size, stride, kernel_size // 2, groups=width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        is_slow = x.device.type == "cpu" and (self.kernel_size[0] > 3 or self.stride[0] > 1)
+        if is_slow and torch.is_autocast_enabled("cpu") and torch.is_grad_enabled() and self.weight.requires_grad:
+            return _DepthwiseConvolution.apply(x, self.weight, self.stride[0], self.padding[0])
+        return super().forward(x)
+
+
 class TrafficVLMConvNorm(nn.Sequential):
     """Convolution, batch normalisation and, unless it is `linear`, ReLU6."""
 
@@ -42,8 +87,12 @@ class TrafficVLMConvNorm(nn.Sequential):
         groups: int = 1,
         linear: bool = False,
     ):
+        if groups == in_width == width and kernel_size > 1:
+            convolution: nn.Conv2d = TrafficVLMDepthwiseConv2d(width, kernel_size, stride)
+        else:
+            convolution = nn.Conv2d(in_width, width, kernel_size, stride, kernel_size // 2, groups=groups, bias=False)
         super().__init__(
-            nn.Conv2d(in_width, width, kernel_size, stride, kernel_size // 2, groups=groups, bias=False),
+            convolution,
             nn.BatchNorm2d(width, eps=1e-3),
             nn.Identity() if linear else nn.ReLU6(),
         )
@@ -113,7 +162,7 @@ class TrafficVLMVisionLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: TrafficVLMVisionConfig):
         super().__init__()
-        width = config.hidden_size
+        width = config.neck_width
         self.num_heads = config.num_attention_heads
         self.norm1 = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.qkv_proj = nn.Linear(width, 3 * width)
@@ -123,12 +172,29 @@ class TrafficVLMVisionLayer(GradientCheckpointingLayer):
         self.fc2 = nn.Linear(config.intermediate_size, width)
         self.act_fn = ACT2FN[config.hidden_act]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
         qkv = self.qkv_proj(self.norm1(x)).unflatten(-1, (3, self.num_heads, -1))  # [B,P,3,H,D]
         query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each [B,H,P,D]
         attended = nn.functional.scaled_dot_product_attention(query, key, value)
         x = x + self.out_proj(attended.transpose(1, 2).flatten(2))
         return x + self.fc2(self.act_fn(self.fc1(self.norm2(x))))
+
+
+class TrafficVLMDepthwiseLayer(GradientCheckpointingLayer):
+    """x += MLP(norm(filter(x))), every patch reads the 7 × 7 around it (https://arxiv.org/abs/2201.03545)."""
+
+    def __init__(self, config: TrafficVLMVisionConfig):
+        super().__init__()
+        width = config.neck_width
+        self.filter = TrafficVLMDepthwiseConv2d(width, kernel_size=7)
+        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.fc1 = nn.Linear(width, config.intermediate_size)
+        self.fc2 = nn.Linear(config.intermediate_size, width)
+        self.act_fn = ACT2FN[config.hidden_act]
+
+    def forward(self, x: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+        around = self.filter(x.transpose(1, 2).unflatten(2, grid))  # [B,C,rows,columns]
+        return x + self.fc2(self.act_fn(self.fc1(self.norm(around.flatten(2).transpose(1, 2)))))
 
 
 def cell_coordinates(rows: int, columns: int, num_waves: int, like: torch.Tensor) -> torch.Tensor:
@@ -139,6 +205,12 @@ def cell_coordinates(rows: int, columns: int, num_waves: int, like: torch.Tensor
     y, x = torch.cat([y.sin(), y.cos()], -1), torch.cat([x.sin(), x.cos()], -1)
     grid = torch.cat([y[:, None].expand(-1, columns, -1), x[None].expand(rows, -1, -1)], -1)
     return grid.flatten(0, 1).to(like.dtype)
+
+
+NECK_LAYERS: dict[str, type[nn.Module]] = {
+    "transformer": TrafficVLMVisionLayer,
+    "depthwise": TrafficVLMDepthwiseLayer,
+}
 
 
 class TrafficVLMVisionModel(PreTrainedModel):
@@ -161,12 +233,14 @@ class TrafficVLMVisionModel(PreTrainedModel):
         super().__init__(config)
         self.convolutions = TrafficVLMConvolutions(config)
         finer, same, coarser = self.convolutions.widths
-        self.from_finer = nn.Conv2d(finer, config.hidden_size, 2, stride=2, bias=False)
-        self.from_same = nn.Conv2d(same, config.hidden_size, 1)
-        self.from_coarser = nn.Conv2d(coarser, config.hidden_size, 1, bias=False)
-        self.place = nn.Linear(4 * self.NUM_WAVES, config.hidden_size, bias=False)
-        self.layers = nn.ModuleList(TrafficVLMVisionLayer(config) for _ in range(config.num_hidden_layers))
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        width = config.neck_width
+        self.from_finer = nn.Conv2d(finer, width, 2, stride=2, bias=False)
+        self.from_same = nn.Conv2d(same, width, 1)
+        self.from_coarser = nn.Conv2d(coarser, width, 1, bias=False)
+        self.place = nn.Linear(4 * self.NUM_WAVES, width, bias=False)
+        self.layers = nn.ModuleList(NECK_LAYERS[config.neck](config) for _ in range(config.num_hidden_layers))
+        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.to_hidden = nn.Linear(width, config.hidden_size) if width != config.hidden_size else nn.Identity()
         self.place_of_token = nn.Linear(4 * self.NUM_WAVES, config.hidden_size, bias=False)
         self.gradient_checkpointing = False
         self.post_init()
@@ -193,6 +267,6 @@ class TrafficVLMVisionModel(PreTrainedModel):
         places = cell_coordinates(rows, columns, self.NUM_WAVES, x)
         x = x + self.place(places)
         for layer in self.layers:
-            x = layer(x)
-        x = self.norm(x) + self.place_of_token(places)
+            x = layer(x, (rows, columns))
+        x = self.to_hidden(self.norm(x)) + self.place_of_token(places)
         return BaseModelOutput(last_hidden_state=x) if return_dict else (x,)

@@ -1,0 +1,232 @@
+"""Images decoded once into a memory-mapped array, and augmented batches of them.
+
+    sources → cache folder {frames.npy uint8 [N,256,256,3], index.json} → batches of pixels and targets
+
+Images are squeezed to 256 × 256, as the processor squeezes them to 224 × 224. A batch is drawn from the seed and its
+number alone, so a run that was stopped draws what it would have.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from ..images_traffic_vlm import to_rgb
+from .presence import INDEX, SCENE_VALUES, ImageLabels, image_labels, targets
+from .readers import DataError, Problems, Record, read_source
+from .scene_labels import read_scene_labels
+
+
+SIDE = 256
+# folder: mapping, splits to learn from, splits to choose by. Drives and rides are never in both.
+SOURCES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "bdd100k": ("bdd100k_coco", ("train",), ("val",)),
+    "camvid": ("camvid", ("train_part",), ("dev",)),
+    "driving_signs": ("driving_signs", ("train",), ("val",)),
+    "highway": ("highway", ("train",), ("val",)),
+    "idd_lite": ("idd_lite", ("train_part",), ("dev",)),
+    "road_signs": ("road_signs", ("train",), ("val",)),
+    "road_vehicles": ("road_vehicles", ("train_part",), ("dev",)),
+    "traffic_camera": ("traffic_camera", ("train",), ("val",)),
+    "traffic_lights": ("traffic_lights", ("train",), ("val",)),
+}
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One image with its labels; `source` names the folder it came from."""
+
+    path: Path
+    source: str
+    labels: ImageLabels
+
+
+def read_frames(root: str | Path, development: bool, problems: Problems) -> list[Frame]:
+    """All images of the sources below `root`, those to learn from or those to choose by.
+
+    A folder that is missing is a problem, and so is each image that cannot be opened.
+
+    Raises:
+        DataError: no source has an image.
+    """
+    root, frames = Path(root), []
+    for source, (mapping, *splits) in SOURCES.items():
+        if not (root / source).is_dir():
+            problems.add("missing source", root / source, "there is no such folder")
+            continue
+        seen_path = root / "scene_labels" / f"{source}.jsonl"
+        seen = dict(read_scene_labels(seen_path, problems)) if seen_path.is_file() else {}
+        for split in splits[development]:
+            for record in read_source(root / source, mapping, split, problems):
+                name = record.image.relative_to(root).as_posix()
+                frames.append(Frame(record.image, source, image_labels(record.scene, seen.get(name))))
+    if not frames:
+        raise DataError(f"{root}: none of {', '.join(SOURCES)} has an image")
+    return frames
+
+
+def synthetic_frames(records: Iterable[Record]) -> list[Frame]:
+    """Rendered scenes that were saved as images, as frames."""
+    return [Frame(record.image, "synthetic", image_labels(record.scene)) for record in records]
+
+
+def decode(path: Path) -> np.ndarray:
+    """The image as uint8 [256,256,3]. Raises ValueError where it cannot be read."""
+    image = np.asarray(to_rgb(path))
+    shrinks = image.shape[0] * image.shape[1] > SIDE * SIDE
+    return cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+
+
+def load_frames(frames: Sequence[Frame], cache: Path, problems: Problems) -> tuple[list[Frame], np.ndarray]:
+    """The frames whose images can be read, and their pixels [N,256,256,3], decoded once into the folder `cache`."""
+    names = [str(frame.path) for frame in frames]
+    index, pixels = cache / "index.json", cache / "frames.npy"
+    known = json.loads(index.read_text(encoding="utf-8")) if index.is_file() and pixels.is_file() else {}
+    if known.get("names") != names:
+        cache.mkdir(parents=True, exist_ok=True)
+        temporary, unreadable = cache / "frames.npy.tmp", []
+        array = np.lib.format.open_memmap(temporary, "w+", np.uint8, (len(names), SIDE, SIDE, 3))
+        for row, name in enumerate(tqdm(names, desc="decoding images", mininterval=5)):
+            try:
+                array[row] = decode(Path(name))
+            except ValueError as error:
+                problems.add("corrupt image", name, str(error))
+                unreadable.append(row)
+        array.flush()
+        del array
+        os.replace(temporary, pixels)
+        known = {"names": names, "unreadable": unreadable}
+        index.with_suffix(".tmp").write_text(json.dumps(known), encoding="utf-8")
+        os.replace(index.with_suffix(".tmp"), index)
+    array = np.load(pixels, mmap_mode="r")
+    bad = set(known["unreadable"])
+    if bad:
+        keep = [row for row in range(len(frames)) if row not in bad]
+        return [frames[row] for row in keep], array[keep]
+    return list(frames), array
+
+
+class FrameBatches(torch.utils.data.IterableDataset):
+    """Endless augmented batches: pixels uint8 [B,S,S,3], region int8 [B,C,4], patch int8 [B,C,S/16,S/16].
+
+    Args:
+        frames, pixels: as `load_frames` gives them.
+        shares: of each source, any positive numbers; a source that is not named has 0.
+        size_of: the side S of batch number n.
+        start: the number of the first batch.
+    """
+
+    def __init__(
+        self,
+        frames: Sequence[Frame],
+        pixels: np.ndarray,
+        shares: dict[str, float],
+        batch_size: int,
+        size_of: Any,
+        start: int = 0,
+        seed: int = 0,
+    ):
+        super().__init__()
+        self.frames, self.pixels, self.batch_size, self.size_of = frames, pixels, batch_size, size_of
+        self.start, self.seed = start, seed
+        sources = np.array([frame.source for frame in frames])
+        self.rows = {name: np.flatnonzero(sources == name) for name in shares if (sources == name).any()}
+        total = sum(shares[name] for name in self.rows)
+        self.shares = [shares[name] / total for name in self.rows]
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        worker = torch.utils.data.get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        cv2.setNumThreads(1)
+        number = self.start + first
+        while True:
+            yield self.batch(number)
+            number += step
+
+    def batch(self, number: int) -> dict[str, torch.Tensor]:
+        """Batch `number` of the run."""
+        rng, size = np.random.default_rng([self.seed, number]), self.size_of(number)
+        items = []
+        names = list(self.rows)
+        for source in rng.choice(len(names), self.batch_size, p=self.shares):
+            row = int(rng.choice(self.rows[names[source]]))
+            items.append(augmented(self.pixels[row], self.frames[row].labels, size, rng))
+        pixels, region, patch = (torch.from_numpy(np.stack(column)) for column in zip(*items))
+        return {"pixels": pixels, "region": region, "patch": patch}
+
+
+def augmented(
+    image: np.ndarray, labels: ImageLabels, size: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A crop of 40 to 100 % of the image, mirrored or not, in other light; its region and patch targets."""
+    window, mirrored = random_window(rng), rng.random() < 0.5
+    region, patch = targets(labels, window, mirrored, (size // 16, size // 16))
+    left, top, right, bottom = (round(SIDE * edge) for edge in window)
+    crop = image[top:bottom, left:right]
+    crop = cv2.resize(crop, (size, size), interpolation=cv2.INTER_AREA if size < right - left else cv2.INTER_LINEAR)
+    crop = crop[:, ::-1] if mirrored else crop
+    return relight(np.ascontiguousarray(crop), region, patch, rng), region, patch
+
+
+def random_window(rng: np.random.Generator) -> tuple[float, float, float, float]:
+    """A window of 40 to 100 % of the area, its sides at most a third longer than each other, in 0..1."""
+    area, shape = rng.uniform(0.4, 1.0), np.exp(rng.uniform(-0.28, 0.28))
+    width, height = min(1.0, np.sqrt(area * shape)), min(1.0, np.sqrt(area / shape))
+    left, top = rng.uniform(0, 1 - width), rng.uniform(0, 1 - height)
+    return float(left), float(top), float(left + width), float(top + height)
+
+
+def relight(image: np.ndarray, region: np.ndarray, patch: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Brightness, contrast, color, gray, blur, noise, JPEG, darkness, fog and rain; what they hide becomes unknown."""
+    gain, offset = rng.uniform(0.7, 1.35), rng.uniform(-25, 25)
+    table = (np.arange(256) / 255.0) ** np.exp(rng.uniform(-0.3, 0.3)) * 255 * gain + offset
+    if rng.random() < 0.05:
+        table = table * rng.uniform(0.25, 0.6)
+        _forget(region, patch, ("time_of_day", "weather"))
+    image = cv2.LUT(image, table.clip(0, 255).astype(np.uint8))
+    chance = rng.random(6)
+    if chance[0] < 0.1:
+        image = np.repeat(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None], 3, 2)
+        _forget(region, patch, ("red light", "green light", "yellow light", "weather"))
+    elif chance[0] < 0.5:
+        gray = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+        amount = rng.uniform(0.6, 1.4)
+        image = cv2.addWeighted(image, amount, gray, 1 - amount, 0)
+    if chance[1] < 0.03:
+        haze = np.linspace(rng.uniform(0.4, 0.85), rng.uniform(0.1, 0.5), len(image))[:, None, None]
+        image = (image * (1 - haze) + rng.uniform(150, 225) * haze).astype(np.uint8)
+        _forget(region, patch, ("weather", "glare"))
+    if chance[2] < 0.03:
+        _draw_rain(image, rng)
+        _forget(region, patch, ("weather", "road"))
+    if chance[3] < 0.12:
+        image = cv2.GaussianBlur(image, (0, 0), rng.uniform(0.3, 1.3))
+    if chance[4] < 0.12:
+        noise = rng.standard_normal(image.shape, np.float32) * rng.uniform(2, 12)
+        image = (image + noise).clip(0, 255).astype(np.uint8)
+    if chance[5] < 0.12:
+        _, coded = cv2.imencode(".jpg", image, (cv2.IMWRITE_JPEG_QUALITY, int(rng.integers(25, 85))))
+        image = cv2.imdecode(coded, cv2.IMREAD_COLOR)
+    return image
+
+
+def _draw_rain(image: np.ndarray, rng: np.random.Generator) -> None:
+    size, slant = len(image), rng.uniform(-0.3, 0.3)
+    for x, y, length in rng.uniform((0, 0, 0.03), (1, 1, 0.1), (int(rng.integers(40, 160)), 3)) * size:
+        tone = int(rng.integers(150, 230))
+        end = (int(x + slant * length), int(y + length))
+        cv2.line(image, (int(x), int(y)), end, (tone, tone, tone), 1, cv2.LINE_AA)
+
+
+def _forget(region: np.ndarray, patch: np.ndarray, names: Sequence[str]) -> None:
+    for name in names:
+        for category in [f"{name}: {value}" for value in SCENE_VALUES[name]] if name in SCENE_VALUES else [name]:
+            region[INDEX[category]] = -1
+            patch[INDEX[category]] = -1

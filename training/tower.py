@@ -1,0 +1,328 @@
+"""Train the vision tower plainly: what is where in an image, without questions.
+
+    pixels → tower → tokens [B,P,C] ─┬→ QueryHead → region logits [B,categories,4] ↔ region targets
+                                     └→ linear    → patch logits [B,P,categories] ↔ patch targets
+
+One step costs a pass of the tower forward and backward and little else. Weights are averaged (EMA); the averages are
+what is judged and kept.
+"""
+
+import copy
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from ..configuration_traffic_vlm import TrafficVLMVisionConfig
+from ..data.frames import Frame, FrameBatches
+from ..data.presence import CATEGORIES, REGIONS, targets
+from ..vision_traffic_vlm import TrafficVLMVisionModel
+
+
+MAX_WEIGHT = 8.0  # of a rare answer
+DECAY = 0.99  # of the running counts of yes and no, a batch
+POSITIVE_WEIGHT = 4.0  # of patches that an object covers
+PATCH_WEIGHT = 2.0
+EMA_DECAY = 0.999
+EVALUATION_SIZE = 224
+MIN_ANSWERS = 10  # yes and no each, or a rate says nothing
+
+
+class QueryHead(nn.Module):
+    """What is there, by region: tokens [B,P,C] → logits [B,categories,4].
+
+    Each category has learned queries that read the tokens by attention, and its own reading of what they find. The
+    thirds of the image are read by the same queries, which then see the columns of their third alone: what a car looks
+    like is learned once, wherever it is.
+    """
+
+    def __init__(self, hidden_size: int, num_categories: int = len(CATEGORIES), num_queries: int = 2):
+        super().__init__()
+        self.shape = (num_categories, num_queries)
+        self.query = nn.Linear(hidden_size, num_categories * num_queries, bias=False)
+        self.value = nn.Linear(hidden_size, num_categories * num_queries, bias=False)
+        self.patch = nn.Linear(hidden_size, num_categories)
+        self.bias = nn.Parameter(torch.zeros(num_categories, len(REGIONS)))
+        for layer in (self.query, self.value, self.patch):
+            nn.init.normal_(layer.weight, std=0.02)
+        nn.init.constant_(self.patch.bias, -4.0)  # most patches hold few categories
+
+    def forward(self, tokens: torch.Tensor, grid: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Region logits [B,categories,4] and patch logits [B,P,categories] of tokens in `grid` (rows, columns)."""
+        scores = self.query(tokens).float().transpose(1, 2)  # [B,categories·queries,P]
+        values = self.value(tokens).float().transpose(1, 2)
+        regions = []
+        for weights in region_weights(*grid).to(tokens.device):
+            attention = (scores + weights.log()).softmax(-1)
+            found = (attention * values).sum(-1)  # [B,categories·queries]
+            regions.append(found.unflatten(1, self.shape).sum(-1))
+        return torch.stack(regions, -1) + self.bias, self.patch(tokens)
+
+
+def region_weights(rows: int, columns: int) -> torch.Tensor:
+    """How much of each patch lies in the whole image and in its left, middle and right third [4,rows·columns]."""
+    edges = torch.arange(columns + 1) / columns * 3
+    thirds = [(edges[1:].clamp(max=n + 1) - edges[:-1].clamp(min=n)).clamp(min=0) for n in range(3)]
+    weights = torch.stack([torch.full((columns,), 3 / columns), *thirds]) * columns / 3
+    return weights[:, None].expand(-1, rows, -1).flatten(1)
+
+
+class TowerLoss:
+    """Binary cross-entropy where the answer is known: regions + 2 × patches.
+
+    Each category and region weighs its yes and no alike, by running counts, so that P means "half yes, half no".
+    """
+
+    def __init__(self) -> None:
+        self.counts = torch.ones(2, len(CATEGORIES), len(REGIONS))  # no, yes
+
+    def __call__(
+        self, logits: tuple[torch.Tensor, torch.Tensor], region: torch.Tensor, patch: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(region loss, patch loss) of the head's logits and targets [B,C,4] and [B,C,rows,columns] of 1, 0, -1."""
+        self.counts = DECAY * self.counts + (1 - DECAY) * torch.stack([(region == n).sum(0) for n in (0, 1)])
+        weight = (self.counts.sum(0) / 2 / self.counts.clamp(min=1e-3)).clamp(max=MAX_WEIGHT)  # [2,C,4]
+        weights = torch.where(region == 1, weight[1], weight[0]) * (region >= 0)
+        entropy = nn.functional.binary_cross_entropy_with_logits
+        regions = entropy(logits[0], region.clamp(min=0).float(), weights, reduction="sum")
+        patches = patch.flatten(2).transpose(1, 2)
+        known = patches >= 0
+        positive = torch.tensor(POSITIVE_WEIGHT)
+        of_patches = entropy(logits[1].float()[known], patches[known].float(), pos_weight=positive)
+        return regions / (region >= 0).sum().clamp(min=1), of_patches if known.any() else regions * 0
+
+
+@dataclass
+class TowerOptions:
+    """What a run of the tower's training is; `sizes` are sides of images, each until that fraction of the run."""
+
+    images: int
+    batch_size: int = 48
+    learning_rate: float = 1e-3
+    tower_learning_rate: float = 5e-4
+    constant_fraction: float = 0.4
+    sizes: Sequence[tuple[int, float]] = ((128, 0.6), (160, 0.8), (192, 0.92), (224, 1.0))
+    seed: int = 0
+
+    @property
+    def steps(self) -> int:
+        return math.ceil(self.images / self.batch_size)
+
+    def size_of(self, step: int) -> int:
+        """The side of the images of a step."""
+        return next((size for size, end in self.sizes if step < end * self.steps), self.sizes[-1][0])
+
+    def rate_of(self, step: int, warmup_images: int, power: int = 1) -> float:
+        """The factor of the learning rate: warm-up, constant, then linear to 0."""
+        warm = min(1.0, (step + 1) * self.batch_size / warmup_images) ** power
+        left = (1 - (step + 1) / self.steps) / (1 - self.constant_fraction)
+        return warm * min(1.0, max(0.0, left))
+
+
+class TowerTrainer:
+    """A tower with its head, their average, and all that is needed to go on where a run stopped.
+
+    Args:
+        tower: whose convolutions may know something already; the rest is new and learns at a higher rate.
+        new_parts: names of the tower's parts that are new.
+    """
+
+    def __init__(self, tower: TrafficVLMVisionModel, head: QueryHead, options: TowerOptions, new_parts: set[str]):
+        self.model = nn.ModuleDict({"tower": tower, "head": head}).to(memory_format=torch.channels_last)
+        self.options, self.loss, self.step, self.seconds, self.waited = options, TowerLoss(), 0, 0.0, 0.0
+        self.average = copy.deepcopy(self.model).requires_grad_(False).eval()
+        groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+        for name, parameter in self.model.named_parameters():
+            is_new = name.startswith("head.") or name.split(".")[1] in new_parts
+            groups.setdefault((is_new, parameter.ndim > 1), []).append(parameter)
+        self.optimizer = torch.optim.AdamW(
+            [
+                {"params": some, "is_new": is_new, "weight_decay": 0.05 if decays else 0.0}
+                for (is_new, decays), some in groups.items()
+            ],
+            betas=(0.9, 0.98),
+            fused=True,
+        )
+
+    def train_step(self, batch: dict[str, torch.Tensor]) -> tuple[float, float]:
+        """One step; (region loss, patch loss). Raises FloatingPointError before a step that would break the weights."""
+        options = self.options
+        for group in self.optimizer.param_groups:
+            if group["is_new"]:
+                group["lr"] = options.learning_rate * options.rate_of(self.step, 1500)
+            else:
+                group["lr"] = options.tower_learning_rate * options.rate_of(self.step, 6000, power=2)
+        self.model.train()
+        logits = forward(self.model, batch["pixels"])
+        losses = self.loss(logits, batch["region"], batch["patch"])
+        (losses[0] + PATCH_WEIGHT * losses[1]).backward()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        if not math.isfinite(norm):
+            raise FloatingPointError(f"the gradient is {norm.item()} at step {self.step + 1}; the checkpoint is whole")
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step += 1
+        self._update_average()
+        return losses[0].item(), losses[1].item()
+
+    @torch.no_grad()
+    def _update_average(self) -> None:
+        decay = min(EMA_DECAY, self.step / (self.step + 10))
+        new, old = self.model.state_dict(), self.average.state_dict()
+        names = [name for name, value in old.items() if value.is_floating_point()]
+        torch._foreach_lerp_([old[name] for name in names], [new[name] for name in names], 1 - decay)
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint must share with the run that goes on from it."""
+        return {"categories": list(CATEGORIES), "config": vision_fields(self.model["tower"].config)}
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint under a temporary name and rename it."""
+        state = {name: getattr(self, name).state_dict() for name in ("model", "average", "optimizer")}
+        state |= {"step": self.step, "seconds": self.seconds, "waited": self.waited, "counts": self.loss.counts}
+        torch.save(state | {"identity": self.identity()}, path.with_suffix(".tmp"))
+        os.replace(path.with_suffix(".tmp"), path)
+
+    def load(self, path: Path) -> None:
+        """Go on from a checkpoint. Raises ValueError, naming the field, where it is of another configuration."""
+        state = torch.load(path, weights_only=True)
+        for name, value in self.identity().items():
+            if state["identity"].get(name) != value:
+                raise ValueError(
+                    f"{path} is of another {name}: {state['identity'].get(name)}, this run has {value}; "
+                    "choose another --output_dir"
+                )
+        for name in ("model", "average", "optimizer"):
+            getattr(self, name).load_state_dict(state[name])
+        self.step, self.seconds, self.loss.counts = state["step"], state["seconds"], state["counts"]
+        self.waited = state["waited"]
+
+    def batches(self, frames: Sequence[Frame], pixels: np.ndarray, shares: dict[str, float]) -> Any:
+        """Batches from the next step on, made by a process of their own."""
+        options = self.options
+        dataset = FrameBatches(frames, pixels, shares, options.batch_size, options.size_of, self.step, options.seed)
+        return iter(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1, prefetch_factor=8))
+
+    def run(self, batches: Any, every: Callable[["TowerTrainer", list[tuple[float, float]]], None]) -> None:
+        """Train to the end of the options; `every` is called after each step with the losses so far."""
+        losses: list[tuple[float, float]] = []
+        while self.step < self.options.steps:
+            start = time.perf_counter()
+            batch = next(batches)
+            self.waited += time.perf_counter() - start
+            losses.append(self.train_step(batch))
+            self.seconds += time.perf_counter() - start
+            every(self, losses)
+
+
+def vision_fields(config: TrafficVLMVisionConfig) -> dict[str, Any]:
+    """The fields of a tower's configuration that decide what its weights are."""
+    names = ("conv_widths", "conv_depths", "conv_kernel_sizes", "conv_strides", "conv_expansion", "hidden_size")
+    names += ("intermediate_size", "num_hidden_layers", "num_attention_heads", "neck", "neck_width")
+    return {name: getattr(config, name) for name in names}
+
+
+def forward(model: nn.ModuleDict, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Region and patch logits of pixels uint8 [B,S,S,3], in bfloat16 where that pays."""
+    x = pixels.permute(0, 3, 1, 2).float().div(127.5).sub(1)  # as the processor normalizes
+    with torch.autocast(pixels.device.type, torch.bfloat16):
+        tokens = model["tower"](x).last_hidden_state
+        return model["head"](tokens, (x.shape[2] // 16, x.shape[3] // 16))
+
+
+@torch.inference_mode()
+def predict(model: nn.ModuleDict, pixels: np.ndarray, batch_size: int = 32) -> np.ndarray:
+    """P(yes) float32 [N,C,4] of images uint8 [N,256,256,3]."""
+    model.eval()
+    size, results = (EVALUATION_SIZE, EVALUATION_SIZE), []
+    for start in range(0, len(pixels), batch_size):
+        some = [cv2.resize(image, size, interpolation=cv2.INTER_AREA) for image in pixels[start : start + batch_size]]
+        results.append(forward(model, torch.from_numpy(np.stack(some)))[0].sigmoid().numpy())
+    return np.concatenate(results) if results else np.zeros((0, len(CATEGORIES), len(REGIONS)), np.float32)
+
+
+def auc(probabilities: np.ndarray, truth: np.ndarray) -> float:
+    """The chance that a yes gets a higher P than a no; ties count half."""
+    yes, no = probabilities[truth == 1], np.sort(probabilities[truth == 0])
+    below, upto = np.searchsorted(no, yes, "left"), np.searchsorted(no, yes, "right")
+    return float((below + upto).mean() / 2 / len(no))
+
+
+def judge(probabilities: np.ndarray, frames: Sequence[Frame]) -> dict[str, Any]:
+    """Balanced accuracy and AUC of P(yes) [N,C,4], by source, category and region.
+
+    Returns:
+        `macro` and `auc`: the mean over sources of the means over their questions; `sources`: {source: macro};
+        `questions`: a row for each source, category and region with at least 10 yes and 10 no; `left_out`: the number
+        of those with fewer, but some.
+    """
+    truth = np.stack([targets(frame.labels)[0] for frame in frames])
+    sources = np.array([frame.source for frame in frames])
+    questions, left_out = [], []
+    for source in sorted(set(sources)):
+        rows = sources == source
+        for c, r in np.ndindex(len(CATEGORIES), len(REGIONS)):
+            known, p = truth[rows, c, r], probabilities[rows, c, r]
+            yes, no = int((known == 1).sum()), int((known == 0).sum())
+            if min(yes, no) < MIN_ANSWERS:
+                if min(yes, no):
+                    left_out.append(f"{source}/{CATEGORIES[c]}/{REGIONS[r]}")
+                continue
+            rates = float((p[known == 1] > 0.5).mean()), float((p[known == 0] <= 0.5).mean())
+            row = {"source": source, "category": CATEGORIES[c], "region": REGIONS[r], "yes": yes, "no": no}
+            row |= {"true_yes": rates[0], "true_no": rates[1], "accuracy": sum(rates) / 2, "auc": auc(p, known)}
+            questions.append(row)
+    by_source = {s: [q for q in questions if q["source"] == s] for s in sorted({q["source"] for q in questions})}
+    means = {
+        s: {k: float(np.mean([q[k] for q in some])) for k in ("accuracy", "auc")} for s, some in by_source.items()
+    }
+    boxed = {
+        s: float(np.mean([q["accuracy"] for q in some if ":" not in q["category"]])) for s, some in by_source.items()
+    }
+    return {
+        "macro": float(np.mean([mean["accuracy"] for mean in means.values()])) if means else math.nan,
+        "auc": float(np.mean([mean["auc"] for mean in means.values()])) if means else math.nan,
+        "presence": float(np.mean(list(boxed.values()))) if boxed else math.nan,
+        "sources": {s: round(mean["accuracy"], 4) for s, mean in means.items()},
+        "questions": questions,
+        "left_out": left_out,
+    }
+
+
+def save_tower(model: nn.ModuleDict, folder: Path) -> None:
+    """Write tower and head in bfloat16 with configuration and categories, each file complete or not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {
+        name: (value.bfloat16() if value.is_floating_point() else value).contiguous()
+        for name, value in model.state_dict().items()
+    }
+    save_file(state, folder / "model.safetensors.tmp", {"format": "pt"})
+    os.replace(folder / "model.safetensors.tmp", folder / "model.safetensors")
+    model["tower"].config.save_pretrained(folder)
+    (folder / "categories.json").write_text(json.dumps(list(CATEGORIES), indent=1) + "\n", encoding="utf-8")
+
+
+def load_tower(folder: Path) -> nn.ModuleDict:
+    """Tower and head of a folder of `save_tower`, in float32.
+
+    Raises:
+        ValueError: it is of other categories than this code's.
+    """
+    categories = json.loads((folder / "categories.json").read_text(encoding="utf-8"))
+    if categories != list(CATEGORIES):
+        other = sorted(set(categories) ^ set(CATEGORIES)) or "their order"
+        raise ValueError(f"{folder} is of other categories than this code: {other}")
+    config = TrafficVLMVisionConfig.from_pretrained(folder)
+    model = nn.ModuleDict({"tower": TrafficVLMVisionModel(config), "head": QueryHead(config.hidden_size)})
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    return model
