@@ -194,7 +194,7 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
             stride of the first block, 1 or 2.
         conv_expansion: how much wider a block is inside; those of the first stage are not.
         hidden_size: width of the tokens.
-        neck: what the layers on the tokens are: "transformer", or "depthwise" (7×7 filters and an MLP), which costs less.
+        neck: the layers on the tokens: "transformer", or "depthwise" (7×7 filters and an MLP), which costs less.
         neck_width: width of these layers; None is `hidden_size`.
         num_hidden_layers, intermediate_size, num_attention_heads: their number, the width of their MLPs, and the heads
             of transformer layers. Without layers the three grids are only added up.
@@ -269,6 +269,12 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         _check(hidden_act in ACT2FN, "hidden_act must be known to transformers", hidden_act=hidden_act)
         _check(neck in ("transformer", "depthwise"), "neck must be 'transformer' or 'depthwise'", neck=neck)
         _check_positive_integers(neck_width=self.neck_width)
+        _check(
+            neck == "depthwise" or self.neck_width % num_attention_heads == 0,
+            "neck_width must be divisible by num_attention_heads",
+            neck_width=self.neck_width,
+            num_attention_heads=num_attention_heads,
+        )
         super().__init__(**kwargs)
 
 

@@ -53,9 +53,16 @@ class _DepthwiseConvolution(torch.autograd.Function):
             False,
             [0, 0],
             len(weight),
-            [True, True, False],
+            [*ctx.needs_input_grad[:2], False],
         )
-        return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None, None
+        return (
+            *(
+                None if grad is None else grad.to(tensor.dtype)
+                for grad, tensor in ((grad_x, x), (grad_weight, weight))
+            ),
+            None,
+            None,
+        )
 
 
 class TrafficVLMDepthwiseConv2d(nn.Conv2d):
@@ -70,7 +77,7 @@ class TrafficVLMDepthwiseConv2d(nn.Conv2d):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         is_slow = x.device.type == "cpu" and (self.kernel_size[0] > 3 or self.stride[0] > 1)
-        if is_slow and torch.is_autocast_enabled("cpu") and torch.is_grad_enabled() and self.weight.requires_grad:
+        if is_slow and torch.is_grad_enabled() and torch.is_autocast_enabled("cpu"):
             return _DepthwiseConvolution.apply(x, self.weight, self.stride[0], self.padding[0])
         return super().forward(x)
 

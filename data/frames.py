@@ -213,7 +213,7 @@ def relight(image: np.ndarray, region: np.ndarray, patch: np.ndarray, rng: np.ra
         image = (image + noise).clip(0, 255).astype(np.uint8)
     if chance[5] < 0.12:
         _, coded = cv2.imencode(".jpg", image, (cv2.IMWRITE_JPEG_QUALITY, int(rng.integers(25, 85))))
-        image = cv2.imdecode(coded, cv2.IMREAD_COLOR)
+        image = np.asarray(cv2.imdecode(coded, cv2.IMREAD_COLOR))
     return image
 
 

@@ -5,7 +5,8 @@
     python scripts/train_tower.py --predict FOLDER --tower runs/tower/tower --output answers.parquet
 
 The same command goes on where a run was stopped. DATA holds a folder for each source (see data/frames.py).
-`log.md` in the output folder gets a line every half hour, `tower/` is written then and at the end.
+Every half hour and at the end the average of the weights is judged on held-back images: `log.md` in the output folder
+gets a line, and `tower/`, `judged.json`, `table.md` and `worst.png` are written.
 """
 
 import json
@@ -29,11 +30,11 @@ from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig  # noqa
 from traffic_vlm.data.frames import SOURCES, decode, load_frames, read_frames  # noqa: E402
 from traffic_vlm.data.presence import CATEGORIES, REGIONS  # noqa: E402
 from traffic_vlm.data.readers import IMAGE_SUFFIXES, DataError, Problems  # noqa: E402
+from traffic_vlm.evaluation.presence import draw_worst, judge, table  # noqa: E402
 from traffic_vlm.training.tower import (  # noqa: E402
     QueryHead,
     TowerOptions,
     TowerTrainer,
-    judge,
     load_tower,
     predict,
     save_tower,
@@ -111,8 +112,12 @@ def train(options: Options) -> None:
     last = {"save": time.time(), "evaluate": time.time(), "print": time.time(), "waited": trainer.waited}
 
     def report() -> None:
-        figures = judge(predict(trainer.average, held_pixels), held)
+        answers = predict(trainer.average, held_pixels)
+        figures = judge(answers, held)
         (output / "judged.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
+        (output / "table.md").write_text(table(figures["questions"]), encoding="utf-8")
+        draw_worst(answers, held, held_pixels, output / "worst.png")
+        print(f"left out, with fewer than 10 yes or 10 no: {', '.join(figures['left_out'])}")
         save_tower(trainer.average, output / "tower")
         sources = ", ".join(f"{source} {value:.3f}" for source, value in figures["sources"].items())
         line = (

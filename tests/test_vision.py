@@ -6,7 +6,12 @@ import torch
 from tiny import TINY_TEXT, TINY_TOWER
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
-from traffic_vlm.vision_traffic_vlm import TrafficVLMConvBlock, TrafficVLMVisionModel, cell_coordinates
+from traffic_vlm.vision_traffic_vlm import (
+    TrafficVLMConvBlock,
+    TrafficVLMDepthwiseConv2d,
+    TrafficVLMVisionModel,
+    cell_coordinates,
+)
 
 
 def tiny_tower(seed: int = 0, **fields) -> TrafficVLMVisionModel:
@@ -59,6 +64,43 @@ def test_tokens_tell_their_place_whatever_the_layers_make_of_it():
     places = cell_coordinates(4, 6, tower.NUM_WAVES, tokens)
     torch.testing.assert_close(tokens[0], tower.place_of_token(places))
     assert 0.8 < TrafficVLMVisionModel(TrafficVLMVisionConfig()).place_of_token(places).std() < 1.2
+
+
+LIGHT_NECK = {"neck": "depthwise", "neck_width": 12, "num_hidden_layers": 2}
+
+
+def test_a_depthwise_neck_gives_tokens_of_the_same_shape_and_reads_7_by_7_patches():
+    tower = tiny_tower(**LIGHT_NECK, conv_depths=[1, 1, 1, 1])
+    assert tower(pixels(2, 3, 64, 96)).last_hidden_state.shape == (2, 24, 24)
+    layer, x = tower.layers[0], pixels(1, 15 * 15, 12)
+    changed = x.clone()
+    changed[0, 7 * 15 + 7] += 1.0
+    rows, columns = (layer(x, (15, 15)) != layer(changed, (15, 15))).any(-1)[0].reshape(15, 15).nonzero(as_tuple=True)
+    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (4, 10, 4, 10)
+
+
+def test_weights_of_before_have_no_new_names():
+    names = tiny_tower().state_dict().keys()
+    assert not any(name.startswith("to_hidden") for name in names)
+    assert tiny_tower(**LIGHT_NECK).state_dict()["to_hidden.weight"].shape == (24, 12)
+
+
+@pytest.mark.parametrize(("kernel_size", "stride"), [(3, 1), (5, 1), (3, 2), (5, 2), (7, 1)])
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_depthwise_gradients_in_bfloat16_are_those_of_the_library(kernel_size, stride, is_frozen):
+    torch.manual_seed(0)
+    convolution, gradients = TrafficVLMDepthwiseConv2d(4, kernel_size, stride), []
+    convolution.weight.requires_grad_(not is_frozen)
+    for forward in (TrafficVLMDepthwiseConv2d.forward, torch.nn.Conv2d.forward):
+        x = pixels(2, 4, 12, 12).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            y = forward(convolution, x)
+        assert y.dtype is torch.bfloat16
+        y.float().square().sum().backward()
+        gradients.append([x.grad] if is_frozen else [x.grad, convolution.weight.grad])
+        convolution.weight.grad = None
+    for ours, theirs in zip(*gradients):
+        torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02 * theirs.abs().max().item())
 
 
 def test_a_block_adds_to_its_input():
@@ -157,6 +199,8 @@ def test_convolutions_find_their_weights_channels_last(tmp_path):
         ({"conv_kernel_sizes": [3, 3, 4, 3]}, ["conv_kernel_sizes=[3, 3, 4, 3]"]),
         ({"conv_widths": [8, 0, 8, 12, 12, 16]}, ["conv_widths[1]=0"]),
         ({"hidden_act": "sliu"}, ["hidden_act='sliu'"]),
+        ({"neck": "mixer"}, ["neck='mixer'"]),
+        ({"neck_width": 15}, ["neck_width=15", "num_attention_heads=2"]),
     ],
 )
 def test_a_tower_that_cannot_work_is_refused(fields, named):

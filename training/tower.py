@@ -25,7 +25,7 @@ from torch import nn
 
 from ..configuration_traffic_vlm import TrafficVLMVisionConfig
 from ..data.frames import Frame, FrameBatches
-from ..data.presence import CATEGORIES, REGIONS, targets
+from ..data.presence import CATEGORIES, REGIONS
 from ..vision_traffic_vlm import TrafficVLMVisionModel
 
 
@@ -35,7 +35,6 @@ POSITIVE_WEIGHT = 4.0  # of patches that an object covers
 PATCH_WEIGHT = 2.0
 EMA_DECAY = 0.999
 EVALUATION_SIZE = 224
-MIN_ANSWERS = 10  # yes and no each, or a rate says nothing
 
 
 class QueryHead(nn.Module):
@@ -138,7 +137,7 @@ class TowerTrainer:
     """
 
     def __init__(self, tower: TrafficVLMVisionModel, head: QueryHead, options: TowerOptions, new_parts: set[str]):
-        self.model = nn.ModuleDict({"tower": tower, "head": head}).to(memory_format=torch.channels_last)
+        self.model, self.config = nn.ModuleDict({"tower": tower, "head": head}), tower.config
         self.options, self.loss, self.step, self.seconds, self.waited = options, TowerLoss(), 0, 0.0, 0.0
         self.average = copy.deepcopy(self.model).requires_grad_(False).eval()
         groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
@@ -155,7 +154,11 @@ class TowerTrainer:
         )
 
     def train_step(self, batch: dict[str, torch.Tensor]) -> tuple[float, float]:
-        """One step; (region loss, patch loss). Raises FloatingPointError before a step that would break the weights."""
+        """One step; gives the region loss and the patch loss.
+
+        Raises:
+            FloatingPointError: before a step that would make weights NaN.
+        """
         options = self.options
         for group in self.optimizer.param_groups:
             if group["is_new"]:
@@ -184,7 +187,7 @@ class TowerTrainer:
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must share with the run that goes on from it."""
-        return {"categories": list(CATEGORIES), "config": vision_fields(self.model["tower"].config)}
+        return {"categories": list(CATEGORIES), "config": vision_fields(self.config)}
 
     def save(self, path: Path) -> None:
         """Write a checkpoint under a temporary name and rename it."""
@@ -227,12 +230,12 @@ class TowerTrainer:
 
 def vision_fields(config: TrafficVLMVisionConfig) -> dict[str, Any]:
     """The fields of a tower's configuration that decide what its weights are."""
-    names = ("conv_widths", "conv_depths", "conv_kernel_sizes", "conv_strides", "conv_expansion", "hidden_size")
-    names += ("intermediate_size", "num_hidden_layers", "num_attention_heads", "neck", "neck_width")
+    names = ["conv_widths", "conv_depths", "conv_kernel_sizes", "conv_strides", "conv_expansion", "hidden_size"]
+    names += ["intermediate_size", "num_hidden_layers", "num_attention_heads", "neck", "neck_width"]
     return {name: getattr(config, name) for name in names}
 
 
-def forward(model: nn.ModuleDict, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def forward(model: Any, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Region and patch logits of pixels uint8 [B,S,S,3], in bfloat16 where that pays."""
     x = pixels.permute(0, 3, 1, 2).float().div(127.5).sub(1)  # as the processor normalizes
     with torch.autocast(pixels.device.type, torch.bfloat16):
@@ -241,7 +244,7 @@ def forward(model: nn.ModuleDict, pixels: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 @torch.inference_mode()
-def predict(model: nn.ModuleDict, pixels: np.ndarray, batch_size: int = 32) -> np.ndarray:
+def predict(model: Any, pixels: np.ndarray, batch_size: int = 32) -> np.ndarray:
     """P(yes) float32 [N,C,4] of images uint8 [N,256,256,3]."""
     model.eval()
     size, results = (EVALUATION_SIZE, EVALUATION_SIZE), []
@@ -251,55 +254,7 @@ def predict(model: nn.ModuleDict, pixels: np.ndarray, batch_size: int = 32) -> n
     return np.concatenate(results) if results else np.zeros((0, len(CATEGORIES), len(REGIONS)), np.float32)
 
 
-def auc(probabilities: np.ndarray, truth: np.ndarray) -> float:
-    """The chance that a yes gets a higher P than a no; ties count half."""
-    yes, no = probabilities[truth == 1], np.sort(probabilities[truth == 0])
-    below, upto = np.searchsorted(no, yes, "left"), np.searchsorted(no, yes, "right")
-    return float((below + upto).mean() / 2 / len(no))
-
-
-def judge(probabilities: np.ndarray, frames: Sequence[Frame]) -> dict[str, Any]:
-    """Balanced accuracy and AUC of P(yes) [N,C,4], by source, category and region.
-
-    Returns:
-        `macro` and `auc`: the mean over sources of the means over their questions; `sources`: {source: macro};
-        `questions`: a row for each source, category and region with at least 10 yes and 10 no; `left_out`: the number
-        of those with fewer, but some.
-    """
-    truth = np.stack([targets(frame.labels)[0] for frame in frames])
-    sources = np.array([frame.source for frame in frames])
-    questions, left_out = [], []
-    for source in sorted(set(sources)):
-        rows = sources == source
-        for c, r in np.ndindex(len(CATEGORIES), len(REGIONS)):
-            known, p = truth[rows, c, r], probabilities[rows, c, r]
-            yes, no = int((known == 1).sum()), int((known == 0).sum())
-            if min(yes, no) < MIN_ANSWERS:
-                if min(yes, no):
-                    left_out.append(f"{source}/{CATEGORIES[c]}/{REGIONS[r]}")
-                continue
-            rates = float((p[known == 1] > 0.5).mean()), float((p[known == 0] <= 0.5).mean())
-            row = {"source": source, "category": CATEGORIES[c], "region": REGIONS[r], "yes": yes, "no": no}
-            row |= {"true_yes": rates[0], "true_no": rates[1], "accuracy": sum(rates) / 2, "auc": auc(p, known)}
-            questions.append(row)
-    by_source = {s: [q for q in questions if q["source"] == s] for s in sorted({q["source"] for q in questions})}
-    means = {
-        s: {k: float(np.mean([q[k] for q in some])) for k in ("accuracy", "auc")} for s, some in by_source.items()
-    }
-    boxed = {
-        s: float(np.mean([q["accuracy"] for q in some if ":" not in q["category"]])) for s, some in by_source.items()
-    }
-    return {
-        "macro": float(np.mean([mean["accuracy"] for mean in means.values()])) if means else math.nan,
-        "auc": float(np.mean([mean["auc"] for mean in means.values()])) if means else math.nan,
-        "presence": float(np.mean(list(boxed.values()))) if boxed else math.nan,
-        "sources": {s: round(mean["accuracy"], 4) for s, mean in means.items()},
-        "questions": questions,
-        "left_out": left_out,
-    }
-
-
-def save_tower(model: nn.ModuleDict, folder: Path) -> None:
+def save_tower(model: Any, folder: Path) -> None:
     """Write tower and head in bfloat16 with configuration and categories, each file complete or not there."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {

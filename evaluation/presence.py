@@ -1,0 +1,98 @@
+"""How well P(yes) of presence by category and region agrees with the labels of held-back images.
+
+P [N,C,4] + frames → balanced accuracy and AUC by source, category and region → table, picture of the worst images
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ..data.frames import Frame
+from ..data.presence import CATEGORIES, REGIONS, targets
+
+
+MIN_ANSWERS = 10  # yes and no each, or a rate says nothing
+
+
+def auc(probabilities: np.ndarray, truth: np.ndarray) -> float:
+    """The chance that a yes gets a higher P than a no; ties count half."""
+    yes, no = probabilities[truth == 1], np.sort(probabilities[truth == 0])
+    below, upto = np.searchsorted(no, yes, "left"), np.searchsorted(no, yes, "right")
+    return float((below + upto).mean() / 2 / len(no))
+
+
+def judge(probabilities: np.ndarray, frames: Sequence[Frame]) -> dict[str, Any]:
+    """Balanced accuracy and AUC of P(yes) [N,C,4], by source, category and region.
+
+    Returns:
+        `macro` and `auc`: the mean over sources of the means over their questions; `presence`: `macro` without weather,
+        time, road, traffic, place and view; `sources`: {source: macro}; `questions`: a row for each source, category and region with at least 10 yes and 10 no; `left_out`: names
+        of those with fewer, but some.
+    """
+    truth = np.stack([targets(frame.labels)[0] for frame in frames])
+    sources = np.array([frame.source for frame in frames])
+    questions, left_out = [], []
+    for source in sorted(set(sources)):
+        rows = sources == source
+        for c, r in np.ndindex(len(CATEGORIES), len(REGIONS)):
+            known, p = truth[rows, c, r], probabilities[rows, c, r]
+            yes, no = int((known == 1).sum()), int((known == 0).sum())
+            if min(yes, no) < MIN_ANSWERS:
+                if min(yes, no):
+                    left_out.append(f"{source}/{CATEGORIES[c]}/{REGIONS[r]}")
+                continue
+            rates = float((p[known == 1] > 0.5).mean()), float((p[known == 0] <= 0.5).mean())
+            row = {"source": source, "category": CATEGORIES[c], "region": REGIONS[r], "yes": yes, "no": no}
+            row |= {"true_yes": rates[0], "true_no": rates[1], "accuracy": sum(rates) / 2, "auc": auc(p, known)}
+            questions.append(row)
+    by_source = {s: [q for q in questions if q["source"] == s] for s in sorted({q["source"] for q in questions})}
+    means = {
+        s: {k: float(np.mean([q[k] for q in some])) for k in ("accuracy", "auc")} for s, some in by_source.items()
+    }
+    boxed = {
+        s: float(np.mean([q["accuracy"] for q in some if ":" not in q["category"]])) for s, some in by_source.items()
+    }
+    return {
+        "macro": float(np.mean([mean["accuracy"] for mean in means.values()])) if means else float("nan"),
+        "auc": float(np.mean([mean["auc"] for mean in means.values()])) if means else float("nan"),
+        "presence": float(np.mean(list(boxed.values()))) if boxed else float("nan"),
+        "sources": {s: round(mean["accuracy"], 4) for s, mean in means.items()},
+        "questions": questions,
+        "left_out": left_out,
+    }
+
+
+def table(questions: Sequence[dict[str, Any]]) -> str:
+    """A Markdown table: balanced accuracy of each category (mean over its regions) by source."""
+    sources = sorted({question["source"] for question in questions})
+    cells: dict[str, dict[str, list[float]]] = {}
+    for question in questions:
+        cells.setdefault(question["category"], {}).setdefault(question["source"], []).append(question["accuracy"])
+    lines = [f"| | {' | '.join(sources)} |", "|---" * (len(sources) + 1) + "|"]
+    for category in (name for name in CATEGORIES if name in cells):
+        values = [f"{np.mean(cells[category][source]):.2f}" if source in cells[category] else "" for source in sources]
+        lines.append(f"| {category} | {' | '.join(values)} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw_worst(probabilities: np.ndarray, frames: Sequence[Frame], pixels: np.ndarray, path: Path) -> None:
+    """Draw the twenty images [N,256,256,3] with the highest mean cross-entropy, each with its two worst answers."""
+    truth = np.stack([targets(frame.labels)[0] for frame in frames])
+    of_truth = np.where(truth == 1, probabilities, 1 - probabilities).clip(1e-6)
+    losses = np.where(truth >= 0, -np.log(of_truth), 0)
+    means = losses.sum((1, 2)) / (truth >= 0).sum((1, 2)).clip(1)
+    figure = Figure(figsize=(15, 14), layout="constrained")
+    for place, row in enumerate(np.argsort(-means)[:20]):
+        axes = figure.add_subplot(4, 5, place + 1)
+        axes.imshow(pixels[row])
+        axes.axis("off")
+        answers = []
+        for index in np.argsort(-losses[row].ravel())[:2]:
+            c, r = divmod(int(index), len(REGIONS))
+            known = "yes" if truth[row, c, r] == 1 else "no"
+            answers.append(f"{CATEGORIES[c]}, {REGIONS[r]}: {probabilities[row, c, r]:.2f}, labelled {known}")
+        axes.set_title("\n".join([f"{frames[row].source} {frames[row].path.name}", *answers]), fontsize=8)
+    figure.savefig(path, dpi=80)

@@ -1,0 +1,343 @@
+"""Training of the tower: targets, frames, head, loss, judging, stopping and going on."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from tiny import ROOT, TINY_TOWER
+from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
+from traffic_vlm.data.frames import FrameBatches, augmented, load_frames, read_frames
+from traffic_vlm.data.presence import CATEGORIES, INDEX, REGIONS, image_labels, targets
+from traffic_vlm.data.readers import DataError, Problems
+from traffic_vlm.data.scene import Scene, SceneObject
+from traffic_vlm.data.scene_labels import SCENE_VALUES, SEEN, read_scene_labels
+from traffic_vlm.evaluation.presence import auc, judge, table
+from traffic_vlm.training.tower import (
+    QueryHead,
+    TowerLoss,
+    TowerOptions,
+    TowerTrainer,
+    load_tower,
+    predict,
+    region_weights,
+    save_tower,
+)
+from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
+
+
+LIGHT = TINY_TOWER | {"neck": "depthwise", "neck_width": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+LINE = dict.fromkeys(SCENE_VALUES) | {"image": "a.jpg", "present": [], "unsure": []}
+
+
+def region_of(scene, category, seen=None, **view):
+    return targets(image_labels(scene, seen), **view)[0][INDEX[category]].tolist()
+
+
+def cars(*boxes, **fields):
+    objects = tuple(SceneObject("car", box, **fields) for box in boxes)
+    return Scene(300, 300, objects, exhaustive=frozenset({"car", "bus"}))
+
+
+def labels_of(tmp_path, **fields):
+    path = tmp_path / "source.jsonl"
+    path.write_text(json.dumps(LINE | fields))
+    return next(read_scene_labels(path, Problems(strict=True)))[1]
+
+
+# --------------------------------------------------------------------------------------------------------- targets
+
+
+def test_an_object_is_in_the_third_of_its_center_and_unknown_in_those_it_touches():
+    assert region_of(cars((10, 100, 60, 160)), "car") == [1, 1, 0, 0]
+    assert region_of(cars((60, 100, 130, 160)), "car") == [1, 1, -1, 0]
+    assert region_of(cars((10, 100, 60, 160)), "bus") == [0, 0, 0, 0]
+    assert region_of(cars((10, 100, 60, 160)), "vehicle") == [1, 1, -1, -1]  # others may be there
+    assert region_of(cars(), "person") == [-1, -1, -1, -1]
+
+
+def test_what_is_tiny_or_hidden_is_neither_yes_nor_no():
+    assert region_of(cars((10, 100, 15, 160)), "car") == [-1, -1, 0, 0]  # 5 of 300 pixels are 3.7 of 224
+    assert region_of(cars((10, 100, 17, 160)), "car") == [1, 1, 0, 0]
+    assert region_of(cars((10, 100, 60, 160), visible=0.2), "car") == [-1, -1, 0, 0]
+
+
+def test_a_window_moves_cuts_and_mirrors_targets():
+    scene = cars((10, 100, 60, 160), (200, 100, 290, 160))
+    assert region_of(scene, "car", window=(0.5, 0.0, 1.0, 1.0)) == [1, 0, 1, -1]
+    assert region_of(scene, "car", window=(0.16, 0.0, 0.6, 1.0)) == [-1, -1, 0, 0]  # a quarter of it is seen
+    assert region_of(cars((10, 100, 60, 160)), "car", mirrored=True) == [1, 0, 0, 1]
+
+
+def test_patches_follow_boxes_through_window_and_mirror():
+    labels = image_labels(cars((0, 0, 75, 75)))
+    patch = targets(labels, grid=(4, 4))[1][INDEX["car"]]
+    assert patch[0].tolist() == [1, 0, 0, 0] and not patch[1:].any()
+    assert targets(labels, mirrored=True, grid=(4, 4))[1][INDEX["car"], 0].tolist() == [0, 0, 0, 1]
+    assert (targets(labels, (0.0, 0.0, 0.25, 0.25), grid=(4, 4))[1][INDEX["car"]] == 1).all()
+    assert (targets(labels, grid=(4, 4))[1][INDEX["person"]] == -1).all()
+
+
+def test_masks_are_present_by_the_area_that_they_fill():
+    def scene(columns, filled, visible=1.0):
+        cells = [[filled if column in columns else 0.0 for column in range(14)] for _ in range(14)]
+        item = SceneObject("sky", (0, 0, 140, 140), 1.0, visible, {}, tuple(map(tuple, cells)), False)
+        return Scene(140, 140, (item,), exhaustive=frozenset({"sky"}))
+
+    assert region_of(scene({0}, 1.0), "sky") == [1, 1, 0, 0]
+    assert region_of(scene({0}, 1.0), "sky", mirrored=True) == [1, 0, 0, 1]
+    assert region_of(scene({0}, 1.0), "sky", window=(0.5, 0.0, 1.0, 1.0)) == [0, 0, 0, 0]
+    assert region_of(scene({13}, 0.01), "sky") == [-1, 0, 0, -1]
+    assert region_of(scene({0}, 1.0, visible=0.0), "sky") == [-1, -1, 0, 0]
+
+
+def test_lights_and_signs_have_their_state_and_value():
+    light = SceneObject("traffic light", (10, 10, 40, 90), attributes={"state": "red"})
+    given = {"traffic light": frozenset({"state"})}
+    scene = Scene(300, 300, (light,), exhaustive=frozenset(), attributed=given)
+    assert region_of(scene, "red light")[:2] == [1, 1] and region_of(scene, "green light") == [0, 0, 0, 0]
+    assert region_of(scene, "yellow light") == [-1] * 4  # the source may leave yellow lights out
+    sign = SceneObject("speed limit sign", (10, 10, 90, 90), attributes={"value": "50"})
+    given = {"speed limit sign": frozenset({"value"})}
+    scene = Scene(300, 300, (sign,), exhaustive=frozenset({"speed limit sign"}), attributed=given)
+    assert region_of(scene, "speed limit 50")[0] == 1 and region_of(scene, "speed limit 30")[0] == 0
+    assert region_of(scene, "speed limit 50", mirrored=True) == [-1] * 4
+    assert region_of(scene, "traffic sign")[0] == 1
+
+
+def test_scene_labels_know_the_whole_image_and_crops_as_far_as_they_hold(tmp_path):
+    seen = labels_of(tmp_path, weather="rain", road="none", present=["bicycle", "car"], unsure=["truck"])
+    scene = cars()
+    assert region_of(scene, "car", seen) == [0, 0, 0, 0]  # boxes decide where there are some
+    assert region_of(scene, "bicycle", seen) == [1, -1, -1, -1]
+    assert region_of(scene, "bicycle", seen, window=(0.0, 0.0, 0.6, 0.6)) == [-1] * 4
+    assert region_of(scene, "animal", seen, window=(0.0, 0.0, 0.6, 0.6))[0] == 0
+    assert region_of(scene, "truck", seen)[0] == -1 and region_of(scene, "vehicle", seen)[0] == 1
+    assert region_of(scene, "weather: rain", seen, window=(0.0, 0.0, 0.6, 0.6))[0] == 1
+    assert region_of(scene, "weather: fog", seen)[0] == 0
+    assert region_of(scene, "road: wet", seen)[0] == -1 and region_of(scene, "time_of_day: day", seen)[0] == -1
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [({"weather": "hail"}, "hail"), ({"present": ["ufo"]}, "ufo"), ({"present": None}, "TypeError")],
+)
+def test_a_bad_scene_label_is_named_with_its_line(tmp_path, fields, named):
+    path = tmp_path / "source.jsonl"
+    path.write_text(json.dumps(LINE) + "\n" + json.dumps(LINE | fields) + "\n")
+    problems = Problems()
+    assert len(list(read_scene_labels(path, problems))) == 1
+    assert f"{path}:2" in problems.messages[0] and named in problems.messages[0]
+    with pytest.raises(DataError, match=named):
+        list(read_scene_labels(path, Problems(strict=True)))
+
+
+# ---------------------------------------------------------------------------------------------------------- frames
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Thirty images of one small source: a car is a bright square, left or right, in every second image."""
+    root = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    for split in ("train", "val"):
+        (root / "highway" / split).mkdir(parents=True)
+        images, annotations = [], []
+        for n in range(30):
+            picture = rng.integers(0, 80, (96, 96, 3), np.uint8)
+            if n % 2:
+                left = 4 if n % 4 == 1 else 66
+                picture[40:66, left : left + 26] = 250
+                box = [left, 40, 26, 26]
+                annotations.append({"id": n, "image_id": n, "category_id": 1, "bbox": box, "area": 676})
+            Image.fromarray(picture).save(root / "highway" / split / f"{n}.png")
+            images.append({"id": n, "file_name": f"{n}.png", "width": 96, "height": 96})
+        categories = [{"id": 1, "name": "car"}]
+        content = {"images": images, "annotations": annotations, "categories": categories}
+        (root / "highway" / f"{split}.json").write_text(json.dumps(content))
+    (root / "scene_labels").mkdir()
+    lines = [LINE | {"image": f"highway/train/{n}.png", "weather": "fog"} for n in range(30)]
+    (root / "scene_labels" / "highway.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return root
+
+
+def test_frames_have_boxes_and_scene_labels_and_missing_sources_are_counted(data):
+    problems = Problems()
+    frames = read_frames(data, False, problems)
+    assert len(frames) == 30 and problems.counts["missing source"] == 8
+    assert frames[0].labels.whole[INDEX["weather: fog"]] == 1
+    with pytest.raises(DataError, match="none of bdd100k"):
+        read_frames(data / "nothing", False, Problems())
+
+
+def test_unreadable_images_are_named_and_left_out(data, tmp_path):
+    frames = read_frames(data, True, Problems())
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(frames[0].path.read_bytes()[:300])
+    problems = Problems()
+    frames = [frames[0].__class__(broken, "highway", frames[0].labels), *frames[1:]]
+    for _ in range(2):  # decoded, then from the cache
+        kept, pixels = load_frames(frames, tmp_path / "cache", problems)
+        assert len(kept) == len(pixels) == 29 and kept[0] == frames[1]
+    assert problems.counts == {"corrupt image": 1} and "broken.png" in problems.messages[0]
+
+
+def test_batches_depend_on_seed_and_number_alone(data, tmp_path):
+    frames, pixels = load_frames(read_frames(data, False, Problems()), tmp_path, Problems())
+    whole = FrameBatches(frames, pixels, {"highway": 1.0}, 4, lambda number: 64)
+    later = FrameBatches(frames, pixels, {"highway": 1.0}, 4, lambda number: 64, start=2)
+    stream = iter(whole)
+    batches = [next(stream) for _ in range(3)]
+    again = next(iter(later))
+    assert all(torch.equal(batches[2][name], again[name]) for name in again)
+    assert not torch.equal(batches[0]["pixels"], batches[1]["pixels"])
+    assert again["pixels"].shape == (4, 64, 64, 3) and again["patch"].shape == (4, len(CATEGORIES), 4, 4)
+
+
+def test_augmentation_keeps_objects_under_their_targets(data, tmp_path):
+    frames, pixels = load_frames(read_frames(data, False, Problems()), tmp_path, Problems())
+    rng, found = np.random.default_rng(0), 0
+    for _ in range(60):
+        image, _, patch = augmented(pixels[1], frames[1].labels, 64, rng)
+        car = patch[INDEX["car"]] == 1
+        brightness = image.reshape(4, 16, 4, 16, 3).mean((1, 3, 4))
+        if car.any() and (patch[INDEX["car"]] == 0).any():
+            found += 1
+            assert brightness[car].max() > brightness[patch[INDEX["car"]] == 0].max()
+    assert found > 30
+
+
+# ------------------------------------------------------------------------------------------------- head and judging
+
+
+def test_thirds_share_the_patches_between_them():
+    weights = region_weights(1, 14)
+    torch.testing.assert_close(weights[1:].sum(0), weights[0])
+    torch.testing.assert_close(weights[1:].sum(1), torch.full((3,), 14 / 3))
+    assert weights[1, 4] == pytest.approx(2 / 3) and weights[2, 4] == pytest.approx(1 / 3)
+
+
+def test_a_third_reads_its_own_columns_alone():
+    torch.manual_seed(0)
+    head, tokens = QueryHead(8), torch.randn(1, 36, 8)
+    plain = head(tokens, (6, 6))[0]
+    changed = tokens.clone().reshape(1, 6, 6, 8)
+    changed[:, :, 5] += 1.0
+    other = head(changed.flatten(1, 2), (6, 6))[0]
+    moved = (plain - other).abs().amax((0, 1)) > 1e-5
+    assert moved.tolist() == [True, False, False, True]
+
+
+def test_the_loss_weighs_yes_and_no_alike_and_passes_over_the_unknown():
+    loss = TowerLoss()
+    region = torch.zeros(8, len(CATEGORIES), 4, dtype=torch.int8)
+    region[0] = 1  # one yes, seven no
+    for _ in range(600):
+        loss((torch.zeros(region.shape), torch.zeros(8, 4, 1)), region, torch.full((8, 1, 2, 2), -1))
+    logits = torch.zeros(region.shape, requires_grad=True)
+    loss((logits, torch.zeros(8, 4, 1)), region, torch.full((8, 1, 2, 2), -1))[0].backward()
+    torch.testing.assert_close(logits.grad.sum(0), torch.zeros(len(CATEGORIES), 4), atol=1e-5, rtol=0)
+    patches = torch.zeros(8, 4, 1, requires_grad=True)
+    patch = torch.tensor([1, 0, -1, -1]).reshape(1, 1, 2, 2).expand(8, 1, 2, 2)
+    loss((torch.zeros(region.shape), patches), region, patch)[1].backward()
+    assert patches.grad[0, :, 0].tolist() == pytest.approx([-4 * 0.5 / 16, 0.5 / 16, 0, 0])
+
+
+def test_auc_and_balanced_accuracy_by_hand(data):
+    assert auc(np.array([0.9, 0.4, 0.4, 0.1]), np.array([1, 1, 0, 0])) == pytest.approx(3.5 / 4)
+    frames = read_frames(data, True, Problems())
+    answers = np.full((30, len(CATEGORIES), 4), 0.2, np.float32)
+    answers[1:11:2, INDEX["car"], 0] = 0.8  # 5 of 15 cars are found
+    figures = judge(answers, frames)
+    [row] = [row for row in figures["questions"] if (row["category"], row["region"]) == ("car", "whole")]
+    assert (row["yes"], row["no"]) == (15, 15) and row["accuracy"] == pytest.approx((5 / 15 + 1) / 2)
+    assert figures["macro"] == pytest.approx(np.mean([row["accuracy"] for row in figures["questions"]]))
+    assert "highway/car/left" in figures["left_out"]  # 8 yes
+    assert "| car | 0.67 |" in table(figures["questions"])
+
+
+# -------------------------------------------------------------------------------------------------------- training
+
+
+def trainer_of(images=1200, **fields):
+    torch.manual_seed(0)
+    tower = TrafficVLMVisionModel(TrafficVLMVisionConfig(**(LIGHT | fields)))
+    options = TowerOptions(images, 8, 1e-2, 1e-2, sizes=((64, 1.0),))
+    return TowerTrainer(tower, QueryHead(24), options, {name for name, _ in tower.named_children()})
+
+
+def test_rates_warm_up_stay_and_fall_to_zero():
+    options = TowerOptions(48_000, 48, constant_fraction=0.5)
+    rates = [options.rate_of(step, 4800) for step in range(options.steps)]
+    assert rates[0] == pytest.approx(0.01) and rates[200] == 1.0 and rates[-1] == 0.0
+    assert rates[750] == pytest.approx(0.5, abs=0.01)
+    assert [options.size_of(step) for step in (0, 600, 800, 999)] == [128, 160, 192, 224]
+
+
+def test_a_tower_learns_is_kept_and_goes_on_where_it_stopped(data, tmp_path):
+    frames, pixels = load_frames(read_frames(data, False, Problems()), tmp_path / "train", Problems())
+    _, held_pixels = load_frames(read_frames(data, True, Problems()), tmp_path / "held", Problems())
+    whole = trainer_of()
+    losses = []
+    whole.run(whole.batches(frames, pixels, {"highway": 1.0}), lambda _, now: losses.append(now[-1][0]))
+    assert np.mean(losses[-10:]) < 0.5 * np.mean(losses[:10])
+
+    stopped = trainer_of()
+    batches = stopped.batches(frames, pixels, {"highway": 1.0})
+    for _ in range(3):
+        stopped.train_step(next(batches))
+    stopped.save(tmp_path / "checkpoint.pt")
+    again = trainer_of()
+    again.load(tmp_path / "checkpoint.pt")
+    assert again.step == 3
+    for _ in range(2):
+        stopped.train_step(next(batches))
+    resumed = again.batches(frames, pixels, {"highway": 1.0})
+    for _ in range(2):
+        again.train_step(next(resumed))
+    for name, value in stopped.average.state_dict().items():
+        torch.testing.assert_close(again.average.state_dict()[name], value)
+
+    with pytest.raises(ValueError, match=r"another config.*neck_width': 16"):
+        trainer_of(neck_width=8).load(tmp_path / "checkpoint.pt")
+
+    save_tower(whole.average, tmp_path / "tower")
+    loaded = load_tower(tmp_path / "tower")
+    answers = predict(loaded, held_pixels)
+    np.testing.assert_allclose(answers, predict(whole.average, held_pixels), atol=0.05)
+    (tmp_path / "tower" / "categories.json").write_text('["car"]')
+    with pytest.raises(ValueError, match="other categories"):
+        load_tower(tmp_path / "tower")
+
+
+def test_the_script_trains_and_answers(data, tmp_path):
+    def run(*arguments):
+        command = [sys.executable, ROOT / "scripts" / "train_tower.py", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    first = run("--data", data, "--output_dir", tmp_path / "run", "--images", 8, "--batch_size", 4)
+    assert first.returncode == 0, first.stderr
+    assert "missing source" in first.stdout and (tmp_path / "run" / "log.md").read_text().startswith("| 8 |")
+    assert (
+        "going on from step 2 of 2"
+        in run(*("--data", data, "--output_dir", tmp_path / "run", "--images", 8, "--batch_size", 4)).stdout
+    )
+    folder, output = data / "highway" / "val", tmp_path / "answers.parquet"
+    asked = run("--predict", folder, "--tower", tmp_path / "run" / "tower", "--output", output)
+    assert asked.returncode == 0, asked.stderr
+    table = pq.read_table(output).to_pylist()
+    assert len(table) == 30 * len(CATEGORIES) * 4 and table[1].keys() == {"image", "category", "region", "P"}
+    assert [row["region"] for row in table[:4]] == list(REGIONS) and table[4]["category"] == CATEGORIES[1]
+    assert "no such folder" in run("--predict", tmp_path / "none").stderr
+    assert (
+        "unknown sources ['moon']" in run("--data", data, "--output_dir", tmp_path, "--shares", '{"moon": 1}').stderr
+    )
+
+
+def test_categories_have_names_of_their_own():
+    assert len(INDEX) == len(CATEGORIES) and set(SEEN) <= set(CATEGORIES)
