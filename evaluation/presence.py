@@ -28,9 +28,9 @@ def judge(probabilities: np.ndarray, frames: Sequence[Frame]) -> dict[str, Any]:
     """Balanced accuracy and AUC of P(yes) [N,C,4], by source, category and region.
 
     Returns:
-        `macro` and `auc`: the mean over sources of the means over their questions; `presence`: `macro` without weather,
-        time, road, traffic, place and view; `sources`: {source: macro}; `questions`: a row for each source, category and region with at least 10 yes and 10 no; `left_out`: names
-        of those with fewer, but some.
+        `macro` and `auc`: means over sources of the means over their questions. `presence`: `macro` without weather,
+        time, road, traffic, place and view. `sources`: {source: macro}. `questions`: a row for each source, category
+        and region with at least 10 yes and 10 no. `left_out`: names of those with fewer of one, but some.
     """
     truth = np.stack([targets(frame.labels)[0] for frame in frames])
     sources = np.array([frame.source for frame in frames])
