@@ -8,10 +8,9 @@ number alone, so a run that was stopped draws what it would have.
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
@@ -20,7 +19,7 @@ from tqdm import tqdm
 
 from ..images_traffic_vlm import to_rgb
 from .presence import INDEX, SCENE_VALUES, ImageLabels, image_labels, targets
-from .readers import DataError, Problems, Record, read_source
+from .readers import DataError, Problems, read_source
 from .scene_labels import read_scene_labels
 
 
@@ -70,11 +69,6 @@ def read_frames(root: str | Path, development: bool, problems: Problems) -> list
     if not frames:
         raise DataError(f"{root}: none of {', '.join(SOURCES)} has an image")
     return frames
-
-
-def synthetic_frames(records: Iterable[Record]) -> list[Frame]:
-    """Rendered scenes that were saved as images, as frames."""
-    return [Frame(record.image, "synthetic", image_labels(record.scene)) for record in records]
 
 
 def decode(path: Path) -> np.ndarray:
@@ -129,7 +123,7 @@ class FrameBatches(torch.utils.data.IterableDataset):
         pixels: np.ndarray,
         shares: dict[str, float],
         batch_size: int,
-        size_of: Any,
+        size_of: Callable[[int], int],
         start: int = 0,
         seed: int = 0,
     ):
