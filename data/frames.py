@@ -108,7 +108,10 @@ def load_frames(frames: Sequence[Frame], cache: Path, problems: Problems) -> tup
 
 
 class FrameBatches(torch.utils.data.IterableDataset):
-    """Endless augmented batches: pixels uint8 [B,S,S,3], region int8 [B,C,4], patch int8 [B,C,S/16,S/16].
+    """Endless augmented batches.
+
+    A batch holds pixels uint8 [B,S,S,3], region int8 [B,C,4], patch int8 [B,C,S/16,S/16] and source [B], the index of
+    each image's source among `shares`.
 
     Args:
         frames, pixels: as `load_frames` gives them.
@@ -147,13 +150,13 @@ class FrameBatches(torch.utils.data.IterableDataset):
     def batch(self, number: int) -> dict[str, torch.Tensor]:
         """Batch `number` of the run."""
         rng, size = np.random.default_rng([self.seed, number]), self.size_of(number)
-        items = []
-        names = list(self.rows)
-        for source in rng.choice(len(names), self.batch_size, p=self.shares):
+        items, names = [], list(self.rows)
+        sources = rng.choice(len(names), self.batch_size, p=self.shares)
+        for source in sources:
             row = int(rng.choice(self.rows[names[source]]))
             items.append(augmented(self.pixels[row], self.frames[row].labels, size, rng))
         pixels, region, patch = (torch.from_numpy(np.stack(column)) for column in zip(*items))
-        return {"pixels": pixels, "region": region, "patch": patch}
+        return {"pixels": pixels, "region": region, "patch": patch, "source": torch.from_numpy(sources)}
 
 
 def augmented(

@@ -68,7 +68,7 @@ class Options:
     output: str = field(default="predictions.parquet", metadata={"help": "for --predict"})
 
 
-def make_trainer(options: Options) -> TowerTrainer:
+def make_trainer(options: Options, num_sources: int) -> TowerTrainer:
     """A tower that starts from a `tower/` as it is, or from the convolutions of a model with a new neck."""
     torch.manual_seed(options.seed)
     run = TowerOptions(
@@ -76,7 +76,7 @@ def make_trainer(options: Options) -> TowerTrainer:
     )
     if (Path(options.start_from) / "categories.json").is_file():
         model = load_tower(Path(options.start_from))
-        return TowerTrainer(model["tower"], model["head"], run, set())
+        return TowerTrainer(model["tower"], model["head"], run, set(), num_sources)
     known = AutoModel.from_pretrained(options.start_from, trust_remote_code=True, dtype=torch.float32)
     config = TrafficVLMVisionConfig(
         neck=options.neck,
@@ -87,7 +87,7 @@ def make_trainer(options: Options) -> TowerTrainer:
     tower = TrafficVLMVisionModel(config)
     tower.convolutions.load_state_dict(known.model.vision_tower.convolutions.state_dict())
     new = {name for name, _ in tower.named_children()} - {"convolutions"}
-    return TowerTrainer(tower, QueryHead(config.hidden_size), run, new)
+    return TowerTrainer(tower, QueryHead(config.hidden_size), run, new, num_sources)
 
 
 def train(options: Options) -> None:
@@ -104,7 +104,7 @@ def train(options: Options) -> None:
     shares = {source: number**0.5 for source, number in sizes.items() if number} | json.loads(options.shares)
     if unknown := shares.keys() - SOURCES.keys():
         raise DataError(f"--shares names unknown sources {sorted(unknown)}; known are {', '.join(SOURCES)}")
-    trainer = make_trainer(options)
+    trainer = make_trainer(options, len(shares))
     checkpoint = output / "checkpoint.pt"
     if checkpoint.is_file():
         trainer.load(checkpoint)

@@ -233,19 +233,43 @@ def test_a_third_reads_its_own_columns_alone():
     assert moved.tolist() == [True, False, False, True]
 
 
-def test_the_loss_weighs_yes_and_no_alike_and_passes_over_the_unknown():
-    loss = TowerLoss()
-    region = torch.zeros(8, len(CATEGORIES), 4, dtype=torch.int8)
-    region[0] = 1  # one yes, seven no
-    for _ in range(600):
-        loss((torch.zeros(region.shape), torch.zeros(8, 4, 1)), region, torch.full((8, 1, 2, 2), -1))
+def test_the_loss_weighs_yes_and_no_alike_within_a_source_and_passes_over_the_unknown():
+    unknown = torch.full((12, 1, 2, 2), -1)
+    region = torch.zeros(12, len(CATEGORIES), 4, dtype=torch.int8)
+    region[0], region[8:] = 1, 1  # one of eight in the first source, all but one of four in the second
+    region[11] = 0
+    source = torch.tensor([0] * 8 + [1] * 4)
+
+    def gradient():
+        logits = torch.zeros(region.shape, requires_grad=True)
+        loss((logits, torch.zeros(12, 4, 1)), region, unknown, source)[0].backward()
+        return logits.grad[:, 0, 0]
+
+    loss = TowerLoss(2)
+    overall = gradient()
+    assert overall[0] < 0 < overall[1]
+    weights = loss.counts[:, 1, 0, 0] / loss.counts[:, :, 0, 0].sum(1)
+    assert weights.tolist() == pytest.approx([1 / 8, 3 / 4, 4 / 12])
+    ones = torch.ones(2)
+    within = [(4 * ones / torch.tensor([7.0, 1.0])), (2 * ones / torch.tensor([1.0, 3.0]))]  # no, yes
+    everywhere = 0.25 * 6 * ones / torch.tensor([8.0, 4.0])
+    expected = [
+        (0.5 - answer) * float(within[index][answer] + everywhere[answer]) / (12 * len(CATEGORIES) * 4)
+        for index, answer in zip(source.tolist(), region[:, 0, 0].tolist())
+    ]
+    assert overall.tolist() == pytest.approx(expected)
+
+    patches = torch.zeros(12, 4, 1, requires_grad=True)
+    patch = torch.tensor([1, 0, -1, -1]).reshape(1, 1, 2, 2).expand(12, 1, 2, 2)
+    loss((torch.zeros(region.shape), patches), region, patch, source)[1].backward()
+    assert patches.grad[0, :, 0].tolist() == pytest.approx([-4 * 0.5 / 24, 0.5 / 24, 0, 0])
+
+
+def test_an_answer_that_a_source_never_gives_weighs_nothing_within_it():
+    loss, region = TowerLoss(1), torch.zeros(2, len(CATEGORIES), 4, dtype=torch.int8)
     logits = torch.zeros(region.shape, requires_grad=True)
-    loss((logits, torch.zeros(8, 4, 1)), region, torch.full((8, 1, 2, 2), -1))[0].backward()
-    torch.testing.assert_close(logits.grad.sum(0), torch.zeros(len(CATEGORIES), 4), atol=1e-5, rtol=0)
-    patches = torch.zeros(8, 4, 1, requires_grad=True)
-    patch = torch.tensor([1, 0, -1, -1]).reshape(1, 1, 2, 2).expand(8, 1, 2, 2)
-    loss((torch.zeros(region.shape), patches), region, patch)[1].backward()
-    assert patches.grad[0, :, 0].tolist() == pytest.approx([-4 * 0.5 / 16, 0.5 / 16, 0, 0])
+    loss((logits, torch.zeros(2, 4, 1)), region, torch.full((2, 1, 2, 2), -1), torch.zeros(2, dtype=int))[0].backward()
+    assert not logits.grad.any()
 
 
 def test_auc_and_balanced_accuracy_by_hand(data):

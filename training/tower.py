@@ -29,8 +29,9 @@ from ..data.presence import CATEGORIES, REGIONS
 from ..vision_traffic_vlm import TrafficVLMVisionModel
 
 
-MAX_WEIGHT = 8.0  # of a rare answer
-DECAY = 0.99  # of the running counts of yes and no, a batch
+MAX_WEIGHT = 16.0  # of a rare answer
+OVERALL_WEIGHT = 0.25  # of the balance over all sources, beside that within each
+DECAY = 0.998  # of the running counts of yes and no, a batch
 POSITIVE_WEIGHT = 4.0  # of patches that an object covers
 PATCH_WEIGHT = 2.0
 EMA_DECAY = 0.999
@@ -79,19 +80,29 @@ def region_weights(rows: int, columns: int) -> torch.Tensor:
 class TowerLoss:
     """Binary cross-entropy where the answer is known: regions + 2 × patches.
 
-    Each category and region weighs its yes and no alike, by running counts, so that P means "half yes, half no".
+    Each category and region weighs its yes and no alike by running counts, so that P means "half yes, half no". It
+    does so within each source, or the look of a source would be an answer where a category is common in one and rare
+    in another; and, with less weight, over all of them, so that what a source never shows is learned as a no.
     """
 
-    def __init__(self) -> None:
-        self.counts = torch.ones(2, len(CATEGORIES), len(REGIONS))  # no, yes
+    def __init__(self, num_sources: int) -> None:
+        self.counts = torch.zeros(num_sources + 1, 2, len(CATEGORIES), len(REGIONS))  # no, yes; the last is of all
 
     def __call__(
-        self, logits: tuple[torch.Tensor, torch.Tensor], region: torch.Tensor, patch: torch.Tensor
+        self,
+        logits: tuple[torch.Tensor, torch.Tensor],
+        region: torch.Tensor,
+        patch: torch.Tensor,
+        source: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(region loss, patch loss) of the head's logits and targets [B,C,4] and [B,C,rows,columns] of 1, 0, -1."""
-        self.counts = DECAY * self.counts + (1 - DECAY) * torch.stack([(region == n).sum(0) for n in (0, 1)])
-        weight = (self.counts.sum(0) / 2 / self.counts.clamp(min=1e-3)).clamp(max=MAX_WEIGHT)  # [2,C,4]
-        weights = torch.where(region == 1, weight[1], weight[0]) * (region >= 0)
+        answers = torch.stack([region == 0, region == 1], 1).float()  # [B,2,C,4]
+        self.counts[:-1] = DECAY * self.counts[:-1].index_add(0, source, answers * (1 - DECAY) / DECAY)
+        self.counts[-1] = self.counts[:-1].sum(0)
+        # What yes and no weigh together, alike: less where one of them is so rare that its weight would be too large.
+        both = torch.minimum(self.counts.sum(1) / 2, MAX_WEIGHT * self.counts.amin(1))
+        weight = both[:, None] / self.counts.clamp(min=1e-9)  # [sources + 1,2,C,4]
+        weights = (answers * (weight[source] + OVERALL_WEIGHT * weight[-1])).sum(1)
         entropy = nn.functional.binary_cross_entropy_with_logits
         regions = entropy(logits[0], region.clamp(min=0).float(), weights, reduction="sum")
         patches = patch.flatten(2).transpose(1, 2)
@@ -134,11 +145,20 @@ class TowerTrainer:
     Args:
         tower: whose convolutions may know something already; the rest is new and learns at a higher rate.
         new_parts: names of the tower's parts that are new.
+        num_sources: of the batches.
     """
 
-    def __init__(self, tower: TrafficVLMVisionModel, head: QueryHead, options: TowerOptions, new_parts: set[str]):
+    def __init__(
+        self,
+        tower: TrafficVLMVisionModel,
+        head: QueryHead,
+        options: TowerOptions,
+        new_parts: set[str],
+        num_sources: int = 1,
+    ):
         self.model, self.config = nn.ModuleDict({"tower": tower, "head": head}), tower.config
-        self.options, self.loss, self.step, self.seconds, self.waited = options, TowerLoss(), 0, 0.0, 0.0
+        self.options, self.loss = options, TowerLoss(num_sources)
+        self.step, self.seconds, self.waited = 0, 0.0, 0.0
         self.average = copy.deepcopy(self.model).requires_grad_(False).eval()
         groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
         for name, parameter in self.model.named_parameters():
@@ -167,7 +187,7 @@ class TowerTrainer:
                 group["lr"] = options.tower_learning_rate * options.rate_of(self.step, 6000, power=2)
         self.model.train()
         logits = forward(self.model, batch["pixels"])
-        losses = self.loss(logits, batch["region"], batch["patch"])
+        losses = self.loss(logits, batch["region"], batch["patch"], batch["source"])
         (losses[0] + PATCH_WEIGHT * losses[1]).backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         if not math.isfinite(norm):
