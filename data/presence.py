@@ -5,7 +5,7 @@
 1 is "it is there", 0 "it is not", -1 unknown. Regions are the whole image and its left, middle and right third.
 - An object is in the third that holds its center. It makes the other thirds that it touches unknown.
 - An object of which less than 30 % is visible, or whose shorter side is under 5 pixels where the image's shorter side
-  is 224, makes a "no" unknown and is no "yes".
+  is 224, makes a "no" unknown and is no "yes". So is the color of a light, or the number on a sign, that is cut.
 - Boxes and masks of the source decide. Where it has none, scene labels decide about the whole image: "absent" holds
   in every crop, "present" only in crops of more than 70 % of the image. Weather, time, road, traffic, place and view
   hold in every crop.
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .readers import GRID
 from .scene import CLASSES, LIGHT_STATES, SPEED_LIMITS, Scene
 from .scene_labels import SCENE_VALUES, SEEN, SEEN_BY_DRIVERS, SceneLabels
 from .truths import MIN_VISIBLE
@@ -33,12 +34,13 @@ VALUES = tuple(f"{name}: {value}" for name, values in SCENE_VALUES.items() for v
 WHOLE_ONLY = tuple(name for name in (*SEEN, *SEEN_BY_DRIVERS) if name not in BOXED and name != "own hood")
 CATEGORIES: tuple[str, ...] = BOXED + WHOLE_ONLY + VALUES
 INDEX = {name: index for index, name in enumerate(CATEGORIES)}
+FINE = np.isin(CATEGORIES, [*LIGHTS.values(), *LIMITS.values()])  # [C], told by a part of the object
 VEHICLES = [name for name in SEEN if name in CLASSES and CLASSES[name][2] == "vehicle"]
-GRID = 14
 
 MIN_SIDE = 5.0  # pixels, where the shorter side of what is seen has 224
 MASK_PRESENT, MASK_ABSENT = 0.25, 0.035  # patches that a mask fills, of 196
 PRESENT_IN_CROP = 0.7  # of the image's area
+UNCUT = 0.9  # of an object: less may lack the lamp that is lit, or a digit
 PATCH_PRESENT, PATCH_ABSENT = 0.5, 0.03  # of a patch
 
 
@@ -72,7 +74,12 @@ class ImageLabels:
 def image_labels(scene: Scene, seen: SceneLabels | None = None) -> ImageLabels:
     """Gather what a source's boxes or masks and the scene labels know about an image."""
     boxed = [item for item in scene.objects if item.cells is None]
-    masked = [item for item in scene.objects if item.cells is not None and item.label in INDEX]
+    masked = [
+        (item, INDEX[name])
+        for item in scene.objects
+        for name in (item.label, CLASSES[item.label][2])
+        if item.cells is not None and name in INDEX
+    ]
     members = np.zeros((len(boxed), len(CATEGORIES)), bool)
     for row, item in enumerate(boxed):
         names = [item.label, CLASSES[item.label][2], LIGHTS.get(item.attributes.get("state", ""))]
@@ -94,9 +101,9 @@ def image_labels(scene: Scene, seen: SceneLabels | None = None) -> ImageLabels:
         np.array([item.box for item in boxed], np.float32).reshape(-1, 4) / np.array(shape, np.float32),
         np.array([item.visible for item in boxed], np.float32),
         members,
-        np.array([item.cells for item in masked], np.float32).reshape(-1, GRID, GRID),
-        np.array([INDEX[item.label] for item in masked], int),
-        np.array([item.visible >= MIN_VISIBLE for item in masked], bool),
+        np.array([item.cells for item, _ in masked], np.float32).reshape(-1, GRID, GRID),
+        np.array([category for _, category in masked], int),
+        np.array([item.visible >= MIN_VISIBLE for item, _ in masked], bool),
         exhaustive,
         whole,
         always,
@@ -133,7 +140,7 @@ def targets(
     _add_masks(labels, window, mirrored, region, patch)
     area = (window[2] - window[0]) * (window[3] - window[1])
     holds = labels.always | (labels.whole == 0) | (area > PRESENT_IN_CROP)
-    fill = (region[:, 0] == -1) & ~labels.exhaustive & holds
+    fill = (region[:, 0] == -1) & ~labels.exhaustive & ~labels.members.any(0) & holds
     region[fill, 0] = labels.whole[fill]
     if mirrored:  # mirrored digits cannot be read
         region[[INDEX[name] for name in LIMITS.values()]] = -1
@@ -158,12 +165,14 @@ def _add_boxes(
     kept = labels.visible[inside] * np.prod(sides, 1) / before[inside]
     pixels = np.array(labels.size) * scale[:2]  # of what is seen
     clear = (kept >= MIN_VISIBLE) & ((sides * pixels).min(1) * 224 / pixels.min() >= MIN_SIDE)
+    is_whole = np.prod(sides, 1) / before[inside] >= UNCUT
+    shown = members & clear[:, None] & (is_whole[:, None] | ~FINE)  # [N,C]
     third = np.minimum((boxes[:, 0] + boxes[:, 2]) * 1.5, 2).astype(int)
     starts = np.arange(3) / 3
     touches = (boxes[:, :1] < starts + 1 / 3) & (boxes[:, 2:3] > starts)  # [N,3]
     touches = np.concatenate([np.ones((len(boxes), 1), bool), touches], 1)
-    holds = np.concatenate([np.ones((len(boxes), 1), bool), third[:, None] == np.arange(3)], 1) & clear[:, None]
-    some, maybe = members.T.astype(np.float32) @ holds > 0, members.T.astype(np.float32) @ touches > 0
+    holds = np.concatenate([np.ones((len(boxes), 1), bool), third[:, None] == np.arange(3)], 1)
+    some, maybe = shown.T.astype(np.float32) @ holds > 0, members.T.astype(np.float32) @ touches > 0
     region[maybe & (region == 0)] = -1
     region[some] = 1
     # Of each patch, the fraction that a box covers; the patch of its center counts as covered, however small it is.
@@ -174,8 +183,8 @@ def _add_boxes(
     index = np.arange(len(boxes))
     covered[index, middle[0].clip(0, patch.shape[1] - 1), middle[1].astype(int).clip(0, patch.shape[2] - 1)] = 1
     for category in np.flatnonzero(members.any(0)):
-        of = members[:, category]
-        _paint(patch[category], covered[of].max(0), covered[of & clear].max(0, initial=0))
+        covers = covered[members[:, category]].max(0)
+        _paint(patch[category], covers, covered[shown[:, category]].max(0, initial=0))
 
 
 def _overlap(low: np.ndarray, high: np.ndarray, count: int) -> np.ndarray:

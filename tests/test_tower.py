@@ -96,6 +96,25 @@ def test_masks_are_present_by_the_area_that_they_fill():
     assert region_of(scene({0}, 1.0, visible=0.0), "sky") == [-1, -1, 0, 0]
 
 
+def test_masks_of_a_member_are_masks_of_the_wider_class():
+    cells = tuple((1.0,) + (0.0,) * 13 for _ in range(14))
+    item = SceneObject("pedestrian", (0, 0, 10, 140), 1.0, 1.0, {}, cells, False)
+    scene = Scene(140, 140, (item,), exhaustive=frozenset({"person", "pedestrian", "rider"}))
+    assert region_of(scene, "person") == region_of(scene, "pedestrian") == [1, 1, 0, 0]
+    assert region_of(scene, "rider") == [0, 0, 0, 0]
+
+
+def test_a_light_that_is_cut_has_no_color_and_a_boxed_one_is_not_absent(tmp_path):
+    light = SceneObject("traffic light", (100, 20, 140, 120), attributes={"state": "red"})
+    given = {"traffic light": frozenset({"state"})}
+    scene = Scene(256, 256, (light,), attributed=given)
+    view = {"window": (0.0, 80 / 256, 1.0, 1.0)}
+    assert region_of(scene, "red light")[0] == 1 and region_of(scene, "red light", **view)[0] == -1
+    assert region_of(scene, "traffic light", **view)[0] == 1
+    tiny = Scene(256, 256, (SceneObject("traffic light", (100, 20, 103, 24)),))
+    assert region_of(tiny, "traffic light", labels_of(tmp_path))[0] == -1
+
+
 def test_lights_and_signs_have_their_state_and_value():
     light = SceneObject("traffic light", (10, 10, 40, 90), attributes={"state": "red"})
     given = {"traffic light": frozenset({"state"})}
