@@ -18,6 +18,7 @@ import torch
 from tqdm import tqdm
 
 from ..images_traffic_vlm import to_rgb
+from .dataset import write_whole
 from .presence import INDEX, SCENE_VALUES, ImageLabels, image_labels, targets
 from .readers import DataError, Problems, read_source
 from .scene_labels import read_scene_labels
@@ -61,13 +62,16 @@ def read_frames(root: str | Path, development: bool, problems: Problems) -> list
             problems.add("missing source", root / source, "there is no such folder")
             continue
         seen_path = root / "scene_labels" / f"{source}.jsonl"
+        if not seen_path.is_file():
+            problems.add("missing scene labels", seen_path, "there is no such file")
         seen = dict(read_scene_labels(seen_path, problems)) if seen_path.is_file() else {}
         for split in splits[development]:
             for record in read_source(root / source, mapping, split, problems):
                 name = record.image.relative_to(root).as_posix()
                 frames.append(Frame(record.image, source, image_labels(record.scene, seen.get(name))))
     if not frames:
-        raise DataError(f"{root}: none of {', '.join(SOURCES)} has an image")
+        found = "".join(f"\n  {message}" for message in problems.messages[:20])
+        raise DataError(f"{root}: none of {', '.join(SOURCES)} has an image{found}")
     return frames
 
 
@@ -80,31 +84,29 @@ def decode(path: Path) -> np.ndarray:
 
 def load_frames(frames: Sequence[Frame], cache: Path, problems: Problems) -> tuple[list[Frame], np.ndarray]:
     """The frames whose images can be read, and their pixels [N,256,256,3], decoded once into the folder `cache`."""
-    names = [str(frame.path) for frame in frames]
+    stats = [frame.path.stat() for frame in frames]
+    files = [[str(frame.path), stat.st_size, stat.st_mtime_ns] for frame, stat in zip(frames, stats)]
     index, pixels = cache / "index.json", cache / "frames.npy"
     known = json.loads(index.read_text(encoding="utf-8")) if index.is_file() and pixels.is_file() else {}
-    if known.get("names") != names:
+    if known.get("files") != files:
+        known = {"files": files, "rows": [], "unreadable": []}
         cache.mkdir(parents=True, exist_ok=True)
-        temporary, unreadable = cache / "frames.npy.tmp", []
-        array = np.lib.format.open_memmap(temporary, "w+", np.uint8, (len(names), SIDE, SIDE, 3))
-        for row, name in enumerate(tqdm(names, desc="decoding images", mininterval=5)):
+        temporary = cache / f"frames.{os.getpid()}.tmp"
+        array = np.lib.format.open_memmap(temporary, "w+", np.uint8, (len(files), SIDE, SIDE, 3))
+        for row, frame in enumerate(tqdm(frames, desc="decoding images", mininterval=5)):
             try:
-                array[row] = decode(Path(name))
-            except ValueError as error:
-                problems.add("corrupt image", name, str(error))
-                unreadable.append(row)
+                array[len(known["rows"])] = decode(frame.path)
+                known["rows"].append(row)
+            except (ValueError, TypeError) as error:
+                known["unreadable"].append([str(frame.path), str(error)])
         array.flush()
         del array
+        index.unlink(missing_ok=True)
         os.replace(temporary, pixels)
-        known = {"names": names, "unreadable": unreadable}
-        index.with_suffix(".tmp").write_text(json.dumps(known), encoding="utf-8")
-        os.replace(index.with_suffix(".tmp"), index)
-    array = np.load(pixels, mmap_mode="r")
-    bad = set(known["unreadable"])
-    if bad:
-        keep = [row for row in range(len(frames)) if row not in bad]
-        return [frames[row] for row in keep], array[keep]
-    return list(frames), array
+        write_whole(index, json.dumps(known))
+    for name, what in known["unreadable"]:
+        problems.add("corrupt image", name, what)
+    return [frames[row] for row in known["rows"]], np.load(pixels, mmap_mode="r")[: len(known["rows"])]
 
 
 class FrameBatches(torch.utils.data.IterableDataset):

@@ -70,15 +70,16 @@ def read_scene_labels(path: str | Path, problems: Problems) -> Iterator[tuple[st
             continue
         try:
             yield _parse(json.loads(line), asked)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             problems.add("bad scene label", f"{path}:{number}", f"{type(error).__name__}: {error}")
 
 
 def _parse(entry: dict[str, Any], asked: frozenset[str]) -> tuple[str, SceneLabels]:
     values = {name: entry[name] for name in SCENE_VALUES if entry.get(name) is not None}
     for name, value in values.items():
-        if value not in (*SCENE_VALUES[name], "none"):
-            raise ValueError(f"{name} is {value!r}, expected null, none or one of {', '.join(SCENE_VALUES[name])}")
+        allowed = (*SCENE_VALUES[name], "none") if name in ("road", "place") else SCENE_VALUES[name]
+        if value not in allowed:
+            raise ValueError(f"{name} is {value!r}, expected null or one of {', '.join(allowed)}")
     present, unsure = frozenset(entry["present"]), frozenset(entry["unsure"])
     if unknown := sorted((present | unsure) - asked):
         raise ValueError(f"unknown categories {unknown}; known are {', '.join(sorted(asked))}")

@@ -1,4 +1,4 @@
-"""Time the tower of a trained `tower/` beside that of the shipped weights, and a training step before and after.
+"""Time a pass of one image for each neck of the tower, and a training step with and without the float32 backward.
 
     python scripts/measure_tower.py
 

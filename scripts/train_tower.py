@@ -27,6 +27,7 @@ import torch  # noqa: E402
 from transformers import AutoModel, HfArgumentParser  # noqa: E402
 
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig  # noqa: E402
+from traffic_vlm.data.dataset import write_whole  # noqa: E402
 from traffic_vlm.data.frames import SOURCES, decode, load_frames, read_frames  # noqa: E402
 from traffic_vlm.data.presence import CATEGORIES, REGIONS  # noqa: E402
 from traffic_vlm.data.readers import IMAGE_SUFFIXES, DataError, Problems  # noqa: E402
@@ -44,6 +45,7 @@ from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 SAVE_SECONDS, EVALUATE_SECONDS, PRINT_STEPS = 300, 1800, 50
+CHUNK = 512  # images that are asked about at a time
 
 
 @dataclass
@@ -60,7 +62,9 @@ class Options:
     neck: str = field(default="depthwise", metadata={"help": "layers on the tokens: depthwise or transformer"})
     neck_width: int = field(default=384, metadata={"help": "width of these layers"})
     neck_layers: int = field(default=2, metadata={"help": "their number"})
-    shares: str = field(default="{}", metadata={"help": 'JSON {"source": share}; the default is the root of its size'})
+    shares: str = field(
+        default="{}", metadata={"help": 'JSON {"source": share}; others have the root of their number of images'}
+    )
     seed: int = field(default=0, metadata={"help": "of batches and new weights"})
     cache_dir: str | None = field(default=None, metadata={"help": "decoded images; default: OUTPUT_DIR/cache"})
     predict: str | None = field(default=None, metadata={"help": "folder of images to ask about, instead of training"})
@@ -68,7 +72,7 @@ class Options:
     output: str = field(default="predictions.parquet", metadata={"help": "for --predict"})
 
 
-def make_trainer(options: Options, num_sources: int) -> TowerTrainer:
+def make_trainer(options: Options, sources: list[str]) -> TowerTrainer:
     """A tower that starts from a `tower/` as it is, or from the convolutions of a model with a new neck."""
     torch.manual_seed(options.seed)
     run = TowerOptions(
@@ -76,7 +80,7 @@ def make_trainer(options: Options, num_sources: int) -> TowerTrainer:
     )
     if (Path(options.start_from) / "categories.json").is_file():
         model = load_tower(Path(options.start_from))
-        return TowerTrainer(model["tower"], model["head"], run, set(), num_sources)
+        return TowerTrainer(model["tower"], model["head"], run, set(), sources)
     known = AutoModel.from_pretrained(options.start_from, trust_remote_code=True, dtype=torch.float32)
     config = TrafficVLMVisionConfig(
         neck=options.neck,
@@ -87,24 +91,37 @@ def make_trainer(options: Options, num_sources: int) -> TowerTrainer:
     tower = TrafficVLMVisionModel(config)
     tower.convolutions.load_state_dict(known.model.vision_tower.convolutions.state_dict())
     new = {name for name, _ in tower.named_children()} - {"convolutions"}
-    return TowerTrainer(tower, QueryHead(config.hidden_size), run, new, num_sources)
+    return TowerTrainer(tower, QueryHead(config.hidden_size), run, new, sources)
+
+
+def read_shares(text: str) -> dict[str, float]:
+    """The shares of --shares. Raises DataError where they are not positive numbers of known sources."""
+    try:
+        shares = {source: float(share) for source, share in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DataError(f'--shares must be JSON such as {{"highway": 40}}, got {text!r}') from error
+    if unknown := shares.keys() - SOURCES.keys():
+        raise DataError(f"--shares names unknown sources {sorted(unknown)}; known are {', '.join(SOURCES)}")
+    if not all(0 < share < float("inf") for share in shares.values()):
+        raise DataError(f"--shares must be positive numbers, got {text}")
+    return shares
 
 
 def train(options: Options) -> None:
-    output, problems = Path(options.output_dir), Problems()
+    if options.data is None:
+        raise DataError("give --data, a folder with a folder for each source, or --predict, a folder of images")
+    output, problems, given = Path(options.output_dir), Problems(), read_shares(options.shares)
     cache = Path(options.cache_dir or output / "cache")
     output.mkdir(parents=True, exist_ok=True)
-    frames, pixels = load_frames(read_frames(options.data or "", False, problems), cache / "train", problems)
-    held, held_pixels = load_frames(read_frames(options.data or "", True, problems), cache / "development", problems)
+    frames, pixels = load_frames(read_frames(options.data, False, problems), cache / "train", problems)
+    held, held_pixels = load_frames(read_frames(options.data, True, problems), cache / "development", problems)
     for message in problems.messages:
         print(f"skipped: {message}")
     if problems.counts:
         print("skipped:", ", ".join(f"{number} × {kind}" for kind, number in problems.counts.items()))
     sizes = {source: sum(frame.source == source for frame in frames) for source in SOURCES}
-    shares = {source: number**0.5 for source, number in sizes.items() if number} | json.loads(options.shares)
-    if unknown := shares.keys() - SOURCES.keys():
-        raise DataError(f"--shares names unknown sources {sorted(unknown)}; known are {', '.join(SOURCES)}")
-    trainer = make_trainer(options, len(shares))
+    shares = {source: given.get(source, number**0.5) for source, number in sizes.items() if number}
+    trainer = make_trainer(options, list(shares))
     checkpoint = output / "checkpoint.pt"
     if checkpoint.is_file():
         trainer.load(checkpoint)
@@ -112,10 +129,11 @@ def train(options: Options) -> None:
     last = {"save": time.time(), "evaluate": time.time(), "print": time.time(), "waited": trainer.waited}
 
     def report() -> None:
+        start = time.time()
         answers = predict(trainer.average, held_pixels)
         figures = judge(answers, held)
-        (output / "judged.json").write_text(json.dumps(figures, indent=1), encoding="utf-8")
-        (output / "table.md").write_text(table(figures["questions"]), encoding="utf-8")
+        write_whole(output / "judged.json", json.dumps(figures, indent=1))
+        write_whole(output / "table.md", table(figures["questions"]))
         draw_worst(answers, held, held_pixels, output / "worst.png")
         print(f"left out, with fewer than 10 yes or 10 no: {', '.join(figures['left_out'])}")
         save_tower(trainer.average, output / "tower")
@@ -127,6 +145,7 @@ def train(options: Options) -> None:
         print(f"| images | minutes | macro | presence | AUC | by source |\n{line}", flush=True)
         with (output / "log.md").open("a", encoding="utf-8") as file:
             file.write(line + "\n")
+        last["print"] += time.time() - start
 
     def every(trainer: TowerTrainer, losses: list[tuple[float, float]]) -> None:
         now = time.time()
@@ -145,11 +164,12 @@ def train(options: Options) -> None:
             last["save"] = now
         if now - last["evaluate"] > EVALUATE_SECONDS:
             report()
-            last["evaluate"] = last["print"] = time.time()
+            last["evaluate"] = time.time()
 
-    trainer.run(trainer.batches(frames, pixels, shares), every)
-    trainer.save(checkpoint)
-    report()
+    if trainer.step < trainer.options.steps:
+        trainer.run(trainer.batches(frames, pixels, shares), every)
+        trainer.save(checkpoint)
+        report()
 
 
 def answer(options: Options) -> None:
@@ -158,35 +178,48 @@ def answer(options: Options) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    folder, names, pixels = Path(options.predict or ""), [], []
+    folder, model = Path(options.predict or ""), load_tower(Path(options.tower))
     if not folder.is_dir():
         raise DataError(f"--predict {folder}: there is no such folder")
-    for path in sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES):
-        try:
-            pixels.append(decode(path))
-            names.append(path.relative_to(folder).as_posix())
-        except ValueError as error:
-            print(f"skipped: {error}")
-    if not names:
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    schema = pa.schema(
+        [("image", pa.string()), ("category", pa.string()), ("region", pa.string()), ("P", pa.float32())]
+    )
+    temporary, answered = Path(f"{options.output}.tmp"), 0
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+    with pq.ParquetWriter(temporary, schema) as writer:
+        for start in range(0, len(paths), CHUNK):
+            names, pixels = [], []
+            for path in paths[start : start + CHUNK]:
+                try:
+                    pixels.append(decode(path))
+                    names.append(path.relative_to(folder).as_posix())
+                except (ValueError, TypeError) as error:
+                    print(f"skipped: {error}")
+            if not names:
+                continue
+            p = predict(model, np.stack(pixels))
+            columns = {
+                "image": np.repeat(names, p[0].size),
+                "category": np.tile(np.repeat(CATEGORIES, len(REGIONS)), len(names)),
+                "region": np.tile(REGIONS, len(names) * len(CATEGORIES)),
+                "P": p.ravel(),
+            }
+            writer.write_table(pa.table(columns, schema))
+            answered += len(names)
+            print(f"{start + len(names)} of {len(paths)} images", flush=True)
+    if not answered:
+        temporary.unlink()
         raise DataError(f"--predict {folder}: no image in it can be read")
-    p = predict(load_tower(Path(options.tower)), np.stack(pixels))
-    columns = {
-        "image": np.repeat(names, p[0].size),
-        "category": np.tile(np.repeat(CATEGORIES, len(REGIONS)), len(names)),
-        "region": np.tile(REGIONS, len(names) * len(CATEGORIES)),
-        "P": p.ravel(),
-    }
-    temporary = f"{options.output}.tmp"
-    pq.write_table(pa.table(columns), temporary)
     os.replace(temporary, options.output)
-    print(f"{len(names)} images × {p[0].size} answers in {options.output}")
+    print(f"{answered} images × {len(CATEGORIES) * len(REGIONS)} answers in {options.output}")
 
 
 def main() -> None:
     [options] = HfArgumentParser(Options, description=__doc__).parse_args_into_dataclasses()
     try:
         answer(options) if options.predict else train(options)
-    except (DataError, ValueError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f"error: {error}")
 
 

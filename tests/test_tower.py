@@ -144,7 +144,12 @@ def test_scene_labels_know_the_whole_image_and_crops_as_far_as_they_hold(tmp_pat
 
 @pytest.mark.parametrize(
     ("fields", "named"),
-    [({"weather": "hail"}, "hail"), ({"present": ["ufo"]}, "ufo"), ({"present": None}, "TypeError")],
+    [
+        ({"weather": "none"}, "none"),
+        ({"weather": "hail"}, "hail"),
+        ({"present": ["ufo"]}, "ufo"),
+        ({"present": None}, "TypeError"),
+    ],
 )
 def test_a_bad_scene_label_is_named_with_its_line(tmp_path, fields, named):
     path = tmp_path / "source.jsonl"
@@ -203,7 +208,7 @@ def test_unreadable_images_are_named_and_left_out(data, tmp_path):
     for _ in range(2):  # decoded, then from the cache
         kept, pixels = load_frames(frames, tmp_path / "cache", problems)
         assert len(kept) == len(pixels) == 29 and kept[0] == frames[1]
-    assert problems.counts == {"corrupt image": 1} and "broken.png" in problems.messages[0]
+    assert problems.counts == {"corrupt image": 2} and "broken.png" in problems.messages[0]
 
 
 def test_batches_depend_on_seed_and_number_alone(data, tmp_path):
@@ -311,7 +316,7 @@ def trainer_of(images=1200, **fields):
     torch.manual_seed(0)
     tower = TrafficVLMVisionModel(TrafficVLMVisionConfig(**(LIGHT | fields)))
     options = TowerOptions(images, 8, 1e-2, 1e-2, sizes=((64, 1.0),))
-    return TowerTrainer(tower, QueryHead(24), options, {name for name, _ in tower.named_children()})
+    return TowerTrainer(tower, QueryHead(24), options, {name for name, _ in tower.named_children()}, ["highway"])
 
 
 def test_rates_warm_up_stay_and_fall_to_zero():
@@ -348,6 +353,9 @@ def test_a_tower_learns_is_kept_and_goes_on_where_it_stopped(data, tmp_path):
 
     with pytest.raises(ValueError, match=r"another config.*neck_width': 16"):
         trainer_of(neck_width=8).load(tmp_path / "checkpoint.pt")
+    (tmp_path / "broken.pt").write_bytes(b"no checkpoint")
+    with pytest.raises(ValueError, match=r"broken\.pt cannot be read"):
+        trainer_of().load(tmp_path / "broken.pt")
 
     save_tower(whole.average, tmp_path / "tower")
     loaded = load_tower(tmp_path / "tower")
@@ -376,7 +384,10 @@ def test_the_script_trains_and_answers(data, tmp_path):
     table = pq.read_table(output).to_pylist()
     assert len(table) == 30 * len(CATEGORIES) * 4 and table[1].keys() == {"image", "category", "region", "P"}
     assert [row["region"] for row in table[:4]] == list(REGIONS) and table[4]["category"] == CATEGORIES[1]
-    assert "no such folder" in run("--predict", tmp_path / "none").stderr
+    tower = ("--tower", tmp_path / "run" / "tower")
+    assert "no such folder" in run("--predict", tmp_path / "none", *tower).stderr
+    assert "error: the tower" in run("--predict", folder, "--tower", tmp_path).stderr
+    assert "give --data" in run("--images", 8).stderr
     assert (
         "unknown sources ['moon']" in run("--data", data, "--output_dir", tmp_path, "--shares", '{"moon": 1}').stderr
     )

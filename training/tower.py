@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ..configuration_traffic_vlm import TrafficVLMVisionConfig
+from ..data.dataset import write_whole
 from ..data.frames import Frame, FrameBatches
 from ..data.presence import CATEGORIES, REGIONS
 from ..vision_traffic_vlm import TrafficVLMVisionModel
@@ -124,6 +125,10 @@ class TowerOptions:
     sizes: Sequence[tuple[int, float]] = ((128, 0.6), (160, 0.8), (192, 0.92), (224, 1.0))
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if min(self.images, self.batch_size, self.learning_rate, self.tower_learning_rate) <= 0:
+            raise ValueError(f"images, batch_size and learning rates must be positive, got {self}")
+
     @property
     def steps(self) -> int:
         return math.ceil(self.images / self.batch_size)
@@ -145,7 +150,7 @@ class TowerTrainer:
     Args:
         tower: whose convolutions may know something already; the rest is new and learns at a higher rate.
         new_parts: names of the tower's parts that are new.
-        num_sources: of the batches.
+        sources: names of the sources of the batches, in their order.
     """
 
     def __init__(
@@ -154,10 +159,11 @@ class TowerTrainer:
         head: QueryHead,
         options: TowerOptions,
         new_parts: set[str],
-        num_sources: int = 1,
+        sources: Sequence[str],
     ):
         self.model, self.config = nn.ModuleDict({"tower": tower, "head": head}), tower.config
-        self.options, self.loss = options, TowerLoss(num_sources)
+        self.options, self.loss = options, TowerLoss(len(sources))
+        self.sources = list(sources)
         self.step, self.seconds, self.waited = 0, 0.0, 0.0
         self.average = copy.deepcopy(self.model).requires_grad_(False).eval()
         groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
@@ -207,7 +213,8 @@ class TowerTrainer:
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must share with the run that goes on from it."""
-        return {"categories": list(CATEGORIES), "config": vision_fields(self.config)}
+        options = {"batch_size": self.options.batch_size, "seed": self.options.seed, "sources": list(self.sources)}
+        return {"categories": list(CATEGORIES), "config": vision_fields(self.config)} | options
 
     def save(self, path: Path) -> None:
         """Write a checkpoint under a temporary name and rename it."""
@@ -217,14 +224,20 @@ class TowerTrainer:
         os.replace(path.with_suffix(".tmp"), path)
 
     def load(self, path: Path) -> None:
-        """Go on from a checkpoint. Raises ValueError, naming the field, where it is of another configuration."""
-        state = torch.load(path, weights_only=True)
+        """Go on from a checkpoint.
+
+        Raises:
+            ValueError: it cannot be read, or is of another configuration; the message names the field.
+        """
+        try:
+            state = torch.load(path, weights_only=True)
+            saved = state["identity"]
+        except Exception as error:  # torch raises many kinds on broken files
+            raise ValueError(f"the checkpoint {path} cannot be read: {error}") from error
         for name, value in self.identity().items():
-            if state["identity"].get(name) != value:
-                raise ValueError(
-                    f"{path} is of another {name}: {state['identity'].get(name)}, this run has {value}; "
-                    "choose another --output_dir"
-                )
+            if saved.get(name) != value:
+                what = f"{path} is of another {name}: {saved.get(name)}, this run has {value}"
+                raise ValueError(f"{what}; choose another --output_dir")
         for name in ("model", "average", "optimizer"):
             getattr(self, name).load_state_dict(state[name])
         self.step, self.seconds, self.loss.counts = state["step"], state["seconds"], state["counts"]
@@ -276,28 +289,31 @@ def predict(model: Any, pixels: np.ndarray, batch_size: int = 32) -> np.ndarray:
 
 def save_tower(model: Any, folder: Path) -> None:
     """Write tower and head in bfloat16 with configuration and categories, each file complete or not there."""
-    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / "config.json", model["tower"].config.to_json_string())
+    write_whole(folder / "categories.json", json.dumps(list(CATEGORIES), indent=1) + "\n")
     state = {
         name: (value.bfloat16() if value.is_floating_point() else value).contiguous()
         for name, value in model.state_dict().items()
     }
     save_file(state, folder / "model.safetensors.tmp", {"format": "pt"})
     os.replace(folder / "model.safetensors.tmp", folder / "model.safetensors")
-    model["tower"].config.save_pretrained(folder)
-    (folder / "categories.json").write_text(json.dumps(list(CATEGORIES), indent=1) + "\n", encoding="utf-8")
 
 
 def load_tower(folder: Path) -> nn.ModuleDict:
     """Tower and head of a folder of `save_tower`, in float32.
 
     Raises:
-        ValueError: it is of other categories than this code's.
+        ValueError: it cannot be read, or is of other categories than this code's.
     """
-    categories = json.loads((folder / "categories.json").read_text(encoding="utf-8"))
+    try:
+        categories = json.loads((folder / "categories.json").read_text(encoding="utf-8"))
+        state = load_file(folder / "model.safetensors")
+    except Exception as error:  # safetensors raises a kind of its own
+        raise ValueError(f"the tower {folder} cannot be read: {error}") from error
     if categories != list(CATEGORIES):
         other = sorted(set(categories) ^ set(CATEGORIES)) or "their order"
         raise ValueError(f"{folder} is of other categories than this code: {other}")
     config = TrafficVLMVisionConfig.from_pretrained(folder)
     model = nn.ModuleDict({"tower": TrafficVLMVisionModel(config), "head": QueryHead(config.hidden_size)})
-    model.load_state_dict(load_file(folder / "model.safetensors"))
+    model.load_state_dict(state)
     return model
