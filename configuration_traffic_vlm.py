@@ -267,8 +267,12 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
             **stages,
         )
         _check(hidden_act in ACT2FN, "hidden_act must be known to transformers", hidden_act=hidden_act)
-        _check(neck in ("transformer", "depthwise"), "neck must be 'transformer' or 'depthwise'", neck=neck)
-        _check_positive_integers(neck_width=self.neck_width)
+        _check(
+            isinstance(neck, str) and neck in ("transformer", "depthwise"),
+            "neck must be 'transformer' or 'depthwise'",
+            neck=neck,
+        )
+        _check_positive_integers(neck_width=self.neck_width, num_attention_heads=num_attention_heads)
         _check(
             neck == "depthwise" or self.neck_width % num_attention_heads == 0,
             "neck_width must be divisible by num_attention_heads",
