@@ -21,8 +21,9 @@ import torch
 from datasets import Dataset, Features, Image, List, Value, disable_progress_bars
 from PIL import Image as PILImage
 
+from ..utils import DataError, atomic_write_text
 from .questions import Balancer, Question, ask, settle
-from .readers import DataError, Problems, Record
+from .readers import Problems, Record
 from .scene import Scene
 from .synthetic import render
 
@@ -166,7 +167,7 @@ def write_shard(shard: Shard) -> ShardReport:
         rows.append(make_row(image, scene, questions))
         report.count(scene, questions)
     columns = {name: [row[name] for row in rows] for name in FEATURES}
-    write_whole(report_path(shard.path), report.to_json())  # first: where the data is, so is its report
+    atomic_write_text(report_path(shard.path), report.to_json())  # first: where the data is, so is its report
     temporary = shard.path.with_suffix(".tmp")
     try:
         disable_progress_bars()  # of the library: ours counts images
@@ -180,17 +181,6 @@ def write_shard(shard: Shard) -> ShardReport:
 def report_path(shard: Path) -> Path:
     """Where a shard's report lies: hidden, so that `load_dataset` does not take it for data."""
     return shard.parent.parent / ".parts" / f"{shard.stem}.json"
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is complete or not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def render_row(seed: int) -> dict[str, Any]:

@@ -18,9 +18,9 @@ import torch
 from tqdm import tqdm
 
 from ..images_traffic_vlm import to_rgb
-from .dataset import write_whole
+from ..utils import DataError, atomic_write_text
 from .presence import INDEX, SCENE_VALUES, ImageLabels, image_labels, targets
-from .readers import DataError, Problems, read_source
+from .readers import Problems, read_source
 from .scene_labels import read_scene_labels
 
 
@@ -103,7 +103,7 @@ def load_frames(frames: Sequence[Frame], cache: Path, problems: Problems) -> tup
         del array
         index.unlink(missing_ok=True)
         os.replace(temporary, pixels)
-        write_whole(index, json.dumps(known))
+        atomic_write_text(index, json.dumps(known))
     for name, what in known["unreadable"]:
         problems.add("corrupt image", name, what)
     return [frames[row] for row in known["rows"]], np.load(pixels, mmap_mode="r")[: len(known["rows"])]

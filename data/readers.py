@@ -43,6 +43,7 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image
 
+from ..utils import DataError
 from .scene import ATTRIBUTES, CLASSES, FACTS, Scene, SceneObject, given_to_all, is_a
 
 
@@ -61,10 +62,6 @@ IMAGE_ERRORS = (OSError, ValueError, SyntaxError, Image.DecompressionBombError) 
 PRESENCE = {"absent": 0, "present": 0, "at": [1, 1]}  # any mask counts, unless the mapping says otherwise
 KITTI_VISIBLE = {0: 1.0, 1: 0.7, 2: 0.25, 3: 0.0}  # fully seen, partly hidden, largely hidden, nobody knows
 BDD_FLAG_VISIBLE = 0.7  # "occluded" and "truncated" only tell that some of the object cannot be seen
-
-
-class DataError(ValueError):
-    """Input that cannot be used; the message names the file and line or record."""
 
 
 @dataclass

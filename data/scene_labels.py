@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .readers import DataError, Problems
+from ..utils import DataError
+from .readers import Problems
 
 
 SCENE_VALUES: dict[str, tuple[str, ...]] = {

@@ -13,10 +13,9 @@ import torch
 from datasets import Dataset, concatenate_datasets, load_dataset
 
 from ..configuration_traffic_vlm import TrafficVLMConfig
-from ..data.readers import DataError
 from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from ..processing_traffic_vlm import TrafficVLMProcessor
-from ..publishing.weights import load_weights
+from ..utils import DataError, load_weights
 from .predict import COLUMNS
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from huggingface_hub import ModelCardData, metadata_load
 
-from ..data.dataset import write_whole
+from ..utils import atomic_write_text
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,4 +83,4 @@ def write_card(
         steps=steps,
         figures="\n".join(table) if figures else "It was not evaluated: `scripts/evaluate.py` does that.",
     )
-    write_whole(path, f"---\n{metadata.to_yaml()}\n---\n{body}")
+    atomic_write_text(path, f"---\n{metadata.to_yaml()}\n---\n{body}")

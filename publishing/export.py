@@ -18,7 +18,7 @@ from torch.export import Dim
 from ..asking_traffic_vlm import KeyValues, height_and_width
 from ..generation_traffic_vlm import never_generated
 from ..modeling_traffic_vlm import rotary_embedding
-from .weights import load_weights
+from ..utils import load_weights
 
 
 NAMES = ("vision", "score", "decode")

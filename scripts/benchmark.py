@@ -34,7 +34,7 @@ from traffic_vlm.benchmark.parts import PARTS, Bench
 from traffic_vlm.benchmark.plots import draw
 from traffic_vlm.benchmark.report import environment, goals_table, judge, to_markdown
 from traffic_vlm.benchmark.works import TINY_AMOUNTS, Amounts
-from traffic_vlm.data.dataset import write_whole
+from traffic_vlm.utils import atomic_write_text
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -99,9 +99,9 @@ def benchmark(arguments: Arguments) -> dict[str, Any]:
 
 
 def write(report: dict[str, Any], folder: Path, pictures: Sequence[Path] = ()) -> None:
-    write_whole(folder / "report.json", json.dumps(report, indent=1, allow_nan=False))
+    atomic_write_text(folder / "report.json", json.dumps(report, indent=1, allow_nan=False))
     shown = "".join(f"\n![{path.stem}]({path.name})\n" for path in pictures)
-    write_whole(folder / "report.md", to_markdown(report) + shown)
+    atomic_write_text(folder / "report.md", to_markdown(report) + shown)
 
 
 def main() -> None:

@@ -21,12 +21,11 @@ from datasets import disable_progress_bars
 from transformers import HfArgumentParser
 from transformers.utils import logging
 
-from traffic_vlm.data.dataset import write_whole
-from traffic_vlm.data.readers import DataError
 from traffic_vlm.evaluation.folders import load_model, load_rows, write_temperature
 from traffic_vlm.evaluation.plots import draw_examples, draw_kinds, draw_reliability
 from traffic_vlm.evaluation.report import Options, evaluate_model
 from traffic_vlm.evaluation.tables import number, to_markdown
+from traffic_vlm.utils import DataError, atomic_write_text
 
 
 @dataclass
@@ -88,8 +87,8 @@ def evaluate(arguments: Arguments) -> None:
     if report["yes_no"]:
         draw_reliability(report["calibration"], arguments.output_dir / "reliability.png")
         draw_kinds(report["yes_no"], arguments.output_dir / "kinds.png")
-    write_whole(arguments.output_dir / "report.json", json.dumps(report, indent=1, allow_nan=False))
-    write_whole(arguments.output_dir / "report.md", to_markdown(report))
+    atomic_write_text(arguments.output_dir / "report.json", json.dumps(report, indent=1, allow_nan=False))
+    atomic_write_text(arguments.output_dir / "report.md", to_markdown(report))
     summarise(report)
     print(f"wrote {arguments.output_dir / 'report.md'}, report.json and pictures")
     if arguments.write_temperature:

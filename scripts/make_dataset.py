@@ -29,9 +29,9 @@ from traffic_vlm.data.dataset import (
     merge_problems,
     report_path,
     write_shard,
-    write_whole,
 )
-from traffic_vlm.data.readers import DataError, Problems, Record, check_sources, load_mapping, read_source
+from traffic_vlm.data.readers import Problems, Record, check_sources, load_mapping, read_source
+from traffic_vlm.utils import DataError, atomic_write_text
 
 
 Item = Record | int  # an annotated image, or the seed of a synthetic one
@@ -129,7 +129,7 @@ def note_plan(arguments: Arguments, fingerprints: dict[str, str]) -> None:
     if changed := [name for name in fixed if before.get(name) != fixed[name]]:
         what = "; ".join(f"{name}: {before.get(name)} before, {fixed[name]} now" for name in changed)
         raise DataError(f"{arguments.output_dir} holds a dataset made of something else ({what}); {instead}")
-    write_whole(path, json.dumps(fixed, indent=1))
+    atomic_write_text(path, json.dumps(fixed, indent=1))
 
 
 def plan(arguments: Arguments, items: list[Item]) -> list[Shard]:
@@ -189,8 +189,8 @@ def write_summary(arguments: Arguments, report: ShardReport, shards: list[Shard]
             files.update(hashlib.file_digest(file, "sha256").digest())
     summary = json.loads(report.to_json()) | {"yes_rates": report.yes_rates()}
     del summary["answers"]  # thousands of sentences; the rates say what matters of them
-    write_whole(arguments.output_dir / "README.md", CARD.format(split=arguments.split, files=files.hexdigest()))
-    write_whole(arguments.output_dir / "report.json", json.dumps(summary, indent=1, sort_keys=True))
+    atomic_write_text(arguments.output_dir / "README.md", CARD.format(split=arguments.split, files=files.hexdigest()))
+    atomic_write_text(arguments.output_dir / "report.json", json.dumps(summary, indent=1, sort_keys=True))
 
 
 def main() -> None:

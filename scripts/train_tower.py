@@ -27,10 +27,9 @@ import torch  # noqa: E402
 from transformers import AutoModel, HfArgumentParser  # noqa: E402
 
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig  # noqa: E402
-from traffic_vlm.data.dataset import write_whole  # noqa: E402
 from traffic_vlm.data.frames import SOURCES, decode, load_frames, read_frames  # noqa: E402
 from traffic_vlm.data.presence import CATEGORIES, REGIONS  # noqa: E402
-from traffic_vlm.data.readers import IMAGE_SUFFIXES, DataError, Problems  # noqa: E402
+from traffic_vlm.data.readers import IMAGE_SUFFIXES, Problems  # noqa: E402
 from traffic_vlm.evaluation.presence import draw_worst, judge, table  # noqa: E402
 from traffic_vlm.training.tower import (  # noqa: E402
     QueryHead,
@@ -40,6 +39,7 @@ from traffic_vlm.training.tower import (  # noqa: E402
     predict,
     save_tower,
 )
+from traffic_vlm.utils import DataError, atomic_write_text  # noqa: E402
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel  # noqa: E402
 
 
@@ -132,8 +132,8 @@ def train(options: Options) -> None:
         start = time.time()
         answers = predict(trainer.average, held_pixels)
         figures = judge(answers, held)
-        write_whole(output / "judged.json", json.dumps(figures, indent=1))
-        write_whole(output / "table.md", table(figures["questions"]))
+        atomic_write_text(output / "judged.json", json.dumps(figures, indent=1))
+        atomic_write_text(output / "table.md", table(figures["questions"]))
         draw_worst(answers, held, held_pixels, output / "worst.png")
         print(f"left out, with fewer than 10 yes or 10 no: {', '.join(figures['left_out'])}")
         save_tower(trainer.average, output / "tower")

@@ -101,8 +101,8 @@ def load_model(arguments: argparse.Namespace) -> Any:
 
 
 def check_video(arguments: argparse.Namespace) -> None:
-    from traffic_vlm.data.readers import DataError
     from traffic_vlm.serving.annotation import check_path
+    from traffic_vlm.utils import DataError
 
     video = arguments.video
     if video is None:

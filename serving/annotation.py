@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from ..data.readers import DataError
+from ..utils import DataError
 from .timeline import clock_time
 from .video import import_av
 

@@ -19,7 +19,7 @@ from transformers import TextIteratorStreamer
 
 from ..generation_traffic_vlm import MAX_NEW_TOKENS
 from ..processing_traffic_vlm import QUESTION_END, TrafficVLMProcessor
-from ..publishing.weights import load_weights
+from ..utils import load_weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.readers import DataError
+from ..utils import DataError
 from .events import Event
 
 

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..data.readers import IMAGE_ERRORS, IMAGE_SUFFIXES, DataError
+from ..data.readers import IMAGE_ERRORS, IMAGE_SUFFIXES
 from ..images_traffic_vlm import to_rgb
+from ..utils import DataError
 
 
 MAX_PIXELS = 8192 * 8192  # of a frame: twice an 8K video

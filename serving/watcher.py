@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..data.readers import DataError
+from ..utils import DataError
 from .annotation import AnnotatedVideo
 from .events import EventDetector
 from .timeline import EventLog, TimelineWriter, clock_time, draw_timeline, read_events

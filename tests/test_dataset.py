@@ -25,10 +25,11 @@ from tiny import ROOT, tiny_model
 from traffic_vlm.data.collator import TrafficCollator, augment, change_light
 from traffic_vlm.data.dataset import Shard, ShardReport, SyntheticStream, report_path, write_shard
 from traffic_vlm.data.questions import Balancer, Question, ask, settle
-from traffic_vlm.data.readers import DataError, Record
+from traffic_vlm.data.readers import Record
 from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.training.collator import SupervisedCollator
+from traffic_vlm.utils import DataError
 
 
 def command(folder, *options: str) -> list[str]:

@@ -20,7 +20,6 @@ from tiny import ROOT, tiny_model
 from traffic_vlm.data.dataset import FEATURES, load_item, make_row
 from traffic_vlm.data.phrases import phrasings
 from traffic_vlm.data.questions import Balancer, Question, ask
-from traffic_vlm.data.readers import DataError
 from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.data.targets import find_word
 from traffic_vlm.evaluation.baselines import Majority, mean_image
@@ -44,6 +43,7 @@ from traffic_vlm.evaluation.predict import Prediction, predict
 from traffic_vlm.evaluation.report import Options, calibration, evaluate_model, quick_metrics, spread
 from traffic_vlm.evaluation.robustness import agree, corruptions, phrasing_agreement, reword
 from traffic_vlm.evaluation.tables import to_markdown
+from traffic_vlm.utils import DataError
 
 
 QUIET = {"progress": False}

@@ -14,7 +14,6 @@ from PIL import Image, ImageFile
 from traffic_vlm.data.questions import enumerate_questions
 from traffic_vlm.data.readers import (
     LAYOUTS,
-    DataError,
     Problems,
     Record,
     SourceMap,
@@ -25,6 +24,7 @@ from traffic_vlm.data.readers import (
 )
 from traffic_vlm.data.scene import CLASSES, Scene, SceneObject
 from traffic_vlm.images_traffic_vlm import to_rgb
+from traffic_vlm.utils import DataError
 
 
 CLASSES_OF_TEST = {

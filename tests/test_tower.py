@@ -14,7 +14,7 @@ from tiny import ROOT, TINY_TOWER
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
 from traffic_vlm.data.frames import FrameBatches, augmented, load_frames, read_frames
 from traffic_vlm.data.presence import CATEGORIES, INDEX, REGIONS, image_labels, targets
-from traffic_vlm.data.readers import DataError, Problems
+from traffic_vlm.data.readers import Problems
 from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.data.scene_labels import SCENE_VALUES, SEEN, read_scene_labels
 from traffic_vlm.evaluation.presence import auc, judge, table
@@ -28,6 +28,7 @@ from traffic_vlm.training.tower import (
     region_weights,
     save_tower,
 )
+from traffic_vlm.utils import DataError
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 

@@ -11,10 +11,10 @@ from PIL import Image
 
 from clips import RATE, TCPServer, encode, grays, quiet
 from tiny import ROOT
-from traffic_vlm.data.readers import DataError
 from traffic_vlm.serving import video
 from traffic_vlm.serving.annotation import video_size
 from traffic_vlm.serving.video import Clock, is_wanted, open_source, read_frames
+from traffic_vlm.utils import DataError
 
 
 av = pytest.importorskip("av", reason="the video watcher needs PyAV")

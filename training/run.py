@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset
 from transformers import BaseImageProcessor, PreTrainedConfig, TrainerState, TrainingArguments
 
 from ..configuration_traffic_vlm import TrafficVLMConfig
-from ..data.dataset import synthetic_rows, write_whole
+from ..data.dataset import synthetic_rows
 from ..data.mixture import Mixture, SyntheticRows
 from ..data.questions import KINDS
 from ..evaluation.folders import load_rows, source_names
@@ -27,7 +27,7 @@ from ..modeling_traffic_vlm import (
 from ..processing_traffic_vlm import TrafficVLMProcessor
 from ..publishing.card import write_card
 from ..publishing.hub import publish
-from ..publishing.weights import load_weights
+from ..utils import atomic_write_text, load_weights
 from . import annotated
 from .auxiliary import add_cell_head, presence_accuracy
 from .collator import SupervisedCollator
@@ -308,7 +308,7 @@ def check_job(folder: Path, options: dict[str, Any]) -> None:
                     f"{folder} holds a run with --{name} {before.get(name)}, not {value}: take another --output_dir, "
                     "or delete that run"
                 )
-    write_whole(path, json.dumps(options, indent=1))
+    atomic_write_text(path, json.dumps(options, indent=1))
 
 
 def save_folder(model: Any, processor: Any, folder: Path) -> None:

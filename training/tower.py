@@ -24,9 +24,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ..configuration_traffic_vlm import TrafficVLMVisionConfig
-from ..data.dataset import write_whole
 from ..data.frames import Frame, FrameBatches
 from ..data.presence import CATEGORIES, REGIONS
+from ..utils import atomic_write_text
 from ..vision_traffic_vlm import TrafficVLMVisionModel
 
 
@@ -289,8 +289,8 @@ def predict(model: Any, pixels: np.ndarray, batch_size: int = 32) -> np.ndarray:
 
 def save_tower(model: Any, folder: Path) -> None:
     """Write tower and head in bfloat16 with configuration and categories, each file complete or not there."""
-    write_whole(folder / "config.json", model["tower"].config.to_json_string())
-    write_whole(folder / "categories.json", json.dumps(list(CATEGORIES), indent=1) + "\n")
+    atomic_write_text(folder / "config.json", model["tower"].config.to_json_string())
+    atomic_write_text(folder / "categories.json", json.dumps(list(CATEGORIES), indent=1) + "\n")
     state = {
         name: (value.bfloat16() if value.is_floating_point() else value).contiguous()
         for name, value in model.state_dict().items()

@@ -1,0 +1,38 @@
+"""Complete files and command lines."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from traffic_vlm.utils import atomic_write, atomic_write_text, option_parser
+
+
+@dataclass
+class Options:
+    output_dir: str = field(default="runs/x", metadata={"help": "folder of the results"})
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path):
+    path = tmp_path / "new" / "file.txt"
+    atomic_write_text(path, "old")
+    with pytest.raises(OSError, match="disk"), atomic_write(path) as temporary:
+        temporary.write_text("half")
+        raise OSError("disk full")
+    assert path.read_text() == "old"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_help_shows_defaults_and_the_description_as_written(capsys):
+    with pytest.raises(SystemExit):
+        option_parser([Options], "An example:\n\n    python x.py").parse_args_into_dataclasses(["--help"])
+    shown = capsys.readouterr().out
+    assert "An example:\n\n    python x.py" in shown
+    assert "folder of the results (default: runs/x)" in shown
+
+
+def test_a_renamed_option_names_its_successor(capsys):
+    parser = option_parser([Options], None, renamed={"--output": "--output_dir"})
+    with pytest.raises(SystemExit):
+        parser.parse_args_into_dataclasses(["--output", "x"])
+    assert "--output is now --output_dir" in capsys.readouterr().err
+    assert parser.parse_args_into_dataclasses(["--output_dir", "x"])[0] == Options("x")

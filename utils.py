@@ -1,0 +1,103 @@
+"""Helpers for all packages: errors, complete files, strict loading, command lines.
+
+Imports only what the model itself needs: neither `datasets` nor OpenCV.
+"""
+
+import argparse
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from transformers import HfArgumentParser
+
+from .modeling_traffic_vlm import TrafficVLMForConditionalGeneration
+
+
+class DataError(ValueError):
+    """Unusable input. The message names the file, and the line or record."""
+
+
+@contextmanager
+def atomic_write(path: str | Path) -> Iterator[Path]:
+    """Give a temporary path in the folder of `path`, which is created; rename it to `path` when the block ends.
+
+    After an error inside the block the temporary file is removed and `path` is unchanged.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def atomic_write_text(path: str | Path, text: str) -> None:
+    """Write a UTF-8 text file that is either complete or absent."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def load_weights(name: str | Path, **options: Any) -> TrafficVLMForConditionalGeneration:
+    """Load the full model from a folder or the Hub, with every weight present.
+
+    `from_pretrained` fills missing tensors with random numbers and warns. Here a missing tensor is an error.
+
+    Args:
+        name: a folder, or the name of a repository on the Hub.
+        options: passed to `from_pretrained`: config, dtype, attn_implementation, ...
+
+    Raises:
+        OSError: no such model, or it has no weights.
+        ValueError: the file is damaged, lacks tensors, or has tensors of another shape; the message names them.
+    """
+    try:
+        model, loaded = TrafficVLMForConditionalGeneration.from_pretrained(
+            str(name), output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
+    except SafetensorError as error:
+        raise ValueError(f"{name}: the weights cannot be read: {error}") from error
+    for problem, names in (
+        ("no", sorted(loaded["missing_keys"])),
+        ("another shape of", sorted(key for key, *_ in loaded["mismatched_keys"])),
+    ):
+        if names:
+            raise ValueError(
+                f"{name}: the weights have {problem} {', '.join(names[:3])} ({len(names)} in all): they belong to "
+                "another model than its config.json describes"
+            )
+    return model
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """Show the description as written, and the default of every option."""
+
+
+class _Renamed(argparse.Action):
+    """Refuse an option of an earlier version and name its successor."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
+        parser.error(f"{args[-1]} is now {self.const}")
+
+
+def option_parser(
+    types: Iterable[Any], description: str | None, renamed: Mapping[str, str] | None = None
+) -> HfArgumentParser:
+    """Build the command-line parser of a script from dataclasses of options.
+
+    Call `parse_args_into_dataclasses()` on it. Positional arguments can be added first; they come back as a namespace
+    after the dataclasses.
+
+    Args:
+        types: dataclasses; each field is an option, with its default and `metadata={"help": ...}`.
+        description: shown by `--help`, with an example; usually the `__doc__` of the script.
+        renamed: options of earlier versions and what to use instead, such as `{"--output": "--output_dir"}`.
+    """
+    parser = HfArgumentParser(types, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)
+    for old, new in (renamed or {}).items():
+        parser.add_argument(old, nargs="*", action=_Renamed, const=new, help=argparse.SUPPRESS)
+    return parser
