@@ -273,8 +273,8 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
-    # Of the layer that training adds (training/auxiliary.py): it stays in the file, for further training.
-    _keys_to_ignore_on_load_unexpected = [r"^cell_head\."]
+    # Layers that training adds: checkpoints hold them, and so do weights of version 0.1.
+    _keys_to_ignore_on_load_unexpected = [r"^(cell|training)_head\."]
 
     def get_decoder(self) -> "TrafficVLMTextModel":
         """The text decoder, wherever this class keeps it."""

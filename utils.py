@@ -99,5 +99,6 @@ def option_parser(
     """
     parser = HfArgumentParser(types, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)
     for old, new in (renamed or {}).items():
-        parser.add_argument(old, nargs="*", action=_Renamed, const=new, help=argparse.SUPPRESS)
+        hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+        parser.add_argument(old, nargs="*", action=_Renamed, const=new, **hidden)
     return parser

@@ -31,10 +31,11 @@ from traffic_vlm.data.frames import SOURCES, decode, load_frames, read_frames  #
 from traffic_vlm.data.presence import CATEGORIES, REGIONS  # noqa: E402
 from traffic_vlm.data.readers import IMAGE_SUFFIXES, Problems  # noqa: E402
 from traffic_vlm.evaluation.presence import draw_worst, judge, table  # noqa: E402
+from traffic_vlm.training.head import QueryHead  # noqa: E402
 from traffic_vlm.training.tower import (  # noqa: E402
-    QueryHead,
     TowerOptions,
     TowerTrainer,
+    is_tower_folder,
     load_tower,
     predict,
     save_tower,
@@ -78,7 +79,7 @@ def make_trainer(options: Options, sources: list[str]) -> TowerTrainer:
     run = TowerOptions(
         options.images, options.batch_size, options.learning_rate, options.tower_learning_rate, seed=options.seed
     )
-    if (Path(options.start_from) / "categories.json").is_file():
+    if is_tower_folder(options.start_from):
         model = load_tower(Path(options.start_from))
         return TowerTrainer(model["tower"], model["head"], run, set(), sources)
     known = AutoModel.from_pretrained(options.start_from, trust_remote_code=True, dtype=torch.float32)

@@ -18,14 +18,12 @@ from traffic_vlm.data.readers import Problems
 from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.data.scene_labels import SCENE_VALUES, SEEN, read_scene_labels
 from traffic_vlm.evaluation.presence import auc, judge, table
+from traffic_vlm.training.head import PresenceLoss, QueryHead, region_weights
 from traffic_vlm.training.tower import (
-    QueryHead,
-    TowerLoss,
     TowerOptions,
     TowerTrainer,
     load_tower,
     predict,
-    region_weights,
     save_tower,
 )
 from traffic_vlm.utils import DataError
@@ -270,7 +268,7 @@ def test_the_loss_weighs_yes_and_no_alike_within_a_source_and_passes_over_the_un
         loss((logits, torch.zeros(12, 4, 1)), region, unknown, source)[0].backward()
         return logits.grad[:, 0, 0]
 
-    loss = TowerLoss(2)
+    loss = PresenceLoss(2)
     overall = gradient()
     assert overall[0] < 0 < overall[1]
     weights = loss.counts[:, 1, 0, 0] / loss.counts[:, :, 0, 0].sum(1)
@@ -291,7 +289,7 @@ def test_the_loss_weighs_yes_and_no_alike_within_a_source_and_passes_over_the_un
 
 
 def test_an_answer_that_a_source_never_gives_weighs_nothing_within_it():
-    loss, region = TowerLoss(1), torch.zeros(2, len(CATEGORIES), 4, dtype=torch.int8)
+    loss, region = PresenceLoss(1), torch.zeros(2, len(CATEGORIES), 4, dtype=torch.int8)
     logits = torch.zeros(region.shape, requires_grad=True)
     loss((logits, torch.zeros(2, 4, 1)), region, torch.full((2, 1, 2, 2), -1), torch.zeros(2, dtype=int))[0].backward()
     assert not logits.grad.any()

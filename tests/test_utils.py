@@ -35,4 +35,4 @@ def test_a_renamed_option_names_its_successor(capsys):
     with pytest.raises(SystemExit):
         parser.parse_args_into_dataclasses(["--output", "x"])
     assert "--output is now --output_dir" in capsys.readouterr().err
-    assert parser.parse_args_into_dataclasses(["--output_dir", "x"])[0] == Options("x")
+    assert parser.parse_args_into_dataclasses(["--output_dir", "x"]) == (Options("x"),)

@@ -1,10 +1,9 @@
-"""The collator of training: packed batches with what each cell shows and where each asked word should look.
+"""The collator of training: packed batches with targets for the losses beside that of the answers.
 
 a row for each image, of 20 to 230 tokens → rows of one width, several for an image, with hardly any padding
 """
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -12,102 +11,102 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from ..data.collator import Prepared, TrafficCollator, augment
+from ..data.collator import Prepared, TrafficCollator
+from ..data.grounding import find_word, word_patches
+from ..data.patches import GRID
 from ..data.phrases import phrasings
+from ..data.presence import CATEGORIES, REGIONS, image_labels, targets
 from ..data.questions import Question, ask
 from ..data.scene import Scene
-from ..data.targets import TARGETS, cell_targets, find_word, word_cells
 from ..data.truths import View
-from ..images_traffic_vlm import to_rgb
 from ..processing_traffic_vlm import IGNORED_LABEL
 
 
 @dataclass
 class SupervisedCollator(TrafficCollator):
-    """A `TrafficCollator` whose batches also hold, for a vision tower of `grid` rows and columns,
+    """A `TrafficCollator` whose batches also hold, for a vision tower of `grid` rows and columns of patches:
 
-    - `cell_targets` int8 [I,P,T]: 1, 0, or -1 for unknown, of each of TARGETS in each cell;
-    - `attention_targets` bool [R,L,P]: for the words that name an object that is there, its cells; else all False;
-    - `value_targets` [R,L]: at the end of a question that compares ("Is the light red?") the word for what is there
-      ("green"); else 0;
-    - `wording_pairs` [R,L]: at the ends of two wordings of a yes/no question their number, from 1 on; else 0.
+    - `region_targets` int8 [I,C,4] and `patch_targets` int8 [I,C,rows,columns]: presence of each category of
+      `data/presence.py`: 1, 0, or -1 for unknown;
+    - `grounding_targets` bool [R,L,P]: for words that name an object in the image, its patches; else all False;
+    - `intermediate_targets` [R,L]: at the end of a question that compares ("Is the light red?") the word for what is
+      there ("green"); else 0;
+    - `paraphrase_pairs` [R,L]: at the ends of two paraphrases of a yes/no question the number of their pair, from 1;
+      else 0.
 
-    Of the questions about an image, up to `rewordings` are others in other words. They stand in as many of the R rows
-    as they need, see `fold`.
+    Of the questions about an image, up to `paraphrases` repeat another one in other words. The questions of an image
+    fill as many of the R rows as they need, see `fold`.
 
     Raises:
-        ValueError: not fewer `rewordings` than questions.
+        ValueError: `paraphrases` is not smaller than `questions_per_image`.
     """
 
-    grid: tuple[int, int] = (14, 14)
-    rewordings: int = 0
+    grid: tuple[int, int] = (GRID, GRID)
+    paraphrases: int = 0
 
     def __post_init__(self) -> None:
-        if self.rewordings and self.rewordings >= self.questions_per_image:
+        if self.paraphrases and self.paraphrases >= self.questions_per_image:
             raise ValueError(
-                f"rewordings must be fewer than questions_per_image={self.questions_per_image}, got {self.rewordings}"
+                f"paraphrases must be fewer than questions_per_image={self.questions_per_image}, got "
+                f"{self.paraphrases}"
             )
 
-    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """With `questions_per_image=0` pixels, cell targets, and as input_ids the one token that starts a text."""
-        if self.questions_per_image:
-            return super().__call__(rows)
-        rng = self.generator()
-        pairs = [augment(to_rgb(row["image"]), Scene.from_json(row["scene"]), rng) for row in rows]
-        processor: Any = self.processor
-        pixels = processor(images=[image for image, _ in pairs], return_tensors="pt")
-        cells = np.stack([cell_targets(scene, self.grid) for _, scene in pairs])
-        start = torch.full((len(rows), 1), processor.tokenizer.bos_token_id)
-        return {"pixel_values": pixels["pixel_values"], "input_ids": start, "cell_targets": torch.from_numpy(cells)}
-
     def finish(self, batch: dict[str, torch.Tensor], prepared: list[Prepared]) -> dict[str, torch.Tensor]:
-        cells = np.full((len(prepared), self.grid[0] * self.grid[1], len(TARGETS)), -1, np.int8)
-        look_at = torch.zeros(*batch["input_ids"].shape, cells.shape[1], dtype=torch.bool)
-        values, pairs = torch.zeros_like(batch["input_ids"]), torch.zeros_like(batch["input_ids"])
+        region = np.full((len(prepared), len(CATEGORIES), len(REGIONS)), -1, np.int8)
+        patch = np.full((len(prepared), len(CATEGORIES), *self.grid), -1, np.int8)
+        shape = batch["input_ids"].shape
+        grounding = torch.zeros(*shape, self.grid[0] * self.grid[1], dtype=torch.bool)
+        words, pairs = torch.zeros_like(batch["input_ids"]), torch.zeros_like(batch["input_ids"])
         for row, item in enumerate(prepared):
             if item.scene is None:
                 continue
-            cells[row] = cell_targets(item.scene, self.grid)
-            for number, label, filled in word_cells(item.questions, item.scene, self.grid):
-                end = int(batch["question_ends"][row, number])
-                inside = (batch["segment_ids"][row, : end + 1] == batch["segment_ids"][row, end]).nonzero().flatten()
-                place = find_word(self.processor, batch["input_ids"][row, inside].tolist(), label)
-                if place is not None:
-                    look_at[row, inside[place]] = torch.from_numpy(filled)
-            view, tokenizer = View(item.scene), cast(Any, self.processor).tokenizer
-            ends: dict[str, int] = {}
-            for number, question in enumerate(item.questions):
-                if question.answer not in ("yes", "no"):
-                    continue
-                end = int(batch["question_ends"][row, number])
-                value = view.compared(tuple(question.fact.split("/")))
-                if value is not None:
-                    values[row, end] = tokenizer.convert_tokens_to_ids(value)
-                if question.fact and question.fact in ends:
-                    pairs[row, [ends[question.fact], end]] = pairs.max() + 1
-                ends[question.fact] = end
-        batch |= {"attention_targets": look_at, "value_targets": values, "wording_pairs": pairs}
-        return fold(batch) | {"cell_targets": torch.from_numpy(cells)}
+            region[row], patch[row] = targets(image_labels(item.scene), grid=self.grid)
+            ends = batch["question_ends"][row].tolist()
+            for index, category, patches in word_patches(item.questions, item.scene, self.grid):
+                segments = batch["segment_ids"][row, : ends[index] + 1]
+                inside = (segments == segments[-1]).nonzero().flatten()
+                position = find_word(self.processor, batch["input_ids"][row, inside].tolist(), category)
+                if position is not None:
+                    grounding[row, inside[position]] = torch.from_numpy(patches)
+            self._add_words_and_pairs(row, item, ends, words, pairs)
+        batch |= {"grounding_targets": grounding, "intermediate_targets": words, "paraphrase_pairs": pairs}
+        return fold(batch) | {"region_targets": torch.from_numpy(region), "patch_targets": torch.from_numpy(patch)}
+
+    def _add_words_and_pairs(
+        self, row: int, item: Prepared, ends: list[int], words: torch.Tensor, pairs: torch.Tensor
+    ) -> None:
+        """Fill one row of `intermediate_targets` and of `paraphrase_pairs`."""
+        view, tokenizer = View(cast(Scene, item.scene)), cast(Any, self.processor).tokenizer
+        end_of: dict[str, int] = {}  # of the last question about each fact
+        for question, end in zip(item.questions, ends):
+            if question.answer not in ("yes", "no"):
+                continue
+            word = view.compared(tuple(question.fact.split("/")))
+            if word is not None:
+                words[row, end] = tokenizer.convert_tokens_to_ids(word)
+            if question.fact and question.fact in end_of:
+                pairs[row, [end_of[question.fact], end]] = pairs.max() + 1
+            end_of[question.fact] = end
 
     def ask(self, scene: Scene, rng: random.Random) -> list[Question]:
-        """As without `rewordings`, but some in two wordings; both count for the balance of yes and no."""
+        """Questions of which some are paraphrases; all count for the balance of yes and no."""
         balancer = self.balancers[scene.source]
-        asked = ask(scene, rng, self.questions_per_image - self.rewordings, balancer, self.kinds)
-        again: list[Question] = []
+        asked = ask(scene, rng, self.questions_per_image - self.paraphrases, balancer, self.kinds)
+        repeated: list[Question] = []
         for question in asked:
             others = [text for text in phrasings(question.fact) if text != question.text]
-            if len(again) == self.rewordings or not others or question.answer not in ("yes", "no"):
+            if len(repeated) == self.paraphrases or not others or question.answer not in ("yes", "no"):
                 continue
             if balancer.accepts(tuple(question.fact.split("/")), question.answer, rng):
-                again.append(replace(question, text=rng.choice(others)))
-        return asked + again
+                repeated.append(replace(question, text=rng.choice(others)))
+        return asked + repeated
 
 
 def fold(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A packed batch, a row for each image, as rows of one width that hardly need padding; the questions stay alike.
+    """Fold a packed batch with one row per image into rows of one width with hardly any padding.
 
-    Of some images much can be asked and of others little: three in ten tokens of such rows are padding, which a model
-    computes, too. Here rows end between two questions, at the width that takes the fewest tokens in all.
+    Some images have many questions, others few: three in ten tokens of one row per image are padding, which a model
+    computes as well. Folded rows end between two questions, at the width that needs the fewest tokens in total.
 
     Args:
         batch: pixel_values [I,...], segment_ids [I,L], and anything else of one number or more for each of these

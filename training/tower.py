@@ -28,89 +28,12 @@ from ..data.frames import Frame, FrameBatches
 from ..data.presence import CATEGORIES, REGIONS
 from ..utils import atomic_write_text
 from ..vision_traffic_vlm import TrafficVLMVisionModel
+from .head import PATCH_WEIGHT, PresenceLoss, QueryHead
 
 
-MAX_WEIGHT = 16.0  # of a rare answer
-OVERALL_WEIGHT = 0.25  # of the balance over all sources, beside that within each
-DECAY = 0.998  # of the running counts of yes and no, a batch
-POSITIVE_WEIGHT = 4.0  # of patches that an object covers
-PATCH_WEIGHT = 2.0
 EMA_DECAY = 0.999
+CATEGORIES_FILE = "categories.json"  # beside the weights
 EVALUATION_SIZE = 224
-
-
-class QueryHead(nn.Module):
-    """What is there, by region: tokens [B,P,C] → logits [B,categories,4].
-
-    Each category has learned queries that read the tokens by attention, and its own reading of what they find. The
-    thirds of the image are read by the same queries, which then see the columns of their third alone: what a car looks
-    like is learned once, wherever it is.
-    """
-
-    def __init__(self, hidden_size: int, num_categories: int = len(CATEGORIES), num_queries: int = 2):
-        super().__init__()
-        self.shape = (num_categories, num_queries)
-        self.query = nn.Linear(hidden_size, num_categories * num_queries, bias=False)
-        self.value = nn.Linear(hidden_size, num_categories * num_queries, bias=False)
-        self.patch = nn.Linear(hidden_size, num_categories)
-        self.bias = nn.Parameter(torch.zeros(num_categories, len(REGIONS)))
-        for layer in (self.query, self.value, self.patch):
-            nn.init.normal_(layer.weight, std=0.02)
-        nn.init.constant_(self.patch.bias, -4.0)  # most patches hold few categories
-
-    def forward(self, tokens: torch.Tensor, grid: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Region logits [B,categories,4] and patch logits [B,P,categories] of tokens in `grid` (rows, columns)."""
-        scores = self.query(tokens).float().transpose(1, 2)  # [B,categories·queries,P]
-        values = self.value(tokens).float().transpose(1, 2)
-        regions = []
-        for weights in region_weights(*grid).to(tokens.device):
-            attention = (scores + weights.log()).softmax(-1)
-            found = (attention * values).sum(-1)  # [B,categories·queries]
-            regions.append(found.unflatten(1, self.shape).sum(-1))
-        return torch.stack(regions, -1) + self.bias, self.patch(tokens)
-
-
-def region_weights(rows: int, columns: int) -> torch.Tensor:
-    """How much of each patch lies in the whole image and in its left, middle and right third [4,rows·columns]."""
-    edges = torch.arange(columns + 1) / columns * 3
-    thirds = [(edges[1:].clamp(max=n + 1) - edges[:-1].clamp(min=n)).clamp(min=0) for n in range(3)]
-    weights = torch.stack([torch.full((columns,), 3 / columns), *thirds]) * columns / 3
-    return weights[:, None].expand(-1, rows, -1).flatten(1)
-
-
-class TowerLoss:
-    """Binary cross-entropy where the answer is known: regions + 2 × patches.
-
-    Each category and region weighs its yes and no alike by running counts, so that P means "half yes, half no". It
-    does so within each source, or the look of a source would be an answer where a category is common in one and rare
-    in another; and, with less weight, over all of them, so that what a source never shows is learned as a no.
-    """
-
-    def __init__(self, num_sources: int) -> None:
-        self.counts = torch.zeros(num_sources + 1, 2, len(CATEGORIES), len(REGIONS))  # no, yes; the last is of all
-
-    def __call__(
-        self,
-        logits: tuple[torch.Tensor, torch.Tensor],
-        region: torch.Tensor,
-        patch: torch.Tensor,
-        source: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(region loss, patch loss) of the head's logits and targets [B,C,4] and [B,C,rows,columns] of 1, 0, -1."""
-        answers = torch.stack([region == 0, region == 1], 1).float()  # [B,2,C,4]
-        self.counts[:-1] = DECAY * self.counts[:-1].index_add(0, source, answers * (1 - DECAY) / DECAY)
-        self.counts[-1] = self.counts[:-1].sum(0)
-        # What yes and no weigh together, alike: less where one of them is so rare that its weight would be too large.
-        both = torch.minimum(self.counts.sum(1) / 2, MAX_WEIGHT * self.counts.amin(1))
-        weight = both[:, None] / self.counts.clamp(min=1e-9)  # [sources + 1,2,C,4]
-        weights = (answers * (weight[source] + OVERALL_WEIGHT * weight[-1])).sum(1)
-        entropy = nn.functional.binary_cross_entropy_with_logits
-        regions = entropy(logits[0], region.clamp(min=0).float(), weights, reduction="sum")
-        patches = patch.flatten(2).transpose(1, 2)
-        known = patches >= 0
-        positive = torch.tensor(POSITIVE_WEIGHT)
-        of_patches = entropy(logits[1].float()[known], patches[known].float(), pos_weight=positive)
-        return regions / (region >= 0).sum().clamp(min=1), of_patches if known.any() else regions * 0
 
 
 @dataclass
@@ -162,7 +85,7 @@ class TowerTrainer:
         sources: Sequence[str],
     ):
         self.model, self.config = nn.ModuleDict({"tower": tower, "head": head}), tower.config
-        self.options, self.loss = options, TowerLoss(len(sources))
+        self.options, self.loss = options, PresenceLoss(len(sources))
         self.sources = list(sources)
         self.step, self.seconds, self.waited = 0, 0.0, 0.0
         self.average = copy.deepcopy(self.model).requires_grad_(False).eval()
@@ -290,13 +213,18 @@ def predict(model: Any, pixels: np.ndarray, batch_size: int = 32) -> np.ndarray:
 def save_tower(model: Any, folder: Path) -> None:
     """Write tower and head in bfloat16 with configuration and categories, each file complete or not there."""
     atomic_write_text(folder / "config.json", model["tower"].config.to_json_string())
-    atomic_write_text(folder / "categories.json", json.dumps(list(CATEGORIES), indent=1) + "\n")
+    atomic_write_text(folder / CATEGORIES_FILE, json.dumps(list(CATEGORIES), indent=1) + "\n")
     state = {
         name: (value.bfloat16() if value.is_floating_point() else value).contiguous()
         for name, value in model.state_dict().items()
     }
     save_file(state, folder / "model.safetensors.tmp", {"format": "pt"})
     os.replace(folder / "model.safetensors.tmp", folder / "model.safetensors")
+
+
+def is_tower_folder(name: str | Path) -> bool:
+    """Whether `save_tower` wrote the folder."""
+    return (Path(name) / CATEGORIES_FILE).is_file()
 
 
 def load_tower(folder: Path) -> nn.ModuleDict:
@@ -306,7 +234,7 @@ def load_tower(folder: Path) -> nn.ModuleDict:
         ValueError: it cannot be read, or is of other categories than this code's.
     """
     try:
-        categories = json.loads((folder / "categories.json").read_text(encoding="utf-8"))
+        categories = json.loads((folder / CATEGORIES_FILE).read_text(encoding="utf-8"))
         state = load_file(folder / "model.safetensors")
     except Exception as error:  # safetensors raises a kind of its own
         raise ValueError(f"the tower {folder} cannot be read: {error}") from error
