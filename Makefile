@@ -11,7 +11,7 @@ PY := $(VENV)/bin/python
 SETUP := $(VENV)/.ready
 # Coverage is of the flat modules, so it is measured where they are tested. Forked and killed processes of the other
 # tests can leave coverage data that spoil the figures.
-MODULE_TESTS := $(foreach name,asking configuration generation masking modeling processing readme repository tokenization \
+MODULE_TESTS := $(foreach name,configuration generation masking modeling processing readme repository scoring tokenization \
 	training vision,tests/test_$(name).py)
 PACKAGES := $(addprefix -p traffic_vlm.,benchmark data evaluation publishing serving training)
 export HF_HUB_OFFLINE := 1

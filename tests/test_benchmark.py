@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from tiny import ROOT, pack, random_ids, random_pixels, tiny_config
-from traffic_vlm.asking_traffic_vlm import MAX_CHUNK_TOKENS
 from traffic_vlm.benchmark.contestants import CONTESTANTS, NO, TINY_SIZES, YES, Ours, Setup, Sizes
 from traffic_vlm.benchmark.memory import measure, measure_here
 from traffic_vlm.benchmark.parts import OURS, PARTS, TOWER, Bench
 from traffic_vlm.benchmark.report import GOALS, environment, judge, seconds
 from traffic_vlm.benchmark.timing import Timings, alternate, count_flops, fit_line, record_kernels
 from traffic_vlm.benchmark.works import PROMPT, TINY_AMOUNTS, Work, ask_about
+from traffic_vlm.scoring_traffic_vlm import MAX_CHUNK_TOKENS
 
 
 SETUP = Setup(str(ROOT), sizes=TINY_SIZES)

@@ -71,9 +71,8 @@ class Recorded:
         rows, columns = words
         maps = []
         for module, hidden_states, key in self.cross_attention:
-            query = module.q_proj(hidden_states[rows, columns]).unflatten(-1, (key.shape[1], -1, module.head_dim))
-            scores = torch.einsum("nkgd,nkpd->nkgp", query, key[rows]).float() * module.scaling
-            maps.append(scores.softmax(-1).mean((1, 2)))
+            weights = module.attention_weights(hidden_states[rows, columns][:, None], key[rows])  # [N,H,1,P]
+            maps.append(weights[:, :, 0].mean(1))
         return torch.stack(maps).mean(0)
 
 

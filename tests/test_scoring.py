@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tiny import pack, random_ids, random_pixels, tiny_model
-from traffic_vlm.asking_traffic_vlm import EncodedImages, find_questions, split_packed_rows
 from traffic_vlm.masking_traffic_vlm import packed_mask
+from traffic_vlm.scoring_traffic_vlm import EncodedImages, find_questions, split_packed_rows
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
@@ -148,7 +148,7 @@ def test_packed_rows_may_share_and_skip_images(model):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"question_ends": torch.tensor([[3]])}, r"\[3\].*\[0, 4\]"),
+        ({"question_ends": torch.tensor([[3]])}, r"questions start at \[0, 4\], got \[3\]"),
         ({"question_ends": torch.tensor([[3, 9]])}, r"\[3, 9\]"),
         ({"question_ends": torch.tensor([[2, 3]])}, r"\[2, 3\]"),
     ],
@@ -270,7 +270,7 @@ def test_images_encoded_apart_are_asked_about_together(model):
     with pytest.raises(ValueError, match="with and without an attention mask"):
         EncodedImages.join([parts[0], hidden[0]])
     other = tiny_model(seed=1).encode_images(pixels[:1])
-    for wrong in (other, replace(parts[0], fingerprint=None)):
+    for wrong in (other, replace(parts[0], weights_version=None)):
         with pytest.raises(ValueError, match="different models"):
             EncodedImages.join([parts[0], wrong])
     assert EncodedImages.join([replace(part, pixel_values=None) for part in parts]).pixel_values is None
@@ -328,7 +328,7 @@ def test_hidden_image_tokens_stay_hidden(model):
 @torch.no_grad()
 def test_image_features_are_the_projected_tokens(model):
     pixels = random_pixels(2)
-    tokens = model.get_image_features(pixels)
+    tokens = model.get_image_features(pixels).pooler_output
     assert tokens.shape == (2, 196, 32)
     tower = model.model.vision_tower(pixels).last_hidden_state
     close(tokens, tower @ model.model.projector.weight.T + model.model.projector.bias, 1e-4)
