@@ -1,16 +1,15 @@
-"""Train the vision tower plainly: what is where in an image, without questions.
+"""Train the vision tower alone: which categories are where in an image, without questions.
 
     pixels → tower → tokens [B,P,C] ─┬→ QueryHead → region logits [B,categories,4] ↔ region targets
                                      └→ linear    → patch logits [B,P,categories] ↔ patch targets
 
-One step costs a pass of the tower forward and backward and little else. Weights are averaged (EMA); the averages are
-what is judged and kept.
+One step costs little more than a forward and backward pass of the tower. Weights are averaged (EMA); the averages are
+evaluated and saved.
 """
 
 import copy
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from torch import nn
 from ..configuration_traffic_vlm import TrafficVLMVisionConfig
 from ..data.frames import Frame, FrameBatches
 from ..data.presence import CATEGORIES, REGIONS
-from ..utils import atomic_write_text
+from ..utils import atomic_write, atomic_write_text
 from ..vision_traffic_vlm import TrafficVLMVisionModel
 from .head import PATCH_WEIGHT, PresenceLoss, QueryHead
 
@@ -38,7 +37,7 @@ EVALUATION_SIZE = 224
 
 @dataclass
 class TowerOptions:
-    """What a run of the tower's training is; `sizes` are sides of images, each until that fraction of the run."""
+    """Options of a tower's training; `sizes` are sides of images in pixels, each until that fraction of the run."""
 
     images: int
     batch_size: int = 48
@@ -68,11 +67,11 @@ class TowerOptions:
 
 
 class TowerTrainer:
-    """A tower with its head, their average, and all that is needed to go on where a run stopped.
+    """A tower with its head, their averaged weights, and all that is needed to resume a run.
 
     Args:
-        tower: whose convolutions may know something already; the rest is new and learns at a higher rate.
-        new_parts: names of the tower's parts that are new.
+        tower: its convolutions may be trained already.
+        new_parts: names of the tower's untrained parts; they and the head learn at a higher rate.
         sources: names of the sources of the batches, in their order.
     """
 
@@ -120,7 +119,9 @@ class TowerTrainer:
         (losses[0] + PATCH_WEIGHT * losses[1]).backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         if not math.isfinite(norm):
-            raise FloatingPointError(f"the gradient is {norm.item()} at step {self.step + 1}; the checkpoint is whole")
+            raise FloatingPointError(
+                f"the gradient is {norm.item()} at step {self.step + 1}; the checkpoint is complete"
+            )
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step += 1
@@ -135,19 +136,19 @@ class TowerTrainer:
         torch._foreach_lerp_([old[name] for name in names], [new[name] for name in names], 1 - decay)
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint must share with the run that goes on from it."""
+        """What a checkpoint must share with the run that resumes from it."""
         options = {"batch_size": self.options.batch_size, "seed": self.options.seed, "sources": list(self.sources)}
         return {"categories": list(CATEGORIES), "config": vision_fields(self.config)} | options
 
     def save(self, path: Path) -> None:
-        """Write a checkpoint under a temporary name and rename it."""
+        """Write a checkpoint, complete or not at all."""
         state = {name: getattr(self, name).state_dict() for name in ("model", "average", "optimizer")}
         state |= {"step": self.step, "seconds": self.seconds, "waited": self.waited, "counts": self.loss.counts}
-        torch.save(state | {"identity": self.identity()}, path.with_suffix(".tmp"))
-        os.replace(path.with_suffix(".tmp"), path)
+        with atomic_write(path) as temporary:
+            torch.save(state | {"identity": self.identity()}, temporary)
 
     def load(self, path: Path) -> None:
-        """Go on from a checkpoint.
+        """Resume from a checkpoint.
 
         Raises:
             ValueError: it cannot be read, or is of another configuration; the message names the field.
@@ -167,7 +168,7 @@ class TowerTrainer:
         self.waited = state["waited"]
 
     def batches(self, frames: Sequence[Frame], pixels: np.ndarray, shares: dict[str, float]) -> Any:
-        """Batches from the next step on, made by a process of their own."""
+        """Batches from the next step on, made in a process of their own."""
         options = self.options
         dataset = FrameBatches(frames, pixels, shares, options.batch_size, options.size_of, self.step, options.seed)
         return iter(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1, prefetch_factor=8))
@@ -185,14 +186,14 @@ class TowerTrainer:
 
 
 def vision_fields(config: TrafficVLMVisionConfig) -> dict[str, Any]:
-    """The fields of a tower's configuration that decide what its weights are."""
+    """The fields of a tower's configuration that determine its weights."""
     names = ["conv_widths", "conv_depths", "conv_kernel_sizes", "conv_strides", "conv_expansion", "hidden_size"]
     names += ["intermediate_size", "num_hidden_layers", "num_attention_heads", "neck", "neck_width"]
     return {name: getattr(config, name) for name in names}
 
 
 def forward(model: Any, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Region and patch logits of pixels uint8 [B,S,S,3], in bfloat16 where that pays."""
+    """Region and patch logits of pixels uint8 [B,S,S,3], in bfloat16 where autocast allows it."""
     x = pixels.permute(0, 3, 1, 2).float().div(127.5).sub(1)  # as the processor normalizes
     with torch.autocast(pixels.device.type, torch.bfloat16):
         tokens = model["tower"](x).last_hidden_state
@@ -218,8 +219,8 @@ def save_tower(model: Any, folder: Path) -> None:
         name: (value.bfloat16() if value.is_floating_point() else value).contiguous()
         for name, value in model.state_dict().items()
     }
-    save_file(state, folder / "model.safetensors.tmp", {"format": "pt"})
-    os.replace(folder / "model.safetensors.tmp", folder / "model.safetensors")
+    with atomic_write(folder / "model.safetensors") as temporary:
+        save_file(state, temporary, {"format": "pt"})
 
 
 def is_tower_folder(name: str | Path) -> bool:
@@ -231,7 +232,7 @@ def load_tower(folder: Path) -> nn.ModuleDict:
     """Tower and head of a folder of `save_tower`, in float32.
 
     Raises:
-        ValueError: it cannot be read, or is of other categories than this code's.
+        ValueError: it cannot be read, or has other categories than this code.
     """
     try:
         categories = json.loads((folder / CATEGORIES_FILE).read_text(encoding="utf-8"))
@@ -240,7 +241,7 @@ def load_tower(folder: Path) -> nn.ModuleDict:
         raise ValueError(f"the tower {folder} cannot be read: {error}") from error
     if categories != list(CATEGORIES):
         other = sorted(set(categories) ^ set(CATEGORIES)) or "their order"
-        raise ValueError(f"{folder} is of other categories than this code: {other}")
+        raise ValueError(f"{folder} has other categories than this code: {other}")
     config = TrafficVLMVisionConfig.from_pretrained(folder)
     model = nn.ModuleDict({"tower": TrafficVLMVisionModel(config), "head": QueryHead(config.hidden_size)})
     model.load_state_dict(state)
