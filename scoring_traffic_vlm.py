@@ -5,7 +5,7 @@ and `[YES]` there. Logits are computed at those tokens only.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -16,11 +16,6 @@ from transformers.utils import is_torchdynamo_compiling
 
 from .cache_traffic_vlm import KeyValues, holds_image
 from .masking_traffic_vlm import WHOLE_NUMBERS, check_image_mask, describe
-
-
-# Packed rows are scored in chunks of at most this many tokens: attention costs L², and time and memory should grow
-# linearly with the number of questions.
-MAX_CHUNK_TOKENS = 512
 
 
 def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
@@ -340,7 +335,7 @@ class YesNoScorer(ImageReader):
     ) -> list[torch.Tensor]:
         """Raw logits [Q,V] of the first word of every answer: one tensor per image, its Q questions in their order.
 
-        Takes the output of the processor, packed (rows are images) or not (rows are questions, `image_index` names
+        Takes the output of the processor, packed (several questions per row) or not; `image_index` names
         their images), with pixels or `encoded_images`. Answers marked by labels are not read.
 
         Raises:
@@ -364,16 +359,11 @@ class YesNoScorer(ImageReader):
             raise ValueError("Packed rows (segment_ids) need question_ends and position_ids from the processor.")
         packed = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
         packed |= {"segment_ids": segment_ids, "question_ends": question_ends}
-        spans = find_questions(packed, self.config.get_text_config().max_position_embeddings)
-        parts: list[list[torch.Tensor]] = [[] for _ in range(len(encoded_images))]
-        for rows, chunk in split_packed_rows(packed, spans):
-            ends = chunk.pop("question_ends")
-            logits = self._end_logits(encoded_images, image_index[rows], ends, **chunk)
-            counts = (ends >= 0).sum(-1).tolist()
-            for image, row_logits in zip(image_index[rows].tolist(), logits.split(counts)):
-                parts[image].append(row_logits)
-        empty = torch.zeros(0, self.config.get_text_config().vocab_size, device=self.device)
-        return [torch.cat(row_logits) if row_logits else empty for row_logits in parts]
+        check_questions(packed, self.config.get_text_config().max_position_embeddings)
+        ends = packed.pop("question_ends")
+        logits = self._end_logits(encoded_images, image_index, ends, **packed)  # [N,V], row by row
+        images = image_index.repeat_interleave((ends >= 0).sum(-1))
+        return [logits[images == image] for image in range(len(encoded_images))]
 
     def _end_logits(
         self,
@@ -388,76 +378,24 @@ class YesNoScorer(ImageReader):
         return self.compute_logits(self.question_states(hidden_states, text["attention_mask"], question_ends))
 
 
-# For each packed row the first column of each question, and the one after the last.
-Spans = list[list[tuple[int, int]]]
+def check_questions(packed: dict[str, torch.Tensor], limit: int) -> None:
+    """Raise ValueError unless `question_ends` names one column of each question of packed rows.
 
-
-def find_questions(packed: dict[str, torch.Tensor], limit: int) -> Spans:
-    """First column of each question of packed rows and the column after its last: runs of equal `segment_ids`.
-
-    Raises:
-        ValueError: a question longer than `limit` tokens, or `question_ends` that do not name one column of each.
+    A question is a run of equal `segment_ids`, of at most `limit` tokens.
     """
     rows = zip(packed["segment_ids"].tolist(), packed["attention_mask"].tolist(), packed["question_ends"].tolist())
-    spans: Spans = []
     for segments, mask, ends in rows:
-        columns = [column for column, seen in enumerate(mask) if seen]
+        columns = [column for column, visible in enumerate(mask) if visible]
         starts = [c for i, c in enumerate(columns) if i == 0 or segments[c] != segments[columns[i - 1]]]
         stops = [*starts[1:], columns[-1] + 1] if columns else []
-        spans.append(list(zip(starts, stops)))
         ends = [end for end in ends if end >= 0]
         if len(ends) != len(starts) or any(not a <= e < b for a, e, b in zip(starts, ends, stops)):
             raise ValueError(
                 f"question_ends must name exactly one column per question; questions start at {starts}, got {ends}."
             )
-        longest = max((stop - start for start, stop in spans[-1]), default=0)
+        longest = max((stop - start for start, stop in zip(starts, stops)), default=0)
         if longest > limit:
             raise ValueError(f"A question of {longest} tokens is longer than max_position_embeddings={limit}.")
-    return spans
-
-
-def split_packed_rows(
-    packed: dict[str, torch.Tensor], spans: Spans, max_tokens: int = MAX_CHUNK_TOKENS
-) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
-    """Cut packed rows between questions into rows of at most `max_tokens` (one question at least).
-
-    Args:
-        packed: input_ids, attention_mask, position_ids, segment_ids [I,L] and question_ends [I,Q], -1 for none.
-        spans: from `find_questions`.
-
-    Yields:
-        the indices of the rows that a chunk is cut from, and the chunk, in the form of `packed`.
-    """
-    segment_ids, ends = packed["segment_ids"], packed["question_ends"]
-    if segment_ids.shape[1] <= max_tokens:
-        yield torch.arange(segment_ids.shape[0], device=ends.device), packed
-        return
-    chunks = [_group_questions(row, max_tokens) for row in spans]
-    for index in range(max(map(len, chunks))):
-        rows = torch.tensor([row for row, cut in enumerate(chunks) if index < len(cut)], device=ends.device)
-        cuts = torch.tensor([chunks[row][index] for row in rows.tolist()], device=ends.device)  # [R,4]
-        start, stop, first, last = cuts.T[..., None]
-        columns = start + torch.arange(int((stop - start).max()), device=ends.device)
-        inside = columns < stop
-        columns = columns.clamp(max=segment_ids.shape[1] - 1)
-        chunk = {
-            name: packed[name][rows[:, None], columns] * inside
-            for name in ("input_ids", "attention_mask", "position_ids", "segment_ids")
-        }
-        questions = first + torch.arange(int((last - first).max()), device=ends.device)
-        chosen = ends[rows[:, None], questions.clamp(max=ends.shape[1] - 1)] - start
-        chunk["question_ends"] = chosen.masked_fill(questions >= last, -1)
-        yield rows, chunk
-
-
-def _group_questions(spans: list[tuple[int, int]], max_tokens: int) -> list[tuple[int, int, int, int]]:
-    """The chunks of one row: first column, column after the last, first question, question after the last."""
-    chunks, first = [], 0
-    for question in range(1, len(spans) + 1):
-        if question == len(spans) or spans[question][1] - spans[first][0] > max_tokens:
-            chunks.append((spans[first][0], spans[question - 1][1], first, question))
-            first = question
-    return chunks
 
 
 def _check_numbers(name: str, numbers: list[int] | None, count: int) -> list[int]:

@@ -13,7 +13,11 @@ from traffic_vlm.data.presence import CATEGORIES, INDEX
 from traffic_vlm.data.scene import CLASSES, Scene, SceneObject
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.data.truths import View
-from traffic_vlm.training.collator import SupervisedCollator, fold
+from traffic_vlm.training.collator import SupervisedCollator
+
+
+def count_questions(batch, image=0):
+    return int(batch["segment_ids"][batch["image_index"] == image].amax(1).sum())
 
 
 def test_batches_point_at_the_right_word(processor):
@@ -74,8 +78,7 @@ def test_some_questions_are_paraphrased(processor):
             question = batch["segment_ids"][line, : end + 1] == batch["segment_ids"][line, end]
             texts.add(processor.decode(batch["input_ids"][line, : end + 1][question]))
         assert len(texts) == 2 and len(answers) == 1 and answers <= {4, 5}
-    asked = batch["segment_ids"].amax(1)  # numbers of the questions about an image, which stand in some of the rows
-    assert all(asked[batch["image_index"] == image].max() <= 16 for image in range(4))  # not more than before
+    assert all(count_questions(batch, image) <= 16 for image in range(4))
     with pytest.raises(ValueError, match="paraphrases must be fewer than questions_per_image=2, got 2"):
         SupervisedCollator(processor, 2, paraphrases=2)
     without = SupervisedCollator(processor, 16)(rows)
@@ -86,7 +89,7 @@ def test_own_questions_are_not_paraphrased(processor):
     texts = ["Is there a car?", "Is there a bus?", "Is there a car?"]
     row = {"image": Image.new("RGB", (40, 40)), "scene": None, "questions": texts, "answers": ["yes", "no", "yes"]}
     batch = SupervisedCollator(processor, 16, paraphrases=3)([row])
-    assert not batch["paraphrase_pairs"].any() and int(batch["segment_ids"].max()) == 3
+    assert not batch["paraphrase_pairs"].any() and count_questions(batch) == 3
 
 
 def test_all_own_questions_come_up_in_time(processor):
@@ -96,12 +99,12 @@ def test_all_own_questions_come_up_in_time(processor):
     seen = set()
     for _ in range(30):
         batch = collate([row])
-        assert int(batch["segment_ids"].max()) == 2
+        assert count_questions(batch) == 2
         seen |= set(batch["input_ids"].flatten().tolist())
     assert seen >= set(processor.tokenizer.convert_tokens_to_ids([text.split()[-1][:-1] for text in texts]))
 
 
-def test_folded_rows_hold_the_same_questions_in_fewer_tokens(processor):
+def test_fitted_rows_hold_the_same_questions_in_fewer_tokens(processor):
     """One image has many questions, the other one; the model computes the same for each question as before."""
     texts = [
         [f"Is there a {label}?" for label in list(CLASSES)[:9]] + ["What color is the traffic light?"],
@@ -110,18 +113,20 @@ def test_folded_rows_hold_the_same_questions_in_fewer_tokens(processor):
     answers = [["no"] * 9 + ["red"], ["yes"]]
     images = np.random.default_rng(0).integers(0, 255, (2, 224, 224, 3), np.uint8)
     packed = dict(processor(images=list(images), text=texts, suffix=answers, packed=True, return_tensors="pt"))
-    packed["grounding_targets"] = packed["input_ids"][..., None] % torch.arange(2, 5) == 0
-    batch = fold(packed)
+    fitted = processor(
+        images=list(images), text=texts, suffix=answers, packed=True, row_tokens="fit", return_tensors="pt"
+    )
+    batch = dict(fitted)
     assert torch.equal(batch["pixel_values"], packed["pixel_values"])
 
     def questions(batch, images):
-        """Of each image: ids, labels, positions and targets of its questions, in any order."""
+        """Ids, labels and positions of the questions about each image, in any order."""
         found = [[] for _ in texts]
         for row, image in enumerate(images):
             for number in batch["segment_ids"][row].unique():
                 mask = batch["segment_ids"][row] == number
                 if number:
-                    names = ("input_ids", "labels", "position_ids", "attention_mask", "grounding_targets")
+                    names = ("input_ids", "labels", "position_ids", "attention_mask")
                     found[image].append([batch[name][row, mask].tolist() for name in names])
         return [sorted(image) for image in found]
 
@@ -132,8 +137,8 @@ def test_folded_rows_hold_the_same_questions_in_fewer_tokens(processor):
     assert (batch["labels"][batch["attention_mask"] == 0] == -100).all()
 
     model = tiny_model().eval()
-    for one in (packed, batch):
-        del one["grounding_targets"]
+    indices = batch.pop("question_index")
+    assert sorted(indices[indices >= 0].tolist()) == sorted([*range(10), 0])
     with torch.no_grad():
         assert model(**batch).loss.item() == pytest.approx(model(**packed).loss.item(), rel=1e-5)
 

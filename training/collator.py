@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from ..data.collator import Prepared, TrafficCollator
 from ..data.grounding import find_word, word_patches
@@ -19,7 +18,6 @@ from ..data.presence import CATEGORIES, REGIONS, image_labels, targets
 from ..data.questions import Question, ask
 from ..data.scene import Scene
 from ..data.truths import View
-from ..processing_traffic_vlm import IGNORED_LABEL
 
 
 @dataclass
@@ -34,8 +32,8 @@ class SupervisedCollator(TrafficCollator):
     - `paraphrase_pairs` [R,L]: at the ends of two paraphrases of a yes/no question the number of their pair, from 1;
       else 0.
 
-    Of the questions about an image, up to `paraphrases` repeat another one in other words. The questions of an image
-    fill as many of the R rows as they need, see `fold`.
+    Of the questions about an image, up to `paraphrases` repeat another one in other words. Rows are packed with
+    hardly any padding (`row_tokens="fit"`): three in ten tokens of one row per image would be padding.
 
     Raises:
         ValueError: `paraphrases` is not smaller than `questions_per_image`.
@@ -43,6 +41,7 @@ class SupervisedCollator(TrafficCollator):
 
     grid: tuple[int, int] = (GRID, GRID)
     paraphrases: int = 0
+    row_tokens: int | str = "fit"
 
     def __post_init__(self) -> None:
         if self.paraphrases and self.paraphrases >= self.questions_per_image:
@@ -54,38 +53,44 @@ class SupervisedCollator(TrafficCollator):
     def finish(self, batch: dict[str, torch.Tensor], prepared: list[Prepared]) -> dict[str, torch.Tensor]:
         region = np.full((len(prepared), len(CATEGORIES), len(REGIONS)), -1, np.int8)
         patch = np.full((len(prepared), len(CATEGORIES), *self.grid), -1, np.int8)
-        shape = batch["input_ids"].shape
-        grounding = torch.zeros(*shape, self.grid[0] * self.grid[1], dtype=torch.bool)
+        grounding = torch.zeros(*batch["input_ids"].shape, self.grid[0] * self.grid[1], dtype=torch.bool)
         words, pairs = torch.zeros_like(batch["input_ids"]), torch.zeros_like(batch["input_ids"])
-        for row, item in enumerate(prepared):
+        images, questions, ends = (batch[name] for name in ("image_index", "question_index", "question_ends"))
+        place = {  # (image, question) → (row, column of the prompt's last token)
+            (int(images[row]), int(questions[row, q])): (row, int(ends[row, q]))
+            for row, q in (questions >= 0).nonzero().tolist()
+        }
+        for image, item in enumerate(prepared):
             if item.scene is None:
                 continue
-            region[row], patch[row] = targets(image_labels(item.scene), grid=self.grid)
-            ends = batch["question_ends"][row].tolist()
+            region[image], patch[image] = targets(image_labels(item.scene), grid=self.grid)
             for index, category, patches in word_patches(item.questions, item.scene, self.grid):
-                segments = batch["segment_ids"][row, : ends[index] + 1]
+                row, end = place[image, index]
+                segments = batch["segment_ids"][row, : end + 1]
                 inside = (segments == segments[-1]).nonzero().flatten()
                 position = find_word(self.processor, batch["input_ids"][row, inside].tolist(), category)
                 if position is not None:
                     grounding[row, inside[position]] = torch.from_numpy(patches)
-            self._add_words_and_pairs(row, item, ends, words, pairs)
-        batch |= {"grounding_targets": grounding, "intermediate_targets": words, "paraphrase_pairs": pairs}
-        return fold(batch) | {"region_targets": torch.from_numpy(region), "patch_targets": torch.from_numpy(patch)}
+            self._add_words_and_pairs(item, [place[image, i] for i in range(len(item.questions))], words, pairs)
+        extra = {"grounding_targets": grounding, "intermediate_targets": words, "paraphrase_pairs": pairs}
+        extra |= {"region_targets": torch.from_numpy(region), "patch_targets": torch.from_numpy(patch)}
+        unused = ("question_ends", "question_index")  # for scoring
+        return {name: value for name, value in batch.items() if name not in unused} | extra
 
     def _add_words_and_pairs(
-        self, row: int, item: Prepared, ends: list[int], words: torch.Tensor, pairs: torch.Tensor
+        self, item: Prepared, ends: list[tuple[int, int]], words: torch.Tensor, pairs: torch.Tensor
     ) -> None:
-        """Fill one row of `intermediate_targets` and of `paraphrase_pairs`."""
+        """Fill `intermediate_targets` and `paraphrase_pairs` at the ends (row, column) of an image's questions."""
         view, tokenizer = View(cast(Scene, item.scene)), cast(Any, self.processor).tokenizer
-        end_of: dict[str, int] = {}  # of the last question about each fact
+        end_of: dict[str, tuple[int, int]] = {}  # of the last question about each fact
         for question, end in zip(item.questions, ends):
             if question.answer not in ("yes", "no"):
                 continue
             word = view.compared(tuple(question.fact.split("/")))
             if word is not None:
-                words[row, end] = tokenizer.convert_tokens_to_ids(word)
+                words[end] = tokenizer.convert_tokens_to_ids(word)
             if question.fact and question.fact in end_of:
-                pairs[row, [end_of[question.fact], end]] = pairs.max() + 1
+                pairs[end_of[question.fact]] = pairs[end] = pairs.max() + 1
             end_of[question.fact] = end
 
     def ask(self, scene: Scene, rng: random.Random) -> list[Question]:
@@ -100,57 +105,3 @@ class SupervisedCollator(TrafficCollator):
             if balancer.accepts(tuple(question.fact.split("/")), question.answer, rng):
                 repeated.append(replace(question, text=rng.choice(others)))
         return asked + repeated
-
-
-def fold(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Fold a packed batch with one row per image into rows of one width with hardly any padding.
-
-    Some images have many questions, others few: three in ten tokens of one row per image are padding, which a model
-    computes as well. Folded rows end between two questions, at the width that needs the fewest tokens in total.
-
-    Args:
-        batch: pixel_values [I,...], segment_ids [I,L], and anything else of one number or more for each of these
-            tokens: [I,L] or [I,L,...].
-
-    Returns:
-        pixel_values as they are, all others with R rows, and image_index [R], the image that each asks about.
-        question_ends, which scoring reads and training does not, is left out.
-    """
-    questions = [  # of each image: the columns of each question
-        [(row == number).nonzero()[:, 0] for number in range(1, int(row.max()) + 1)] for row in batch["segment_ids"]
-    ]
-    sizes = [list(map(len, columns)) for columns in questions]
-    widths = range(max(map(max, sizes)), max(map(sum, sizes)) + 1, 4)
-    layouts = ([_first_fit(lengths, width) for lengths in sizes] for width in widths)
-    layout = min(zip(widths, layouts), key=lambda pair: pair[0] * sum(map(len, pair[1])))[1]
-    rows = [
-        (image, torch.cat([questions[image][number] for number in row]))
-        for image, rows_of_image in enumerate(layout)
-        for row in rows_of_image
-    ]
-    folded = {
-        name: pad_sequence(
-            [values[image][columns] for image, columns in rows],
-            batch_first=True,
-            padding_value=IGNORED_LABEL if name == "labels" else 0,
-        )
-        for name, values in batch.items()
-        if name not in ("pixel_values", "question_ends")
-    }
-    images = torch.tensor([image for image, _ in rows])
-    return folded | {"pixel_values": batch["pixel_values"], "image_index": images}
-
-
-def _first_fit(lengths: list[int], width: int) -> list[list[int]]:
-    """Numbers of questions in rows of at most `width` tokens: the longest first, each where there is room for it."""
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for question in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
-        length = lengths[question]
-        row = next((row for row, free in enumerate(room) if free >= length), len(rows))
-        if row == len(rows):
-            rows.append([])
-            room.append(width)
-        rows[row].append(question)
-        room[row] -= length
-    return rows
