@@ -365,6 +365,7 @@ def test_a_tower_learns_is_kept_and_goes_on_where_it_stopped(data, tmp_path):
         load_tower(tmp_path / "tower")
 
 
+@pytest.mark.slow
 def test_the_script_trains_and_answers(data, tmp_path):
     def run(*arguments):
         command = [sys.executable, ROOT / "scripts" / "train_tower.py", *map(str, arguments)]

@@ -104,6 +104,7 @@ def figures(folder: Path) -> list[dict[str, float]]:
     return json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
 
 
+@pytest.mark.slow
 def test_a_run_learns_reports_and_leaves_a_folder_that_loads(start, tmp_path):
     run(start, tmp_path / "out", "--num_train_epochs", "1", "--questions_per_image", "8")
     logged = [entry for entry in figures(tmp_path / "out") if "loss" in entry]
@@ -131,6 +132,7 @@ print(inputs["pixel_values"].shape[-1], float(model.score_yes_no(**inputs)[0]))
     assert loaded.stdout.startswith("64 0.") and "UNEXPECTED" not in loaded.stderr, loaded.stderr[-2000:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("train", "workers"), [(learn, "0"), (run, "1")])
 def test_a_stopped_run_ends_as_one_that_never_stopped(start, tmp_path, train, workers):
     # The last weights, not the best: the best may be those of before the stop.
@@ -146,6 +148,7 @@ def test_a_stopped_run_ends_as_one_that_never_stopped(start, tmp_path, train, wo
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_a_compiled_decoder_learns_the_same(start, tmp_path):
     losses = []
@@ -161,6 +164,7 @@ def test_a_compiled_decoder_learns_the_same(start, tmp_path):
     assert before.keys() == after.keys()
 
 
+@pytest.mark.slow
 def test_two_processes_train_together(start, tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29511"]
     run(start, tmp_path / "out", "--num_train_epochs", "1", launcher=launcher)
@@ -196,6 +200,7 @@ def test_ways_to_train(start, tmp_path, options):
     assert bool(changed - tower)
 
 
+@pytest.mark.slow
 def test_the_finished_folder_goes_to_the_hub(start, tmp_path):
     start = shutil.copytree(start, tmp_path / "start")
     for name in ("README.md", "LICENSE_WEIGHTS.md"):
@@ -440,6 +445,7 @@ def test_a_tenth_is_held_back_where_no_images_are_given_for_evaluation(start, tm
     assert held["image_id"] == hold_back([load_rows([mine])])[1][0]["image_id"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -454,6 +460,7 @@ def test_what_cannot_work_is_said(start, tmp_path, options, message):
     assert not (tmp_path / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_and_the_last_checkpoint_kept(start, tmp_path):
     learn(start, tmp_path, "--num_train_epochs", "1")
     (tmp_path / "model.safetensors").unlink()
