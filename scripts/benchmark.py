@@ -17,7 +17,8 @@ Workloads:
     questions   P(yes) of N questions about each image, for every N in --questions. Traffic VLM packs the questions
                 about an image into one row; a baseline takes one row per question, each with its image.
     generate    greedy generation of --new_tokens tokens for one image and one question
-    compiled    as generate, but Traffic VLM has a static cache and a compiled step; the baselines have not
+    compiled    as generate, but Traffic VLM has a static cache and a compiled step; the baselines have them with
+                --compile_baselines only
 
 The models take turns in one process: a machine that becomes slower or faster affects all of them. Times are medians. A
 ratio is the time of a model divided by the time of Traffic VLM.
@@ -68,13 +69,8 @@ MAX_ROWS = 64  # rows in one pass of a baseline
 TINY_STAGES = {"conv_depths": [1] * 4, "conv_kernel_sizes": [3] * 4, "conv_strides": [2] * 4}
 TINY_VISION = {"image_size": 64, "hidden_size": 32, "intermediate_size": 64, "conv_widths": [4, 4, 4, 8, 8, 16]}
 TINY_VISION |= {"num_attention_heads": 2, **TINY_STAGES}
-TINY_TEXT = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "head_dim": 8,
-}
+TINY_TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+TINY_TEXT |= {"head_dim": 8}
 
 CLASSES = (
     "car, bus, truck, van, taxi, bicycle, motorcycle, tram, train, pedestrian, cyclist, child, dog, crosswalk, "
@@ -92,7 +88,9 @@ Questions = list[list[str]]  # the questions about each image
 class Options:
     output_dir: Path = field(metadata={"help": "folder to write the report to"})
     workloads: list[str] = field(default_factory=lambda: [*WORKLOADS], metadata={"help": "workloads to run"})
-    questions: list[int] = field(default_factory=lambda: [1, 4, 16, 64], metadata={"help": "questions about an image"})
+    questions: list[int] = field(
+        default_factory=lambda: [1, 4, 16, 64], metadata={"help": "numbers of questions about an image"}
+    )
     images: int = field(default=1, metadata={"help": "images in the workload questions"})
     new_tokens: int = field(default=32, metadata={"help": "tokens to generate"})
     compile_baselines: bool = field(
@@ -174,6 +172,7 @@ class Baseline:
         return {"input_ids": input_ids, "attention_mask": mask, "pixel_values": pixel_values}
 
     def make_batches(self, pixel_values: torch.Tensor, questions: Questions) -> list[dict[str, torch.Tensor]]:
+        """Inputs of the model for all questions, in batches of at most `MAX_ROWS`; pixel_values are [I,3,H,W]."""
         image_index = torch.tensor([image for image, texts in enumerate(questions) for _ in texts])
         question_ids = self.processor(text=[text for texts in questions for text in texts])["input_ids"]
         rows = [self.make_row(ids) for ids in question_ids]
@@ -279,7 +278,8 @@ def make_workloads(
     workloads = {}
     for count in options.questions if "questions" in options.workloads else []:
         questions = make_questions(options.images, count)
-        title = f"{options.images} image{'s' * (options.images > 1)}, {count} question{'s' * (count > 1)}"
+        images = "1 image" if options.images == 1 else f"{options.images} images"
+        title = f"{images}, {count} question{'s' * (count > 1)}{' each' * (options.images > 1)}"
         workloads[title] = {name: model.yes_no_run(pixel_values, questions) for name, model in models.items()}
     title = f"{options.new_tokens} tokens"
     prompts = {name: model.prompt(pixel_values[:1], OPEN_QUESTION) for name, model in models.items()}
@@ -326,7 +326,7 @@ def peak_memory(run: Run, device: str = "cpu") -> int:
 
 
 def measure(runs: Mapping[str, Run], options: Options) -> dict[str, dict[str, float]]:
-    """Median and interquartile range in seconds, ratio to Traffic VLM, and peak memory of each model."""
+    """For each model: median and interquartile range of its times, the ratio to Traffic VLM, and its peak memory."""
     times = time_in_turns(runs, options.repeats, options.min_run_time)
     return {
         name: {
@@ -377,7 +377,7 @@ def plot_questions(report: Mapping[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     counts = report["options"]["questions"]
-    rows = [runs for title, runs in report["workloads"].items() if title.split()[-1].startswith("question")]
+    rows = [runs for title, runs in report["workloads"].items() if " question" in title]
     figure = Figure(figsize=(5.6, 4.4), layout="constrained")
     axes = figure.subplots()
     for name in report["parameters"]:

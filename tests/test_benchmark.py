@@ -90,6 +90,7 @@ def test_the_script_writes_a_report(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_step_of_a_token_is_compiled(tmp_path, monkeypatch):
+    torch._dynamo.utils.counters.clear()
     options = ["--quick", "--dtype", "float32", "--workloads", "compiled", "--new_tokens", 4]
     run_script(monkeypatch, "--output_dir", tmp_path, *options)
     assert "| 4 tokens, compiled TrafficVLM | " in (tmp_path / "report.md").read_text()
