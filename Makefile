@@ -14,7 +14,7 @@ SETUP := $(VENV)/.ready
 # tests can leave coverage data that spoil the figures.
 MODULE_TESTS := $(foreach name,configuration generation masking modeling processing readme repository scoring tokenization \
 	training vision,tests/test_$(name).py)
-PACKAGES := $(addprefix -p traffic_vlm.,benchmark data evaluation publishing serving training)
+PACKAGES := $(addprefix -p traffic_vlm.,data evaluation publishing serving training)
 export HF_HUB_OFFLINE := 1
 
 .PHONY: setup ask demo test quick lint fuzz compat files clean
