@@ -6,10 +6,11 @@
 
 INPUT is a folder or a glob of images, of Parquet files with a column of images, or of WebDataset tars, local or on any
 file system of fsspec. The output folder gets part-*.parquet with a row for each image and question: key, question,
-probability (P(yes); of an answer in words, its own), answer, and for an image that cannot be read its error. If the
-command is stopped or killed, run it again: it continues, and each image is labeled once. On a cluster (--address) all
-machines must have this package and see INPUT, the output folder and the model. If the cluster asks for a token, set
-RAY_AUTH_MODE=token and store the token in ~/.ray/auth_token.
+probability (P(yes); of an answer in words, its own), answer, and for an image that cannot be read its error. Questions
+with a word that the model does not know are refused. If the command is stopped or killed, run it again: it continues,
+and each image is labeled once. On a cluster (--address) all machines must have this package and see INPUT, the output
+folder and the model. If the cluster asks for a token, set RAY_AUTH_MODE=token and store the token in
+~/.ray/auth_token.
 
 The exit status is 0, even if some images have errors (their number is printed); 2 if something is wrong or cannot be
 labeled now (a full disk, a network: run the same command again); 130 after Ctrl-C.
@@ -19,8 +20,13 @@ import sys
 
 from transformers.utils import logging
 
-from traffic_vlm.serving.labeling import LabelOptions, label
+from traffic_vlm.serving.cluster import load_ray
 from traffic_vlm.utils import option_parser
+
+
+load_ray("labeling")  # exits with a message if the extra "scale" is not installed
+
+from traffic_vlm.serving.labeling import LabelOptions, label  # noqa: E402
 
 
 def main() -> int:

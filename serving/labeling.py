@@ -47,15 +47,8 @@ KINDS = {
 }
 PLAN = "_plan.parquet"  # readers of Parquet folders skip names with an underscore
 DECODING_THREADS = 4
-SCHEMA = pa.schema(
-    [
-        ("key", pa.string()),
-        ("question", pa.string()),
-        ("probability", pa.float32()),
-        ("answer", pa.string()),
-        ("error", pa.string()),
-    ]
-)
+COLUMNS = ("key", "question", "probability", "answer", "error")
+SCHEMA = pa.schema([(name, pa.float32() if name == "probability" else pa.string()) for name in COLUMNS])
 
 
 def _option(default: Any, help: str) -> Any:
@@ -439,14 +432,10 @@ def label(source: str, options: LabelOptions) -> None:
 
 
 def report_progress(results: Iterable[dict[str, Any]], total: int, done: int) -> int:
-    """Show a progress bar, and print why parts could not be done.
+    """Show the progress of `Labeler.process`, and return how many parts could not be done.
 
     Args:
-        results: of `Labeler.process`.
         total, done: number of all parts, and of those that earlier runs have done.
-
-    Returns:
-        the number of parts that could not be done.
     """
     begin = time.monotonic()
     images = broken = undone = 0
