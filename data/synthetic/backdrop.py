@@ -29,7 +29,8 @@ def draw_backdrop(plan: Plan, size: int, dice: Dice) -> tuple[np.ndarray, list[C
     below = np.array([(32 * size, 144 * size), (-16 * size, 144 * size)], dtype=np.int32)
     layers = np.zeros((size, size), dtype=np.uint8)  # 0: sky, 1: land, from 2: patches
     cv2.fillPoly(layers, [np.concatenate([horizon, below])], 1, cv2.LINE_8, 4)
-    crosswalks, numbers = [], [SKY, TERRAIN]
+    crosswalks: list[Crosswalk] = []
+    numbers = [SKY, TERRAIN]
     for layer, patch in enumerate(plan.patches, 2):
         pieces, area = project(patch, camera, size)
         cv2.fillPoly(layers, pieces, layer, cv2.LINE_8, 4)

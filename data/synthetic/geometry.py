@@ -134,8 +134,8 @@ class Builder:
         for (left, right), (next_left, next_right) in itertools.pairwise([*corners, corners[0]]):
             toward = (0.0, (left[1] + next_left[1]) / 2 - middle_y, (left[2] + next_left[2]) / 2 - middle_z)
             self.face([left, right, next_right, next_left], color, toward)
-        for side, toward in ((0, -1), (1, 1)):
-            self.face([corner[side] for corner in corners], color, (toward, 0, 0))
+        for side, outside in ((0, -1), (1, 1)):
+            self.face([corner[side] for corner in corners], color, (outside, 0, 0))
 
     def wheel(self, x: float, y: float, z: float, radius: float, color: str) -> None:
         """A disc that faces away from x = 0."""

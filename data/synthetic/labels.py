@@ -59,7 +59,7 @@ class Drawing:
 def describe(drawing: Drawing) -> Scene:
     """All annotations of a drawing."""
     plan, size = drawing.plan, len(drawing.image)
-    objects = [*describe_stuff(drawing.ids[::SCALE, ::SCALE])]
+    objects = describe_stuff(drawing.ids[::SCALE, ::SCALE])
     objects += [item for crosswalk in drawing.crosswalks if (item := describe_crosswalk(drawing, crosswalk))]
     misplaced = False
     for index, thing in enumerate(plan.things):
@@ -157,7 +157,7 @@ def shows_lamp(drawing: Drawing, index: int, lamp: Lamp) -> bool:
     left, right = round((u - radius * camera.focal[0]) * size), round((u + radius * camera.focal[0]) * size) + 1
     top, bottom = round((v - radius * camera.focal[1]) * size), round((v + radius * camera.focal[1]) * size) + 1
     part = drawing.ids[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)]
-    return np.count_nonzero(part == drawing.numbers[index]) >= LAMP_SEEN * (right - left) * (bottom - top)
+    return int(np.count_nonzero(part == drawing.numbers[index])) >= LAMP_SEEN * (right - left) * (bottom - top)
 
 
 def is_misplaced(drawing: Drawing, index: int, item: SceneObject) -> bool:

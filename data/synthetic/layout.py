@@ -258,7 +258,7 @@ class Planner:
             for _ in range(self.number(label)):
                 ridden = self.dice.chance(0.78)
                 if place := self.place(0.6, 0.9, self.ride if ridden else self.parked_cycle):
-                    self.plan.things += make_cycle(self.plan, label, *place, ridden)
+                    self.plan.things += make_cycle(self.plan, label, ridden, *place)
 
     def ride(self) -> Point3:
         """x, z and heading of a rider in a lane, or across the road."""

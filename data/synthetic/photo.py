@@ -25,7 +25,7 @@ def clouds() -> np.ndarray:
         step = 512 // count
         layer = cv2.resize(cells, None, fx=step, fy=step, interpolation=cv2.INTER_CUBIC)
         total += weight * layer[2 * step : 2 * step + 512, 2 * step : 2 * step + 512]
-    return cv2.normalize(total, None, 0, 255, cv2.NORM_MINMAX)
+    return cv2.normalize(total, total, 0, 255, cv2.NORM_MINMAX)
 
 
 def tile(texture: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
@@ -118,5 +118,5 @@ def photograph(image: np.ndarray, rough: np.ndarray, light: Light, dice: Dice) -
     image = np.clip(np.minimum(image * factors, 255) + texture[..., None], 0, 255).astype(np.uint8)
     if light.jpeg:  # OpenCV takes red for blue, which only swaps how much detail they lose
         _, coded = cv2.imencode(".jpg", image, (cv2.IMWRITE_JPEG_QUALITY, 80 - 15 * light.jpeg))
-        image = cv2.imdecode(coded, cv2.IMREAD_COLOR)
+        image = np.asarray(cv2.imdecode(coded, cv2.IMREAD_COLOR))
     return image

@@ -47,10 +47,6 @@ class Stage:
         if self.parts:
             self._place_faces()
 
-    def _to_world(self, matrices: np.ndarray, counts: int | list[int], points: np.ndarray) -> np.ndarray:
-        """Multiply `counts` points of each part with its matrix."""
-        return np.einsum("nij,nj->ni", np.repeat(matrices, counts, axis=0), points)
-
     def _arrange(self) -> None:
         """Drop parts that are too near, and sort the others."""
         things, camera = self.plan.things, self.plan.camera
@@ -58,7 +54,7 @@ class Stage:
         boxes = np.where(CORNERS, high[:, None], low[:, None]).reshape(-1, 3)
         matrices = np.array([things[index].matrix for index, _ in self.parts])
         places = np.array([things[index].place for index, _ in self.parts])
-        world = self._to_world(matrices, 8, boxes) + np.repeat(places, 8, axis=0)
+        world = multiply(matrices, 8, boxes) + np.repeat(places, 8, axis=0)
         depth = camera.view(world)[:, 2].reshape(-1, 8).min(axis=1)
         footprints = world.reshape(-1, 8, 3)[:, :4, ::2]
         group = np.cumsum([not thing.carried for thing in things])[[index for index, _ in self.parts]]
@@ -88,11 +84,11 @@ class Stage:
             return np.concatenate([getattr(mesh, name) for mesh in meshes])
 
         self.bounds = np.cumsum([0, *vertices])
-        self.world = self._to_world(matrices, vertices, joined("vertices")) + np.repeat(places, vertices, axis=0)
+        self.world = multiply(matrices, vertices, joined("vertices")) + np.repeat(places, vertices, axis=0)
         view = camera.view(self.world)
         shift = np.repeat(self.bounds[:-1], faces)
         start, end = joined("starts") + shift, joined("ends") + shift
-        normal = self._to_world(cofactors, faces, joined("normals"))  # as long as the area
+        normal = multiply(cofactors, faces, joined("normals"))  # as long as the area
         depth, two_sided = np.maximum(view[start, 2], NEAR), joined("two_sided")
         towards_camera = ((self.world[start] - (camera.x, camera.height, 0.0)) * normal).sum(axis=1) < 0
         area = np.linalg.norm(normal, axis=1)
@@ -127,7 +123,7 @@ class Stage:
             if thing.shadow and not cut and (sunny or thing.place[1] < 0.1):
                 cv2.fillConvexPoly(mask, cv2.convexHull(pixels[start:end]), 255, cv2.LINE_8, 4)
         first, factor = camera.first_ground_row(self.size), 0.5 if sunny else 0.67
-        dark = cv2.multiply(canvas[first:], (factor, factor, factor, 1.0))
+        dark = cv2.multiply(canvas[first:], np.array((factor, factor, factor, 1.0)))
         cv2.copyTo(dark, mask[first:], canvas[first:])
 
     def paint(self, canvas: np.ndarray, numbers: list[int]) -> None:
@@ -152,6 +148,11 @@ class Stage:
             cv2.fillConvexPoly(mask, (polygon - low * 16) // shrink, 1, cv2.LINE_8, 4)
         columns, rows = (slice(max(start, 0), max(stop, 0)) for start, stop in zip(low.tolist(), high.tolist()))
         return float(cv2.countNonZero(mask) * shrink * shrink), (rows, columns)
+
+
+def multiply(matrices: np.ndarray, counts: int | list[int], points: np.ndarray) -> np.ndarray:
+    """Multiply `counts` points of each part, [N, 3] in all, with the matrix of the part, [P, 3, 3]."""
+    return np.einsum("nij,nj->ni", np.repeat(matrices, counts, axis=0), points)
 
 
 def painting_order(footprints: np.ndarray, eye: np.ndarray) -> list[int]:

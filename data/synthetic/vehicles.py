@@ -10,7 +10,7 @@ from .light import PAINT, Color, colors, scaled, vary
 from .plan import Lamp, Plan, Thing
 
 
-TIRE: dict[str, Color] = {"tire": (24, 24, 26), "trim": (38, 39, 42), "display": (255, 190, 60)}
+FIXED: dict[str, Color] = {"tire": (24, 24, 26), "trim": (38, 39, 42), "display": (255, 190, 60)}
 GLASS = colors("343c46 262c34 4c5862")
 HUBS = colors("96989c 606266 3c3e40")
 PLATES = colors("ecece4 f0d65a ecece4")
@@ -202,7 +202,7 @@ def make_vehicle(plan: Plan, label: str, shape: str, x: float, z: float, heading
     brake = moving and dice.chance(0.35)
     glass = dice.pick(GLASS)
     glowing = label == "bus" and time == "night" and moving
-    palette = TIRE | {
+    palette = FIXED | {
         "body": body,
         "shade": scaled(body, 0.75) if color != "black" else (54, 54, 56),
         "glass": (188, 174, 126) if glowing else glass,
@@ -212,10 +212,8 @@ def make_vehicle(plan: Plan, label: str, shape: str, x: float, z: float, heading
         "plate": dice.pick(PLATES),
     }
     bright = ("head",) * lit + ("tail",) * (brake or lit) + ("glass", "display") * glowing
-    if label == "truck":
-        meshes = (truck_cab(), truck_load(shape))
-    else:
-        meshes = (bus(shape) if label == "bus" else cabin_car(shape),)
+    make_mesh = {"bus": bus, "truck": truck_load}.get(label, cabin_car)
+    meshes = (truck_cab(),) * (label == "truck") + (make_mesh(shape),)
     lamps = []
     if lit:
         glow = (0.9 if time == "night" else 0.35) * (1.5 if weather in ("rainy", "foggy") else 1.0)
@@ -282,7 +280,7 @@ def bicycle(side_view: bool) -> Mesh:
     return b.build()
 
 
-def make_cycle(plan: Plan, label: str, x: float, z: float, heading: float, ridden: bool) -> list[Thing]:
+def make_cycle(plan: Plan, label: str, ridden: bool, x: float, z: float, heading: float) -> list[Thing]:
     """A motorcycle or bicycle and its rider, in side view where it is across the line of sight."""
     dice = plan.dice
     color = dice.pick(tuple(PAINT))
@@ -293,7 +291,7 @@ def make_cycle(plan: Plan, label: str, x: float, z: float, heading: float, ridde
     motor, scooter = label == "motorcycle", dice.chance(0.4)
     body = vary(dice, PAINT[color], 6)
     lit = ridden and motor and plan.light.time != "day" and not side_view
-    palette = TIRE | {
+    palette = FIXED | {
         "body": body,
         "hub": (140, 142, 146),
         "head": (255, 250, 230),
