@@ -10,10 +10,11 @@ import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from PIL import Image, ImageDraw
 from transformers import HfArgumentParser
 
 from traffic_vlm.data.questions import Balancer, ask
-from traffic_vlm.data.synthetic import contact_sheet, render
+from traffic_vlm.data.synthetic import render
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,6 +34,21 @@ class Arguments:
                 raise SystemExit(f"--{name} must be at least {limit}, got {getattr(self, name)}")
         if self.output.suffix.lower() != ".png" or self.output.is_dir():
             raise SystemExit(f"--output must be a PNG file, got {str(self.output)!r}")
+
+
+def contact_sheet(items: list[tuple[Image.Image, list[str]]], path: Path, columns: int) -> None:
+    """Write images with lines of text below each as one PNG; make its folder if it is missing."""
+    width, height = items[0][0].size
+    step = height + 6 + 11 * max(len(lines) for _, lines in items)
+    rows = -(-len(items) // columns)
+    sheet = Image.new("RGB", (columns * (width + 6) + 6, rows * step + 6), "white")
+    pen = ImageDraw.Draw(sheet)
+    for index, (image, lines) in enumerate(items):
+        x, y = 6 + index % columns * (width + 6), 6 + index // columns * step
+        sheet.paste(image, (x, y))
+        pen.multiline_text((x, y + height + 1), "\n".join(lines), fill="black", font_size=10, spacing=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sheet.save(path)
 
 
 def main() -> None:

@@ -287,8 +287,7 @@ def test_size_of_the_annotated_video(size, expected):
 
 def walk(seconds: float):
     """A street across which a pedestrian walks: the picture, and whether the truth has a pedestrian in it."""
-    from traffic_vlm.data.synthetic import draw
-    from traffic_vlm.data.synthetic_layout import make_plan
+    from traffic_vlm.data.synthetic import draw, make_plan
 
     plan = make_plan(115)
     place = (-2.0 + 2.2 * seconds, 0.0, 7.0)
