@@ -65,7 +65,7 @@ def label(arguments: argparse.Namespace) -> None:
 
     ray = load_ray("labelling")
     from traffic_vlm.serving.labelling import Job, Output, fingerprint, parts_to_do
-    from traffic_vlm.serving.watcher import check_questions
+    from traffic_vlm.serving.questions import check_questions
 
     is_folder = os.path.isdir(arguments.model)
     model = absolute(arguments.model) if is_folder else arguments.model
