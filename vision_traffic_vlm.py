@@ -25,7 +25,6 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.utils import is_torchdynamo_compiling
 
 from .configuration_traffic_vlm import TrafficVLMVisionConfig
 
@@ -261,11 +260,7 @@ class TrafficVLMVisionModel(PreTrainedModel):
 
     def forward(self, pixel_values: torch.Tensor, return_dict: bool = True, **kwargs: Any) -> Any:
         """`last_hidden_state` [B,P,hidden_size] of pixels [B,num_channels,H,W], H and W multiples of `patch_size`."""
-        # Channels last is how the fast convolutions of CPUs and GPUs want pixels and weights to lie. Weights come from
-        # files in the other order; left so, each pass would copy them all, a fifth of the time of one image.
-        first = next(self.convolutions.parameters())
-        if not is_torchdynamo_compiling() and not first.is_contiguous(memory_format=torch.channels_last):
-            self.to(memory_format=torch.channels_last)
+        # Channels last is the fast layout of convolutions on CPUs and GPUs.
         finer, same, coarser = self.convolutions(pixel_values.contiguous(memory_format=torch.channels_last))
         rows, columns = same.shape[2:]
         around = nn.functional.interpolate(self.from_coarser(coarser), scale_factor=2.0)[:, :, :rows, :columns]
