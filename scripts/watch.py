@@ -59,7 +59,7 @@ def main() -> int:
         options, what = parser.parse_args_into_dataclasses()
         stop = StopSignal()
         problems = watch(what.source, what.ask, options, stop)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:  # the last for a missing device, or memory of a GPU
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -31,7 +31,7 @@ from .answerer import Answerer
 from .events import Event, EventDetector
 from .questions import check_questions
 from .timeline import COLUMNS, CsvLog, clock_time, convert_to_parquet, draw_timeline
-from .video import Frame, Source, is_camera, open_source
+from .video import Frame, Source, open_source
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -278,15 +278,17 @@ def watch(
         why frames are missing; empty if none are.
 
     Raises:
-        ValueError, OSError: bad questions, source, model or output. Files of an earlier run are then still there.
+        ValueError, OSError, RuntimeError: bad questions, source, model, device or output. Files of an earlier run are
+            then still there.
     """
     questions = check_questions(questions)
     check_output(options, name)
-    # A file is opened before the model is loaded, which takes seconds. A camera would run full in the meantime.
-    is_stream = is_camera(name) or "://" in name
-    source = None if is_stream else open_source(name, options.frame_rate)
-    scorer = QuestionScorer(load_answerer(options), questions)
-    source = source or open_source(name, options.frame_rate)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    answerer = Answerer(options.model, options.device, torch.bfloat16 if options.bf16 else None)
+    scorer = QuestionScorer(answerer, questions)
+    # Opened last: the buffer of a camera would overflow while the model is loaded.
+    source = open_source(name, options.frame_rate)
     rate = min(source.rate, options.fps or source.rate)
     video = AnnotatedVideo(options.video, questions, rate) if options.video else None
     for file in FILES:  # only now, when the new run can start
@@ -341,17 +343,3 @@ def check_output(options: WatchOptions, source: str) -> None:
     for file in FILES:
         if (folder / file).exists() and not options.overwrite:
             raise DataError(f"{folder}: has {file} of an earlier run; choose another folder, or --overwrite")
-
-
-def load_answerer(options: WatchOptions) -> Answerer:
-    """Load the model.
-
-    Raises:
-        ValueError, OSError: no such model or device.
-    """
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    try:
-        return Answerer(options.model, options.device, torch.bfloat16 if options.bf16 else None)
-    except RuntimeError as error:  # no such device
-        raise ValueError(f"{options.model} cannot be loaded on {options.device}: {error}") from error
