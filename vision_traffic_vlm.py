@@ -6,7 +6,7 @@
 
 What is special here:
 - convolutions know that neighbouring pixels belong together and that a car is a car wherever it stands; a transformer
-  on 16×16 patches has to learn both, from more images than there are. `docs/training.md` shows by how much they win;
+  on 16×16 patches has to learn both, from more images than there are. `docs/log.md` shows by how much they win;
 - they are those of EfficientNet-Lite0, so that training can start from what such a network learned from photographs;
 - a cell is told what its pixels look like in detail (a lamp), as a whole (a wheel), and what surrounds them (a bus);
 - it gives what a ViT with 16×16 patches gives, 196 tokens of 768, so either can stand in for the other;
