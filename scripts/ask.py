@@ -93,7 +93,7 @@ def main() -> int:
     failed = 0
     for path in paths:
         try:
-            encoded = answerer.look([path])
+            encoded = answerer.encode(answerer.read([path]))
             [answers] = answerer.ask(encoded, [arguments.question])
         except (ValueError, TypeError) as error:
             print(error, file=sys.stderr)

@@ -83,7 +83,7 @@ def test_one_look_serves_all_questions(answerer, picture, monkeypatch):
     looks = []
     tower = answerer.model.model.vision_tower
     handle = tower.register_forward_hook(lambda module, args, output: looks.append(len(args[0])))
-    encoded = answerer.look([picture])
+    encoded = answerer.encode(answerer.read([picture]))
     for question in QUESTIONS:
         answerer.ask(encoded, [[question]])
     handle.remove()
@@ -114,7 +114,7 @@ def test_heat_shows_where_attention_is():
 
 
 def test_an_overlay_has_a_picture_for_each_question(answerer, picture):
-    encoded = answerer.look([picture])
+    encoded = answerer.encode(answerer.read([picture]))
     sheet = draw_overlay(answerer.model, answerer.processor, picture, encoded, [(q, "yes, 0.9") for q in QUESTIONS])
     assert sheet.width > 3 * 300 and sheet.height > 2 * 300  # 4 in lines of 3
 
@@ -184,14 +184,14 @@ def test_what_cannot_be_asked_is_said(folder, picture, tmp_path, monkeypatch, ca
 
 def test_long_questions_do_not_cut_the_answers_to_others(answerer, monkeypatch):
     picture = Image.new("RGB", (40, 30), "gray")
-    encoded, limit = answerer.look([picture]), answerer.model.config.get_text_config().max_position_embeddings
+    encoded, limit = answerer.encode(answerer.read([picture])), answerer.text_config.max_position_embeddings
     long = "Is there a car" + " or a car" * 40 + "?"
-    alone = answerer._say(encoded, [(0, "What is ahead?")])
+    alone = answerer._generate(encoded, [(0, "What is ahead?")])
     for others in (["What is ahead?", long], [long, "What is ahead?", long]):
-        said = answerer._say(encoded, [(0, question) for question in others])
+        said = answerer._generate(encoded, [(0, question) for question in others])
         assert len(said) == len(others)
-        assert said[others.index("What is ahead?")][0] == alone[0][0]
+        assert said[others.index("What is ahead?")].answer == alone[0].answer
     full = "car " * (limit - 2)  # with the tokens that begin and end it, as long as may be
     with pytest.raises(ValueError, match=f"{limit} tokens leaves no room for an answer: both have at most {limit}"):
-        answerer.unknown_words(full)
-    assert answerer.unknown_words("car " * (limit - 3)) == ()
+        answerer.check_question(full)
+    assert answerer.check_question("car " * (limit - 3)) == ()
