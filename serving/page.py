@@ -71,9 +71,8 @@ def table(rows: Sequence[tuple[str, Answer | str | None, float | None]]) -> str:
     """Return questions, answers (a partial text, or None before it) and their seconds as an HTML table."""
     lines = []
     for question, answer, seconds in rows:
-        p_yes, text = None, answer or "…"
-        if isinstance(answer, Answer):
-            p_yes, text = answer.yes_probability, answer.answer
+        text = answer.answer if isinstance(answer, Answer) else answer or "…"
+        p_yes = answer.yes_probability if isinstance(answer, Answer) else None
         meter = "" if p_yes is None else f'<meter value="{p_yes:.2f}" aria-label="P(yes)"></meter>{p_yes:.2f}'
         took = "" if seconds is None else f"{1000 * seconds:.1f} ms"
         lines.append(
@@ -163,6 +162,11 @@ class Page:
             return None
 
 
+def path_of(payload: Any) -> str | None:
+    """Return the path of an uploaded file, whatever it contains."""
+    return payload and payload.path
+
+
 def build_page(answerer: Answerer, examples: Sequence[Path]) -> gr.Blocks:
     """Build the page for a loaded model, with example images."""
     page = Page(answerer)
@@ -192,7 +196,7 @@ def build_page(answerer: Answerer, examples: Sequence[Path]) -> gr.Blocks:
                     elem_id="image",
                 )
                 # Pass on the path of any file: `open_picture` explains what is wrong with it, Gradio would not.
-                image.preprocess = lambda payload: payload and payload.path  # type: ignore[method-assign]
+                image.preprocess = path_of  # type: ignore[method-assign]
                 gr.Examples([[str(path)] for path in examples], image, label="Example scenes")
                 questions = gr.Textbox(
                     QUESTIONS, label="Questions, one per line (Shift+Enter to ask)", lines=5, elem_id="questions"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from cachetools import TTLCache
@@ -139,9 +139,9 @@ class Service:
         for (item, future), row in zip(batch, answers):
             future.set_result((row, item.key in cached))
 
-    def _encode(self, items: Sequence[Item]) -> tuple[dict[str, EncodedImages], set[str]]:
+    def _encode(self, items: Sequence[Item]) -> tuple[dict[str, Any], set[str]]:
         """Return the encoded images by key, and the keys that were in the cache."""
-        images = {item.key: self.cache.get(item.key) for item in items}
+        images: dict[str, Any] = {item.key: self.cache.get(item.key) for item in items}
         cached = {key for key, encoded in images.items() if encoded is not None}
         new = {item.key: item.pixels for item in items if item.key not in cached}
         if new:

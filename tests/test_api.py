@@ -35,7 +35,7 @@ from traffic_vlm.serving.fetching import FetchError, fetch, is_public  # noqa: E
 from traffic_vlm.serving.service import Settings  # noqa: E402
 
 
-FUZZ_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "40"))  # of each operation
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "40"))  # of each operation
 QUESTIONS = ["Is there a car?", "What color is the traffic light?", "Is it raining?"]
 RAINING = {"questions": ["Is it raining?"]}
 
@@ -142,23 +142,20 @@ def test_requests_that_arrive_together_are_answered_in_one_pass_each_with_its_ow
 
 
 def test_a_request_that_fails_in_the_model_does_not_fail_the_others_of_its_pass(start, hold, monkeypatch):
-    with start() as client, ThreadPoolExecutor(4) as pool:
-        service = client.app.state.service
-        gate, passes = hold(client)
-        requests = [pool.submit(ask, client, png(0))]
-        wait_until(lambda: passes)
-        failing = [*QUESTIONS, "Is there a bus?"]
-        requests += [pool.submit(ask, client, png(1)), pool.submit(ask, client, png(2), failing)]
-        wait_until(lambda: len(service.queue) == 2)
+    with start() as client, ThreadPoolExecutor(3) as pool:
+        service, failing = client.app.state.service, ["Is there a bus?"]
         classify = service.answerer.classify
         monkeypatch.setattr(
             service.answerer, "classify", lambda encoded, rows: 1 / (failing not in rows) and classify(encoded, rows)
         )
+        gate, passes = hold(client)
+        requests = [pool.submit(ask, client, png(0))]
+        wait_until(lambda: passes)
+        requests += [pool.submit(ask, client, png(1)), pool.submit(ask, client, png(2), failing)]
+        wait_until(lambda: len(service.queue) == 2)
         gate.set()
         assert [one.result().status_code for one in requests[:2]] == [200, 200]
-        with pytest.raises(ZeroDivisionError):  # the test client passes on what a server logs
-            requests[2].result()
-        assert service.waiting == 0
+        assert isinstance(requests[2].exception(), ZeroDivisionError)  # the test client raises what a server logs
 
 
 def test_words_are_streamed_and_equal_the_answer(client):
@@ -277,7 +274,7 @@ class Pages(BaseHTTPRequestHandler):
     requests: list = []
 
     def do_GET(self):
-        self.requests.append(self.path)
+        self.requests.append(self.headers["Host"])
         if self.path == "/slow":  # a byte now and then: a timeout per read would never end
             with contextlib.suppress(OSError):
                 for byte in b"HTTP/1.0 200 OK\r\nX: " + b"x" * 100:
@@ -335,15 +332,18 @@ def test_urls_are_fetched_within_limits(start, site, monkeypatch):
 
 
 def test_the_checked_address_is_the_one_that_is_connected_to(site, monkeypatch):
-    """A name that first resolves to a public address and then to a private one must reach neither."""
     port = int(site.rpartition(":")[2])
-    addresses = iter(["127.0.0.2", "127.0.0.1", "127.0.0.1"])  # the first stands for a public one
-    monkeypatch.setattr(fetching, "is_public", lambda address: address == "127.0.0.2")
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(2, 1, 6, "", (next(addresses), port))])
+    url, addresses = f"http://pictures.example:{port}/a.png", ["127.0.0.1"]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(2, 1, 6, "", (addresses.pop(0), port))])
+    monkeypatch.setattr(fetching, "is_public", lambda address: True)
     Pages.requests.clear()
+    assert fetched(url) == png() and Pages.requests == [f"pictures.example:{port}"]
+    # DNS rebinding: the name resolves to a public address, where nothing listens, and then to a private one.
+    addresses += ["127.0.0.2", "127.0.0.1"]
+    monkeypatch.setattr(fetching, "is_public", lambda address: address == "127.0.0.2")
     with pytest.raises(FetchError, match="cannot be fetched"):
-        fetched(f"http://rebinding.example:{port}/a.png")
-    assert not Pages.requests
+        fetched(url)
+    assert len(Pages.requests) == 1
 
 
 # The OpenAPI schema, and the command
@@ -356,22 +356,16 @@ def test_any_request_of_the_schema_gets_a_response_of_the_schema(client):
     from hypothesis import HealthCheck, given, settings
     from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-    schema = schemathesis.openapi.from_asgi("/openapi.json", client.app)
-    statuses = {}
-    budget = settings(
-        max_examples=FUZZ_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
-    )
+    budget = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    operations = list(schemathesis.openapi.from_asgi("/openapi.json", client.app).get_all_operations())
+    assert len(operations) == 4
 
     def probe(case):
-        response = case.call(session=client)
-        statuses.setdefault(case.operation.label, set()).add(response.status_code)
         # Excluded because random bytes are a valid upload, but no image.
-        case.validate_response(response, excluded_checks=[positive_data_acceptance])
+        case.call_and_validate(session=client, excluded_checks=[positive_data_acceptance])
 
-    for found in schema.get_all_operations():
-        budget(given(case=found.ok().as_strategy())(probe))()
-    assert set(statuses) == {"POST /v1/answer", "POST /v1/generate", "GET /healthz", "GET /metrics"}
-    assert all(status < 500 for found in statuses.values() for status in found)
+    for operation in operations:
+        budget(given(case=operation.ok().as_strategy())(probe))()
 
 
 def command(*options: str) -> list[str]:
@@ -413,7 +407,6 @@ def test_the_command_serves(model):
         assert "serving on" in server.stdout.readline(), server.communicate()[1]
         url = f"http://127.0.0.1:{port}"
         assert httpx.get(f"{url}/healthz").json() == {"status": "ok"}
-        assert httpx.get(f"{url}/openapi.json").json()["info"]["title"] == "Traffic VLM"
         files = {"image": ("a.png", png())}
         answer = httpx.post(f"{url}/v1/answer", files=files, data={"questions": QUESTIONS}, timeout=60)
         assert answer.status_code == 200 and len(answer.json()["answers"]) == 3
