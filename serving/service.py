@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from cachetools import TTLCache
 
-from ..asking_traffic_vlm import EncodedImages
+from ..scoring_traffic_vlm import EncodedImages
 from .answerer import Answer, Answerer
 from .fetching import FetchError, fetch
 from .pictures import MAX_PIXELS, open_picture

@@ -12,7 +12,6 @@ import sys
 import time
 from collections import Counter, defaultdict
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -539,27 +538,14 @@ def test_workers_of_a_stream_take_turns():
     assert sorted(int(row["image_id"]) for row in loader) == [3, 4, 5, 6, 7]
 
 
-@pytest.mark.parametrize(("workers", "counted"), [(0, 9), (1, 9), (4, 6)])
-def test_batches_made_before_the_clock_starts_are_not_counted(monkeypatch, capsys, workers, counted):
+def test_loading_is_measured_without_the_batches_that_the_workers_prepared():
     script = runpy.run_path(str(ROOT / "scripts/measure_loading.py"))
-    batch = {"pixel_values": torch.zeros(2, 3, 4, 4), "question_ends": torch.zeros(2, 3)}
-    read = []
 
-    def loader(*_, **__):
-        for number in range(10):
-            read.append(number)
-            yield batch
+    def loader():
+        for index in range(10):
+            time.sleep(0.3 if index < 4 else 0)
+            yield {"pixel_values": torch.zeros(2, 3, 4, 4), "question_ends": torch.zeros(2, 3)}
 
-    asked = []  # batches that were read when the clock was looked at
-    monkeypatch.setattr(torch.utils.data, "DataLoader", loader)
-    monkeypatch.setitem(script["main"].__globals__, "read_rows", lambda _: None)
-    monkeypatch.setitem(
-        script["main"].__globals__,
-        "time",
-        SimpleNamespace(perf_counter=lambda: asked.append(len(read)) or float(len(asked))),
-    )
-    options = ["--dataset", "synthetic", "--processor", ROOT, "--num_images", 1000, "--num_workers", workers]
-    monkeypatch.setattr("sys.argv", ["measure_loading.py", *map(str, options)])
-    script["main"]()
-    assert asked == [10 - counted, 10]
-    assert f"{2 * counted} images per second, 3.0 questions each, 1.0 s" in capsys.readouterr().out
+    images, questions, seconds = script["measure"](loader(), skip=4, num_images=1000)
+    assert (images, questions) == (12, 36) and seconds < 0.3
+    assert script["measure"](loader(), skip=1, num_images=4)[0] == 4
