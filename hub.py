@@ -20,11 +20,9 @@ ROOT = Path(__file__).resolve().parent
 MODEL_FILES = ("model.safetensors", "config.json", "generation_config.json", "decision.json")
 PROCESSOR_FILES = ("tokenizer.json", "tokenizer_config.json", "processor_config.json")
 TEMPLATES = ("chat_template.jinja", "decision_template.jinja")
-CARD_FILES = (
-    "README.md",
-    "LICENSE*",
-    "docs/**/*",
-)  # of the model folder if it has a README.md, else of this repository
+OPTIONAL_FILES = ("training_head.safetensors",)  # for further training
+# Of the model folder if it has a README.md, else of this repository.
+CARD_FILES = ("README.md", "LICENSE*", "docs/**/*")
 CARD_FIELDS = ("license", "library_name", "pipeline_tag", "tags")
 COMMIT_MESSAGE = "Upload model, processor, code and model card"
 
@@ -68,6 +66,7 @@ def collect_files(model_folder: str | os.PathLike) -> dict[str, Path]:
     if not folder.is_dir():
         raise PublishError(f"{folder} is not a folder")
     files = {name: folder / name for name in (*MODEL_FILES, *PROCESSOR_FILES, *TEMPLATES)}
+    files |= {name: folder / name for name in OPTIONAL_FILES if (folder / name).is_file()}
     files |= {path.name: path for path in (*ROOT.glob("*_traffic_vlm.py"), ROOT / "LICENSE")}
     card_folder = folder if (folder / "README.md").is_file() else ROOT
     for pattern in CARD_FILES:

@@ -115,11 +115,11 @@ def test_dry_run_checks_everything_and_uploads_nothing(saved, hub, tmp_path, mon
 
 
 def test_card_licenses_and_docs_come_from_the_folder_of_the_card(folder):
-    for name in ("LICENSE_DATA.md", "docs/images/scene.png", "notes.md"):
+    for name in ("LICENSE_DATA.md", "docs/images/scene.png", "training_head.safetensors", "notes.md"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("mine")
     files = collect_files(folder)
-    assert files.keys() == EXPECTED | {"LICENSE_DATA.md", "docs/images/scene.png"}
+    assert files.keys() == EXPECTED | {"LICENSE_DATA.md", "docs/images/scene.png", "training_head.safetensors"}
     assert files["LICENSE"] == ROOT / "LICENSE" and files["README.md"] == folder / "README.md"
     (folder / "README.md").unlink()
     files = collect_files(folder)
