@@ -1,4 +1,4 @@
-"""Exported graphs in ONNX Runtime, with the methods of the model that evaluation and the benchmark call."""
+"""Exported graphs in ONNX Runtime, with the methods of the model that evaluation calls."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +35,6 @@ class ExportedModel:
         folder: folder of the graphs.
         config: configuration of the exported model.
         suffix: of the file names: "" or "_int8".
-        threads: of each graph; default: one per core.
 
     Raises:
         ValueError: a graph is missing, or ONNX Runtime is not installed.
@@ -45,19 +44,17 @@ class ExportedModel:
     training = False
     yes_probability = YesNoScorer.yes_probability
 
-    def __init__(self, folder: Path, config: Any, suffix: str = "", threads: int | None = None):
+    def __init__(self, folder: Path, config: Any, suffix: str = ""):
         try:
             import onnxruntime
         except ModuleNotFoundError:
             raise ValueError('exported graphs need ONNX Runtime: pip install "traffic_vlm[export]"') from None
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads or 0
         self.config, self.sessions = config, {}
         for name in NAMES:
             path = folder / f"{name}{suffix}.onnx"
             if not path.is_file():
                 raise ValueError(f"{path} does not exist; scripts/export.py writes it")
-            self.sessions[name] = onnxruntime.InferenceSession(path, options)
+            self.sessions[name] = onnxruntime.InferenceSession(path)
 
     def encode_images(self, pixel_values: torch.Tensor) -> ExportedImages:
         """Encode images [I,3,H,W]."""
