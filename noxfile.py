@@ -1,7 +1,7 @@
 """Run the tests on every supported release of transformers, each in its own environment.
 
     make compat               # all releases, about four minutes each on two cores
-    nox -s "tests-5.5"        # one release
+    nox -s "tests(5.5)"       # one release
 
 Environments are kept in .nox/ and updated when pyproject.toml or constraints.txt change.
 """
