@@ -69,7 +69,7 @@ def evaluate(arguments: Arguments) -> None:
         pointing_images=arguments.pointing_images,
     )
     if arguments.exported:
-        from traffic_vlm.publishing.exported import ExportedModel
+        from traffic_vlm.export.runtime import ExportedModel
 
         answering: Any = ExportedModel(arguments.exported, model.config, "_int8" if arguments.int8 else "")
         # Graphs answer; they do not show where words look, nor how likely other answers were.

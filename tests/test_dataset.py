@@ -160,9 +160,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path, monkeypatch):
     assert (tmp_path / "README.md").read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize(
-    "script", ["make_dataset.py", "measure_loading.py", "contact_sheet.py", "compat.py", "build_config.py"]
-)
+@pytest.mark.parametrize("script", ["make_dataset.py", "measure_loading.py", "contact_sheet.py", "build_files.py"])
 def test_unknown_options_are_named(script, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [script, "--output_dir", "x", "--dataset", "x", "--num_image5", "3"])
     with pytest.raises(SystemExit) as stopped:

@@ -17,6 +17,7 @@ from ..data.dataset import synthetic_rows
 from ..data.mixture import Mixture, SyntheticRows
 from ..evaluation.folders import load_rows, source_names
 from ..evaluation.report import quick_metrics, spread
+from ..hub import publish
 from ..modeling_traffic_vlm import (
     TrafficVLMAttention,
     TrafficVLMForConditionalGeneration,
@@ -24,9 +25,8 @@ from ..modeling_traffic_vlm import (
     TrafficVLMRMSNorm,
 )
 from ..processing_traffic_vlm import TrafficVLMProcessor
-from ..publishing.card import write_card
-from ..publishing.hub import publish
 from ..utils import atomic_write_text, load_weights
+from .card import write_card
 from .collator import SupervisedCollator
 from .head import QueryHead, add_training_head, load_training_head, save_training_head
 from .options import DataOptions, ModelOptions, check_arguments, check_options
