@@ -14,9 +14,9 @@ from transformers import BaseImageProcessor, PreTrainedConfig, TrainerState, Tra
 
 from ..configuration_traffic_vlm import TrafficVLMConfig
 from ..data.dataset import synthetic_rows
+from ..data.folders import load_rows, select_evenly, source_names
 from ..data.mixture import Mixture, SyntheticRows
-from ..evaluation.folders import load_rows, source_names
-from ..evaluation.report import quick_metrics, spread
+from ..evaluation.report import quick_metrics
 from ..hub import publish
 from ..modeling_traffic_vlm import (
     TrafficVLMAttention,
@@ -53,7 +53,7 @@ def open_datasets(folders: Sequence[str], prefer: str | None = None) -> list[Any
 
 def choose_rows(parts: list[Any], max_rows: int) -> Any:
     """At most `max_rows` rows, equally many of each dataset, evenly spread. Images are read on access."""
-    chosen: list[Any] = [spread(part, max(1, max_rows // len(parts))) for part in parts]
+    chosen: list[Any] = [select_evenly(part, max(1, max_rows // len(parts))) for part in parts]
     return ConcatDataset(chosen)
 
 
