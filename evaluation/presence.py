@@ -38,7 +38,8 @@ def judge(probabilities: np.ndarray, truth: np.ndarray, sources: Sequence[str]) 
         time, road, traffic, place and view. `sources`: {source: macro}. `questions`: a row for each source, category
         and region with at least 10 yes and 10 no. `left_out`: names of those with fewer of one, but some.
     """
-    questions, left_out = [], []
+    questions: list[dict[str, Any]] = []
+    left_out: list[str] = []
     for source in sorted(set(sources)):
         rows = np.array(sources) == source
         for c, r in np.ndindex(len(CATEGORIES), len(REGIONS)):
@@ -49,7 +50,13 @@ def judge(probabilities: np.ndarray, truth: np.ndarray, sources: Sequence[str]) 
                     left_out.append(f"{source}/{CATEGORIES[c]}/{REGIONS[r]}")
                 continue
             rates = float((p[known == 1] > 0.5).mean()), float((p[known == 0] <= 0.5).mean())
-            row = {"source": source, "category": CATEGORIES[c], "region": REGIONS[r], "yes": yes, "no": no}
+            row: dict[str, Any] = {
+                "source": source,
+                "category": CATEGORIES[c],
+                "region": REGIONS[r],
+                "yes": yes,
+                "no": no,
+            }
             row |= {"true_yes": rates[0], "true_no": rates[1], "accuracy": sum(rates) / 2, "auc": auc(p, known)}
             questions.append(row)
     by_source = {s: [q for q in questions if q["source"] == s] for s in sorted({q["source"] for q in questions})}
