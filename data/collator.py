@@ -1,9 +1,9 @@
-"""From rows of a dataset to packed batches: augmentation that keeps the truth, questions, labels.
+"""From rows of a dataset to packed batches: augmentation, questions, labels.
 
     row {image, scene, questions, answers} → augmented image and scene → questions → processor(packed=True, suffix=...)
 
-Geometry is done to image and scene together and the questions are asked afterwards, so that left, right, near and
-counts are those of the image that the model sees. Light is changed, colours keep their names: "red" stays red.
+Image and scene are mirrored and cropped together, and questions are generated afterwards. So left, right, near and
+counts match the image that the model sees. Changes of light keep the names of colors: "red" stays red.
 """
 
 import io
@@ -23,25 +23,25 @@ from .questions import KINDS, Balancer, Question, ask
 from .scene import Scene
 
 
-TONE = 1.18  # the strongest gamma: it moves a middle gray by 12 %
-CONTRAST = 0.15  # the most by which the middle gets steeper
-DARK = 0.1  # the share of images that are darkened
-CROPPED = 0.7  # the share of images of which a part is taken
+TONE = 1.18  # maximum gamma: it changes a middle gray by 12 %
+CONTRAST = 0.15  # maximum increase of the slope at middle gray
+DARK = 0.1  # fraction of images that are darkened
+CROPPED = 0.7  # fraction of images that are cropped
 
 
-def random_window(scene: Scene, rng: random.Random, least: float = 0.6) -> tuple[int, int, int, int]:
-    """A window (left, top, right, bottom) that holds `least` to all of the width and of the height."""
-    width = max(1, round(scene.width * rng.uniform(least, 1.0)))
-    height = max(1, round(scene.height * rng.uniform(least, 1.0)))
+def random_window(scene: Scene, rng: random.Random, min_fraction: float = 0.6) -> tuple[int, int, int, int]:
+    """A window (left, top, right, bottom) in pixels of at least `min_fraction` of the width and of the height."""
+    width = max(1, round(scene.width * rng.uniform(min_fraction, 1.0)))
+    height = max(1, round(scene.height * rng.uniform(min_fraction, 1.0)))
     left, top = rng.randint(0, scene.width - width), rng.randint(0, scene.height - height)
     return left, top, left + width, top + height
 
 
 def change_light(image: Image.Image, rng: random.Random) -> Image.Image:
-    """Tones, blur, noise and JPEG traces of another camera.
+    """Change tones, blur, noise and JPEG quality, as if by another camera.
 
-    No tone moves by more than a tenth of the range, none is clipped, and hues stay: white, silver, gray and black keep
-    their names, and so do orange and yellow.
+    No tone changes by more than a tenth of the range, none is clipped, and hues are preserved. So white, silver, gray
+    and black keep their names, and so do orange and yellow.
     """
     image = _with_tones(image, TONE ** rng.uniform(-1, 1), rng.uniform(-CONTRAST, CONTRAST))
     if rng.random() < 0.25:
@@ -58,12 +58,12 @@ def change_light(image: Image.Image, rng: random.Random) -> Image.Image:
 
 
 def darken(image: Image.Image, scene: Scene, rng: random.Random) -> tuple[Image.Image, Scene]:
-    """An exposure so short that nobody can be sure of colours, weather and time of day: they are not known then."""
+    """Darken an image strongly. Colors, weather and time of day become unknown, as they can hardly be recognized."""
     return _with_tones(image, rng.uniform(1.4, 2.4), 0.0), scene.without("color", "weather", "time of day")
 
 
 def _with_tones(image: Image.Image, gamma: float, contrast: float) -> Image.Image:
-    """Brighter or darker by `gamma`, more or less steep in the middle by `contrast`; black and white stay."""
+    """Apply `gamma`, then change the slope at middle gray by `contrast`; black and white stay the same."""
     tones = np.linspace(0, 1, 256) ** gamma
     tones -= contrast * np.sin(2 * np.pi * tones) / (2 * np.pi)
     return image.point(np.rint(255 * tones).astype(int).tolist() * 3)
@@ -72,7 +72,7 @@ def _with_tones(image: Image.Image, gamma: float, contrast: float) -> Image.Imag
 def augment(
     image: Image.Image, scene: Scene, rng: random.Random, cropped: float = CROPPED
 ) -> tuple[Image.Image, Scene]:
-    """Mirror, crop (in a share of the cases), darken and relight an image together with what is known about it."""
+    """Randomly mirror, crop (with probability `cropped`), darken and relight an image together with its scene."""
     if rng.random() < 0.5:
         image, scene = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), scene.flipped()
     if rng.random() < cropped:
@@ -85,7 +85,7 @@ def augment(
 
 @dataclass
 class Prepared:
-    """An image as the model will see it, its questions, and what is known about it (None: nothing but the answers)."""
+    """An image as the model will see it, its questions, and its scene (None for hand-written questions)."""
 
     image: Image.Image
     questions: list[Question]
@@ -94,24 +94,25 @@ class Prepared:
 
 @dataclass
 class TrafficCollator:
-    """Rows of a dataset → one packed batch, for `Trainer` and `DataLoader`.
+    """Turns rows of a dataset into one packed batch, for `Trainer` and `DataLoader`.
 
     Args:
         processor: a `TrafficVLMProcessor`.
-        questions_per_image: at most so many questions are asked of each image.
-        kinds: of the question grammar, that are asked.
-        training: augment, and ask anew each time the image comes up; else ask the row's own questions, as they stand.
-        seed: with the number of the worker it decides what is drawn.
-        row_tokens: of packed rows, as in the processor.
-        balancers: one for each source, keeps as many yes as no for each kind and class, over all that a worker
-            collates. Were it one for all, a source full of cars and one with few would teach that the look of a
-            source is an answer.
+        questions_per_image: maximum number of questions about each image.
+        kinds: question types to ask.
+        training: augment the image and generate new questions each time it is drawn; otherwise use the unchanged
+            image and the row's own questions.
+        seed: seed of all random choices, together with the seed of the worker.
+        row_tokens: maximum length of packed rows, as in the processor.
+        balancers: one for each source. It balances yes and no for each question type and class over all rows that a
+            worker collates. With a single balancer for all sources, the style of a source with many cars would be
+            evidence for a yes, and the style of a source with few cars for a no.
 
-    A row without `scene` (questions written by people) is never mirrored or cropped, as its answers could change; one
-    without questions (of `SyntheticStream`) is asked what its scene allows. Rows of which nothing may be asked are
-    left out; if that is the whole batch, it is asked as without `training`, whatever the balance.
+    A row without `scene` (hand-written questions) is never mirrored or cropped, as its answers could change. A row
+    without questions (of `SyntheticStream`) gets questions from its scene. Rows without any possible question are
+    left out. If no row of a batch is left, the batch is made as without `training`, without balancing.
 
-    Balancers live as long as their worker.
+    Balancers exist as long as their worker.
     """
 
     processor: Callable[..., Any]
@@ -125,10 +126,10 @@ class TrafficCollator:
     balancers: defaultdict[str, Balancer] = field(default_factory=lambda: defaultdict(Balancer), repr=False)
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """A packed batch: what the processor gives for images [I] with questions and answers, labels among it.
+        """The processor's packed batch for the images [I] with their questions and answers, with labels.
 
         Raises:
-            ValueError: no row has anything that can be asked.
+            ValueError: no row has a possible question.
         """
         rng = self.generator()
         prepared = [self._asked_anew(row, rng) for row in rows] if self.training else []
@@ -136,7 +137,7 @@ class TrafficCollator:
             prepared = [self._as_stored(row, rng) for row in rows]
         prepared = [item for item in prepared if item.questions]
         if not prepared:
-            raise ValueError(f"nothing can be asked about any of the {len(rows)} images of this batch")
+            raise ValueError(f"none of the {len(rows)} images of this batch has a question or a scene to ask about")
         batch = self.processor(
             images=[item.image for item in prepared],
             text=[[question.text for question in item.questions] for item in prepared],
@@ -149,23 +150,23 @@ class TrafficCollator:
         return self.finish(dict(batch), prepared)
 
     def start_epoch(self, epoch: int) -> None:
-        """Forget what was drawn and asked so far: an epoch is the same whether or not others went before it."""
+        """Reset random numbers and balancers, so that an epoch does not depend on the epochs before it."""
         self.epoch, self.rng = epoch, None
         self.balancers.clear()
 
     def generator(self) -> random.Random:
-        """The random numbers of this worker."""
+        """The random number generator of this worker."""
         if self.rng is None:
             worker = torch.utils.data.get_worker_info()
             self.rng = random.Random(f"{self.seed}/{self.epoch}/{0 if worker is None else worker.seed}")
         return self.rng
 
     def finish(self, batch: dict[str, torch.Tensor], prepared: list[Prepared]) -> dict[str, torch.Tensor]:
-        """The batch of what was prepared, to which a subclass may add."""
+        """Hook for subclasses that add tensors to the batch."""
         return batch
 
     def _asked_anew(self, row: dict[str, Any], rng: random.Random) -> Prepared:
-        """The augmented image and questions about it; whole if nothing may be asked of a part of it."""
+        """An augmented image with new questions; it is not cropped if a crop has no possible question."""
         if not row.get("scene"):
             return self._as_stored(row, rng)
         whole, known = to_rgb(row["image"]), Scene.from_json(row["scene"])
@@ -177,11 +178,11 @@ class TrafficCollator:
         return Prepared(image, questions, scene)
 
     def ask(self, scene: Scene, rng: random.Random) -> list[Question]:
-        """At most `questions_per_image` questions, as many yes as no within each source."""
+        """At most `questions_per_image` questions, balanced within the source."""
         return ask(scene, rng, self.questions_per_image, self.balancers[scene.source], self.kinds)
 
     def _as_stored(self, row: dict[str, Any], rng: random.Random) -> Prepared:
-        """The image as it stands and its own questions, or else what its scene allows by itself."""
+        """An image with the questions of its row, or else with questions from its scene; in training, in new light."""
         image, count = to_rgb(row["image"]), self.questions_per_image
         scene = Scene.from_json(row["scene"]) if row.get("scene") else None
         pairs = zip(row.get("questions") or (), row.get("answers") or ())
@@ -190,7 +191,7 @@ class TrafficCollator:
             questions = rng.sample(questions, count)
         questions = questions[:count]
         if not questions and scene is not None:
-            # When training is off, the same each time: by the row alone.
-            dice = rng if self.training else random.Random(f"{self.seed}/{row['scene']}")
-            questions = ask(scene, dice, count, kinds=self.kinds)
+            # Without training the questions depend only on the row, so that they are the same each time.
+            row_rng = rng if self.training else random.Random(f"{self.seed}/{row['scene']}")
+            questions = ask(scene, row_rng, count, kinds=self.kinds)
         return Prepared(change_light(image, rng) if self.training else image, questions, scene)

@@ -22,7 +22,7 @@ from datasets import Dataset, Features, Image, List, Value, disable_progress_bar
 from PIL import Image as PILImage
 
 from ..utils import DataError, atomic_write_text
-from .questions import Balancer, Question, ask, settle
+from .questions import Balancer, Question, ask, rebalance
 from .readers import Problems, Record
 from .scene import Scene
 from .synthetic import render
@@ -137,7 +137,7 @@ def synthetic_rows(first_seed: int, num_images: int, questions_per_image: int = 
     """Rows of rendered scenes as `load_dataset` would give them, the images decoded."""
     rng, balancer = random.Random(first_seed), Balancer()
     items = [load_item(seed) for seed in range(first_seed, first_seed + num_images)]
-    asked = settle([ask(scene, rng, questions_per_image, balancer) for _, scene in items])
+    asked = rebalance([ask(scene, rng, questions_per_image, balancer) for _, scene in items])
     rows = [make_row(content, scene, questions) for (content, scene), questions in zip(items, asked)]
     return [row | {"image": PILImage.open(io.BytesIO(row["image"]["bytes"]))} for row in rows]
 
@@ -160,7 +160,7 @@ def write_shard(shard: Shard) -> ShardReport:
             report.messages.append(str(error))
             continue
         asked.append(ask(loaded[-1][1], rng, shard.questions_per_image, balancer))
-    for (image, scene), questions in zip(loaded, settle(asked)):
+    for (image, scene), questions in zip(loaded, rebalance(asked)):
         if not questions:
             report.skipped["nothing to ask"] += 1
             continue

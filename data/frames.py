@@ -1,9 +1,9 @@
-"""Images decoded once into a memory-mapped array, and augmented batches of them.
+"""Images for training the vision tower: decoded once into a memory-mapped array, drawn in augmented batches.
 
     sources → cache folder {frames.npy uint8 [N,256,256,3], index.json} → batches of pixels and targets
 
-Images are squeezed to 256 × 256, as the processor squeezes them to 224 × 224. A batch is drawn from the seed and its
-number alone, so a run that was stopped draws what it would have.
+Images are resized to 256 × 256 without regard to their shape, as the processor does with 224 × 224. A batch depends
+only on the seed and its index, so a resumed run draws the same batches as an uninterrupted one.
 """
 
 import json
@@ -25,7 +25,7 @@ from .scene_labels import read_scene_labels
 
 
 SIDE = 256
-# folder: mapping, splits to learn from, splits to choose by. Drives and rides are never in both.
+# folder: mapping, splits for training, splits for development. Images of one drive are never in both.
 SOURCES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "bdd100k": ("bdd100k_coco", ("train",), ("val",)),
     "camvid": ("camvid", ("train_part",), ("dev",)),
@@ -49,9 +49,9 @@ class Frame:
 
 
 def read_frames(root: str | Path, development: bool, problems: Problems) -> list[Frame]:
-    """All images of the sources below `root`, those to learn from or those to choose by.
+    """All images of the sources in the folder `root`, for training or for development.
 
-    A folder that is missing is a problem, and so is each image that cannot be opened.
+    Missing folders and images that cannot be opened are added to `problems`.
 
     Raises:
         DataError: no source has an image.
@@ -59,11 +59,11 @@ def read_frames(root: str | Path, development: bool, problems: Problems) -> list
     root, frames = Path(root), []
     for source, (mapping, *splits) in SOURCES.items():
         if not (root / source).is_dir():
-            problems.add("missing source", root / source, "there is no such folder")
+            problems.add("missing source", root / source, "the folder does not exist")
             continue
         seen_path = root / "scene_labels" / f"{source}.jsonl"
         if not seen_path.is_file():
-            problems.add("missing scene labels", seen_path, "there is no such file")
+            problems.add("missing scene labels", seen_path, "the file does not exist")
         seen = dict(read_scene_labels(seen_path, problems)) if seen_path.is_file() else {}
         for split in splits[development]:
             for record in read_source(root / source, mapping, split, problems):
@@ -76,14 +76,17 @@ def read_frames(root: str | Path, development: bool, problems: Problems) -> list
 
 
 def decode(path: Path) -> np.ndarray:
-    """The image as uint8 [256,256,3]. Raises ValueError where it cannot be read."""
+    """The image as uint8 [256,256,3]. Raises ValueError if it cannot be read."""
     image = np.asarray(to_rgb(path))
     shrinks = image.shape[0] * image.shape[1] > SIDE * SIDE
     return cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
 
 
 def load_frames(frames: Sequence[Frame], cache: Path, problems: Problems) -> tuple[list[Frame], np.ndarray]:
-    """The frames whose images can be read, and their pixels [N,256,256,3], decoded once into the folder `cache`."""
+    """The frames whose images can be read, and their pixels uint8 [N,256,256,3], decoded once into the folder `cache`.
+
+    Unreadable images are added to `problems`, also when the cache is reused.
+    """
     stats = [frame.path.stat() for frame in frames]
     files = [[str(frame.path), stat.st_size, stat.st_mtime_ns] for frame, stat in zip(frames, stats)]
     index, pixels = cache / "index.json", cache / "frames.npy"
@@ -104,22 +107,22 @@ def load_frames(frames: Sequence[Frame], cache: Path, problems: Problems) -> tup
         index.unlink(missing_ok=True)
         os.replace(temporary, pixels)
         atomic_write_text(index, json.dumps(known))
-    for name, what in known["unreadable"]:
-        problems.add("corrupt image", name, what)
+    for name, error_text in known["unreadable"]:
+        problems.add("corrupt image", name, error_text)
     return [frames[row] for row in known["rows"]], np.load(pixels, mmap_mode="r")[: len(known["rows"])]
 
 
 class FrameBatches(torch.utils.data.IterableDataset):
-    """Endless augmented batches.
+    """An endless stream of augmented batches.
 
     A batch holds pixels uint8 [B,S,S,3], region int8 [B,C,4], patch int8 [B,C,S/16,S/16] and source [B], the index of
-    each image's source among `shares`.
+    each image's source in `shares`.
 
     Args:
-        frames, pixels: as `load_frames` gives them.
-        shares: of each source, any positive numbers; a source that is not named has 0.
-        size_of: the side S of batch number n.
-        start: the number of the first batch.
+        frames, pixels: as returned by `load_frames`.
+        shares: {source: sampling weight}, any positive numbers; sources that are absent are not drawn.
+        size_of: maps the index of a batch to the side S of its images in pixels.
+        start: index of the first batch.
     """
 
     def __init__(
@@ -144,14 +147,14 @@ class FrameBatches(torch.utils.data.IterableDataset):
         worker = torch.utils.data.get_worker_info()
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
         cv2.setNumThreads(1)
-        number = self.start + first
+        index = self.start + first
         while True:
-            yield self.batch(number)
-            number += step
+            yield self.batch(index)
+            index += step
 
-    def batch(self, number: int) -> dict[str, torch.Tensor]:
-        """Batch `number` of the run."""
-        rng, size = np.random.default_rng([self.seed, number]), self.size_of(number)
+    def batch(self, index: int) -> dict[str, torch.Tensor]:
+        """The batch with this index in the run."""
+        rng, size = np.random.default_rng([self.seed, index]), self.size_of(index)
         items, names = [], list(self.rows)
         sources = rng.choice(len(names), self.batch_size, p=self.shares)
         for source in sources:
@@ -164,7 +167,7 @@ class FrameBatches(torch.utils.data.IterableDataset):
 def augmented(
     image: np.ndarray, labels: ImageLabels, size: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A crop of 40 to 100 % of the image, mirrored or not, in other light; its region and patch targets."""
+    """A random crop of 40 to 100 % of the image with random mirroring and light, and its region and patch targets."""
     window, mirrored = random_window(rng), rng.random() < 0.5
     region, patch = targets(labels, window, mirrored, (size // 16, size // 16))
     left, top, right, bottom = (round(SIDE * edge) for edge in window)
@@ -175,7 +178,10 @@ def augmented(
 
 
 def random_window(rng: np.random.Generator) -> tuple[float, float, float, float]:
-    """A window of 40 to 100 % of the area, its sides at most a third longer than each other, in 0..1."""
+    """A random window (left, top, right, bottom in 0..1) of 40 to 100 % of the area.
+
+    Its width and height, as fractions of the image, differ by at most a third.
+    """
     area, shape = rng.uniform(0.4, 1.0), np.exp(rng.uniform(-0.28, 0.28))
     width, height = min(1.0, np.sqrt(area * shape)), min(1.0, np.sqrt(area / shape))
     left, top = rng.uniform(0, 1 - width), rng.uniform(0, 1 - height)
@@ -183,7 +189,10 @@ def random_window(rng: np.random.Generator) -> tuple[float, float, float, float]
 
 
 def relight(image: np.ndarray, region: np.ndarray, patch: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Brightness, contrast, color, gray, blur, noise, JPEG, darkness, fog and rain; what they hide becomes unknown."""
+    """Randomly change brightness, contrast, saturation, blur, noise and JPEG quality; add darkness, fog or rain.
+
+    Targets that the change makes unrecognizable are set to unknown, in place.
+    """
     gain, offset = rng.uniform(0.7, 1.35), rng.uniform(-25, 25)
     table = (np.arange(256) / 255.0) ** np.exp(rng.uniform(-0.3, 0.3)) * 255 * gain + offset
     if rng.random() < 0.05:

@@ -1,9 +1,9 @@
-"""Where the words of a question should look: the patches of the objects that they name.
+"""Grounding targets: the patches that the words of a question should attend to.
 
-    Question → its object's word in the packed row → the patches of these objects [P]
+    question → position of the word that names an object → patches [P] of these objects
 
-A yes or no about a whole image says little about where. From a few thousand images a model hardly learns to look;
-boxes and masks teach it.
+A yes or no about a whole image carries little information about location. From a few thousand images a model hardly
+learns where to attend; boxes and masks teach it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from .ground_truth import MIN_VISIBLE
 from .patches import box_coverage, resampling
 from .questions import Question
 from .scene import CLASSES, Scene, SceneObject
-from .truths import MIN_VISIBLE
 
 
-MIN_COVERAGE = 0.25  # of a patch: less does not count as a patch of the object
+MIN_COVERAGE = 0.25  # fraction of a patch that an object must cover
 
 
 def object_patches(item: SceneObject, scene: Scene, grid: tuple[int, int]) -> np.ndarray:
@@ -32,11 +32,11 @@ def object_patches(item: SceneObject, scene: Scene, grid: tuple[int, int]) -> np
 def word_patches(
     questions: Sequence[Question], scene: Scene, grid: tuple[int, int]
 ) -> Iterable[tuple[int, str, np.ndarray]]:
-    """For each question about objects in the scene: its index, their category, and the bool patches [P] they fill.
+    """For each question about objects in the scene: its index, their category, and bool patches [P] that they cover.
 
     The answer does not matter: to answer "Is the car on the left?" with no, a model must see the car. The patches are
-    those of all objects of the category, because the word is read before what limits it ("... on the left?"). Only a
-    color comes first: "a red car" marks red cars.
+    those of all objects of the category, because the noun is read before the words that limit it ("... on the
+    left?"). Only colors come before the noun: "a red car" marks red cars.
     """
     for index, question in enumerate(questions):
         category = question.label
@@ -57,7 +57,7 @@ def class_words(label: str) -> tuple[str, str]:
 
 
 def find_word(processor: Any, input_ids: Sequence[int], label: str) -> int | None:
-    """The first position in a question that holds a word of a category; None if there is none."""
+    """The position of the first token in a question that names a category; None if there is none."""
     if label not in CLASSES:
         return None
     wanted = set(processor.tokenizer.convert_tokens_to_ids(list(class_words(label))))

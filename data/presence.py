@@ -1,24 +1,26 @@
-"""What is where in an image: the targets of the tower's training.
+"""Presence of categories by region and patch: the targets for training the vision tower.
 
     Scene + SceneLabels → ImageLabels → (window, mirrored) → region [C,4] and patch [C,rows,columns] of 1, 0, -1
 
-1 is "it is there", 0 "it is not", -1 unknown. Regions are the whole image and its left, middle and right third.
-- An object is in the third that holds its center. It makes the other thirds that it touches unknown.
-- An object of which less than 30 % is visible, or whose shorter side is under 5 pixels where the image's shorter side
-  is 224, makes a "no" unknown and is no "yes". So is the color of a light, or the number on a sign, that is cut.
-- Boxes and masks of the source decide. Where it has none, scene labels decide about the whole image: "absent" holds
-  in every crop, "present" only in crops of more than 70 % of the image. Weather, time, road, traffic, place and view
-  hold in every crop.
+1 is present, 0 absent, -1 unknown. Regions are the whole image and its left, middle and right third.
+- An object is in the third that contains its center. The other thirds that it overlaps become unknown, unless another
+  object is present there.
+- An object makes its category unknown, not present, if less than 30 % of it is visible, or if its shorter side is
+  under 5 pixels in an image resized to a shorter side of 224. The same holds for the color of a light and the number
+  on a sign that are cut off by the window.
+- Boxes and masks of the source take precedence. Where it has none, scene labels give the value for the whole image:
+  "absent" holds in every crop, "present" only in crops of more than 70 % of the image. Weather, time of day, road,
+  traffic, place and view hold in every crop.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from .ground_truth import MIN_VISIBLE
 from .patches import GRID, box_coverage, resampling
 from .scene import CLASSES, LIGHT_STATES, SPEED_LIMITS, Scene
 from .scene_labels import SCENE_VALUES, SEEN, SEEN_BY_DRIVERS, SceneLabels
-from .truths import MIN_VISIBLE
 
 
 REGIONS = ("whole", "left", "middle", "right")
@@ -34,30 +36,32 @@ VALUES = tuple(f"{name}: {value}" for name, values in SCENE_VALUES.items() for v
 WHOLE_ONLY = tuple(name for name in (*SEEN, *SEEN_BY_DRIVERS) if name not in BOXED and name != "own hood")
 CATEGORIES: tuple[str, ...] = BOXED + WHOLE_ONLY + VALUES
 INDEX = {name: index for index, name in enumerate(CATEGORIES)}
-FINE = np.isin(CATEGORIES, [*LIGHTS.values(), *LIMITS.values()])  # [C], told by a part of the object
-VALUE_NAMES = {"rainy": "rain", "snowy": "snow", "foggy": "fog"}  # of Scene, in the words of scene labels
+FINE = np.isin(CATEGORIES, [*LIGHTS.values(), *LIMITS.values()])  # [C], recognized by a small part of the object
+VALUE_NAMES = {"rainy": "rain", "snowy": "snow", "foggy": "fog"}  # value of Scene: value of scene labels
 VEHICLES = [name for name in SEEN if name in CLASSES and CLASSES[name][2] == "vehicle"]
 
-MIN_SIDE = 5.0  # pixels, where the shorter side of what is seen has 224
-MASK_PRESENT, MASK_ABSENT = 0.25, 0.035  # patches that a mask fills, of 196
-PRESENT_IN_CROP = 0.7  # of the image's area
-UNCUT = 0.9  # of an object: less may lack the lamp that is lit, or a digit
-PATCH_PRESENT, PATCH_ABSENT = 0.5, 0.03  # of a patch
+MIN_SIDE = 5.0  # pixels, when the shorter side of the window is resized to 224
+MASK_PRESENT, MASK_ABSENT = 0.25, 0.035  # area in patches that a mask fills, of 196
+PRESENT_IN_CROP = 0.7  # fraction of the image's area
+UNCUT = 0.9  # fraction of an object; with less, the lit lamp or a digit may be missing
+PATCH_PRESENT, PATCH_ABSENT = 0.5, 0.03  # fraction of a patch that is covered
 
 
 @dataclass(frozen=True)
 class ImageLabels:
-    """All that is known about one image, as arrays. N objects with boxes, M masks, C categories.
+    """All labels of one image as arrays: N objects with boxes, M masks, C categories.
 
     Attributes:
         size: (width, height) in pixels.
-        boxes: [N,4] left, top, right, bottom in 0..1; visible: [N] the fraction that is not hidden.
-        members: [N,C] the categories of each object.
-        masks: [M,14,14] the fraction of each patch that is filled; mask_categories: [M]. `mask_known`: [M], False for
-            a mask too small to be sure of.
+        boxes: [N,4] left, top, right, bottom in 0..1.
+        visible: [N] fraction of each object that is not hidden.
+        members: [N,C] whether an object belongs to a category.
+        masks: [M,14,14] fraction of each patch that is filled.
+        mask_categories: [M] index of each mask's category.
+        mask_known: [M] False for a mask too small or too hidden to be certain: its category is unknown, not present.
         exhaustive: [C] whether the source labels every object of a category.
-        whole: [C] what scene labels say about the whole image: 1, 0, -1.
-        always: [C] whether that holds in every crop.
+        whole: [C] presence in the whole image by scene labels: 1, 0, -1.
+        always: [C] whether `whole` holds in every crop.
     """
 
     size: tuple[int, int]
@@ -73,7 +77,7 @@ class ImageLabels:
 
 
 def image_labels(scene: Scene, seen: SceneLabels | None = None) -> ImageLabels:
-    """Gather what a source's boxes or masks and the scene labels know about an image."""
+    """Combine the boxes or masks of a scene with scene labels."""
     boxed = [item for item in scene.objects if item.cells is None]
     masked = [
         (item, INDEX[name])
@@ -88,7 +92,7 @@ def image_labels(scene: Scene, seen: SceneLabels | None = None) -> ImageLabels:
         members[row, [INDEX[name] for name in names if name in INDEX]] = True
     exhaustive = np.zeros(len(CATEGORIES), bool)
     exhaustive[[INDEX[name] for name in scene.exhaustive if name in INDEX]] = True
-    if "state" in scene.attributed.get("traffic light", ()):  # a source may leave out yellow lights
+    if "state" in scene.attributed.get("traffic light", ()):  # some sources do not label yellow lights
         exhaustive[[INDEX["red light"], INDEX["green light"]]] = True
         exhaustive[INDEX["yellow light"]] = "traffic light" in scene.exhaustive
     if "value" in scene.attributed.get("speed limit sign", ()) and "speed limit sign" in scene.exhaustive:
@@ -120,7 +124,7 @@ def _add_seen(seen: SceneLabels, whole: np.ndarray) -> None:
 
 
 def _add_values(facts: dict[str, str], seen: SceneLabels | None, whole: np.ndarray, always: np.ndarray) -> None:
-    """Weather, time of day, view and the like: by scene labels, or else as the source reports them."""
+    """Add weather, time of day, view, ...: from scene labels, or else as the source reports them."""
     values = {name.replace(" ", "_"): VALUE_NAMES.get(value, value) for name, value in facts.items()}
     values |= seen.values if seen is not None else {}
     for name, known in values.items():
@@ -135,7 +139,11 @@ def targets(
     mirrored: bool = False,
     grid: tuple[int, int] = (GRID, GRID),
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Targets of what is seen through a window (left, top, right, bottom in 0..1), then mirrored or not.
+    """Presence targets of an image that is cropped to a window, and then mirrored if `mirrored`.
+
+    Args:
+        window: left, top, right, bottom in 0..1.
+        grid: rows and columns of patches over the window.
 
     Returns:
         region int8 [C,4] and patch int8 [C,rows,columns] of 1, 0 and -1.
@@ -171,7 +179,7 @@ def _add_boxes(
     inside = (sides > 0).all(1)
     boxes, sides, members = boxes[inside], sides[inside], labels.members[inside]
     kept = labels.visible[inside] * np.prod(sides, 1) / before[inside]
-    pixels = np.array(labels.size) * scale[:2]  # of what is seen
+    pixels = np.array(labels.size) * scale[:2]  # width and height of the window
     clear = (kept >= MIN_VISIBLE) & ((sides * pixels).min(1) * 224 / pixels.min() >= MIN_SIDE)
     is_whole = np.prod(sides, 1) / before[inside] >= UNCUT
     shown = members & clear[:, None] & (is_whole[:, None] | ~FINE)  # [N,C]
@@ -180,9 +188,9 @@ def _add_boxes(
     touches = (boxes[:, :1] < starts + 1 / 3) & (boxes[:, 2:3] > starts)  # [N,3]
     touches = np.concatenate([np.ones((len(boxes), 1), bool), touches], 1)
     holds = np.concatenate([np.ones((len(boxes), 1), bool), third[:, None] == np.arange(3)], 1)
-    some, maybe = shown.T.astype(np.float32) @ holds > 0, members.T.astype(np.float32) @ touches > 0
-    region[maybe & (region == 0)] = -1
-    region[some] = 1
+    present, possible = shown.T.astype(np.float32) @ holds > 0, members.T.astype(np.float32) @ touches > 0
+    region[possible & (region == 0)] = -1
+    region[present] = 1
     covered = box_coverage(boxes, (patch.shape[1], patch.shape[2]))
     for category in np.flatnonzero(members.any(0)):
         covers = covered[members[:, category]].max(0)
@@ -203,7 +211,7 @@ def _add_masks(
         columns = resampling(left, right, patch.shape[2])
         seen = rows @ mask @ columns.T
         by_third = resampling(top, bottom, GRID) @ mask @ resampling(left, right, 3).T  # [14,3]
-        filled = np.concatenate([[by_third.sum() / 3], by_third.sum(0) / 3]) * GRID  # patches, of 196
+        filled = np.concatenate([[by_third.sum() / 3], by_third.sum(0) / 3]) * GRID  # area in patches, of 196
         if mirrored:
             seen, filled = seen[:, ::-1], filled[[0, 3, 2, 1]]
         region[category, (filled > MASK_ABSENT) & (region[category] == 0)] = -1

@@ -1,9 +1,10 @@
-"""The question grammar: from a scene to questions with true answers, as many yes as no.
+"""The question grammar: from a scene to questions with true answers, balanced between yes and no.
 
-    Scene → what may be asked (keys) → what is true (`truths.py`) → what keeps the balance → a wording (`phrases.py`)
+    Scene → candidate keys → ground truth (`ground_truth.py`) → Balancer → text of a template (`templates.py`)
 
-Every question has an identifier, the fact `kind/label/form/value` ("place/car/left", "color/car/is/red"), which is
-the same in all scenes and all wordings. Whether a thing may be asked at all, and the thresholds, are in `truths.py`.
+Every question has an id, `type/class/form/value` ("place/car/left", "color/car/is/red"), which is the same in all
+scenes and for all paraphrases. A key is a question id split at the slashes. `ground_truth.py` decides whether a
+question may be asked, and holds the thresholds.
 """
 
 import random
@@ -12,13 +13,13 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from .phrases import RELATIONS, phrase, phrasings
+from .ground_truth import GROUNDED, NO_GROUP, STUFF, THINGS, THIRDS, UNCOUNTED, Box, Key, View
 from .scene import CLASSES, COLORS, FACTS, LIGHT_STATES, SPEED_LIMITS, Scene, is_a
-from .truths import GROUNDED, NO_GROUP, STUFF, THINGS, THIRDS, UNCOUNTED, Box, Key, View
+from .templates import RELATIONS, phrase, phrasings
 
 
-# How often each kind is picked. What there is and where leads, because to decide is the model's first use; attributes
-# are as frequent, because few scenes have any, and each value of one is to be learned by itself.
+# Sampling weights of the question types. Presence and place are frequent because they are the model's main use.
+# Attributes are as frequent because few scenes have any, and the model must learn each of their values.
 KIND_WEIGHTS = {
     "presence": 5.0,
     "place": 4.0,
@@ -36,25 +37,26 @@ KIND_WEIGHTS = {
     "description": 0.5,
 }
 KINDS = tuple(KIND_WEIGHTS)
-FACT_OF_KIND = {name.replace(" ", "_"): name for name in FACTS}
-# Of a class that is absent, every place and relation is a "no" that says no more than its absence does. `ask` looks at
-# so many of these classes only, so that most "no" are about objects that are somewhere else.
-ABSENT_SHARE = 0.25
-IN_WORDS = 3  # "What color is the car?" is one question beside many of "Is the car red?", so it is drawn so many times
-OVER = (1, 2, 3)  # "more than 2 cars"
-MAX_TRIES = 8  # keys looked at for each question, so that a scene of which little may be asked costs little
+SCENE_ATTRIBUTE_OF_KIND = {name.replace(" ", "_"): name for name in FACTS}
+# Every place or relation of an absent class has the answer "no", which adds nothing to its absence. `ask` considers
+# this fraction of the absent classes, so that most "no" answers are about objects that are somewhere else.
+ABSENT_FRACTION = 0.25
+# "What color is the car?" is a single key beside many keys of "Is the car red?", so it is listed this many times.
+OPEN_QUESTION_COPIES = 3
+OVER = (1, 2, 3)  # limits of "Are there more than 2 cars?"
+MAX_TRIES = 8  # keys tried for each question: limits the time spent on scenes with few questions
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """Something that may be asked of a scene.
+    """A question id that may be asked about a scene, and its true answer.
 
     Attributes:
         answer: "yes", "no", or words of the vocabulary.
-        kind: one of KINDS.
-        label: the class or the scene fact that is asked about.
-        fact: `kind/label/form/value`, the same for all wordings and all scenes.
-        boxes: of the objects that make the answer a yes, in pixels; empty otherwise.
+        kind: the question type, one of KINDS.
+        label: the class or the scene attribute that the question is about.
+        fact: the question id `type/class/form/value`, the same for all paraphrases and all scenes.
+        boxes: boxes in pixels of the objects that make the answer a yes; empty for other answers.
     """
 
     answer: str
@@ -66,7 +68,7 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A truth, and in `text` one wording of its question."""
+    """A `Truth` with `text`, one of the paraphrases of its question."""
 
     text: str
     answer: str
@@ -76,54 +78,56 @@ class Question:
     boxes: tuple[Box, ...] = ()
 
 
-_NOTHING_YET: Counter[str] = Counter()
+_NO_ANSWERS: Counter[str] = Counter()
 
 
 @dataclass
 class Balancer:
-    """Keeps the answers in step over all the scenes that it is used for.
+    """Balances the answers over all the scenes that it is used for.
 
-    Of yes and no the rarer is always taken and the other one half of the time, until it leads by `slack`: for every
-    (kind, label), every (kind, label, form) and every fact. So what is always there is soon asked no more, however
-    often it is seen. Other answers are balanced softly: shares of the truth are pulled toward their square roots.
+    The rarer of yes and no is always accepted, the more frequent one half of the time, until their counts differ by
+    `tolerance`. This holds for every (type, class), every (type, class, form) and every question id. So a question
+    whose answer is nearly always yes is soon asked only as often as its answer is no. Other answers are balanced less
+    strictly: the frequency of each answer is pulled toward its square root.
 
     Attributes:
-        slack: the most by which yes may lead no, or no yes.
-        counts: how often each answer was given to a key, or to the keys that begin so.
+        tolerance: maximum difference between the number of yes and of no.
+        counts: number of each answer by key and by each prefix of at least two parts of a key.
     """
 
-    slack: int = 3
+    tolerance: int = 3
     counts: dict[Key, Counter[str]] = field(default_factory=dict)
 
     def accepts(self, key: Key, answer: str, rng: random.Random) -> bool:
-        """Whether to ask this. If so, it is counted as asked."""
-        if key[0] == "description":  # nearly every answer is a new one
+        """Whether to ask this question. If so, its answer is counted."""
+        if key[0] == "description":  # hardly any answer occurs twice
             return True
         if answer in ("yes", "no"):
             keys = [key[:length] for length in range(2, len(key) + 1)]
-            lead = max([self._lead(part, answer) for part in keys])
-            if lead > 0 and (lead >= self.slack or rng.random() < 0.5):
+            imbalance = max([self._imbalance(prefix, answer) for prefix in keys])
+            if imbalance > 0 and (imbalance >= self.tolerance or rng.random() < 0.5):
                 return False
         else:
             keys = [key]
-            counter = self.counts.get(key, _NOTHING_YET)
+            counter = self.counts.get(key, _NO_ANSWERS)
             fair = counter.total() / max(2, len(counter)) + 1
             if rng.random() * (counter.get(answer, 0) + 1) > fair:
                 return False
-        for part in keys:
-            if part not in self.counts:
-                self.counts[part] = Counter()
-            self.counts[part][answer] += 1
+        for prefix in keys:
+            if prefix not in self.counts:
+                self.counts[prefix] = Counter()
+            self.counts[prefix][answer] += 1
         return True
 
-    def _lead(self, key: Key, answer: str) -> int:
-        counter = self.counts.get(key, _NOTHING_YET)
-        lead = counter.get("yes", 0) - counter.get("no", 0)
-        return lead if answer == "yes" else -lead
+    def _imbalance(self, key: Key, answer: str) -> int:
+        """How many more times this answer was counted than the opposite one."""
+        counter = self.counts.get(key, _NO_ANSWERS)
+        difference = counter.get("yes", 0) - counter.get("no", 0)
+        return difference if answer == "yes" else -difference
 
 
 def enumerate_questions(scene: Scene) -> list[Truth]:
-    """Everything that may truly be asked of a scene."""
+    """All question ids with an unambiguous answer in a scene, and their answers."""
     view = View(scene)
     truths = []
     for kind in KINDS:
@@ -141,10 +145,14 @@ def ask(
     balancer: Balancer | None = None,
     kinds: Sequence[str] = KINDS,
 ) -> list[Question]:
-    """At most `count` questions of different facts, of `kinds` in the proportion of KIND_WEIGHTS.
+    """Sample questions with different ids about a scene.
 
-    There are fewer where less may be asked, or where the balance forbids more. The result depends on nothing but the
-    arguments, the state of `rng` and of `balancer` included; without a balancer the scene is balanced by itself.
+    Args:
+        rng: source of random numbers. The result depends only on the arguments, with the states of `rng` and
+            `balancer`.
+        count: maximum number of questions. There are fewer where the scene has fewer or the balancer accepts fewer.
+        balancer: balances answers over all scenes; by default this scene is balanced by itself.
+        kinds: question types to ask, in proportion to KIND_WEIGHTS.
     """
     balancer = Balancer() if balancer is None else balancer
     view = View(scene)
@@ -164,7 +172,7 @@ def ask(
             key, pool[i] = pool[i], pool[-1]
             pool.pop()
             found = None if key in taken else view.find(key)
-            taken.add(key)  # refused or not: what is drawn more often gets no second try
+            taken.add(key)  # also if the balancer refused it: a key that is listed several times gets one try
             if found is not None and balancer.accepts(key, found[0], rng):
                 fact = "/".join(key)
                 questions.append(
@@ -172,40 +180,41 @@ def ask(
                 )
                 break
         else:
-            weights[kind] /= 4  # little of it may be asked now: others first
+            weights[kind] /= 4  # few questions of this type are accepted now: try other types first
         if not pool:
             del weights[kind]
     return questions
 
 
-def settle(asked: Sequence[Sequence[Question]]) -> list[list[Question]]:
-    """Take away what one answer leads by at the end, so that each kind and class has as many yes as no.
+def rebalance(asked: Sequence[Sequence[Question]]) -> list[list[Question]]:
+    """Remove questions so that each question type and class has as many yes as no.
 
-    A `Balancer` ends with the more frequent answer ahead, which adds up when many are used in turn, one for each file.
+    A `Balancer` leaves a small surplus of the more frequent answer. It adds up over many balancers, one for each file.
 
     Args:
-        asked: the questions about each image. The last of them are taken first, and the only one of an image is left,
-            so that no image is lost.
+        asked: the questions about each image. The last questions of an image are removed first. The only question of
+            an image is kept, so that no image is lost.
     """
     steps = {"yes": 1, "no": -1}
-    settled = [list(questions) for questions in asked]
-    places = [(i, questions) for questions in settled for i in range(len(questions)) if questions[i].answer in steps]
-    leads: Counter[str | tuple[str, str]] = Counter()
-    for i, questions in places:
-        leads[questions[i].kind, questions[i].label] += steps[questions[i].answer]
-        leads[questions[i].fact] += steps[questions[i].answer]
-    for i, questions in sorted(places, key=lambda place: -place[0]):
-        # Of a fact that leads itself: the leads of the facts add up to that of the class, so there are enough.
+    kept = [list(questions) for questions in asked]
+    positions = [(i, questions) for questions in kept for i in range(len(questions)) if questions[i].answer in steps]
+    imbalances: Counter[str | tuple[str, str]] = Counter()  # yes minus no
+    for i, questions in positions:
+        imbalances[questions[i].kind, questions[i].label] += steps[questions[i].answer]
+        imbalances[questions[i].fact] += steps[questions[i].answer]
+    for i, questions in sorted(positions, key=lambda position: -position[0]):
+        # Remove only where the question id has a surplus too. The imbalances of the ids add up to that of the class,
+        # so there are always enough of these.
         keys, step = ((questions[i].kind, questions[i].label), questions[i].fact), steps[questions[i].answer]
-        if len(questions) > 1 and all(leads[key] * step > 0 for key in keys):
+        if len(questions) > 1 and all(imbalances[key] * step > 0 for key in keys):
             del questions[i]
             for key in keys:
-                leads[key] -= step
-    return settled
+                imbalances[key] -= step
+    return kept
 
 
 def _pick(weights: dict[str, float], rng: random.Random) -> str:
-    """A kind in proportion to its weight."""
+    """A random key of `weights`, in proportion to its weight."""
     point = rng.random() * sum(weights.values())
     for kind, weight in weights.items():
         point -= weight
@@ -214,30 +223,30 @@ def _pick(weights: dict[str, float], rng: random.Random) -> str:
     return next(reversed(weights))
 
 
-# What may be asked: keys, some of which turn out to be in doubt. Without `rng` all of them; with it, for `ask`, fewer,
-# so that yes and no are closer to being as likely.
+# Candidate keys; `View.find` decides which of them have an unambiguous answer. Without `rng` these functions list all
+# keys. With `rng`, for `ask`, they list fewer keys whose answer is no, so that yes and no are about equally likely.
 
 
 def _keys(view: View, kind: str, rng: random.Random | None = None) -> Sequence[Key]:
-    if kind in FACT_OF_KIND:
-        return _fact_keys(view, kind, rng)
+    if kind in SCENE_ATTRIBUTE_OF_KIND:
+        return _scene_attribute_keys(view, kind, rng)
     return ((kind, "scene", "what"),) if kind in ("ahead", "description") else _KEYS[kind](view, rng)
 
 
 @lru_cache(maxsize=256)
 def _in_order(labels: frozenset[str]) -> tuple[str, ...]:
-    """A set has no order that is the same in every process."""
+    """Classes in a fixed order: the order of a set differs between processes."""
     return tuple(label for label in CLASSES if label in labels)
 
 
 def _labels(view: View, rng: random.Random | None = None) -> list[str]:
-    """The classes that are there, and of the absent ones that are known to be absent all, or some."""
+    """The classes in the scene, and all classes known to be absent, or with `rng` some of them."""
     absent = [label for label in _in_order(view.exhaustive) if label not in view.groups]
-    return [*view.groups, *(label for label in absent if rng is None or rng.random() < ABSENT_SHARE)]
+    return [*view.groups, *(label for label in absent if rng is None or rng.random() < ABSENT_FRACTION)]
 
 
 def _values(values: Sequence[str], true: Container[str], rng: random.Random | None) -> Sequence[str]:
-    """All values, or the true ones and a few others."""
+    """All values, or with `rng` the true ones and a few others."""
     if rng is None:
         return values
     kept = [value for value in values if value in true]
@@ -249,29 +258,30 @@ def _presence_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
 
 
 def _place_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
-    return [key for label in _labels(view, rng) for key in _places(label, view.driver)]
+    return [key for label in _labels(view, rng) for key in _regions(label, view.driver)]
 
 
 @lru_cache(maxsize=256)
-def _places(label: str, driver: bool) -> tuple[Key, ...]:
-    places = [*THIRDS]
+def _regions(label: str, driver: bool) -> tuple[Key, ...]:
+    regions = [*THIRDS]
     if driver and label in GROUNDED:
-        places += ["near", "far"]
+        regions += ["near", "far"]
     if driver and label not in STUFF:
-        places += ["ahead"]
-    return tuple(("place", label, place) for place in places)
+        regions += ["ahead"]
+    return tuple(("place", label, region) for region in regions)
 
 
 def _relation_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
     anchors = [one for label in view.groups if (one := view.one(label)) is not None and one.item.label == label]
     if not anchors:
         return ()
-    depth = "view" in view.scene.facts  # a catalogue photo may have no ground
+    depth = "view" in view.scene.facts  # without a known view the image may be a product photo without any ground
     keys: list[Key] = []
     for label in _labels(view, rng):
-        alone = len(view.groups.get(label, NO_GROUP).clear) == 1
+        is_single = len(view.groups.get(label, NO_GROUP).clear) == 1
         for anchor in anchors:
-            if not (alone and is_a(anchor.item.label, label)):  # "Is there a vehicle left of the car?", and no other
+            # Skip "Is there a vehicle left of the car?" where that car is the only vehicle.
+            if not (is_single and is_a(anchor.item.label, label)):
                 keys += _relations(label, anchor.item.label, depth)
     return keys
 
@@ -287,13 +297,13 @@ def _relations(label: str, anchor: str, depth: bool) -> tuple[Key, ...]:
 def _attribute_keys(
     view: View, kind: str, label: str, attribute: str, values: Sequence[str], forms: Key, rng: random.Random | None
 ) -> list[Key]:
-    """Keys of an attribute; `forms` are among what, what_all, is, are, any."""
+    """Keys of an attribute; `forms` are some of what, what_all, is, are and any."""
     clear = view.groups.get(label, NO_GROUP).clear
     true = {seen.item.attributes[attribute] for seen in clear if attribute in seen.item.attributes}
     keys: list[Key] = []
     if true:
-        in_words = [(kind, label, form) for form in forms if form in ("what", "what_all")]
-        keys += in_words if rng is None else in_words * IN_WORDS
+        open_keys = [(kind, label, form) for form in forms if form in ("what", "what_all")]
+        keys += open_keys if rng is None else open_keys * OPEN_QUESTION_COPIES
         asked = _values(values, true, rng)
         keys += [(kind, label, form, value) for form in forms if form in ("is", "are") for value in asked]
     if "any" in forms and (true or attribute in view.scene.attributed.get(label, ())):
@@ -328,13 +338,13 @@ def _count_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
 
 
 def _comparison_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
-    """One of the two classes at least is there: nobody compares nothing with nothing."""
+    """Keys where at least one of the two classes is in the scene."""
     return [key for label in view.groups for key in _comparisons(label, view.exhaustive)]
 
 
 @lru_cache(maxsize=4096)
 def _comparisons(label: str, exhaustive: frozenset[str]) -> tuple[Key, ...]:
-    """A class with all others that can be counted, both ways round."""
+    """Keys of a class with every other class that can be counted, in both orders."""
     others = [
         other for other in _in_order(exhaustive - UNCOUNTED) if not is_a(label, other) and not is_a(other, label)
     ]
@@ -350,8 +360,8 @@ def _side_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
     return keys + [("side", label, "is", side) for label in labels for side in THIRDS]
 
 
-def _fact_keys(view: View, kind: str, rng: random.Random | None) -> Sequence[Key]:
-    name = FACT_OF_KIND[kind]
+def _scene_attribute_keys(view: View, kind: str, rng: random.Random | None) -> Sequence[Key]:
+    name = SCENE_ATTRIBUTE_OF_KIND[kind]
     if name not in view.scene.facts:
         return ()
     values = _values(FACTS[name], (view.scene.facts[name],), rng)
@@ -380,5 +390,5 @@ __all__ = [
     "enumerate_questions",
     "phrase",
     "phrasings",
-    "settle",
+    "rebalance",
 ]

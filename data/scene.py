@@ -1,10 +1,11 @@
-"""A scene: what is known about one image, whatever it came from.
+"""A scene: what is known about one image, in a form common to all datasets.
 
     annotation → Scene → questions → row → packed batch
 
-A source labels some classes exhaustively: all of them that can be seen are there. Only of those may a "no", a count or
-an "only" be said. It may also tell instances apart (boxes) or not (masks of a class): only instances can be counted.
-Boxes are (left, top, right, bottom) in pixels of an image of `width` × `height`, inside it, with left < right.
+A source labels some classes exhaustively: every visible object of the class is labeled. Only these classes allow the
+answer "no", a count, or "the only one". A source labels either instances (boxes) or classes (one mask for all objects
+of a class); only instances can be counted. Boxes are (left, top, right, bottom) in pixels, inside an image of `width`
+× `height`, with left < right and top < bottom.
 """
 
 import json
@@ -17,7 +18,7 @@ import numpy as np
 from .patches import resampling
 
 
-# class: (singular, plural, the wider class that it belongs to). All are words of the vocabulary.
+# class: (singular, plural, its superclass or None). All are words of the vocabulary.
 CLASSES: dict[str, tuple[str, str, str | None]] = {
     "vehicle": ("vehicle", "vehicles", None),
     "car": ("car", "cars", "vehicle"),
@@ -62,23 +63,26 @@ SPEED_LIMITS = tuple(str(limit) for limit in range(10, 131, 10))
 FACTS: dict[str, tuple[str, ...]] = {
     "weather": ("clear", "cloudy", "rainy", "snowy", "foggy"),
     "time of day": ("day", "night", "dusk"),
-    "view": ("driver", "camera"),  # from a vehicle on the road, or from a fixed camera above it
+    "view": ("driver", "camera"),  # from a vehicle on the road, or from a fixed camera above the road
 }
 ATTRIBUTES: dict[str, tuple[str, ...]] = {"color": COLORS, "state": LIGHT_STATES, "value": SPEED_LIMITS}
 
 
 @dataclass(frozen=True)
 class SceneObject:
-    """One object, or with `is_instance=False` all that a mask labels with one class.
+    """One object, or with `is_instance=False` everything that a mask labels with one class.
 
     Attributes:
-        label: a key of CLASSES.
-        box: (left, top, right, bottom) of what can be seen.
-        area: pixels that can be seen, from a mask; None where only the box is known.
-        visible: the part of the object that is neither hidden nor cut by the border, 0..1; 1.0 where unknown.
-        attributes: values of ATTRIBUTES, those that are known.
-        cells: for masks, the part of each cell of a 14 × 14 grid over the image that it fills, row by row; else None.
-        is_instance: whether this is one object.
+        label: the class, a key of CLASSES.
+        box: (left, top, right, bottom) of the visible part, in pixels.
+        area: visible pixels, from a mask; None where only the box is known.
+        visible: fraction of the object that is neither hidden nor cut by the image border, 0..1; 1.0 where unknown.
+        attributes: known values of ATTRIBUTES by name.
+        cells: for masks, the fraction of each patch of a 14 × 14 grid that is filled, row by row; else None.
+        is_instance: whether this is a single object.
+
+    Raises:
+        ValueError: the class or an attribute value is unknown, or the box is empty.
     """
 
     label: str
@@ -91,17 +95,20 @@ class SceneObject:
 
     def __post_init__(self) -> None:
         if self.label not in CLASSES:
-            raise ValueError(f"unknown class {self.label!r}; known are {', '.join(CLASSES)}")
+            raise ValueError(f"unknown class {self.label!r}; expected one of {', '.join(CLASSES)}")
         left, top, right, bottom = self.box
         if not (left < right and top < bottom):
-            raise ValueError(f"a box of {self.label!r} has no size: {self.box}")
+            raise ValueError(f"the box of {self.label!r} must have left < right and top < bottom, got {self.box}")
         for name, value in self.attributes.items():
             if value not in ATTRIBUTES.get(name, ()):
-                raise ValueError(f"{name}={value!r} of {self.label!r} is not among {ATTRIBUTES.get(name, ())}")
+                raise ValueError(
+                    f"attribute {name}={value!r} of {self.label!r} is unknown; expected one of "
+                    f"{ATTRIBUTES.get(name, ())}"
+                )
 
     @property
     def size(self) -> float:
-        """Pixels that can be seen, of the mask or else of the box."""
+        """Visible pixels: of the mask if there is one, else of the box."""
         left, top, right, bottom = self.box
         return self.area if self.area is not None else (right - left) * (bottom - top)
 
@@ -111,13 +118,16 @@ class Scene:
     """What is known about one image of `width` × `height` pixels.
 
     Attributes:
-        objects: all labelled objects.
-        facts: values of FACTS that hold; a fact that the source does not know is not there.
-        exhaustive: classes that the source labels wherever they can be seen. A wide class ("vehicle") has to be named
-            itself; all its members being there is not enough, as there may be vehicles of other kinds.
-        attributed: attributes that the source gives to every object of a class: {"traffic light": {"state"}}.
+        objects: all labeled objects.
+        facts: scene attributes, {name: value} of FACTS; unknown ones are absent.
+        exhaustive: classes of which the source labels every visible object. A superclass ("vehicle") must be listed
+            itself: listing all its subclasses is not enough, as there may be other types of vehicles.
+        attributed: attributes that the source gives for every object of a class: {"traffic light": {"state"}}.
         source: name of the dataset.
-        image_id: names the image within the source.
+        image_id: name of the image within the source.
+
+    Raises:
+        ValueError: the size is not positive, a box leaves the image, or a scene attribute or class is unknown.
     """
 
     width: int
@@ -131,7 +141,7 @@ class Scene:
 
     def __post_init__(self) -> None:
         if self.width <= 0 or self.height <= 0:
-            raise ValueError(f"an image has {self.width} × {self.height} pixels")
+            raise ValueError(f"an image needs a positive width and height, got {self.width} × {self.height}")
         for item in self.objects:
             left, top, right, bottom = item.box
             if left < 0 or top < 0 or right > self.width or bottom > self.height:
@@ -139,16 +149,16 @@ class Scene:
                 raise ValueError(f"box {item.box} of {item.label!r} leaves its image of {size}")
         for name, value in self.facts.items():
             if value not in FACTS.get(name, ()):
-                raise ValueError(f"fact {name}={value!r} is not among {FACTS.get(name, ())}")
+                raise ValueError(f"scene attribute {name}={value!r} is unknown; expected one of {FACTS.get(name, ())}")
         if unknown := self.exhaustive - CLASSES.keys():
             raise ValueError(f"unknown exhaustive classes {sorted(unknown)}")
 
     def of(self, label: str) -> list[SceneObject]:
-        """Objects of a class or of a member of it."""
+        """Objects of a class or of its subclasses."""
         return [item for item in self.objects if is_a(item.label, label)]
 
     def without(self, *names: str) -> "Scene":
-        """The scene of which these attributes and facts are not known."""
+        """The scene with these object and scene attributes unknown."""
         objects = tuple(
             item
             if item.attributes.keys().isdisjoint(names)
@@ -159,7 +169,7 @@ class Scene:
         return replace(self, objects=objects, facts=facts, attributed=given_to_all(self.attributed, objects))
 
     def flipped(self) -> "Scene":
-        """The mirrored scene, left and right exchanged. Nobody can read mirrored digits: values are not known."""
+        """The horizontally mirrored scene. Values of signs become unknown: mirrored digits cannot be read."""
         objects = tuple(
             replace(
                 item,
@@ -171,7 +181,11 @@ class Scene:
         return replace(self, objects=objects).without("value")
 
     def cropped(self, left: int, top: int, right: int, bottom: int) -> "Scene":
-        """What is seen of the scene through a window in whole pixels: boxes, areas, visibility and cells of it."""
+        """The part of the scene inside a window in whole pixels, with its boxes, areas, visibility and patches.
+
+        Raises:
+            ValueError: the window is empty or leaves the image.
+        """
         if not (0 <= left < right <= self.width and 0 <= top < bottom <= self.height):
             window, size = (left, top, right, bottom), f"{self.width} × {self.height}"
             raise ValueError(f"the window {window} is empty or leaves the image of {size}")
@@ -179,13 +193,13 @@ class Scene:
         objects = tuple(part for part in parts if part is not None)
         facts = self.facts
         if (right - left, bottom - top) != (self.width, self.height):
-            # Near, far and ahead are read off the place in a whole driver's view; a window moves it.
+            # Near, far and ahead depend on the position in a driver's whole view, which a window moves.
             facts = {name: value for name, value in facts.items() if name != "view"}
         seen = replace(self, width=right - left, height=bottom - top, objects=objects, facts=facts)
         return replace(seen, attributed=given_to_all(self.attributed, objects))
 
     def to_json(self) -> str:
-        """All fields as one line of JSON; `from_json` gives an equal scene."""
+        """All fields as one line of JSON; `from_json` restores an equal scene."""
         fields = asdict(self)
         fields["exhaustive"] = sorted(self.exhaustive)
         fields["attributed"] = {label: sorted(names) for label, names in sorted(self.attributed.items())}
@@ -236,9 +250,9 @@ def _crop_object(item: SceneObject, scene: Scene, window: tuple[int, int, int, i
         return replace(item, box=box, area=area, cells=cells) if area > 0 else None
     kept = (box[2] - box[0]) * (box[3] - box[1]) / ((item.box[2] - item.box[0]) * (item.box[3] - item.box[1]))
     if kept < 1 and area is not None:
-        area *= kept  # as if it filled its box evenly
+        area *= kept  # assumes that the object fills its box evenly
     attributes = item.attributes
-    if kept < 0.9:  # the lamp that is lit, or a digit, may be what is gone
+    if kept < 0.9:  # the part outside may be the lit lamp or a digit
         attributes = {name: value for name, value in attributes.items() if name == "color"}
     return replace(item, box=box, area=area, visible=item.visible * kept, attributes=attributes)
 
@@ -246,7 +260,7 @@ def _crop_object(item: SceneObject, scene: Scene, window: tuple[int, int, int, i
 def _crop_cells(
     cells: tuple[tuple[float, ...], ...], scene: Scene, window: tuple[int, int, int, int]
 ) -> tuple[tuple[float, ...], ...]:
-    """Coverage of the window's patches, as many as the image's."""
+    """Coverage of the window by patches, in a grid of the same size as the image's."""
     rows = resampling(window[1] / scene.height, window[3] / scene.height, len(cells), len(cells))
     columns = resampling(window[0] / scene.width, window[2] / scene.width, len(cells[0]), len(cells[0]))
     return tuple(map(tuple, (rows @ np.array(cells) @ columns.T).round(4).tolist()))
@@ -255,7 +269,7 @@ def _crop_cells(
 def given_to_all(
     attributed: Mapping[str, frozenset[str]], objects: Sequence[SceneObject]
 ) -> dict[str, frozenset[str]]:
-    """Of attributes {class: names} those that all objects of the class have indeed."""
+    """Reduce `attributed` {class: names} to the attributes that every object of the class has."""
     kept = {}
     for label, names in attributed.items():
         alike = [item for item in objects if is_a(item.label, label)]
@@ -265,5 +279,5 @@ def given_to_all(
 
 
 def is_a(label: str, wider: str) -> bool:
-    """Whether a class is the other one or a member of it."""
+    """Whether a class is `wider` or one of its subclasses."""
     return label == wider or CLASSES[label][2] == wider

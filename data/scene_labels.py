@@ -1,4 +1,4 @@
-"""Scene labels: what a person saw in each image of a source, one JSON object a line.
+"""Scene labels: human annotations of whole images, one JSON object per line, one file per source.
 
     {"image": path, "weather": ..., "time_of_day": ..., "road": ..., "traffic": ..., "place": ..., "view": ...,
      "present": [categories], "unsure": [categories]}
@@ -41,12 +41,12 @@ SEEN_BY_DRIVERS = ("red light", "green light", "yellow light", "parked car", "tr
 
 @dataclass(frozen=True)
 class SceneLabels:
-    """What was seen in one image.
+    """The scene labels of one image.
 
     Attributes:
-        values: a value of SCENE_VALUES for each field that is known; "none" where a road or place is not in view.
-        present, unsure: categories.
-        asked: all categories that were looked for; those in neither list are absent.
+        values: {field: value} of SCENE_VALUES, without unknown ones; "none" where no road or place is in view.
+        present: categories that are visible. unsure: categories that may be.
+        asked: all categories that the annotators checked; those in neither list are absent.
     """
 
     values: dict[str, str]
@@ -56,23 +56,23 @@ class SceneLabels:
 
 
 def read_scene_labels(path: str | Path, problems: Problems) -> Iterator[tuple[str, SceneLabels]]:
-    """(image path, labels) of each line of a file. A line that cannot be used is a problem with its number and value.
+    """Yield (image path, labels) for each line of a file. Each invalid line is added to `problems` with its number.
 
     Raises:
-        DataError: the file cannot be read, or `problems.strict`.
+        DataError: the file cannot be read, or a line is invalid and `problems` is strict.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
     asked = frozenset(SEEN) | (frozenset(SEEN_BY_DRIVERS) if Path(path).stem == "bdd100k" else frozenset())
-    for number, line in enumerate(lines, start=1):
+    for line_number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             yield _parse(json.loads(line), asked)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            problems.add("bad scene label", f"{path}:{number}", f"{type(error).__name__}: {error}")
+            problems.add("bad scene label", f"{path}:{line_number}", f"{type(error).__name__}: {error}")
 
 
 def _parse(entry: dict[str, Any], asked: frozenset[str]) -> tuple[str, SceneLabels]:
@@ -83,5 +83,5 @@ def _parse(entry: dict[str, Any], asked: frozenset[str]) -> tuple[str, SceneLabe
             raise ValueError(f"{name} is {value!r}, expected null or one of {', '.join(allowed)}")
     present, unsure = frozenset(entry["present"]), frozenset(entry["unsure"])
     if unknown := sorted((present | unsure) - asked):
-        raise ValueError(f"unknown categories {unknown}; known are {', '.join(sorted(asked))}")
+        raise ValueError(f"unknown categories {unknown}; expected some of {', '.join(sorted(asked))}")
     return str(entry["image"]), SceneLabels(values, present, unsure, asked)

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from ..data.ground_truth import Box
 from ..data.grounding import find_word
 from ..data.questions import enumerate_questions
 from ..data.scene import CLASSES, Scene
-from ..data.truths import Box
 from ..images_traffic_vlm import to_rgb
 from .metrics import group, mean
 from .predict import batches, encode

@@ -1,6 +1,6 @@
-"""How well P(yes) of presence by category and region agrees with the labels of development images.
+"""Evaluation of the vision tower: presence by category and region on development images.
 
-P [N,C,4] + frames → balanced accuracy and AUC by source, category and region → table, picture of the worst images
+P(yes) [N,C,4] + frames → balanced accuracy and AUC by source, category and region → table, image of worst cases
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from ..data.presence import CATEGORIES, REGIONS, targets
 from ..utils import atomic_write
 
 
-MIN_ANSWERS = 10  # of yes and of no; rates of fewer are noise
+MIN_ANSWERS = 10  # of yes and of no; rates over fewer images are too noisy
 
 
 def auc(probabilities: np.ndarray, truth: np.ndarray) -> float:
@@ -34,9 +34,10 @@ def judge(probabilities: np.ndarray, truth: np.ndarray, sources: Sequence[str]) 
     """Balanced accuracy and AUC of P(yes) [N,C,4] by source, category and region, with ground truth [N,C,4].
 
     Returns:
-        `macro` and `auc`: means over sources of the means over their questions. `presence`: `macro` without weather,
-        time, road, traffic, place and view. `sources`: {source: macro}. `questions`: a row for each source, category
-        and region with at least 10 yes and 10 no. `left_out`: names of those with fewer of one, but some.
+        `macro` and `auc`: balanced accuracy and AUC, means over sources of the means over their questions.
+        `presence`: `macro` without weather, time of day, road, traffic, place and view. `sources`: {source: macro}.
+        `questions`: a row for each source, category and region with at least 10 yes and 10 no. `left_out`: names of
+        the others that have both answers.
     """
     questions: list[dict[str, Any]] = []
     left_out: list[str] = []
@@ -92,7 +93,11 @@ def table(questions: Sequence[dict[str, Any]]) -> str:
 def draw_worst(
     probabilities: np.ndarray, truth: np.ndarray, frames: Sequence[Frame], pixels: np.ndarray, path: Path
 ) -> None:
-    """Draw the twenty images [N,256,256,3] with the highest mean cross-entropy, each with its two worst answers."""
+    """Save a picture of the 20 images with the highest mean cross-entropy, each with its two worst answers.
+
+    Args:
+        probabilities: P(yes) [N,C,4]. truth: [N,C,4] of 1, 0 or -1. pixels: uint8 [N,256,256,3].
+    """
     of_truth = np.where(truth == 1, probabilities, 1 - probabilities).clip(1e-6)
     losses = np.where(truth >= 0, -np.log(of_truth), 0)
     means = losses.sum((1, 2)) / (truth >= 0).sum((1, 2)).clip(1)

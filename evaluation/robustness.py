@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageFilter
 
-from ..data.phrases import phrasings
+from ..data.templates import phrasings
 from .metrics import group, mean
 from .predict import Prediction, Transform, predict
 

@@ -1,8 +1,8 @@
-"""Time a pass of one image for each neck of the tower, and a training step with and without the float32 backward.
+"""Time the encoding of one image for each neck of the tower, and a training step with and without float32 backward.
 
     python scripts/measure_tower.py
 
-Ratios of the best of several rounds in one run; bfloat16, all cores.
+Prints ratios of the best times over several rounds of one run, in bfloat16 on all cores.
 """
 
 import time
@@ -17,17 +17,17 @@ from traffic_vlm.vision_traffic_vlm import TrafficVLMDepthwiseConv2d, TrafficVLM
 
 LIGHT = {"neck": "depthwise", "neck_width": 384, "intermediate_size": 1536}
 NECKS = {
-    "two transformer layers, 768 wide (shipped)": {},
-    "two depthwise layers, 384 wide": LIGHT,
-    "two depthwise layers, 256 wide": LIGHT | {"neck_width": 256, "intermediate_size": 1024},
-    "one transformer layer, 384 wide": {"num_hidden_layers": 1, "neck_width": 384, "intermediate_size": 1536},
-    "one transformer layer, 768 wide": {"num_hidden_layers": 1},
+    "two transformer layers of width 768 (shipped)": {},
+    "two depthwise layers of width 384": LIGHT,
+    "two depthwise layers of width 256": LIGHT | {"neck_width": 256, "intermediate_size": 1024},
+    "one transformer layer of width 384": {"num_hidden_layers": 1, "neck_width": 384, "intermediate_size": 1536},
+    "one transformer layer of width 768": {"num_hidden_layers": 1},
 }
 STEP_IMAGES, STEP_SIZE = 48, 192
 
 
 def best_seconds(functions: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """The best time of each function, which take turns."""
+    """The best time of each function in seconds; the functions take turns."""
     best = dict.fromkeys(functions, float("inf"))
     for _ in range(rounds):
         for name, function in functions.items():
@@ -38,32 +38,35 @@ def best_seconds(functions: dict[str, Callable[[], None]], rounds: int) -> dict[
 
 
 def passes() -> dict[str, Callable[[], None]]:
-    """A pass of one image through a tower of each neck."""
+    """A forward pass of one image through a tower with each neck."""
     image = torch.randn(1, 3, 224, 224, dtype=torch.bfloat16)
 
-    def one(fields: dict) -> Callable[[], None]:
+    def forward_pass(fields: dict) -> Callable[[], None]:
         tower = TrafficVLMVisionModel(TrafficVLMVisionConfig(**fields)).bfloat16().eval()
         return torch.inference_mode()(lambda: tower(image))
 
-    return {name: one(fields) for name, fields in NECKS.items()}
+    return {name: forward_pass(fields) for name, fields in NECKS.items()}
 
 
 def steps() -> dict[str, Callable[[], None]]:
-    """A training step of the light tower with the library's convolutions alone, and with ours."""
+    """A training step of the light tower with the depthwise convolutions of PyTorch, and with ours."""
     tower, pixels = (
         TrafficVLMVisionModel(TrafficVLMVisionConfig(**LIGHT)),
         torch.randn(STEP_IMAGES, 3, *[STEP_SIZE] * 2),
     )
 
-    def ours() -> None:
+    def with_our_convolutions() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             tower.train()(pixels).last_hidden_state.float().mean().backward()
 
-    def before() -> None:
+    def with_torch_convolutions() -> None:
         with patch.object(TrafficVLMDepthwiseConv2d, "forward", torch.nn.Conv2d.forward):
-            ours()
+            with_our_convolutions()
 
-    return {"backward in bfloat16": before, "backward in float32 where that is faster": ours}
+    return {
+        "backward in bfloat16": with_torch_convolutions,
+        "backward in float32 where that is faster": with_our_convolutions,
+    }
 
 
 if __name__ == "__main__":

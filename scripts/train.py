@@ -1,20 +1,21 @@
 """Train or fine-tune Traffic VLM with the library's Trainer.
 
-    # from scratch, on scenes that are rendered while training; a minute on a CPU, only to see that it runs
+    # from scratch, on scenes rendered while training; takes a minute on a CPU and only shows that training works
     python scripts/train.py --output_dir runs/try --images_per_epoch 64 --num_train_epochs 2
-    # fine-tune weights on your own labelled images (see make_dataset.py), on any number of processes
+    # fine-tune weights on your own labeled images (see make_dataset.py), in one or several processes
     python scripts/train.py --model_name_or_path . --train_dataset runs/mine --eval_dataset runs/mine_val --bf16
     torchrun --nproc_per_node 2 scripts/train.py --model_name_or_path . --train_dataset runs/mine
-    # a trained tower (see train_tower.py), or another one, frozen for one epoch; or LoRA
+    # start from a tower of train_tower.py, or from another one that is frozen for one epoch; or train with LoRA
     python scripts/train.py --vision_tower tower --freeze_vision true
     python scripts/train.py --vision_tower google/siglip-base-patch16-224 --freeze_vision true --thaw_after_epochs 1
     python scripts/train.py --model_name_or_path . --lora_rank 16 --train_dataset runs/mine
 
-All options of the library's TrainingArguments are accepted but two, which are refused with the reason. An epoch is
-`--images_per_epoch` images drawn from all datasets. The same command resumes a stopped run from its last complete
-checkpoint: from the end of an epoch (the default) with the result of an uninterrupted run; from within an epoch
-(`--save_steps`) with the same images, but other questions. TensorBoard finds its logs in the output folder, which is
-also the finished model: `AutoModel.from_pretrained(output_dir, trust_remote_code=True)`.
+All options of the library's TrainingArguments are accepted, except `--dataloader_persistent_workers` and
+`--label_smoothing_factor`. An epoch is `--images_per_epoch` images drawn from all datasets. The same command resumes a
+stopped run from its last complete checkpoint. Resumed from the end of an epoch (the default), the result is that of an
+uninterrupted run; resumed within an epoch (`--save_steps`), the images are the same, but not the questions. The output
+folder holds the TensorBoard logs and the finished model, for `AutoModel.from_pretrained(output_dir,
+trust_remote_code=True)`.
 """
 
 import sys
@@ -44,10 +45,10 @@ class Arguments(TrainingArguments):
     save_total_limit: int | None = 2
     load_best_model_at_end: bool = True
     metric_for_best_model: str | None = "balanced_accuracy"
-    report_to: None | str | list[str] = "tensorboard"  # noqa: RUF036 (the parser reads no other order)
+    report_to: None | str | list[str] = "tensorboard"  # noqa: RUF036 (the parser needs this order)
     remove_unused_columns: bool = False
     dataloader_num_workers: int = 1
-    # All parameters are used; the search for unused ones would count twice those that our losses read.
+    # All parameters are used. The search for unused ones would count twice those that the auxiliary losses read.
     ddp_find_unused_parameters: bool | None = False
 
 
@@ -59,7 +60,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit("stopped; the same command resumes from the last checkpoint")
     except (ValueError, OSError, FloatingPointError, RuntimeError, SafetensorError) as error:
-        # The text of a data worker's error is its traceback; the error itself is the last line.
+        # The message of an error in a data worker is a traceback; its last line is the error itself.
         text = str(error).strip()
         sys.exit(text.splitlines()[-1] if "Original Traceback" in text else f"{type(error).__name__}: {text}")
 

@@ -1,4 +1,4 @@
-"""Train the vision tower on which categories are where in real images, or apply a trained one to a folder of images.
+"""Train the vision tower on the categories in real images, by region and patch, or apply one to a folder of images.
 
     python scripts/train_tower.py --data DATA --output_dir runs/tower --images 2000000
     python scripts/train_tower.py --data DATA --output_dir runs/try --images 960 --batch_size 16   # a minute on a CPU
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 
-# Keep freed memory for the next step: returning it to the system and taking it again costs a fifth of a step. glibc
+# Keep freed memory for the next step: returning it to the system and allocating it again takes 20 % of a step. glibc
 # reads these variables at program start, so the program restarts itself once.
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "30000000000"}
 if __name__ == "__main__" and not ALLOCATOR.keys() <= os.environ.keys():
@@ -54,12 +54,12 @@ class Options:
     data: str | None = field(default=None, metadata={"help": "folder with one folder per source"})
     output_dir: str = field(default="runs/tower", metadata={"help": "checkpoint, log and tower/ are written here"})
     start_from: str = field(
-        default=str(ROOT), metadata={"help": "a tower/ to continue from, or a model whose convolutions to start from"}
+        default=str(ROOT), metadata={"help": "a folder tower/ to train further, or a model to take convolutions from"}
     )
     images: int = field(default=2_000_000, metadata={"help": "images until the learning rate reaches 0"})
     batch_size: int = field(default=48, metadata={"help": "images per step"})
-    learning_rate: float = field(default=1e-3, metadata={"help": "learning rate of new parts"})
-    tower_learning_rate: float = field(default=5e-4, metadata={"help": "learning rate of trained parts"})
+    learning_rate: float = field(default=1e-3, metadata={"help": "learning rate of untrained parts"})
+    tower_learning_rate: float = field(default=5e-4, metadata={"help": "learning rate of already trained parts"})
     neck: str = field(default="depthwise", metadata={"help": "type of the neck's layers: depthwise or transformer"})
     neck_width: int = field(default=384, metadata={"help": "width of the neck's layers"})
     neck_layers: int = field(default=2, metadata={"help": "number of the neck's layers"})
@@ -68,7 +68,9 @@ class Options:
         metadata={"help": 'JSON {"source": sampling weight}; default: the square root of its number of images'},
     )
     seed: int = field(default=0, metadata={"help": "seed of batches and new weights"})
-    cache_dir: str | None = field(default=None, metadata={"help": "decoded images; default: OUTPUT_DIR/cache"})
+    cache_dir: str | None = field(
+        default=None, metadata={"help": "folder for decoded images; default: OUTPUT_DIR/cache"}
+    )
     predict: str | None = field(
         default=None, metadata={"help": "folder of images to apply a tower to, instead of training"}
     )
@@ -77,7 +79,7 @@ class Options:
 
 
 def make_trainer(options: Options, sources: list[str]) -> TowerTrainer:
-    """A tower that continues a `tower/`, or starts with the convolutions of a model and a new neck."""
+    """A trainer of the tower in a folder `tower/`, or of the convolutions of a model with a new neck."""
     torch.manual_seed(options.seed)
     run = TowerOptions(
         options.images, options.batch_size, options.learning_rate, options.tower_learning_rate, seed=options.seed
@@ -99,13 +101,13 @@ def make_trainer(options: Options, sources: list[str]) -> TowerTrainer:
 
 
 def read_shares(text: str) -> dict[str, float]:
-    """The shares of --shares. Raises DataError where they are not positive numbers of known sources."""
+    """Parse --shares. Raises DataError unless it maps known sources to positive numbers."""
     try:
         shares = {source: float(share) for source, share in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise DataError(f'--shares must be JSON such as {{"highway": 40}}, got {text!r}') from error
     if unknown := shares.keys() - SOURCES.keys():
-        raise DataError(f"--shares names unknown sources {sorted(unknown)}; known are {', '.join(SOURCES)}")
+        raise DataError(f"--shares has unknown sources {sorted(unknown)}; expected some of {', '.join(SOURCES)}")
     if not all(0 < share < float("inf") for share in shares.values()):
         raise DataError(f"--shares must be positive numbers, got {text}")
     return shares
@@ -122,7 +124,7 @@ def train(options: Options) -> None:
     for message in problems.messages:
         print(f"skipped: {message}")
     if problems.counts:
-        print("skipped:", ", ".join(f"{number} × {kind}" for kind, number in problems.counts.items()))
+        print("skipped:", ", ".join(f"{count} × {problem}" for problem, count in problems.counts.items()))
     sizes = {source: sum(frame.source == source for frame in frames) for source in SOURCES}
     shares = {source: given.get(source, number**0.5) for source, number in sizes.items() if number}
     trainer = make_trainer(options, list(shares))
@@ -140,7 +142,7 @@ def train(options: Options) -> None:
         atomic_write_text(output / "judged.json", json.dumps(figures, indent=1))
         atomic_write_text(output / "table.md", table(figures["questions"]))
         draw_worst(answers, truth, held, held_pixels, output / "worst.png")
-        print(f"left out, with fewer than 10 yes or 10 no: {', '.join(figures['left_out'])}")
+        print(f"not evaluated, with fewer than 10 yes or 10 no: {', '.join(figures['left_out'])}")
         save_tower(trainer.average, output / "tower")
         sources = ", ".join(f"{source} {value:.3f}" for source, value in figures["sources"].items())
         line = (
@@ -178,14 +180,14 @@ def train(options: Options) -> None:
 
 
 def answer(options: Options) -> None:
-    """Write image, category, region and P for every image below a folder."""
+    """Write image, category, region and P(yes) for every image in a folder and its subfolders."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     folder, model = Path(options.predict or ""), load_tower(Path(options.tower))
     if not folder.is_dir():
-        raise DataError(f"--predict {folder}: there is no such folder")
+        raise DataError(f"--predict {folder}: the folder does not exist")
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
     schema = pa.schema(
         [("image", pa.string()), ("category", pa.string()), ("region", pa.string()), ("P", pa.float32())]
@@ -213,7 +215,7 @@ def answer(options: Options) -> None:
             answered += len(names)
             print(f"{start + len(names)} of {len(paths)} images", flush=True)
         if not answered:
-            raise DataError(f"--predict {folder}: no image in it can be read")
+            raise DataError(f"--predict {folder}: the folder has no readable image")
     print(f"{answered} images × {len(CATEGORIES) * len(REGIONS)} answers in {options.output}")
 
 

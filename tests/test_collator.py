@@ -1,4 +1,4 @@
-"""Training batches: targets at the right words, paraphrases, folded rows."""
+"""Training batches: targets at the right words, paraphrases, packed rows, mixtures of datasets."""
 
 import numpy as np
 import pytest
@@ -7,12 +7,12 @@ from datasets import Dataset
 from PIL import Image
 
 from tiny import tiny_model
+from traffic_vlm.data.ground_truth import View
 from traffic_vlm.data.grounding import class_words
 from traffic_vlm.data.mixture import Mixture, SyntheticRows
 from traffic_vlm.data.presence import CATEGORIES, INDEX
 from traffic_vlm.data.scene import CLASSES, Scene, SceneObject
 from traffic_vlm.data.synthetic import render
-from traffic_vlm.data.truths import View
 from traffic_vlm.training.collator import SupervisedCollator
 
 
@@ -20,20 +20,20 @@ def count_questions(batch, image=0):
     return int(batch["segment_ids"][batch["image_index"] == image].amax(1).sum())
 
 
-def test_batches_point_at_the_right_word(processor):
+def test_grounding_targets_are_at_the_nouns_of_the_questions(processor):
     rows = [dict(SyntheticRows(first_seed=seed)[0]) for seed in (3, 4, 5)]
     batch = SupervisedCollator(processor, 8, grid=(14, 14))(rows)
     assert batch["region_targets"].shape == (3, len(CATEGORIES), 4)
     assert batch["patch_targets"].shape == (3, len(CATEGORIES), 14, 14)
-    looked = batch["grounding_targets"].any(-1).nonzero()
-    assert len(looked) > 0
+    positions = batch["grounding_targets"].any(-1).nonzero()
+    assert len(positions) > 0
     nouns = {word for label in CLASSES for word in class_words(label)}
-    for row, column in looked.tolist():
+    for row, column in positions.tolist():
         assert processor.tokenizer.convert_ids_to_tokens(int(batch["input_ids"][row, column])) in nouns
         assert batch["labels"][row, column] == -100  # a word of the question, not of the answer
 
 
-def test_a_question_that_compares_has_the_word_for_what_is_there(processor):
+def test_intermediate_targets_are_the_true_values(processor):
     light = SceneObject("traffic light", (0, 0, 10, 20), attributes={"state": "green"})
     cars = [SceneObject("car", (x, 20, x + 12, 38), attributes={"color": "blue"}) for x in (0, 26)]
     labels = frozenset({"traffic light", "car", "bus"})
@@ -47,7 +47,7 @@ def test_a_question_that_compares_has_the_word_for_what_is_there(processor):
         "presence/bus": None,
         "place/car/left": None,
         "color/car/any/red": None,
-        "side/bus/is/left": None,  # there is none
+        "side/bus/is/left": None,  # there is no bus
     }
     assert {fact: View(scene).compared(tuple(fact.split("/"))) for fact in compared} == compared
 
@@ -71,12 +71,12 @@ def test_some_questions_are_paraphrased(processor):
     batch = SupervisedCollator(processor, 16, paraphrases=3)(rows)
     pairs = batch["paraphrase_pairs"]
     assert 8 <= pairs.max() <= 4 * 3
-    for number in range(1, int(pairs.max()) + 1):
+    for pair in range(1, int(pairs.max()) + 1):
         texts, answers = set(), set()
-        for line, end in (pairs == number).nonzero().tolist():
-            answers.add(int(batch["labels"][line, end + 1]))
-            question = batch["segment_ids"][line, : end + 1] == batch["segment_ids"][line, end]
-            texts.add(processor.decode(batch["input_ids"][line, : end + 1][question]))
+        for row, end in (pairs == pair).nonzero().tolist():
+            answers.add(int(batch["labels"][row, end + 1]))
+            question = batch["segment_ids"][row, : end + 1] == batch["segment_ids"][row, end]
+            texts.add(processor.decode(batch["input_ids"][row, : end + 1][question]))
         assert len(texts) == 2 and len(answers) == 1 and answers <= {4, 5}
     assert all(count_questions(batch, image) <= 16 for image in range(4))
     with pytest.raises(ValueError, match="paraphrases must be fewer than questions_per_image=2, got 2"):
@@ -85,14 +85,14 @@ def test_some_questions_are_paraphrased(processor):
     assert not without["paraphrase_pairs"].any()
 
 
-def test_own_questions_are_not_paraphrased(processor):
+def test_hand_written_questions_are_not_paraphrased(processor):
     texts = ["Is there a car?", "Is there a bus?", "Is there a car?"]
     row = {"image": Image.new("RGB", (40, 40)), "scene": None, "questions": texts, "answers": ["yes", "no", "yes"]}
     batch = SupervisedCollator(processor, 16, paraphrases=3)([row])
     assert not batch["paraphrase_pairs"].any() and count_questions(batch) == 3
 
 
-def test_all_own_questions_come_up_in_time(processor):
+def test_all_hand_written_questions_are_drawn_in_time(processor):
     texts = [f"Is there a {name}?" for name in ("car", "bus", "truck", "person", "dog", "bicycle")]
     row = {"image": Image.new("RGB", (40, 40)), "scene": None, "questions": texts, "answers": ["no"] * 6}
     collate = SupervisedCollator(processor, 2, paraphrases=1)
@@ -105,7 +105,7 @@ def test_all_own_questions_come_up_in_time(processor):
 
 
 def test_fitted_rows_hold_the_same_questions_in_fewer_tokens(processor):
-    """One image has many questions, the other one; the model computes the same for each question as before."""
+    """One image has ten questions, the other has one; the loss is the same as with one row per image."""
     texts = [
         [f"Is there a {label}?" for label in list(CLASSES)[:9]] + ["What color is the traffic light?"],
         ["Is it dark?"],
@@ -123,9 +123,9 @@ def test_fitted_rows_hold_the_same_questions_in_fewer_tokens(processor):
         """Ids, labels and positions of the questions about each image, in any order."""
         found = [[] for _ in texts]
         for row, image in enumerate(images):
-            for number in batch["segment_ids"][row].unique():
-                mask = batch["segment_ids"][row] == number
-                if number:
+            for segment in batch["segment_ids"][row].unique():
+                mask = batch["segment_ids"][row] == segment
+                if segment:
                     names = ("input_ids", "labels", "position_ids", "attention_mask")
                     found[image].append([batch[name][row, mask].tolist() for name in names])
         return [sorted(image) for image in found]
@@ -143,7 +143,7 @@ def test_fitted_rows_hold_the_same_questions_in_fewer_tokens(processor):
         assert model(**batch).loss.item() == pytest.approx(model(**packed).loss.item(), rel=1e-5)
 
 
-def test_a_mixture_keeps_its_shares_and_changes_with_the_epoch_only():
+def test_a_mixture_follows_its_weights_and_depends_only_on_seed_and_epoch():
     rows = [
         Dataset.from_dict({"name": [f"{source}{i}" for i in range(size)]}) for source, size in (("a", 5), ("b", 50))
     ]
@@ -157,7 +157,7 @@ def test_a_mixture_keeps_its_shares_and_changes_with_the_epoch_only():
 
 
 @pytest.mark.parametrize("weights", [[1], [1, 0], [1, -1]])
-def test_a_mixture_refuses_weights_that_do_not_fit(weights):
+def test_a_mixture_refuses_invalid_weights_and_empty_datasets(weights):
     rows = [Dataset.from_dict({"name": ["a"]})] * 2
     with pytest.raises(ValueError, match="2 datasets need as many positive weights"):
         Mixture(rows, weights)

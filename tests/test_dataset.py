@@ -23,7 +23,7 @@ from transformers import Trainer, TrainingArguments
 from tiny import ROOT, tiny_model
 from traffic_vlm.data.collator import TrafficCollator, augment, change_light
 from traffic_vlm.data.dataset import Shard, ShardReport, SyntheticStream, report_path, write_shard
-from traffic_vlm.data.questions import Balancer, Question, ask, settle
+from traffic_vlm.data.questions import Balancer, Question, ask, rebalance
 from traffic_vlm.data.readers import Record
 from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.data.synthetic import render
@@ -436,7 +436,7 @@ def test_yes_and_no_are_balanced_within_each_source(processor, rewordings):
         answers[source].update(question.answer for question in asked.questions if question.label == "car")
     for counts in answers.values():
         assert counts.total() > 30
-        assert abs(counts["yes"] - counts["no"]) <= Balancer().slack
+        assert abs(counts["yes"] - counts["no"]) <= Balancer().tolerance
 
 
 def test_training_sees_the_pixels_that_use_sees(processor):
@@ -451,7 +451,7 @@ def test_a_window_in_which_nothing_is_known_is_not_taken(processor):
     sign = SceneObject("stop sign", (0.0, 0.0, 12.0, 12.0))
     row = {"image": Image.new("RGB", (100, 100)), "scene": Scene(100, 100, (sign,)).to_json()}
     for seed in range(20):
-        balancers = defaultdict(lambda: Balancer(slack=99))
+        balancers = defaultdict(lambda: Balancer(tolerance=99))
         batch = TrafficCollator(processor, seed=seed, balancers=balancers, rng=random.Random(seed))([row, row])
         assert len(batch["pixel_values"]) == 2
 
@@ -479,7 +479,7 @@ def test_settled_questions_have_as_many_yes_as_no_for_each_kind_and_class():
     rng, balancer = random.Random(0), Balancer()
     scenes = [Scene.from_json(row["scene"]) for row in SyntheticStream(0, 60)]
     asked = [ask(scene, rng, 16, balancer) for scene in scenes]
-    settled = settle(asked)
+    settled = rebalance(asked)
     before, after = ([question for questions in rows for question in questions] for rows in (asked, settled))
     assert any(leads_of(before, lambda question: (question.kind, question.label)).values())
     assert not any(leads_of(after, lambda question: (question.kind, question.label)).values())
@@ -505,8 +505,8 @@ def test_several_files_together_have_as_many_yes_as_no_for_each_kind_and_class(t
 
 def test_no_image_is_lost_to_the_balance():
     questions = [[Question("Is there a car?", "yes", "presence", "car", "presence/car")]] * 3
-    assert settle(questions) == questions
-    assert [len(left) for left in settle([questions[0] * 2, *questions])] == [1, 1, 1, 1]
+    assert rebalance(questions) == questions
+    assert [len(left) for left in rebalance([questions[0] * 2, *questions])] == [1, 1, 1, 1]
 
 
 def cpu_seconds(work) -> float:

@@ -20,9 +20,9 @@ from PIL import Image
 from tiny import ROOT, save_folder, tiny_model
 from traffic_vlm.data.dataset import FEATURES, make_row, synthetic_rows
 from traffic_vlm.data.folders import load_rows
-from traffic_vlm.data.phrases import phrasings
 from traffic_vlm.data.questions import Question
 from traffic_vlm.data.scene import Scene, SceneObject
+from traffic_vlm.data.templates import phrasings
 from traffic_vlm.evaluation.baselines import Majority, mean_image
 from traffic_vlm.evaluation.grounding import (
     GroundedQuestion,

@@ -1,4 +1,4 @@
-"""Losses beside that of the answers: closed forms, and gradients through what a pass records."""
+"""Auxiliary losses: closed forms, and gradients through the results that a forward pass records."""
 
 import math
 
@@ -10,14 +10,14 @@ from tiny import tiny_model
 from traffic_vlm.training.losses import consistency_loss, grounding_loss, intermediate_loss, recording
 
 
-def test_grounding_loss_is_the_attention_off_the_object():
+def test_grounding_loss_is_the_negative_log_of_attention_on_the_object():
     maps = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.9, 0.0]])
     patches = torch.tensor([[True, True, False], [False, True, True]])
     assert grounding_loss(maps, patches).item() == pytest.approx(-(math.log(0.75) + math.log(0.9)) / 2)
     assert grounding_loss(maps[:0], patches[:0]).item() == 0
 
 
-def test_consistency_loss_is_the_divergence_both_ways():
+def test_consistency_loss_is_the_symmetric_divergence():
     log_odds = torch.tensor([2.0, 0.5, -1.0, 0.5], requires_grad=True)
     pairs = torch.tensor([2, 1, 2, 1])  # 2.0 with -1.0; 0.5 with 0.5
     yes = log_odds.detach().sigmoid()
@@ -30,9 +30,9 @@ def test_consistency_loss_is_the_divergence_both_ways():
     assert consistency_loss(log_odds[:0], pairs[:0]).item() == 0
 
 
-def test_intermediate_loss_is_that_of_the_models_own_words():
+def test_intermediate_loss_is_the_cross_entropy_of_the_models_own_head():
     model = tiny_model()
-    torch.nn.init.zeros_(model.get_decoder().norm.weight)  # all words equally likely
+    torch.nn.init.zeros_(model.get_decoder().norm.weight)  # makes all words equally likely
     values = torch.tensor([7, 8, 9])
     states = torch.randn(3, model.config.text_config.hidden_size)
     vocabulary = model.config.text_config.vocab_size
@@ -48,8 +48,8 @@ def test_intermediate_loss_is_that_of_the_models_own_words():
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_where_words_look_is_recorded_with_gradients(processor, checkpointing):
-    """The maps equal `attention_maps`; gradient checkpointing gives the same maps and gradients."""
+def test_recorded_attention_equals_attention_maps_and_has_gradients(processor, checkpointing):
+    """Gradient checkpointing gives the same maps and gradients."""
     texts = [["Is there a car?", "What color is the traffic light?"], ["Is it dark?"]]
     images = list(np.random.default_rng(0).integers(0, 255, (2, 224, 224, 3), np.uint8))
     batch = processor(images=images, text=texts, packed=True, return_tensors="pt")

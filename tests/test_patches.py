@@ -1,4 +1,4 @@
-"""Coverage of patches: closed forms, and areas that resampling keeps."""
+"""Coverage of patches: closed forms, and areas that resampling preserves."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def test_coverage_is_the_fraction_of_each_patch():
     assert covered[:2, 0].tolist() == [0.25, 1]  # the second patch holds the center, at its upper border
 
 
-def test_the_patch_of_a_small_box_counts_as_covered():
+def test_the_patch_at_the_center_of_a_small_box_counts_as_covered():
     [covered] = box_coverage(np.array([[0.6, 0.6, 0.61, 0.61]]), (4, 4))
     assert covered[2, 2] == 1 and covered.sum() == 1
 
@@ -27,7 +27,7 @@ def test_resampled_masks_keep_their_area(grid):
     assert resampled.mean() == pytest.approx(mask.mean())
 
 
-def test_a_window_of_whole_patches_is_that_part_of_the_mask():
+def test_resampling_a_window_of_whole_patches_slices_the_mask():
     mask = np.random.default_rng(0).random((14, 14))
     rows, columns = resampling(2 / 14, 6 / 14, 4, 14), resampling(7 / 14, 14 / 14, 7, 14)
     np.testing.assert_allclose(rows @ mask @ columns.T, mask[2:6, 7:])

@@ -1,4 +1,4 @@
-"""Questions: true beyond doubt, balanced, the same for the same seed, and within the vocabulary."""
+"""Questions: unambiguous ground truth, balance, reproducible sampling, and words of the vocabulary."""
 
 import os
 import random
@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiny import ROOT
-from traffic_vlm.data.phrases import TEMPLATES, phrase, phrasings
 from traffic_vlm.data.questions import KINDS, Balancer, Question, ask, enumerate_questions
 from traffic_vlm.data.scene import CLASSES, COLORS, FACTS, LIGHT_STATES, SPEED_LIMITS, Scene, SceneObject, is_a
+from traffic_vlm.data.templates import TEMPLATES, phrase, phrasings
 from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer
 
 
@@ -40,7 +40,7 @@ LABELS = (
 
 
 def attributes_of(label: str, draw) -> dict[str, str]:
-    """What the source of the random scenes gives to a class."""
+    """Random values of the attributes that the source of the random scenes gives for a class."""
     if label in COLORED:
         return {"color": draw(COLORS)}
     if label == "traffic light":
@@ -79,57 +79,59 @@ def answers(scene: Scene) -> dict[str, str]:
 
 
 def sizes_in_patches(scene: Scene, label: str) -> list[float]:
-    """Of each object of a class; 0.5, which is neither clear nor nothing, where it is mostly hidden."""
-    parts = [(item.size * 196 / scene.width / scene.height, item.visible) for item in scene.of(label)]
-    return [min(size, 0.5) if visible < 0.3 else size for size, visible in parts]
+    """Size of each object of a class; at most 0.5, which is not clearly visible, if it is mostly hidden."""
+    sizes = [(item.size * 196 / scene.width / scene.height, item.visible) for item in scene.of(label)]
+    return [min(size, 0.5) if visible < 0.3 else size for size, visible in sizes]
 
 
 def clear(scene: Scene, label: str) -> list[SceneObject]:
     return [item for item, size in zip(scene.of(label), sizes_in_patches(scene, label)) if size >= 1]
 
 
-def in_doubt(scene: Scene, label: str) -> bool:
+def has_unclear(scene: Scene, label: str) -> bool:
     return any(0.035 <= size < 1 for size in sizes_in_patches(scene, label))
 
 
-def share(scene: Scene, item: SceneObject, start: float, end: float) -> float:
-    """The part of an object's width that is between two parts of the image's width."""
+def fraction_inside(scene: Scene, item: SceneObject, start: float, end: float) -> float:
+    """The fraction of an object's width that is between two fractions of the image's width."""
     left, right = item.box[0] / scene.width, item.box[2] / scene.width
     return max(0.0, min(right, end) - max(left, start)) / (right - left)
 
 
-# Truth: each kind is judged again from boxes, in another way than the grammar does
+# Ground truth: an independent check of each question type, from boxes
 
 
-def judge_presence(scene, label, answer):
+def check_presence(scene, label, answer):
     assert (answer == "yes") == bool(clear(scene, label))
-    assert answer == "yes" or not in_doubt(scene, label)
+    assert answer == "yes" or not has_unclear(scene, label)
 
 
-def judge_place(scene, label, answer, place):
-    if place in ("near", "far"):
+def check_place(scene, label, answer, region):
+    if region in ("near", "far"):
         assert scene.facts["view"] == "driver"
-        feet = [item.box[3] / scene.height for item in clear(scene, label)]
-        assert answer == "no" or any(foot >= 0.7 if place == "near" else foot <= 0.6 for foot in feet)
-        assert answer == "yes" or all(foot <= 0.6 if place == "near" else foot >= 0.7 for foot in feet)
+        bottoms = [item.box[3] / scene.height for item in clear(scene, label)]
+        assert answer == "no" or any(bottom >= 0.7 if region == "near" else bottom <= 0.6 for bottom in bottoms)
+        assert answer == "yes" or all(bottom <= 0.6 if region == "near" else bottom >= 0.7 for bottom in bottoms)
         return
-    number = {"left": 0, "center": 1, "ahead": 1, "right": 2}[place]
-    start, end = number / 3, (number + 1) / 3
-    shares = [share(scene, item, start, end) for item in clear(scene, label)]
-    covered = [part * (i.box[2] - i.box[0]) / scene.width * 3 for part, i in zip(shares, clear(scene, label))]
+    third = {"left": 0, "center": 1, "ahead": 1, "right": 2}[region]
+    start, end = third / 3, (third + 1) / 3
+    inside = [fraction_inside(scene, item, start, end) for item in clear(scene, label)]
+    covered = [
+        fraction * (item.box[2] - item.box[0]) / scene.width * 3 for fraction, item in zip(inside, clear(scene, label))
+    ]
     if answer == "yes":
-        assert max([*shares, *covered]) >= 2 / 3
+        assert max([*inside, *covered]) >= 2 / 3
     else:
         assert all(
-            share(scene, item, start, end) == 0
+            fraction_inside(scene, item, start, end) == 0
             for item, size in zip(scene.of(label), sizes_in_patches(scene, label))
             if size >= 0.035
         )
 
 
-def judge_relation(scene, label, answer, relation, anchor_label):
+def check_relation(scene, label, answer, relation, anchor_label):
     (anchor,) = clear(scene, anchor_label)
-    assert anchor_label in scene.exhaustive and not in_doubt(scene, anchor_label)
+    assert anchor_label in scene.exhaustive and not has_unclear(scene, anchor_label)
     others = [item for item in clear(scene, label) if item is not anchor]
     margin = 0.02 * scene.width
     sure = {
@@ -141,8 +143,8 @@ def judge_relation(scene, label, answer, relation, anchor_label):
     if answer == "yes":
         assert any(map(sure, others))
     else:
-        assert not in_doubt(scene, label)
-        # What is at the left is at no moment at the right as well.
+        assert not has_unclear(scene, label)
+        # After a no, no object has its middle on that side of the middle of the anchor.
         middle = (anchor.box[0] + anchor.box[2]) / 2
         for item in others:
             if relation in ("left", "right"):
@@ -156,14 +158,14 @@ def touch(one, other):
     return one.box[0] < other.box[2] and other.box[0] < one.box[2]
 
 
-def judge_values(scene, label, answer, form, value, attribute):
-    """Colors, light states and speed limits."""
+def check_values(scene, label, answer, form, value, attribute):
+    """For colors, light states and speed limits."""
     items = [i for i, size in zip(scene.of(label), sizes_in_patches(scene, label)) if size >= 0.035]
     values = {item.attributes[attribute] for item in items}
     if form == "any":
         seen = {item.attributes[attribute] for item in clear(scene, label)}
         assert (answer == "yes") == (value in seen)
-        assert answer == "yes" or not in_doubt(scene, label)
+        assert answer == "yes" or not has_unclear(scene, label)
         assert answer == "yes" or not (value == "silver" and "gray" in seen)
         return
     assert len(values) == 1 and clear(scene, label)
@@ -174,111 +176,111 @@ def judge_values(scene, label, answer, form, value, attribute):
         assert (answer == "yes") == (value in values)
 
 
-def judge_sign(scene, label, answer, form, value=""):
+def check_sign(scene, label, answer, form, value=""):
     if form == "which":
         assert [item.label for item in clear(scene, "traffic sign")] == [answer]
     else:
-        judge_values(scene, label, answer, form, value, "value")
+        check_values(scene, label, answer, form, value, "value")
 
 
-def judge_count(scene, label, answer, form, limit=""):
+def check_count(scene, label, answer, form, limit=""):
     number = len(clear(scene, label))
-    assert not in_doubt(scene, label) and number <= 10
+    assert not has_unclear(scene, label) and number <= 10
     assert answer == (str(number) if form == "what" else "yes" if number > int(limit) else "no")
 
 
-def judge_comparison(scene, label, answer, form, other):
+def check_comparison(scene, label, answer, form, other):
     numbers = len(clear(scene, label)), len(clear(scene, other))
-    assert not in_doubt(scene, label) and not in_doubt(scene, other) and any(numbers)
+    assert not has_unclear(scene, label) and not has_unclear(scene, other) and any(numbers)
     relation = "same" if numbers[0] == numbers[1] else "more" if numbers[0] > numbers[1] else "fewer"
     assert (answer == "yes") == (form == relation)
 
 
-def judge_side(scene, label, answer, form, side=""):
+def check_side(scene, label, answer, form, side=""):
     (item,) = clear(scene, label)
-    assert not in_doubt(scene, label)
+    assert not has_unclear(scene, label)
     if form == "what":
-        judge_place(scene, label, "yes", answer)
+        check_place(scene, label, "yes", answer)
     else:
-        judge_place(scene, label, answer, side)
+        check_place(scene, label, answer, side)
     assert item.is_instance
 
 
-def judge_fact(scene, label, answer, form, value=""):
+def check_scene_attribute(scene, label, answer, form, value=""):
     known = scene.facts[label]
     assert answer == (known if form == "what" else "yes" if value == known else "no")
     assert (known, value) not in [("rainy", "cloudy"), ("dusk", "day"), ("dusk", "night")]
 
 
-def judge_sentence(scene, label, answer, form):
-    """Each thing that is named is there so often, in that place; or twice at least, where only "cars" is said."""
+def check_sentence(scene, label, answer, form):
+    """Each object is in the scene as often as described, on that side; at least twice for "cars" without a number."""
     assert len(answer.split()) <= 24
     for number, noun, side in read_sentence(answer):
         color, _, rest = noun.partition(" ")
         color, noun = (color, rest) if color in COLORS else ("", noun)
         (name,) = (name for name, forms in CLASSES.items() if noun in forms[:2])
-        things = [item for item in clear(scene, name) if item.label == name]
-        assert not color or color in {value for item in things for value in item.attributes.values()}
-        middles = [(item.box[0] + item.box[2]) / 2 / scene.width for item in things]
+        items = [item for item in clear(scene, name) if item.label == name]
+        assert not color or color in {value for item in items for value in item.attributes.values()}
+        middles = [(item.box[0] + item.box[2]) / 2 / scene.width for item in items]
         start = ("left", "center", "right").index(side) / 3 if side else 0.0
-        there = [middle for middle in middles if start < middle < (start + 1 / 3 if side else 1.0)]
+        inside = [middle for middle in middles if start < middle < (start + 1 / 3 if side else 1.0)]
         on_border = any(abs(middle - border) < 0.02 for middle in middles for border in (1 / 3, 2 / 3))
-        if number is None or number == 1:  # "a car" may be said of one of several
-            assert len(there) >= (number or 2)
-            assert len(there) == number or color or in_doubt(scene, name) or on_border
+        if number is None or number == 1:  # "a car" may be one of several
+            assert len(inside) >= (number or 2)
+            assert len(inside) == number or color or has_unclear(scene, name) or on_border
         else:
-            assert len(there) == number or (color and len(there) > number)
+            assert len(inside) == number or (color and len(inside) > number)
 
 
 def read_sentence(answer: str) -> list[tuple[int | None, str, str]]:
-    """(number, noun with its color, side) of all that a description names; None where only "cars" is said."""
-    things, found = [], []
+    """(number, noun with its color, side) of each part of a description; the number of "cars" alone is None."""
+    nouns, found = [], []
     for part in answer.replace(" and ", ", ").split(", "):
         for side in ("left", "center", "right", ""):
             end = f" {'in' if side == 'center' else 'on'} the {side}" if side else ""
             if part.endswith(end):
                 number, _, noun = part.removesuffix(end).partition(" ")
                 if number in ("a", "an") or number.isdecimal():
-                    things.append((int(number) if number.isdecimal() else 1, noun))
+                    nouns.append((int(number) if number.isdecimal() else 1, noun))
                 else:
-                    things.append((None, part.removesuffix(end)))
+                    nouns.append((None, part.removesuffix(end)))
                 break
         if side:
-            found += [(*thing, side) for thing in things]
-            things = []
-    return found + [(*thing, "") for thing in things]
+            found += [(*noun, side) for noun in nouns]
+            nouns = []
+    return found + [(*noun, "") for noun in nouns]
 
 
-JUDGES = {
-    "presence": judge_presence,
-    "place": judge_place,
-    "relation": judge_relation,
-    "light_state": lambda *args: judge_values(*(*args, "")[:5], "state"),
-    "color": lambda *args: judge_values(*(*args, "")[:5], "color"),
-    "sign_value": judge_sign,
-    "count": judge_count,
-    "comparison": judge_comparison,
-    "side": judge_side,
-    "weather": judge_fact,
-    "time_of_day": judge_fact,
-    "view": judge_fact,
-    "ahead": lambda scene, label, answer, form: judge_sentence(scene, label, f"{answer} in the center", form),
-    "description": judge_sentence,
+CHECKS = {
+    "presence": check_presence,
+    "place": check_place,
+    "relation": check_relation,
+    "light_state": lambda *args: check_values(*(*args, "")[:5], "state"),
+    "color": lambda *args: check_values(*(*args, "")[:5], "color"),
+    "sign_value": check_sign,
+    "count": check_count,
+    "comparison": check_comparison,
+    "side": check_side,
+    "weather": check_scene_attribute,
+    "time_of_day": check_scene_attribute,
+    "view": check_scene_attribute,
+    "ahead": lambda scene, label, answer, form: check_sentence(scene, label, f"{answer} in the center", form),
+    "description": check_sentence,
 }
 
 
 @given(scenes())
 @settings(max_examples=300, deadline=None)
-def test_every_answer_is_true(scene):
+def test_every_answer_is_correct(scene):
     for truth in enumerate_questions(scene):
         kind, label, *rest = truth.fact.split("/")
         assert (kind, label) == (truth.kind, truth.label)
-        JUDGES[kind](scene, label, truth.answer, *rest)
+        CHECKS[kind](scene, label, truth.answer, *rest)
 
 
 @given(scenes(), st.sets(st.sampled_from(LABELS)))
 @settings(max_examples=100, deadline=None)
-def test_only_what_is_labelled_exhaustively_is_denied_or_counted(scene, known):
+def test_no_and_counts_need_exhaustive_classes(scene, known):
     scene = replace(scene, exhaustive=frozenset(known))
     for truth in enumerate_questions(scene):
         needs = truth.kind in ("count", "comparison", "side") or (truth.kind == "color" and "/any/" not in truth.fact)
@@ -294,7 +296,7 @@ def test_only_what_is_labelled_exhaustively_is_denied_or_counted(scene, known):
     ("kind", "label", "values"),
     [("light_state", "traffic light", {"state": "red"}), ("sign_value", "speed limit sign", {"value": "50"})],
 )
-def test_all_is_not_said_of_lights_and_signs_of_which_some_may_not_be_labelled(kind, label, values):
+def test_questions_about_all_lights_or_signs_need_exhaustive_classes(kind, label, values):
     scene = placed((label, 20, 100, values), (label, 300, 100, values), exhaustive=EXHAUSTIVE - {label})
     fact, [value], other = f"{kind}/{label}", values.values(), {"red": "green", "50": "60"}
     found = answers(scene)
@@ -302,13 +304,13 @@ def test_all_is_not_said_of_lights_and_signs_of_which_some_may_not_be_labelled(k
     one = answers(replace(scene, objects=scene.objects[:1]))
     assert one[f"{fact}/what"] == value
     assert (one[f"{fact}/is/{value}"], one[f"{fact}/is/{other[value]}"]) == ("yes", "no")
-    lost = answers(replace(scene, attributed={}))  # another one may be there, whose value is not known
-    assert {each for each in lost if each.startswith(fact)} <= {f"{fact}/any/{value}"}
+    unattributed = answers(replace(scene, attributed={}))  # there may be another one whose value is unknown
+    assert {each for each in unattributed if each.startswith(fact)} <= {f"{fact}/any/{value}"}
 
 
 @given(scenes(), st.randoms(use_true_random=False))
 @settings(max_examples=100, deadline=None)
-def test_knowing_less_takes_questions_away_and_changes_no_answer(scene, rng):
+def test_knowing_less_removes_questions_and_changes_no_answer(scene, rng):
     fewer = frozenset(label for label in sorted(scene.exhaustive) if rng.random() < 0.5)
     facts = {name: value for name, value in scene.facts.items() if rng.random() < 0.5}
     less = answers(replace(scene, exhaustive=fewer, facts=facts, attributed={}))
@@ -320,22 +322,22 @@ def test_knowing_less_takes_questions_away_and_changes_no_answer(scene, rng):
 
 @given(scenes())
 @settings(max_examples=50, deadline=None)
-def test_a_value_is_denied_only_where_all_objects_have_theirs(scene):
+def test_a_no_about_any_value_needs_the_values_of_all_objects(scene):
     found = answers(replace(scene, attributed={}))
     assert not any("/any/" in fact and answer == "no" for fact, answer in found.items())
 
 
 @given(scenes())
 @settings(max_examples=100, deadline=None)
-def test_boxes_are_those_of_objects_that_make_a_yes(scene):
+def test_a_yes_has_the_boxes_of_its_objects(scene):
     boxes = {item.box for item in scene.objects}
     for truth in enumerate_questions(scene):
         assert set(truth.boxes) <= boxes
-        pointed = truth.kind not in ("comparison", "weather", "time_of_day", "view")
-        assert bool(truth.boxes) == (truth.answer == "yes" and pointed)
+        has_objects = truth.kind not in ("comparison", "weather", "time_of_day", "view")
+        assert bool(truth.boxes) == (truth.answer == "yes" and has_objects)
 
 
-def test_a_scene_that_anyone_would_describe_so():
+def test_answers_about_a_typical_scene():
     scene = placed(
         ("car", 20, 380, {"color": "red"}),
         ("pedestrian", 100, 300, {}),
@@ -383,7 +385,7 @@ def test_a_scene_that_anyone_would_describe_so():
         "time_of_day/time of day/is/night": "yes",
         "view/view/what": "driver",
         "ahead/scene/what": "a bus",
-        # With its colors it would be longer than a sentence may be.
+        # With colors it would exceed the maximum length.
         "description/scene/what": "a car and 2 pedestrians on the left, a bus in the center, "
         "a traffic light and a speed limit sign on the right",
     }
@@ -391,7 +393,7 @@ def test_a_scene_that_anyone_would_describe_so():
     assert {fact: found.get(fact) for fact in expected} == expected
 
 
-def test_depth_is_told_by_the_feet_of_things_in_one_direction():
+def test_behind_and_in_front_compare_lower_edges_in_one_direction():
     scene = placed(("car", 200, 350, {"color": "red"}), ("bus", 220, 250, {"color": "red"}), ("van", 500, 250, {}))
     found = answers(scene)
     assert found["relation/bus/behind/car"] == found["relation/car/front/bus"] == "yes"
@@ -400,7 +402,7 @@ def test_depth_is_told_by_the_feet_of_things_in_one_direction():
     assert not any("/behind/" in fact for fact in answers(replace(scene, facts={})))
 
 
-def test_nothing_stands_beside_itself():
+def test_relations_need_two_objects():
     alone = placed(("car", 200, 350, {"color": "red"}))
     assert not any("relation/vehicle/" in fact or "relation/car/" in fact for fact in answers(alone))
     beside = placed(("car", 200, 350, {"color": "red"}), ("bus", 20, 350, {"color": "red"}))
@@ -408,49 +410,49 @@ def test_nothing_stands_beside_itself():
     assert answers(beside)["relation/vehicle/right/car"] == "no"
 
 
-# Doubt
+# Unknown answers
 
 
 CAR = SceneObject("car", (20.0, 300.0, 80.0, 360.0), attributes={"color": "red"})
-DOUBTS = {
+UNCLEAR = {
     "hidden": SceneObject("car", (300.0, 100.0, 360.0, 160.0), visible=0.2, attributes={"color": "red"}),
     "tiny": SceneObject("car", (300.0, 100.0, 310.0, 110.0), attributes={"color": "red"}),
 }
 
 
-@pytest.mark.parametrize("doubt", DOUBTS)
-def test_an_object_in_doubt_silences_what_depends_on_it(doubt):
-    scene = Scene(600, 400, (DOUBTS[doubt],), {"view": "driver"}, EXHAUSTIVE, ATTRIBUTED)
+@pytest.mark.parametrize("reason", UNCLEAR)
+def test_an_unclear_object_makes_answers_that_depend_on_it_unknown(reason):
+    scene = Scene(600, 400, (UNCLEAR[reason],), {"view": "driver"}, EXHAUSTIVE, ATTRIBUTED)
     found = answers(scene)
-    for label in ("car", "vehicle"):  # of its own class and of the wider one
+    for label in ("car", "vehicle"):  # its class and its superclass
         assert found.keys().isdisjoint({f"presence/{label}", f"count/{label}/what", f"place/{label}/center"})
-        assert found[f"place/{label}/left"] == "no"  # it is not there for sure
+        assert found[f"place/{label}/left"] == "no"  # it is certainly not on the left
     assert found["presence/bus"] == "no"
 
-    found = answers(replace(scene, objects=(DOUBTS[doubt], CAR)))
+    found = answers(replace(scene, objects=(UNCLEAR[reason], CAR)))
     assert found["presence/car"] == found["place/car/left"] == found["color/car/any/red"] == "yes"
-    silent = {"count/car/what", "color/car/what", "color/car/is/red", "color/car/any/blue", "side/car/what"}
-    silent |= {"relation/bus/left/car", "comparison/car/more/bus"}
-    assert found.keys().isdisjoint(silent)
+    unknown = {"count/car/what", "color/car/what", "color/car/is/red", "color/car/any/blue", "side/car/what"}
+    unknown |= {"relation/bus/left/car", "comparison/car/more/bus"}
+    assert found.keys().isdisjoint(unknown)
 
 
-@pytest.mark.parametrize("doubt", DOUBTS)
-def test_a_sentence_says_no_number_where_there_may_be_more(doubt):
+@pytest.mark.parametrize("reason", UNCLEAR)
+def test_a_sentence_has_no_number_where_there_may_be_more(reason):
     sure = placed(*[("car", left, 300, {"color": "red"}) for left in (20, 25, 230, 240)])
-    unsure = replace(sure, objects=(*sure.objects, DOUBTS[doubt]))
+    unsure = replace(sure, objects=(*sure.objects, UNCLEAR[reason]))
     one = replace(unsure, objects=unsure.objects[3:])
     assert [answers(scene)["ahead/scene/what"] for scene in (sure, unsure, one)] == ["2 cars", "cars", "a car"]
     described = [answers(scene)["description/scene/what"] for scene in (sure, unsure)]
     assert described == [f"2 red cars on the left, {number}red cars in the center" for number in ("2 ", "")]
 
 
-def test_what_nobody_can_see_is_not_there():
+def test_an_invisible_object_counts_as_absent():
     speck = SceneObject("car", (300.0, 100.0, 303.0, 103.0))  # 3 × 3 of 600 × 400 is 0.007 patches
     assert answers(Scene(600, 400, (speck,), exhaustive=EXHAUSTIVE)) == answers(Scene(600, 400, exhaustive=EXHAUSTIVE))
 
 
 @pytest.mark.parametrize(("left", "side"), [(100, "left"), (170, None), (220, "center"), (370, None), (420, "right")])
-def test_an_object_across_a_border_is_on_no_side(left, side):
+def test_the_side_of_an_object_across_a_border_is_unknown(left, side):
     found = answers(placed(("car", left, 300, {"color": "red"})))
     assert found.get("side/car/what") == side
     for third in ("left", "center", "right"):
@@ -461,20 +463,20 @@ def test_an_object_across_a_border_is_on_no_side(left, side):
 
 
 def mask(label, columns, coverage=1.0, rows=(6, 7, 8)):
-    """A mask over some columns and rows of cells of a scene of 140 × 140."""
+    """A mask over some columns and rows of patches in a scene of 140 × 140 pixels."""
     cells = [[coverage * (i in rows and j in columns) for j in range(14)] for i in range(14)]
     area = sum(map(sum, cells)) * 100
     box = (10.0 * min(columns), 10.0 * min(rows), 10.0 * max(columns) + 10, 10.0 * max(rows) + 10)
     return SceneObject(label, box, area=area, cells=tuple(map(tuple, cells)), is_instance=False)
 
 
-def test_a_mask_is_where_enough_of_it_is():
+def test_a_mask_is_in_the_regions_that_contain_enough_of_it():
     scene = Scene(140, 140, (mask("car", (1, 2)), mask("bus", (1, 12), 0.08)), exhaustive=EXHAUSTIVE)
     found = answers(scene)
     assert [found[f"place/car/{third}"] for third in ("left", "center", "right")] == ["yes", "no", "no"]
-    assert found["presence/bus"] == "yes"  # 0.48 patches in all
-    assert "place/bus/left" not in found  # of which 0.24 there
-    assert found["place/bus/center"] == "no"  # although its box is across it
+    assert found["presence/bus"] == "yes"  # 0.48 patches in total
+    assert "place/bus/left" not in found  # 0.24 of them are on the left
+    assert found["place/bus/center"] == "no"  # although its box covers the center
     assert not any(truth.kind in ("count", "comparison", "side", "relation") for truth in enumerate_questions(scene))
     presence = {coverage: answers(replace(scene, objects=(mask("bus", (1,), coverage),))) for coverage in (0.01, 0.05)}
     assert presence[0.01]["presence/bus"] == "no"  # 0.03 patches
@@ -483,25 +485,25 @@ def test_a_mask_is_where_enough_of_it_is():
     assert truths["place/car/left"].boxes == ((0.0, 60.0, 140 / 3, 90.0),)
 
 
-def test_what_is_near_of_a_mask_does_not_deny_that_the_rest_is_far():
+def test_a_near_part_of_a_mask_does_not_make_far_a_no():
     cars = mask("car", (1, 2), rows=range(6, 14))
     found = answers(Scene(140, 140, (cars,), facts={"view": "driver"}, exhaustive=EXHAUSTIVE))
     assert found["place/car/near"] == "yes" and "place/car/far" not in found
     far = mask("car", (1, 2), rows=(6, 7))
     found = answers(Scene(140, 140, (far,), facts={"view": "driver"}, exhaustive=EXHAUSTIVE))
-    assert (found["place/car/near"], found["place/car/far"]) == ("no", "yes")  # all of it is
+    assert (found["place/car/near"], found["place/car/far"]) == ("no", "yes")  # all of it is far
 
 
-def test_what_a_sentence_would_leave_out_must_be_known():
-    """Of a source that does not label people, "a car" would be a wrong description of a crowd."""
+def test_sentences_need_exhaustive_labels_of_vehicles_and_people():
+    """If a source does not label people, "a car" may be a wrong description of a crowded street."""
     scene = placed(("car", 270, 300, {}))
-    told = {"ahead/scene/what", "description/scene/what"}
-    assert told <= answers(scene).keys()
+    sentences = {"ahead/scene/what", "description/scene/what"}
+    assert sentences <= answers(scene).keys()
     for missing in ({"car", "vehicle"}, {"person", "pedestrian"}):
-        assert told.isdisjoint(answers(replace(scene, exhaustive=EXHAUSTIVE - missing)))
+        assert sentences.isdisjoint(answers(replace(scene, exhaustive=EXHAUSTIVE - missing)))
 
 
-def test_a_sentence_names_no_side_of_what_stands_on_a_border():
+def test_a_sentence_names_no_side_of_an_object_on_a_border():
     found = answers(placed(("car", 170, 300, {}), ("bus", 250, 300, {})))
     assert found["description/scene/what"] == "a car and a bus"
     assert "ahead/scene/what" not in found
@@ -517,21 +519,21 @@ def mirrored(text: str) -> str:
 @given(scenes())
 @settings(max_examples=200, deadline=None)
 def test_a_mirrored_scene_has_mirrored_answers(scene):
-    there = answers(scene.without("value"))  # digits cannot be read in a mirror
-    here = {mirrored(fact): mirrored(answer) for fact, answer in answers(scene.flipped()).items()}
-    assert there.keys() == here.keys()
-    for fact, answer in there.items():
-        if fact.startswith("description"):  # it goes from left to right in both
-            assert Counter(read_sentence(answer)) == Counter(read_sentence(here[fact]))
+    expected = answers(scene.without("value"))  # mirrored digits cannot be read
+    found = {mirrored(fact): mirrored(answer) for fact, answer in answers(scene.flipped()).items()}
+    assert expected.keys() == found.keys()
+    for fact, answer in expected.items():
+        if fact.startswith("description"):  # both list objects from left to right
+            assert Counter(read_sentence(answer)) == Counter(read_sentence(found[fact]))
         else:
-            assert here[fact] == answer
+            assert found[fact] == answer
 
 
 # Sampling
 
 
 def random_scene(rng: random.Random, base_rate: float = 0.5, labels=("car", "bus", "truck", "pedestrian")) -> Scene:
-    """A scene in which each class is there at a rate, for the most part on the left, red and lit red."""
+    """A scene with each class at a base rate; at the same rate objects are on the left and their value is red."""
     objects = []
     for label in (*labels, "traffic light", "speed limit sign"):
         while rng.random() < base_rate and len(objects) < 12:
@@ -547,13 +549,13 @@ def random_scene(rng: random.Random, base_rate: float = 0.5, labels=("car", "bus
     return placed(*objects, facts=facts)
 
 
-def test_the_same_seed_asks_the_same():
+def test_the_same_seed_gives_the_same_questions():
     scene = random_scene(random.Random(3))
     assert ask(scene, random.Random(1), 16) == ask(scene, random.Random(1), 16)
     assert ask(scene, random.Random(1), 16) != ask(scene, random.Random(2), 16)
 
 
-def test_the_same_seed_asks_the_same_in_every_process():
+def test_the_same_seed_gives_the_same_questions_in_every_process():
     """The order of sets differs between processes."""
     scene = random_scene(random.Random(3))
     code = (
@@ -569,7 +571,7 @@ def test_the_same_seed_asks_the_same_in_every_process():
 
 @given(scenes(), st.sampled_from([0, 1, 16, 500]), st.randoms(use_true_random=False))
 @settings(max_examples=100, deadline=None)
-def test_what_is_asked_is_true_and_each_fact_is_asked_once(scene, count, rng):
+def test_questions_have_true_answers_and_different_ids(scene, count, rng):
     truths = {truth.fact: truth for truth in enumerate_questions(scene)}
     questions = ask(scene, rng, count)
     assert len(questions) <= count
@@ -580,27 +582,27 @@ def test_what_is_asked_is_true_and_each_fact_is_asked_once(scene, count, rng):
         assert question.text in phrasings(question.fact)
 
 
-def test_all_kinds_are_asked():
+def test_all_question_types_are_asked():
     rng = random.Random(0)
     asked = Counter(question.kind for _ in range(300) for question in ask(random_scene(rng), rng, 16))
     assert asked.keys() == set(KINDS)
 
 
-def test_yes_and_no_keep_in_step_whatever_the_base_rates():
-    rng, balancer = random.Random(0), Balancer(slack=3)
-    leads: Counter[tuple[str, str]] = Counter()
+def test_yes_and_no_are_balanced_at_high_base_rates():
+    rng, balancer = random.Random(0), Balancer(tolerance=3)
+    imbalances: Counter[tuple[str, ...]] = Counter()
     asked: Counter[str] = Counter()
     for _ in range(2000):
         for question in ask(random_scene(rng, base_rate=0.95), rng, 16, balancer):
             asked[question.kind] += 1
             if question.answer in ("yes", "no"):
                 for key in ((question.kind, question.label), (question.fact,)):
-                    leads[key] += 1 if question.answer == "yes" else -1
-                    assert abs(leads[key]) <= balancer.slack, key
-    assert asked["presence"] > 100  # both answers were there to be had
+                    imbalances[key] += 1 if question.answer == "yes" else -1
+                    assert abs(imbalances[key]) <= balancer.tolerance, key
+    assert asked["presence"] > 100  # both answers occurred
 
 
-def test_rare_words_are_asked_more_often_than_they_are_true():
+def test_rare_answers_are_asked_more_often_than_they_occur():
     rng, balancer = random.Random(0), Balancer()
     true: Counter[str] = Counter()
     asked: Counter[str] = Counter()
@@ -612,7 +614,7 @@ def test_rare_words_are_asked_more_often_than_they_are_true():
     assert asked["clear"] > asked["rainy"]
 
 
-def test_a_scene_of_which_nothing_is_known_is_not_asked():
+def test_a_scene_without_labels_has_no_questions():
     assert ask(Scene(100, 100), random.Random(0), 16) == enumerate_questions(Scene(100, 100)) == []
 
 
@@ -628,7 +630,7 @@ def test_all_words_are_in_the_vocabulary():
     assert len(questions) > 10_000
     for question in questions:
         texts |= {question.text, question.answer}
-    # And every template, with each class and value.
+    # Also templates with classes that the random scenes do not contain.
     for label in CLASSES:
         texts.update(phrasings(f"presence/{label}"))
         texts.update(phrasings(f"place/{label}/left"))
@@ -639,7 +641,7 @@ def test_all_words_are_in_the_vocabulary():
 
 
 @pytest.mark.parametrize("label", [label for label in CLASSES if label != "sky"])
-def test_answers_come_back_from_their_tokens(label):
+def test_answers_survive_tokenization(label):
     scene = placed((label, 20, 300, {}), (label, 250, 300, {}), (label, 240, 300, {}))
     found = set(answers(scene).values()) | {label for label in CLASSES if label != "cone"}
     found |= {*COLORS, *LIGHT_STATES, *SPEED_LIMITS, *(value for values in FACTS.values() for value in values)}
@@ -650,7 +652,7 @@ def test_answers_come_back_from_their_tokens(label):
 
 @given(scenes())
 @settings(max_examples=50, deadline=None)
-def test_descriptions_come_back_from_their_tokens(scene):
+def test_descriptions_survive_tokenization(scene):
     for truth in enumerate_questions(scene):
         if truth.kind in ("ahead", "description"):
             ids = TOKENIZER(truth.answer, add_special_tokens=False)["input_ids"]
@@ -659,7 +661,7 @@ def test_descriptions_come_back_from_their_tokens(scene):
 
 @given(scenes(), st.randoms(use_true_random=False))
 @settings(max_examples=50, deadline=None)
-def test_each_fact_has_several_wordings_of_its_own(scene, rng):
+def test_each_question_id_has_several_paraphrases_of_its_own(scene, rng):
     owners: dict[str, str] = {}
     for truth in enumerate_questions(scene):
         texts = phrasings(truth.fact)
@@ -668,11 +670,11 @@ def test_each_fact_has_several_wordings_of_its_own(scene, rng):
         for text in texts:
             assert text[0].isupper() and text.endswith(("?", "."))
             assert "{" not in text and "  " not in text
-            # One wording, one question: else it would have two answers. "What color are the lights" names no other.
+            # A text with two question ids could have two answers. "What color are the lights" may have two ids.
             assert owners.setdefault(text, truth.fact) == truth.fact or truth.kind in ("color", "light_state")
 
 
-def test_every_kind_can_be_asked_with_please():
+def test_every_question_type_has_a_template_with_please():
     for texts in TEMPLATES.values():
         assert any("please" in text.lower() for text in texts)
 
@@ -702,12 +704,12 @@ def test_grammar_of_unusual_nouns():
         "count/sky/what",
     ],
 )
-def test_what_is_not_a_fact_is_refused(fact):
-    with pytest.raises(ValueError, match="not a fact"):
+def test_unknown_question_ids_are_refused(fact):
+    with pytest.raises(ValueError, match=f"unknown question id '{fact}'"):
         phrasings(fact)
 
 
-def test_wider_classes_are_asked_of_their_members():
+def test_an_object_makes_its_superclass_present():
     for label, (_, _, wider) in CLASSES.items():
         if wider:
             found = answers(placed((label, 20, 300, {})))

@@ -1,4 +1,4 @@
-"""Scenes: what cannot be is refused, and mirroring, cropping and JSON keep the truth."""
+"""Scenes: mirroring, cropping and JSON keep them consistent, and invalid fields are refused."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer
 
 
 def grid(mask: np.ndarray) -> tuple[tuple[float, ...], ...]:
-    """Coverage of 14 × 14 cells by a mask of 140 × 280 pixels."""
+    """Coverage of 14 × 14 patches by a mask of 140 × 280 pixels."""
     return tuple(map(tuple, mask.reshape(14, 10, 14, 20).mean((1, 3)).tolist()))
 
 
@@ -45,7 +45,7 @@ def test_mirroring_twice_changes_nothing():
     assert example().flipped().objects[2].cells[5] == example().objects[2].cells[5][::-1]
 
 
-def test_nobody_reads_a_mirrored_number():
+def test_mirroring_makes_values_of_signs_unknown():
     sign = SceneObject("speed limit sign", (20.0, 20.0, 40.0, 40.0), attributes={"value": "60"})
     light = SceneObject("traffic light", (50.0, 0.0, 60.0, 30.0), attributes={"state": "red"})
     attributed = {"speed limit sign": frozenset({"value"}), "traffic light": frozenset({"state"})}
@@ -54,7 +54,7 @@ def test_nobody_reads_a_mirrored_number():
     assert mirrored.attributed == {"traffic light": frozenset({"state"})}
 
 
-def test_what_is_not_known_is_not_claimed():
+def test_without_removes_attributes():
     known = example()
     unknown = known.without("color", "weather")
     assert unknown.facts == unknown.attributed == unknown.objects[0].attributes == {}
@@ -67,7 +67,7 @@ def test_a_window_of_the_whole_image_changes_nothing():
     np.testing.assert_allclose(cropped.objects[2].cells, example().objects[2].cells, atol=1e-4)
 
 
-def test_what_a_window_takes_away_is_not_said():
+def test_cropping_makes_attributes_that_may_be_cut_off_unknown():
     light = SceneObject("traffic light", (20.0, 0.0, 30.0, 30.0), attributes={"state": "red"})
     sign = SceneObject("speed limit sign", (40.0, 50.0, 60.0, 70.0), attributes={"value": "50"})
     attributed = {"traffic light": frozenset({"state"}), "traffic sign": frozenset({"value"})}
@@ -75,12 +75,12 @@ def test_what_a_window_takes_away_is_not_said():
     cut = scene.cropped(0, 10, 100, 100)
     assert [item.attributes for item in cut.objects] == [{}, {"value": "50"}]  # the red lamp is outside
     assert cut.attributed == {"traffic sign": frozenset({"value"})}
-    assert scene.cropped(40, 0, 100, 100).attributed == attributed  # of the lights that are left
-    assert cut.facts == {"weather": "clear"}  # what is near in the window need not be near
+    assert scene.cropped(40, 0, 100, 100).attributed == attributed  # true of the remaining lights
+    assert cut.facts == {"weather": "clear"}  # near and far cannot be derived from a position in the window
     assert scene.cropped(0, 0, 100, 100) == scene
 
 
-def test_a_window_cuts_boxes_and_their_visibility():
+def test_cropping_cuts_boxes_and_reduces_their_visibility():
     scene = example().cropped(30, 0, 240, 140)
     car, bus, _ = scene.objects
     assert (car.box, car.visible) == ((0, 20.0, 20.0, 60.0), 0.5)
@@ -91,9 +91,9 @@ def test_a_window_cuts_boxes_and_their_visibility():
 
 @given(st.tuples(*[st.integers(0, 100)] * 2), st.tuples(st.integers(1, 180), st.integers(1, 40)))
 @settings(max_examples=50, deadline=None)
-def test_cells_of_a_window_are_the_coverage_of_its_mask(corner, size):
+def test_patches_of_a_window_are_the_coverage_of_its_mask(corner, size):
     mask = np.zeros((140, 280))
-    mask[20:90, 40:200] = 1  # along the borders of old cells, so that their means lose nothing
+    mask[20:90, 40:200] = 1  # aligned with the patches of the image, so that their coverage is exact
     left, top = corner
     right, bottom = left + size[0], top + size[1]
     part = mask[top:bottom, left:right]
@@ -101,7 +101,7 @@ def test_cells_of_a_window_are_the_coverage_of_its_mask(corner, size):
     assert bool(trees) == bool(part.any())
     if trees:
         assert trees[0].area == pytest.approx(part.sum(), rel=0.01, abs=1)
-        rows = np.repeat(np.repeat(part, 14, axis=0), 14, axis=1)  # 14 × 14 cells of equal whole size
+        rows = np.repeat(np.repeat(part, 14, axis=0), 14, axis=1)  # divides into 14 × 14 patches of whole pixels
         expected = rows.reshape(14, size[1], 14, size[0]).mean((1, 3))
         np.testing.assert_allclose(trees[0].cells, expected, atol=1e-3)
 
@@ -120,7 +120,7 @@ def test_cells_of_a_window_are_the_coverage_of_its_mask(corner, size):
         (lambda: example().cropped(10, 0, 10, 10), "empty"),
     ],
 )
-def test_what_cannot_be_is_refused(make, named):
+def test_invalid_fields_are_refused(make, named):
     with pytest.raises(ValueError, match=named):
         make()
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from traffic_vlm.data.ground_truth import View
 from traffic_vlm.data.scene import CLASSES, COLORS, FACTS, LIGHT_STATES, SPEED_LIMITS, is_a
 from traffic_vlm.data.synthetic import draw, make_plan, render, street
 from traffic_vlm.data.synthetic.figures import make_pedestrian
@@ -17,7 +18,6 @@ from traffic_vlm.data.synthetic.layout import PRESENCE
 from traffic_vlm.data.synthetic.light import PAINT, Light
 from traffic_vlm.data.synthetic.plan import CROSSWALK, STRIPES, Patch, Plan, Road, Thing
 from traffic_vlm.data.synthetic.vehicles import make_vehicle
-from traffic_vlm.data.truths import View
 
 
 NOON = Light(

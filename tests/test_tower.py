@@ -1,4 +1,4 @@
-"""Training of the tower: targets, frames, head, loss, evaluation, stopping and resuming."""
+"""Training of the vision tower: targets, frames, head, loss, evaluation, checkpoints and the script."""
 
 import json
 import subprocess
@@ -52,28 +52,28 @@ def labels_of(tmp_path, **fields):
 # --------------------------------------------------------------------------------------------------------- targets
 
 
-def test_an_object_is_in_the_third_of_its_center_and_unknown_in_those_it_touches():
+def test_an_object_is_in_the_third_of_its_center_and_unknown_in_others_that_it_overlaps():
     assert region_of(cars((10, 100, 60, 160)), "car") == [1, 1, 0, 0]
     assert region_of(cars((60, 100, 130, 160)), "car") == [1, 1, -1, 0]
     assert region_of(cars((10, 100, 60, 160)), "bus") == [0, 0, 0, 0]
-    assert region_of(cars((10, 100, 60, 160)), "vehicle") == [1, 1, -1, -1]  # others may be there
+    assert region_of(cars((10, 100, 60, 160)), "vehicle") == [1, 1, -1, -1]  # there may be others
     assert region_of(cars(), "person") == [-1, -1, -1, -1]
 
 
-def test_what_is_tiny_or_hidden_is_neither_yes_nor_no():
+def test_tiny_or_hidden_objects_are_unknown():
     assert region_of(cars((10, 100, 15, 160)), "car") == [-1, -1, 0, 0]  # 5 of 300 pixels are 3.7 of 224
     assert region_of(cars((10, 100, 17, 160)), "car") == [1, 1, 0, 0]
     assert region_of(cars((10, 100, 60, 160), visible=0.2), "car") == [-1, -1, 0, 0]
 
 
-def test_a_window_moves_cuts_and_mirrors_targets():
+def test_targets_follow_window_and_mirroring():
     scene = cars((10, 100, 60, 160), (200, 100, 290, 160))
     assert region_of(scene, "car", window=(0.5, 0.0, 1.0, 1.0)) == [1, 0, 1, -1]
-    assert region_of(scene, "car", window=(0.16, 0.0, 0.6, 1.0)) == [-1, -1, 0, 0]  # a quarter of it is seen
+    assert region_of(scene, "car", window=(0.16, 0.0, 0.6, 1.0)) == [-1, -1, 0, 0]  # a quarter of it is visible
     assert region_of(cars((10, 100, 60, 160)), "car", mirrored=True) == [1, 0, 0, 1]
 
 
-def test_patches_follow_boxes_through_window_and_mirror():
+def test_patches_follow_window_and_mirroring():
     labels = image_labels(cars((0, 0, 75, 75)))
     patch = targets(labels, grid=(4, 4))[1][INDEX["car"]]
     assert patch[0].tolist() == [1, 0, 0, 0] and not patch[1:].any()
@@ -82,7 +82,7 @@ def test_patches_follow_boxes_through_window_and_mirror():
     assert (targets(labels, grid=(4, 4))[1][INDEX["person"]] == -1).all()
 
 
-def test_masks_are_present_by_the_area_that_they_fill():
+def test_masks_are_present_by_their_area():
     def scene(columns, filled, visible=1.0):
         cells = [[filled if column in columns else 0.0 for column in range(14)] for _ in range(14)]
         item = SceneObject("sky", (0, 0, 140, 140), 1.0, visible, {}, tuple(map(tuple, cells)), False)
@@ -95,7 +95,7 @@ def test_masks_are_present_by_the_area_that_they_fill():
     assert region_of(scene({0}, 1.0, visible=0.0), "sky") == [-1, -1, 0, 0]
 
 
-def test_masks_of_a_member_are_masks_of_the_wider_class():
+def test_masks_of_a_class_are_masks_of_its_superclass():
     cells = tuple((1.0,) + (0.0,) * 13 for _ in range(14))
     item = SceneObject("pedestrian", (0, 0, 10, 140), 1.0, 1.0, {}, cells, False)
     scene = Scene(140, 140, (item,), exhaustive=frozenset({"person", "pedestrian", "rider"}))
@@ -103,7 +103,7 @@ def test_masks_of_a_member_are_masks_of_the_wider_class():
     assert region_of(scene, "rider") == [0, 0, 0, 0]
 
 
-def test_a_light_that_is_cut_has_no_color_and_a_boxed_one_is_not_absent(tmp_path):
+def test_the_color_of_a_cut_light_and_the_presence_of_a_tiny_one_are_unknown(tmp_path):
     light = SceneObject("traffic light", (100, 20, 140, 120), attributes={"state": "red"})
     given = {"traffic light": frozenset({"state"})}
     scene = Scene(256, 256, (light,), attributed=given)
@@ -114,12 +114,12 @@ def test_a_light_that_is_cut_has_no_color_and_a_boxed_one_is_not_absent(tmp_path
     assert region_of(tiny, "traffic light", labels_of(tmp_path))[0] == -1
 
 
-def test_lights_and_signs_have_their_state_and_value():
+def test_lights_and_signs_have_targets_for_state_and_value():
     light = SceneObject("traffic light", (10, 10, 40, 90), attributes={"state": "red"})
     given = {"traffic light": frozenset({"state"})}
     scene = Scene(300, 300, (light,), exhaustive=frozenset(), attributed=given)
     assert region_of(scene, "red light")[:2] == [1, 1] and region_of(scene, "green light") == [0, 0, 0, 0]
-    assert region_of(scene, "yellow light") == [-1] * 4  # the source may leave yellow lights out
+    assert region_of(scene, "yellow light") == [-1] * 4  # some sources do not label yellow lights
     sign = SceneObject("speed limit sign", (10, 10, 90, 90), attributes={"value": "50"})
     given = {"speed limit sign": frozenset({"value"})}
     scene = Scene(300, 300, (sign,), exhaustive=frozenset({"speed limit sign"}), attributed=given)
@@ -128,10 +128,10 @@ def test_lights_and_signs_have_their_state_and_value():
     assert region_of(scene, "traffic sign")[0] == 1
 
 
-def test_scene_labels_know_the_whole_image_and_crops_as_far_as_they_hold(tmp_path):
+def test_scene_labels_hold_for_the_whole_image_and_some_of_them_for_crops(tmp_path):
     seen = labels_of(tmp_path, weather="rain", road="none", present=["bicycle", "car"], unsure=["truck"])
     scene = cars()
-    assert region_of(scene, "car", seen) == [0, 0, 0, 0]  # boxes decide where there are some
+    assert region_of(scene, "car", seen) == [0, 0, 0, 0]  # boxes take precedence
     assert region_of(scene, "bicycle", seen) == [1, -1, -1, -1]
     assert region_of(scene, "bicycle", seen, window=(0.0, 0.0, 0.6, 0.6)) == [-1] * 4
     assert region_of(scene, "animal", seen, window=(0.0, 0.0, 0.6, 0.6))[0] == 0
@@ -150,7 +150,7 @@ def test_scene_labels_know_the_whole_image_and_crops_as_far_as_they_hold(tmp_pat
         ({"present": None}, "TypeError"),
     ],
 )
-def test_a_bad_scene_label_is_named_with_its_line(tmp_path, fields, named):
+def test_an_invalid_scene_label_is_reported_with_its_line(tmp_path, fields, named):
     path = tmp_path / "source.jsonl"
     path.write_text(json.dumps(LINE) + "\n" + json.dumps(LINE | fields) + "\n")
     problems = Problems()
@@ -165,31 +165,31 @@ def test_a_bad_scene_label_is_named_with_its_line(tmp_path, fields, named):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Thirty images of one small source: a car is a bright square, left or right, in every second image."""
+    """A source of 30 images per split: every second one has a car, a bright square on the left or right."""
     root = tmp_path_factory.mktemp("data")
     rng = np.random.default_rng(0)
     for split in ("train", "val"):
         (root / "highway" / split).mkdir(parents=True)
         images, annotations = [], []
-        for n in range(30):
+        for index in range(30):
             picture = rng.integers(0, 80, (96, 96, 3), np.uint8)
-            if n % 2:
-                left = 4 if n % 4 == 1 else 66
+            if index % 2:
+                left = 4 if index % 4 == 1 else 66
                 picture[40:66, left : left + 26] = 250
                 box = [left, 40, 26, 26]
-                annotations.append({"id": n, "image_id": n, "category_id": 1, "bbox": box, "area": 676})
-            Image.fromarray(picture).save(root / "highway" / split / f"{n}.png")
-            images.append({"id": n, "file_name": f"{n}.png", "width": 96, "height": 96})
+                annotations.append({"id": index, "image_id": index, "category_id": 1, "bbox": box, "area": 676})
+            Image.fromarray(picture).save(root / "highway" / split / f"{index}.png")
+            images.append({"id": index, "file_name": f"{index}.png", "width": 96, "height": 96})
         categories = [{"id": 1, "name": "car"}]
         content = {"images": images, "annotations": annotations, "categories": categories}
         (root / "highway" / f"{split}.json").write_text(json.dumps(content))
     (root / "scene_labels").mkdir()
-    lines = [LINE | {"image": f"highway/train/{n}.png", "weather": "fog"} for n in range(30)]
+    lines = [LINE | {"image": f"highway/train/{index}.png", "weather": "fog"} for index in range(30)]
     (root / "scene_labels" / "highway.jsonl").write_text("\n".join(map(json.dumps, lines)))
     return root
 
 
-def test_frames_have_boxes_and_scene_labels_and_missing_sources_are_counted(data):
+def test_frames_have_scene_labels_and_missing_sources_are_reported(data):
     problems = Problems()
     frames = read_frames(data, False, problems)
     assert len(frames) == 30 and problems.counts["missing source"] == 8
@@ -198,7 +198,7 @@ def test_frames_have_boxes_and_scene_labels_and_missing_sources_are_counted(data
         read_frames(data / "nothing", False, Problems())
 
 
-def test_unreadable_images_are_named_and_left_out(data, tmp_path):
+def test_unreadable_images_are_reported_and_left_out(data, tmp_path):
     frames = read_frames(data, True, Problems())
     broken = tmp_path / "broken.png"
     broken.write_bytes(frames[0].path.read_bytes()[:300])
@@ -210,10 +210,10 @@ def test_unreadable_images_are_named_and_left_out(data, tmp_path):
     assert problems.counts == {"corrupt image": 2} and "broken.png" in problems.messages[0]
 
 
-def test_batches_depend_on_seed_and_number_alone(data, tmp_path):
+def test_batches_depend_only_on_seed_and_index(data, tmp_path):
     frames, pixels = load_frames(read_frames(data, False, Problems()), tmp_path, Problems())
-    whole = FrameBatches(frames, pixels, {"highway": 1.0}, 4, lambda number: 64)
-    later = FrameBatches(frames, pixels, {"highway": 1.0}, 4, lambda number: 64, start=2)
+    whole = FrameBatches(frames, pixels, {"highway": 1.0}, 4, lambda index: 64)
+    later = FrameBatches(frames, pixels, {"highway": 1.0}, 4, lambda index: 64, start=2)
     stream = iter(whole)
     batches = [next(stream) for _ in range(3)]
     again = next(iter(later))
@@ -222,7 +222,7 @@ def test_batches_depend_on_seed_and_number_alone(data, tmp_path):
     assert again["pixels"].shape == (4, 64, 64, 3) and again["patch"].shape == (4, len(CATEGORIES), 4, 4)
 
 
-def test_augmentation_keeps_objects_under_their_targets(data, tmp_path):
+def test_augmentation_moves_objects_and_targets_together(data, tmp_path):
     frames, pixels = load_frames(read_frames(data, False, Problems()), tmp_path, Problems())
     rng, found = np.random.default_rng(0), 0
     for _ in range(60):
@@ -235,17 +235,17 @@ def test_augmentation_keeps_objects_under_their_targets(data, tmp_path):
     assert found > 30
 
 
-# ------------------------------------------------------------------------------------------------- head and judging
+# ------------------------------------------------------------------------------------------------ head and metrics
 
 
-def test_thirds_share_the_patches_between_them():
+def test_weights_of_the_thirds_add_up_to_the_whole_image():
     weights = region_weights(1, 14)
     torch.testing.assert_close(weights[1:].sum(0), weights[0])
     torch.testing.assert_close(weights[1:].sum(1), torch.full((3,), 14 / 3))
     assert weights[1, 4] == pytest.approx(2 / 3) and weights[2, 4] == pytest.approx(1 / 3)
 
 
-def test_a_third_reads_its_own_columns_alone():
+def test_a_third_depends_only_on_its_own_columns():
     torch.manual_seed(0)
     head, tokens = QueryHead(8), torch.randn(1, 36, 8)
     plain = head(tokens, (6, 6))[0]
@@ -256,10 +256,10 @@ def test_a_third_reads_its_own_columns_alone():
     assert moved.tolist() == [True, False, False, True]
 
 
-def test_the_loss_weighs_yes_and_no_alike_within_a_source_and_passes_over_the_unknown():
+def test_the_loss_balances_yes_and_no_within_a_source_and_ignores_unknown():
     unknown = torch.full((12, 1, 2, 2), -1)
     region = torch.zeros(12, len(CATEGORIES), 4, dtype=torch.int8)
-    region[0], region[8:] = 1, 1  # one of eight in the first source, all but one of four in the second
+    region[0], region[8:] = 1, 1  # yes for 1 of 8 images in the first source, for 3 of 4 in the second
     region[11] = 0
     source = torch.tensor([0] * 8 + [1] * 4)
 
@@ -288,14 +288,14 @@ def test_the_loss_weighs_yes_and_no_alike_within_a_source_and_passes_over_the_un
     assert patches.grad[0, :, 0].tolist() == pytest.approx([-4 * 0.5 / 24, 0.5 / 24, 0, 0])
 
 
-def test_an_answer_that_a_source_never_gives_weighs_nothing_within_it():
+def test_without_a_yes_in_a_source_its_no_has_no_weight():
     loss, region = PresenceLoss(1), torch.zeros(2, len(CATEGORIES), 4, dtype=torch.int8)
     logits = torch.zeros(region.shape, requires_grad=True)
     loss((logits, torch.zeros(2, 4, 1)), region, torch.full((2, 1, 2, 2), -1), torch.zeros(2, dtype=int))[0].backward()
     assert not logits.grad.any()
 
 
-def test_auc_and_balanced_accuracy_by_hand(data):
+def test_auc_and_balanced_accuracy_in_closed_form(data):
     assert auc(np.array([0.9, 0.4, 0.4, 0.1]), np.array([1, 1, 0, 0])) == pytest.approx(3.5 / 4)
     frames = read_frames(data, True, Problems())
     answers = np.full((30, len(CATEGORIES), 4), 0.2, np.float32)
@@ -318,7 +318,7 @@ def trainer_of(images=1200, **fields):
     return TowerTrainer(tower, QueryHead(24), options, {name for name, _ in tower.named_children()}, ["highway"])
 
 
-def test_rates_warm_up_stay_and_fall_to_zero():
+def test_learning_rates_warm_up_stay_constant_and_fall_to_zero():
     options = TowerOptions(48_000, 48, constant_fraction=0.5)
     rates = [options.rate_of(step, 4800) for step in range(options.steps)]
     assert rates[0] == pytest.approx(0.01) and rates[200] == 1.0 and rates[-1] == 0.0
@@ -326,7 +326,7 @@ def test_rates_warm_up_stay_and_fall_to_zero():
     assert [options.size_of(step) for step in (0, 600, 800, 999)] == [128, 160, 192, 224]
 
 
-def test_a_tower_learns_is_kept_and_goes_on_where_it_stopped(data, tmp_path):
+def test_a_tower_trains_resumes_and_is_saved(data, tmp_path):
     frames, pixels = load_frames(read_frames(data, False, Problems()), tmp_path / "train", Problems())
     _, held_pixels = load_frames(read_frames(data, True, Problems()), tmp_path / "held", Problems())
     whole = trainer_of()
@@ -350,7 +350,7 @@ def test_a_tower_learns_is_kept_and_goes_on_where_it_stopped(data, tmp_path):
     for name, value in stopped.average.state_dict().items():
         torch.testing.assert_close(again.average.state_dict()[name], value)
 
-    with pytest.raises(ValueError, match=r"another config.*neck_width': 16"):
+    with pytest.raises(ValueError, match=r"run with another config.*neck_width': 16"):
         trainer_of(neck_width=8).load(tmp_path / "checkpoint.pt")
     (tmp_path / "broken.pt").write_bytes(b"no checkpoint")
     with pytest.raises(ValueError, match=r"broken\.pt cannot be read"):
@@ -366,7 +366,7 @@ def test_a_tower_learns_is_kept_and_goes_on_where_it_stopped(data, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_script_trains_and_answers(data, tmp_path):
+def test_the_script_trains_and_predicts(data, tmp_path):
     def run(*arguments):
         command = [sys.executable, ROOT / "scripts" / "train_tower.py", *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -385,7 +385,7 @@ def test_the_script_trains_and_answers(data, tmp_path):
     assert len(table) == 30 * len(CATEGORIES) * 4 and table[1].keys() == {"image", "category", "region", "P"}
     assert [row["region"] for row in table[:4]] == list(REGIONS) and table[4]["category"] == CATEGORIES[1]
     tower = ("--tower", tmp_path / "run" / "tower")
-    assert "no such folder" in run("--predict", tmp_path / "none", *tower).stderr
+    assert "the folder does not exist" in run("--predict", tmp_path / "none", *tower).stderr
     assert "error: the tower" in run("--predict", folder, "--tower", tmp_path).stderr
     assert "pass --data" in run("--images", 8).stderr
     assert (
@@ -393,5 +393,5 @@ def test_the_script_trains_and_answers(data, tmp_path):
     )
 
 
-def test_categories_have_names_of_their_own():
+def test_categories_have_unique_names():
     assert len(INDEX) == len(CATEGORIES) and set(SEEN) <= set(CATEGORIES)

@@ -1,4 +1,4 @@
-"""Training runs of a tiny model: what they leave behind, and what happens when they are stopped or cannot work."""
+"""Training runs of a tiny model: finished folders, resumed runs, and errors for invalid options and data."""
 
 import importlib.util
 import json
@@ -59,7 +59,7 @@ def start(tmp_path_factory) -> Path:
 def run(
     start: Path, output: Path, *options: str, launcher: list[str] | None = None, code: int = 0, **variables: str
 ) -> subprocess.CompletedProcess:
-    """scripts/train.py in a process of its own, which must end with the exit status `code`."""
+    """Run scripts/train.py in a separate process, which must end with the exit status `code`."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
     command = [*(launcher or [sys.executable]), str(ROOT / "scripts/train.py"), "--output_dir", str(output)]
     command += ["--model_name_or_path", str(start), *FAST, *options]
@@ -78,7 +78,7 @@ def script():
 
 
 def learn(start: Path, output: Path, *options: str) -> None:
-    """What scripts/train.py does, in this process, as starting another takes seconds."""
+    """Do the same as scripts/train.py in this process, because starting another one takes seconds."""
     parser = option_parser((script().Arguments, ModelOptions, DataOptions), None, RENAMED)
     given = ["--output_dir", str(output), "--model_name_or_path", str(start), *FAST, *options]
     arguments, model_options, data_options = parser.parse_args_into_dataclasses(given)
@@ -86,7 +86,7 @@ def learn(start: Path, output: Path, *options: str) -> None:
 
 
 def refuse(start: Path, output: Path, *options: str) -> str:
-    """The error of a training that cannot work."""
+    """The error message of a training run that is refused."""
     with pytest.raises((ValueError, OSError)) as error:
         learn(start, output, *options)
     return str(error.value)
@@ -104,7 +104,7 @@ def figures(folder: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.slow
-def test_a_run_learns_reports_and_leaves_a_folder_that_loads(start, tmp_path):
+def test_a_run_trains_logs_and_saves_a_folder_that_loads(start, tmp_path):
     run(start, tmp_path / "out", "--num_train_epochs", "1", "--questions_per_image", "8")
     logged = [entry for entry in figures(tmp_path / "out") if "loss" in entry]
     assert {"answer_loss", "words", "yes_no_accuracy"} <= logged[0].keys()
@@ -118,7 +118,7 @@ def test_a_run_learns_reports_and_leaves_a_folder_that_loads(start, tmp_path):
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == before.keys()
     assert (tmp_path / "out" / HEAD_FILE).is_file()  # for further training
     assert any(not torch.equal(after[name], before[name]) for name in after)
-    assert not after["model.text_model.embed_tokens.weight"][0].any()  # [PAD] is not learned by any of the losses
+    assert not after["model.text_model.embed_tokens.weight"][0].any()  # no loss trains [PAD]
     script = f"""
 from transformers import AutoModel, AutoProcessor
 model = AutoModel.from_pretrained({str(tmp_path / "out")!r}, trust_remote_code=True)
@@ -133,14 +133,14 @@ print(inputs["pixel_values"].shape[-1], float(model.score_yes_no(**inputs)[0]))
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("train", "workers"), [(learn, "0"), (run, "1")])
-def test_a_stopped_run_ends_as_one_that_never_stopped(start, tmp_path, train, workers):
-    # The last weights, not the best: the best may be those of before the stop.
+def test_a_resumed_run_has_the_result_of_an_uninterrupted_one(start, tmp_path, train, workers):
+    # Compares the last weights: the best ones may have been saved before the stop.
     options = ["--num_train_epochs", "2", "--load_best_model_at_end", "false", "--dataloader_num_workers", workers]
     train(start, tmp_path / "whole", *options)
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
     stopped = tmp_path / "stopped"
     (stopped / "model.safetensors").unlink()
-    # As if killed while the second checkpoint was being written: its last file is not there.
+    # As if killed while the second checkpoint was written: its last file is missing.
     (stopped / "checkpoint-4" / "trainer_state.json").unlink()
     train(start, stopped, *options)
     first, second = weights(tmp_path / "whole"), weights(stopped)
@@ -149,7 +149,7 @@ def test_a_stopped_run_ends_as_one_that_never_stopped(start, tmp_path, train, wo
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_a_compiled_decoder_learns_the_same(start, tmp_path):
+def test_a_compiled_decoder_has_the_same_losses(start, tmp_path):
     losses = []
     for name, compiled in (("plain", "false"), ("compiled", "true")):
         options = ["--num_train_epochs", "1", "--hidden_dropout", "0", "--compile_decoder", compiled]
@@ -171,13 +171,13 @@ def test_two_processes_train_together(start, tmp_path):
     assert weights(tmp_path / "out").keys() == weights(start).keys()
 
 
-def test_each_epoch_draws_other_images_and_each_resumed_one_the_same():
+def test_epochs_draw_different_images_and_a_resumed_epoch_the_same():
     drawn = []
     mixture, collator = Mixture([list(range(1000))], images_per_epoch=8), SupervisedCollator(None)
-    told = StartEpoch(mixture, collator)
-    for epoch in (0.0, 1.0, 1.6, 2.0 - 1e-9):  # stopped within the second, and at the end of it
-        told.on_epoch_begin(None, TrainerState(epoch=epoch), None)
-        drawn.append([mixture[number] for number in range(8)])
+    callback = StartEpoch(mixture, collator)
+    for epoch in (0.0, 1.0, 1.6, 2.0 - 1e-9):  # the last two: resumed within the second epoch, and at its end
+        callback.on_epoch_begin(None, TrainerState(epoch=epoch), None)
+        drawn.append([mixture[index] for index in range(8)])
         assert collator.epoch == mixture.epoch
     assert drawn[1] == drawn[2] and drawn[0] != drawn[1] != drawn[3] != drawn[0]
 
@@ -189,7 +189,7 @@ def test_each_epoch_draws_other_images_and_each_resumed_one_the_same():
         ("--gradient_checkpointing", "true", "--gradient_accumulation_steps", "2", "--bf16"),
     ],
 )
-def test_ways_to_train(start, tmp_path, options):
+def test_lora_and_gradient_checkpointing_train(start, tmp_path, options):
     learn(start, tmp_path, "--num_train_epochs", "1", *options)
     after, before = weights(tmp_path), weights(start)
     assert after.keys() == before.keys()
@@ -200,7 +200,7 @@ def test_ways_to_train(start, tmp_path, options):
 
 
 @pytest.mark.slow
-def test_the_finished_folder_goes_to_the_hub(start, tmp_path, hub):
+def test_the_finished_folder_is_pushed_to_the_hub(start, tmp_path, hub):
     start = shutil.copytree(start, tmp_path / "start")
     for name in ("README.md", "LICENSE_WEIGHTS.md"):
         shutil.copy(ROOT / name, start)
@@ -210,7 +210,7 @@ def test_the_finished_folder_goes_to_the_hub(start, tmp_path, hub):
     assert repo_id == "me/tuned"
     assert pushed["model.safetensors"] == (tmp_path / "out" / "model.safetensors").read_bytes()
     assert {"LICENSE", "config.json", "processor_config.json", "modeling_traffic_vlm.py"} <= pushed.keys()
-    # A card of its own: the figures of the repository's are of other weights. The licence is that of the base.
+    # The folder has its own card, with metrics of its own weights and the license of the base model.
     card, last = pushed["README.md"].decode(), figures(tmp_path / "out")[-1]
     assert "Fine-tuned from `start" in card and f"| balanced_accuracy | {last['eval_balanced_accuracy']:.3f} |" in card
     assert "license_link: LICENSE_WEIGHTS.md" in card
@@ -219,18 +219,18 @@ def test_the_finished_folder_goes_to_the_hub(start, tmp_path, hub):
 
 
 def test_another_run_in_the_same_folder_is_refused(start, tmp_path, capsys):
-    """It would take up that run's last checkpoint, train nothing, and give out the old weights as its own."""
+    """It would resume from the last checkpoint of that run, train nothing, and save the old weights as its own."""
     learn(start, tmp_path, "--num_train_epochs", "1")
-    said = refuse(start, tmp_path, "--num_train_epochs", "1", "--presence_weight", "2")
-    assert f"{tmp_path} holds a run with --presence_weight 1.0, not 2.0" in said
+    message = refuse(start, tmp_path, "--num_train_epochs", "1", "--presence_weight", "2")
+    assert f"{tmp_path} holds a run with --presence_weight 1.0, not 2.0" in message
     assert "--seed 42, not 7" in refuse(start, tmp_path, "--seed", "7")
     assert "--learning_rate 0.001, not 0.01" in refuse(start, tmp_path, "--learning_rate", "1e-2")
-    learn(start, tmp_path, "--num_train_epochs", "1", "--attn_implementation", "eager")  # how, not what
+    learn(start, tmp_path, "--num_train_epochs", "1", "--attn_implementation", "eager")  # may change
     assert "resuming from" in capsys.readouterr().out
 
 
-def test_a_card_that_somebody_wrote_is_kept(tmp_path):
-    for base in (None, "somebody/traffic-vlm", str(ROOT)):  # a licence that cannot be read is not guessed
+def test_a_card_has_the_license_of_the_base_and_hand_written_cards_are_kept(tmp_path):
+    for base in (None, "somebody/traffic-vlm", str(ROOT)):  # a license that cannot be read is not guessed
         write_card(tmp_path, base, ["runs/a", "runs/b"], 20, {})
         card = (tmp_path / "README.md").read_text()
         assert "on `a`, `b`, 20 steps" in card and "not evaluated" in card
@@ -240,7 +240,7 @@ def test_a_card_that_somebody_wrote_is_kept(tmp_path):
     base.mkdir()
     (tmp_path / "outside").write_text("not to be touched")
     for head in (b"license: [mit", b"license: mit\nlicense_link:", b"- mit", b"\xff\xfe", b"license_link: ../outside"):
-        (base / "README.md").write_bytes(b"---\n" + head + b"\n---\n")  # a card that is broken costs no run
+        (base / "README.md").write_bytes(b"---\n" + head + b"\n---\n")  # a broken card must not make a run fail
         write_card(tmp_path / "tuned", str(base), ["runs/a"], 20, {})
         assert (tmp_path / "tuned/README.md").exists()
     assert (tmp_path / "outside").read_text() == "not to be touched"
@@ -252,7 +252,7 @@ def test_a_card_that_somebody_wrote_is_kept(tmp_path):
     assert (tmp_path / "README.md").read_text() == mine
 
 
-def test_a_frozen_tower_thaws(start, tmp_path):
+def test_a_frozen_tower_is_trained_after_it_thaws(start, tmp_path):
     frozen = ["--freeze_vision", "true", "--save_total_limit", "5", "--load_best_model_at_end", "false"]
     learn(start, tmp_path, "--num_train_epochs", "2", "--thaw_after_epochs", "1", *frozen)
     names = [name for name in weights(start) if "vision_tower" in name]
@@ -263,7 +263,7 @@ def test_a_frozen_tower_thaws(start, tmp_path):
     assert any(not torch.equal(first[name], second[name]) for name in names)
 
 
-def test_convolutions_can_be_kept(start, tmp_path):
+def test_convolution_blocks_can_be_frozen(start, tmp_path):
     for blocks in ("2", "16"):
         learn(start, tmp_path / blocks, "--num_train_epochs", "1", "--freeze_blocks", blocks)
         after, before = weights(tmp_path / blocks), weights(start)
@@ -275,7 +275,7 @@ def test_convolutions_can_be_kept(start, tmp_path):
         assert any(name.startswith("head") for name in trained) == (blocks == "2")
 
 
-def test_convolutions_stay_kept_when_the_tower_thaws(start, tmp_path):
+def test_convolutions_stay_frozen_when_the_tower_thaws(start, tmp_path):
     options = ["--num_train_epochs", "2", "--load_best_model_at_end", "false", "--freeze_blocks", "16"]
     learn(start, tmp_path / "out", *options, "--freeze_vision", "true", "--thaw_after_epochs", "1")
     after, before = weights(tmp_path / "out"), weights(start)
@@ -284,12 +284,12 @@ def test_convolutions_stay_kept_when_the_tower_thaws(start, tmp_path):
     assert any("vision_tower.layers" in name for name in changed)
 
 
-def test_only_our_own_tower_has_convolutions_to_keep():
-    with pytest.raises(ValueError, match="not for a Linear"):
+def test_freezing_blocks_needs_our_own_tower():
+    with pytest.raises(ValueError, match="TrafficVLMVisionModel, not a Linear"):
         freeze_blocks(torch.nn.Linear(1, 1), 1)
 
 
-def test_the_decoder_is_compiled_part_by_part(start):
+def test_the_decoder_is_compiled_module_by_module(start):
     model = TrafficVLMForConditionalGeneration.from_pretrained(start)
     compile_decoder(model)
     compiled = {name for name, module in model.named_modules() if "forward" in vars(module)}
@@ -313,14 +313,14 @@ def test_training_continues_with_the_head_of_a_finished_folder(start, tmp_path, 
     assert load_training_head(start) is None
 
 
-def test_a_head_of_other_categories_is_named(start, tmp_path):
+def test_a_head_with_other_categories_is_refused(start, tmp_path):
     shutil.copytree(start, tmp_path / "start")
     save_file(QueryHead(24, num_categories=3).state_dict(), tmp_path / "start" / HEAD_FILE)
     message = refuse(tmp_path / "start", tmp_path / "out")
     assert "does not fit the 75 categories" in message and HEAD_FILE in message
 
 
-def test_a_tower_trained_alone_is_the_start_with_its_head(tmp_path):
+def test_training_starts_from_a_tower_trained_alone_and_its_head(tmp_path):
     tower = TrafficVLMVisionModel(TrafficVLMVisionConfig(**TINY_TOWER))
     trained = torch.nn.ModuleDict({"tower": tower, "head": QueryHead(24)})
     save_tower(trained, tmp_path / "tower")
@@ -330,7 +330,7 @@ def test_a_tower_trained_alone_is_the_start_with_its_head(tmp_path):
             assert torch.equal(mine.state_dict()[name], value.bfloat16().to(value.dtype)), name
 
 
-def test_another_vision_tower_stands_in(tmp_path):
+def test_another_vision_tower_can_be_used(tmp_path):
     from transformers import SiglipVisionConfig, SiglipVisionModel
 
     config = SiglipVisionConfig(
@@ -346,7 +346,7 @@ def test_another_vision_tower_stands_in(tmp_path):
     assert model.config.vision_config.image_size == 32
 
 
-def test_a_tower_with_a_class_token_and_its_own_normalisation(tmp_path):
+def test_a_tower_with_a_class_token_and_its_own_normalization(tmp_path):
     from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
 
     config = CLIPVisionConfig(
@@ -364,25 +364,25 @@ def test_a_tower_with_a_class_token_and_its_own_normalisation(tmp_path):
     assert {"presence_loss", "grounding_loss"} <= logged[0].keys()
 
 
-def test_our_tower_starts_from_a_folder_at_another_size(tmp_path):
+def test_our_tower_starts_from_a_folder_at_another_image_size(tmp_path):
     tower = TrafficVLMVisionModel(TrafficVLMVisionConfig(**TINY_TOWER)).to(torch.bfloat16)
     tower.save_pretrained(tmp_path / "tower")
     model = build_model(ModelOptions(vision_tower=str(tmp_path / "tower"), image_size=64))
     mine = model.model.vision_tower.state_dict()
     assert all(torch.equal(value.to(mine[name].dtype), mine[name]) for name, value in tower.state_dict().items())
-    assert model.model.vision_tower.dtype == torch.float32  # in bfloat16 small steps would be lost
+    assert model.model.vision_tower.dtype == torch.float32  # in bfloat16 small updates would vanish
     assert model.config.vision_config.image_size == 64
 
 
 def own_folder(folder: Path, answer: str = "yes", images: int = 8) -> Path:
-    """Images with questions and answers that somebody wrote."""
+    """A folder of images with hand-written questions and answers."""
     folder.mkdir()
     lines = []
-    for number in range(images):
-        Image.new("RGB", (40, 30), (number, 0, 0)).save(folder / f"{number}.png")
-        answers = [answer, "red"] if number % 2 else ["no", "blue"]
+    for index in range(images):
+        Image.new("RGB", (40, 30), (index, 0, 0)).save(folder / f"{index}.png")
+        answers = [answer, "red"] if index % 2 else ["no", "blue"]
         line = {
-            "file_name": f"{number}.png",
+            "file_name": f"{index}.png",
             "questions": ["Is there a bus?", "What color is it?"],
             "answers": answers,
         }
@@ -391,19 +391,19 @@ def own_folder(folder: Path, answer: str = "yes", images: int = 8) -> Path:
     return folder
 
 
-def test_images_with_questions_of_your_own(start, tmp_path):
+def test_hand_written_questions_are_trained_and_checked(start, tmp_path):
     mine = str(own_folder(tmp_path / "mine"))
     learn(start, tmp_path / "out", "--train_dataset", mine, "--eval_dataset", mine, "--num_train_epochs", "1")
     assert any("eval_balanced_accuracy_mine" in entry for entry in figures(tmp_path / "out"))
     zebras = str(own_folder(tmp_path / "zebras", "zebra"))
-    said = refuse(start, tmp_path / "not", "--train_dataset", zebras)
-    assert "not among the 500 of the vocabulary: zebra" in said
+    message = refuse(start, tmp_path / "not", "--train_dataset", zebras)
+    assert "not among the 500 of the vocabulary: zebra" in message
     long = str(own_folder(tmp_path / "long", "car " * 130))
     assert "at most 128 are allowed" in refuse(start, tmp_path / "not", "--train_dataset", long)
     assert "zebra" in refuse(start, tmp_path / "not", "--eval_dataset", zebras)
 
 
-def test_training_takes_the_split_train_and_evaluation_asks_which(start, tmp_path):
+def test_training_uses_the_split_train_and_evaluation_needs_one_split(start, tmp_path):
     (tmp_path / "mine").mkdir()
     for split in ("train", "val"):
         own_folder(tmp_path / "mine" / split)
@@ -412,7 +412,7 @@ def test_training_takes_the_split_train_and_evaluation_asks_which(start, tmp_pat
     assert "has the splits train, val" in refuse(start, tmp_path / "no", "--eval_dataset", mine)
 
 
-def test_losses_beside_the_answers_are_divided_among_accumulated_passes(start, tmp_path, processor):
+def test_auxiliary_losses_are_divided_by_the_number_of_accumulated_passes(start, tmp_path, processor):
     rows = [{"image": image, "scene": scene.to_json()} for image, scene in map(render, range(4))]
     model = prepare_model(ModelOptions(model_name_or_path=str(start)), DataOptions(), processes=1)[0].eval()
     batch = SupervisedCollator(processor, 8, grid=(4, 4), paraphrases=2)(rows)
@@ -432,7 +432,7 @@ def test_losses_beside_the_answers_are_divided_among_accumulated_passes(start, t
         assert whole > 1e-4 and half == pytest.approx(whole / 2, rel=1e-2), name
 
 
-def test_a_tenth_is_held_back_where_no_images_are_given_for_evaluation(start, tmp_path, capsys):
+def test_a_tenth_is_held_back_without_images_for_evaluation(start, tmp_path, capsys):
     mine = own_folder(tmp_path / "mine", images=60)
     learn(start, tmp_path / "out", "--train_dataset", str(mine), "--num_train_epochs", "1")
     assert "6 images, 10 %, are held back" in capsys.readouterr().out
@@ -452,7 +452,7 @@ def test_a_tenth_is_held_back_where_no_images_are_given_for_evaluation(start, tm
         (["--learning_rate", "1e30", "--max_grad_norm", "0", "--num_train_epochs", "3"], "the loss is"),
     ],
 )
-def test_what_cannot_work_is_said(start, tmp_path, options, message):
+def test_the_script_ends_with_an_error_message_and_no_traceback(start, tmp_path, options, message):
     result = run(start, tmp_path, *options, code=1)
     assert message in result.stderr
     assert "Traceback" not in result.stderr
@@ -460,11 +460,11 @@ def test_what_cannot_work_is_said(start, tmp_path, options, message):
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_said_and_the_last_checkpoint_kept(start, tmp_path):
+def test_a_full_disk_is_an_error_and_keeps_the_last_checkpoint(start, tmp_path):
     learn(start, tmp_path, "--num_train_epochs", "1")
     (tmp_path / "model.safetensors").unlink()
     before = weights(tmp_path / "checkpoint-2")
-    full = ["bash", "-c", 'ulimit -f 64; exec "$@"', "bash", sys.executable]  # no file beyond 64 KiB
+    full = ["bash", "-c", 'ulimit -f 64; exec "$@"', "bash", sys.executable]  # files of at most 64 KiB
     result = run(start, tmp_path, "--num_train_epochs", "2", "--save_total_limit", "1", launcher=full, code=1)
     assert "File too large" in result.stderr and "Traceback" not in result.stderr
     assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
@@ -472,7 +472,7 @@ def test_a_full_disk_is_said_and_the_last_checkpoint_kept(start, tmp_path):
     assert not (tmp_path / "model.safetensors").exists()
 
 
-def test_a_broken_gradient_stops_before_the_weights_are_spoilt(start, tmp_path, monkeypatch):
+def test_a_gradient_of_nan_stops_training_before_the_weights_are_changed(start, tmp_path, monkeypatch):
     options = ["--eval_strategy", "no", "--load_best_model_at_end", "false", "--save_strategy", "steps"]
     options += ["--save_steps", "1", "--num_train_epochs"]
     learn(start, tmp_path, *options, "1")
@@ -485,7 +485,7 @@ def test_a_broken_gradient_stops_before_the_weights_are_spoilt(start, tmp_path, 
         with pytest.raises(FloatingPointError, match="the gradient is nan at step 3: training stops before"):
             learn(start, tmp_path, *options, "2")
     assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
-    learn(start, tmp_path, *options, "2")  # and goes on from there
+    learn(start, tmp_path, *options, "2")  # resumes from there
     assert all(weight.isfinite().all() for weight in weights(tmp_path).values())
 
 
@@ -496,18 +496,18 @@ def test_a_broken_gradient_stops_before_the_weights_are_spoilt(start, tmp_path, 
         (["--image_size", "60"], "image_size=60"),
         (["--questions_per_image", "0"], "--questions_per_image must be at least 1, got 0"),
         (["--model_name_or_path", "no/such/model"], "no/such/model"),
-        (["--vision_tower", "some/tower"], "has a vision tower: either it or --vision_tower some/tower"),
+        (["--vision_tower", "some/tower"], "has a vision tower, or --vision_tower some/tower, not both"),
         (["--thaw_after_epochs", "1"], "--thaw_after_epochs needs --freeze_vision true"),
         (
             ["--thaw_after_epochs", "1", "--freeze_vision", "true", "--lora_rank", "2"],
-            "nothing can thaw, leave out --thaw_after_epochs",
+            "trains only LoRA matrices and never the tower: leave out --thaw_after_epochs",
         ),
-        (["--dataloader_persistent_workers", "true"], "--dataloader_persistent_workers must stay false"),
-        (["--label_smoothing_factor", "0.1"], "--label_smoothing_factor must stay 0, got 0.1"),
-        (["--metric_for_best_model", "loss"], "give no loss, by which the best checkpoint is chosen"),
+        (["--dataloader_persistent_workers", "true"], "--dataloader_persistent_workers must be false"),
+        (["--label_smoothing_factor", "0.1"], "--label_smoothing_factor must be 0, got 0.1"),
+        (["--metric_for_best_model", "loss"], "the metric loss, which selects the best checkpoint, is not"),
     ],
 )
-def test_options_that_cannot_work_are_refused(start, tmp_path, options, message):
+def test_invalid_options_are_refused(start, tmp_path, options, message):
     assert message in refuse(start, tmp_path, *options)
     assert not (tmp_path / "model.safetensors").exists()
 
@@ -522,7 +522,7 @@ def test_options_that_cannot_work_are_refused(start, tmp_path, options, message)
         ),
     ],
 )
-def test_a_checkpoint_of_another_shape_is_refused(start, tmp_path, change, message):
+def test_weights_of_another_shape_are_refused(start, tmp_path, change, message):
     shutil.copytree(start, tmp_path / "other")
     tensors = weights(start)
     change(tensors)
@@ -532,4 +532,4 @@ def test_a_checkpoint_of_another_shape_is_refused(start, tmp_path, change, messa
 
 def test_several_gpus_in_one_process_are_refused(start, tmp_path, monkeypatch):
     monkeypatch.setattr(TrainingArguments, "n_gpu", 2)
-    assert "torchrun --nproc_per_node 2, or show it one GPU" in refuse(start, tmp_path)
+    assert "torchrun --nproc_per_node 2, or select one GPU" in refuse(start, tmp_path)

@@ -1,1 +1,1 @@
-"""Training: losses beside the answers, and the library's Trainer with them."""
+"""Training: auxiliary losses, the trainer, training runs, and training of the vision tower alone."""

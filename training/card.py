@@ -46,7 +46,7 @@ def read_metadata(card: Path) -> dict[str, Any]:
     """Return the metadata of a model card, or {} if there are none or they cannot be read."""
     try:
         metadata = metadata_load(card)
-    except Exception:  # any fault in the card of the base model: it must not fail a finished training run
+    except Exception:  # a broken card of the base model must not make a finished training run fail
         return {}
     return metadata if isinstance(metadata, dict) else {}
 
@@ -54,11 +54,13 @@ def read_metadata(card: Path) -> dict[str, Any]:
 def write_card(
     folder: Path, base: str | None, datasets: Sequence[str], steps: int, figures: Mapping[str, float]
 ) -> None:
-    """Write README.md of a trained model, and copy the license file that it names. A card written by hand is kept.
+    """Write README.md of a trained model, and copy the license file that it names.
+
+    A hand-written card, one without the line `MARK`, is not overwritten.
 
     Args:
-        base: folder or Hub name of the initial weights; None if trained from scratch. The license is the one in the
-            card of that folder. Without such a card the license is marked as not chosen yet.
+        base: folder or Hub name of the initial weights; None if trained from scratch. The license is taken from the
+            card in that folder. Without such a card the license is marked as not chosen yet.
         datasets: folders or names of the training datasets.
         figures: metrics of the last evaluation by name; may be empty.
     """

@@ -1,6 +1,6 @@
-"""The collator of training: packed batches with targets for the losses beside that of the answers.
+"""The collator for training: packed batches with targets for the auxiliary losses.
 
-a row for each image, of 20 to 230 tokens → rows of one width, several for an image, with hardly any padding
+images with 20 to 230 tokens of questions each → packed rows of equal length, with hardly any padding
 """
 
 import random
@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from ..data.collator import Prepared, TrafficCollator
+from ..data.ground_truth import View
 from ..data.grounding import find_word, word_patches
 from ..data.patches import GRID
-from ..data.phrases import phrasings
 from ..data.presence import CATEGORIES, REGIONS, image_labels, targets
 from ..data.questions import Question, ask
 from ..data.scene import Scene
-from ..data.truths import View
+from ..data.templates import phrasings
 
 
 @dataclass
@@ -27,13 +27,13 @@ class SupervisedCollator(TrafficCollator):
     - `region_targets` int8 [I,C,4] and `patch_targets` int8 [I,C,rows,columns]: presence of each category of
       `data/presence.py`: 1, 0, or -1 for unknown;
     - `grounding_targets` bool [R,L,P]: for words that name an object in the image, its patches; else all False;
-    - `intermediate_targets` [R,L]: at the end of a question that compares ("Is the light red?") the word for what is
-      there ("green"); else 0;
-    - `paraphrase_pairs` [R,L]: at the ends of two paraphrases of a yes/no question the number of their pair, from 1;
-      else 0.
+    - `intermediate_targets` [R,L]: at the last token of a question about a value ("Is the light red?") the id of the
+      word for the true value ("green"); else 0;
+    - `paraphrase_pairs` [R,L]: at the last tokens of two paraphrases of a yes/no question the id of their pair, from
+      1; else 0.
 
-    Of the questions about an image, up to `paraphrases` repeat another one in other words. Rows are packed with
-    hardly any padding (`row_tokens="fit"`): three in ten tokens of one row per image would be padding.
+    Up to `paraphrases` of the questions about an image are paraphrases of another one. Rows are packed with hardly
+    any padding (`row_tokens="fit"`): with one row per image, 30 % of the tokens would be padding.
 
     Raises:
         ValueError: `paraphrases` is not smaller than `questions_per_image`.
@@ -56,7 +56,7 @@ class SupervisedCollator(TrafficCollator):
         grounding = torch.zeros(*batch["input_ids"].shape, self.grid[0] * self.grid[1], dtype=torch.bool)
         words, pairs = torch.zeros_like(batch["input_ids"]), torch.zeros_like(batch["input_ids"])
         images, questions, ends = (batch[name] for name in ("image_index", "question_index", "question_ends"))
-        place = {  # (image, question) → (row, column of the prompt's last token)
+        position_of = {  # (image, question) → (row, column of the prompt's last token)
             (int(images[row]), int(questions[row, q])): (row, int(ends[row, q]))
             for row, q in (questions >= 0).nonzero().tolist()
         }
@@ -65,16 +65,17 @@ class SupervisedCollator(TrafficCollator):
                 continue
             region[image], patch[image] = targets(image_labels(item.scene), grid=self.grid)
             for index, category, patches in word_patches(item.questions, item.scene, self.grid):
-                row, end = place[image, index]
+                row, end = position_of[image, index]
                 segments = batch["segment_ids"][row, : end + 1]
                 inside = (segments == segments[-1]).nonzero().flatten()
                 position = find_word(self.processor, batch["input_ids"][row, inside].tolist(), category)
                 if position is not None:
                     grounding[row, inside[position]] = torch.from_numpy(patches)
-            self._add_words_and_pairs(item, [place[image, i] for i in range(len(item.questions))], words, pairs)
+            ends_of_item = [position_of[image, i] for i in range(len(item.questions))]
+            self._add_words_and_pairs(item, ends_of_item, words, pairs)
         extra = {"grounding_targets": grounding, "intermediate_targets": words, "paraphrase_pairs": pairs}
         extra |= {"region_targets": torch.from_numpy(region), "patch_targets": torch.from_numpy(patch)}
-        unused = ("question_ends", "question_index")  # for scoring
+        unused = ("question_ends", "question_index")  # the model needs them only for scoring
         return {name: value for name, value in batch.items() if name not in unused} | extra
 
     def _add_words_and_pairs(
@@ -82,7 +83,7 @@ class SupervisedCollator(TrafficCollator):
     ) -> None:
         """Fill `intermediate_targets` and `paraphrase_pairs` at the ends (row, column) of an image's questions."""
         view, tokenizer = View(cast(Scene, item.scene)), cast(Any, self.processor).tokenizer
-        end_of: dict[str, tuple[int, int]] = {}  # of the last question about each fact
+        end_of: dict[str, tuple[int, int]] = {}  # of the last question with each question id
         for question, end in zip(item.questions, ends):
             if question.answer not in ("yes", "no"):
                 continue
@@ -94,7 +95,7 @@ class SupervisedCollator(TrafficCollator):
             end_of[question.fact] = end
 
     def ask(self, scene: Scene, rng: random.Random) -> list[Question]:
-        """Questions of which some are paraphrases; all count for the balance of yes and no."""
+        """Questions, some of which are paraphrases of others; all of them count for the balance of yes and no."""
         balancer = self.balancers[scene.source]
         asked = ask(scene, rng, self.questions_per_image - self.paraphrases, balancer, self.kinds)
         repeated: list[Question] = []

@@ -1,4 +1,4 @@
-"""The query head: is a category present, in the whole image and in its thirds, and which patches show it?
+"""The query head: presence of each category in the whole image, in its thirds and in its patches.
 
     image tokens [B,P,C] → QueryHead → region logits [B,categories,4] ↔ PresenceLoss ↔ region targets
                                      → patch logits [B,P,categories]  ↔              ↔ patch targets
@@ -19,19 +19,19 @@ from ..data.presence import CATEGORIES, REGIONS
 
 
 HEAD_FILE = "training_head.safetensors"
-MAX_WEIGHT = 16.0  # of a rare answer
-OVERALL_WEIGHT = 0.25  # of the balance over all sources, beside that within each
+MAX_WEIGHT = 16.0  # maximum weight of a rare answer
+OVERALL_WEIGHT = 0.25  # weight of the balance over all sources; the balance within each source has weight 1
 DECAY = 0.998  # of the running counts of yes and no, per batch
-POSITIVE_WEIGHT = 4.0  # of patches that an object covers
-PATCH_WEIGHT = 2.0  # of the patch loss, beside the region loss
+POSITIVE_WEIGHT = 4.0  # weight of patches that an object covers
+PATCH_WEIGHT = 2.0  # weight of the patch loss; the region loss has weight 1
 
 
 class QueryHead(nn.Module):
     """Presence by region: tokens [B,P,C] → logits [B,categories,4].
 
-    Each category has learned queries that read the tokens by attention, and its own reading of what they find. The
-    same queries read the thirds of the image, where they see the columns of that third only: the appearance of a car
-    is learned once, wherever it is.
+    Each category has learned queries that attend to the tokens, and its own value projection. The same queries are
+    used for the thirds of the image, where they attend only to the columns of that third. So the appearance of a car
+    is learned once for all regions.
     """
 
     def __init__(self, hidden_size: int, num_categories: int = len(CATEGORIES), num_queries: int = 2):
@@ -43,7 +43,7 @@ class QueryHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_categories, len(REGIONS)))
         for layer in (self.query, self.value, self.patch):
             nn.init.normal_(layer.weight, std=0.02)
-        nn.init.constant_(self.patch.bias, -4.0)  # most patches hold few categories
+        nn.init.constant_(self.patch.bias, -4.0)  # few categories are present in a patch
 
     def forward(self, tokens: torch.Tensor, grid: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Region logits [B,categories,4] and patch logits [B,P,categories] of tokens in `grid` (rows, columns)."""
@@ -66,12 +66,12 @@ def region_weights(rows: int, columns: int) -> torch.Tensor:
 
 
 class PresenceLoss(nn.Module):
-    """Binary cross-entropy where the target is known: regions + 2 × patches.
+    """Binary cross-entropy of regions and of patches, where the target is known.
 
-    Each category and region weighs its yes and no equally by running counts, so P means "half yes, half no". This
-    holds within each source; otherwise the look of a source would be an answer where a category is common in one
-    source and rare in another. With less weight it also holds over all sources, so that a category that a source
-    never shows is learned as a no.
+    For each category and region, yes and no get the same total weight by running counts, so that P(yes) = 0.5 fits
+    equally frequent answers. They are balanced within each source; otherwise the style of a source would be evidence
+    for a category that is common in one source and rare in another. With less weight they are also balanced over all
+    sources, so that a category that never occurs in a source is learned as absent there.
 
     Args:
         num_sources: number of sources that are balanced separately.
@@ -81,7 +81,8 @@ class PresenceLoss(nn.Module):
 
     def __init__(self, num_sources: int = 1) -> None:
         super().__init__()
-        counts = torch.zeros(num_sources + 1, 2, len(CATEGORIES), len(REGIONS))  # no, yes; the last is of all
+        # Of no and of yes, by source; the last row is of all sources.
+        counts = torch.zeros(num_sources + 1, 2, len(CATEGORIES), len(REGIONS))
         self.register_buffer("counts", counts)
 
     def forward(
@@ -101,7 +102,7 @@ class PresenceLoss(nn.Module):
         answers = torch.stack([region == 0, region == 1], 1).float()  # [B,2,categories,4]
         by_source = DECAY * self.counts[:-1].index_add(0, source, answers * (1 - DECAY) / DECAY)
         self.counts = torch.cat([by_source, by_source.sum(0, keepdim=True)])
-        # Yes and no get the same total weight: less where one is so rare that its weight would exceed MAX_WEIGHT.
+        # The total weight of yes, and of no: smaller where one is so rare that its weight would exceed MAX_WEIGHT.
         both = torch.minimum(self.counts.sum(1) / 2, MAX_WEIGHT * self.counts.amin(1))
         weight = both[:, None] / self.counts.clamp(min=1e-9)  # [sources + 1,2,categories,4]
         weights = (answers * (weight[source] + OVERALL_WEIGHT * weight[-1])).sum(1)
@@ -117,7 +118,7 @@ class PresenceLoss(nn.Module):
 def add_training_head(model: Any, head: QueryHead | None = None) -> None:
     """Add the query head and its loss to a full model as `model.training_head`; a new head by default.
 
-    A new head knows nothing. It disturbs a trained tower until it has learned.
+    A new, untrained head disturbs a trained tower until it has learned.
     """
     head = head or QueryHead(model.config.vision_config.hidden_size)
     model.training_head = nn.ModuleDict({"head": head, "loss": PresenceLoss()})

@@ -1,10 +1,11 @@
-"""Losses beside that of the answers, for training from few images.
+"""Auxiliary losses, for training from few images.
 
-    cross-attention of question words [N,P] ↔ patches of their objects: grounding
-    decoder states halfway [N,C] → norm, lm_head ↔ what is there ("green", for "Is the light red?"): intermediate
-    log-odds of yes [N] ↔ those of a paraphrase: consistency
+    grounding: cross-attention of question words [N,P] ↔ patches of their objects
+    intermediate: mid-layer states of the decoder [N,C] → norm, lm_head ↔ the true value ("green" for "Is the light
+    red?")
+    consistency: log-odds of yes [N] ↔ log-odds of a paraphrase
 
-They add no weights. The presence loss of `head.py` does.
+These losses have no weights of their own; the presence loss of `head.py` has.
 """
 
 from collections.abc import Iterator
@@ -19,30 +20,31 @@ Words = tuple[torch.Tensor, torch.Tensor]  # rows [N] and columns [N] of tokens
 
 
 def grounding_loss(maps: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
-    """Mean of -log(attention on the object), of attention maps [N,P] that sum to 1 and bool patches [N,P]."""
+    """Mean of -log(attention on the object's patches).
+
+    Args:
+        maps: attention [N,P] of words; each row sums to 1. patches: bool [N,P], those of the words' objects.
+    """
     if not len(maps):
         return maps.sum()
     return -(maps * patches).sum(-1).clamp(min=1e-6).log().mean()
 
 
 def intermediate_loss(model: Any, states: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of the words [N] for what is there, from mid-layer states [N,C] and the model's own head.
+    """Cross-entropy of the true values [N] (token ids), predicted from mid-layer states [N,C] by norm and lm_head.
 
-    To answer "Is it raining?" a decoder must see the weather and compare it. From yes or no alone it learns neither
-    before the other; this loss teaches the first half of the decoder to name what it sees.
+    To answer "Is it raining?" a decoder must recognize the weather and compare it. From yes or no alone, neither can
+    be learned before the other. This loss teaches the first half of the decoder to recognize the value.
     """
     logits = model.compute_logits(model.get_decoder().norm(states)).float()
     return nn.functional.cross_entropy(logits, words, reduction="sum") / max(1, len(words))
 
 
 def consistency_loss(log_odds: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
-    """How far P(yes) of two paraphrases differ: KL divergence in both directions, (p - q) (logit p - logit q).
+    """Symmetric KL divergence between P(yes) of two paraphrases, (p - q) (logit p - logit q), mean over pairs.
 
     Args:
-        log_odds: of yes [N]. pairs: [N], the number of each one's pair; every number occurs twice.
-
-    Returns:
-        the mean over pairs.
+        log_odds: log-odds of yes [N]. pairs: [N], the id of each question's pair; every id occurs twice.
     """
     ordered = log_odds[pairs.argsort()].float()
     first, second = ordered[0::2], ordered[1::2]
@@ -50,7 +52,7 @@ def consistency_loss(log_odds: torch.Tensor, pairs: torch.Tensor) -> torch.Tenso
 
 
 class Recorded:
-    """Inner results of a forward pass, with gradients.
+    """Intermediate results of a forward pass, with gradients.
 
     Attributes:
         image_tokens: [I,P,C] of the vision tower.
@@ -64,9 +66,9 @@ class Recorded:
         self.cross_attention: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
 
     def attention_maps(self, words: Words) -> torch.Tensor:
-        """Attention [N,P] of words, the mean over heads and layers.
+        """Attention [N,P] of words to patches, the mean over heads and layers.
 
-        It is computed after the pass: inside, gradient checkpointing would compute it twice.
+        It is computed after the pass; within it, gradient checkpointing would compute it twice.
         """
         rows, columns = words
         maps = []
@@ -78,7 +80,7 @@ class Recorded:
 
 @contextmanager
 def recording(model: Any) -> Iterator[Recorded]:
-    """Record the inner results of a full model's forward passes."""
+    """Record the intermediate results of a full model's forward pass."""
     recorded = Recorded()
 
     def keep_tokens(module: nn.Module, args: Any, output: Any) -> None:

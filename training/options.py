@@ -22,21 +22,25 @@ class ModelOptions:
     freeze_vision: bool = field(default=False, metadata={"help": "do not train the vision tower"})
     freeze_blocks: int | None = field(
         default=None,
-        metadata={"help": "do not train the first blocks of our vision tower, of 16 (16: no convolution)"},
+        metadata={"help": "freeze this many of the 16 convolution blocks of our vision tower (16: all convolutions)"},
     )
     thaw_after_epochs: float | None = field(
         default=None, metadata={"help": "with freeze_vision: train the tower after this many epochs"}
     )
     lora_rank: int = field(default=0, metadata={"help": "train only LoRA matrices of this rank; 0 trains all weights"})
     hidden_dropout: float | None = field(
-        default=None, metadata={"help": "dropout of the decoder; default: as configured"}
+        default=None, metadata={"help": "dropout of the decoder; default: as in the model's configuration"}
     )
     attn_implementation: str = field(
-        default="sdpa", metadata={"help": "of the decoder; on a CPU in bfloat16 eager trains a fifth faster"}
+        default="sdpa",
+        metadata={"help": "attention of the decoder; on a CPU in bfloat16, eager trains 20 %% faster than sdpa"},
     )
-    image_size: int | None = field(default=None, metadata={"help": "pixels; small images first saves time"})
+    image_size: int | None = field(
+        default=None, metadata={"help": "side of the images in pixels; training on small images first saves time"}
+    )
     compile_decoder: bool = field(
-        default=False, metadata={"help": "torch.compile the decoder: steps take a quarter less, after half a minute"}
+        default=False,
+        metadata={"help": "torch.compile the decoder: 25 %% less time per step, after half a minute of compilation"},
     )
 
 
@@ -44,36 +48,42 @@ class ModelOptions:
 class DataOptions:
     train_dataset: list[str] = field(
         default_factory=lambda: ["synthetic"],
-        metadata={"help": "folders of make_dataset.py or of your own, or synthetic: rendered while training"},
+        metadata={
+            "help": "folders of make_dataset.py or of your own images, or synthetic for scenes rendered while training"
+        },
     )
     train_weights: list[float] | None = field(
-        default=None, metadata={"help": "fraction of each train_dataset, any positive numbers"}
+        default=None, metadata={"help": "sampling weight of each train_dataset, any positive numbers"}
     )
     eval_dataset: list[str] = field(
         default_factory=list,
-        metadata={"help": "folders; default: 10 %% of each train_dataset is held back, or 64 new synthetic images"},
+        metadata={
+            "help": "folders of images for evaluation; default: 10 %% of each train_dataset, or 64 synthetic images"
+        },
     )
-    max_eval_images: int = field(default=500, metadata={"help": "evaluate at most this many, evenly chosen"})
+    max_eval_images: int = field(
+        default=500, metadata={"help": "maximum number of images for evaluation, evenly spread over the datasets"}
+    )
     images_per_epoch: int = field(default=8192, metadata={"help": "images between two checkpoints"})
     questions_per_image: int = field(default=8, metadata={"help": "questions asked about each image"})
     question_types: list[str] = field(
         default_factory=lambda: list(KINDS), metadata={"help": f"question types to learn, of {' '.join(KINDS)}"}
     )
     presence_weight: float = field(
-        default=1.0, metadata={"help": "weight of the query head's loss: which categories are where"}
+        default=1.0, metadata={"help": "weight of the presence loss: categories by region and patch"}
     )
     grounding_weight: float = field(
-        default=0.5, metadata={"help": "weight of the loss on which patches question words attend to"}
+        default=0.5, metadata={"help": "weight of the grounding loss: attention of question words to their objects"}
     )
     intermediate_weight: float = field(
         default=0.5,
-        metadata={"help": "weight of the loss on mid-layer states, where a question compares a value with one given"},
+        metadata={"help": "weight of the intermediate loss: the true value, predicted from mid-layer states"},
     )
     consistency_weight: float = field(
         default=1.0,
         metadata={
-            "help": "weight of the loss on how far the answers to two paraphrases differ: of five questions about an "
-            "image one may be a paraphrase; 0 asks none"
+            "help": "weight of the consistency loss: equal answers to paraphrases, which are one in five questions; "
+            "0 asks no paraphrases"
         },
     )
 
@@ -84,42 +94,42 @@ RENAMED = {
     "--attention_weight": "--grounding_weight",
     "--value_weight": "--intermediate_weight",
     "--wording_weight": "--consistency_weight",
-    "--annotated_steps": "--vision_tower tower, trained by scripts/train_tower.py before",
+    "--annotated_steps": "--vision_tower tower, a tower trained by scripts/train_tower.py",
 }
 
 
 def check_arguments(arguments: TrainingArguments) -> None:
-    """Raise a ValueError for options of the library that would not do here what they do elsewhere."""
+    """Raise a ValueError for options of the library that do not work with this model or its data."""
     if arguments.n_gpu > 1:  # DataParallel would separate rows of text from their images
         raise ValueError(
             f"one process cannot train on {arguments.n_gpu} GPUs: start it with torchrun --nproc_per_node "
-            f"{arguments.n_gpu}, or show it one GPU by CUDA_VISIBLE_DEVICES=0"
+            f"{arguments.n_gpu}, or select one GPU with CUDA_VISIBLE_DEVICES=0"
         )
     if arguments.dataloader_persistent_workers:
         raise ValueError(
-            "--dataloader_persistent_workers must stay false: workers that live on would draw the images of the first "
-            "epoch in each of them"
+            "--dataloader_persistent_workers must be false: persistent workers would draw the images of the first "
+            "epoch in every epoch"
         )
     if arguments.label_smoothing_factor:
         raise ValueError(
-            f"--label_smoothing_factor must stay 0, got {arguments.label_smoothing_factor}: [PAD] has no probability, "
-            "and smoothing would give it some"
+            f"--label_smoothing_factor must be 0, got {arguments.label_smoothing_factor}: the probability of [PAD] is "
+            "always 0, and label smoothing would require it to be positive"
         )
 
 
 def check_options(model: ModelOptions, data: DataOptions) -> None:
     """Raise a ValueError for options that exclude or require each other."""
     if unknown := set(data.question_types) - set(KINDS):
-        raise ValueError(f"--question_types has {', '.join(sorted(unknown))}; known are {', '.join(KINDS)}")
+        raise ValueError(f"unknown --question_types {', '.join(sorted(unknown))}; expected some of {', '.join(KINDS)}")
     if model.model_name_or_path and model.vision_tower:
         raise ValueError(
-            f"--model_name_or_path {model.model_name_or_path} has a vision tower: either it or "
-            f"--vision_tower {model.vision_tower}"
+            f"pass either --model_name_or_path {model.model_name_or_path}, which has a vision tower, or "
+            f"--vision_tower {model.vision_tower}, not both"
         )
     if model.thaw_after_epochs is not None and not model.freeze_vision:
-        raise ValueError("--thaw_after_epochs needs --freeze_vision true, else nothing is frozen before")
+        raise ValueError("--thaw_after_epochs needs --freeze_vision true")
     if model.thaw_after_epochs is not None and model.lora_rank:
-        raise ValueError("--lora_rank trains its own matrices only: nothing can thaw, leave out --thaw_after_epochs")
+        raise ValueError("--lora_rank trains only LoRA matrices and never the tower: leave out --thaw_after_epochs")
     if data.questions_per_image < 1:
         raise ValueError(
             f"--questions_per_image must be at least 1, got {data.questions_per_image}; scripts/train_tower.py trains "

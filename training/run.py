@@ -1,4 +1,4 @@
-"""A training run: datasets and a model from options, the Trainer, and a finished folder."""
+"""A training run: open datasets, build the model, train, and save the finished folder."""
 
 import json
 import shutil
@@ -37,13 +37,13 @@ from .trainer import LOSSES, FreezeTower, RefuseBrokenGradients, StartEpoch, Tra
 ROOT = Path(__file__).resolve().parent.parent
 OPTIONS_FILE = "training_options.json"  # beside the checkpoints
 RUNTIME_ONLY_OPTIONS = ("attn_implementation", "compile_decoder")  # may change when a run is resumed
-IDENTITY_OPTIONS = ("learning_rate", "seed")  # options of the library that may not
-EVAL_FRACTION = 0.1  # of the images, where no others are given for evaluation
-QUESTIONS_PER_PARAPHRASE = 5  # 1 paraphrase of 8 questions, 3 of 16, none of 4
+IDENTITY_OPTIONS = ("learning_rate", "seed")  # options of the library that must not change when a run is resumed
+EVAL_FRACTION = 0.1  # of the training images, held back if no other images are given for evaluation
+QUESTIONS_PER_PARAPHRASE = 5  # 1 of 8 questions about an image is a paraphrase, 3 of 16, none of 4
 
 
 def open_datasets(folders: Sequence[str], prefer: str | None = None) -> list[Any]:
-    """Rows of dataset folders, or of scenes that are rendered on access."""
+    """Open dataset folders; "synthetic" gives rows of scenes that are rendered on access."""
     sources = source_names([Path(folder) for folder in folders])
     return [
         SyntheticRows() if folder == "synthetic" else load_rows([Path(folder)], prefer=prefer, sources=[source])
@@ -51,21 +51,21 @@ def open_datasets(folders: Sequence[str], prefer: str | None = None) -> list[Any
     ]
 
 
-def choose_rows(parts: list[Any], max_rows: int) -> Any:
-    """At most `max_rows` rows, equally many of each dataset, evenly spread. Images are read on access."""
-    chosen: list[Any] = [select_evenly(part, max(1, max_rows // len(parts))) for part in parts]
+def choose_rows(datasets: list[Any], max_rows: int) -> Any:
+    """At most `max_rows` rows, the same number from each dataset, evenly spread. Images are read on access."""
+    chosen: list[Any] = [select_evenly(dataset, max(1, max_rows // len(datasets))) for dataset in datasets]
     return ConcatDataset(chosen)
 
 
-def hold_back(rows: list[Any]) -> tuple[list[Any], list[Any]]:
+def hold_back(datasets: list[Any]) -> tuple[list[Any], list[Any]]:
     """Split the same 10 % off each dataset for evaluation; synthetic sources are endless and stay whole."""
     kept, held = [], []
-    for part in rows:
-        if not isinstance(part, SyntheticRows):
-            split = part.train_test_split(EVAL_FRACTION, seed=0)
-            part = split["train"]
+    for dataset in datasets:
+        if not isinstance(dataset, SyntheticRows):
+            split = dataset.train_test_split(EVAL_FRACTION, seed=0)
+            dataset = split["train"]
             held.append(split["test"])
-        kept.append(part)
+        kept.append(dataset)
     return kept, held
 
 
@@ -80,34 +80,34 @@ def check_rows(rows: Any, processor: Any) -> None:
             f"{len(unknown)} words of the questions and answers are not among the 500 of the vocabulary: "
             f"{', '.join(unknown[:20])}"
         )
-    if pairs:  # the processor refuses empty and long ones now rather than in the middle of an epoch
+    if pairs:  # the processor rejects empty and long questions: now, rather than in the middle of an epoch
         questions, answers = zip(*pairs)
         processor(text=list(questions), suffix=list(answers))
 
 
 def build_model(options: ModelOptions) -> Any:
-    """The model to train: from scratch, from weights, or around a vision tower of transformers or our own."""
+    """The model to train: from scratch, from weights, or with a vision tower of transformers or of our own."""
     vision: dict[str, Any] = {} if options.image_size is None else {"image_size": options.image_size}
     text = {} if options.hidden_dropout is None else {"hidden_dropout": options.hidden_dropout}
-    how = {"attn_implementation": options.attn_implementation}
+    attention = {"attn_implementation": options.attn_implementation}
     if options.model_name_or_path:
         config = TrafficVLMConfig.from_pretrained(options.model_name_or_path)
         for name, value in vision.items():
             setattr(config.vision_config, name, value)
         for name, value in text.items():
             setattr(config.text_config, name, value)
-        return load_weights(options.model_name_or_path, config=config, dtype=torch.float32, **how)
+        return load_weights(options.model_name_or_path, config=config, dtype=torch.float32, **attention)
     tower_fields = vision
     if options.vision_tower:
         tower_fields = PreTrainedConfig.get_config_dict(options.vision_tower)[0]
-        if "vision_config" in tower_fields:  # of a model of texts and images
+        if "vision_config" in tower_fields:  # a model with a text and a vision part
             tower_fields["vision_config"] |= vision
         else:
             tower_fields |= vision
         if "model_type" not in tower_fields:
             raise ValueError(f"--vision_tower {options.vision_tower}: its config.json names no model_type")
     config = TrafficVLMConfig(vision_config=tower_fields, text_config=text)
-    model = TrafficVLMForConditionalGeneration._from_config(config, **how)
+    model = TrafficVLMForConditionalGeneration._from_config(config, **attention)
     tower = model.model.vision_tower
     if options.vision_tower and is_tower_folder(options.vision_tower):
         tower.load_state_dict(load_tower(Path(options.vision_tower))["tower"].state_dict())
@@ -126,7 +126,7 @@ def find_head(options: ModelOptions) -> QueryHead | None:
 
 
 def read_normalization(vision_tower: str | None) -> dict[str, list[float]]:
-    """Mean and standard deviation of the pixels that a named tower was trained with, if its folder has them."""
+    """Mean and standard deviation by which a tower's image processor normalizes pixels; {} if it has none."""
     try:
         fields, _ = BaseImageProcessor.get_image_processor_dict(vision_tower) if vision_tower else ({}, None)
     except OSError:  # a tower saved without an image processor
@@ -135,18 +135,18 @@ def read_normalization(vision_tower: str | None) -> dict[str, list[float]]:
 
 
 def compile_decoder(model: Any) -> None:
-    """Compile the parts of each decoder layer, for rows of any length. Forward hooks still work.
+    """Compile the modules of each decoder layer, for rows of any length. Forward hooks still work.
 
-    The compiled functions belong to this model: a deep copy of it would compute with its weights.
+    The compiled functions are bound to this model: a deep copy would compute with the weights of the original.
     """
-    kinds = (TrafficVLMAttention, TrafficVLMMLP, TrafficVLMRMSNorm)
-    parts: list[Any] = [module for module in model.get_decoder().modules() if isinstance(module, kinds)]
-    for part in parts:
-        part.forward = torch.compile(part.forward, dynamic=True)
+    classes = (TrafficVLMAttention, TrafficVLMMLP, TrafficVLMRMSNorm)
+    modules: list[Any] = [module for module in model.get_decoder().modules() if isinstance(module, classes)]
+    for module in modules:
+        module.forward = torch.compile(module.forward, dynamic=True)
 
 
 def add_lora(model: Any, rank: int) -> Any:
-    """The model with LoRA matrices beside every linear layer of the decoder; only they are trained."""
+    """Add LoRA matrices to every linear layer of the decoder; only they are trained."""
     from peft import LoraConfig, get_peft_model
 
     names = [
@@ -178,7 +178,7 @@ def check_same_run(folder: Path, options: dict[str, Any]) -> None:
     if last_checkpoint(folder) and path.is_file():
         before = json.loads(path.read_text())
         for name, value in options.items():
-            if before.get(name, value) != value:  # absent: an option that did not exist then
+            if before.get(name, value) != value:  # absent: an option that is newer than the run
                 raise ValueError(
                     f"{folder} holds a run with --{name} {before.get(name)}, not {value}: choose another "
                     "--output_dir, or delete that run"
@@ -228,8 +228,8 @@ def prepare_rows(processor: Any, options: DataOptions, arguments: TrainingArgume
     """The rows to train on, and those to evaluate on (None without evaluation)."""
     rows = open_datasets(options.train_dataset, prefer="train")
     held = open_datasets(options.eval_dataset) if arguments.eval_strategy != "no" else []
-    for part in (*rows, *held):
-        check_rows(part, processor)
+    for dataset in (*rows, *held):
+        check_rows(dataset, processor)
     eval_rows = None
     if arguments.eval_strategy != "no":
         if not held:
@@ -237,7 +237,7 @@ def prepare_rows(processor: Any, options: DataOptions, arguments: TrainingArgume
             if held and arguments.should_log:
                 print(
                     f"{sum(map(len, held))} images, 10 %, are held back for evaluation. Frames of one drive are "
-                    "alike, so images of another drive measure more: --eval_dataset"
+                    "similar: for a realistic evaluation pass images of other drives with --eval_dataset"
                 )
         held = held or [synthetic_rows(first_seed=1 << 40, num_images=min(options.max_eval_images, 64))]
         eval_rows = choose_rows(held, options.max_eval_images)
@@ -245,7 +245,7 @@ def prepare_rows(processor: Any, options: DataOptions, arguments: TrainingArgume
 
 
 def final_figures(state: TrainerState, is_best: bool) -> dict[str, float]:
-    """The figures of the last evaluation, or of the evaluation that chose the best checkpoint."""
+    """Metrics of the last evaluation, or with `is_best` of the evaluation that selected the best checkpoint."""
     logged = [entry for entry in state.log_history if any(name.startswith("eval_") for name in entry)]
     best = [entry for entry in logged if is_best and entry["step"] == state.best_global_step]
     chosen = (best or logged or [{}])[-1]
@@ -253,12 +253,12 @@ def final_figures(state: TrainerState, is_best: bool) -> dict[str, float]:
 
 
 def train(arguments: TrainingArguments, model_options: ModelOptions, data_options: DataOptions) -> dict[str, float]:
-    """Start or resume a training run; returns the last figures.
+    """Start or resume a training run; return the last metrics that were logged.
 
     Raises:
-        ValueError: options, data or weights that do not fit. FloatingPointError: the loss or a gradient is NaN.
-        OSError: disk full.
-        PublishError: the finished folder could not be pushed; it is complete, and scripts/push_to_hub.py tries again.
+        ValueError: options, data or weights are invalid. FloatingPointError: the loss or a gradient is NaN.
+        OSError: the disk is full, for example.
+        PublishError: the finished folder could not be pushed. It is complete; scripts/push_to_hub.py pushes it.
     """
     check_arguments(arguments)
     check_options(model_options, data_options)
@@ -267,7 +267,7 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     check_same_run(folder, asdict(model_options) | asdict(data_options) | identity)
     torch.manual_seed(arguments.seed)
     push, arguments.push_to_hub = arguments.push_to_hub, False  # the finished folder is pushed, not each checkpoint
-    arguments.eval_on_start = arguments.eval_strategy != "no"  # gives figures to compare with
+    arguments.eval_on_start = arguments.eval_strategy != "no"  # a baseline for later evaluations
     model, processor = prepare_model(model_options, data_options, arguments.world_size)
     vision = model.config.vision_config
     mixture, eval_rows = prepare_rows(processor, data_options, arguments)
@@ -282,7 +282,7 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     )
     loss_weights = {name: getattr(data_options, f"{name}_weight") for name in LOSSES}
     if model_options.lora_rank:
-        loss_weights["presence"] = 0.0  # of weights that LoRA does not train
+        loss_weights["presence"] = 0.0  # it would train tower and head, which LoRA leaves as they are
     callbacks: list[Any] = [StartEpoch(mixture, collator), RefuseBrokenGradients()]
     if model_options.thaw_after_epochs is not None:
         callbacks.append(FreezeTower(model_options.thaw_after_epochs, model_options.freeze_blocks))

@@ -1,4 +1,4 @@
-"""Train the vision tower alone: which categories are where in an image, without questions.
+"""Train the vision tower alone, on presence of categories by region and patch, without questions.
 
     pixels → tower → tokens [B,P,C] ─┬→ QueryHead → region logits [B,categories,4] ↔ region targets
                                      └→ linear    → patch logits [B,P,categories] ↔ patch targets
@@ -37,7 +37,14 @@ EVALUATION_SIZE = 224
 
 @dataclass
 class TowerOptions:
-    """Options of a tower's training; `sizes` are sides of images in pixels, each until that fraction of the run."""
+    """Options for training a tower.
+
+    Attributes:
+        images: number of images of the run.
+        learning_rate: of new parts; `tower_learning_rate`: of trained parts.
+        constant_fraction: fraction of the run with a constant learning rate, before it falls linearly to 0.
+        sizes: (side of the images in pixels, fraction of the run at which this size ends).
+    """
 
     images: int
     batch_size: int = 48
@@ -67,12 +74,12 @@ class TowerOptions:
 
 
 class TowerTrainer:
-    """A tower with its head, their averaged weights, and all that is needed to resume a run.
+    """Trains a tower with its head, averages their weights, and saves checkpoints to resume from.
 
     Args:
-        tower: its convolutions may be trained already.
-        new_parts: names of the tower's untrained parts; they and the head learn at a higher rate.
-        sources: names of the sources of the batches, in their order.
+        tower: the tower to train; its convolutions may be trained already.
+        new_parts: names of the tower's untrained parts; they and the head have a higher learning rate.
+        sources: names of the sources in the order of the batches' source indices.
     """
 
     def __init__(
@@ -102,10 +109,10 @@ class TowerTrainer:
         )
 
     def train_step(self, batch: dict[str, torch.Tensor]) -> tuple[float, float]:
-        """One step; gives the region loss and the patch loss.
+        """Do one step; return the region loss and the patch loss.
 
         Raises:
-            FloatingPointError: before a step that would make weights NaN.
+            FloatingPointError: a gradient is NaN or infinite. The weights are unchanged.
         """
         options = self.options
         for group in self.optimizer.param_groups:
@@ -120,7 +127,7 @@ class TowerTrainer:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         if not math.isfinite(norm):
             raise FloatingPointError(
-                f"the gradient is {norm.item()} at step {self.step + 1}; the checkpoint is complete"
+                f"the gradient is {norm.item()} at step {self.step + 1}; the last checkpoint is not affected"
             )
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -136,12 +143,12 @@ class TowerTrainer:
         torch._foreach_lerp_([old[name] for name in names], [new[name] for name in names], 1 - decay)
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint must share with the run that resumes from it."""
+        """Settings that must be the same in a checkpoint and in the run that resumes from it."""
         options = {"batch_size": self.options.batch_size, "seed": self.options.seed, "sources": list(self.sources)}
         return {"categories": list(CATEGORIES), "config": vision_fields(self.config)} | options
 
     def save(self, path: Path) -> None:
-        """Write a checkpoint, complete or not at all."""
+        """Write a checkpoint atomically."""
         state = {name: getattr(self, name).state_dict() for name in ("model", "average", "optimizer")}
         state |= {"step": self.step, "seconds": self.seconds, "waited": self.waited, "counts": self.loss.counts}
         with atomic_write(path) as temporary:
@@ -151,24 +158,24 @@ class TowerTrainer:
         """Resume from a checkpoint.
 
         Raises:
-            ValueError: it cannot be read, or is of another configuration; the message names the field.
+            ValueError: it cannot be read, or belongs to a run with other settings; the message names the setting.
         """
         try:
             state = torch.load(path, weights_only=True)
             saved = state["identity"]
-        except Exception as error:  # torch raises many kinds on broken files
+        except Exception as error:  # torch raises exceptions of many classes on broken files
             raise ValueError(f"the checkpoint {path} cannot be read: {error}") from error
         for name, value in self.identity().items():
             if saved.get(name) != value:
-                what = f"{path} is of another {name}: {saved.get(name)}, this run has {value}"
-                raise ValueError(f"{what}; choose another --output_dir")
+                difference = f"{path} belongs to a run with another {name}: {saved.get(name)}, expected {value}"
+                raise ValueError(f"{difference}; choose another --output_dir")
         for name in ("model", "average", "optimizer"):
             getattr(self, name).load_state_dict(state[name])
         self.step, self.seconds, self.loss.counts = state["step"], state["seconds"], state["counts"]
         self.waited = state["waited"]
 
     def batches(self, frames: Sequence[Frame], pixels: np.ndarray, shares: dict[str, float]) -> Any:
-        """Batches from the next step on, made in a process of their own."""
+        """Batches from the next step on, prepared in a separate process."""
         options = self.options
         dataset = FrameBatches(frames, pixels, shares, options.batch_size, options.size_of, self.step, options.seed)
         return iter(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1, prefetch_factor=8))
@@ -212,7 +219,7 @@ def predict(model: Any, pixels: np.ndarray, batch_size: int = 32) -> np.ndarray:
 
 
 def save_tower(model: Any, folder: Path) -> None:
-    """Write tower and head in bfloat16 with configuration and categories, each file complete or not there."""
+    """Write tower and head in bfloat16 with configuration and categories, each file atomically."""
     atomic_write_text(folder / "config.json", model["tower"].config.to_json_string())
     atomic_write_text(folder / CATEGORIES_FILE, json.dumps(list(CATEGORIES), indent=1) + "\n")
     state = {
@@ -224,20 +231,20 @@ def save_tower(model: Any, folder: Path) -> None:
 
 
 def is_tower_folder(name: str | Path) -> bool:
-    """Whether `save_tower` wrote the folder."""
+    """Whether a folder was written by `save_tower`."""
     return (Path(name) / CATEGORIES_FILE).is_file()
 
 
 def load_tower(folder: Path) -> nn.ModuleDict:
-    """Tower and head of a folder of `save_tower`, in float32.
+    """Load tower and head, in float32, from a folder written by `save_tower`.
 
     Raises:
-        ValueError: it cannot be read, or has other categories than this code.
+        ValueError: the folder cannot be read, or was written for other categories.
     """
     try:
         categories = json.loads((folder / CATEGORIES_FILE).read_text(encoding="utf-8"))
         state = load_file(folder / "model.safetensors")
-    except Exception as error:  # safetensors raises a kind of its own
+    except Exception as error:  # safetensors raises its own exception class
         raise ValueError(f"the tower {folder} cannot be read: {error}") from error
     if categories != list(CATEGORIES):
         other = sorted(set(categories) ^ set(CATEGORIES)) or "their order"

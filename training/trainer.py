@@ -1,7 +1,7 @@
-"""The library's Trainer with our losses beside that of the answers, our evaluation figures and a frozen tower.
+"""The library's Trainer with auxiliary losses, our evaluation metrics and freezing of the vision tower.
 
-batch from `SupervisedCollator` → loss of the answers + presence, grounding, intermediate and consistency losses
-evaluation → `quick_metrics`, the same figures as `scripts/evaluate.py`
+batch from `SupervisedCollator` → answer loss + presence, grounding, intermediate and consistency losses
+evaluation → `quick_metrics`, the same metrics as in `scripts/evaluate.py`
 """
 
 import math
@@ -17,13 +17,13 @@ from .losses import Recorded, consistency_loss, grounding_loss, intermediate_los
 
 LOSSES = ("presence", "grounding", "intermediate", "consistency")
 ADVICE = (
-    "training stops before the weights are spoilt, and checkpoints stay as they are. A smaller --learning_rate or "
+    "training stops before the weights become NaN, and the checkpoints are not affected. A smaller --learning_rate or "
     "--max_grad_norm, or --bf16 false, may help"
 )
 
 
 def unwrap(model: Any) -> Any:
-    """The full model inside peft's."""
+    """The full model inside a peft model."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
@@ -31,38 +31,40 @@ def keep_statistics(tower: Any) -> None:
     """Keep frozen modules, also partly frozen ones, in eval mode: no dropout, fixed BatchNorm statistics."""
     if not any(parameter.requires_grad for parameter in tower.parameters()):
         tower.eval()
-    for part in tower.children():
-        if part.training and not all(parameter.requires_grad for parameter in part.parameters()):
-            part.eval()
+    for module in tower.children():
+        if module.training and not all(parameter.requires_grad for parameter in module.parameters()):
+            module.eval()
 
 
 def freeze_blocks(tower: Any, blocks: int) -> None:
-    """Freeze the stem and the first `blocks` blocks of a tower's convolutions; with all blocks, all convolutions.
+    """Freeze the stem and the first `blocks` convolution blocks of a tower; if these are all, all convolutions.
 
     Raises:
-        ValueError: the tower has no convolutions, or a negative number.
+        ValueError: the tower has no convolutions, or `blocks` is negative.
     """
     if blocks < 0:
         raise ValueError(f"--freeze_blocks must be at least 0, got {blocks}")
     if not hasattr(tower, "convolutions"):
-        raise ValueError(f"--freeze_blocks is for our own vision tower, not for a {type(tower).__name__}")
+        raise ValueError(
+            f"--freeze_blocks needs a vision tower of class TrafficVLMVisionModel, not a {type(tower).__name__}"
+        )
     convolutions = tower.convolutions
     if blocks >= len(convolutions.blocks):
         convolutions.requires_grad_(False)
-    for part in (convolutions.stem, *convolutions.blocks[:blocks]):
-        part.requires_grad_(False)
+    for module in (convolutions.stem, *convolutions.blocks[:blocks]):
+        module.requires_grad_(False)
 
 
 class TrafficTrainer(Trainer):
     """`Trainer` for batches of packed questions from `SupervisedCollator`.
 
     Args:
-        loss_weights: of the losses beside that of the answers, by their names in LOSSES; 0 or absent leaves one out.
-            "presence" needs a model with a training head.
-        evaluator: gives the figures of a model on the evaluation rows, as floats by name.
+        loss_weights: weights of the auxiliary losses by name, of LOSSES; a loss with weight 0 or without a weight is
+            not computed. "presence" needs a model with a training head.
+        evaluator: computes metrics {name: value} from a model and the evaluation rows.
 
     Raises:
-        FloatingPointError: while training, when the loss is NaN or infinite. The last checkpoint is from before.
+        FloatingPointError: during training, if the loss is NaN or infinite. The last checkpoint is not affected.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class TrafficTrainer(Trainer):
         super().__init__(*args, **kwargs)
         self.loss_weights = {name: weight for name, weight in (loss_weights or {}).items() if weight}
         self.evaluator = evaluator
-        self.sums: dict[str, tuple[Any, Any]] = {}  # since the last log: sum and number
+        self.sums: dict[str, tuple[Any, Any]] = {}  # {name: (sum, count)} since the last log
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -101,11 +103,11 @@ class TrafficTrainer(Trainer):
     def _extra_losses(
         self, full: Any, recorded: Recorded, logits: torch.Tensor, targets: Mapping[str, Any]
     ) -> dict[str, torch.Tensor]:
-        """The losses beside that of the answers, by name: those with a weight whose targets the batch has."""
+        """Auxiliary losses by name: those that have a weight and whose targets are in the batch."""
         losses = {}
         region, patch = targets["region_targets"], targets["patch_targets"]
         if "presence" in self.loss_weights and region is not None:
-            tokens = recorded.image_tokens[:, -patch[0, 0].numel() :]  # without a class token, where a tower has one
+            tokens = recorded.image_tokens[:, -patch[0, 0].numel() :]  # leaves out a class token, if there is one
             head_logits = full.training_head["head"](tokens, tuple(patch.shape[2:]))
             source = torch.zeros(len(region), dtype=torch.long, device=region.device)
             regions, patches = full.training_head["loss"](head_logits, region, patch, source)
@@ -124,13 +126,13 @@ class TrafficTrainer(Trainer):
         return losses
 
     def _log_odds(self, logits: torch.Tensor) -> torch.Tensor:
-        """Of yes against no [N], from logits [N,V]."""
+        """Log-odds [N] of yes against no, from logits [N,V]."""
         text = self.model.config.get_text_config()
         return logits[:, text.yes_token_id] - logits[:, text.no_token_id]
 
     @torch.no_grad()
     def _count_answers(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
-        """Cross-entropy of the answers, and how many of yes and no are right."""
+        """Add up the cross-entropy of the answers and the number of correct yes/no answers, for the log."""
         text = self.model.config.get_text_config()
         truth, guess = labels[:, 1:], logits[:, :-1]
         learned = truth >= 0
@@ -141,24 +143,24 @@ class TrafficTrainer(Trainer):
         self._add("yes_no_accuracy", right.sum(), decided.sum())
 
     def _add(self, name: str, value: torch.Tensor, count: torch.Tensor | int = 1) -> None:
-        """Kept as tensors until the next log: reading a number makes a GPU wait."""
+        """Add to a mean in the log. Values stay tensors until then: reading one would wait for the GPU."""
         total, number = self.sums.get(name, (0.0, 0))
         self.sums[name] = (total + value.detach(), number + count)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Add our figures to those of the library; `words` is exp(answer loss): how many words it chooses from."""
+        """Add our metrics to those of the library; `words` is the perplexity of the answers, exp(answer loss)."""
         if "loss" in logs:
             means = {name: float(total) / max(1, int(count)) for name, (total, count) in self.sums.items()}
             logs = logs | {name: round(mean, 4) for name, mean in means.items()}
             if "answer_loss" in logs:
-                logs["words"] = round(math.exp(min(logs["answer_loss"], 50.0)), 3)  # of 500
+                logs["words"] = round(math.exp(min(logs["answer_loss"], 50.0)), 3)
             self.sums = {}
         super().log(logs, *args, **kwargs)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """The figures of `evaluator` on the evaluation rows, named `eval_...`."""
+        """Metrics of `evaluator` on the evaluation rows, with the prefix `eval_`."""
         if self.evaluator is None:
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
@@ -169,11 +171,11 @@ class TrafficTrainer(Trainer):
         self.model.train(was_training)
         best = (self.args.metric_for_best_model or "").removeprefix("eval_")
         if best and best not in figures:
-            other = f", or choose another figure by --metric_for_best_model: {', '.join(figures)}" if figures else ""
+            other = f", or select the best checkpoint by --metric_for_best_model {' or '.join(figures)}"
             raise ValueError(
-                f"{len(rows)} evaluation images give no {best}, by which the best checkpoint is chosen: where nothing "
-                "is a yes here and a no there, nothing is balanced. Give others or more by --eval_dataset and "
-                f"--max_eval_images{other}"
+                f"the metric {best}, which selects the best checkpoint, is not available for these {len(rows)} "
+                "evaluation images. Balanced accuracy needs questions that are answered yes for some images and no "
+                f"for others: pass more images with --eval_dataset and --max_eval_images{other if figures else ''}"
             )
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
         self.log(metrics)
@@ -182,14 +184,14 @@ class TrafficTrainer(Trainer):
 
 
 def epoch_of(state: Any) -> int:
-    """The index of the epoch that begins, or continues in a resumed run."""
-    return int((state.epoch or 0) + 1e-6)  # 2.0 may be a little less
+    """The index of the current epoch, also within an epoch of a resumed run."""
+    return int((state.epoch or 0) + 1e-6)  # rounding may make 2.0 slightly smaller
 
 
 class StartEpoch(TrainerCallback):
     """Set the epoch of dataset and collator, so that a resumed run draws the same images as an uninterrupted one.
 
-    The library does this for a dataset, but not on several processes.
+    The library sets the epoch of a dataset, but not with several processes.
     """
 
     def __init__(self, mixture: Any, collator: Any):
@@ -201,10 +203,10 @@ class StartEpoch(TrainerCallback):
 
 
 class RefuseBrokenGradients(TrainerCallback):
-    """Stop before a step that would make weights NaN: nothing could be trained from such a checkpoint.
+    """Stop before a step that would make weights NaN: training could not continue from such a checkpoint.
 
     Raises:
-        FloatingPointError: a gradient is NaN or infinite. Not in float16, whose scaler skips such steps.
+        FloatingPointError: a gradient is NaN or infinite; not in float16, whose gradient scaler skips such steps.
     """
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
@@ -216,7 +218,7 @@ class RefuseBrokenGradients(TrainerCallback):
 
 
 class FreezeTower(TrainerCallback):
-    """Freeze the vision tower for the first `epochs` epochs, and its first `blocks` convolution blocks for good."""
+    """Freeze the vision tower for the first `epochs` epochs, and its first `blocks` convolution blocks throughout."""
 
     def __init__(self, epochs: float, blocks: int | None = None):
         self.epochs, self.blocks = epochs, blocks

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
+from ..ground_truth import GROUNDED, NOTHING, PATCHES, Seen
 from ..scene import Scene, SceneObject
-from ..truths import GROUNDED, NOTHING, PATCHES, Seen
 from .backdrop import Crosswalk
 from .geometry import SCALE
 from .layout import PRESENCE

@@ -1,61 +1,62 @@
-"""What is true of a scene beyond doubt: the answers of the question grammar, before any wording.
+"""Ground truth: the unambiguous answers to the questions that may be asked about a scene.
 
-    Scene → View → the truth of a key, such as ("place", "car", "left")
+    Scene → View → answer to a key, such as ("place", "car", "left")
 
-What is special here:
-- doubt is a third value, None. An object on the border of two thirds, smaller than a patch or mostly hidden makes
-  neither a yes nor a no, forbids a count, and so silences what depends on it and nothing else;
-- a "no", a count or "the car" is said only of classes that the source labels exhaustively, but for the value of the
-  light or sign that is labelled (`View._all_have`).
+- Ground truth has three values: yes, no, and None for unknown. Whether a class is present is unknown if its only
+  object is smaller than a patch or mostly hidden; the side of an object is unknown on the border of two thirds. This
+  makes only the questions that depend on it unknown.
+- "No", counts and names like "the car" require a class that the source labels exhaustively. The one exception is the
+  value of a labeled light or sign (`View._all_have`).
 
-All thresholds are parts of the image, which the model sees squeezed to 224 × 224 in patches of 16 × 16: lengths are
-parts of its width or height, areas are counted in patches, 1/196 of it.
+All thresholds are fractions of the image, which the model sees resized to 224 × 224 in patches of 16 × 16: lengths
+are fractions of its width or height, areas are measured in patches, 1/196 of its area.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from .phrases import amount, enumeration
 from .scene import CLASSES, Scene, SceneObject, is_a
+from .templates import amount, enumeration
 
 
-# What can be seen, in patches. A box is filled only in part, so it needs a whole patch; a mask is exact, and needs 130
-# pixels at 384 × 288. Below `NOTHING`, 20 pixels there, nobody sees anything: it is as if it were not there.
+# Minimum areas in patches. An object fills only a part of its box, so a box needs a whole patch. A mask is exact and
+# needs 130 pixels at 384 × 288. Objects below `NOTHING`, 20 pixels there, are invisible and count as absent.
 PATCHES = 14 * 14
 CLEAR_BOX = 1.0
 CLEAR_MASK = 0.23
-CLEAR_MASK_PART = 0.6  # of a mask, in one place
+CLEAR_MASK_IN_REGION = 0.6  # of a mask, within one region
 NOTHING = 0.035
-MIN_VISIBLE = 0.3  # of the object; what is hidden or cut more is hard to name
+MIN_VISIBLE = 0.3  # fraction of the object; one that is hidden or cut more is hard to recognize
 
-# Each object is in a third, out of it, or neither when it straddles the border.
+# An object is in a third, outside it, or unknown when it straddles the border.
 THIRDS = {"left": (0.0, 1 / 3), "center": (1 / 3, 2 / 3), "right": (2 / 3, 1.0)}
-BORDER = 0.02  # of the width: so near to a border, the side is a matter of taste
-CLEAR_SHARE = 2 / 3  # so much of its width is in the third, or else it covers so much of the third's width
+BORDER = 0.02  # fraction of the width; closer to a border, the side is ambiguous
+CLEAR_FRACTION = 2 / 3  # of the object's width that must be in the third, or of the third's width that it must cover
 
-# Distance in a driver's view, from where an object meets the road. With the camera 1.4 m above it, the horizon at half
-# the height and 53° of view, 0.7 is 7 m and 0.6 is 14 m away. What is far is low too and hardly hidden, else its foot
-# may be out of sight.
+# Distance in a driver's view, from the lower edge of an object, where it meets the road. With the camera 1.4 m above
+# the road, the horizon at half the height and a field of view of 53°, 0.7 is 7 m and 0.6 is 14 m away. A far object
+# must also be small in the image and hardly hidden, as otherwise its lower edge may be out of sight.
 NEAR_BOTTOM = 0.7
 FAR_BOTTOM = 0.6
 FAR_HEIGHT = 0.2
 FAR_VISIBLE = 0.8
-DEPTH_STEP = 0.08  # of the height, between the feet of two objects of which one is surely behind
+DEPTH_STEP = 0.08  # fraction of the height, between the lower edges of two objects of which one is clearly behind
 
 MAX_COUNT = 10
 MAX_WORDS = 24  # in a description
-MAX_AHEAD = 4  # classes named in "What is ahead?"
-# One of each has to be labelled exhaustively: a sentence that leaves out the cars or the people of a street is wrong.
-TOLD = ({"vehicle", "car"}, {"person", "pedestrian"})
+MAX_AHEAD = 4  # classes in an answer to "What is ahead?"
+# A sentence needs a class of each set labeled exhaustively: one that omits the cars or people of a street is wrong.
+REQUIRED_FOR_SENTENCES = ({"vehicle", "car"}, {"person", "pedestrian"})
 
+# Stuff and things as in panoptic segmentation: surfaces and structures, and separate objects.
 STUFF = frozenset({"sky", "road", "sidewalk", "building", "tree", "fence", "barrier", "pole"})
 THINGS = tuple(label for label in CLASSES if label not in STUFF)
 UNCOUNTED = frozenset({"sky", "road", "sidewalk"})
-# Things that stand on the ground, so that the lower edge of their box tells how far they are.
+# Objects on the ground: the lower edge of their box indicates their distance.
 GROUNDED = frozenset(
     label for label in THINGS if label == "cone" or any(is_a(label, w) for w in ("vehicle", "person", "animal"))
 )
-# Values that may hold beside the known one: never a "no".
+# Values that may also be true when another value is known: unknown, never a "no".
 LOOKS_LIKE = {"gray": {"silver"}, "silver": {"gray", "white"}, "white": {"silver"}}
 MAY_HOLD_TOO = {
     "rainy": {"cloudy"},
@@ -65,11 +66,11 @@ MAY_HOLD_TOO = {
 }
 
 Box = tuple[float, float, float, float]
-Key = tuple[str, ...]  # a fact, split: (kind, label, form, value), as long as it needs to be
+Key = tuple[str, ...]  # a question id, split: (type, class, form, value), of two to four parts
 
 
 class Seen:
-    """An object in parts of the image: its sides, whether it is seen well, and where it is."""
+    """An object with its edges as fractions of the image, whether it is clearly visible, and its regions."""
 
     __slots__ = (
         "bottom",
@@ -82,7 +83,7 @@ class Seen:
         "item",
         "left",
         "middle",
-        "places",
+        "regions",
         "right",
     )
 
@@ -96,21 +97,21 @@ class Seen:
         self.middle = (left + right) / 2 / scene.width
         self.bottom, self.height = bottom / scene.height, (bottom - top) / scene.height
         self.cells = None if item.is_instance else item.cells
-        self.columns: list[float] = []  # patches that a mask fills in each column of cells
-        self.places: dict[str, bool | None] = {}
+        self.columns: list[float] = []  # area in patches that a mask fills in each column of its grid
+        self.regions: dict[str, bool | None] = {}  # results of `at`
 
-    def at(self, place: str) -> bool | None:
-        """Whether it is in a third, "near" or "far"; None in doubt."""
-        if place in self.places:
-            return self.places[place]
-        if place in THIRDS:
-            found = self._in_third(*THIRDS[place])
+    def at(self, region: str) -> bool | None:
+        """Whether it is in a third, "near" or "far"; None if unknown."""
+        if region in self.regions:
+            return self.regions[region]
+        if region in THIRDS:
+            found = self._in_third(*THIRDS[region])
         else:
             distance = self._distance()
-            # Of a mask only a part need be near: others of its class may be far.
-            others = not self.is_instance and distance == "near" and place == "far"
-            found = None if distance is None or others else distance == place
-        self.places[place] = found
+            # A mask is near if a part of it is; other objects of its class may be far.
+            others = not self.is_instance and distance == "near" and region == "far"
+            found = None if distance is None or others else distance == region
+        self.regions[region] = found
         return found
 
     def _in_third(self, start: float, end: float) -> bool | None:
@@ -122,14 +123,14 @@ class Seen:
             self.columns = self.columns or [sum(column) * scale for column in zip(*self.cells)]
             if self._covered(start - BORDER, end + BORDER) < NOTHING:
                 return False
-            return True if self._covered(inner_start, inner_end) >= CLEAR_MASK_PART else None
-        if not self.is_instance:  # who knows which part of its box is filled
+            return True if self._covered(inner_start, inner_end) >= CLEAR_MASK_IN_REGION else None
+        if not self.is_instance:  # which part of its box is filled is unknown
             return True if inner_start <= self.left and self.right <= inner_end else None
         inside = min(self.right, inner_end) - max(self.left, inner_start)
-        if inside >= CLEAR_SHARE * (self.right - self.left):
+        if inside >= CLEAR_FRACTION * (self.right - self.left):
             return True
         covered = min(self.right, end) - max(self.left, start)
-        return True if covered >= CLEAR_SHARE * (end - start) else None
+        return True if covered >= CLEAR_FRACTION * (end - start) else None
 
     def _distance(self) -> str | None:
         if self.bottom <= FAR_BOTTOM and self.height <= FAR_HEIGHT and self.item.visible >= FAR_VISIBLE:
@@ -139,17 +140,17 @@ class Seen:
         if self.cells:
             rows = self.cells[round(NEAR_BOTTOM * len(self.cells)) :]
             patches = sum(map(sum, rows)) * PATCHES / len(self.cells) / len(rows[0])
-            return "near" if patches >= CLEAR_MASK_PART else None
+            return "near" if patches >= CLEAR_MASK_IN_REGION else None
         return "near"
 
     def _covered(self, start: float, end: float) -> float:
-        """Patches that a mask fills between two parts of the width."""
+        """Area in patches that a mask fills between two fractions of the width."""
         count = len(self.columns)
-        parts = [min(j + 1, end * count) - max(j, start * count) for j in range(count)]
-        return sum(part * column for part, column in zip(parts, self.columns) if part > 0)
+        overlaps = [min(j + 1, end * count) - max(j, start * count) for j in range(count)]
+        return sum(overlap * column for overlap, column in zip(overlaps, self.columns) if overlap > 0)
 
     def third(self) -> str | None:
-        """The third that its middle is in; None near a border."""
+        """The third that contains its middle; None near a border."""
         for name, (start, end) in THIRDS.items():
             if start + BORDER * (start > 0) <= self.middle <= end - BORDER * (end < 1):
                 return name
@@ -157,7 +158,7 @@ class Seen:
 
 
 class Group:
-    """The objects of a class and of its members: those seen well, and those in doubt."""
+    """The objects of a class and its subclasses: those clearly visible, and those too small or too hidden."""
 
     __slots__ = ("clear", "unclear")
 
@@ -167,11 +168,11 @@ class Group:
 
 
 NO_GROUP = Group()
-Found = tuple[str, Sequence[Seen]]  # an answer, and the objects that make it a yes
+Found = tuple[str, Sequence[Seen]]  # an answer, and the objects that make it a yes, if it is one
 
 
 class View:
-    """A scene in the terms of the grammar. One method for each kind finds the truth of a key."""
+    """A scene, prepared for questions. One method for each question type finds the answer to a key."""
 
     def __init__(self, scene: Scene):
         self.scene = scene
@@ -195,22 +196,25 @@ class View:
                     (group.clear if seen.clear else group.unclear).append(seen)
 
     def find(self, key: Key) -> Found | None:
-        """The answer to a key and the objects that make it a yes; None where it may not be asked."""
-        return _TRUTHS[key[0]](self, *key[1:])
+        """The answer to a key and the objects that make it a yes; None if the answer is unknown."""
+        return _METHODS[key[0]](self, *key[1:])
 
     def compared(self, key: Key) -> str | None:
-        """What a question compares its value with: "left" for "Is the car on the right?"; None for other questions."""
+        """The true value that a yes/no question compares its own with: "left" for "Is the car on the right?".
+
+        None for questions that compare nothing.
+        """
         kind, label, form = (*key, "", "")[:3]
         asked = {"is": "what", "are": "what_all", "over": "what"}.get(form)
         found = self.find((kind, label, asked)) if asked else None
         return found[0] if found else None
 
     def boxes(self, key: Key, found: Found) -> tuple[Box, ...]:
-        """Boxes of the objects that make a yes, in pixels; of a mask, the part in the third that was asked about."""
+        """Boxes in pixels of the objects that make a yes; boxes of masks are cut to the third in the question."""
         if found[0] != "yes":
             return ()
-        place = key[2] if key[0] == "place" else ""
-        third = THIRDS.get("center" if place == "ahead" else place)
+        region = key[2] if key[0] == "place" else ""
+        third = THIRDS.get("center" if region == "ahead" else region)
         if third is None or not self.has_masks:
             return tuple([seen.box for seen in found[1]])
         start, end = third[0] * self.scene.width, third[1] * self.scene.width
@@ -218,17 +222,20 @@ class View:
         boxes = [seen.box if seen.is_instance else box for seen, box in zip(found[1], cut)]
         return tuple(box for box in boxes if box[0] < box[2])
 
-    # What several kinds need
+    # Used by several question types
 
     def one(self, label: str) -> Seen | None:
-        """The object that "the car" names: the only one, surely."""
+        """The object that "the car" refers to; None unless it is certainly the only one."""
         group = self.groups.get(label, NO_GROUP)
         if len(group.clear) != 1 or group.unclear or label not in self.exhaustive or not group.clear[0].is_instance:
             return None
         return group.clear[0]
 
     def number(self, label: str) -> int | None:
-        """How many there are. In a scene of masks not even 0 is said: it would be the only number."""
+        """The number of objects of a class; None if unknown.
+
+        It is also None for 0 in a scene of masks: there, all other numbers are unknown.
+        """
         group = self.groups.get(label, NO_GROUP)
         if label not in self.exhaustive or group.unclear or not all(seen.is_instance for seen in group.clear):
             return None
@@ -238,17 +245,17 @@ class View:
         group = self.groups.get(label, NO_GROUP)
         values = [seen.item.attributes.get(attribute) for seen in group.clear]
         if value in values:
-            return "yes", [seen for seen, its in zip(group.clear, values) if its == value]
+            return "yes", [seen for seen, known in zip(group.clear, values) if known == value]
         complete = label in self.exhaustive and attribute in self.scene.attributed.get(label, ())
-        if not complete or group.unclear or any(its is None or value in LOOKS_LIKE.get(its, ()) for its in values):
+        if not complete or group.unclear or any(k is None or value in LOOKS_LIKE.get(k, ()) for k in values):
             return None
         return "no", ()
 
     def _all_have(self, label: str, attribute: str, form: str, value: str) -> Found | None:
-        """About the value that all objects of a class are known to have, those in doubt too.
+        """The answer about the value that all objects of a class share, including those not clearly visible.
 
-        Of a class that is not exhaustive, "the traffic light" may be the one that is labelled, where the source gives
-        the value to all that it labels; "all" may not be said.
+        In a class that is not labeled exhaustively, "the traffic light" may refer to the labeled one, if the source
+        gives the value of every light that it labels. Questions about all lights are unknown there.
         """
         group = self.groups.get(label, NO_GROUP)
         values = {seen.item.attributes.get(attribute) for seen in group.clear + group.unclear}
@@ -264,7 +271,7 @@ class View:
             return "yes", group.clear
         return None if value in LOOKS_LIKE.get(known, ()) else ("no", ())
 
-    # The kinds
+    # Question types
 
     def presence(self, label: str) -> Found | None:
         group = self.groups.get(label, NO_GROUP)
@@ -272,16 +279,16 @@ class View:
             return "yes", group.clear
         return ("no", ()) if label in self.exhaustive and not group.unclear else None
 
-    def place(self, label: str, place: str) -> Found | None:
-        """An object in doubt hinders a "no" only where it may be."""
-        place = "center" if place == "ahead" else place
+    def place(self, label: str, region: str) -> Found | None:
+        """An object that is not clearly visible prevents a "no" only in the regions where it may be."""
+        region = "center" if region == "ahead" else region
         group = self.groups.get(label, NO_GROUP)
-        there = [seen.at(place) for seen in group.clear]
-        if True in there:
-            return "yes", [seen for seen, it_is in zip(group.clear, there) if it_is]
-        if None in there or label not in self.exhaustive:
+        inside = [seen.at(region) for seen in group.clear]
+        if True in inside:
+            return "yes", [seen for seen, is_inside in zip(group.clear, inside) if is_inside]
+        if None in inside or label not in self.exhaustive:
             return None
-        return None if any(seen.at(place) is not False for seen in group.unclear) else ("no", ())
+        return None if any(seen.at(region) is not False for seen in group.unclear) else ("no", ())
 
     def relation(self, label: str, relation: str, anchor_label: str) -> Found | None:
         anchor = self.one(anchor_label)
@@ -292,7 +299,7 @@ class View:
         test = _RELATION_TESTS[relation]
         related = [test(seen, anchor) for seen in others]
         if True in related:
-            return "yes", [seen for seen, it_is in zip(others, related) if it_is]
+            return "yes", [seen for seen, is_related in zip(others, related) if is_related]
         return None if None in related or group.unclear or label not in self.exhaustive else ("no", ())
 
     def light_state(self, label: str, form: str, state: str = "") -> Found | None:
@@ -334,17 +341,17 @@ class View:
         if form == "what":
             sides = [third for third in THIRDS if seen.at(third)]
             return (sides[0], ()) if len(sides) == 1 else None
-        there = seen.at(side)
-        return None if there is None else ("yes", (seen,)) if there else ("no", ())
+        inside = seen.at(side)
+        return None if inside is None else ("yes", (seen,)) if inside else ("no", ())
 
-    def scene_fact(self, label: str, form: str, value: str = "") -> Found | None:
+    def scene_attribute(self, label: str, form: str, value: str = "") -> Found | None:
         known = self.scene.facts.get(label)
         if known is None or value in MAY_HOLD_TOO.get(known, ()):
             return None
         return (known if form == "what" else "yes" if value == known else "no"), ()
 
     def ahead(self, label: str, form: str) -> Found | None:
-        """ "a car and 2 trucks": what has its middle in the center of a driver's view."""
+        """ "a car and 2 trucks": the objects whose middle is in the center of a driver's view."""
         parts = []
         for name, clear, unclear in self._things():
             sides = [seen.third() for seen in clear]
@@ -352,14 +359,14 @@ class View:
             if not self.driver or (number == 0 and None in sides):
                 return None
             if number:
-                is_sure = None not in sides and not any(seen.at("center") is not False for seen in unclear)
-                parts.append(amount(number, name, is_sure=is_sure and number <= MAX_COUNT))
+                is_exact = None not in sides and not any(seen.at("center") is not False for seen in unclear)
+                parts.append(amount(number, name, is_exact=is_exact and number <= MAX_COUNT))
         return (enumeration(parts), ()) if 0 < len(parts) <= MAX_AHEAD else None
 
     def description(self, label: str, form: str) -> Found | None:
-        """ "a red car and 2 pedestrians on the left, a bus in the center": all things, as precisely as is sure."""
+        """ "a red car and 2 pedestrians on the left, a bus in the center": all objects, as precisely as is known."""
         groups: Counter[Key] = Counter()  # (side, label, adjective): number
-        unsure: set[Key] = set()  # (side, label) where there may be more
+        inexact: set[Key] = set()  # (side, label) where there may be more
         details = [3, 2, 1]
         for name, clear, unclear in self._things():
             sides = [seen.third() for seen in clear]
@@ -369,17 +376,17 @@ class View:
             adjectives = [seen.item.attributes.get(attribute, "") for seen in clear]
             for side, adjective in zip(sides, adjectives):
                 groups[side or "", name, adjective if all(adjectives) else ""] += 1
-            unsure |= {(side, name) for side in THIRDS if any(seen.at(side) is not False for seen in unclear)}
-            unsure |= {("", name)} if unclear else set()
+            inexact |= {(side, name) for side in THIRDS if any(seen.at(side) is not False for seen in unclear)}
+            inexact |= {("", name)} if unclear else set()
         for detail in details:
-            text = _sentence(groups, unsure, detail)
+            text = _sentence(groups, inexact, detail)
             if text and len(text.split()) <= MAX_WORDS:
                 return text, ()
         return None
 
     def _things(self) -> list[tuple[str, list[Seen], list[Seen]]]:
-        """Of each class that can be counted, without its members: the objects seen well, and those in doubt."""
-        if any(self.exhaustive.isdisjoint(labels) for labels in TOLD):
+        """For each class of countable objects, without its subclasses: its name, clear objects, unclear objects."""
+        if any(self.exhaustive.isdisjoint(labels) for labels in REQUIRED_FOR_SENTENCES):
             return []
         things = []
         for name in THINGS:
@@ -390,7 +397,7 @@ class View:
         return things
 
 
-_TRUTHS: dict[str, Callable[..., Found | None]] = {
+_METHODS: dict[str, Callable[..., Found | None]] = {
     "presence": View.presence,
     "place": View.place,
     "relation": View.relation,
@@ -400,16 +407,16 @@ _TRUTHS: dict[str, Callable[..., Found | None]] = {
     "count": View.count,
     "comparison": View.comparison,
     "side": View.side,
-    "weather": View.scene_fact,
-    "time_of_day": View.scene_fact,
-    "view": View.scene_fact,
+    "weather": View.scene_attribute,
+    "time_of_day": View.scene_attribute,
+    "view": View.scene_attribute,
     "ahead": View.ahead,
     "description": View.description,
 }
 
 
-def _sentence(groups: Counter[Key], unsure: set[Key], detail: int) -> str:
-    """A sentence of `detail` of three things: the class; its side; its color."""
+def _sentence(groups: Counter[Key], inexact: set[Key], detail: int) -> str:
+    """A description by class (`detail=1`), by class and side (2), or by class, side and color (3)."""
     merged: dict[str, Counter[Key]] = {side: Counter() for side in (THIRDS if detail > 1 else ("",))}
     for (side, label, adjective), number in groups.items():
         merged[side if detail > 1 else ""][label, adjective if detail > 2 else ""] += number
@@ -418,8 +425,8 @@ def _sentence(groups: Counter[Key], unsure: set[Key], detail: int) -> str:
         parts = []
         for label, adjective in sorted(counts, key=lambda group: (THINGS.index(group[0]), group[1])):
             number = counts[label, adjective]
-            is_sure = (side, label) not in unsure and number <= MAX_COUNT
-            parts.append(amount(number, label, adjective, is_sure))
+            is_exact = (side, label) not in inexact and number <= MAX_COUNT
+            parts.append(amount(number, label, adjective, is_exact))
         if parts:
             where = {"": "", "center": " in the center"}.get(side, f" on the {side}")
             clauses.append(enumeration(parts) + where)
@@ -427,7 +434,7 @@ def _sentence(groups: Counter[Key], unsure: set[Key], detail: int) -> str:
 
 
 def _left_of(seen: Seen, anchor: Seen) -> bool | None:
-    """Yes when they stand apart, no when nothing of it reaches out to the left of the anchor."""
+    """True if it is entirely left of the anchor, False if no part of it is left of the anchor's left edge."""
     if seen.right <= anchor.left + BORDER and seen.middle < anchor.middle:
         return True
     return False if seen.left + BORDER >= anchor.left and seen.middle >= anchor.middle else None
@@ -440,7 +447,7 @@ def _right_of(seen: Seen, anchor: Seen) -> bool | None:
 
 
 def _behind(seen: Seen, anchor: Seen) -> bool | None:
-    """As seen from the camera: farther away in the same direction. Farther but beside is neither yes nor no."""
+    """True if it is farther from the camera in the same direction; None if it is farther, but beside the anchor."""
     step = anchor.bottom - seen.bottom
     if step >= DEPTH_STEP and min(seen.right, anchor.right) > max(seen.left, anchor.left):
         return True

@@ -1,10 +1,10 @@
-"""The words of the question grammar: every wording of a question, and answers that name things.
+"""Templates: all paraphrases of a question, and the text of answers that list objects.
 
-    fact "place/car/left" → "Is there a car on the left?", "Can you see any cars on the left side?", ...
+    question id "place/car/left" → "Is there a car on the left?", "Can you see any cars on the left side?", ...
 
-A fact is `kind/label/form/value`, as far as needed; `truths.py` knows what is true. All wordings of a fact ask the
-same, so that agreement between them can be measured. A wording is a template whose slots have one or several fillings;
-every combination is a wording of its own. All words are known to the tokenizer.
+A question id is `type/class/form/value`, of two to four parts; `ground_truth.py` finds its answer. All paraphrases of
+an id have the same meaning, so that agreement between their answers can be measured. A template has slots with one or
+several fillings; every combination is a paraphrase. The tokenizer knows all words.
 """
 
 import random
@@ -16,7 +16,7 @@ from string import Formatter
 from .scene import CLASSES
 
 
-# "some sky", not "a sky" nor "skies"
+# Nouns without article and plural: "sky", not "a sky" or "skies".
 MASS_NOUNS = {"sky"}
 
 IN = ("in the image", "in the scene", "in this picture")
@@ -355,14 +355,14 @@ def with_article(words: str) -> str:
     return ("an " if words[0] in "aeiou" else "a ") + words
 
 
-def amount(number: int, label: str, adjective: str = "", is_sure: bool = True) -> str:
-    """ "a red car", "2 cars", and where the number is not sure "cars" """
+def amount(number: int, label: str, adjective: str = "", is_exact: bool = True) -> str:
+    """ "a red car", "2 cars", or "cars" if there may be more than `number`."""
     singular, plural, _ = CLASSES[label]
     noun = singular if number == 1 else plural
     noun = f"{adjective} {noun}" if adjective else noun
     if number == 1:
         return with_article(noun)
-    return f"{number} {noun}" if is_sure else noun
+    return f"{number} {noun}" if is_exact else noun
 
 
 def enumeration(parts: Sequence[str]) -> str:
@@ -372,22 +372,22 @@ def enumeration(parts: Sequence[str]) -> str:
 
 @lru_cache(maxsize=1 << 14)
 def phrasings(fact: str) -> tuple[str, ...]:
-    """All wordings of a fact, the plainest first.
+    """All paraphrases of a question id, the simplest first.
 
     Raises:
-        ValueError: for what is not a fact of the grammar.
+        ValueError: the grammar has no such question id.
     """
     parts = fact.split("/")
     kind, label, form, value = (parts + [""] * 4)[:4]
-    wordings = form  # of this form, except where the form is a slot or the value has wordings of its own
+    template_form = form  # except where the form is a slot, or the value has templates of its own
     slots: dict[str, str | tuple[str, ...]] = {"in": IN, "v": value}
     if kind in ("presence", "place", "relation"):
-        wordings = ""
+        template_form = ""
         slots["where"] = (RELATIONS if kind == "relation" else PLACES).get(form, ())
     elif kind == "side":
         slots["where"] = PLACES.get(value, ())
     elif (kind, form) == ("view", "is") or (kind, form, value) == ("count", "over", "1"):
-        wordings = f"{form} {value}"
+        template_form = f"{form} {value}"
     if label in CLASSES:
         singular, plural, _ = CLASSES[label]
         slots |= {"s": singular, "p": plural, "av": with_article(f"{value} {singular}")}
@@ -397,20 +397,20 @@ def phrasings(fact: str) -> tuple[str, ...]:
     if value.isdecimal():
         slots["next"] = str(int(value) + 1)
     slots["at"] = "by day" if value == "day" else f"at {value}"
-    templates = TEMPLATES.get((kind, wordings), ())
+    templates = TEMPLATES.get((kind, template_form), ())
     if label in MASS_NOUNS:
         templates = tuple(template for template in templates if "{p}" not in template)
     try:
         texts = tuple(dict.fromkeys(text for template in templates for text in _filled(template, slots)))
     except KeyError as error:
-        raise ValueError(f"{fact!r} is not a fact of the grammar: nothing is known of {error}") from None
+        raise ValueError(f"unknown question id {fact!r}: its template has no filling for {error}") from None
     if not texts or len(parts) > 4:
-        raise ValueError(f"{fact!r} is not a fact of the grammar")
+        raise ValueError(f"unknown question id {fact!r}; expected type/class/form/value with a type of the grammar")
     return texts
 
 
 def _filled(template: str, slots: dict[str, str | tuple[str, ...]]) -> Iterator[str]:
-    """A template with each combination of fillings, each with a capital letter."""
+    """The text of a template with each combination of fillings, starting with a capital letter."""
     names = [name for _, name, _, _ in Formatter().parse(template) if name]
     options = [(filling,) if isinstance(filling := slots[name], str) else filling for name in names]
     for fillings in product(*options):
@@ -419,6 +419,6 @@ def _filled(template: str, slots: dict[str, str | tuple[str, ...]]) -> Iterator[
 
 
 def phrase(fact: str, rng: random.Random) -> str:
-    """One of the wordings of a fact."""
+    """A random paraphrase of a question id."""
     texts = phrasings(fact)
     return texts[int(rng.random() * len(texts))]
