@@ -13,8 +13,9 @@ from tiny import ROOT, tiny_model
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 FILES = sorted(set(re.findall(r"`((?:\w+/)*\w+\.(?:py|txt))`", README)))
-COMMANDS = re.findall(r"python (scripts/\w+\.py)((?:[^`\n]|\\\n)*)", README)
-OPTIONS = {"scripts/train.py": "training/run.py", "scripts/label.py": "serving/labeling.py"}  # others: in the script
+DOCUMENTS = [README, *((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("fine-tuning.md", "serving.md"))]
+COMMANDS = re.findall(r"python (scripts/\w+\.py)((?:[^`\n]|\\\n)*)", "\n".join(DOCUMENTS))
+OPTIONS = {"scripts/train.py": "training/options.py", "scripts/label.py": "serving/labeling.py"}  # others: in the script
 
 
 def test_readme_runs(processor, tmp_path, monkeypatch, capsys):
