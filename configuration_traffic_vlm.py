@@ -341,7 +341,8 @@ class TrafficVLMConfig(PreTrainedConfig):
         grid = (self.vision_config.image_size, self.vision_config.patch_size)
         both = [(value, value) if isinstance(value, int) else tuple(value) for value in grid]
         _check(
-            all(patch > 0 and size >= patch and size % patch == 0 for size, patch in zip(*both)),
+            all(len(value) == 2 for value in both)
+            and all(patch > 0 and size >= patch and size % patch == 0 for size, patch in zip(*both)),
             "the vision grid does not divide: image_size must be a multiple of patch_size",
             **vision,
         )

@@ -43,6 +43,7 @@ from .masking_traffic_vlm import (
     check_image_mask,
     check_inputs,
     check_labels,
+    check_token_ids,
     count_positions,
     packed_mask,
 )
@@ -540,6 +541,8 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
         """
         images = self.choose_images(pixel_values, encoded_images, encoder_attention_mask, past_key_values)
         if images is not None:
+            if input_ids is not None:
+                check_token_ids(input_ids, self.config.text_config.vocab_size, check_values=False)
             text = input_ids if input_ids is not None else inputs_embeds
             rows = images.rows(image_index, 0 if text is None else text.shape[0])
             kwargs["encoded_images"] = rows

@@ -15,7 +15,7 @@ from transformers import Cache
 from transformers.utils import is_torchdynamo_compiling
 
 from .cache_traffic_vlm import KeyValues, holds_image
-from .masking_traffic_vlm import WHOLE_NUMBERS, check_image_mask, describe
+from .masking_traffic_vlm import WHOLE_NUMBERS, check_image_mask, check_token_ids, describe
 
 
 def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
@@ -345,6 +345,10 @@ class YesNoScorer(ImageReader):
         encoded_images = self.model.choose_images(pixel_values, encoded_images, encoder_attention_mask)
         if encoded_images is None:
             raise ValueError("Questions need pixel_values or encoded_images.")
+        check_token_ids(input_ids, self.config.get_text_config().vocab_size, check_values=False)
+        for name, tensor in (("attention_mask", attention_mask), ("labels", labels)):
+            if tensor is not None and tensor.shape != input_ids.shape:
+                raise ValueError(f"{name} must be {list(input_ids.shape)} like input_ids, got {describe(tensor)}.")
         image_index = encoded_images.check_index(image_index, input_ids.shape[0])
         attention_mask = self.padding_mask(input_ids) if attention_mask is None else attention_mask
         if segment_ids is None:
