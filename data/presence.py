@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .readers import GRID
+from .formats import GRID
 from .scene import CLASSES, LIGHT_STATES, SPEED_LIMITS, Scene
 from .scene_labels import SCENE_VALUES, SEEN, SEEN_BY_DRIVERS, SceneLabels
 from .truths import MIN_VISIBLE

@@ -39,7 +39,7 @@ def find_images(name: str) -> list[Path]:
     """
     path = Path(name)
     if path.is_dir():
-        from traffic_vlm.data.readers import IMAGE_SUFFIXES
+        from traffic_vlm.data.formats import IMAGE_SUFFIXES
 
         suffixes = IMAGE_SUFFIXES | {".gif"}
         found = sorted(file for file in path.iterdir() if file.suffix.lower() in suffixes)

@@ -15,7 +15,7 @@ from datasets import concatenate_datasets, load_dataset
 from transformers import HfArgumentParser
 
 from traffic_vlm.data.collator import TrafficCollator
-from traffic_vlm.data.dataset import SyntheticStream
+from traffic_vlm.data.dataset import SyntheticRows
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 
 
@@ -41,9 +41,9 @@ class Arguments:
 
 
 def read_rows(arguments: Arguments) -> Any:
-    """The rows of a dataset in random order, or an endless stream."""
+    """The rows of a dataset in random order, or rendered ones."""
     if arguments.dataset == "synthetic":
-        return SyntheticStream()
+        return SyntheticRows()
     try:
         splits = load_dataset(arguments.dataset)
     except (OSError, ValueError) as error:

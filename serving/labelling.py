@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 import torch
 from fsspec.core import has_magic, url_to_fs
 
-from ..data.readers import IMAGE_SUFFIXES
+from ..data.formats import IMAGE_SUFFIXES
 from .answerer import Answer, Answerer
 from .pictures import open_picture
 

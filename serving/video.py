@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..data.readers import IMAGE_ERRORS, IMAGE_SUFFIXES
+from ..data.formats import IMAGE_ERRORS, IMAGE_SUFFIXES
 from ..images_traffic_vlm import to_rgb
 from ..utils import DataError
 

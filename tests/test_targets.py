@@ -10,7 +10,7 @@ from PIL import Image
 from transformers.modeling_outputs import BaseModelOutput
 
 from tiny import tiny_model
-from traffic_vlm.data.mixture import Mixture, SyntheticRows
+from traffic_vlm.data.dataset import Mixture, SyntheticRows
 from traffic_vlm.data.questions import Question
 from traffic_vlm.data.scene import CLASSES, Scene, SceneObject
 from traffic_vlm.data.synthetic import render

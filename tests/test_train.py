@@ -19,7 +19,7 @@ from transformers import HfArgumentParser, TrainerState, TrainingArguments
 from hub_stand_in import TOKEN, HubStandIn
 from tiny import ROOT, TINY_TEXT, TINY_TOWER, save_folder
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig
-from traffic_vlm.data.mixture import Mixture, SyntheticRows
+from traffic_vlm.data.dataset import Mixture, SyntheticRows
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.evaluation.folders import load_rows
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration

@@ -13,8 +13,7 @@ from torch.utils.data import ConcatDataset
 from transformers import BaseImageProcessor, PreTrainedConfig, TrainerState, TrainingArguments
 
 from ..configuration_traffic_vlm import TrafficVLMConfig
-from ..data.dataset import synthetic_rows
-from ..data.mixture import Mixture, SyntheticRows
+from ..data.dataset import Mixture, SyntheticRows, synthetic_rows
 from ..data.questions import KINDS
 from ..evaluation.folders import load_rows, source_names
 from ..evaluation.report import quick_metrics, spread
