@@ -12,7 +12,7 @@ import json
 import random
 import re
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
@@ -146,10 +146,9 @@ def _check_plan(options: DatasetOptions, items: dict[str, list[Item]]) -> None:
         before = dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else plan
     except (ValueError, TypeError) as error:
         raise DataError(f"{path} is damaged ({error}); {advice}") from error
-    if changed := [
-        f"{key}: {before.get(key)} before, {plan[key]} now" for key in plan if before.get(key) != plan[key]
-    ]:
-        raise DataError(f"{folder} holds another dataset ({'; '.join(changed)}); {advice}")
+    changes = [f"{key}: {before.get(key)} before, {plan[key]} now" for key in plan if before.get(key) != plan[key]]
+    if changes:
+        raise DataError(f"{folder} holds another dataset ({'; '.join(changes)}); {advice}")
     atomic_write_text(path, json.dumps(plan, indent=1))
 
 
@@ -167,12 +166,13 @@ def _fingerprint(items: list[Item]) -> str:
 
 def _write_shards(options: DatasetOptions, items: list[Item]) -> list[Path]:
     """Write the files that are missing, in parallel; return the paths of all."""
-    for temporary in options.output_dir.rglob("*.tmp"):
+    folder = options.output_dir / "data"
+    for temporary in (*folder.glob("*.tmp"), *folder.parent.glob(".parts/*.tmp")):  # of a killed run
         temporary.unlink(missing_ok=True)
     paths: list[Path] = []
     shards: dict[int, list[Item]] = {}  # those to write
     for start in range(0, len(items), options.shard_size):
-        paths.append(options.output_dir / "data" / f"{options.split}-{len(paths):05d}.parquet")
+        paths.append(folder / f"{options.split}-{len(paths):05d}.parquet")
         if not paths[-1].exists():
             shards[len(paths) - 1] = items[start : start + options.shard_size]
     done = len(items) - sum(map(len, shards.values()))
@@ -230,34 +230,30 @@ def skipped_path(shard: Path) -> Path:
 
 def _summarize(paths: Sequence[Path], problems: Problems) -> dict[str, Any]:
     """Return the report on these files, and on the problems that the readers found."""
-    sources: Counter[str] = Counter()
-    questions: Counter[str] = Counter()
-    answers: dict[str, Counter[str]] = defaultdict(Counter)
-    skipped, messages = Counter(problems.counts), list(problems.messages)
+    skipped, messages, rows = Counter(problems.counts), list(problems.messages), []
     for path in paths:
         try:
             noted = json.loads(skipped_path(path).read_text(encoding="utf-8"))
             skipped.update(noted["skipped"])
             messages += noted["messages"]
-            rows = pq.read_table(path, columns=["source", "kinds", "labels", "answers"]).to_pylist()
+            rows += pq.read_table(path, columns=["source", "kinds", "labels", "answers"]).to_pylist()
         except (OSError, ValueError, KeyError, TypeError) as error:
             what = f"{path} or {skipped_path(path)} is damaged ({error!r})"
             raise DataError(f"{what}; delete {path} and run the same command again") from error
-        for row in rows:
-            sources[row["source"]] += 1
-            questions.update(row["kinds"])
-            for kind, label, answer in zip(row["kinds"], row["labels"], row["answers"]):
-                answers[f"{kind}/{label}"][answer] += 1
+    answers = Counter(
+        (f"{kind}/{label}", answer)
+        for row in rows
+        for kind, label, answer in zip(row["kinds"], row["labels"], row["answers"])
+    )
+    yes_no = sorted({name for name, answer in answers if answer in ("yes", "no")})
     return {
-        "images": sources.total(),
+        "images": len(rows),
         "messages": messages,
-        "questions": questions,
+        "questions": Counter(kind for row in rows for kind in row["kinds"]),
         "skipped": skipped,
-        "sources": sources,
+        "sources": Counter(row["source"] for row in rows),
         "yes_rates": {
-            name: round(counts["yes"] / (counts["yes"] + counts["no"]), 3)
-            for name, counts in sorted(answers.items())
-            if counts["yes"] + counts["no"]
+            name: round(answers[name, "yes"] / (answers[name, "yes"] + answers[name, "no"]), 3) for name in yes_no
         },
     }
 
@@ -321,15 +317,12 @@ class SyntheticRows(torch.utils.data.Dataset):
 
 
 class Mixture(torch.utils.data.Dataset):
-    """Rows of several datasets, drawn with given weights for each epoch.
-
-    A row follows from the seed, the epoch and the index alone. An epoch is not one pass over the data but the number
-    of images between two checkpoints, so that small and large datasets can be mixed in any proportion.
+    """Rows of several map-style datasets. A row follows from the seed, the epoch and the index alone.
 
     Args:
-        sources: map-style datasets.
+        sources: the datasets.
         weights: of each dataset, any positive numbers; by default the number of its rows.
-        images_per_epoch: by default the number of all rows.
+        images_per_epoch: the number of images between two checkpoints; by default the number of all rows.
         seed: of the draw.
 
     Raises:

@@ -13,7 +13,7 @@ from PIL import Image, ImageFile
 
 from tiny import ROOT
 from traffic_vlm.data.formats import Problems, Record, check_sources, load_mapping, read_source
-from traffic_vlm.data.formats.mapping import LAYOUTS, SourceMapping, shipped_mappings
+from traffic_vlm.data.formats.mapping import LAYOUTS, SHIPPED, SourceMapping
 from traffic_vlm.data.questions import enumerate_questions
 from traffic_vlm.data.scene import CLASSES, Scene, SceneObject
 from traffic_vlm.images_traffic_vlm import to_rgb
@@ -465,7 +465,7 @@ def test_a_broad_class_may_be_any_of_its_exhaustive_members_by_default(tmp_path)
     assert mapping.find("thing").maybe == {"car"} and mapping.find("cat").maybe == frozenset()
 
 
-@pytest.mark.parametrize("name", shipped_mappings())
+@pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_mappings_are_valid(name):
     mapping = load_mapping(name)
     assert mapping.name == name and all(mapping.find(class_name) for class_name in mapping.names)
@@ -473,7 +473,7 @@ def test_shipped_mappings_are_valid(name):
 
 
 def test_shipped_mappings_differ_in_name():
-    mappings = [load_mapping(name) for name in shipped_mappings()]
+    mappings = [load_mapping(name) for name in SHIPPED]
     assert len(mappings) >= 12
     check_sources(mappings + mappings)
     with pytest.raises(DataError, match="two sources are named 'coco'"):

@@ -34,6 +34,7 @@ from ..scene import ATTRIBUTES, CLASSES, FACTS, is_a
 
 
 MAPPINGS = Path(__file__).parent / "mappings"
+SHIPPED = sorted(path.stem for path in MAPPINGS.glob("*.json"))
 LAYOUTS = {  # required keys of a split; "yolo" and "masks" may also have the file "classes"
     "coco": {"images", "annotations"},
     "yolo": {"images", "labels"},
@@ -49,17 +50,11 @@ OPTIONAL: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class ClassMapping:
-    """The meaning of one class name of a source.
+    """The meaning of one class name of a source."""
 
-    Attributes:
-        category: a key of `CLASSES`, or None if the class is ignored.
-        attributes: attributes of every object of the class.
-        maybe: other categories that an object of the class may have.
-    """
-
-    category: str | None
-    attributes: dict[str, str] = field(hash=False)
-    maybe: frozenset[str]
+    category: str | None  # a key of CLASSES; None if the class is ignored
+    attributes: dict[str, str] = field(hash=False)  # of every object of the class
+    maybe: frozenset[str]  # other categories that an object of the class may have
 
 
 @dataclass(frozen=True)
@@ -97,11 +92,6 @@ def _normalize(name: str) -> str:
     return " ".join(re.sub("[_-]", " ", name.casefold()).split())
 
 
-def shipped_mappings() -> list[str]:
-    """Return the names of the mapping files in `data/formats/mappings`."""
-    return sorted(path.stem for path in MAPPINGS.glob("*.json"))
-
-
 def load_mapping(mapping: str | Path) -> SourceMapping:
     """Read and check a mapping file: the path of a JSON file, or the name of one in `data/formats/mappings`.
 
@@ -114,7 +104,7 @@ def load_mapping(mapping: str | Path) -> SourceMapping:
     try:
         return _parse(json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_reject_duplicate_keys))
     except OSError as error:
-        shipped = ", ".join(shipped_mappings())
+        shipped = ", ".join(SHIPPED)
         raise DataError(f"{path}: cannot be read ({error.strerror}); shipped mappings are {shipped}") from error
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path}: not a mapping file: {error!r}") from error
