@@ -1,6 +1,7 @@
 # make ask     set up, then answer questions about an example scene
 # make demo    set up, then serve the page on this machine
 # make test    set up, then lint, type-check and run all tests
+# make quick   the tests without processes, Ray and browsers, in about two minutes
 # make fuzz    throw 10,000 bad or strange inputs at everything that reads input
 # make compat  the tests on every supported release of transformers, each in an environment of its own
 # make files   write the JSON and Jinja files that make this folder loadable
@@ -11,12 +12,12 @@ PY := $(VENV)/bin/python
 SETUP := $(VENV)/.ready
 # Coverage is of the flat modules, so it is measured where they are tested. Forked and killed processes of the other
 # tests can leave coverage data that spoil the figures.
-MODULE_TESTS := $(foreach name,asking configuration generation masking modeling processing readme repository tokenization \
+MODULE_TESTS := $(foreach name,configuration generation masking modeling processing readme repository scoring tokenization \
 	training vision,tests/test_$(name).py)
-PACKAGES := $(addprefix -p traffic_vlm.,benchmark data evaluation publishing serving training)
+PACKAGES := $(addprefix -p traffic_vlm.,data evaluation publishing serving training)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup ask demo test lint fuzz compat files clean
+.PHONY: setup ask demo test quick lint fuzz compat files clean
 
 setup: $(SETUP)
 
@@ -42,6 +43,9 @@ lint: $(SETUP)
 test: lint
 	$(PY) -m pytest -n 2 $(MODULE_TESTS) --cov --cov-fail-under=95 --cov-report=term-missing
 	$(PY) -m pytest -n 2 --dist worksteal $(addprefix --ignore=,$(MODULE_TESTS))
+
+quick: $(SETUP)
+	$(PY) -m pytest -n 2 --dist worksteal -m "not slow"
 
 fuzz: $(SETUP)
 	$(PY) scripts/fuzz.py

@@ -1,4 +1,4 @@
-"""What the decoder derives from masks: positions of tokens, the mask of packed rows, and whether inputs fit together.
+"""Masks and positions of the decoder, and the checks of its inputs.
 
 A packed row and what its tokens see ("is it wet ? is it dark ?", every question with `[SOS]` in front):
 
@@ -6,18 +6,60 @@ A packed row and what its tokens see ("is it wet ? is it dark ?", every question
     position_ids  0 1 2 3 4 0 1 2 3 4      not the other question (segments), not padding (attention_mask)
 """
 
+from typing import Any
+
 import torch
 from torch import nn
+from transformers import Cache, PreTrainedConfig
+from transformers.utils import is_torchdynamo_compiling
 
 
 WHOLE_NUMBERS = (torch.int64, torch.int32)  # what ids, positions and numbers of images may be
 
 
-def packed_mask(segment_ids: torch.Tensor, attention_mask: torch.Tensor | None, columns: int) -> torch.Tensor:
-    """What each token of packed rows [B,L] sees: bool [B,1,L,columns], in the order of the picture above.
+def check_inputs(
+    config: PreTrainedConfig,
+    input_ids: torch.Tensor | None,
+    inputs_embeds: torch.Tensor | None,
+    attention_mask: torch.Tensor | None,
+    position_ids: torch.Tensor | None,
+    segment_ids: torch.Tensor | None,
+    past_key_values: Cache | None,
+    output_attentions: bool | None,
+) -> None:
+    """Raise `ValueError`, with both sides, unless the decoder's inputs fit each other and its configuration.
 
-    Written out here because the library's mask functions are evaluated entry by entry, which takes longer than a
-    decoder layer. A static cache has columns beyond the row; nothing sees them.
+    Values are read on the first step only: reading them breaks compiled graphs and makes a GPU wait.
+    """
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError("Pass exactly one of input_ids and inputs_embeds.")
+    implementation = config._attn_implementation
+    if output_attentions and implementation != "eager":
+        raise ValueError(
+            f"{implementation} attention does not keep its weights: load with attn_implementation='eager' for "
+            "output_attentions=True, or call attention_maps(), which works with every implementation."
+        )
+    past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+    check_values = not is_torchdynamo_compiling() and int(past_length) == 0
+    text: Any = input_ids if input_ids is not None else inputs_embeds
+    if input_ids is not None:
+        check_token_ids(input_ids, config.vocab_size, check_values)
+    has_cache = past_key_values is not None
+    check_masks(text, attention_mask, position_ids, segment_ids, past_length, has_cache, implementation)
+    if check_values and position_ids is None:
+        length = text.shape[1]
+        if attention_mask is not None and attention_mask.ndim == 2 and attention_mask.numel():
+            length = int(attention_mask.sum(-1).max())
+        if length > config.max_position_embeddings:
+            limit = config.max_position_embeddings
+            raise ValueError(f"A text of {length} tokens is longer than max_position_embeddings={limit}.")
+
+
+def packed_mask(segment_ids: torch.Tensor, attention_mask: torch.Tensor | None, columns: int) -> torch.Tensor:
+    """Which columns each token of packed rows [B,L] sees: bool [B,1,L,columns], as in the drawing above.
+
+    The library's mask functions are evaluated entry by entry, which takes longer than a decoder layer. A static cache
+    has columns beyond the row; no token sees them.
     """
     length = segment_ids.shape[1]
     seen = (segment_ids[:, :, None] == segment_ids[:, None]).tril()
@@ -38,17 +80,8 @@ def count_positions(text: torch.Tensor, attention_mask: torch.Tensor | None, pas
     return counted[:, past_length : past_length + length]
 
 
-def check_attention_output(wanted: bool | None, attn_implementation: str) -> None:
-    """Raise `ValueError` where attention weights are wanted and the implementation does not keep them."""
-    if wanted and attn_implementation != "eager":
-        raise ValueError(
-            f"{attn_implementation} attention does not keep its weights: load with attn_implementation='eager' for "
-            "output_attentions=True, or call attention_maps(), which works with every implementation."
-        )
-
-
 def describe(tensor: torch.Tensor) -> str:
-    """What a message says of a tensor that does not fit: "int64 [2, 7]"."""
+    """A tensor as an error message names it: "int64 [2, 7]"."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
@@ -74,13 +107,6 @@ def check_labels(labels: torch.Tensor, logits: torch.Tensor, check_values: bool 
     wrong = labels[(labels != -100) & ((labels < 0) | (labels >= vocab_size))]
     if wrong.numel():
         raise ValueError(f"labels must lie in [0, {vocab_size}) or be -100 (not learned), got {int(wrong[0])}.")
-
-
-def check_length(position_ids: torch.Tensor, limit: int) -> None:
-    """Raise `ValueError` for counted positions beyond the decoder's limit."""
-    longest = int(position_ids.max()) + 1 if position_ids.numel() else 0
-    if longest > limit:
-        raise ValueError(f"A text of {longest} tokens is longer than max_position_embeddings={limit}.")
 
 
 def check_positions(position_ids: torch.Tensor, rows: int, length: int) -> None:

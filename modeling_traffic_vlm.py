@@ -18,12 +18,13 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import AutoModel, Cache, DynamicCache, PreTrainedModel
+from transformers import AutoModel, Cache, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutputWithPastAndCrossAttentions,
+    BaseModelOutputWithPooling,
     CausalLMOutputWithCrossAttentions,
     SequenceClassifierOutputWithPast,
 )
@@ -32,25 +33,20 @@ from transformers.utils import is_torchdynamo_compiling, logging
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .asking_traffic_vlm import EncodedImages, ImageEncoder, ImageReader, KeyValues, YesNoScorer, height_and_width
+from .cache_traffic_vlm import KeyValues, TrafficVLMCache, TrafficVLMStaticCache, holds_image
 from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
 from .generation_traffic_vlm import (
     MAX_NEW_TOKENS,
     TrafficVLMGenerationMixin,
-    find_image_cache,
-    holds_image,
-    with_image_cache,
 )
 from .masking_traffic_vlm import (
-    check_attention_output,
     check_image_mask,
+    check_inputs,
     check_labels,
-    check_length,
-    check_masks,
-    check_token_ids,
     count_positions,
     packed_mask,
 )
+from .scoring_traffic_vlm import EncodedImages, ImageEncoder, ImageReader, YesNoScorer, height_and_width
 from .vision_traffic_vlm import TrafficVLMVisionModel
 
 
@@ -112,6 +108,26 @@ def apply_rotary(x: torch.Tensor, rotary: Rotary, interleaved: bool = False) -> 
     return torch.stack(rotated, dim=-1).flatten(-2) if interleaved else torch.cat(rotated, dim=-1)
 
 
+def attention_weights(
+    query: torch.Tensor, key: torch.Tensor, attention_mask: torch.Tensor | None, scaling: float
+) -> torch.Tensor:
+    """softmax(q kᵀ · scaling + mask) [B,H,L,S] in float32, of query [B,H,L,D] and key [B,K,S,D].
+
+    Each of the K key heads serves H/K neighboring query heads. attention_mask: [B,1,L,S], added to the scores; or
+    bool, False where a query must not look.
+    """
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)  # [B,K,S,D] → [B,H,S,D]
+    scores = query @ key.transpose(2, 3) * scaling  # [B,H,L,S]
+    lowest = torch.finfo(scores.dtype).min
+    if attention_mask is not None and attention_mask.dtype != torch.bool:
+        scores = scores + attention_mask
+        attention_mask = attention_mask > lowest
+    if attention_mask is None:
+        return scores.softmax(dim=-1, dtype=torch.float32)
+    weights = scores.masked_fill(~attention_mask, lowest).softmax(dim=-1, dtype=torch.float32)
+    return weights.masked_fill(~attention_mask, 0.0)  # a row with nothing to see reads nothing, as in sdpa
+
+
 def eager_attention_forward(
     module: Any,
     query: torch.Tensor,
@@ -122,28 +138,14 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention written out: softmax(q kᵀ · scaling + mask) v.
-
-    Args:
-        query: [B,H,L,D]. key, value: [B,K,S,D]; each of the K heads serves H/K neighbouring query heads.
-        attention_mask: [B,1,L,S], added to the scores, or of bool, False where a query must not look; or None.
+    """Attention written out: weights · values, of query [B,H,L,D], key and value [B,K,S,D].
 
     Returns:
         the attended values [B,L,H,D] and the attention weights [B,H,L,S].
     """
-    key = key.repeat_interleave(module.num_key_value_groups, dim=1)  # [B,K,S,D] → [B,H,S,D]
-    value = value.repeat_interleave(module.num_key_value_groups, dim=1)
-    scores = query @ key.transpose(2, 3) * scaling  # [B,H,L,S]
-    lowest = torch.finfo(scores.dtype).min
-    if attention_mask is not None and attention_mask.dtype != torch.bool:
-        scores = scores + attention_mask
-        attention_mask = attention_mask > lowest
-    if attention_mask is not None:
-        scores = scores.masked_fill(~attention_mask, lowest)
-    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    if attention_mask is not None:  # a row with nothing to see reads nothing, as in sdpa, not the mean of all
-        weights = weights.masked_fill(~attention_mask, 0.0)
+    weights = attention_weights(query, key, attention_mask, scaling).to(query.dtype)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    value = value.repeat_interleave(module.num_key_value_groups, dim=1)  # [B,K,S,D] → [B,H,S,D]
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
@@ -212,6 +214,16 @@ class TrafficVLMCrossAttention(TrafficVLMAttention):
         key, value = self.k_proj(encoder_hidden_states), self.v_proj(encoder_hidden_states)
         return self.split_heads(key), self.split_heads(value)
 
+    def attention_weights(
+        self, hidden_states: torch.Tensor, key: torch.Tensor, attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Attention weights [B,H,L,P] in float32 of states [B,L,C] on image keys [B,K,P,D], with any implementation.
+
+        attention_mask: [B,P], 0 at hidden image tokens.
+        """
+        visible = None if attention_mask is None else attention_mask[:, None, None].bool()
+        return attention_weights(self.split_heads(self.q_proj(hidden_states)), key, visible, self.scaling)
+
     def forward(
         self,
         hidden_states: torch.Tensor,
@@ -273,8 +285,20 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
-    # Of the layer that training adds (training/auxiliary.py): it stays in the file, for further training.
-    _keys_to_ignore_on_load_unexpected = [r"^cell_head\."]
+    # Layers that training adds: checkpoints hold them, and so do weights of version 0.1.
+    _keys_to_ignore_on_load_unexpected = [r"^(cell|training)_head\."]
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As in the library; warns once if the processor computes the loaded dtype slowly."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        is_avx2 = torch.backends.cpu.get_cpu_capability() == "AVX2"
+        if model.device.type == "cpu" and model.dtype == torch.bfloat16 and is_avx2:
+            logger.warning_once(
+                "This processor has no fast bfloat16: float32 is several times as fast. Load with dtype=torch.float32."
+            )
+        return loaded
 
     def get_decoder(self) -> "TrafficVLMTextModel":
         """The text decoder, wherever this class keeps it."""
@@ -320,7 +344,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
-        encoder_key_values: tuple[KeyValues, ...] | None = None,
+        encoded_images: EncodedImages | None = None,
         segment_ids: torch.Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
@@ -332,70 +356,79 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
             position_ids: [B,L]; else counted from the mask, else from the length of the cache.
             encoder_hidden_states: image tokens [B,P,encoder_hidden_size], needed until the cache holds them.
             encoder_attention_mask: [B,P], 0 at image tokens to hide; kept with the cache for later steps.
-            encoder_key_values: in place of encoder_hidden_states, what `project_image_tokens` gives for them.
+            encoded_images: one image per row from `encode_images`, in place of encoder_hidden_states.
             segment_ids: [B,L], number of the question that a token belongs to; tokens of other questions are not seen.
 
         Raises:
             ValueError: shapes or values that do not fit, naming both sides.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("Give exactly one of input_ids and inputs_embeds.")
-        implementation = self.config._attn_implementation
-        check_attention_output(kwargs.get("output_attentions", self.config.output_attentions), implementation)
-        past_key_values = find_image_cache(past_key_values)
+        check_inputs(
+            self.config,
+            input_ids,
+            inputs_embeds,
+            attention_mask,
+            position_ids,
+            segment_ids,
+            past_key_values,
+            output_attentions=kwargs.get("output_attentions", self.config.output_attentions),
+        )
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        if use_cache and past_key_values is None:  # the decorator replaces None by the configuration's value
+            past_key_values = TrafficVLMCache(config=self.config)
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
-        # Values are read on the first step only: reading them breaks compiled graphs and makes a GPU wait.
-        check_values = not is_torchdynamo_compiling() and int(past_length) == 0
-        if input_ids is not None:
-            check_token_ids(input_ids, self.config.vocab_size, check_values)
-        inputs_embeds = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        has_cache = past_key_values is not None
-        check_masks(inputs_embeds, attention_mask, position_ids, segment_ids, past_length, has_cache, implementation)
         if position_ids is None:
             position_ids = count_positions(inputs_embeds, attention_mask, past_length)
-            if check_values:
-                check_length(position_ids, self.config.max_position_embeddings)
-        if use_cache and past_key_values is None:  # for a None the decorator has put what the configuration says
-            past_key_values = DynamicCache(config=self.config)
-        has_image = encoder_hidden_states is not None or encoder_key_values is not None
-        if past_key_values is not None and has_image:
-            past_key_values = with_image_cache(past_key_values, is_given=has_cache)
-        self_attention_cache: Any = getattr(past_key_values, "self_attention_cache", past_key_values)
-        key_values, encoder_attention_mask = self._image_key_values(
-            encoder_hidden_states, encoder_key_values, encoder_attention_mask, past_key_values, inputs_embeds.shape[0]
+        image_key_values, encoder_attention_mask = self.image_key_values(
+            encoder_hidden_states, encoded_images, encoder_attention_mask, past_key_values, inputs_embeds.shape[0]
+        )
+        causal_mask = self.causal_mask(inputs_embeds, attention_mask, segment_ids, past_key_values)
+        image_mask = self.image_mask(inputs_embeds, encoder_attention_mask, image_key_values)
+        rotary = rotary_embedding(
+            position_ids, self.config.head_dim, self.config.rope_parameters["rope_theta"], inputs_embeds.dtype
         )
 
-        if segment_ids is None:
-            cache = {"past_key_values": self_attention_cache}
-            causal_mask = create_causal_mask(self.config, inputs_embeds, attention_mask, **cache)
-        else:
-            length = segment_ids.shape[1]
-            columns = length if past_key_values is None else self_attention_cache.get_mask_sizes(length, 0)[0]
-            causal_mask = packed_mask(segment_ids, attention_mask, columns)
-        if encoder_attention_mask is not None:
-            encoder_attention_mask = create_bidirectional_mask(
-                config=self.config,
-                inputs_embeds=inputs_embeds,
-                attention_mask=encoder_attention_mask,
-                encoder_hidden_states=key_values[0][0][:, 0],  # [B,P,D], read for its shape
-            )
-        dtype, theta = inputs_embeds.dtype, self.config.rope_parameters["rope_theta"]
-        rotary = rotary_embedding(position_ids, self.config.head_dim, theta, dtype)
-
         hidden_states = self.dropout(inputs_embeds)
-        for layer, (key, value) in zip(self.layers, key_values):
+        for layer, (image_key, image_value) in zip(self.layers, image_key_values):
             hidden_states = layer(
                 hidden_states,
-                key,
-                value,
+                image_key,
+                image_value,
                 rotary=rotary,
                 attention_mask=causal_mask,
-                encoder_attention_mask=encoder_attention_mask,
-                past_key_values=self_attention_cache,
+                encoder_attention_mask=image_mask,
+                past_key_values=past_key_values,
                 **kwargs,
             )
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
+        )
+
+    def causal_mask(
+        self,
+        inputs_embeds: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        segment_ids: torch.Tensor | None,
+        past_key_values: Cache | None,
+    ) -> Any:
+        """Which tokens each token reads: itself and those before it, without padding and other questions."""
+        if segment_ids is None:
+            return create_causal_mask(self.config, inputs_embeds, attention_mask, past_key_values=past_key_values)
+        length = segment_ids.shape[1]
+        columns = length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0]
+        return packed_mask(segment_ids, attention_mask, columns)
+
+    def image_mask(
+        self, inputs_embeds: torch.Tensor, encoder_attention_mask: torch.Tensor | None, key_values: Any
+    ) -> Any:
+        """Which image tokens the text reads, from a mask [B,P]; None for all."""
+        if encoder_attention_mask is None:
+            return None
+        return create_bidirectional_mask(
+            config=self.config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=encoder_attention_mask,
+            encoder_hidden_states=key_values[0][0][:, 0],  # [B,P,D], read for its shape
         )
 
     def project_image_tokens(self, encoder_hidden_states: torch.Tensor) -> tuple[KeyValues, ...]:
@@ -408,49 +441,42 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
             raise ValueError(f"encoder_hidden_states must be [B,P,{width}] (encoder_hidden_size), got {shape}.")
         return tuple(layer.cross_attn.project(encoder_hidden_states) for layer in self.layers)
 
-    def _image_key_values(
+    def image_key_values(
         self,
         encoder_hidden_states: torch.Tensor | None,
-        key_values: Any,
+        encoded_images: EncodedImages | None,
         encoder_attention_mask: torch.Tensor | None,
         past_key_values: Any,
         batch_size: int,
     ) -> tuple[Any, torch.Tensor | None]:
-        """Keys and values of the image for every layer, and its mask; the cache gives or takes them."""
+        """Keys and values [B,K,P,D] of the image for every layer (None without an image), and its mask [B,P].
+
+        The cache keeps them from the first step on; later images are ignored.
+        """
         if holds_image(past_key_values):
             if encoder_attention_mask is None:
                 encoder_attention_mask = past_key_values.encoder_attention_mask
-            layers = past_key_values.cross_attention_cache.layers
-            return [(layer.keys, layer.values) for layer in layers], encoder_attention_mask
-        if key_values is None and encoder_hidden_states is not None:
+            return past_key_values.image_key_values, encoder_attention_mask
+        if encoded_images is not None:
+            key_values, encoder_attention_mask = encoded_images.key_values, encoded_images.attention_mask
+        elif encoder_hidden_states is not None:
             key_values = self.project_image_tokens(encoder_hidden_states)
-        if key_values is None:
-            if encoder_attention_mask is not None:
-                raise ValueError("encoder_attention_mask was given without an image to hide parts of.")
+        elif encoder_attention_mask is not None:
+            raise ValueError("encoder_attention_mask was passed without an image.")
+        else:
             return [(None, None)] * self.config.num_hidden_layers, None
         rows = key_values[0][0].shape[0]
         if rows != batch_size:
             raise ValueError(f"The image tokens have {rows} rows but the text has {batch_size}.")
         check_image_mask(encoder_attention_mask, key_values[0][0])
         if past_key_values is not None:
-            cache = past_key_values.cross_attention_cache
-            key_values = [cache.update(key, value, i) for i, (key, value) in enumerate(key_values)]
-            past_key_values.is_updated |= dict.fromkeys(range(len(key_values)), True)
-            past_key_values.encoder_attention_mask = encoder_attention_mask
+            if not hasattr(past_key_values, "set_image"):
+                raise ValueError(
+                    "With an image, past_key_values must be a TrafficVLMCache or TrafficVLMStaticCache, got "
+                    f"{type(past_key_values).__name__}."
+                )
+            past_key_values.set_image(key_values, encoder_attention_mask)
         return key_values, encoder_attention_mask
-
-
-def _warn_of_slow_bfloat16(device: torch.device, dtype: torch.dtype) -> None:
-    """The weights are stored in bfloat16, and so they load; processors that stop at AVX2 compute it slowly."""
-    if device.type != "cpu" or torch.backends.cpu.get_cpu_capability() != "AVX2":
-        return
-    if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
-    if dtype == torch.bfloat16:
-        logger.warning_once(
-            "This processor has no fast bfloat16: float32 is several times as fast. Load with `dtype=torch.float32`, "
-            "without autocast; scripts without `--bf16`."
-        )
 
 
 class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
@@ -466,23 +492,31 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
         self.text_model = TrafficVLMTextModel._from_config(config.text_config)
         self.post_init()
 
-    def get_image_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Image tokens [I,P,C] of pixels [I,3,224,224]: vision tower and projector.
+    @can_return_tuple
+    def get_image_features(self, pixel_values: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
+        """Run the vision tower and the projector on pixels [I,3,224,224].
+
+        Returns:
+            `pooler_output`: projected image tokens [I,P,C]; `last_hidden_state`: those of the tower. With
+            `output_hidden_states=True` and a tower of transformers also its `hidden_states`.
 
         Raises:
-            ValueError: pixels of another shape, NaN or infinite ones.
+            ValueError: pixels of another shape, or not finite.
         """
         vision = self.config.vision_config
         channels, (height, width) = getattr(vision, "num_channels", 3), height_and_width(vision.image_size)
         if pixel_values.ndim != 4 or pixel_values.shape[1:] != (channels, height, width):
             shape = list(pixel_values.shape)
             raise ValueError(f"pixel_values must be [images,{channels},{height},{width}], got {shape}.")
-        if not is_torchdynamo_compiling():
-            if not bool(torch.isfinite(pixel_values).all()):
-                raise ValueError("pixel_values must be finite numbers, got NaN or infinity.")
-            _warn_of_slow_bfloat16(pixel_values.device, self.vision_tower.dtype)
-        tokens = self.vision_tower(pixel_values.to(self.vision_tower.dtype), return_dict=True).last_hidden_state
-        return self.projector(tokens)
+        if not is_torchdynamo_compiling() and not bool(torch.isfinite(pixel_values).all()):
+            raise ValueError("pixel_values must be finite numbers, got NaN or infinity.")
+        outputs = self.vision_tower(pixel_values.to(self.vision_tower.dtype), return_dict=True, **kwargs)
+        return BaseModelOutputWithPooling(
+            last_hidden_state=outputs.last_hidden_state,
+            pooler_output=self.projector(outputs.last_hidden_state),
+            hidden_states=outputs.get("hidden_states"),
+            attentions=outputs.get("attentions"),
+        )
 
     @can_return_tuple
     def forward(
@@ -508,10 +542,10 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
         if images is not None:
             text = input_ids if input_ids is not None else inputs_embeds
             rows = images.rows(image_index, 0 if text is None else text.shape[0])
-            kwargs |= {"encoder_key_values": rows.key_values, "encoder_attention_mask": rows.attention_mask}
-        elif image_index is not None and not holds_image(find_image_cache(past_key_values)):
-            raise ValueError("image_index was given without images: pixel_values or encoded_images.")
-        # What people set on the model's config holds for the decoder, too.
+            kwargs["encoded_images"] = rows
+        elif image_index is not None and not holds_image(past_key_values):
+            raise ValueError("image_index needs pixel_values or encoded_images.")
+        # Settings of the model's config apply to the decoder, too.
         for name, default in (("use_cache", True), ("output_hidden_states", False), ("output_attentions", False)):
             if kwargs.get(name) is None and getattr(self.config, name, default) != default:
                 kwargs[name] = not default
@@ -718,10 +752,12 @@ TrafficVLMForSequenceClassification.register_for_auto_class("AutoModelForSequenc
 
 __all__ = [
     "EncodedImages",
+    "TrafficVLMCache",
     "TrafficVLMForCausalLM",
     "TrafficVLMForConditionalGeneration",
     "TrafficVLMForSequenceClassification",
     "TrafficVLMModel",
     "TrafficVLMPreTrainedModel",
+    "TrafficVLMStaticCache",
     "TrafficVLMTextModel",
 ]

@@ -55,7 +55,8 @@ DECISION_TEMPLATE = """\
 {{- bos_token ~ " " ~ (found.words | join(" ")).rstrip(" .?!…。？！") ~ " ?" -}}
 """
 
-MAX_WIDTH = 1_000_000  # tokens of a padded row: more is a slip of the pen, and fills the memory
+MAX_WIDTH = 1_000_000  # tokens of a padded row: more is a typing error, and fills the memory
+ROW_TOKENS = 512  # of a packed row: attention costs L², but time and memory should grow linearly with the questions
 IGNORED_LABEL = -100  # torch.nn.functional.cross_entropy skips it
 QUESTION_END = " .?!…。？！"  # what is taken off the end of a question before the one "?" is put there
 CONTROL_MARKERS = str.maketrans("", "", "\U000f0000\U000f0001")  # chat templates wrap control tokens of users in them
@@ -122,6 +123,44 @@ def _match_images(text: Any, rows: list[list[str]], images: list[Any]) -> None:
     unit = "lists of questions" if _form(text) == "a nested list" else "questions"
     more = "more" if len(rows) > len(images) else "fewer"
     raise ValueError(f"{more} {unit} than images: {len(rows)} in `text` for {len(images)} in `images`{hint}")
+
+
+def _split_in_order(lengths: list[int], limit: int) -> list[list[int]]:
+    """Indices of questions in rows of at most `limit` tokens (at least one question), in their order."""
+    rows: list[list[int]] = []
+    used = limit
+    for index, length in enumerate(lengths):
+        if not rows or used + length > limit:
+            rows.append([])
+            used = 0
+        rows[-1].append(index)
+        used += length
+    return rows
+
+
+def _first_fit(lengths: list[int], limit: int) -> list[list[int]]:
+    """Indices of questions in rows of at most `limit` tokens: the longest first, each into the first row with room."""
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        row = next((row for row, free in enumerate(room) if free >= lengths[index]), len(rows))
+        if row == len(rows):
+            rows.append([])
+            room.append(limit)
+        rows[row].append(index)
+        room[row] -= lengths[index]
+    return rows
+
+
+def _pack(images: list[list[Segment]], row_tokens: int | str) -> list[list[list[int]]]:
+    """For each image the indices of the questions of each of its packed rows, see `row_tokens` of the processor."""
+    lengths = [[len(prompt) + len(answer) for prompt, answer in questions] for questions in images]
+    if row_tokens != "fit":
+        return [_split_in_order(row, int(row_tokens)) for row in lengths]
+    # One width for all rows of the batch: the one with the fewest tokens, padding included.
+    widths = range(max(map(max, lengths)), max(map(sum, lengths)) + 1, 4)
+    layouts = ([_first_fit(row, width) for row in lengths] for width in widths)
+    return min(zip(widths, layouts), key=lambda pair: pair[0] * sum(map(len, pair[1])))[1]
 
 
 def _lay_out(rows: list[list[Segment]], pad_id: int, width: int, left: bool) -> dict[str, list[list[int]]]:
@@ -197,6 +236,7 @@ class TrafficVLMProcessor(ProcessorMixin):
         text: str | Sequence[str] | Sequence[Sequence[str]] | None = None,
         suffix: str | Sequence[str] | Sequence[Sequence[str]] | None = None,
         packed: bool = False,
+        row_tokens: int | str = ROW_TOKENS,
         on_unknown: str = "warn",
         return_tensors: str | None = None,
         videos: None = None,
@@ -210,7 +250,9 @@ class TrafficVLMProcessor(ProcessorMixin):
                 nested text then still counts its rows as images, for use with images encoded before.
             text: a question (I = 1), a list with one question per image, or a list of lists with any number each.
             suffix: the answers, shaped as ``text``, to learn from.
-            packed: rows are images instead of questions.
+            packed: rows hold several questions about one image.
+            row_tokens: the most tokens of a packed row; an image with more gets several rows. "fit" reorders the
+                questions of an image into rows with the fewest tokens in total, for training.
             on_unknown: "warn", "raise" or "ignore" words that are not in the vocabulary.
             return_tensors: "pt", "np" or None for lists.
             kwargs: ``truncation=True`` shortens what is longer than ``max_length`` (at most
@@ -223,9 +265,11 @@ class TrafficVLMProcessor(ProcessorMixin):
 
             - rows are questions: ``input_ids``, ``attention_mask`` [N,L], ``image_index`` [N], the image of each row
               (left out where every image has exactly one question);
-            - packed: ``input_ids``, ``attention_mask`` [I,L], ``position_ids`` [I,L] starting at 0 for each question,
-              ``segment_ids`` [I,L] the number of the question in its row (from 1; 0 at padding), ``question_ends``
-              [I,Q] the column of each prompt's last token (-1 where a row has fewer than Q questions);
+            - packed: ``input_ids``, ``attention_mask`` [R,L], ``position_ids`` [R,L] starting at 0 for each question,
+              ``segment_ids`` [R,L] the number of the question in its row (from 1; 0 at padding), ``question_ends``
+              [R,Q] the column of each prompt's last token (-1 where a row has fewer than Q questions), and, unless
+              row i holds all questions about image i, ``image_index`` [R]; with "fit" also ``question_index`` [R,Q],
+              the index of each question among those of its image;
             - with ``suffix``: ``labels``, shaped as ``input_ids``: the answer and ``[EOS]``, elsewhere -100.
 
         Raises:
@@ -237,6 +281,8 @@ class TrafficVLMProcessor(ProcessorMixin):
             raise ValueError("expected `images`, `text` or both, got neither")
         if text is None and suffix is not None:
             raise ValueError("`suffix` holds the answers to the questions in `text`, but `text` is None")
+        if row_tokens != "fit" and (not isinstance(row_tokens, int) or row_tokens < 1):
+            raise ValueError(f'row_tokens is a positive integer or "fit", got {row_tokens!r}')
         if on_unknown not in ("warn", "raise", "ignore"):
             raise ValueError(f'on_unknown is "warn", "raise" or "ignore", got {on_unknown!r}')
         text_options, image_options, return_tensors = self._split_options(dict(kwargs), return_tensors)
@@ -248,7 +294,7 @@ class TrafficVLMProcessor(ProcessorMixin):
                 _match_images(text, rows, pictures)
             segments = self._segments(rows, self._answers(text, rows, suffix), on_unknown, text_options)
             text_options.setdefault("padding", return_tensors is not None)
-            data = self._text_inputs(segments, suffix is not None, packed, text_options)
+            data = self._text_inputs(segments, suffix is not None, row_tokens if packed else None, text_options)
         if pictures is not None:
             data["pixel_values"] = self._pixels(pictures, return_tensors, image_options)
         return BatchFeature(data, tensor_type=return_tensors)
@@ -351,11 +397,18 @@ class TrafficVLMProcessor(ProcessorMixin):
         ordered = iter(segments)
         return [[next(ordered) for _ in row] for row in rows]
 
-    def _text_inputs(self, rows: list[list[Segment]], learned: bool, packed: bool, options: dict) -> dict[str, Any]:
-        one_each = all(len(row) == 1 for row in rows)
-        image_index = [image for image, row in enumerate(rows) for _ in row]
-        if not packed:
-            rows = [[segment] for row in rows for segment in row]
+    def _text_inputs(
+        self, images: list[list[Segment]], learned: bool, row_tokens: int | str | None, options: dict
+    ) -> dict[str, Any]:
+        """Inputs of the questions about each image: packed into rows, or with row_tokens=None one question per row."""
+        packed = row_tokens is not None
+        if row_tokens is None:
+            layout = [[[i] for i in range(len(row))] for row in images]
+        else:
+            layout = _pack(images, row_tokens)
+        image_index = [image for image, rows_of_image in enumerate(layout) for _ in rows_of_image]
+        question_index = [row for rows_of_image in layout for row in rows_of_image]
+        rows = [[images[image][i] for i in row] for image, row in zip(image_index, question_index)]
         padding, width = options["padding"], 0
         if padding not in (None, False, "do_not_pad"):
             width = max(sum(len(prompt) + len(answer) for prompt, answer in row) for row in rows)
@@ -376,8 +429,11 @@ class TrafficVLMProcessor(ProcessorMixin):
         unused += ["attention_mask"] if options.get("return_attention_mask") is False else []
         for name in unused:
             del data[name]
-        if not packed and not one_each:
+        if row_tokens == "fit" or image_index != list(range(len(images))):
             data["image_index"] = image_index
+        if row_tokens == "fit":
+            width = max(map(len, question_index))
+            data["question_index"] = [row + [-1] * (width - len(row)) for row in question_index]
         return data
 
     def _report_unknown(self, texts: list[str], on_unknown: str) -> None:

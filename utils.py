@@ -77,6 +77,16 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefa
     """Show the description as written, and the default of every option."""
 
 
+class _OptionParser(HfArgumentParser):
+    """Report unknown options like argparse, before the dataclasses check the values of the known ones."""
+
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        namespace, unknown = super().parse_known_args(*args, **kwargs)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return namespace, unknown
+
+
 class _Renamed(argparse.Action):
     """Refuse an option of an earlier version and name its successor."""
 
@@ -97,7 +107,8 @@ def option_parser(
         description: shown by `--help`, with an example; usually the `__doc__` of the script.
         renamed: options of earlier versions and what to use instead, such as `{"--output": "--output_dir"}`.
     """
-    parser = HfArgumentParser(types, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)
+    parser = _OptionParser(types, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)
     for old, new in (renamed or {}).items():
-        parser.add_argument(old, nargs="*", action=_Renamed, const=new, help=argparse.SUPPRESS)
+        hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+        parser.add_argument(old, nargs="*", action=_Renamed, const=new, **hidden)
     return parser

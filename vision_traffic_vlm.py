@@ -6,7 +6,7 @@
 
 What is special here:
 - convolutions know that neighbouring pixels belong together and that a car is a car wherever it stands; a transformer
-  on 16×16 patches has to learn both, from more images than there are. `docs/training.md` shows by how much they win;
+  on 16×16 patches has to learn both, from more images than there are. `docs/log.md` shows by how much they win;
 - they are those of EfficientNet-Lite0, so that training can start from what such a network learned from photographs;
 - a cell is told what its pixels look like in detail (a lamp), as a whole (a wheel), and what surrounds them (a bus);
 - it gives what a ViT with 16×16 patches gives, 196 tokens of 768, so either can stand in for the other;
@@ -25,7 +25,6 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.utils import is_torchdynamo_compiling
 
 from .configuration_traffic_vlm import TrafficVLMVisionConfig
 
@@ -261,11 +260,7 @@ class TrafficVLMVisionModel(PreTrainedModel):
 
     def forward(self, pixel_values: torch.Tensor, return_dict: bool = True, **kwargs: Any) -> Any:
         """`last_hidden_state` [B,P,hidden_size] of pixels [B,num_channels,H,W], H and W multiples of `patch_size`."""
-        # Channels last is how the fast convolutions of CPUs and GPUs want pixels and weights to lie. Weights come from
-        # files in the other order; left so, each pass would copy them all, a fifth of the time of one image.
-        first = next(self.convolutions.parameters())
-        if not is_torchdynamo_compiling() and not first.is_contiguous(memory_format=torch.channels_last):
-            self.to(memory_format=torch.channels_last)
+        # Channels last is the fast layout of convolutions on CPUs and GPUs.
         finer, same, coarser = self.convolutions(pixel_values.contiguous(memory_format=torch.channels_last))
         rows, columns = same.shape[2:]
         around = nn.functional.interpolate(self.from_coarser(coarser), scale_factor=2.0)[:, :, :rows, :columns]

@@ -18,6 +18,7 @@ import torch
 from PIL import Image, ImageFilter
 
 from ..images_traffic_vlm import to_rgb
+from ..processing_traffic_vlm import ROW_TOKENS
 from .questions import KINDS, Balancer, Question, ask
 from .scene import Scene
 
@@ -101,6 +102,7 @@ class TrafficCollator:
         kinds: of the question grammar, that are asked.
         training: augment, and ask anew each time the image comes up; else ask the row's own questions, as they stand.
         seed: with the number of the worker it decides what is drawn.
+        row_tokens: of packed rows, as in the processor.
         balancers: one for each source, keeps as many yes as no for each kind and class, over all that a worker
             collates. Were it one for all, a source full of cars and one with few would teach that the look of a
             source is an answer.
@@ -117,6 +119,7 @@ class TrafficCollator:
     kinds: Sequence[str] = KINDS
     training: bool = True
     seed: int = 0
+    row_tokens: int | str = ROW_TOKENS
     epoch: int = field(default=0, repr=False)
     rng: random.Random | None = field(default=None, repr=False)
     balancers: defaultdict[str, Balancer] = field(default_factory=lambda: defaultdict(Balancer), repr=False)
@@ -139,6 +142,7 @@ class TrafficCollator:
             text=[[question.text for question in item.questions] for item in prepared],
             suffix=[[question.answer for question in item.questions] for item in prepared],
             packed=True,
+            row_tokens=self.row_tokens,
             on_unknown="raise",
             return_tensors="pt",
         )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .formats import GRID
+from .patches import GRID, box_coverage, resampling
 from .scene import CLASSES, LIGHT_STATES, SPEED_LIMITS, Scene
 from .scene_labels import SCENE_VALUES, SEEN, SEEN_BY_DRIVERS, SceneLabels
 from .truths import MIN_VISIBLE
@@ -35,6 +35,7 @@ WHOLE_ONLY = tuple(name for name in (*SEEN, *SEEN_BY_DRIVERS) if name not in BOX
 CATEGORIES: tuple[str, ...] = BOXED + WHOLE_ONLY + VALUES
 INDEX = {name: index for index, name in enumerate(CATEGORIES)}
 FINE = np.isin(CATEGORIES, [*LIGHTS.values(), *LIMITS.values()])  # [C], told by a part of the object
+VALUE_NAMES = {"rainy": "rain", "snowy": "snow", "foggy": "fog"}  # of Scene, in the words of scene labels
 VEHICLES = [name for name in SEEN if name in CLASSES and CLASSES[name][2] == "vehicle"]
 
 MIN_SIDE = 5.0  # pixels, where the shorter side of what is seen has 224
@@ -94,7 +95,8 @@ def image_labels(scene: Scene, seen: SceneLabels | None = None) -> ImageLabels:
         exhaustive[[INDEX[name] for name in LIMITS.values()]] = True
     whole, always = np.full(len(CATEGORIES), -1, np.int8), np.zeros(len(CATEGORIES), bool)
     if seen is not None:
-        _add_seen(seen, whole, always)
+        _add_seen(seen, whole)
+    _add_values(scene.facts, seen, whole, always)
     shape = (scene.width, scene.height, scene.width, scene.height)
     return ImageLabels(
         (scene.width, scene.height),
@@ -110,12 +112,18 @@ def image_labels(scene: Scene, seen: SceneLabels | None = None) -> ImageLabels:
     )
 
 
-def _add_seen(seen: SceneLabels, whole: np.ndarray, always: np.ndarray) -> None:
+def _add_seen(seen: SceneLabels, whole: np.ndarray) -> None:
     for name in seen.asked & INDEX.keys():
         whole[INDEX[name]] = 1 if name in seen.present else -1 if name in seen.unsure else 0
     vehicles = whole[[INDEX[name] for name in VEHICLES]]
     whole[INDEX["vehicle"]] = 1 if (vehicles == 1).any() else 0 if (vehicles == 0).all() else -1
-    for name, known in seen.values.items():
+
+
+def _add_values(facts: dict[str, str], seen: SceneLabels | None, whole: np.ndarray, always: np.ndarray) -> None:
+    """Weather, time of day, view and the like: by scene labels, or else as the source reports them."""
+    values = {name.replace(" ", "_"): VALUE_NAMES.get(value, value) for name, value in facts.items()}
+    values |= seen.values if seen is not None else {}
+    for name, known in values.items():
         for value in SCENE_VALUES[name] if known != "none" else ():
             whole[INDEX[f"{name}: {value}"]] = value == known
             always[INDEX[f"{name}: {value}"]] = True
@@ -175,23 +183,10 @@ def _add_boxes(
     some, maybe = shown.T.astype(np.float32) @ holds > 0, members.T.astype(np.float32) @ touches > 0
     region[maybe & (region == 0)] = -1
     region[some] = 1
-    # Of each patch, the fraction that a box covers; the patch of its center counts as covered, however small it is.
-    rows = _overlap(boxes[:, 1], boxes[:, 3], patch.shape[1])
-    columns = _overlap(boxes[:, 0], boxes[:, 2], patch.shape[2])
-    covered = rows[:, :, None] * columns[:, None, :]  # [N,rows,columns]
-    middle = ((boxes[:, 1::2].sum(1) / 2 * patch.shape[1]).astype(int), boxes[:, ::2].sum(1) / 2 * patch.shape[2])
-    index = np.arange(len(boxes))
-    covered[index, middle[0].clip(0, patch.shape[1] - 1), middle[1].astype(int).clip(0, patch.shape[2] - 1)] = 1
+    covered = box_coverage(boxes, (patch.shape[1], patch.shape[2]))
     for category in np.flatnonzero(members.any(0)):
         covers = covered[members[:, category]].max(0)
         _paint(patch[category], covers, covered[shown[:, category]].max(0, initial=0))
-
-
-def _overlap(low: np.ndarray, high: np.ndarray, count: int) -> np.ndarray:
-    """The fraction [N,count] of each of `count` equal parts of 0..1 that the intervals cover."""
-    edges = np.arange(count + 1) / count
-    both = np.minimum(edges[1:], high[:, None]) - np.maximum(edges[:-1], low[:, None])
-    return both.clip(0) * count
 
 
 def _paint(patch: np.ndarray, covered: np.ndarray, clear: np.ndarray) -> None:
@@ -204,10 +199,10 @@ def _add_masks(
 ) -> None:
     left, top, right, bottom = window
     for mask, category, known in zip(labels.masks, labels.mask_categories, labels.mask_known):
-        rows = _resampling(top, bottom, patch.shape[1])
-        columns = _resampling(left, right, patch.shape[2])
+        rows = resampling(top, bottom, patch.shape[1])
+        columns = resampling(left, right, patch.shape[2])
         seen = rows @ mask @ columns.T
-        by_third = _resampling(top, bottom, GRID) @ mask @ _resampling(left, right, 3).T  # [14,3]
+        by_third = resampling(top, bottom, GRID) @ mask @ resampling(left, right, 3).T  # [14,3]
         filled = np.concatenate([[by_third.sum() / 3], by_third.sum(0) / 3]) * GRID  # patches, of 196
         if mirrored:
             seen, filled = seen[:, ::-1], filled[[0, 3, 2, 1]]
@@ -215,10 +210,3 @@ def _add_masks(
         if known:
             region[category, filled >= MASK_PRESENT] = 1
         _paint(patch[category], seen, seen if known else np.zeros_like(seen))
-
-
-def _resampling(low: float, high: float, count: int) -> np.ndarray:
-    """Weights [count,14] that make coverage of `count` equal parts of low..high from that of 14 parts of 0..1."""
-    edges, old = low + (high - low) * np.arange(count + 1) / count, np.arange(GRID) / GRID
-    both = np.minimum(edges[1:, None], old + 1 / GRID) - np.maximum(edges[:-1, None], old)
-    return (both.clip(0) * count / (high - low)).astype(np.float32)

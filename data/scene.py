@@ -12,6 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
+from .patches import resampling
+
 
 # class: (singular, plural, the wider class that it belongs to). All are words of the vocabulary.
 CLASSES: dict[str, tuple[str, str, str | None]] = {
@@ -242,23 +246,10 @@ def _crop_object(item: SceneObject, scene: Scene, window: tuple[int, int, int, i
 def _crop_cells(
     cells: tuple[tuple[float, ...], ...], scene: Scene, window: tuple[int, int, int, int]
 ) -> tuple[tuple[float, ...], ...]:
-    """Coverage of the window's cells: the mean of the old cells, weighted by how much of each they hold."""
-    down = _overlaps(len(cells), scene.height, window[1], window[3])
-    across = _overlaps(len(cells[0]), scene.width, window[0], window[2])
-    rows = [[sum(w * cells[i][j] for i, w in weights) for j in range(len(cells[0]))] for weights in down]
-    return tuple(tuple(round(sum(w * row[j] for j, w in weights), 4) for weights in across) for row in rows)
-
-
-def _overlaps(count: int, size: int, start: int, stop: int) -> list[list[tuple[int, float]]]:
-    """For each of `count` cells over [start, stop): which of the cells over [0, size) it holds, and in what part."""
-    step, new = size / count, (stop - start) / count
-    parts = []
-    for i in range(count):
-        low, high = start + i * new, start + (i + 1) * new
-        first, last = int(low / step), min(int(high / step), count - 1)
-        overlap = [(j, (min(high, (j + 1) * step) - max(low, j * step)) / new) for j in range(first, last + 1)]
-        parts.append([(j, part) for j, part in overlap if part > 0])
-    return parts
+    """Coverage of the window's patches, as many as the image's."""
+    rows = resampling(window[1] / scene.height, window[3] / scene.height, len(cells), len(cells))
+    columns = resampling(window[0] / scene.width, window[2] / scene.width, len(cells[0]), len(cells[0]))
+    return tuple(map(tuple, (rows @ np.array(cells) @ columns.T).round(4).tolist()))
 
 
 def given_to_all(

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from ..data.grounding import find_word
 from ..data.questions import enumerate_questions
 from ..data.scene import CLASSES, Scene
-from ..data.targets import find_word
 from ..data.truths import Box
 from ..images_traffic_vlm import to_rgb
 from .predict import batches, encode, pack

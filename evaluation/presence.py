@@ -1,4 +1,4 @@
-"""How well P(yes) of presence by category and region agrees with the labels of held-back images.
+"""How well P(yes) of presence by category and region agrees with the labels of development images.
 
 P [N,C,4] + frames → balanced accuracy and AUC by source, category and region → table, picture of the worst images
 """
@@ -12,31 +12,35 @@ from matplotlib.figure import Figure
 
 from ..data.frames import Frame
 from ..data.presence import CATEGORIES, REGIONS, targets
+from ..utils import atomic_write
 
 
-MIN_ANSWERS = 10  # yes and no each, or a rate says nothing
+MIN_ANSWERS = 10  # of yes and of no; rates of fewer are noise
 
 
 def auc(probabilities: np.ndarray, truth: np.ndarray) -> float:
-    """The chance that a yes gets a higher P than a no; ties count half."""
+    """The probability that a yes gets a higher P than a no; ties count half."""
     yes, no = probabilities[truth == 1], np.sort(probabilities[truth == 0])
     below, upto = np.searchsorted(no, yes, "left"), np.searchsorted(no, yes, "right")
     return float((below + upto).mean() / 2 / len(no))
 
 
-def judge(probabilities: np.ndarray, frames: Sequence[Frame]) -> dict[str, Any]:
-    """Balanced accuracy and AUC of P(yes) [N,C,4], by source, category and region.
+def region_targets(frames: Sequence[Frame]) -> np.ndarray:
+    """Ground truth int8 [N,C,4] of whole frames: 1, 0, or -1 for unknown."""
+    return np.stack([targets(frame.labels)[0] for frame in frames])
+
+
+def judge(probabilities: np.ndarray, truth: np.ndarray, sources: Sequence[str]) -> dict[str, Any]:
+    """Balanced accuracy and AUC of P(yes) [N,C,4] by source, category and region, with ground truth [N,C,4].
 
     Returns:
         `macro` and `auc`: means over sources of the means over their questions. `presence`: `macro` without weather,
         time, road, traffic, place and view. `sources`: {source: macro}. `questions`: a row for each source, category
         and region with at least 10 yes and 10 no. `left_out`: names of those with fewer of one, but some.
     """
-    truth = np.stack([targets(frame.labels)[0] for frame in frames])
-    sources = np.array([frame.source for frame in frames])
     questions, left_out = [], []
     for source in sorted(set(sources)):
-        rows = sources == source
+        rows = np.array(sources) == source
         for c, r in np.ndindex(len(CATEGORIES), len(REGIONS)):
             known, p = truth[rows, c, r], probabilities[rows, c, r]
             yes, no = int((known == 1).sum()), int((known == 0).sum())
@@ -78,21 +82,23 @@ def table(questions: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw_worst(probabilities: np.ndarray, frames: Sequence[Frame], pixels: np.ndarray, path: Path) -> None:
+def draw_worst(
+    probabilities: np.ndarray, truth: np.ndarray, frames: Sequence[Frame], pixels: np.ndarray, path: Path
+) -> None:
     """Draw the twenty images [N,256,256,3] with the highest mean cross-entropy, each with its two worst answers."""
-    truth = np.stack([targets(frame.labels)[0] for frame in frames])
     of_truth = np.where(truth == 1, probabilities, 1 - probabilities).clip(1e-6)
     losses = np.where(truth >= 0, -np.log(of_truth), 0)
     means = losses.sum((1, 2)) / (truth >= 0).sum((1, 2)).clip(1)
     figure = Figure(figsize=(15, 14), layout="constrained")
-    for place, row in enumerate(np.argsort(-means)[:20]):
-        axes = figure.add_subplot(4, 5, place + 1)
+    for index, row in enumerate(np.argsort(-means)[:20]):
+        axes = figure.add_subplot(4, 5, index + 1)
         axes.imshow(pixels[row])
         axes.axis("off")
         answers = []
-        for index in np.argsort(-losses[row].ravel())[:2]:
-            c, r = divmod(int(index), len(REGIONS))
+        for worst in np.argsort(-losses[row].ravel())[:2]:
+            c, r = divmod(int(worst), len(REGIONS))
             known = "yes" if truth[row, c, r] == 1 else "no"
-            answers.append(f"{CATEGORIES[c]}, {REGIONS[r]}: {probabilities[row, c, r]:.2f}, labelled {known}")
+            answers.append(f"{CATEGORIES[c]}, {REGIONS[r]}: {probabilities[row, c, r]:.2f}, labeled {known}")
         axes.set_title("\n".join([f"{frames[row].source} {frames[row].path.name}", *answers]), fontsize=8)
-    figure.savefig(path, dpi=80)
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, dpi=80, format="png")

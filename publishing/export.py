@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from ..asking_traffic_vlm import KeyValues, height_and_width
-from ..generation_traffic_vlm import never_generated
+from ..generation_traffic_vlm import suppressed_tokens
 from ..modeling_traffic_vlm import rotary_embedding
+from ..scoring_traffic_vlm import KeyValues, height_and_width
 from ..utils import load_weights
 
 
@@ -210,7 +210,7 @@ def describe(model: Any, processor: Any) -> dict[str, Any]:
         "max_tokens": text.max_position_embeddings,
         "start": text.bos_token_id,
         "end": text.eos_token_id,
-        "never": never_generated(text),
+        "never": suppressed_tokens(text),
         "image_size": list(height_and_width(model.config.vision_config.image_size)),
         "resample": int(images.resample),
         "rescale_factor": images.rescale_factor,

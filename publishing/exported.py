@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..asking_traffic_vlm import YesNoScorer
-from ..generation_traffic_vlm import never_generated
+from ..generation_traffic_vlm import suppressed_tokens
+from ..scoring_traffic_vlm import YesNoScorer
 from .export import NAMES
 
 
@@ -104,7 +104,7 @@ class ExportedModel:
         empty = (text.num_hidden_layers, len(ids), text.num_key_value_heads, 0, text.head_dim)
         keys, values = np.zeros(empty, np.float32), np.zeros(empty, np.float32)
         said = np.full((len(ids), max_new_tokens), text.pad_token_id)
-        never = never_generated(text)
+        never = suppressed_tokens(text)
         going = np.ones(len(ids), bool)
         for step in range(max_new_tokens):
             inputs = {"input_ids": ids, "past_keys": keys, "past_values": values} | images

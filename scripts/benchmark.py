@@ -1,125 +1,429 @@
-"""Measure the speed and memory of this model beside models of the same size that are built otherwise.
+"""Compare the speed and memory of Traffic VLM with baselines of the same size, all with random weights.
 
-    python scripts/benchmark.py --output_dir runs/benchmark --quick    # tiny models, minutes: to see that it runs
-    python scripts/benchmark.py --output_dir runs/benchmark            # CPU, and GPU if there is one; float32 and bf16
-    python scripts/benchmark.py --output_dir runs/benchmark --device cpu --dtype bfloat16 --only questions train
+    python scripts/benchmark.py --output_dir runs/benchmark        # about 5 minutes on 2 CPU cores
+    python scripts/benchmark.py --output_dir runs/quick --quick    # tiny models, to see that it runs
+    python scripts/benchmark.py --output_dir runs/batch --workloads questions --images 32 --questions 8
+    python scripts/benchmark.py --output_dir runs/gpu --device cuda
 
-Writes report.json and report.md after every part, so that a run that was stopped leaves what it found, and pictures.
-No weights are needed: all models are random. Let nothing else run meanwhile. The parts:
+Writes report.json, report.md and, if matplotlib is installed, questions.png. Run nothing else meanwhile.
 
-    questions, images   yes/no questions about one image, and about a batch of them
-    generate, compiled  words, in the plain way and with a static cache and a compiled step
-    onnx                yes/no questions by the exported graphs, on a CPU in float32
-    train, load         a training step, from_pretrained
-    memory              the most that each of these takes, in processes of their own
-    cached, cache_bytes what our cache saves, and how large it is
-    split, rate         where our time goes, and how near it is to what the machine can do
-    growth              how our cost grows with questions and images
+The baselines are classes of transformers with the widths and depths of Traffic VLM:
+
+    PaliGemma   SigLIP vision tower, linear projector, Gemma decoder; 196 image tokens in the prompt
+    Idefics3    SigLIP vision tower, pixel shuffle, Llama decoder, as in SmolVLM; 49 image tokens in the prompt
+
+Workloads:
+
+    questions   P(yes) of N questions about each image, for every N in --questions. Traffic VLM packs the questions
+                about an image into one row; a baseline takes one row per question, each with its image.
+    generate    greedy generation of --new_tokens tokens for one image and one question
+    compiled    as generate, but Traffic VLM has a static cache and a compiled step; the baselines have them with
+                --compile_baselines only
+
+The models take turns in one process: a machine that becomes slower or faster affects all of them. Times are medians. A
+ratio is the time of a model divided by the time of Traffic VLM.
 """
 
 import json
+import os
+import platform
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from itertools import accumulate, cycle, islice, product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import transformers
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.benchmark import Measurement, Timer
 from tqdm import tqdm
-from transformers import HfArgumentParser
-from transformers.utils import logging
+from transformers import (
+    CompileConfig,
+    Idefics3Config,
+    Idefics3ForConditionalGeneration,
+    PaliGemmaConfig,
+    PaliGemmaForConditionalGeneration,
+)
 
-from traffic_vlm.benchmark.contestants import TINY_SIZES, Setup, Sizes
-from traffic_vlm.benchmark.parts import PARTS, Bench
-from traffic_vlm.benchmark.plots import draw
-from traffic_vlm.benchmark.report import environment, goals_table, judge, to_markdown
-from traffic_vlm.benchmark.works import TINY_AMOUNTS, Amounts
-from traffic_vlm.utils import atomic_write_text
+from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
+from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
+from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
+from traffic_vlm.utils import atomic_write_text, option_parser
 
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+ROOT = Path(__file__).resolve().parent.parent
+WORKLOADS = ("questions", "generate", "compiled")
+
+# The baselines read the token ids of Traffic VLM's processor, and these for what their own processors add.
+IMAGE, NEWLINE, FAKE_IMAGE, GLOBAL_IMAGE, USER, ASSISTANT, COLON, END_OF_UTTERANCE = range(500, 508)
+BASELINE_VOCABULARY = 512
+BASELINE_VISION_LAYERS = 3  # gives about as many parameters as Traffic VLM's tower and cross-attention have
+SHARED_FIELDS = ("hidden_size", "intermediate_size", "num_attention_heads")
+SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+MAX_ROWS = 64  # rows in one pass of a baseline
+
+TINY_STAGES = {"conv_depths": [1] * 4, "conv_kernel_sizes": [3] * 4, "conv_strides": [2] * 4}
+TINY_VISION = {"image_size": 64, "hidden_size": 32, "intermediate_size": 64, "conv_widths": [4, 4, 4, 8, 8, 16]}
+TINY_VISION |= {"num_attention_heads": 2, **TINY_STAGES}
+TINY_TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+TINY_TEXT |= {"head_dim": 8}
+
+CLASSES = (
+    "car, bus, truck, van, taxi, bicycle, motorcycle, tram, train, pedestrian, cyclist, child, dog, crosswalk, "
+    "barrier, trailer, traffic light, stop sign, police car, fire truck, traffic cone, speed limit sign"
+).split(", ")
+TEMPLATES = ["Is there a {}?", "Can you see a {}?", "Is there a {} on the left?", "Do you see a {} ahead?"]
+TEMPLATES += ["Is a {} crossing the street?"]
+OPEN_QUESTION = "What is ahead?"
+
+Run = Callable[[], Any]  # does a workload once, with all inputs prepared
+Questions = list[list[str]]  # the questions about each image
 
 
 @dataclass
-class Arguments:
-    output_dir: Path = field(metadata={"help": "folder to write to"})
-    only: list[str] | None = field(default=None, metadata={"help": f"parts to do, of {', '.join(PARTS)}"})
-    device: list[str] | None = field(default=None, metadata={"help": "cpu, cuda or both; by default what there is"})
-    dtype: list[str] = field(default_factory=lambda: list(DTYPES), metadata={"help": "float32, bfloat16 or both"})
-    repeats: int = field(default=11, metadata={"help": "rounds of each comparison"})
-    max_seconds: float = field(default=60.0, metadata={"help": "begin no round of a comparison later, but at least 3"})
-    threads: int | None = field(default=None, metadata={"help": "CPU threads; by default torch's own choice"})
-    processor: str = field(default=".", metadata={"help": "folder of the model repository"})
-    quick: bool = field(default=False, metadata={"help": "tiny models and few rounds, to see that it runs"})
+class Options:
+    output_dir: Path = field(metadata={"help": "folder to write the report to"})
+    workloads: list[str] = field(default_factory=lambda: [*WORKLOADS], metadata={"help": "workloads to run"})
+    questions: list[int] = field(
+        default_factory=lambda: [1, 4, 16, 64], metadata={"help": "numbers of questions about an image"}
+    )
+    images: int = field(default=1, metadata={"help": "images in the workload questions"})
+    new_tokens: int = field(default=32, metadata={"help": "tokens to generate"})
+    compile_baselines: bool = field(
+        default=False, metadata={"help": "compile the baselines as well in the workload compiled"}
+    )
+    device: Literal["cpu", "cuda"] = field(default="cpu", metadata={"help": "device of all models"})
+    dtype: Literal["bfloat16", "float32"] = field(
+        default="bfloat16", metadata={"help": "type of weights; bfloat16 is slow on a CPU without AVX-512 or AMX"}
+    )
+    threads: int | None = field(default=None, metadata={"help": "CPU threads; None is torch's choice"})
+    repeats: int = field(default=5, metadata={"help": "rounds in which the models take turns"})
+    min_run_time: float = field(default=1.0, metadata={"help": "seconds that each model is timed in each round"})
+    quick: bool = field(default=False, metadata={"help": "tiny models, one short round: the times mean nothing"})
 
     def __post_init__(self) -> None:
-        self.only = list(PARTS) if self.only is None else self.only
-        self.device = self.device or (["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
-        for name, known in (("only", PARTS), ("dtype", DTYPES), ("device", ("cpu", "cuda"))):
-            if unknown := [value for value in getattr(self, name) if value not in known]:
-                raise SystemExit(f"--{name} must be of {', '.join(known)}, got {' '.join(unknown)}")
-        if "cuda" in self.device and not torch.cuda.is_available():
-            raise SystemExit("--device cuda: torch finds no GPU")
-        for name, least in (("repeats", 1), ("threads", 1), ("max_seconds", 0)):
+        if unknown := [name for name in self.workloads if name not in WORKLOADS]:
+            raise SystemExit(f"--workloads must be among {', '.join(WORKLOADS)}; got {' '.join(unknown)}")
+        for name in ("questions", "images", "new_tokens", "threads", "repeats"):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise SystemExit(f"--{name} must be at least {least}, got {value}")
-        if not (Path(self.processor) / "tokenizer.json").is_file():
-            raise SystemExit(f"--processor must be the folder of the model repository, got {self.processor!r}")
+            if value is not None and min(value if isinstance(value, list) else [value]) < 1:
+                raise SystemExit(f"--{name} must be at least 1; got {value}")
+        if not self.min_run_time > 0:
+            raise SystemExit(f"--min_run_time must be positive; got {self.min_run_time}")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise SystemExit("--device cuda: torch finds no GPU")
+        if (self.output_dir / "report.json").exists():
+            raise SystemExit(f"{self.output_dir} already holds a report; choose another --output_dir")
+        if self.quick:
+            self.repeats, self.min_run_time = 1, 0.01
 
 
-def benchmark(arguments: Arguments) -> dict[str, Any]:
-    """All parts in all settings; the report is written after each part."""
-    sizes, amounts = (TINY_SIZES, TINY_AMOUNTS) if arguments.quick else (Sizes(), Amounts())
-    rounds = min(arguments.repeats, 3) if arguments.quick else arguments.repeats
-    options = asdict(arguments) | {"output_dir": str(arguments.output_dir)}
-    report: dict[str, Any] = {"environment": environment(), "options": options, "sizes": asdict(sizes), "settings": {}}
-    setups = [
-        Setup(arguments.processor, device, DTYPES[dtype], sizes)
-        for device in arguments.device or []
-        for dtype in arguments.dtype
-    ]
-    names = [name for name in PARTS if name in (arguments.only or [])]
-    with tqdm(total=len(setups) * len(names), unit="part") as bar:
-        for setup in setups:
+class TrafficVLM:
+    """The model of this repository: an image is encoded once, all questions about it are packed into one row."""
 
-            def say(title: str, setup: Setup = setup) -> None:
-                bar.set_description(f"{setup.name}, {title}")
+    def __init__(self, config: TrafficVLMConfig, processor: TrafficVLMProcessor, **placement: Any):
+        self.processor = processor
+        self.model: Any = build(TrafficVLMForConditionalGeneration, config, **placement)
 
-            bench = Bench(setup, amounts, rounds, arguments.max_seconds, say)
-            figures: dict[str, Any] = {"amounts": asdict(amounts)}
-            for name in names:
-                figures[name] = PARTS[name](bench)
-                report["settings"][setup.name] = {"goals": judge(figures), "figures": figures}
-                write(report, arguments.output_dir)
-                bar.update()
-            write(report, arguments.output_dir, draw(report, arguments.output_dir))
-            bar.write(f"{setup.name}\n{goals_table(report['settings'][setup.name]['goals'])}\n")
+    def yes_no_run(self, pixel_values: torch.Tensor, questions: Questions) -> Run:
+        """A run that returns P(yes) [N] of all questions, in order; pixel_values are [I,3,H,W]."""
+        inputs = self.processor(text=questions, packed=True, return_tensors="pt").to(self.model.device)
+        return lambda: torch.cat(self.model.score_yes_no(**inputs, pixel_values=pixel_values))
+
+    def prompt(self, pixel_values: torch.Tensor, question: str) -> dict[str, Any]:
+        """Inputs of `generate` for one image and one question."""
+        inputs = self.processor(text=question, return_tensors="pt").to(self.model.device)
+        return {**inputs, "pixel_values": pixel_values}
+
+
+class Baseline:
+    """A model that reads the image as tokens of its prompt and answers one question per row.
+
+    It computes no more than needed: for yes/no no cache and only the logits that are read, and no image tiles.
+    """
+
+    model_class: Any
+
+    def __init__(self, config: TrafficVLMConfig, processor: TrafficVLMProcessor, **placement: Any):
+        self.processor = processor
+        self.text_config = config.text_config
+        self.image_tokens = (config.vision_config.image_size // config.vision_config.patch_size) ** 2
+        vision = {name: getattr(config.vision_config, name) for name in (*SHARED_FIELDS, "image_size", "patch_size")}
+        text_fields = (*SHARED_FIELDS, "num_hidden_layers", "num_key_value_heads", "head_dim", *SPECIAL_TOKENS)
+        text = {name: getattr(config.text_config, name) for name in text_fields} | {"vocab_size": BASELINE_VOCABULARY}
+        baseline_config = self.make_config(vision | {"num_hidden_layers": BASELINE_VISION_LAYERS}, text)
+        self.model: Any = build(self.model_class, baseline_config, **placement)
+
+    def make_config(self, vision: dict[str, Any], text: dict[str, Any]) -> Any:
+        """The configuration of the model from fields of its vision tower and of its decoder."""
+        raise NotImplementedError
+
+    def make_row(self, question_ids: list[int]) -> list[int]:
+        """The prompt as the model's own processor arranges it; question_ids are those of `[SOS] words ?`."""
+        raise NotImplementedError
+
+    def make_batch(self, input_ids: torch.Tensor, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Inputs of the model for rows [B,L], padded on the left, and the image of each row [B,3,H,W]."""
+        mask = (input_ids != self.text_config.pad_token_id).long()
+        return {"input_ids": input_ids, "attention_mask": mask, "pixel_values": pixel_values}
+
+    def make_batches(self, pixel_values: torch.Tensor, questions: Questions) -> list[dict[str, torch.Tensor]]:
+        """Inputs of the model for all questions, in batches of at most `MAX_ROWS`; pixel_values are [I,3,H,W]."""
+        image_index = torch.tensor([image for image, texts in enumerate(questions) for _ in texts])
+        question_ids = self.processor(text=[text for texts in questions for text in texts])["input_ids"]
+        rows = [self.make_row(ids) for ids in question_ids]
+        length, pad = max(map(len, rows)), self.text_config.pad_token_id
+        input_ids = torch.tensor([[pad] * (length - len(row)) + row for row in rows])
+        batches = zip(input_ids.split(MAX_ROWS), image_index.split(MAX_ROWS))
+        device = pixel_values.device
+        return [self.make_batch(ids.to(device), pixel_values[index.to(device)]) for ids, index in batches]
+
+    def yes_no_run(self, pixel_values: torch.Tensor, questions: Questions) -> Run:
+        """A run that returns P(yes) [N] of all questions, in order; pixel_values are [I,3,H,W]."""
+        batches = self.make_batches(pixel_values, questions)
+        no_yes = [self.text_config.no_token_id, self.text_config.yes_token_id]
+
+        @torch.no_grad()
+        def run() -> torch.Tensor:
+            logits = [self.model(**batch, use_cache=False, logits_to_keep=1).logits[:, -1] for batch in batches]
+            return torch.cat(logits)[:, no_yes].float().softmax(-1)[:, 1]
+
+        return run
+
+    def prompt(self, pixel_values: torch.Tensor, question: str) -> dict[str, Any]:
+        """Inputs of `generate` for one image and one question."""
+        return self.make_batches(pixel_values, [[question]])[0]
+
+
+class PaliGemma(Baseline):
+    """`<image>*196 <bos> question \\n`; image and question see each other in both directions (token type 0)."""
+
+    model_class = PaliGemmaForConditionalGeneration
+
+    def make_config(self, vision: dict[str, Any], text: dict[str, Any]) -> PaliGemmaConfig:
+        return PaliGemmaConfig(
+            vision_config=vision | {"model_type": "siglip_vision_model", "vision_use_head": False},
+            text_config=text | {"model_type": "gemma"},
+            image_token_index=IMAGE,
+            projection_dim=text["hidden_size"],
+            hidden_size=text["hidden_size"],
+        )
+
+    def make_row(self, question_ids: list[int]) -> list[int]:
+        return [IMAGE] * self.image_tokens + [*question_ids, NEWLINE]
+
+    def make_batch(self, input_ids: torch.Tensor, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+        return super().make_batch(input_ids, pixel_values) | {"token_type_ids": torch.zeros_like(input_ids)}
+
+
+class Idefics3(Baseline):
+    """`<bos>User:<fake><global><image>*49<fake>question<end_of_utterance>\\nAssistant:`; a token is 2 × 2 patches."""
+
+    model_class = Idefics3ForConditionalGeneration
+    scale_factor = 2
+
+    def make_config(self, vision: dict[str, Any], text: dict[str, Any]) -> Idefics3Config:
+        return Idefics3Config(
+            vision_config=vision | {"model_type": "idefics3_vision"},
+            text_config=text | {"model_type": "llama", "tie_word_embeddings": True},
+            image_token_id=IMAGE,
+            scale_factor=self.scale_factor,
+            tie_word_embeddings=True,
+            pad_token_id=text["pad_token_id"],
+        )
+
+    def make_row(self, question_ids: list[int]) -> list[int]:
+        start, *words = question_ids
+        image = [FAKE_IMAGE, GLOBAL_IMAGE, *[IMAGE] * (self.image_tokens // self.scale_factor**2), FAKE_IMAGE]
+        return [start, USER, COLON, *image, *words, END_OF_UTTERANCE, NEWLINE, ASSISTANT, COLON]
+
+    def make_batch(self, input_ids: torch.Tensor, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+        return super().make_batch(input_ids, pixel_values[:, None])  # [B,1,3,H,W]: one image per row
+
+
+MODELS: dict[str, Any] = {"TrafficVLM": TrafficVLM, "PaliGemma": PaliGemma, "Idefics3": Idefics3}
+
+
+def build(model_class: Any, config: Any, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
+    """A model with random weights, in eval mode."""
+    torch.manual_seed(0)
+    return model_class(config).to(device, dtype).eval()
+
+
+def make_questions(images: int, count: int) -> Questions:
+    """`count` yes/no questions about each image, of 6 to 11 tokens; from the 111th on they repeat."""
+    texts = [template.format(name) for name, template in product(CLASSES, TEMPLATES)]
+    return [list(islice(cycle(texts), count)) for _ in range(images)]
+
+
+def generate_run(model: Any, inputs: Mapping[str, Any], new_tokens: int, compiled: bool = False) -> Run:
+    """A run that greedily generates `new_tokens` tokens; `compiled` selects a static cache and a compiled step."""
+    options: dict[str, Any] = {"do_sample": False, "min_new_tokens": new_tokens, "max_new_tokens": new_tokens}
+    if compiled:
+        options |= {"cache_implementation": "static", "compile_config": CompileConfig()}
+        if model.device.type == "cpu":
+            options["compile_config"] = CompileConfig(mode="default")  # the library's default is for CUDA graphs
+            options["compile_config"]._compile_all_devices = True  # otherwise the library compiles on GPUs only
+    return lambda: model.generate(**inputs, **options)
+
+
+def make_workloads(
+    models: Mapping[str, Any], pixel_values: torch.Tensor, options: Options
+) -> dict[str, dict[str, Run]]:
+    """The run of each model for every workload, by the workload's title; pixel_values are [I,3,H,W]."""
+    workloads = {}
+    for count in options.questions if "questions" in options.workloads else []:
+        questions = make_questions(options.images, count)
+        images = "1 image" if options.images == 1 else f"{options.images} images"
+        title = f"{images}, {count} question{'s' * (count > 1)}{' each' * (options.images > 1)}"
+        workloads[title] = {name: model.yes_no_run(pixel_values, questions) for name, model in models.items()}
+    title = f"{options.new_tokens} tokens"
+    prompts = {name: model.prompt(pixel_values[:1], OPEN_QUESTION) for name, model in models.items()}
+    if "generate" in options.workloads:
+        workloads[title] = {
+            name: generate_run(model.model, prompts[name], options.new_tokens) for name, model in models.items()
+        }
+    if "compiled" in options.workloads:
+        compiled = list(models) if options.compile_baselines else ["TrafficVLM"]
+        workloads[f"{title}, compiled {', '.join(compiled)}"] = {
+            name: generate_run(model.model, prompts[name], options.new_tokens, compiled=name in compiled)
+            for name, model in models.items()
+        }
+    return workloads
+
+
+def time_in_turns(runs: Mapping[str, Run], repeats: int, min_run_time: float) -> dict[str, Measurement]:
+    """Time the runs in turns of at least `min_run_time` seconds; all calls of a run form one measurement."""
+    threads = torch.get_num_threads()
+    timers = {name: Timer("run()", globals={"run": run}, num_threads=threads) for name, run in runs.items()}
+    turns: dict[str, list[Measurement]] = {name: [] for name in runs}
+    for run in runs.values():
+        for _ in range(2):  # a compiled step is compiled again when a length changes
+            run()
+    for _ in range(repeats):
+        for name, timer in timers.items():
+            turns[name].append(timer.blocked_autorange(min_run_time=min_run_time))
+    return {
+        name: Measurement(1, [t for m in found for t in m.times], found[0].task_spec) for name, found in turns.items()
+    }
+
+
+def peak_memory(run: Run, device: str = "cpu") -> int:
+    """Peak bytes of all tensors that a run allocates, beside the weights and inputs that exist before it."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        return torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    events = profiler.profiler.kineto_results.events()
+    return max(accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
+
+
+def measure(runs: Mapping[str, Run], options: Options) -> dict[str, dict[str, float]]:
+    """For each model: median and interquartile range of its times, the ratio to Traffic VLM, and its peak memory."""
+    times = time_in_turns(runs, options.repeats, options.min_run_time)
+    return {
+        name: {
+            "seconds": times[name].median,
+            "iqr": times[name].iqr,
+            "ratio": times[name].median / times["TrafficVLM"].median,
+            "peak_bytes": peak_memory(run, options.device),
+        }
+        for name, run in runs.items()
+    }
+
+
+def describe_environment() -> dict[str, Any]:
+    """The machine and the versions that the measurements belong to."""
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
+    return {
+        "cpu": names[0] if names else platform.machine(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def to_markdown(report: Mapping[str, Any]) -> str:
+    """A table with a row for each workload and a column for each model."""
+    parameters, options = report["parameters"], report["options"]
+    lines = ["# Benchmark", "", ", ".join(f"{key} {value}" for key, value in report["environment"].items() if value)]
+    if options["quick"]:
+        lines += ["", "**Tiny models (`--quick`): the times mean nothing.**"]
+    lines += ["", f"{options['device']}, {options['dtype']}, random weights. Median time, time divided by that of "]
+    lines[-1] += "TrafficVLM, and peak memory of all tensors beside weights and inputs:"
+    lines += ["", f"| | {' | '.join(parameters)} |", f"|---{'|--:' * len(parameters)}|"]
+    lines.append(f"| parameters | {' | '.join(f'{count / 1e6:.1f} M' for count in parameters.values())} |")
+    for title, models in report["workloads"].items():
+        cells = [
+            f"{1e3 * model['seconds']:,.1f} ms, {model['ratio']:.2f}, {model['peak_bytes'] / 1e6:,.1f} MB"
+            for model in models.values()
+        ]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def plot_questions(report: Mapping[str, Any], path: Path) -> None:
+    """Draw the time of each model against the number of questions."""
+    from matplotlib.figure import Figure
+
+    counts = report["options"]["questions"]
+    rows = [runs for title, runs in report["workloads"].items() if " question" in title]
+    figure = Figure(figsize=(5.6, 4.4), layout="constrained")
+    axes = figure.subplots()
+    for name in report["parameters"]:
+        axes.loglog(counts, [1e3 * runs[name]["seconds"] for runs in rows], marker="o", label=name)
+    axes.set_xticks(counts, map(str, counts))
+    axes.set(xlabel="yes/no questions about an image", ylabel="milliseconds", title=report["options"]["dtype"])
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=130)
+
+
+def run_benchmark(options: Options) -> dict[str, Any]:
+    """Measure all workloads, and write the report after each."""
+    config = TrafficVLMConfig(TINY_VISION, TINY_TEXT) if options.quick else TrafficVLMConfig()
+    processor = TrafficVLMProcessor.from_pretrained(ROOT)
+    placement = {"device": options.device, "dtype": getattr(torch, options.dtype)}
+    models = {name: model(config, processor, **placement) for name, model in MODELS.items()}
+    size = config.vision_config.image_size
+    pixel_values = torch.randn(options.images, 3, size, size).to(**placement)
+    report: dict[str, Any] = {
+        "environment": describe_environment(),
+        "options": asdict(options) | {"output_dir": str(options.output_dir)},
+        "parameters": {name: model.model.num_parameters() for name, model in models.items()},
+        "workloads": {},
+    }
+    for title, runs in tqdm(make_workloads(models, pixel_values, options).items(), unit="workload"):
+        report["workloads"][title] = measure(runs, options)
+        atomic_write_text(options.output_dir / "report.json", json.dumps(report, indent=1))
+        atomic_write_text(options.output_dir / "report.md", to_markdown(report))
+    if "questions" in options.workloads and len(options.questions) > 1 and find_spec("matplotlib"):
+        plot_questions(report, options.output_dir / "questions.png")
     return report
 
 
-def write(report: dict[str, Any], folder: Path, pictures: Sequence[Path] = ()) -> None:
-    atomic_write_text(folder / "report.json", json.dumps(report, indent=1, allow_nan=False))
-    shown = "".join(f"\n![{path.stem}]({path.name})\n" for path in pictures)
-    atomic_write_text(folder / "report.md", to_markdown(report) + shown)
-
-
 def main() -> None:
-    arguments = Arguments(**vars(HfArgumentParser(Arguments).parse_args()))
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()  # ours counts parts
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    if (arguments.output_dir / "report.json").exists():
-        sys.exit(f"{arguments.output_dir} holds a report already; choose another --output_dir")
+    parser = option_parser([Options], __doc__, renamed={"--only": "--workloads", "--max_seconds": "--min_run_time"})
+    [options] = parser.parse_dict(vars(parser.parse_args()), allow_extra_keys=True)  # the old options are extra keys
+    transformers.logging.set_verbosity_error()
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise the profiler prints each of its starts and stops
+    if options.threads:
+        torch.set_num_threads(options.threads)
     try:
-        arguments.output_dir.mkdir(parents=True, exist_ok=True)
-        benchmark(arguments)
-    except (OSError, RuntimeError, MemoryError) as error:
+        options.output_dir.mkdir(parents=True, exist_ok=True)
+        report = run_benchmark(options)
+    except (OSError, torch.OutOfMemoryError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
-    except KeyboardInterrupt:
-        sys.exit(f"stopped; {arguments.output_dir} holds what was measured")
-    print(f"wrote {arguments.output_dir / 'report.md'}, report.json and pictures")
+    print(to_markdown(report))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""How many images a second are loaded, augmented, asked about and collated: more than training takes, or it waits.
+"""Measure how fast training data are loaded, augmented and collated: training that is faster waits for data.
 
 python scripts/measure_loading.py --dataset runs/synthetic
-python scripts/measure_loading.py --dataset synthetic --num_images 256   # rendered while training, no files
+python scripts/measure_loading.py --dataset synthetic --num_images 64    # drawn on the fly, without files
 """
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -12,72 +13,77 @@ from typing import Any
 
 import torch
 from datasets import concatenate_datasets, load_dataset
-from transformers import HfArgumentParser
 
 from traffic_vlm.data.collator import TrafficCollator
 from traffic_vlm.data.dataset import SyntheticRows
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
+from traffic_vlm.utils import option_parser
 
 
 @dataclass
-class Arguments:
+class Options:
     dataset: str = field(metadata={"help": "folder made by make_dataset.py, or synthetic"})
     processor: str = field(default=".", metadata={"help": "folder of the model repository"})
-    num_images: int = 1024
-    batch_size: int = 32
-    num_workers: int = 2
-    questions_per_image: int = 16
+    num_images: int = field(default=1024, metadata={"help": "images to measure"})
+    batch_size: int = field(default=32, metadata={"help": "images in a batch"})
+    num_workers: int = field(default=2, metadata={"help": "processes that load; 0 loads in the main process"})
+    questions_per_image: int = field(default=16, metadata={"help": "maximum number of questions about an image"})
 
     def __post_init__(self) -> None:
-        least = {"num_images": 1, "batch_size": 1, "num_workers": 0, "questions_per_image": 1}
-        for name, limit in least.items():
-            if getattr(self, name) < limit:
-                raise SystemExit(f"--{name} must be at least {limit}, got {getattr(self, name)}")
-        # What is no folder would be looked for on the Hub.
+        minima = {"num_images": 1, "batch_size": 1, "num_workers": 0, "questions_per_image": 1}
+        for name, minimum in minima.items():
+            if getattr(self, name) < minimum:
+                raise SystemExit(f"--{name} must be at least {minimum}, got {getattr(self, name)}")
+        # `load_dataset` would search the Hub for a name that is not a folder.
         if self.dataset != "synthetic" and not Path(self.dataset).is_dir():
             raise SystemExit(f"--dataset must be synthetic or a folder made by make_dataset.py, got {self.dataset!r}")
         if not Path(self.processor).is_dir():
             raise SystemExit(f"--processor must be the folder of the model repository, got {self.processor!r}")
 
 
-def read_rows(arguments: Arguments) -> Any:
-    """The rows of a dataset in random order, or rendered ones."""
-    if arguments.dataset == "synthetic":
+def read_rows(name: str) -> Any:
+    """The rows of a dataset in random order, or synthetic scenes."""
+    if name == "synthetic":
         return SyntheticRows()
     try:
-        splits = load_dataset(arguments.dataset)
+        splits = load_dataset(name)
     except (OSError, ValueError) as error:
-        raise SystemExit(f"--dataset {arguments.dataset} cannot be loaded: {error}") from error
+        raise SystemExit(f"--dataset {name} cannot be loaded: {error}") from error
     return concatenate_datasets(list(splits.values())).shuffle(seed=0)
 
 
-def main() -> None:
-    arguments = Arguments(**vars(HfArgumentParser(Arguments).parse_args()))
-    torch.set_num_threads(1)
-    processor = TrafficVLMProcessor.from_pretrained(arguments.processor)
-    loader = torch.utils.data.DataLoader(
-        read_rows(arguments),
-        batch_size=arguments.batch_size,
-        num_workers=arguments.num_workers,
-        collate_fn=TrafficCollator(processor, arguments.questions_per_image),
-        multiprocessing_context="fork" if arguments.num_workers else None,
-    )
-    # The first batch starts the workers, and meanwhile each of the others makes one too: they are not counted.
-    uncounted = max(1, arguments.num_workers)
+def measure(loader: Iterable[dict[str, torch.Tensor]], skip: int, num_images: int) -> tuple[int, int, float]:
+    """Images, questions and seconds of the batches after the first `skip`, up to `num_images` or a little more."""
     batches = iter(loader)
-    for _ in islice(batches, uncounted):
+    for _ in islice(batches, skip):
         pass
     images = questions = 0
     start = time.perf_counter()
     for batch in batches:
-        images += batch["pixel_values"].shape[0]
+        images += len(batch["pixel_values"])
         questions += int((batch["question_ends"] >= 0).sum())
-        if images >= arguments.num_images:
+        if images >= num_images:
             break
+    return images, questions, time.perf_counter() - start
+
+
+def main() -> None:
+    options = Options(**vars(option_parser([Options], __doc__).parse_args()))
+    torch.set_num_threads(1)
+    loader = torch.utils.data.DataLoader(
+        read_rows(options.dataset),
+        batch_size=options.batch_size,
+        num_workers=options.num_workers,
+        collate_fn=TrafficCollator(
+            TrafficVLMProcessor.from_pretrained(options.processor), options.questions_per_image
+        ),
+        multiprocessing_context="fork" if options.num_workers else None,
+    )
+    # While the workers start, each of them prepares one batch: these would count as loaded in no time.
+    skip = max(1, options.num_workers)
+    images, questions, seconds = measure(loader, skip, options.num_images)
     if not images:
-        size = arguments.batch_size
-        raise SystemExit(f"{arguments.dataset} has no image after the first {uncounted} x {size}, which do not count")
-    seconds = time.perf_counter() - start
+        raise SystemExit(f"{options.dataset} has no image after the first {skip} x {options.batch_size}, not measured")
     print(f"{images / seconds:.0f} images per second, {questions / images:.1f} questions each, {seconds:.1f} s")
 
 

@@ -1,28 +1,31 @@
 """Train or fine-tune Traffic VLM with the library's Trainer.
 
-    # from nothing, on scenes that are rendered while training; a minute on a CPU, only to see that it runs
+    # from scratch, on scenes that are rendered while training; a minute on a CPU, only to see that it runs
     python scripts/train.py --output_dir runs/try --images_per_epoch 64 --num_train_epochs 2
     # fine-tune weights on your own labelled images (see make_dataset.py), on any number of processes
     python scripts/train.py --model_name_or_path . --train_dataset runs/mine --eval_dataset runs/mine_val --bf16
     torchrun --nproc_per_node 2 scripts/train.py --model_name_or_path . --train_dataset runs/mine
-    # another vision tower, kept as it is for one epoch; or LoRA
+    # a trained tower (see train_tower.py), or another one, frozen for one epoch; or LoRA
+    python scripts/train.py --vision_tower tower --freeze_vision true
     python scripts/train.py --vision_tower google/siglip-base-patch16-224 --freeze_vision true --thaw_after_epochs 1
     python scripts/train.py --model_name_or_path . --lora_rank 16 --train_dataset runs/mine
 
-All options of the library's TrainingArguments hold but two that are refused with the reason. An epoch is
-`--images_per_epoch` images drawn from all datasets. A run that was stopped goes on from its last whole checkpoint
-when the same command is given again: from the end of an epoch (the default) it ends as if never stopped; from within
-one (`--save_steps`) it sees the same images, but asks other questions. TensorBoard finds its logs in the output
-folder, which itself is the finished model: `AutoModel.from_pretrained(output_dir, trust_remote_code=True)`.
+All options of the library's TrainingArguments are accepted but two, which are refused with the reason. An epoch is
+`--images_per_epoch` images drawn from all datasets. The same command resumes a stopped run from its last complete
+checkpoint: from the end of an epoch (the default) with the result of an uninterrupted run; from within an epoch
+(`--save_steps`) with the same images, but other questions. TensorBoard finds its logs in the output folder, which is
+also the finished model: `AutoModel.from_pretrained(output_dir, trust_remote_code=True)`.
 """
 
 import sys
 from dataclasses import dataclass, field
 
 from safetensors import SafetensorError
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import TrainingArguments
 
-from traffic_vlm.training.run import DataOptions, ModelOptions, train
+from traffic_vlm.training.options import RENAMED, DataOptions, ModelOptions
+from traffic_vlm.training.run import train
+from traffic_vlm.utils import option_parser
 
 
 @dataclass
@@ -49,13 +52,14 @@ class Arguments(TrainingArguments):
 
 
 def main() -> None:
-    parser = HfArgumentParser((Arguments, ModelOptions, DataOptions))
+    parser = option_parser((ModelOptions, DataOptions, Arguments), __doc__, RENAMED)
+    model_options, data_options, arguments = parser.parse_args_into_dataclasses()
     try:
-        train(*parser.parse_args_into_dataclasses())
+        train(arguments, model_options, data_options)
     except KeyboardInterrupt:
-        sys.exit("stopped; the same command goes on from the last checkpoint")
+        sys.exit("stopped; the same command resumes from the last checkpoint")
     except (ValueError, OSError, FloatingPointError, RuntimeError, SafetensorError) as error:
-        # An error of a worker that loads data brings the worker's traceback as its text, the error itself at its end.
+        # The text of a data worker's error is its traceback; the error itself is the last line.
         text = str(error).strip()
         sys.exit(text.splitlines()[-1] if "Original Traceback" in text else f"{type(error).__name__}: {text}")
 

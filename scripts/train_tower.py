@@ -1,12 +1,12 @@
-"""Train the vision tower on what is where in real images, or ask a trained one about a folder of images.
+"""Train the vision tower on which categories are where in real images, or apply a trained one to a folder of images.
 
     python scripts/train_tower.py --data DATA --output_dir runs/tower --images 2000000
     python scripts/train_tower.py --data DATA --output_dir runs/try --images 960 --batch_size 16   # a minute on a CPU
     python scripts/train_tower.py --predict FOLDER --tower runs/tower/tower --output answers.parquet
 
-The same command goes on where a run was stopped. DATA holds a folder for each source (see data/frames.py).
-Every half hour and at the end the average of the weights is judged on held-back images: `log.md` in the output folder
-gets a line, and `tower/`, `judged.json`, `table.md` and `worst.png` are written.
+The same command resumes a stopped run. DATA holds one folder per source (see data/frames.py). Every half hour and at
+the end the averaged weights are evaluated on development images: `log.md` in the output folder gets a line, and
+`tower/`, `judged.json`, `table.md` and `worst.png` are written.
 """
 
 import json
@@ -17,68 +17,72 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 
-# Memory that was freed is kept for the next step: giving it back and taking it again costs a fifth of a step.
-# glibc reads these when a program starts, so the program starts once more.
+# Keep freed memory for the next step: returning it to the system and taking it again costs a fifth of a step. glibc
+# reads these variables at program start, so the program restarts itself once.
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "30000000000"}
 if __name__ == "__main__" and not ALLOCATOR.keys() <= os.environ.keys():
     os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR)
 
 import torch  # noqa: E402
-from transformers import AutoModel, HfArgumentParser  # noqa: E402
+from transformers import AutoModel  # noqa: E402
 
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig  # noqa: E402
 from traffic_vlm.data.formats import IMAGE_SUFFIXES, Problems  # noqa: E402
 from traffic_vlm.data.frames import SOURCES, decode, load_frames, read_frames  # noqa: E402
 from traffic_vlm.data.presence import CATEGORIES, REGIONS  # noqa: E402
-from traffic_vlm.evaluation.presence import draw_worst, judge, table  # noqa: E402
+from traffic_vlm.evaluation.presence import draw_worst, judge, region_targets, table  # noqa: E402
+from traffic_vlm.training.head import QueryHead  # noqa: E402
 from traffic_vlm.training.tower import (  # noqa: E402
-    QueryHead,
     TowerOptions,
     TowerTrainer,
+    is_tower_folder,
     load_tower,
     predict,
     save_tower,
 )
-from traffic_vlm.utils import DataError, atomic_write_text  # noqa: E402
+from traffic_vlm.utils import DataError, atomic_write, atomic_write_text, option_parser  # noqa: E402
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel  # noqa: E402
 
 
 ROOT = Path(__file__).parents[1]
 SAVE_SECONDS, EVALUATE_SECONDS, PRINT_STEPS = 300, 1800, 50
-CHUNK = 512  # images that are asked about at a time
+CHUNK = 512  # images per written part
 
 
 @dataclass
 class Options:
-    data: str | None = field(default=None, metadata={"help": "folder with a folder for each source"})
+    data: str | None = field(default=None, metadata={"help": "folder with one folder per source"})
     output_dir: str = field(default="runs/tower", metadata={"help": "checkpoint, log and tower/ are written here"})
     start_from: str = field(
-        default=str(ROOT), metadata={"help": "a tower/ to go on from, or a model whose convolutions to start from"}
+        default=str(ROOT), metadata={"help": "a tower/ to continue from, or a model whose convolutions to start from"}
     )
     images: int = field(default=2_000_000, metadata={"help": "images until the learning rate reaches 0"})
-    batch_size: int = field(default=48, metadata={"help": "images a step"})
-    learning_rate: float = field(default=1e-3, metadata={"help": "of new parts"})
-    tower_learning_rate: float = field(default=5e-4, metadata={"help": "of parts that know something"})
-    neck: str = field(default="depthwise", metadata={"help": "layers on the tokens: depthwise or transformer"})
-    neck_width: int = field(default=384, metadata={"help": "width of these layers"})
-    neck_layers: int = field(default=2, metadata={"help": "their number"})
+    batch_size: int = field(default=48, metadata={"help": "images per step"})
+    learning_rate: float = field(default=1e-3, metadata={"help": "learning rate of new parts"})
+    tower_learning_rate: float = field(default=5e-4, metadata={"help": "learning rate of trained parts"})
+    neck: str = field(default="depthwise", metadata={"help": "type of the neck's layers: depthwise or transformer"})
+    neck_width: int = field(default=384, metadata={"help": "width of the neck's layers"})
+    neck_layers: int = field(default=2, metadata={"help": "number of the neck's layers"})
     shares: str = field(
-        default="{}", metadata={"help": 'JSON {"source": share}; others have the root of their number of images'}
+        default="{}",
+        metadata={"help": 'JSON {"source": sampling weight}; default: the square root of its number of images'},
     )
-    seed: int = field(default=0, metadata={"help": "of batches and new weights"})
+    seed: int = field(default=0, metadata={"help": "seed of batches and new weights"})
     cache_dir: str | None = field(default=None, metadata={"help": "decoded images; default: OUTPUT_DIR/cache"})
-    predict: str | None = field(default=None, metadata={"help": "folder of images to ask about, instead of training"})
-    tower: str = field(default=str(ROOT / "tower"), metadata={"help": "for --predict"})
-    output: str = field(default="predictions.parquet", metadata={"help": "for --predict"})
+    predict: str | None = field(
+        default=None, metadata={"help": "folder of images to apply a tower to, instead of training"}
+    )
+    tower: str = field(default=str(ROOT / "tower"), metadata={"help": "tower to apply with --predict"})
+    output: str = field(default="predictions.parquet", metadata={"help": "file that --predict writes"})
 
 
 def make_trainer(options: Options, sources: list[str]) -> TowerTrainer:
-    """A tower that starts from a `tower/` as it is, or from the convolutions of a model with a new neck."""
+    """A tower that continues a `tower/`, or starts with the convolutions of a model and a new neck."""
     torch.manual_seed(options.seed)
     run = TowerOptions(
         options.images, options.batch_size, options.learning_rate, options.tower_learning_rate, seed=options.seed
     )
-    if (Path(options.start_from) / "categories.json").is_file():
+    if is_tower_folder(options.start_from):
         model = load_tower(Path(options.start_from))
         return TowerTrainer(model["tower"], model["head"], run, set(), sources)
     known = AutoModel.from_pretrained(options.start_from, trust_remote_code=True, dtype=torch.float32)
@@ -109,7 +113,7 @@ def read_shares(text: str) -> dict[str, float]:
 
 def train(options: Options) -> None:
     if options.data is None:
-        raise DataError("give --data, a folder with a folder for each source, or --predict, a folder of images")
+        raise DataError("pass --data, a folder with one folder per source, or --predict, a folder of images")
     output, problems, given = Path(options.output_dir), Problems(), read_shares(options.shares)
     cache = Path(options.cache_dir or output / "cache")
     output.mkdir(parents=True, exist_ok=True)
@@ -125,16 +129,17 @@ def train(options: Options) -> None:
     checkpoint = output / "checkpoint.pt"
     if checkpoint.is_file():
         trainer.load(checkpoint)
-        print(f"going on from step {trainer.step} of {trainer.options.steps}")
+        print(f"resuming from step {trainer.step} of {trainer.options.steps}")
     last = {"save": time.time(), "evaluate": time.time(), "print": time.time(), "waited": trainer.waited}
 
     def report() -> None:
         start = time.time()
         answers = predict(trainer.average, held_pixels)
-        figures = judge(answers, held)
+        truth = region_targets(held)
+        figures = judge(answers, truth, [frame.source for frame in held])
         atomic_write_text(output / "judged.json", json.dumps(figures, indent=1))
         atomic_write_text(output / "table.md", table(figures["questions"]))
-        draw_worst(answers, held, held_pixels, output / "worst.png")
+        draw_worst(answers, truth, held, held_pixels, output / "worst.png")
         print(f"left out, with fewer than 10 yes or 10 no: {', '.join(figures['left_out'])}")
         save_tower(trainer.average, output / "tower")
         sources = ", ".join(f"{source} {value:.3f}" for source, value in figures["sources"].items())
@@ -185,9 +190,8 @@ def answer(options: Options) -> None:
     schema = pa.schema(
         [("image", pa.string()), ("category", pa.string()), ("region", pa.string()), ("P", pa.float32())]
     )
-    temporary, answered = Path(f"{options.output}.tmp"), 0
-    temporary.parent.mkdir(parents=True, exist_ok=True)
-    with pq.ParquetWriter(temporary, schema) as writer:
+    answered = 0
+    with atomic_write(options.output) as temporary, pq.ParquetWriter(temporary, schema) as writer:
         for start in range(0, len(paths), CHUNK):
             names, pixels = [], []
             for path in paths[start : start + CHUNK]:
@@ -208,15 +212,13 @@ def answer(options: Options) -> None:
             writer.write_table(pa.table(columns, schema))
             answered += len(names)
             print(f"{start + len(names)} of {len(paths)} images", flush=True)
-    if not answered:
-        temporary.unlink()
-        raise DataError(f"--predict {folder}: no image in it can be read")
-    os.replace(temporary, options.output)
+        if not answered:
+            raise DataError(f"--predict {folder}: no image in it can be read")
     print(f"{answered} images × {len(CATEGORIES) * len(REGIONS)} answers in {options.output}")
 
 
 def main() -> None:
-    [options] = HfArgumentParser(Options, description=__doc__).parse_args_into_dataclasses()
+    [options] = option_parser([Options], __doc__).parse_args_into_dataclasses()
     try:
         answer(options) if options.predict else train(options)
     except (ValueError, OSError, FloatingPointError) as error:

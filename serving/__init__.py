@@ -1,1 +1,1 @@
-"""Answering: one `Answerer` for the command line, the page, the video watcher, labelling and serving."""
+"""Answering: one `Answerer` for the command line, the page, the video watcher, labeling and serving."""

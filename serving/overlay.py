@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+from ..data.grounding import class_words
 from ..data.scene import CLASSES
-from ..data.targets import class_words
 from ..images_traffic_vlm import to_rgb
 
 

@@ -1,77 +1,82 @@
-"""What a process that holds a model asks of a cluster."""
+"""Ray: what a process asks of the machines, and how work is given to actors."""
 
 import os
 from types import SimpleNamespace
 
 import pytest
 
-from traffic_vlm.serving.cluster import load_ray, share_machines, start_ray
+from traffic_vlm.serving.cluster import load_ray, process_with_actors, share_machines, start_ray
 
 
 def node(alive=True, **resources):
-    return {"Alive": alive, "Resources": {name: float(number) for name, number in resources.items()}}
+    return {"Alive": alive, "Resources": {name: float(amount) for name, amount in resources.items()}}
 
 
 @pytest.mark.parametrize(
-    "nodes, device, threads, expected",
+    "nodes, device, threads, wanted, expected",
     [
-        ([node(CPU=8)], None, 2, ({"num_cpus": 2}, 4)),
-        ([node(CPU=5), node(CPU=3), node(CPU=64, alive=False)], None, 2, ({"num_cpus": 2}, 3)),  # none spans two
-        ([node(CPU=1)], "cpu", 4, ({"num_cpus": 1}, 1)),
-        ([node(CPU=1), node(CPU=4)], None, 4, ({"num_cpus": 4}, 1)),
-        ([node(CPU=8, GPU=2), node(CPU=8)], None, 2, ({"num_gpus": 1}, 2)),
-        ([node(CPU=8, GPU=2)], "cpu", 2, ({"num_cpus": 2}, 4)),
+        ([node(CPU=8)], None, 2, 0, ({"num_cpus": 2}, 4)),
+        ([node(CPU=5), node(CPU=3), node(CPU=64, alive=False)], None, 2, 0, ({"num_cpus": 2}, 3)),  # none spans two
+        ([node(CPU=1)], "cpu", 4, 0, ({"num_cpus": 1}, 1)),
+        ([node(CPU=8, GPU=2), node(CPU=8)], None, 2, 0, ({"num_gpus": 1}, 2)),
+        ([node(CPU=8, GPU=2)], "cpu", 2, 0, ({"num_cpus": 2}, 4)),
+        ([node(CPU=8, GPU=1), node(CPU=8, GPU=1)], "cuda", 2, 3, ({"num_gpus": 0.5}, 4)),
     ],
 )
-def test_processes_share_the_machines(nodes, device, threads, expected):
-    assert share_machines(nodes, device, threads) == expected
+def test_processes_share_the_machines(nodes, device, threads, wanted, expected):
+    assert share_machines(nodes, device, threads, wanted) == expected
 
 
-def test_processes_share_a_gpu():
-    nodes = [node(CPU=8, GPU=1), node(CPU=8, GPU=1)]
-    assert share_machines(nodes, None, 2, wanted=1) == ({"num_gpus": 1}, 2)
-    assert share_machines(nodes, "cuda", 2, wanted=3) == ({"num_gpus": 0.5}, 4)
+def test_missing_machines_are_an_error():
+    with pytest.raises(ValueError, match="--device cuda: the machines have no GPU"):
+        share_machines([node(CPU=8)], "cuda", 2)
+    with pytest.raises(ValueError, match="no CPU core"):
+        share_machines([node(CPU=8, alive=False)], None, 2)
 
 
 @pytest.mark.parametrize("own", [None, "7"])
-def test_ray_serve_has_time_to_start(monkeypatch, own):
+def test_ray_serve_has_time_to_start_but_the_users_setting_counts(monkeypatch, own):
     pytest.importorskip("ray")
     name = "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"
     monkeypatch.setenv(name, own or "")
     if own is None:
         monkeypatch.delenv(name)
     load_ray("testing")
-    assert os.environ[name] == (own or "20")  # what the user has set stays
+    assert os.environ[name] == (own or "20")
 
 
-def test_ray_that_does_not_start_is_said():
-    def init(**options):
-        raise Exception("The current node timed out during startup.")
-
-    for address, place in ((None, "on this machine"), ("ray://host:10001", "at ray://host:10001")):
-        with pytest.raises(OSError, match=f"Ray does not start {place}: The current node timed out") as error:
-            start_ray(SimpleNamespace(init=init), address)
-        assert ("needs RAY_AUTH_MODE=token" in str(error.value)) == (address is not None)
-
-
-@pytest.mark.parametrize("broken, starts", [(2, True), (3, False)])
-def test_a_connection_that_the_cluster_breaks_off_is_tried_again(broken, starts):
-    said = [ConnectionAbortedError("Starting Ray client server failed.")] * broken + [None]
+def ray_that_fails(*errors):
+    """A stand-in for Ray whose `init` raises these errors one after the other, and then works."""
+    left = list(errors)
 
     def init(**options):
-        if (error := said.pop(0)) is not None:
-            raise error
+        if left:
+            raise left.pop(0)
 
-    if starts:
-        start_ray(SimpleNamespace(init=init), "ray://host:10001")
-        assert not said
-    else:
-        with pytest.raises(OSError, match="at ray://host:10001: Starting Ray client server failed"):
-            start_ray(SimpleNamespace(init=init), "ray://host:10001")
+    return SimpleNamespace(init=init)
 
 
-def test_what_is_not_there_is_said():
-    with pytest.raises(ValueError, match="--device cuda: the machines have no GPU"):
-        share_machines([node(CPU=8)], "cuda", 2)
-    with pytest.raises(ValueError, match="no CPU core"):
-        share_machines([node(CPU=8, alive=False)], None, 2)
+def test_a_connection_that_a_cluster_breaks_is_tried_three_times():
+    broken = ConnectionAbortedError("Starting Ray client server failed.")
+    start_ray(ray_that_fails(broken, broken), "ray://host:10001")
+    with pytest.raises(OSError, match=r"at ray://host:10001: Starting Ray client .* needs RAY_AUTH_MODE=token"):
+        start_ray(ray_that_fails(broken, broken, broken), "ray://host:10001")
+    with pytest.raises(OSError, match="Ray does not start on this machine: timed out"):
+        start_ray(ray_that_fails(Exception("timed out")), None)
+
+
+class Actor:
+    """A stand-in for a Ray actor; one that has not started never gives a result."""
+
+    def __init__(self, has_started: bool):
+        self.ready = SimpleNamespace(remote=lambda: (self, has_started, None))
+        self.process = SimpleNamespace(remote=lambda item: (self, has_started, item * 10))
+
+
+def test_actors_that_never_start_get_no_work():
+    ray = SimpleNamespace(
+        wait=lambda references: ([next(one for one in references if one[1])], []), get=lambda reference: reference[2]
+    )
+    actors = [Actor(has_started) for has_started in (False, True, True, False)]
+    assert sorted(process_with_actors(ray, actors, range(1, 6))) == [10, 20, 30, 40, 50]
+    assert list(process_with_actors(ray, actors, [])) == []

@@ -1,4 +1,4 @@
-"""Batches: augmentation keeps the ground truth, questions are balanced, images and questions are packed."""
+"""Batches: augmentation keeps the ground truth, questions are balanced, grounded and packed; datasets are mixed."""
 
 import colorsys
 import random
@@ -8,13 +8,175 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from PIL import Image
 
+from tiny import tiny_model
 from traffic_vlm.data.collator import TrafficCollator, augment, change_light
-from traffic_vlm.data.dataset import SyntheticRows, synthetic_rows
+from traffic_vlm.data.dataset import Mixture, SyntheticRows, synthetic_rows
+from traffic_vlm.data.grounding import class_words
+from traffic_vlm.data.presence import CATEGORIES, INDEX
 from traffic_vlm.data.questions import Balancer
-from traffic_vlm.data.scene import Scene, SceneObject
+from traffic_vlm.data.scene import CLASSES, Scene, SceneObject
+from traffic_vlm.data.synthetic import render
+from traffic_vlm.data.truths import View
 from traffic_vlm.training.collator import SupervisedCollator
+
+
+def count_questions(batch, image=0):
+    return int(batch["segment_ids"][batch["image_index"] == image].amax(1).sum())
+
+
+def test_batches_point_at_the_right_word(processor):
+    rows = [dict(SyntheticRows(first_seed=seed)[0]) for seed in (3, 4, 5)]
+    batch = SupervisedCollator(processor, 8, grid=(14, 14))(rows)
+    assert batch["region_targets"].shape == (3, len(CATEGORIES), 4)
+    assert batch["patch_targets"].shape == (3, len(CATEGORIES), 14, 14)
+    looked = batch["grounding_targets"].any(-1).nonzero()
+    assert len(looked) > 0
+    nouns = {word for label in CLASSES for word in class_words(label)}
+    for row, column in looked.tolist():
+        assert processor.tokenizer.convert_ids_to_tokens(int(batch["input_ids"][row, column])) in nouns
+        assert batch["labels"][row, column] == -100  # a word of the question, not of the answer
+
+
+def test_a_question_that_compares_has_the_word_for_what_is_there(processor):
+    light = SceneObject("traffic light", (0, 0, 10, 20), attributes={"state": "green"})
+    cars = [SceneObject("car", (x, 20, x + 12, 38), attributes={"color": "blue"}) for x in (0, 26)]
+    labels = frozenset({"traffic light", "car", "bus"})
+    scene = Scene(40, 40, (light, *cars), {"weather": "foggy"}, labels, {"car": frozenset({"color"})})
+    compared = {
+        "light_state/traffic light/is/red": "green",
+        "side/traffic light/is/right": "left",
+        "color/car/are/blue": "blue",
+        "count/car/over/2": "2",
+        "weather/weather/is/rainy": "foggy",
+        "presence/bus": None,
+        "place/car/left": None,
+        "color/car/any/red": None,
+        "side/bus/is/left": None,  # there is none
+    }
+    assert {fact: View(scene).compared(tuple(fact.split("/"))) for fact in compared} == compared
+
+    image = Image.new("RGB", (40, 40))
+    row = {"image": image, "scene": scene.to_json(), "questions": None, "answers": None, "source": "x"}
+    batch = SupervisedCollator(processor, 16, grid=(14, 14))([row])
+    assert batch["region_targets"][0, INDEX["car"], 0] == 1
+    assert batch["region_targets"][0, INDEX["weather: fog"]].tolist() == [1, -1, -1, -1]
+    found = {}
+    for row, column in batch["intermediate_targets"].nonzero().tolist():
+        assert batch["labels"][row, column + 1] in (4, 5)  # the next word is the yes or no
+        segment = batch["segment_ids"][row]
+        text = processor.decode(batch["input_ids"][row, : column + 1][segment[: column + 1] == segment[column]])
+        found[text] = processor.decode(batch["intermediate_targets"][row, column])
+    assert found and set(found.values()) <= {"green", "left", "right", "center", "blue", "2", "1", "0", "foggy"}
+    assert all(value == "foggy" for text, value in found.items() if "weather" in text)
+
+
+def test_some_questions_are_paraphrased(processor):
+    rows = [{"image": image, "scene": scene.to_json()} for image, scene in map(render, range(4))]
+    batch = SupervisedCollator(processor, 16, paraphrases=3)(rows)
+    pairs = batch["paraphrase_pairs"]
+    assert 8 <= pairs.max() <= 4 * 3
+    for number in range(1, int(pairs.max()) + 1):
+        texts, answers = set(), set()
+        for line, end in (pairs == number).nonzero().tolist():
+            answers.add(int(batch["labels"][line, end + 1]))
+            question = batch["segment_ids"][line, : end + 1] == batch["segment_ids"][line, end]
+            texts.add(processor.decode(batch["input_ids"][line, : end + 1][question]))
+        assert len(texts) == 2 and len(answers) == 1 and answers <= {4, 5}
+    assert all(count_questions(batch, image) <= 16 for image in range(4))
+    with pytest.raises(ValueError, match="paraphrases must be fewer than questions_per_image=2, got 2"):
+        SupervisedCollator(processor, 2, paraphrases=2)
+    without = SupervisedCollator(processor, 16)(rows)
+    assert not without["paraphrase_pairs"].any()
+
+
+def test_own_questions_are_not_paraphrased(processor):
+    texts = ["Is there a car?", "Is there a bus?", "Is there a car?"]
+    row = {"image": Image.new("RGB", (40, 40)), "scene": None, "questions": texts, "answers": ["yes", "no", "yes"]}
+    batch = SupervisedCollator(processor, 16, paraphrases=3)([row])
+    assert not batch["paraphrase_pairs"].any() and count_questions(batch) == 3
+
+
+def test_all_own_questions_come_up_in_time(processor):
+    texts = [f"Is there a {name}?" for name in ("car", "bus", "truck", "person", "dog", "bicycle")]
+    row = {"image": Image.new("RGB", (40, 40)), "scene": None, "questions": texts, "answers": ["no"] * 6}
+    collate = SupervisedCollator(processor, 2, paraphrases=1)
+    seen = set()
+    for _ in range(30):
+        batch = collate([row])
+        assert count_questions(batch) == 2
+        seen |= set(batch["input_ids"].flatten().tolist())
+    assert seen >= set(processor.tokenizer.convert_tokens_to_ids([text.split()[-1][:-1] for text in texts]))
+
+
+def test_fitted_rows_hold_the_same_questions_in_fewer_tokens(processor):
+    """One image has many questions, the other one; the model computes the same for each question as before."""
+    texts = [
+        [f"Is there a {label}?" for label in list(CLASSES)[:9]] + ["What color is the traffic light?"],
+        ["Is it dark?"],
+    ]
+    answers = [["no"] * 9 + ["red"], ["yes"]]
+    images = np.random.default_rng(0).integers(0, 255, (2, 224, 224, 3), np.uint8)
+    packed = dict(processor(images=list(images), text=texts, suffix=answers, packed=True, return_tensors="pt"))
+    fitted = processor(
+        images=list(images), text=texts, suffix=answers, packed=True, row_tokens="fit", return_tensors="pt"
+    )
+    batch = dict(fitted)
+    assert torch.equal(batch["pixel_values"], packed["pixel_values"])
+
+    def questions(batch, images):
+        """Ids, labels and positions of the questions about each image, in any order."""
+        found = [[] for _ in texts]
+        for row, image in enumerate(images):
+            for number in batch["segment_ids"][row].unique():
+                mask = batch["segment_ids"][row] == number
+                if number:
+                    names = ("input_ids", "labels", "position_ids", "attention_mask")
+                    found[image].append([batch[name][row, mask].tolist() for name in names])
+        return [sorted(image) for image in found]
+
+    assert questions(batch, batch["image_index"].tolist()) == questions(packed, range(2))
+    used = packed["attention_mask"].sum()
+    assert batch["attention_mask"].sum() == used
+    assert used / packed["input_ids"].numel() < 0.6 < 0.8 < used / batch["input_ids"].numel()
+    assert (batch["labels"][batch["attention_mask"] == 0] == -100).all()
+
+    model = tiny_model().eval()
+    indices = batch.pop("question_index")
+    assert sorted(indices[indices >= 0].tolist()) == sorted([*range(10), 0])
+    with torch.no_grad():
+        assert model(**batch).loss.item() == pytest.approx(model(**packed).loss.item(), rel=1e-5)
+
+
+def test_a_mixture_keeps_its_shares_and_changes_with_the_epoch_only():
+    rows = [
+        Dataset.from_dict({"name": [f"{source}{i}" for i in range(size)]}) for source, size in (("a", 5), ("b", 50))
+    ]
+    mixture = Mixture(rows, [3, 1], images_per_epoch=2000, seed=1)
+    names = [mixture[i]["name"] for i in range(2000)]
+    assert 0.72 < sum(name[0] == "a" for name in names) / 2000 < 0.78
+    assert names == [Mixture(rows, [3, 1], 2000, seed=1)[i]["name"] for i in range(2000)]
+    mixture.set_epoch(1)
+    assert names != [mixture[i]["name"] for i in range(2000)]
+    assert len(Mixture(rows)) == 55
+
+
+@pytest.mark.parametrize("weights", [[1], [1, 0], [1, -1]])
+def test_a_mixture_refuses_weights_that_do_not_fit(weights):
+    rows = [Dataset.from_dict({"name": ["a"]})] * 2
+    with pytest.raises(ValueError, match="2 datasets need as many positive weights"):
+        Mixture(rows, weights)
+    with pytest.raises(ValueError, match=r"must have rows, these have \[1, 0\]"):
+        Mixture([rows[0], Dataset.from_dict({"name": []})])
+
+
+def test_synthetic_rows_are_the_rendered_scenes():
+    image, scene = render(12)
+    row = SyntheticRows(first_seed=10, num_images=5)[2]
+    assert Scene.from_json(row["scene"]) == scene
+    assert np.array_equal(np.asarray(row["image"]), np.asarray(image))
 
 
 def colored(left: str, right: str) -> tuple[Image.Image, Scene]:
@@ -133,13 +295,13 @@ def test_a_batch_keeps_questions_when_the_balancer_rejects_all(processor, stored
         assert ((collate([row])["labels"] != -100).sum(-1) > 0).all()
 
 
-@pytest.mark.parametrize("rewordings", [0, 1])
-def test_yes_and_no_are_balanced_within_each_source(processor, rewordings):
+@pytest.mark.parametrize("paraphrases", [0, 1])
+def test_yes_and_no_are_balanced_within_each_source(processor, paraphrases):
     """Cars are frequent in one source and rare in the other: the source must not predict the answer."""
     car = SceneObject("car", (10.0, 10.0, 30.0, 30.0))
     rng, answers = random.Random(0), {"city": Counter(), "path": Counter()}
     kinds = ("presence", "weather")
-    collate = SupervisedCollator(processor, questions_per_image=4, kinds=kinds, rewordings=rewordings)
+    collate = SupervisedCollator(processor, questions_per_image=4, kinds=kinds, paraphrases=paraphrases)
     for _ in range(400):
         source = rng.choice(["city", "path"])
         objects = (car,) if rng.random() < {"city": 0.9, "path": 0.1}[source] else ()

@@ -257,6 +257,19 @@ def test_synthetic_rows_are_divided_among_workers():
     assert [row["image_id"] for row in loader] == ["3", "4", "5", "6", "7"]
 
 
+def test_loading_is_measured_without_the_batches_that_the_workers_prepared():
+    script = runpy.run_path(str(ROOT / "scripts/measure_loading.py"))
+
+    def loader():
+        for index in range(10):
+            time.sleep(0.3 if index < 4 else 0)
+            yield {"pixel_values": torch.zeros(2, 3, 4, 4), "question_ends": torch.zeros(2, 3)}
+
+    images, questions, seconds = script["measure"](loader(), skip=4, num_images=1000)
+    assert (images, questions) == (12, 36) and seconds < 0.3
+    assert script["measure"](loader(), skip=1, num_images=4)[0] == 4
+
+
 # Balance of the answers
 
 

@@ -19,12 +19,12 @@ for name in ("onnx", "onnxruntime", "onnxscript"):
 
 import onnxruntime  # noqa: E402
 
-from traffic_vlm.asking_traffic_vlm import height_and_width  # noqa: E402
 from traffic_vlm.data.dataset import synthetic_rows  # noqa: E402
 from traffic_vlm.evaluation.predict import predict  # noqa: E402
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor  # noqa: E402
 from traffic_vlm.publishing.export import NAMES, load  # noqa: E402
 from traffic_vlm.publishing.exported import ExportedModel  # noqa: E402
+from traffic_vlm.scoring_traffic_vlm import height_and_width  # noqa: E402
 from traffic_vlm.serving.answerer import Answerer  # noqa: E402
 
 

@@ -7,10 +7,11 @@ import weakref
 import pytest
 import torch
 from torch import nn
-from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, StaticCache
+from transformers import DynamicCache, GenerationConfig, StaticCache
 from transformers.generation.streamers import BaseStreamer
 
 from tiny import TINY_TEXT, pack, random_ids, random_pixels, tiny_model, tiny_text_config
+from traffic_vlm.cache_traffic_vlm import TrafficVLMCache, TrafficVLMStaticCache
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMTextConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForCausalLM
 
@@ -45,12 +46,10 @@ def test_greedy(model, expected, options):
     assert torch.equal(model.generate(**inputs, **NEVER_ENDING, **options), expected)
 
 
-@pytest.mark.parametrize("left", [True, False])
 @pytest.mark.parametrize("with_mask", [True, False])
-def test_padding_on_either_side(model, expected, left, with_mask):
-    pads = (3, 0) if left else (0, 3)
+def test_left_padding(model, expected, with_mask):
     short, long = random_ids(2, 6)[0], torch.cat([random_ids(3, seed=9), random_ids(2, 6)[1]])
-    ids = torch.stack([nn.functional.pad(short, pads), long])
+    ids = torch.stack([nn.functional.pad(short, (3, 0)), long])
     mask = {"attention_mask": (ids != 0).long()} if with_mask else {}
     output = model.generate(input_ids=ids, pixel_values=random_pixels(2), **mask, **NEVER_ENDING)
     assert torch.equal(output[0, 9:], expected[0, 6:])
@@ -60,12 +59,18 @@ def test_padding_on_either_side(model, expected, left, with_mask):
     assert torch.equal(output[0], expected[0, 6:])
 
 
-def test_right_padding_beside_a_cache_is_refused(model):
-    ids = random_ids(1, 6)
-    cache = model(ids[:, :3], random_pixels(1), use_cache=True).past_key_values
-    mask = torch.tensor([[1, 1, 1, 1, 1, 0]])
-    with pytest.raises(ValueError, match="right-padded"):
-        model.generate(input_ids=ids, attention_mask=mask, past_key_values=cache, **NEVER_ENDING)
+@pytest.mark.parametrize("given", ["ids", "mask", "embeddings", "cache"])
+def test_right_padding_is_refused(model, given):
+    ids, mask = random_ids(1, 6), torch.tensor([[1, 1, 1, 1, 1, 0]])
+    inputs = {"input_ids": ids, "attention_mask": mask, "pixel_values": random_pixels(1)}
+    if given == "ids":
+        inputs |= {"input_ids": ids * mask, "attention_mask": None}
+    elif given == "embeddings":
+        inputs |= {"input_ids": None, "inputs_embeds": model.get_input_embeddings()(ids)}
+    elif given == "cache":
+        inputs["past_key_values"] = model(ids[:, :3], random_pixels(1), use_cache=True).past_key_values
+    with pytest.raises(ValueError, match='pass padding_side="left" to the processor'):
+        model.generate(**inputs, **NEVER_ENDING)
 
 
 @pytest.mark.parametrize("static", [False, True])
@@ -170,7 +175,7 @@ def test_continue_from_a_returned_cache(model, expected):
     inputs = {"input_ids": random_ids(2, 6), "pixel_values": random_pixels(2)}
     config = NEVER_ENDING | {"max_new_tokens": 4, "return_dict_in_generate": True}
     first = model.generate(**inputs, **config)
-    assert isinstance(first.past_key_values, EncoderDecoderCache)
+    assert isinstance(first.past_key_values, DynamicCache)
     for image in ({}, {"pixel_values": random_pixels(2)}):  # the cache holds the image; showing it again is allowed
         cache = copy.deepcopy(first.past_key_values)
         second = model.generate(input_ids=first.sequences, past_key_values=cache, **image, **config)
@@ -179,21 +184,27 @@ def test_continue_from_a_returned_cache(model, expected):
 
 @pytest.mark.parametrize("static", [False, True])
 def test_a_cache_of_the_caller_keeps_the_image(model, expected, static):
-    """The cache that is passed in stays the caller's; what it is paired with is found again."""
     ids, pixels, config = random_ids(2, 6), random_pixels(2), model.config.text_config
-    cache = StaticCache(config=config, max_cache_len=20) if static else DynamicCache(config=config)
+    cache = TrafficVLMStaticCache(config=config, max_cache_len=20) if static else TrafficVLMCache(config=config)
     with torch.no_grad():
         model(ids, pixels, past_key_values=cache, use_cache=True)
         step = model(expected[:, 6:7], past_key_values=cache, use_cache=True)
         assert torch.equal(step.logits[:, -1, 3:].argmax(-1) + 3, expected[:, 7])
-        if static:  # before transformers 5.18 a dynamic cache stays as long as it was when it is reset
+        if static:  # before transformers 5.18 a dynamic cache keeps its length when it is reset
             cache.reset()  # another image, other questions
             turned = model(ids[[1, 0]], pixels[[1, 0]], past_key_values=cache, use_cache=True).logits
             torch.testing.assert_close(turned, model(ids, pixels).logits[[1, 0]], atol=1e-5, rtol=1e-5)
-    cache = DynamicCache(config=config)
+    cache = TrafficVLMCache(config=config)
     half = NEVER_ENDING | {"max_new_tokens": 4}
     first = model.generate(ids, pixel_values=pixels, past_key_values=cache, **half)
     assert torch.equal(model.generate(first, past_key_values=cache, **half), expected)
+
+
+@pytest.mark.parametrize("name", ["forward", "generate"])
+def test_an_image_needs_a_cache_with_room_for_it(model, name):
+    cache = DynamicCache(config=model.config.text_config)
+    with pytest.raises(ValueError, match="must be a TrafficVLMCache or TrafficVLMStaticCache, got DynamicCache"):
+        getattr(model, name)(input_ids=random_ids(1, 4), pixel_values=random_pixels(1), past_key_values=cache)
 
 
 @torch.no_grad()
@@ -235,19 +246,11 @@ def test_an_assistant_sees_what_is_not_hidden(model):
     mask[:, 30:] = 0
     masks = []
     assistant.model.text_model.register_forward_pre_hook(
-        lambda _, args, kwargs: masks.append(kwargs.get("encoder_attention_mask")), with_kwargs=True
+        lambda _, args, kwargs: masks.append(getattr(kwargs.get("encoded_images"), "attention_mask", None)),
+        with_kwargs=True,
     )
     model.generate(ids, pixel_values=pixels, encoder_attention_mask=mask, assistant_model=assistant, **NEVER_ENDING)
     assert torch.equal(masks[0], mask)
-
-
-def test_positions_move_with_right_padded_tokens(model):
-    ids, mask = random_ids(1, 6), torch.tensor([[1, 1, 1, 1, 0, 0]])
-    positions = torch.tensor([[0, 2, 4, 6, 0, 0]])
-    inputs = {"pixel_values": random_pixels(1), **NEVER_ENDING}
-    padded = model.generate(ids, attention_mask=mask, position_ids=positions, **inputs)
-    plain = model.generate(ids[:, :4], position_ids=positions[:, :4], **inputs)
-    assert torch.equal(padded[:, 6:], plain[:, 4:])
 
 
 @pytest.mark.parametrize("name", ["forced_bos_token_id", "forced_eos_token_id"])
@@ -256,38 +259,10 @@ def test_control_tokens_cannot_be_forced(model, name):
         model.generate(random_ids(1, 4), pixel_values=random_pixels(1), max_new_tokens=3, **{name: 1})
 
 
-def test_continue_from_a_cache_of_right_padded_prompts(model):
-    """The rows were moved to the left; the mask that the caller extends still has the padding on the right."""
-    ids, pixels = random_ids(3, 7), random_pixels(3)
-    mask = torch.tensor([[1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0, 0]])
-    config = NEVER_ENDING | {"return_dict_in_generate": True}
-    at_once = model.generate(ids, attention_mask=mask, pixel_values=pixels, **config).sequences
-    first = model.generate(ids, attention_mask=mask, pixel_values=pixels, **(config | {"max_new_tokens": 5}))
-    longer = nn.functional.pad(mask, (0, 5), value=1)
-    cache = first.past_key_values
-    second = model.generate(
-        first.sequences, attention_mask=longer, past_key_values=cache, **(config | {"max_new_tokens": 3})
-    )
-    assert torch.equal(second.sequences, at_once)
-    empty = DynamicCache(config=model.config.text_config)
-    again = model.generate(ids, attention_mask=mask, pixel_values=pixels, past_key_values=empty, **config)
-    assert torch.equal(again.sequences, at_once)
-    mine = DynamicCache(config=model.config.text_config)  # and in one of the caller's, with ids alone in return
-    start = model.generate(
-        ids, attention_mask=mask, pixel_values=pixels, past_key_values=mine, **(NEVER_ENDING | {"max_new_tokens": 5})
-    )
-    rest = model.generate(start, attention_mask=longer, past_key_values=mine, **(NEVER_ENDING | {"max_new_tokens": 3}))
-    assert torch.equal(rest, at_once)
-    ragged = longer.clone()
-    ragged[0, -1] = 0
-    with pytest.raises(ValueError, match="cannot be continued with right-padded rows"):
-        model.generate(start, attention_mask=ragged, past_key_values=mine, **NEVER_ENDING)
-
-
 def test_a_cache_that_was_reset_starts_anew():
     torch.manual_seed(0)
     model = TrafficVLMForCausalLM(TrafficVLMTextConfig(**(TINY_TEXT | {"encoder_hidden_size": None}))).eval()
-    ids, mask = random_ids(2, 5), torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    ids, mask = random_ids(2, 5), torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
     cache = StaticCache(config=model.config, max_cache_len=16)
     how = NEVER_ENDING | {"max_new_tokens": 4, "return_dict_in_generate": True, "past_key_values": cache}
     first = model.generate(ids, attention_mask=mask, **how).sequences
@@ -300,7 +275,7 @@ def test_a_cache_that_nobody_holds_is_freed_at_once(model):
     gc.disable()
     try:
         output = model(random_ids(1, 4), random_pixels(1), use_cache=True)
-        keys = weakref.ref(output.past_key_values.self_attention_cache)
+        keys = weakref.ref(output.past_key_values)
         del output
         assert keys() is None
     finally:
@@ -415,7 +390,7 @@ def test_packed_rows_cannot_be_continued(model):
         ({"pixel_values": random_pixels(3)}, "2 rows of text for 3 images"),
         ({"pixel_values": random_pixels(1), "image_index": torch.tensor([0, 2])}, "got 2"),
         ({"pixel_value": random_pixels(2)}, "pixel_value"),
-        ({"image_index": torch.tensor([0, 0])}, "without images"),
+        ({"image_index": torch.tensor([0, 0])}, "image_index needs"),
     ],
 )
 def test_generate_refuses_bad_input(model, arguments, named):
@@ -438,7 +413,7 @@ def test_decoder_alone_with_image_tokens_and_beams(model):
     alone = TrafficVLMForCausalLM(model.config.text_config).eval()
     alone.model.load_state_dict(model.model.text_model.state_dict())
     ids, pixels = random_ids(2, 6), random_pixels(2)
-    tokens = model.get_image_features(pixels).detach()
+    tokens = model.get_image_features(pixels).pooler_output.detach()
     mask = torch.ones(2, 196, dtype=torch.long)
     mask[:, 100:] = 0
     for options in ({}, {"num_beams": 3}):

@@ -145,7 +145,7 @@ def test_card_and_licence_of_the_repository_go_with_a_model_without_its_own(fold
     assert (tmp_path / "staged" / "LICENSE_WEIGHTS.md").is_file()  # named by the card
     [outcome] = publishing.check_card(tmp_path / "staged")
     assert not outcome.problem  # with the pictures that it shows
-    for name in ("docs/benchmark.md", "docs/benchmark_growth.png"):  # a page that it links to, and a picture of that
+    for name in ("docs/benchmark.md", "docs/benchmark_questions.png"):  # a page that it links to, and its picture
         assert (tmp_path / "staged" / name).is_file()
 
 

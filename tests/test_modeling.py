@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+from transformers import DynamicCache, StaticCache
 
 from tiny import (
     TINY_TEXT,
@@ -21,6 +21,7 @@ from tiny import (
     tiny_text_config,
 )
 from traffic_vlm import modeling_traffic_vlm
+from traffic_vlm.cache_traffic_vlm import TrafficVLMCache, TrafficVLMStaticCache
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
 from traffic_vlm.modeling_traffic_vlm import (
     TrafficVLMForCausalLM,
@@ -356,8 +357,9 @@ def test_cache_of_one_image_and_50_tokens_stays_under_1_2_megabytes():
     config = TrafficVLMTextConfig(hidden_size=64, intermediate_size=8, encoder_hidden_size=8)  # 4 layers, 2 × 64 keys
     cache = TrafficVLMTextModel(config).eval()(random_ids(1, 50), encoder_hidden_states=torch.randn(1, 196, 8))
     cache = cache.past_key_values
-    layers = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
-    size = sum(tensor.nbytes for layer in layers for tensor in (layer.keys, layer.values))
+    text = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+    image = [tensor for layer in cache.image_key_values for tensor in layer]
+    size = sum(tensor.nbytes for tensor in text + image)
     assert size == 4 * 2 * (50 + 196) * 2 * 64 * 4 == 1_007_616
 
 
@@ -365,12 +367,11 @@ def test_cache_of_one_image_and_50_tokens_stays_under_1_2_megabytes():
 @torch.no_grad()
 def test_a_cache_of_the_caller_is_filled(decoder, vision, make):
     ids = random_ids(2, 8)
-    cache = DynamicCache(config=decoder.config)
+    cache = TrafficVLMCache(config=decoder.config)
     if make == "static":
-        cache = StaticCache(config=decoder.config, max_cache_len=12)
+        cache = TrafficVLMStaticCache(config=decoder.config, max_cache_len=12)
     first = decoder(ids[:, :5], encoder_hidden_states=vision, past_key_values=cache, use_cache=True).past_key_values
-    assert isinstance(first, EncoderDecoderCache)
-    assert first.self_attention_cache is cache
+    assert first is cache and isinstance(cache, StaticCache if make == "static" else DynamicCache)
     second = decoder(ids[:, 5:], past_key_values=first).last_hidden_state
     close(second, decoder(ids, encoder_hidden_states=vision).last_hidden_state[:, 5:], 1e-5)
 
@@ -408,7 +409,7 @@ def test_packed_rows_of_two_images(model):
 def test_packed_row_with_a_static_cache(decoder, vision):
     row = pack([random_ids(4, seed=1), random_ids(3, seed=2)])
     del row["question_ends"]
-    cache = StaticCache(config=decoder.config, max_cache_len=20)
+    cache = TrafficVLMStaticCache(config=decoder.config, max_cache_len=20)
     expected = decoder(**row, encoder_hidden_states=vision[:1]).last_hidden_state
     cached = decoder(**row, encoder_hidden_states=vision[:1], past_key_values=cache, use_cache=True)
     close(cached.last_hidden_state, expected)
@@ -546,7 +547,7 @@ def test_any_tower_of_the_library_with_tokens_can_stand_in():
     vision = {"model_type": "vit", "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = TrafficVLMConfig(vision | {"intermediate_size": 32}, TINY_TEXT)
     model = TrafficVLMForConditionalGeneration(config).eval()
-    assert model.get_image_features(random_pixels(1)).shape == (1, 197, 32)  # a class token and 14 × 14
+    assert model.get_image_features(random_pixels(1)).pooler_output.shape == (1, 197, 32)  # a class token and 14 × 14
     assert model.attention_maps(random_ids(1, 3), random_pixels(1)).shape == (1, 3, 14, 14)
 
 
@@ -562,18 +563,18 @@ def test_pixels_are_cast_to_the_dtype_of_any_tower():
     vision = {"model_type": "vit", "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = TrafficVLMConfig(vision | {"intermediate_size": 32}, TINY_TEXT)
     model = TrafficVLMForConditionalGeneration(config).eval().bfloat16()
-    assert model.get_image_features(random_pixels(1)).dtype == torch.bfloat16
+    assert model.get_image_features(random_pixels(1)).pooler_output.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("dtype, autocast", [(torch.bfloat16, False), (torch.float32, True), (torch.float32, False)])
-def test_slow_bfloat16_is_said(monkeypatch, dtype, autocast):
-    said = []
-    monkeypatch.setattr(modeling_traffic_vlm.logger, "warning_once", said.append)
-    for capability, slow in (("AVX512", False), ("AVX2", dtype == torch.bfloat16 or autocast)):
-        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda known=capability: known)
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            tiny_model().to(dtype).get_image_features(random_pixels(1))
-        assert len(said) == slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("capability", ["AVX512", "AVX2"])
+def test_slow_bfloat16_warns_after_loading(monkeypatch, tmp_path, dtype, capability):
+    tiny_model().save_pretrained(tmp_path)
+    warnings = []
+    monkeypatch.setattr(modeling_traffic_vlm.logger, "warning_once", warnings.append)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    TrafficVLMForConditionalGeneration.from_pretrained(tmp_path, dtype=dtype)
+    assert len(warnings) == (dtype == torch.bfloat16 and capability == "AVX2")
 
 
 def test_what_the_library_reads_of_the_classes():
@@ -741,7 +742,7 @@ def test_decoder_without_cross_attention_refuses_images():
         ({"pixel_values": random_pixels(1), "image_index": torch.tensor([0])}, [r"\[2\]", r"\[1\]"]),
         ({"pixel_values": random_pixels(2), "labels": random_ids(2, 4)}, [r"\[2,5\]", r"\[2, 4\]"]),
         ({"pixel_values": random_pixels(2), "labels": random_ids(2, 5), "logits_to_keep": 1}, [r"\[2,1\]"]),
-        ({"image_index": torch.tensor([0, 0])}, ["without images"]),
+        ({"image_index": torch.tensor([0, 0])}, ["image_index needs"]),
     ],
 )
 def test_full_model_refuses_bad_input(model, arguments, named):

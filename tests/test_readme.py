@@ -14,6 +14,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 FILES = sorted(set(re.findall(r"`((?:\w+/)*\w+\.(?:py|txt))`", README)))
 COMMANDS = re.findall(r"python (scripts/\w+\.py)((?:[^`\n]|\\\n)*)", README)
+OPTIONS = {"scripts/train.py": "training/run.py", "scripts/label.py": "serving/labeling.py"}  # others: in the script
 
 
 def test_readme_runs(processor, tmp_path, monkeypatch, capsys):
@@ -40,7 +41,7 @@ def test_files_that_the_readme_names_are_there(path):
 @pytest.mark.parametrize(("script", "arguments"), COMMANDS)
 def test_options_that_the_readme_names_exist(script, arguments):
     """As an argument of argparse or as a field of a dataclass of options."""
-    modules = [script, *(["training/run.py"] if script == "scripts/train.py" else [])]
+    modules = [script, *filter(None, [OPTIONS.get(script)])]
     code = "\n".join((ROOT / module).read_text() for module in modules)
     for option in re.findall(r"--([\w-]+)", arguments):
         library = script == "scripts/train.py" and hasattr(transformers.TrainingArguments, option)

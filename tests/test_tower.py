@@ -1,4 +1,4 @@
-"""Training of the tower: targets, frames, head, loss, judging, stopping and going on."""
+"""Training of the tower: targets, frames, head, loss, evaluation, stopping and resuming."""
 
 import json
 import subprocess
@@ -17,15 +17,13 @@ from traffic_vlm.data.frames import FrameBatches, augmented, load_frames, read_f
 from traffic_vlm.data.presence import CATEGORIES, INDEX, REGIONS, image_labels, targets
 from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.data.scene_labels import SCENE_VALUES, SEEN, read_scene_labels
-from traffic_vlm.evaluation.presence import auc, judge, table
+from traffic_vlm.evaluation.presence import auc, judge, region_targets, table
+from traffic_vlm.training.head import PresenceLoss, QueryHead, region_weights
 from traffic_vlm.training.tower import (
-    QueryHead,
-    TowerLoss,
     TowerOptions,
     TowerTrainer,
     load_tower,
     predict,
-    region_weights,
     save_tower,
 )
 from traffic_vlm.utils import DataError
@@ -270,7 +268,7 @@ def test_the_loss_weighs_yes_and_no_alike_within_a_source_and_passes_over_the_un
         loss((logits, torch.zeros(12, 4, 1)), region, unknown, source)[0].backward()
         return logits.grad[:, 0, 0]
 
-    loss = TowerLoss(2)
+    loss = PresenceLoss(2)
     overall = gradient()
     assert overall[0] < 0 < overall[1]
     weights = loss.counts[:, 1, 0, 0] / loss.counts[:, :, 0, 0].sum(1)
@@ -291,7 +289,7 @@ def test_the_loss_weighs_yes_and_no_alike_within_a_source_and_passes_over_the_un
 
 
 def test_an_answer_that_a_source_never_gives_weighs_nothing_within_it():
-    loss, region = TowerLoss(1), torch.zeros(2, len(CATEGORIES), 4, dtype=torch.int8)
+    loss, region = PresenceLoss(1), torch.zeros(2, len(CATEGORIES), 4, dtype=torch.int8)
     logits = torch.zeros(region.shape, requires_grad=True)
     loss((logits, torch.zeros(2, 4, 1)), region, torch.full((2, 1, 2, 2), -1), torch.zeros(2, dtype=int))[0].backward()
     assert not logits.grad.any()
@@ -302,7 +300,7 @@ def test_auc_and_balanced_accuracy_by_hand(data):
     frames = read_frames(data, True, Problems())
     answers = np.full((30, len(CATEGORIES), 4), 0.2, np.float32)
     answers[1:11:2, INDEX["car"], 0] = 0.8  # 5 of 15 cars are found
-    figures = judge(answers, frames)
+    figures = judge(answers, region_targets(frames), [frame.source for frame in frames])
     [row] = [row for row in figures["questions"] if (row["category"], row["region"]) == ("car", "whole")]
     assert (row["yes"], row["no"]) == (15, 15) and row["accuracy"] == pytest.approx((5 / 15 + 1) / 2)
     assert figures["macro"] == pytest.approx(np.mean([row["accuracy"] for row in figures["questions"]]))
@@ -367,6 +365,7 @@ def test_a_tower_learns_is_kept_and_goes_on_where_it_stopped(data, tmp_path):
         load_tower(tmp_path / "tower")
 
 
+@pytest.mark.slow
 def test_the_script_trains_and_answers(data, tmp_path):
     def run(*arguments):
         command = [sys.executable, ROOT / "scripts" / "train_tower.py", *map(str, arguments)]
@@ -376,7 +375,7 @@ def test_the_script_trains_and_answers(data, tmp_path):
     assert first.returncode == 0, first.stderr
     assert "missing source" in first.stdout and (tmp_path / "run" / "log.md").read_text().startswith("| 8 |")
     assert (
-        "going on from step 2 of 2"
+        "resuming from step 2 of 2"
         in run(*("--data", data, "--output_dir", tmp_path / "run", "--images", 8, "--batch_size", 4)).stdout
     )
     folder, output = data / "highway" / "val", tmp_path / "answers.parquet"
@@ -388,7 +387,7 @@ def test_the_script_trains_and_answers(data, tmp_path):
     tower = ("--tower", tmp_path / "run" / "tower")
     assert "no such folder" in run("--predict", tmp_path / "none", *tower).stderr
     assert "error: the tower" in run("--predict", folder, "--tower", tmp_path).stderr
-    assert "give --data" in run("--images", 8).stderr
+    assert "pass --data" in run("--images", 8).stderr
     assert (
         "unknown sources ['moon']" in run("--data", data, "--output_dir", tmp_path, "--shares", '{"moon": 1}').stderr
     )

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from transformers import HfArgumentParser, TrainerState, TrainingArguments
+from transformers import TrainerState, TrainingArguments
 
 from hub_stand_in import TOKEN, HubStandIn
 from tiny import ROOT, TINY_TEXT, TINY_TOWER, save_folder
@@ -24,20 +24,21 @@ from traffic_vlm.data.synthetic import render
 from traffic_vlm.evaluation.folders import load_rows
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.publishing.card import MARK, write_card
-from traffic_vlm.training.auxiliary import add_cell_head
 from traffic_vlm.training.collator import SupervisedCollator
+from traffic_vlm.training.head import HEAD_FILE, QueryHead, load_training_head
+from traffic_vlm.training.options import RENAMED, DataOptions, ModelOptions
 from traffic_vlm.training.run import (
-    DataOptions,
-    ModelOptions,
     build_model,
     compile_decoder,
     hold_back,
     last_checkpoint,
     prepare_model,
-    read_normalisation,
+    read_normalization,
     train,
 )
-from traffic_vlm.training.trainer import StartEpoch, TrafficTrainer, freeze_blocks
+from traffic_vlm.training.tower import save_tower
+from traffic_vlm.training.trainer import LOSSES, StartEpoch, TrafficTrainer, freeze_blocks
+from traffic_vlm.utils import option_parser
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 
@@ -46,7 +47,6 @@ FAST = ["--use_cpu", "--images_per_epoch", "8", "--per_device_train_batch_size",
 FAST += ["--max_eval_images", "24", "--logging_steps", "1", "--dataloader_num_workers", "0", "--learning_rate", "1e-3"]
 FAST += ["--warmup_steps", "0", "--lr_scheduler_type", "constant"]
 NO_BEST = ["--load_best_model_at_end", "false"]
-CELL_HEAD = {"cell_head.weight", "cell_head.bias", "cell_head.image_bias"}
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +80,10 @@ def script():
 
 def learn(start: Path, output: Path, *options: str) -> None:
     """What scripts/train.py does, in this process, as starting another takes seconds."""
-    parser = HfArgumentParser((script().Arguments, ModelOptions, DataOptions))
+    parser = option_parser((script().Arguments, ModelOptions, DataOptions), None, RENAMED)
     given = ["--output_dir", str(output), "--model_name_or_path", str(start), *FAST, *options]
-    train(*parser.parse_args_into_dataclasses(given))
+    arguments, model_options, data_options = parser.parse_args_into_dataclasses(given)
+    train(arguments, model_options, data_options)
 
 
 def refuse(start: Path, output: Path, *options: str) -> str:
@@ -93,8 +94,9 @@ def refuse(start: Path, output: Path, *options: str) -> str:
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Those of the model, without the layer that only training reads."""
-    return {name: value for name, value in load_file(folder / "model.safetensors").items() if name not in CELL_HEAD}
+    """Weights of the model; checkpoints also hold the training head."""
+    tensors = load_file(folder / "model.safetensors")
+    return {name: value for name, value in tensors.items() if not name.startswith("training_head.")}
 
 
 def figures(folder: Path) -> list[dict[str, float]]:
@@ -102,18 +104,20 @@ def figures(folder: Path) -> list[dict[str, float]]:
     return json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
 
 
+@pytest.mark.slow
 def test_a_run_learns_reports_and_leaves_a_folder_that_loads(start, tmp_path):
     run(start, tmp_path / "out", "--num_train_epochs", "1", "--questions_per_image", "8")
     logged = [entry for entry in figures(tmp_path / "out") if "loss" in entry]
     assert {"answer_loss", "words", "yes_no_accuracy"} <= logged[0].keys()
-    extra = ("cell_loss", "image_loss", "attention_loss", "value_loss", "wording_loss")
+    extra = [f"{name}_loss" for name in LOSSES]
     assert all(max(entry[name] for entry in logged) > 0 for name in extra)
     assert 0 <= logged[0]["yes_no_accuracy"] <= 1 and logged[0]["words"] > 1
     assert [entry["step"] for entry in figures(tmp_path / "out") if "eval_balanced_accuracy" in entry] == [0, 2]
     assert list((tmp_path / "out" / "runs").rglob("events.out.tfevents.*"))  # for TensorBoard
     after, before = weights(tmp_path / "out"), weights(start)
     assert after.keys() == before.keys()
-    assert load_file(tmp_path / "out" / "model.safetensors").keys() >= CELL_HEAD  # for further training
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() == before.keys()
+    assert (tmp_path / "out" / HEAD_FILE).is_file()  # for further training
     assert any(not torch.equal(after[name], before[name]) for name in after)
     assert not after["model.text_model.embed_tokens.weight"][0].any()  # [PAD] is not learned by any of the losses
     script = f"""
@@ -128,6 +132,7 @@ print(inputs["pixel_values"].shape[-1], float(model.score_yes_no(**inputs)[0]))
     assert loaded.stdout.startswith("64 0.") and "UNEXPECTED" not in loaded.stderr, loaded.stderr[-2000:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("train", "workers"), [(learn, "0"), (run, "1")])
 def test_a_stopped_run_ends_as_one_that_never_stopped(start, tmp_path, train, workers):
     # The last weights, not the best: the best may be those of before the stop.
@@ -143,20 +148,7 @@ def test_a_stopped_run_ends_as_one_that_never_stopped(start, tmp_path, train, wo
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_annotations_teach_the_decoder_before_a_frozen_tower_does(start, tmp_path):
-    options = ["--num_train_epochs", "2", "--load_best_model_at_end", "false", "--freeze_vision", "true"]
-    learn(start, tmp_path / "out", *options, "--annotated_steps", "1", "3")
-    learn(start, tmp_path / "plain", *options, "--annotated_steps", "0", "0")
-    taught, untaught, before = weights(tmp_path / "out"), weights(tmp_path / "plain"), weights(start)
-    for name in before:
-        if "vision_tower" in name:
-            assert torch.equal(taught[name], before[name])
-    assert any(not torch.equal(taught[name], untaught[name]) for name in before)
-    for wrong in (["3", "1"], ["2"]):
-        assert "--annotated_steps" in refuse(start, tmp_path / "no", *options, "--annotated_steps", *wrong)
-    assert "--freeze_vision" in refuse(start, tmp_path / "no", "--annotated_steps", "1", "3")
-
-
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_a_compiled_decoder_learns_the_same(start, tmp_path):
     losses = []
@@ -172,6 +164,7 @@ def test_a_compiled_decoder_learns_the_same(start, tmp_path):
     assert before.keys() == after.keys()
 
 
+@pytest.mark.slow
 def test_two_processes_train_together(start, tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29511"]
     run(start, tmp_path / "out", "--num_train_epochs", "1", launcher=launcher)
@@ -195,7 +188,6 @@ def test_each_epoch_draws_other_images_and_each_resumed_one_the_same():
     [
         ("--lora_rank", "2"),
         ("--gradient_checkpointing", "true", "--gradient_accumulation_steps", "2", "--bf16"),
-        ("--questions_per_image", "0"),
     ],
 )
 def test_ways_to_train(start, tmp_path, options):
@@ -205,9 +197,10 @@ def test_ways_to_train(start, tmp_path, options):
     changed = {name for name in after if not torch.equal(after[name], before[name].to(after[name].dtype))}
     tower = {name for name in changed if "vision_tower" in name}
     assert bool(tower) == ("--lora_rank" not in options)
-    assert bool(changed - tower) or options[0] == "--questions_per_image"
+    assert bool(changed - tower)
 
 
+@pytest.mark.slow
 def test_the_finished_folder_goes_to_the_hub(start, tmp_path):
     start = shutil.copytree(start, tmp_path / "start")
     for name in ("README.md", "LICENSE_WEIGHTS.md"):
@@ -229,12 +222,12 @@ def test_the_finished_folder_goes_to_the_hub(start, tmp_path):
 def test_another_run_in_the_same_folder_is_refused(start, tmp_path, capsys):
     """It would take up that run's last checkpoint, train nothing, and give out the old weights as its own."""
     learn(start, tmp_path, "--num_train_epochs", "1")
-    said = refuse(start, tmp_path, "--num_train_epochs", "1", "--cell_weight", "2")
-    assert f"{tmp_path} holds a run with --cell_weight 1.0, not 2.0" in said
+    said = refuse(start, tmp_path, "--num_train_epochs", "1", "--presence_weight", "2")
+    assert f"{tmp_path} holds a run with --presence_weight 1.0, not 2.0" in said
     assert "--seed 42, not 7" in refuse(start, tmp_path, "--seed", "7")
     assert "--learning_rate 0.001, not 0.01" in refuse(start, tmp_path, "--learning_rate", "1e-2")
     learn(start, tmp_path, "--num_train_epochs", "1", "--attn_implementation", "eager")  # how, not what
-    assert "goes on from" in capsys.readouterr().out
+    assert "resuming from" in capsys.readouterr().out
 
 
 def test_a_card_that_somebody_wrote_is_kept(tmp_path):
@@ -306,34 +299,36 @@ def test_the_decoder_is_compiled_part_by_part(start):
     assert not any("vision_tower" in name for name in compiled)
 
 
-def test_training_goes_on_with_the_cell_head_of_a_finished_folder(start, tmp_path, monkeypatch):
+def test_training_continues_with_the_head_of_a_finished_folder(start, tmp_path, monkeypatch):
     learn(start, tmp_path / "out", "--num_train_epochs", "1")
-    model = TrafficVLMForConditionalGeneration.from_pretrained(tmp_path / "out")
+    learned = load_file(tmp_path / "out" / HEAD_FILE)
     snapshot = tmp_path / "hub/models--me--tuned/snapshots/0123"
     shutil.copytree(tmp_path / "out", snapshot, ignore=shutil.ignore_patterns("checkpoint-*", "runs"))
     (snapshot.parent.parent / "refs").mkdir()
     (snapshot.parent.parent / "refs/main").write_text("0123")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     for name in (str(tmp_path / "out"), "me/tuned"):
-        add_cell_head(model, name)
-        learned = load_file(tmp_path / "out" / "model.safetensors")
-        assert all(torch.equal(learned[key], model.state_dict()[key]) for key in CELL_HEAD)
+        head = load_training_head(name).state_dict()
+        assert head.keys() == learned.keys()
+        assert all(torch.equal(learned[key], head[key]) for key in head)
+    assert load_training_head(start) is None
 
 
-@pytest.mark.parametrize("name", ["start", "me/unknown", None])
-def test_a_cell_head_begins_anew_where_there_is_none(start, name):
-    model = TrafficVLMForConditionalGeneration.from_pretrained(start)
-    add_cell_head(model, str(start) if name == "start" else name)
-    assert (model.cell_head.bias == -4).all()
+def test_a_head_of_other_categories_is_named(start, tmp_path):
+    shutil.copytree(start, tmp_path / "start")
+    save_file(QueryHead(24, num_categories=3).state_dict(), tmp_path / "start" / HEAD_FILE)
+    message = refuse(tmp_path / "start", tmp_path / "out")
+    assert "does not fit the 75 categories" in message and HEAD_FILE in message
 
 
-def test_a_cell_head_of_other_targets_is_named(start, tmp_path):
-    model = TrafficVLMForConditionalGeneration.from_pretrained(start)
-    model.add_module("cell_head", torch.nn.Linear(24, 48))
-    model.save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match="knows 48 targets, this code 71: a new one takes its place"):
-        add_cell_head(model, str(tmp_path))
-    assert len(model.cell_head.bias) == 71
+def test_a_tower_trained_alone_is_the_start_with_its_head(tmp_path):
+    tower = TrafficVLMVisionModel(TrafficVLMVisionConfig(**TINY_TOWER))
+    trained = torch.nn.ModuleDict({"tower": tower, "head": QueryHead(24)})
+    save_tower(trained, tmp_path / "tower")
+    model, _ = prepare_model(ModelOptions(vision_tower=str(tmp_path / "tower")), DataOptions(), processes=1)
+    for mine, theirs in ((model.model.vision_tower, trained["tower"]), (model.training_head["head"], trained["head"])):
+        for name, value in theirs.state_dict().items():
+            assert torch.equal(mine.state_dict()[name], value.bfloat16().to(value.dtype)), name
 
 
 def test_another_vision_tower_stands_in(tmp_path):
@@ -359,15 +354,15 @@ def test_a_tower_with_a_class_token_and_its_own_normalisation(tmp_path):
         hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, image_size=64, patch_size=16
     )
     CLIPVisionModel(config).save_pretrained(tmp_path / "tower")
-    assert read_normalisation(str(tmp_path / "tower")) == read_normalisation(None) == {}
+    assert read_normalization(str(tmp_path / "tower")) == read_normalization(None) == {}
     CLIPImageProcessor().save_pretrained(tmp_path / "tower")
     processor = prepare_model(ModelOptions(vision_tower=str(tmp_path / "tower")), DataOptions(), processes=1)[1]
     assert processor.image_processor.image_mean == pytest.approx([0.481, 0.458, 0.408], abs=1e-3)
     model = TrafficVLMForConditionalGeneration(TrafficVLMConfig(config.to_dict(), TINY_TEXT))
-    told = ["--freeze_vision", "true", "--annotated_steps", "0", "3"]
-    learn(save_folder(model, tmp_path / "start"), tmp_path / "out", "--num_train_epochs", "1", *told)
+    frozen = ["--freeze_vision", "true"]
+    learn(save_folder(model, tmp_path / "start"), tmp_path / "out", "--num_train_epochs", "1", *frozen)
     logged = [entry for entry in figures(tmp_path / "out") if "loss" in entry]
-    assert {"cell_loss", "attention_loss"} <= logged[0].keys()
+    assert {"presence_loss", "grounding_loss"} <= logged[0].keys()
 
 
 def test_our_tower_starts_from_a_folder_at_another_size(tmp_path):
@@ -406,15 +401,7 @@ def test_images_with_questions_of_your_own(start, tmp_path):
     assert "not among the 500 of the vocabulary: zebra" in said
     long = str(own_folder(tmp_path / "long", "car " * 130))
     assert "at most 128 are allowed" in refuse(start, tmp_path / "not", "--train_dataset", long)
-    for options in (["--train_dataset", mine], ["--eval_dataset", mine]):
-        said = refuse(start, tmp_path / "not", *options, "--questions_per_image", "0")
-        assert f"{mine} has questions, but no scenes" in said
     assert "zebra" in refuse(start, tmp_path / "not", "--eval_dataset", zebras)
-
-
-def test_too_few_images_for_a_figure_of_cells_are_named(start, tmp_path):
-    said = refuse(start, tmp_path, "--questions_per_image", "0", "--max_eval_images", "4")
-    assert "4 evaluation images give no balanced_accuracy" in said and said.endswith("--max_eval_images")
 
 
 def test_training_takes_the_split_train_and_evaluation_asks_which(start, tmp_path):
@@ -429,26 +416,27 @@ def test_training_takes_the_split_train_and_evaluation_asks_which(start, tmp_pat
 def test_losses_beside_the_answers_are_divided_among_accumulated_passes(start, tmp_path, processor):
     rows = [{"image": image, "scene": scene.to_json()} for image, scene in map(render, range(4))]
     model = prepare_model(ModelOptions(model_name_or_path=str(start)), DataOptions(), processes=1)[0].eval()
-    batch = SupervisedCollator(processor, 8, grid=(4, 4), rewordings=2)(rows)
+    batch = SupervisedCollator(processor, 8, grid=(4, 4), paraphrases=2)(rows)
     batch["pixel_values"] = torch.nn.functional.interpolate(batch["pixel_values"], (64, 64))
-    weights_of = {"cell_weight": 1.0, "attention_weight": 1.0, "value_weight": 1.0, "wording_weight": 1.0}
 
-    def loss(passes: int, **given: float) -> float:
-        trainer = TrafficTrainer(model, TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"), **given)
+    def loss(passes: int, **loss_weights: float) -> float:
+        arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+        trainer = TrafficTrainer(model, arguments, loss_weights=loss_weights)
+        model.training_head["loss"].counts.zero_()
         trainer.current_gradient_accumulation_steps = passes
         with torch.no_grad():
             return float(trainer.compute_loss(model, dict(batch), num_items_in_batch=torch.tensor(100)))
 
     answers = loss(1)
-    for name, weight in weights_of.items():
-        whole, half = loss(1, **{name: weight}) - answers, loss(2, **{name: weight}) - answers
+    for name in LOSSES:
+        whole, half = loss(1, **{name: 1.0}) - answers, loss(2, **{name: 1.0}) - answers
         assert whole > 1e-4 and half == pytest.approx(whole / 2, rel=1e-2), name
 
 
 def test_a_tenth_is_held_back_where_no_images_are_given_for_evaluation(start, tmp_path, capsys):
     mine = own_folder(tmp_path / "mine", images=60)
     learn(start, tmp_path / "out", "--train_dataset", str(mine), "--num_train_epochs", "1")
-    assert "6 images, a tenth, are held back" in capsys.readouterr().out
+    assert "6 images, 10 %, are held back" in capsys.readouterr().out
     assert any("eval_balanced_accuracy_mine" in entry for entry in figures(tmp_path / "out"))
     scenes = SyntheticRows()
     (kept, whole), [held] = hold_back([load_rows([mine]), scenes])
@@ -457,6 +445,7 @@ def test_a_tenth_is_held_back_where_no_images_are_given_for_evaluation(start, tm
     assert held["image_id"] == hold_back([load_rows([mine])])[1][0]["image_id"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -471,6 +460,7 @@ def test_what_cannot_work_is_said(start, tmp_path, options, message):
     assert not (tmp_path / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_and_the_last_checkpoint_kept(start, tmp_path):
     learn(start, tmp_path, "--num_train_epochs", "1")
     (tmp_path / "model.safetensors").unlink()
@@ -488,11 +478,11 @@ def test_a_broken_gradient_stops_before_the_weights_are_spoilt(start, tmp_path, 
     options += ["--save_steps", "1", "--num_train_epochs"]
     learn(start, tmp_path, *options, "1")
 
-    def broken(logits, targets):
-        return (0 * logits).sum().sqrt()  # a loss of 0 with a gradient of NaN
+    def broken(maps, patches):
+        return (0 * maps).sum().sqrt()  # a loss of 0 with a gradient of NaN
 
     with monkeypatch.context() as patched:
-        patched.setattr("traffic_vlm.training.trainer.cell_loss", broken)
+        patched.setattr("traffic_vlm.training.trainer.grounding_loss", broken)
         with pytest.raises(FloatingPointError, match="the gradient is nan at step 3: training stops before"):
             learn(start, tmp_path, *options, "2")
     assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
@@ -505,7 +495,7 @@ def test_a_broken_gradient_stops_before_the_weights_are_spoilt(start, tmp_path, 
     [
         (["--train_weights", "1", "2"], "1 datasets need as many positive weights, got [1.0, 2.0]"),
         (["--image_size", "60"], "image_size=60"),
-        (["--questions_per_image", "0", "--cell_weight", "0"], "learns cells alone"),
+        (["--questions_per_image", "0"], "--questions_per_image must be at least 1, got 0"),
         (["--model_name_or_path", "no/such/model"], "no/such/model"),
         (["--vision_tower", "some/tower"], "has a vision tower: either it or --vision_tower some/tower"),
         (["--thaw_after_epochs", "1"], "--thaw_after_epochs needs --freeze_vision true"),

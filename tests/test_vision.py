@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tiny import TINY_TEXT, TINY_TOWER
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig
@@ -175,18 +176,15 @@ def test_the_full_model_saves_and_loads_it(tmp_path):
     again = TrafficVLMForConditionalGeneration.from_pretrained(tmp_path)
     assert again.config.vision_config.conv_widths == TINY_TOWER["conv_widths"]
     image = pixels(1, 3, 224, 224)
-    assert torch.equal(again.get_image_features(image), model.get_image_features(image))
+    features = [one.get_image_features(image).pooler_output for one in (again, model)]
+    assert torch.equal(*features)
 
 
-def test_convolutions_find_their_weights_channels_last(tmp_path):
+def test_a_pass_leaves_the_weights_as_they_are(tmp_path):
     tower = tiny_tower()
-    tower(pixels(1, 3, 32, 32)).last_hidden_state.sum().backward()
-    tower.save_pretrained(tmp_path)
-    for model in (tower, TrafficVLMVisionModel.from_pretrained(tmp_path)):
-        model(pixels(1, 3, 32, 32))
-        convolutions = [weight for weight in model.parameters() if weight.ndim == 4]
-        assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in convolutions)
-        assert any(min(weight.shape[1:3]) > 1 for weight in convolutions)  # else it says nothing
+    tower(pixels(1, 3, 32, 32))
+    assert all(weight.is_contiguous() for weight in tower.parameters())
+    save_file(tower.state_dict(), tmp_path / "tower.safetensors")  # refuses other layouts
 
 
 @pytest.mark.parametrize(

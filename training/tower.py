@@ -1,16 +1,15 @@
-"""Train the vision tower plainly: what is where in an image, without questions.
+"""Train the vision tower alone: which categories are where in an image, without questions.
 
     pixels → tower → tokens [B,P,C] ─┬→ QueryHead → region logits [B,categories,4] ↔ region targets
                                      └→ linear    → patch logits [B,P,categories] ↔ patch targets
 
-One step costs a pass of the tower forward and backward and little else. Weights are averaged (EMA); the averages are
-what is judged and kept.
+One step costs little more than a forward and backward pass of the tower. Weights are averaged (EMA); the averages are
+evaluated and saved.
 """
 
 import copy
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,96 +25,19 @@ from torch import nn
 from ..configuration_traffic_vlm import TrafficVLMVisionConfig
 from ..data.frames import Frame, FrameBatches
 from ..data.presence import CATEGORIES, REGIONS
-from ..utils import atomic_write_text
+from ..utils import atomic_write, atomic_write_text
 from ..vision_traffic_vlm import TrafficVLMVisionModel
+from .head import PATCH_WEIGHT, PresenceLoss, QueryHead
 
 
-MAX_WEIGHT = 16.0  # of a rare answer
-OVERALL_WEIGHT = 0.25  # of the balance over all sources, beside that within each
-DECAY = 0.998  # of the running counts of yes and no, a batch
-POSITIVE_WEIGHT = 4.0  # of patches that an object covers
-PATCH_WEIGHT = 2.0
 EMA_DECAY = 0.999
+CATEGORIES_FILE = "categories.json"  # beside the weights
 EVALUATION_SIZE = 224
-
-
-class QueryHead(nn.Module):
-    """What is there, by region: tokens [B,P,C] → logits [B,categories,4].
-
-    Each category has learned queries that read the tokens by attention, and its own reading of what they find. The
-    thirds of the image are read by the same queries, which then see the columns of their third alone: what a car looks
-    like is learned once, wherever it is.
-    """
-
-    def __init__(self, hidden_size: int, num_categories: int = len(CATEGORIES), num_queries: int = 2):
-        super().__init__()
-        self.shape = (num_categories, num_queries)
-        self.query = nn.Linear(hidden_size, num_categories * num_queries, bias=False)
-        self.value = nn.Linear(hidden_size, num_categories * num_queries, bias=False)
-        self.patch = nn.Linear(hidden_size, num_categories)
-        self.bias = nn.Parameter(torch.zeros(num_categories, len(REGIONS)))
-        for layer in (self.query, self.value, self.patch):
-            nn.init.normal_(layer.weight, std=0.02)
-        nn.init.constant_(self.patch.bias, -4.0)  # most patches hold few categories
-
-    def forward(self, tokens: torch.Tensor, grid: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Region logits [B,categories,4] and patch logits [B,P,categories] of tokens in `grid` (rows, columns)."""
-        scores = self.query(tokens).float().transpose(1, 2)  # [B,categories·queries,P]
-        values = self.value(tokens).float().transpose(1, 2)
-        regions = []
-        for weights in region_weights(*grid).to(tokens.device):
-            attention = (scores + weights.log()).softmax(-1)
-            found = (attention * values).sum(-1)  # [B,categories·queries]
-            regions.append(found.unflatten(1, self.shape).sum(-1))
-        return torch.stack(regions, -1) + self.bias, self.patch(tokens)
-
-
-def region_weights(rows: int, columns: int) -> torch.Tensor:
-    """How much of each patch lies in the whole image and in its left, middle and right third [4,rows·columns]."""
-    edges = torch.arange(columns + 1) / columns * 3
-    thirds = [(edges[1:].clamp(max=n + 1) - edges[:-1].clamp(min=n)).clamp(min=0) for n in range(3)]
-    weights = torch.stack([torch.full((columns,), 3 / columns), *thirds]) * columns / 3
-    return weights[:, None].expand(-1, rows, -1).flatten(1)
-
-
-class TowerLoss:
-    """Binary cross-entropy where the answer is known: regions + 2 × patches.
-
-    Each category and region weighs its yes and no alike by running counts, so that P means "half yes, half no". It
-    does so within each source, or the look of a source would be an answer where a category is common in one and rare
-    in another; and, with less weight, over all of them, so that what a source never shows is learned as a no.
-    """
-
-    def __init__(self, num_sources: int) -> None:
-        self.counts = torch.zeros(num_sources + 1, 2, len(CATEGORIES), len(REGIONS))  # no, yes; the last is of all
-
-    def __call__(
-        self,
-        logits: tuple[torch.Tensor, torch.Tensor],
-        region: torch.Tensor,
-        patch: torch.Tensor,
-        source: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(region loss, patch loss) of the head's logits and targets [B,C,4] and [B,C,rows,columns] of 1, 0, -1."""
-        answers = torch.stack([region == 0, region == 1], 1).float()  # [B,2,C,4]
-        self.counts[:-1] = DECAY * self.counts[:-1].index_add(0, source, answers * (1 - DECAY) / DECAY)
-        self.counts[-1] = self.counts[:-1].sum(0)
-        # What yes and no weigh together, alike: less where one of them is so rare that its weight would be too large.
-        both = torch.minimum(self.counts.sum(1) / 2, MAX_WEIGHT * self.counts.amin(1))
-        weight = both[:, None] / self.counts.clamp(min=1e-9)  # [sources + 1,2,C,4]
-        weights = (answers * (weight[source] + OVERALL_WEIGHT * weight[-1])).sum(1)
-        entropy = nn.functional.binary_cross_entropy_with_logits
-        regions = entropy(logits[0], region.clamp(min=0).float(), weights, reduction="sum")
-        patches = patch.flatten(2).transpose(1, 2)
-        known = patches >= 0
-        positive = torch.tensor(POSITIVE_WEIGHT)
-        of_patches = entropy(logits[1].float()[known], patches[known].float(), pos_weight=positive)
-        return regions / (region >= 0).sum().clamp(min=1), of_patches if known.any() else regions * 0
 
 
 @dataclass
 class TowerOptions:
-    """What a run of the tower's training is; `sizes` are sides of images, each until that fraction of the run."""
+    """Options of a tower's training; `sizes` are sides of images in pixels, each until that fraction of the run."""
 
     images: int
     batch_size: int = 48
@@ -145,11 +67,11 @@ class TowerOptions:
 
 
 class TowerTrainer:
-    """A tower with its head, their average, and all that is needed to go on where a run stopped.
+    """A tower with its head, their averaged weights, and all that is needed to resume a run.
 
     Args:
-        tower: whose convolutions may know something already; the rest is new and learns at a higher rate.
-        new_parts: names of the tower's parts that are new.
+        tower: its convolutions may be trained already.
+        new_parts: names of the tower's untrained parts; they and the head learn at a higher rate.
         sources: names of the sources of the batches, in their order.
     """
 
@@ -162,7 +84,7 @@ class TowerTrainer:
         sources: Sequence[str],
     ):
         self.model, self.config = nn.ModuleDict({"tower": tower, "head": head}), tower.config
-        self.options, self.loss = options, TowerLoss(len(sources))
+        self.options, self.loss = options, PresenceLoss(len(sources))
         self.sources = list(sources)
         self.step, self.seconds, self.waited = 0, 0.0, 0.0
         self.average = copy.deepcopy(self.model).requires_grad_(False).eval()
@@ -197,7 +119,9 @@ class TowerTrainer:
         (losses[0] + PATCH_WEIGHT * losses[1]).backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         if not math.isfinite(norm):
-            raise FloatingPointError(f"the gradient is {norm.item()} at step {self.step + 1}; the checkpoint is whole")
+            raise FloatingPointError(
+                f"the gradient is {norm.item()} at step {self.step + 1}; the checkpoint is complete"
+            )
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step += 1
@@ -212,19 +136,19 @@ class TowerTrainer:
         torch._foreach_lerp_([old[name] for name in names], [new[name] for name in names], 1 - decay)
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint must share with the run that goes on from it."""
+        """What a checkpoint must share with the run that resumes from it."""
         options = {"batch_size": self.options.batch_size, "seed": self.options.seed, "sources": list(self.sources)}
         return {"categories": list(CATEGORIES), "config": vision_fields(self.config)} | options
 
     def save(self, path: Path) -> None:
-        """Write a checkpoint under a temporary name and rename it."""
+        """Write a checkpoint, complete or not at all."""
         state = {name: getattr(self, name).state_dict() for name in ("model", "average", "optimizer")}
         state |= {"step": self.step, "seconds": self.seconds, "waited": self.waited, "counts": self.loss.counts}
-        torch.save(state | {"identity": self.identity()}, path.with_suffix(".tmp"))
-        os.replace(path.with_suffix(".tmp"), path)
+        with atomic_write(path) as temporary:
+            torch.save(state | {"identity": self.identity()}, temporary)
 
     def load(self, path: Path) -> None:
-        """Go on from a checkpoint.
+        """Resume from a checkpoint.
 
         Raises:
             ValueError: it cannot be read, or is of another configuration; the message names the field.
@@ -244,7 +168,7 @@ class TowerTrainer:
         self.waited = state["waited"]
 
     def batches(self, frames: Sequence[Frame], pixels: np.ndarray, shares: dict[str, float]) -> Any:
-        """Batches from the next step on, made by a process of their own."""
+        """Batches from the next step on, made in a process of their own."""
         options = self.options
         dataset = FrameBatches(frames, pixels, shares, options.batch_size, options.size_of, self.step, options.seed)
         return iter(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1, prefetch_factor=8))
@@ -262,14 +186,14 @@ class TowerTrainer:
 
 
 def vision_fields(config: TrafficVLMVisionConfig) -> dict[str, Any]:
-    """The fields of a tower's configuration that decide what its weights are."""
+    """The fields of a tower's configuration that determine its weights."""
     names = ["conv_widths", "conv_depths", "conv_kernel_sizes", "conv_strides", "conv_expansion", "hidden_size"]
     names += ["intermediate_size", "num_hidden_layers", "num_attention_heads", "neck", "neck_width"]
     return {name: getattr(config, name) for name in names}
 
 
 def forward(model: Any, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Region and patch logits of pixels uint8 [B,S,S,3], in bfloat16 where that pays."""
+    """Region and patch logits of pixels uint8 [B,S,S,3], in bfloat16 where autocast allows it."""
     x = pixels.permute(0, 3, 1, 2).float().div(127.5).sub(1)  # as the processor normalizes
     with torch.autocast(pixels.device.type, torch.bfloat16):
         tokens = model["tower"](x).last_hidden_state
@@ -290,29 +214,34 @@ def predict(model: Any, pixels: np.ndarray, batch_size: int = 32) -> np.ndarray:
 def save_tower(model: Any, folder: Path) -> None:
     """Write tower and head in bfloat16 with configuration and categories, each file complete or not there."""
     atomic_write_text(folder / "config.json", model["tower"].config.to_json_string())
-    atomic_write_text(folder / "categories.json", json.dumps(list(CATEGORIES), indent=1) + "\n")
+    atomic_write_text(folder / CATEGORIES_FILE, json.dumps(list(CATEGORIES), indent=1) + "\n")
     state = {
         name: (value.bfloat16() if value.is_floating_point() else value).contiguous()
         for name, value in model.state_dict().items()
     }
-    save_file(state, folder / "model.safetensors.tmp", {"format": "pt"})
-    os.replace(folder / "model.safetensors.tmp", folder / "model.safetensors")
+    with atomic_write(folder / "model.safetensors") as temporary:
+        save_file(state, temporary, {"format": "pt"})
+
+
+def is_tower_folder(name: str | Path) -> bool:
+    """Whether `save_tower` wrote the folder."""
+    return (Path(name) / CATEGORIES_FILE).is_file()
 
 
 def load_tower(folder: Path) -> nn.ModuleDict:
     """Tower and head of a folder of `save_tower`, in float32.
 
     Raises:
-        ValueError: it cannot be read, or is of other categories than this code's.
+        ValueError: it cannot be read, or has other categories than this code.
     """
     try:
-        categories = json.loads((folder / "categories.json").read_text(encoding="utf-8"))
+        categories = json.loads((folder / CATEGORIES_FILE).read_text(encoding="utf-8"))
         state = load_file(folder / "model.safetensors")
     except Exception as error:  # safetensors raises a kind of its own
         raise ValueError(f"the tower {folder} cannot be read: {error}") from error
     if categories != list(CATEGORIES):
         other = sorted(set(categories) ^ set(CATEGORIES)) or "their order"
-        raise ValueError(f"{folder} is of other categories than this code: {other}")
+        raise ValueError(f"{folder} has other categories than this code: {other}")
     config = TrafficVLMVisionConfig.from_pretrained(folder)
     model = nn.ModuleDict({"tower": TrafficVLMVisionModel(config), "head": QueryHead(config.hidden_size)})
     model.load_state_dict(state)

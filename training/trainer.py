@@ -1,29 +1,21 @@
-"""The library's Trainer with what our training adds: losses beside the answers, our figures, a frozen tower.
+"""The library's Trainer with our losses beside that of the answers, our evaluation figures and a frozen tower.
 
-batch from `SupervisedCollator` → loss of the answers + cell, attention, value and wording losses
+batch from `SupervisedCollator` → loss of the answers + presence, grounding, intermediate and consistency losses
 evaluation → `quick_metrics`, the same figures as `scripts/evaluate.py`
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from transformers import Trainer, TrainerCallback
 
-from .annotated import AnnotatedTokens, mix, share_of_annotations
-from .auxiliary import (
-    CELL_HEAD,
-    attention_loss,
-    cell_loss,
-    image_loss,
-    image_targets,
-    recording,
-    value_loss,
-    wording_loss,
-)
+from .head import PATCH_WEIGHT
+from .losses import Recorded, consistency_loss, grounding_loss, intermediate_loss, recording
 
 
+LOSSES = ("presence", "grounding", "intermediate", "consistency")
 ADVICE = (
     "training stops before the weights are spoilt, and checkpoints stay as they are. A smaller --learning_rate or "
     "--max_grad_norm, or --bf16 false, may help"
@@ -36,7 +28,7 @@ def unwrap(model: Any) -> Any:
 
 
 def keep_statistics(tower: Any) -> None:
-    """What is frozen drops nothing, and what is frozen in part only keeps its statistics, too: they go to eval."""
+    """Keep frozen modules, also partly frozen ones, in eval mode: no dropout, fixed BatchNorm statistics."""
     if not any(parameter.requires_grad for parameter in tower.parameters()):
         tower.eval()
     for part in tower.children():
@@ -45,7 +37,7 @@ def keep_statistics(tower: Any) -> None:
 
 
 def freeze_blocks(tower: Any, blocks: int) -> None:
-    """Keep the stem and the first `blocks` blocks of a tower's convolutions, and with the last of them what follows.
+    """Freeze the stem and the first `blocks` blocks of a tower's convolutions; with all blocks, all convolutions.
 
     Raises:
         ValueError: the tower has no convolutions, or a negative number.
@@ -62,13 +54,11 @@ def freeze_blocks(tower: Any, blocks: int) -> None:
 
 
 class TrafficTrainer(Trainer):
-    """`Trainer` for batches of packed questions.
+    """`Trainer` for batches of packed questions from `SupervisedCollator`.
 
     Args:
-        cell_weight, attention_weight, value_weight, wording_weight: of the losses beside that of the answers; 0 leaves
-            one out.
-        annotated, annotated_steps: image tokens as the annotations tell them, which the decoder reads in place of the
-            tower's until the first step, and less and less until the second.
+        loss_weights: of the losses beside that of the answers, by their names in LOSSES; 0 or absent leaves one out.
+            "presence" needs a model with a training head.
         evaluator: gives the figures of a model on the evaluation rows, as floats by name.
 
     Raises:
@@ -78,20 +68,13 @@ class TrafficTrainer(Trainer):
     def __init__(
         self,
         *args: Any,
-        cell_weight: float = 0.0,
-        attention_weight: float = 0.0,
-        value_weight: float = 0.0,
-        wording_weight: float = 0.0,
-        annotated: AnnotatedTokens | None = None,
-        annotated_steps: Sequence[int] = (0, 0),
+        loss_weights: Mapping[str, float] | None = None,
         evaluator: Callable[[Any, Any], dict[str, float]] | None = None,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
-        self.cell_weight, self.attention_weight = cell_weight, attention_weight
-        self.value_weight, self.wording_weight = value_weight, wording_weight
+        self.loss_weights = {name: weight for name, weight in (loss_weights or {}).items() if weight}
         self.evaluator = evaluator
-        self.annotated, self.annotated_steps = annotated, annotated_steps
         self.sums: dict[str, tuple[Any, Any]] = {}  # since the last log: sum and number
 
     def compute_loss(
@@ -99,47 +82,46 @@ class TrafficTrainer(Trainer):
     ) -> Any:
         full = unwrap(self.accelerator.unwrap_model(model))
         keep_statistics(full.model.vision_tower)
-        cells, look_at = inputs.pop("cell_targets", None), inputs.pop("attention_targets", None)
-        values, pairs = inputs.pop("value_targets", None), inputs.pop("wording_pairs", None)
-        words = None
-        if self.attention_weight and look_at is not None:
-            words = look_at.any(-1).nonzero(as_tuple=True)
-        replace, share_told = None, share_of_annotations(self.state.global_step, self.annotated_steps)
-        if self.annotated is not None and cells is not None and share_told:
-            told = self.annotated(cells)
-            replace = lambda tokens: mix(tokens, told, share_told)  # noqa: E731
+        names = ("region_targets", "patch_targets", "grounding_targets", "intermediate_targets", "paraphrase_pairs")
+        targets = {name: inputs.pop(name, None) for name in names}
         inputs["use_cache"] = False
-        with recording(full, replace) as recorded:
-            if "labels" in inputs:
-                loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-                self._count_answers(outputs.logits, inputs["labels"])
-            else:  # no questions: the tower alone learns
-                outputs, loss = model(**inputs), torch.zeros((), device=self.args.device)
-        # The library has divided by the number of accumulated passes already where it counted their tokens.
-        share = 1.0 if num_items_in_batch is None else 1.0 / self.current_gradient_accumulation_steps
+        with recording(full) as recorded:
+            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+            self._count_answers(outputs.logits, inputs["labels"])
+        # Without num_items_in_batch the library itself divides by the number of accumulated passes.
+        fraction = 1.0 if num_items_in_batch is None else 1.0 / self.current_gradient_accumulation_steps
         with self.accelerator.autocast():
-            extra: dict[str, tuple[float, torch.Tensor]] = {}  # weight and loss
-            if self.cell_weight and cells is not None:
-                head = getattr(full, CELL_HEAD)
-                logits = head(recorded.tokens[:, -cells.shape[1] :])  # without a class token, where a tower has one
-                extra["cell_loss"] = self.cell_weight, cell_loss(logits, cells)
-                there = image_loss(head.image_logits(logits), image_targets(cells))
-                extra["image_loss"] = self.cell_weight, there
-            if words is not None:
-                look = attention_loss(recorded.mean_map(words)[:, -look_at.shape[-1] :], look_at[words])
-                extra["attention_loss"] = self.attention_weight, look
-            if self.value_weight and values is not None:
-                seen = value_loss(full, recorded.halfway[values > 0], values[values > 0])
-                extra["value_loss"] = self.value_weight, seen
-            if self.wording_weight and pairs is not None:
-                apart = wording_loss(self._log_odds(outputs.logits[pairs > 0]), pairs[pairs > 0])
-                extra["wording_loss"] = self.wording_weight, apart
-            for name, (weight, value) in extra.items():
-                self._add(name, value)
-                loss = loss + weight * share * value
+            for name, value in self._extra_losses(full, recorded, outputs.logits, targets).items():
+                self._add(f"{name}_loss", value)
+                loss = loss + self.loss_weights[name] * fraction * value
         if not math.isfinite(loss.item()):
             raise FloatingPointError(f"the loss is {loss.item()} at step {self.state.global_step + 1}: {ADVICE}")
         return (loss, outputs) if return_outputs else loss
+
+    def _extra_losses(
+        self, full: Any, recorded: Recorded, logits: torch.Tensor, targets: Mapping[str, Any]
+    ) -> dict[str, torch.Tensor]:
+        """The losses beside that of the answers, by name: those with a weight whose targets the batch has."""
+        losses = {}
+        region, patch = targets["region_targets"], targets["patch_targets"]
+        if "presence" in self.loss_weights and region is not None:
+            tokens = recorded.image_tokens[:, -patch[0, 0].numel() :]  # without a class token, where a tower has one
+            head_logits = full.training_head["head"](tokens, tuple(patch.shape[2:]))
+            source = torch.zeros(len(region), dtype=torch.long, device=region.device)
+            regions, patches = full.training_head["loss"](head_logits, region, patch, source)
+            losses["presence"] = regions + PATCH_WEIGHT * patches
+        grounding = targets["grounding_targets"]
+        if "grounding" in self.loss_weights and grounding is not None:
+            words = grounding.any(-1).nonzero(as_tuple=True)
+            maps = recorded.attention_maps(words)[:, -grounding.shape[-1] :]
+            losses["grounding"] = grounding_loss(maps, grounding[words])
+        words = targets["intermediate_targets"]
+        if "intermediate" in self.loss_weights and words is not None:
+            losses["intermediate"] = intermediate_loss(full, recorded.mid_layer_states[words > 0], words[words > 0])
+        pairs = targets["paraphrase_pairs"]
+        if "consistency" in self.loss_weights and pairs is not None:
+            losses["consistency"] = consistency_loss(self._log_odds(logits[pairs > 0]), pairs[pairs > 0])
+        return losses
 
     def _log_odds(self, logits: torch.Tensor) -> torch.Tensor:
         """Of yes against no [N], from logits [N,V]."""
@@ -164,7 +146,7 @@ class TrafficTrainer(Trainer):
         self.sums[name] = (total + value.detach(), number + count)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Adds our figures to those of the library; `words` is exp(loss), the words that it is choosing between."""
+        """Add our figures to those of the library; `words` is exp(answer loss): how many words it chooses from."""
         if "loss" in logs:
             means = {name: float(total) / max(1, int(count)) for name, (total, count) in self.sums.items()}
             logs = logs | {name: round(mean, 4) for name, mean in means.items()}
@@ -200,14 +182,14 @@ class TrafficTrainer(Trainer):
 
 
 def epoch_of(state: Any) -> int:
-    """The number of the epoch that begins, or goes on where a run was stopped inside it."""
+    """The index of the epoch that begins, or continues in a resumed run."""
     return int((state.epoch or 0) + 1e-6)  # 2.0 may be a little less
 
 
 class StartEpoch(TrainerCallback):
-    """Tell the dataset and the collator which epoch begins, so that a run that was stopped draws what it would have.
+    """Set the epoch of dataset and collator, so that a resumed run draws the same images as an uninterrupted one.
 
-    The library tells a dataset by itself, but on several processes it does not.
+    The library does this for a dataset, but not on several processes.
     """
 
     def __init__(self, mixture: Any, collator: Any):
@@ -219,7 +201,7 @@ class StartEpoch(TrainerCallback):
 
 
 class RefuseBrokenGradients(TrainerCallback):
-    """Stop before a step that would make weights NaN, as a checkpoint of them could never be trained on.
+    """Stop before a step that would make weights NaN: nothing could be trained from such a checkpoint.
 
     Raises:
         FloatingPointError: a gradient is NaN or infinite. Not in float16, whose scaler skips such steps.
@@ -234,7 +216,7 @@ class RefuseBrokenGradients(TrainerCallback):
 
 
 class FreezeTower(TrainerCallback):
-    """Keep the vision tower as it is for the first `epochs` epochs, and some blocks of convolutions for good."""
+    """Freeze the vision tower for the first `epochs` epochs, and its first `blocks` convolution blocks for good."""
 
     def __init__(self, epochs: float, blocks: int | None = None):
         self.epochs, self.blocks = epochs, blocks

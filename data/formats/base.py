@@ -13,11 +13,11 @@ from typing import Any
 from PIL import ExifTags, Image
 
 from ...utils import DataError
+from ..patches import GRID
 from ..scene import CLASSES, Scene, SceneObject, given_to_all, is_a
 from .mapping import ClassMapping, SourceMapping
 
 
-GRID = 14  # patches per side of an image, in `SceneObject.cells`
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
 IMAGE_ERRORS = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # raised by Pillow for bad files
 ImageEntry = tuple[str, str, Any]  # path below the image folder; file and record, for messages; annotation

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ..patches import mask_coverage
 from ..scene import SceneObject
-from .base import GRID, IMAGE_ERRORS, ImageEntry, SceneBuilder, SkippedImage, Source
+from .base import IMAGE_ERRORS, ImageEntry, SceneBuilder, SkippedImage, Source
 from .mapping import ClassMapping
 
 
@@ -57,15 +58,6 @@ def add_labels(scene: SceneBuilder, annotation: Any, where: str) -> None:
         rows, columns = np.flatnonzero(filled.any(1)), np.flatnonzero(filled.any(0))
         box = (float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1))
         visible = 0.0 if area < presence["present"] * scale else 1.0
-        cells = tuple(map(tuple, patch_coverage(filled).round(4).tolist()))
+        cells = tuple(map(tuple, mask_coverage(filled).round(4).tolist()))
         item = SceneObject(mapping.category, box, float(area), visible, mapping.attributes, cells, is_instance=False)
         scene.objects.append(item)
-
-
-def patch_coverage(filled: np.ndarray) -> np.ndarray:
-    """Return the fraction [14, 14] of each patch that a boolean mask [H, W] fills. A pixel belongs to one patch."""
-    height, width = filled.shape
-    patch = (np.arange(height) * GRID // height)[:, None] * GRID + np.arange(width) * GRID // width  # [H, W]
-    sizes = np.bincount(patch.ravel(), minlength=GRID**2)
-    covered = np.bincount(patch[filled], minlength=GRID**2)
-    return (covered / np.maximum(sizes, 1)).reshape(GRID, GRID)

@@ -1,31 +1,25 @@
-"""Look once, ask many: images encoded once, yes/no questions scored in packed rows, attention maps of words.
+"""Encode an image once, ask many questions: yes/no questions scored in packed rows, attention maps of words.
 
 A question is answered at its last token: P(yes) = softmax([l_no, l_yes] / temperature)[1], from the logits of `[NO]`
 and `[YES]` there. Logits are computed at those tokens only.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
 from transformers import Cache
 from transformers.utils import is_torchdynamo_compiling
 
-from .generation_traffic_vlm import find_image_cache, holds_image
+from .cache_traffic_vlm import KeyValues, holds_image
 from .masking_traffic_vlm import WHOLE_NUMBERS, check_image_mask, describe
 
 
-KeyValues = tuple[torch.Tensor, torch.Tensor]  # keys and values of one layer, each [B,K,P,D]
-
-# Packed rows are scored in chunks of at most this many tokens: attention's L² then stays small beside the rest, and
-# time and memory grow with the number of questions in a straight line.
-MAX_CHUNK_TOKENS = 512
-
-
 def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
-    """Of images or patches, where a configuration gives one number for a square."""
+    """Height and width of images or patches; a configuration gives one number for a square."""
     height, width = (size, size) if isinstance(size, int) else size
     return height, width
 
@@ -34,19 +28,19 @@ def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
 class EncodedImages:
     """What is computed once per image: projected cross-attention keys and values. Made by `model.encode_images`.
 
-    Not a tensor on purpose: `generate()` repeats every tensor argument for beams; images must stay as they are
-    beside an `image_index` that is repeated.
+    Not a tensor on purpose: `generate()` repeats every tensor argument for beams. Images must not be repeated beside
+    an `image_index` that is.
 
     Attributes:
         key_values: for each decoder layer the keys and values of I images, each [I,K,P,D].
+        weights_version: of the weights that computed them (see `ImageEncoder.weights_version`), to refuse images of
+            another model or of other weights; None to accept any.
         attention_mask: [I,P], 1 for image tokens to read and 0 for hidden ones, or None for all.
-        pixel_values: [I,3,H,W] as given; an assistant model looks at them with its own vision tower.
-        fingerprint: a number of each weight that made the keys and values, to refuse those of another model; None
-            where weights are loaded layer by layer (offloading), so that none can be read.
+        pixel_values: [I,3,H,W] as given; an assistant model encodes them with its own vision tower.
     """
 
     key_values: tuple[KeyValues, ...]
-    fingerprint: torch.Tensor | None = None
+    weights_version: int | None = None
     attention_mask: torch.Tensor | None = None
     pixel_values: torch.Tensor | None = field(default=None, repr=False)
 
@@ -54,7 +48,7 @@ class EncodedImages:
         return self.key_values[0][0].shape[0]
 
     def __deepcopy__(self, memo: dict) -> "EncodedImages":
-        return self  # never written to, so that copies (assisted decoding makes them) can share it
+        return self  # immutable, so copies (assisted decoding makes them) share it
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "EncodedImages":
         optional = (self.attention_mask, self.pixel_values)
@@ -73,7 +67,7 @@ class EncodedImages:
         return replace(self, key_values=tuple((key.to(dtype), value.to(dtype)) for key, value in self.key_values))
 
     def __getitem__(self, index: int | slice | list[int] | torch.Tensor) -> "EncodedImages":
-        """Some of the images, in the order of `index`: an image number, a slice, a list or a tensor of numbers."""
+        """Some of the images, in the order of `index`: an integer, a slice, a list or a tensor of integers."""
         if isinstance(index, int):
             if not -len(self) <= index < len(self):
                 raise IndexError(f"image {index} of {len(self)}")
@@ -82,15 +76,14 @@ class EncodedImages:
 
     @staticmethod
     def join(parts: Sequence["EncodedImages"]) -> "EncodedImages":
-        """Images encoded at different times, one after the other, to ask about all of them in one pass.
+        """Concatenate images that were encoded separately, to ask about all of them in one pass.
 
         Raises:
-            ValueError: none, some with and some without an attention mask, or some of another model.
+            ValueError: no parts; parts with and without an attention mask; parts of different models.
         """
         if not parts:
             raise ValueError("There are no encoded images to join.")
-        numbers = [part.fingerprint for part in parts if part.fingerprint is not None]
-        if len(numbers) not in (0, len(parts)) or any(not one.equal(numbers[0]) for one in numbers):
+        if len({part.weights_version for part in parts}) > 1:
             raise ValueError("Encoded images of different models cannot be joined.")
         masks = [part.attention_mask for part in parts if part.attention_mask is not None]
         if len(masks) not in (0, len(parts)):
@@ -101,7 +94,7 @@ class EncodedImages:
             tuple(
                 (torch.cat([key for key, _ in layer]), torch.cat([value for _, value in layer])) for layer in layers
             ),
-            numbers[0] if numbers else None,
+            parts[0].weights_version,
             torch.cat(masks) if masks else None,
             torch.cat(pixels) if len(pixels) == len(parts) else None,
         )
@@ -111,26 +104,28 @@ class EncodedImages:
         return self.key_values[0][0].device
 
     def rows(self, image_index: torch.Tensor | None, batch_size: int) -> "EncodedImages":
-        """The image of each of `batch_size` rows of text: as they are, or those that `image_index` names."""
+        """The image of each of `batch_size` rows of text: image i for row i, or as `image_index` says."""
         chosen = self.check_index(image_index, batch_size)
         check_image_mask(self.attention_mask, self.key_values[0][0])
         return self if image_index is None else replace(self, pixel_values=None)[chosen]
 
     def check_index(self, image_index: torch.Tensor | None, batch_size: int) -> torch.Tensor:
-        """The image of each row [batch_size]; None stands for row i asking about image i.
+        """The index of each row's image [batch_size]; None means that row i asks about image i.
 
         Raises:
-            ValueError: another number of rows, or an image that is not there.
+            ValueError: another number of rows, or an index out of range.
         """
         images = self.key_values[0][0].shape[0]  # len() would be a constant in an exported graph
         if image_index is None:
             if images != batch_size:
-                raise ValueError(f"{batch_size} rows of text for {images} images: image_index must pair them up.")
+                raise ValueError(
+                    f"{batch_size} rows of text for {images} images: pass image_index, the image of each row."
+                )
             return torch.arange(batch_size, device=self.device)
         image_index = torch.as_tensor(image_index, device=self.device)
         if image_index.shape != (batch_size,) or image_index.dtype not in WHOLE_NUMBERS:
             got = describe(image_index)
-            raise ValueError(f"image_index must be int64 [{batch_size}], one number a row, got {got}.")
+            raise ValueError(f"image_index must be int64 [{batch_size}], one index per row, got {got}.")
         if not is_torchdynamo_compiling():
             low, high = (int(value) for value in image_index.aminmax())
             if low < 0 or high >= images:
@@ -139,36 +134,30 @@ class EncodedImages:
 
 
 class ImageEncoder:
-    """How the model without a head makes `EncodedImages`, and refuses those that are not its own."""
+    """Makes `EncodedImages` in the model without a head, and refuses those of other weights."""
 
     config: Any
     device: Any
     projector: Any
     text_model: Any
     vision_tower: Any
-    get_image_features: Callable[[torch.Tensor], torch.Tensor]
+    get_image_features: Callable[..., Any]
 
     def encode(self, pixel_values: torch.Tensor, attention_mask: torch.Tensor | None = None) -> EncodedImages:
         """Run the vision tower and project keys and values for every decoder layer, with gradients where enabled."""
-        key_values = self.text_model.project_image_tokens(self.get_image_features(pixel_values))
+        image_tokens = self.get_image_features(pixel_values, return_dict=True).pooler_output
+        key_values = self.text_model.project_image_tokens(image_tokens)
         return EncodedImages(key_values, attention_mask=attention_mask, pixel_values=pixel_values)
 
-    @torch.no_grad()
-    def fingerprint(self) -> torch.Tensor | None:
-        """The first number of every weight that encoded images depend on, adapters among them, in float32.
+    def weights_version(self) -> int:
+        """A number that changes when a weight or buffer that encoded images depend on is replaced or written to.
 
-        Sharded and quantized weights are left out: theirs cannot be read as simply.
+        It reads no values: torch counts the in-place writes to each tensor. It holds within one process.
         """
-        parts = [self.vision_tower, self.projector]
-        for layer in self.text_model.layers:
-            parts += [layer.cross_attn.k_proj, layer.cross_attn.v_proj]
-        weights = [weight for part in parts for weight in part.parameters()]
-        weights = [weight for weight in weights if type(weight.data) is torch.Tensor]
-        if not weights or any(weight.is_meta for weight in weights):
-            return None
-        # A view of one element, however many dimensions: indexing each of them takes a millisecond in all.
-        first = [weight.as_strided((1,), (1,)) for weight in weights]
-        return torch.cat([number.to(first[0].device, torch.float32) for number in first])
+        cross_attention = [layer.cross_attn for layer in self.text_model.layers]
+        parts = [self.vision_tower, self.projector, *(p for c in cross_attention for p in (c.k_proj, c.v_proj))]
+        tensors = (tensor for part in parts for tensor in chain(part.parameters(), part.buffers()))
+        return hash(tuple((id(tensor), 0 if tensor.is_inference() else tensor._version) for tensor in tensors))
 
     def choose_images(
         self,
@@ -177,23 +166,25 @@ class ImageEncoder:
         encoder_attention_mask: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
     ) -> EncodedImages | None:
-        """The images to read: pixels encoded now, or encoded before and checked.
+        """The images to read: pixels encoded now, or checked encoded images.
 
-        None if there are none, or if the cache holds images already: those are read, whatever is given beside them.
+        None without images, and if the cache holds images already: then those are read.
+
+        Raises:
+            ValueError: both kinds of images, or images of other weights. TypeError: not `EncodedImages`.
         """
         if pixel_values is not None and encoded_images is not None:
-            raise ValueError("Give pixel_values or encoded_images, not both: one of them would go unseen.")
+            raise ValueError("Pass either pixel_values or encoded_images, not both.")
         if encoded_images is not None and not hasattr(encoded_images, "key_values"):
             raise TypeError(f"encoded_images must come from encode_images(), got {type(encoded_images).__name__}.")
-        if holds_image(find_image_cache(past_key_values)):
+        if holds_image(past_key_values):
             return None
         if encoded_images is None:
             return None if pixel_values is None else self.encode(pixel_values, encoder_attention_mask)
-        if not is_torchdynamo_compiling() and encoded_images.fingerprint is not None:
-            ours = self.fingerprint()
-            if ours is not None and not torch.equal(ours, encoded_images.fingerprint.to(ours)):
+        if not is_torchdynamo_compiling() and encoded_images.weights_version is not None:
+            if encoded_images.weights_version != self.weights_version():
                 raise ValueError("encoded_images come from another model, or from weights that have changed since.")
-            encoded_images = replace(encoded_images, fingerprint=None)  # once is enough for all passes that follow
+            encoded_images = replace(encoded_images, weights_version=None)  # checked once, not in every inner pass
         if encoder_attention_mask is not None:
             encoded_images = replace(encoded_images, attention_mask=encoder_attention_mask)
         if not torch.is_autocast_enabled(self.device.type):  # they may have been encoded under autocast
@@ -213,19 +204,19 @@ class ImageReader:
     def encode_images(
         self, pixel_values: torch.Tensor, encoder_attention_mask: torch.Tensor | None = None
     ) -> EncodedImages:
-        """Look at images [I,3,224,224] once; pass the result as `encoded_images=` in place of pixels, many times.
+        """Encode images [I,3,224,224] once; pass the result as `encoded_images=` in place of pixels, many times.
 
         encoder_attention_mask [I,P] hides image tokens where it is 0. No gradients are kept.
         """
         images = self.model.encode(pixel_values, encoder_attention_mask)
-        return replace(images, fingerprint=self.model.fingerprint())
+        return replace(images, weights_version=self.model.weights_version())
 
-    def get_image_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Projected image tokens [I,P,C] of pixels [I,3,224,224]."""
-        return self.model.get_image_features(pixel_values)
+    def get_image_features(self, pixel_values: torch.Tensor, **kwargs: Any) -> Any:
+        """Image tokens of pixels [I,3,224,224]: an output whose `pooler_output` is [I,P,C]."""
+        return self.model.get_image_features(pixel_values, **kwargs)
 
     def padding_mask(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """The attention mask that the `[PAD]` tokens of input_ids [B,L] tell."""
+        """The attention mask of input_ids [B,L]: 0 at `[PAD]`."""
         pad = self.config.get_text_config().pad_token_id
         return torch.ones_like(input_ids) if pad is None else input_ids.ne(pad).long()
 
@@ -235,7 +226,7 @@ class ImageReader:
         attention_mask: torch.Tensor | None,
         question_ends: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """States [N,C] at the last real token of each of N questions; those of packed rows one after the other."""
+        """States [N,C] at the last real token of each of N questions; packed rows are read one after the other."""
         if question_ends is not None:
             rows, numbers = (question_ends >= 0).nonzero(as_tuple=True)
             return hidden_states[rows, question_ends[rows, numbers]]
@@ -257,15 +248,15 @@ class ImageReader:
     ) -> torch.Tensor:
         """Where each word looks: cross-attention averaged over layers and heads (all by default).
 
-        Works with every attention implementation: the weights are computed here, beside the model's own attention.
+        Works with every attention implementation: the weights are computed beside the model's own attention.
 
         Args:
             input_ids, pixel_values, attention_mask, **inputs: what the processor gives, packed or not; or
                 `encoded_images` in place of pixels.
-            layers, heads: numbers of the layers and query heads to average over.
+            layers, heads: indices of the layers and query heads to average over.
 
         Returns:
-            [B,L,h,w] in float32, [14,14] cells for each token; a map sums to 1, that of padding is 0.
+            [B,L,h,w] in float32, [14,14] patches for each token; a map sums to 1, that of padding is 0.
 
         Raises:
             ValueError: no image, or a layer or head that does not exist.
@@ -274,7 +265,7 @@ class ImageReader:
             pixel_values, inputs.pop("encoded_images", None), inputs.pop("encoder_attention_mask", None)
         )
         if encoded_images is None:
-            raise ValueError("attention_maps shows where words look in an image: give pixel_values or encoded_images.")
+            raise ValueError("attention_maps needs pixel_values or encoded_images.")
         text_config = self.config.get_text_config()
         layers = _check_numbers("layers", layers, text_config.num_hidden_layers)
         heads = _check_numbers("heads", heads, text_config.num_attention_heads)
@@ -285,16 +276,9 @@ class ImageReader:
         caller = threading.get_ident()
 
         def record(module: Any, args: tuple[torch.Tensor, ...], output: Any) -> None:
-            if threading.get_ident() != caller:  # hooks see the forwards of all threads
+            if threading.get_ident() != caller:  # hooks run for the forward passes of all threads
                 return
-            hidden_states, key = args[:2]
-            query = module.split_heads(module.q_proj(hidden_states))[:, heads]
-            key = key.repeat_interleave(module.num_key_value_groups, dim=1)[:, heads]
-            scores = (query @ key.transpose(2, 3)).float() * module.scaling  # [B,H,L,P]
-            if visible is not None:
-                scores = scores.masked_fill(visible[:, None, None] == 0, torch.finfo(scores.dtype).min)
-            weights = scores.softmax(-1).mean(1)
-            maps.append(weights if visible is None else weights * (visible[:, None] != 0))
+            maps.append(module.attention_weights(*args[:2], visible)[:, heads].mean(1))
 
         decoder_layers = self.get_decoder().layers
         handles = [decoder_layers[i].cross_attn.register_forward_hook(record) for i in layers]
@@ -349,11 +333,10 @@ class YesNoScorer(ImageReader):
         encoder_attention_mask: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
     ) -> list[torch.Tensor]:
-        """Raw logits [Q,V] of the first word of every answer: a tensor for each image, its Q questions in their order.
+        """Raw logits [Q,V] of the first word of every answer: one tensor per image, its Q questions in their order.
 
-        Takes what the processor gives, packed (rows are images) or not (rows are questions, `image_index` says about
-        which image), with `encoded_images` in place of pixels if they are at hand. Answers that labels mark are not
-        read.
+        Takes the output of the processor, packed (several questions per row) or not; `image_index` names
+        their images), with pixels or `encoded_images`. Answers marked by labels are not read.
 
         Raises:
             ValueError: no image; images that do not fit the rows; packed rows without `question_ends`, `position_ids`;
@@ -361,11 +344,11 @@ class YesNoScorer(ImageReader):
         """
         encoded_images = self.model.choose_images(pixel_values, encoded_images, encoder_attention_mask)
         if encoded_images is None:
-            raise ValueError("Questions are about images: give pixel_values or encoded_images.")
+            raise ValueError("Questions need pixel_values or encoded_images.")
         image_index = encoded_images.check_index(image_index, input_ids.shape[0])
         attention_mask = self.padding_mask(input_ids) if attention_mask is None else attention_mask
         if segment_ids is None:
-            if labels is not None:  # a row goes on with its answer, whose tokens are labelled
+            if labels is not None:  # the question is followed by its answer, whose tokens have labels
                 attention_mask = attention_mask * (labels < 0)
                 if not bool(attention_mask.any(1).all()):
                     raise ValueError("labels must be -100 at the questions, these leave a row without one.")
@@ -376,16 +359,11 @@ class YesNoScorer(ImageReader):
             raise ValueError("Packed rows (segment_ids) need question_ends and position_ids from the processor.")
         packed = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
         packed |= {"segment_ids": segment_ids, "question_ends": question_ends}
-        spans = find_questions(packed, self.config.get_text_config().max_position_embeddings)
-        parts: list[list[torch.Tensor]] = [[] for _ in range(len(encoded_images))]
-        for rows, chunk in split_packed_rows(packed, spans):
-            ends = chunk.pop("question_ends")
-            logits = self._end_logits(encoded_images, image_index[rows], ends, **chunk)
-            counts = (ends >= 0).sum(-1).tolist()
-            for image, row_logits in zip(image_index[rows].tolist(), logits.split(counts)):
-                parts[image].append(row_logits)
-        empty = torch.zeros(0, self.config.get_text_config().vocab_size, device=self.device)
-        return [torch.cat(row_logits) if row_logits else empty for row_logits in parts]
+        check_questions(packed, self.config.get_text_config().max_position_embeddings)
+        ends = packed.pop("question_ends")
+        logits = self._end_logits(encoded_images, image_index, ends, **packed)  # [N,V], row by row
+        images = image_index.repeat_interleave((ends >= 0).sum(-1))
+        return [logits[images == image] for image in range(len(encoded_images))]
 
     def _end_logits(
         self,
@@ -400,79 +378,29 @@ class YesNoScorer(ImageReader):
         return self.compute_logits(self.question_states(hidden_states, text["attention_mask"], question_ends))
 
 
-# For each packed row the first column of each question, and the one after the last.
-Spans = list[list[tuple[int, int]]]
+def check_questions(packed: dict[str, torch.Tensor], limit: int) -> None:
+    """Raise ValueError unless `question_ends` names one column of each question of packed rows.
 
-
-def find_questions(packed: dict[str, torch.Tensor], limit: int) -> Spans:
-    """Where the questions of packed rows stand: runs of one number in `segment_ids`, without padding.
-
-    Raises:
-        ValueError: a question longer than `limit` tokens, or `question_ends` that do not lie one in each question.
+    A question is a run of equal `segment_ids`, of at most `limit` tokens.
     """
     rows = zip(packed["segment_ids"].tolist(), packed["attention_mask"].tolist(), packed["question_ends"].tolist())
-    spans: Spans = []
     for segments, mask, ends in rows:
-        columns = [column for column, seen in enumerate(mask) if seen]
+        columns = [column for column, visible in enumerate(mask) if visible]
         starts = [c for i, c in enumerate(columns) if i == 0 or segments[c] != segments[columns[i - 1]]]
         stops = [*starts[1:], columns[-1] + 1] if columns else []
-        spans.append(list(zip(starts, stops)))
         ends = [end for end in ends if end >= 0]
         if len(ends) != len(starts) or any(not a <= e < b for a, e, b in zip(starts, ends, stops)):
-            raise ValueError(f"question_ends {ends} must lie one in each question; these begin at {starts}.")
-        longest = max((stop - start for start, stop in spans[-1]), default=0)
+            raise ValueError(
+                f"question_ends must name exactly one column per question; questions start at {starts}, got {ends}."
+            )
+        longest = max((stop - start for start, stop in zip(starts, stops)), default=0)
         if longest > limit:
             raise ValueError(f"A question of {longest} tokens is longer than max_position_embeddings={limit}.")
-    return spans
-
-
-def split_packed_rows(
-    packed: dict[str, torch.Tensor], spans: Spans, max_tokens: int = MAX_CHUNK_TOKENS
-) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
-    """Cut packed rows between questions into rows of at most `max_tokens` (one question at least).
-
-    Args:
-        packed: input_ids, attention_mask, position_ids, segment_ids [I,L] and question_ends [I,Q], -1 for none.
-        spans: what `find_questions` says of them.
-
-    Yields:
-        the numbers of the rows that a chunk is cut from, and the chunk, in the form of `packed`.
-    """
-    segment_ids, ends = packed["segment_ids"], packed["question_ends"]
-    if segment_ids.shape[1] <= max_tokens:
-        yield torch.arange(segment_ids.shape[0], device=ends.device), packed
-        return
-    chunks = [_group_questions(row, max_tokens) for row in spans]
-    for number in range(max(map(len, chunks))):
-        rows = torch.tensor([row for row, cut in enumerate(chunks) if number < len(cut)], device=ends.device)
-        cuts = torch.tensor([chunks[row][number] for row in rows.tolist()], device=ends.device)  # [R,4]
-        start, stop, first, last = cuts.T[..., None]
-        columns = start + torch.arange(int((stop - start).max()), device=ends.device)
-        inside = columns < stop
-        columns = columns.clamp(max=segment_ids.shape[1] - 1)
-        chunk = {
-            name: packed[name][rows[:, None], columns] * inside
-            for name in ("input_ids", "attention_mask", "position_ids", "segment_ids")
-        }
-        questions = first + torch.arange(int((last - first).max()), device=ends.device)
-        chosen = ends[rows[:, None], questions.clamp(max=ends.shape[1] - 1)] - start
-        chunk["question_ends"] = chosen.masked_fill(questions >= last, -1)
-        yield rows, chunk
-
-
-def _group_questions(spans: list[tuple[int, int]], max_tokens: int) -> list[tuple[int, int, int, int]]:
-    """The chunks of one row: first column, column after the last, first question, question after the last."""
-    chunks, first = [], 0
-    for question in range(1, len(spans) + 1):
-        if question == len(spans) or spans[question][1] - spans[first][0] > max_tokens:
-            chunks.append((spans[first][0], spans[question - 1][1], first, question))
-            first = question
-    return chunks
 
 
 def _check_numbers(name: str, numbers: list[int] | None, count: int) -> list[int]:
     if numbers is None:
         return list(range(count))
     if not numbers or any(not 0 <= number < count for number in numbers):
-        raise ValueError(f"{name} must be numbers in [0, {count}), at least one; got {numbers}.")
+        raise ValueError(f"{name} must be indices in [0, {count}), at least one; got {numbers}.")
     return list(numbers)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tiny import pack, random_ids, random_pixels, tiny_model
-from traffic_vlm.asking_traffic_vlm import EncodedImages, find_questions, split_packed_rows
 from traffic_vlm.masking_traffic_vlm import packed_mask
+from traffic_vlm.processing_traffic_vlm import _pack
+from traffic_vlm.scoring_traffic_vlm import EncodedImages
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
@@ -92,37 +93,27 @@ def test_unpacked_rows_are_grouped_by_image(model):
 
 
 @torch.no_grad()
-def test_long_rows_are_cut_between_questions(model):
-    questions = [random_ids(5 + i % 7, seed=i) for i in range(150)]  # 1192 tokens, three chunks
-    rows = [pack(questions), pack(questions[:20], sum(map(len, questions[20:])))]
-    rows[1]["question_ends"] = nn.functional.pad(rows[1]["question_ends"], (0, 130), value=-1)
+def test_many_questions_fill_several_rows(model, processor):
+    words = ("a car", "a bus on the left", "a truck", "any pedestrian on the road", "a traffic light")
+    texts = [[f"Is there {words[i % 5]}?" for i in range(150)], [f"Is there {words[i % 5]}?" for i in range(20)]]
+    inputs = processor(text=texts, packed=True, return_tensors="pt")
+    assert inputs["input_ids"].shape[1] <= 512
+    assert inputs["image_index"].tolist() == [0, 0, 0, 1]
     pixels = random_pixels(2)
-    counts = []
-    hook = model.model.text_model.register_forward_pre_hook(lambda _, args: counts.append(args[0].shape))
-    scores = model.score_yes_no(
-        **{name: torch.cat([row[name] for row in rows]) for name in rows[0]}, pixel_values=pixels
-    )
-    hook.remove()
-    assert len(counts) == 3
-    assert all(columns <= 512 for _, columns in counts)
+    scores = model.score_yes_no(**inputs, pixel_values=pixels)
     assert [len(row) for row in scores] == [150, 20]
-    for image, number in ((0, 0), (0, 77), (0, 149), (1, 19)):
-        close(scores[image][number], ask_alone(model, questions[number], pixels[image : image + 1])[0])
+    for image, index in ((0, 0), (0, 77), (0, 149), (1, 19)):
+        ids = processor(text=texts[image][index], return_tensors="pt")["input_ids"][0]
+        close(scores[image][index], ask_alone(model, ids, pixels[image : image + 1])[0])
 
 
-def test_chunks_hold_whole_questions():
-    row = pack([random_ids(4, seed=1), random_ids(9, seed=2), random_ids(2, seed=3)], padding=1)
-    spans = find_questions(row, limit=128)
-    assert spans == [[(1, 5), (5, 14), (14, 16)]]
-    chunks = [chunk for _, chunk in split_packed_rows(row, spans, max_tokens=6)]
-    assert [chunk["input_ids"].shape[1] for chunk in chunks] == [4, 9, 2]  # one question at least, though it is longer
-    assert torch.equal(torch.cat([chunk["input_ids"] for chunk in chunks], dim=1), row["input_ids"][:, 1:])
-    assert [chunk["question_ends"].tolist() for chunk in chunks] == [[[3]], [[8]], [[1]]]
-    [(rows, whole)] = split_packed_rows(row, spans, max_tokens=16)
-    assert whole is row
-    assert rows.tolist() == [0]
-    fits = [chunk["input_ids"].shape[1] for _, chunk in split_packed_rows(row, spans, max_tokens=13)]
-    assert fits == [13, 2]  # a chunk may be full
+@pytest.mark.parametrize(("row_tokens", "lengths"), [(6, [4, 9, 2]), (13, [13, 2]), (15, [15]), (512, [15])])
+def test_rows_hold_whole_questions_in_their_order(row_tokens, lengths):
+    questions = [4, 9, 2]  # tokens
+    images = [[([7] * length, []) for length in questions], [([7], [])]]
+    first, second = _pack(images, row_tokens)
+    assert second == [[0]] and [i for row in first for i in row] == [0, 1, 2]
+    assert [sum(questions[i] for i in row) for row in first] == lengths
 
 
 @pytest.mark.parametrize("shift", [-1, 7])
@@ -148,7 +139,7 @@ def test_packed_rows_may_share_and_skip_images(model):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"question_ends": torch.tensor([[3]])}, r"\[3\].*\[0, 4\]"),
+        ({"question_ends": torch.tensor([[3]])}, r"questions start at \[0, 4\], got \[3\]"),
         ({"question_ends": torch.tensor([[3, 9]])}, r"\[3, 9\]"),
         ({"question_ends": torch.tensor([[2, 3]])}, r"\[2, 3\]"),
     ],
@@ -270,7 +261,7 @@ def test_images_encoded_apart_are_asked_about_together(model):
     with pytest.raises(ValueError, match="with and without an attention mask"):
         EncodedImages.join([parts[0], hidden[0]])
     other = tiny_model(seed=1).encode_images(pixels[:1])
-    for wrong in (other, replace(parts[0], fingerprint=None)):
+    for wrong in (other, replace(parts[0], weights_version=None)):
         with pytest.raises(ValueError, match="different models"):
             EncodedImages.join([parts[0], wrong])
     assert EncodedImages.join([replace(part, pixel_values=None) for part in parts]).pixel_values is None
@@ -328,7 +319,7 @@ def test_hidden_image_tokens_stay_hidden(model):
 @torch.no_grad()
 def test_image_features_are_the_projected_tokens(model):
     pixels = random_pixels(2)
-    tokens = model.get_image_features(pixels)
+    tokens = model.get_image_features(pixels).pooler_output
     assert tokens.shape == (2, 196, 32)
     tower = model.model.vision_tower(pixels).last_hidden_state
     close(tokens, tower @ model.model.projector.weight.T + model.model.projector.bias, 1e-4)

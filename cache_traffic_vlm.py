@@ -1,0 +1,82 @@
+"""The cache of a decoder that reads an image: the text's keys and values grow, the image's are written once.
+
+    layer 0   text  [B,K,past,D]  keys already rotated, one more column for each token
+              image [B,K,P,D]     the same at every step
+    layer 1   ...
+
+The text part is the library's dynamic or static cache, so whatever the library does with one of these (cropping,
+beams, compilation, offloading) it does here, too. Rows of the image follow the rows of the text.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import Cache, DynamicCache, StaticCache
+
+
+KeyValues = tuple[torch.Tensor, torch.Tensor]  # keys and values of one layer, each [B,K,P,D]
+
+
+class ImageCacheMixin:
+    """Gives a cache of the library room for an image.
+
+    Attributes:
+        image_key_values: for each layer the image's keys and values [B,K,P,D]; None before the first pass.
+        encoder_attention_mask: [B,P], 0 at hidden image tokens; None if all are visible.
+    """
+
+    image_key_values: tuple[KeyValues, ...] | None = None
+    encoder_attention_mask: torch.Tensor | None = None
+
+    def set_image(self, key_values: tuple[KeyValues, ...], encoder_attention_mask: torch.Tensor | None) -> None:
+        self.image_key_values, self.encoder_attention_mask = key_values, encoder_attention_mask
+
+    def _map_image(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        if self.image_key_values is not None:
+            self.image_key_values = tuple((function(key), function(value)) for key, value in self.image_key_values)
+        if self.encoder_attention_mask is not None:
+            self.encoder_attention_mask = function(self.encoder_attention_mask)
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        super().reorder_cache(beam_idx)  # type: ignore[misc]
+        self._map_image(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)))
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        super().batch_select_indices(indices)  # type: ignore[misc]
+        self._map_image(lambda tensor: tensor[indices])
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)  # type: ignore[misc]
+        self._map_image(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
+
+    def reset(self) -> None:
+        super().reset()  # type: ignore[misc]
+        self.image_key_values = self.encoder_attention_mask = None
+
+
+class TrafficVLMCache(ImageCacheMixin, DynamicCache):
+    """A `DynamicCache` with room for an image: `TrafficVLMCache(config=model.config.get_text_config())`."""
+
+
+class TrafficVLMStaticCache(ImageCacheMixin, StaticCache):
+    """A `StaticCache` with room for an image: `TrafficVLMStaticCache(config=..., max_cache_len=64)`."""
+
+
+def add_image_room(cache: Cache) -> Any:
+    """A cache with room for an image that shares the layers of an empty cache of the library.
+
+    Raises:
+        ValueError: the cache is neither dynamic nor static.
+    """
+    for own, library in ((TrafficVLMStaticCache, StaticCache), (TrafficVLMCache, DynamicCache)):
+        if isinstance(cache, library):
+            wider = own.__new__(own)
+            wider.__dict__.update(cache.__dict__)
+            return wider
+    raise ValueError(f"An image needs a dynamic or static cache, got {type(cache).__name__}.")
+
+
+def holds_image(past_key_values: Any) -> bool:
+    """Whether a cache holds the keys and values of an image already."""
+    return getattr(past_key_values, "image_key_values", None) is not None

@@ -1,0 +1,451 @@
+"""Ask the same questions about very many images, and write the answers as Parquet files.
+
+    folder or glob of images │ Parquet files │ tars ──→ plan: numbered parts ──→ Ray actors, one part each at a time
+    in an actor: images decoded by threads → all questions of an image in one packed row → part-000012.parquet
+
+The plan is made once and stored with the labels. A part is done when its file exists. A file appears complete, by
+renaming. So a run that was killed can be repeated: it labels the missing parts, and each image is in one file only.
+"""
+
+import hashlib
+import json
+import os
+import re
+import sys
+import tarfile
+import time
+import uuid
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any, Literal
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from fsspec.core import has_magic, url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+from PIL import Image
+from tqdm import tqdm
+
+from ..data.formats import IMAGE_SUFFIXES
+from ..utils import DataError
+from .answerer import Answerer
+from .cluster import load_ray, process_with_actors, share_machines, start_ray
+from .pictures import open_picture
+from .questions import check_questions
+
+
+KINDS = {
+    "image": tuple(IMAGE_SUFFIXES),
+    "parquet": (".parquet",),
+    "tar": (".tar", ".tar.gz", ".tgz"),
+}
+PLAN = "_plan.parquet"  # readers of Parquet folders skip names with an underscore
+DECODING_THREADS = 4
+COLUMNS = ("key", "question", "probability", "answer", "error")
+SCHEMA = pa.schema([(name, pa.float32() if name == "probability" else pa.string()) for name in COLUMNS])
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class LabelOptions:
+    """Options of `label`."""
+
+    ask: list[str] = field(metadata={"help": "a question; repeat the option for more", "action": "extend"})
+    output_dir: str = field(metadata={"help": "folder to write to: a path, or a URL of fsspec"})
+    model: str = _option(str(Path(__file__).resolve().parent.parent), "model folder, or a name on the Hub")
+    column: str = _option("image", "column of Parquet files with the images: bytes, or a struct with bytes")
+    key_column: str | None = _option(None, "column of Parquet files to use as key; without it, file and row number")
+    images_per_part: int = _option(1000, "single images in one file of labels")
+    bf16: bool = _option(False, "compute in bfloat16; a GPU always does")
+    address: str | None = _option(None, "Ray cluster: auto, or ray://host:10001; without it, Ray on this machine")
+    actors: int | None = _option(None, "processes with a model each; without it, as many as have room")
+    threads: int = _option(2, "CPU cores of an actor")
+    batch_size: int = _option(32, "images in one pass of the model")
+    device: Literal["cpu", "cuda"] | None = _option(None, "without it, GPUs if the machines have any")
+
+    def __post_init__(self) -> None:
+        for name in ("images_per_part", "actors", "threads", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name} must be at least 1, got {value}")
+        self.ask = check_questions(self.ask)
+        self.output_dir = _absolute(self.output_dir)
+        if os.path.isdir(self.model):
+            self.model = os.path.abspath(self.model)
+
+    def job(self, source: str) -> dict[str, Any]:
+        """What identifies the job that a folder of labels belongs to. It cannot change while the job is continued."""
+        return {
+            "source": _absolute(source),
+            "questions": self.ask,
+            "model": self.model,
+            "column": self.column,
+            "key_column": self.key_column,
+            "images_per_part": self.images_per_part,
+            "dtype": "bfloat16" if self.bf16 else None,
+            "weights": weights_digest(self.model),
+        }
+
+
+def _absolute(path: str) -> str:
+    """A local path as seen from any folder. URLs stay."""
+    return path if "://" in path else os.path.abspath(path)
+
+
+def weights_digest(model: str) -> str | None:
+    """SHA-256 of the weights and the configuration in a model folder; None for a name on the Hub."""
+    if not os.path.isdir(model):
+        return None
+    digest = hashlib.sha256()
+    for path in sorted([*Path(model).glob("*.safetensors"), *Path(model).glob("config.json")]):
+        with path.open("rb") as file:
+            digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def list_input(source: str) -> tuple[str, list[str]]:
+    """The kind of the input ("image", "parquet" or "tar"), and its files in order, as local paths or URLs.
+
+    Raises:
+        DataError: no such files, or files of several kinds.
+    """
+    try:
+        fs, path = url_to_fs(source)
+        matches = fs.glob(path) if has_magic(path) and not fs.exists(path) else [path]
+        names = sorted({name for match in matches for name in ([match] if fs.isfile(match) else fs.find(match))})
+    except (OSError, ValueError, ImportError) as error:
+        raise DataError(f"{source}: cannot be listed: {error}") from error
+    files = {kind: [name for name in names if name.lower().endswith(suffixes)] for kind, suffixes in KINDS.items()}
+    found = [kind for kind in KINDS if files[kind]]
+    if len(found) != 1:
+        counts = ", ".join(f"{len(files[kind])} of kind {kind}" for kind in found) or "none"
+        raise DataError(f"{source}: must hold images, Parquet files or tars, one of these kinds; found {counts}")
+    kind = found[0]
+    return kind, files[kind] if isinstance(fs, LocalFileSystem) else [
+        fs.unstrip_protocol(name) for name in files[kind]
+    ]
+
+
+def make_plan(job: dict[str, Any]) -> pa.Table:
+    """A row for each image, row group or tar, with "part", "kind", "path" and "group", sorted by part.
+
+    Raises:
+        DataError: the input cannot be listed, or a Parquet file lacks a column.
+    """
+    kind, paths = list_input(job["source"])
+    if kind == "parquet":
+        rows = [(path, group) for path in paths for group in range(_count_row_groups(path, job))]
+    else:
+        rows = [(path, 0) for path in paths]
+    if not rows:
+        raise DataError(f"{job['source']}: its files hold no rows")
+    part_size = job["images_per_part"] if kind == "image" else 1
+    return pa.table(
+        {
+            "part": [index // part_size for index in range(len(rows))],
+            "kind": [kind] * len(rows),
+            "path": [path for path, _ in rows],
+            "group": [group for _, group in rows],
+        }
+    )
+
+
+def _count_row_groups(path: str, job: dict[str, Any]) -> int:
+    try:
+        with fsspec.open(path) as file:
+            parquet = pq.ParquetFile(file)
+            names, count = parquet.schema_arrow.names, parquet.num_row_groups
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path}: cannot be read as Parquet: {error}") from error
+    for column in filter(None, (job["column"], job["key_column"])):
+        if column not in names:
+            raise DataError(f"{path}: has no column {column!r}; its columns are {', '.join(names)}")
+    return count
+
+
+class LabelFolder:
+    """A folder of labels, local or on any file system of fsspec.
+
+    Raises:
+        DataError: there is no such file system.
+    """
+
+    def __init__(self, url: str):
+        try:
+            self.fs, self.path = url_to_fs(url, use_listings_cache=False)
+        except (ValueError, ImportError) as error:
+            raise DataError(f"{url}: cannot be written to: {error}") from error
+
+    def done(self) -> set[int]:
+        """The numbers of the parts whose labels exist."""
+        names = (re.search(r"/part-(\d+)\.parquet$", name) for name in self.fs.find(self.path, maxdepth=1))
+        return {int(name[1]) for name in names if name}
+
+    def write(self, table: pa.Table, name: str) -> None:
+        """Write a file that appears complete or not at all, even if several machines write it at once."""
+        temporary = f"{self.path}/_{uuid.uuid4().hex}.tmp"
+        with self.fs.open(temporary, "wb") as file:
+            pq.write_table(table, file, compression="zstd")
+        self.fs.mv(temporary, f"{self.path}/{name}")
+
+    def remove_temporary_files(self) -> None:
+        """Remove what killed writers left. Call it only while nothing is being written."""
+        for name in self.fs.find(self.path, maxdepth=1):
+            if name.endswith(".tmp"):
+                self.fs.rm(name)
+
+    def open_plan(self, job: dict[str, Any]) -> pa.Table:
+        """The plan that is stored here; if there is none, make and store it.
+
+        Raises:
+            DataError: the labels here belong to another job, or have no plan.
+        """
+        self.fs.makedirs(self.path, exist_ok=True)
+        if not self.fs.exists(f"{self.path}/{PLAN}"):
+            if self.done():
+                raise DataError(f"{self.path}: holds labels, but not their plan ({PLAN}). Choose another folder")
+            plan = make_plan(job).replace_schema_metadata({"job": json.dumps(job)})
+            self.write(plan, PLAN)
+            return plan
+        with self.fs.open(f"{self.path}/{PLAN}") as file:
+            plan = pq.read_table(file)
+        before = json.loads(plan.schema.metadata[b"job"])
+        before.setdefault("weights", job["weights"])  # plans of early versions have none
+        changes = [f"{name} {before.get(name)!r}, now {job[name]!r}" for name in job if before.get(name) != job[name]]
+        if changes:
+            raise DataError(f"{self.path}: holds labels of another job: {'; '.join(changes)}. Choose another folder")
+        return plan
+
+
+def missing_parts(plan: pa.Table, done: set[int]) -> Iterator[list[dict[str, Any]]]:
+    """The rows of the plan of each part that is not done."""
+    rows = (row for batch in plan.to_batches(max_chunksize=1000) for row in batch.to_pylist())
+    for part, files in groupby(rows, key=lambda row: row["part"]):
+        if part not in done:
+            yield list(files)
+
+
+Content = bytes | Exception | None  # an encoded image, or what is wrong with it; None: in the file that the key names
+
+
+def read_part(files: Sequence[dict[str, Any]], options: LabelOptions) -> Iterator[tuple[str, Content]]:
+    """The key and the content of each image of a part, in order.
+
+    A file that breaks off gives the images before the break, and then its own path with the error.
+
+    Args:
+        files: rows of the plan.
+
+    Raises:
+        OSError: the file cannot be read now, but perhaps later.
+    """
+    kind, path = files[0]["kind"], files[0]["path"]
+    try:
+        if kind == "image":
+            yield from ((file["path"], None) for file in files)
+        elif kind == "tar":
+            yield from _read_tar(path)
+        else:
+            yield from _read_row_group(path, files[0]["group"], options)
+    except (EOFError, OSError, zlib.error, tarfile.TarError, pa.ArrowException) as error:
+        if isinstance(error, OSError) and not is_permanent(error, path):
+            raise
+        yield path, error
+
+
+def read_file(path: str) -> bytes:
+    with fsspec.open(path) as file:
+        return file.read()
+
+
+def _read_tar(path: str) -> Iterator[tuple[str, bytes]]:
+    with fsspec.open(path) as file, tarfile.open(fileobj=file, mode="r|*") as tar:
+        for member in tar:
+            if member.isfile() and member.name.lower().endswith(KINDS["image"]):
+                content: Any = tar.extractfile(member)
+                yield f"{path}#{member.name}", content.read()
+
+
+def _read_row_group(path: str, group: int, options: LabelOptions) -> Iterator[tuple[str, bytes]]:
+    columns = [name for name in (options.column, options.key_column) if name]
+    with fsspec.open(path) as file:
+        parquet = pq.ParquetFile(file)
+        row = sum(parquet.metadata.row_group(index).num_rows for index in range(group))
+        for batch in parquet.iter_batches(64, row_groups=[group], columns=columns):
+            for values in batch.to_pylist():
+                image = values[options.column]
+                image = image.get("bytes") if isinstance(image, dict) else image
+                key = str(values[options.key_column]) if options.key_column else f"{path}#{row}"
+                yield key, image if isinstance(image, bytes) else b""
+                row += 1
+
+
+def is_permanent(error: Exception, path: str) -> bool:
+    """Whether reading a file would fail again later: it is damaged, missing or forbidden.
+
+    If even the folder of a local file is missing, its disk may be unmounted. Local errors without a number are from
+    Parquet, about what was read. Remote errors can be anything, so only a missing file counts.
+    """
+    if "://" in path:
+        return isinstance(error, FileNotFoundError)
+    if getattr(error, "errno", None) is None:
+        return True
+    return isinstance(error, FileNotFoundError | PermissionError) and os.path.isdir(os.path.dirname(path))
+
+
+class Labeler:
+    """A Ray actor that holds a model and labels parts.
+
+    Args:
+        device, threads: of the model.
+    """
+
+    def __init__(self, options: LabelOptions, device: str | None = None, threads: int | None = None):
+        if threads:
+            torch.set_num_threads(threads)
+        self.options, self.folder = options, LabelFolder(options.output_dir)
+        self.answerer = Answerer(options.model, device, torch.bfloat16 if options.bf16 else None)
+
+    def ready(self) -> None:
+        """Return when the model is loaded."""
+
+    def process(self, files: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Label a part and write its file.
+
+        Args:
+            files: rows of the plan.
+
+        Returns:
+            "part", its number; "images" and, among them, "errors"; "problem", why the part is not done, or "".
+        """
+        part, questions = files[0]["part"], len(self.options.ask)
+        result = {"part": part, "images": 0, "errors": 0, "problem": ""}
+        try:
+            labels = pa.Table.from_pylist(list(self.label(read_part(files, self.options))), SCHEMA)
+            self.folder.write(labels, f"part-{part:06d}.parquet")
+        except OSError as error:  # of a network or a disk: another run may succeed
+            return result | {"problem": f"{files[0]['path']}: {str(error) or type(error).__name__}"}
+        errors = labels.num_rows - labels["error"].null_count
+        return result | {"images": labels.num_rows // questions, "errors": errors // questions}
+
+    def label(self, images: Iterable[tuple[str, Content]]) -> Iterator[dict[str, Any]]:
+        """Rows of labels, decoding one batch of images ahead of the model."""
+        images = iter(images)
+        ahead: list[tuple[str, Future]] = []
+        with ThreadPoolExecutor(DECODING_THREADS) as pool:
+            while True:
+                batch = islice(images, self.options.batch_size)
+                decoding = [(key, pool.submit(self.decode, key, content)) for key, content in batch]
+                yield from self._answer(ahead)
+                if not decoding:
+                    return
+                ahead = decoding
+
+    def decode(self, key: str, content: Content) -> torch.Tensor | str:
+        """Pixels [3,H,W] of an image, or what is wrong with it.
+
+        Raises:
+            OSError: its file cannot be read now, but perhaps later.
+        """
+        try:
+            if content is None:
+                content = read_file(key)
+            if isinstance(content, Exception):
+                raise content
+            return self.answerer.read([open_picture(content, os.path.basename(key))])[0]
+        except Exception as error:  # one broken image must not stop the others, whatever its decoder raises
+            if content is None and not is_permanent(error, key):
+                raise
+            return str(error) or type(error).__name__
+
+    def _answer(self, batch: Sequence[tuple[str, Future]]) -> Iterator[dict[str, Any]]:
+        decoded = [(key, future.result()) for key, future in batch]
+        pixels = [value for _, value in decoded if not isinstance(value, str)]
+        encoded = self.answerer.encode(torch.stack(pixels)) if pixels else None
+        answers = iter(self.answerer.ask(encoded, [self.options.ask] * len(pixels)) if pixels else ())
+        for key, value in decoded:
+            if isinstance(value, str):
+                yield from ({"key": key, "question": question, "error": value} for question in self.options.ask)
+                continue
+            for answer in next(answers):
+                probability = answer.probability if answer.yes_probability is None else answer.yes_probability
+                yield {"key": key, "question": answer.question, "probability": probability, "answer": answer.answer}
+
+
+def check_model(options: LabelOptions) -> None:
+    """Load the model and ask the questions about a gray image, before hours are spent on them.
+
+    Raises:
+        OSError: there is no such model.
+        ValueError: a question is empty or too long, or has a word that the model does not know.
+    """
+    answerer = Answerer(options.model, "cpu", torch.float32)
+    for answer in answerer([Image.new("RGB", (64, 64), "gray")], [options.ask])[0]:
+        if answer.unknown_words:
+            words = ", ".join(answer.unknown_words)
+            raise DataError(f"{answer.question!r}: the model does not know {words}. Correct or rephrase the question")
+
+
+def label(source: str, options: LabelOptions) -> None:
+    """Label the parts that are missing, with the machines of Ray, and print the progress to standard error.
+
+    Args:
+        source: a folder, a glob, a Parquet file or a tar, or a folder or glob of these; a path or a URL of fsspec.
+
+    Raises:
+        ValueError: the input, the folder, a question or the device cannot be used.
+        OSError: Ray or the model cannot start, or parts cannot be labeled now. Repeating the call tries them again.
+    """
+    ray = load_ray("labeling")
+    check_model(options)
+    folder = LabelFolder(options.output_dir)
+    plan = folder.open_plan(options.job(source))
+    done, total = folder.done(), plan["part"][-1].as_py() + 1
+    folder.remove_temporary_files()
+    if len(done) == total:
+        print(f"all {total} parts are labeled", file=sys.stderr)
+        return
+    start_ray(ray, options.address)
+    try:
+        resources, room = share_machines(ray.nodes(), options.device, options.threads, options.actors or 0)
+        device, threads = ("cuda", None) if "num_gpus" in resources else ("cpu", int(resources["num_cpus"]))
+        actor_type = ray.remote(max_restarts=-1, max_task_retries=-1, **resources)(Labeler)
+        count = min(options.actors or room, total - len(done))
+        actors = [actor_type.remote(options, device, threads) for _ in range(count)]
+        undone = report_progress(process_with_actors(ray, actors, missing_parts(plan, done)), total, len(done))
+    except ray.exceptions.RayError as error:
+        raise OSError(f"Ray has failed; the same command continues from here: {error}") from error
+    finally:
+        ray.shutdown()
+    folder.remove_temporary_files()  # of actors that were killed
+    if undone:
+        raise OSError(f"{undone:,} of {total - len(done):,} parts are not done; the same command tries them again")
+
+
+def report_progress(results: Iterable[dict[str, Any]], total: int, done: int) -> int:
+    """Show the progress of `Labeler.process`, and return how many parts could not be done.
+
+    Args:
+        total, done: number of all parts, and of those that earlier runs have done.
+    """
+    begin = time.monotonic()
+    images = broken = undone = 0
+    with tqdm(results, total=total, initial=done, unit="part") as bar:
+        for result in bar:
+            images += result["images"]
+            broken += result["errors"]
+            if result["problem"]:
+                undone += 1
+                bar.write(f"part {result['part']} is not done: {result['problem']}", file=sys.stderr)
+            rate = images / (time.monotonic() - begin)
+            bar.set_postfix_str(f"{images:,} images, {broken:,} broken, {rate:.1f} images/s")
+    return undone

@@ -1,0 +1,38 @@
+"""Patches of the objects that a question's words name, with boxes and masks by hand."""
+
+import numpy as np
+
+from traffic_vlm.data.grounding import word_patches
+from traffic_vlm.data.questions import Question
+from traffic_vlm.data.scene import Scene, SceneObject
+
+
+GRID = (4, 4)
+
+
+def test_a_word_looks_at_its_objects_whatever_the_answer_is():
+    red, far = SceneObject("car", (20, 20, 40, 40)), SceneObject("car", (0, 0, 10, 10))
+    hidden = SceneObject("car", (0, 30, 10, 40), visible=0.1)
+    scene = Scene(40, 40, (red, far, hidden))
+    both, one = [0, 10, 11, 14, 15], [10, 11, 14, 15]
+    expected = {
+        Question("Is there a car?", "yes", "presence", "car", "presence/car", (red.box, far.box)): both,
+        Question("Is there a car ahead?", "no", "place", "car", "place/car/center"): both,
+        Question("Is there a car on the right?", "yes", "place", "car", "place/car/right", (red.box,)): both,
+        Question("How many cars are there?", "2", "count", "car", "count/car/what"): both,
+        # What limits a word stands after it, but for a color.
+        Question("Is there a red car?", "yes", "color", "car", "color/car/any/red", (red.box,)): one,
+        Question("Is there a blue car?", "no", "color", "car", "color/car/any/blue"): both,
+        Question("Is there a bus?", "no", "presence", "bus", "presence/bus"): None,
+        Question("Is it raining?", "no", "weather", "weather", "weather/weather/is/rainy"): None,
+    }
+    found = [(index, name, [*patches.nonzero()[0]]) for index, name, patches in word_patches([*expected], scene, GRID)]
+    assert found == [(index, "car", patches) for index, patches in enumerate(expected.values()) if patches]
+
+
+def test_a_word_looks_at_the_mask_not_at_its_whole_box():
+    cells = tuple(tuple(float(i == j) for j in range(4)) for i in range(4))  # a diagonal, whose box is everything
+    scene = Scene(40, 40, (SceneObject("road", (0, 0, 40, 40), cells=cells, is_instance=False),))
+    question = Question("Is there a road?", "yes", "presence", "road", "presence/road", ((0, 0, 40, 40),))
+    [(_, _, found)] = word_patches([question], scene, GRID)
+    assert (found.reshape(GRID) == np.eye(4, dtype=bool)).all()

@@ -1,0 +1,399 @@
+"""Labels for many images: the plan, parts, broken input, and runs that are killed and continued."""
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from tiny import ROOT, save_folder, tiny_model
+
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+fsspec = pytest.importorskip("fsspec")
+
+from traffic_vlm.serving import labeling  # noqa: E402
+from traffic_vlm.serving.answerer import Answerer  # noqa: E402
+from traffic_vlm.serving.labeling import Labeler, LabelFolder, LabelOptions, list_input, missing_parts  # noqa: E402
+from traffic_vlm.serving.pictures import open_picture  # noqa: E402
+from traffic_vlm.utils import DataError  # noqa: E402
+
+
+QUESTIONS = ["Is there a car?", "What color is the traffic light?"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(save_folder(tiny_model(), tmp_path_factory.mktemp("model")))
+
+
+def encoded_image(seed: int) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "png")
+    return stream.getvalue()
+
+
+def write_images(folder, count: int):
+    folder.mkdir()
+    for index in range(count):
+        (folder / f"{index:03d}.png").write_bytes(encoded_image(index))
+    return folder
+
+
+def write_tar(path, contents: dict[str, bytes], mode: str = "w"):
+    with tarfile.open(path, mode) as tar:
+        for name, data in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return path
+
+
+def write_parquet(path, count: int):
+    pq.write_table(pa.table({"image": [encoded_image(index) for index in range(count)]}), path, row_group_size=2)
+    return path
+
+
+def run_here(source, output_dir, model, ask=QUESTIONS[:1], **options) -> list[dict]:
+    """Label the missing parts without Ray; what each part reports."""
+    options = LabelOptions(ask, str(output_dir), model, batch_size=2, **options)
+    folder = LabelFolder(options.output_dir)
+    parts = missing_parts(folder.open_plan(options.job(str(source))), folder.done())
+    return [Labeler(options, "cpu").process(files) for files in parts]
+
+
+def report(part: int, images: int, errors: int = 0) -> dict:
+    return {"part": part, "images": images, "errors": errors, "problem": ""}
+
+
+def read(folder) -> list[dict]:
+    return pq.read_table(folder).to_pylist()
+
+
+def test_labels_are_the_answers_of_the_answerer(model, tmp_path):
+    images = write_images(tmp_path / "in", 7)
+    reports = run_here(images, tmp_path / "out", model, QUESTIONS, images_per_part=3)
+    assert reports == [report(0, 3), report(1, 3), report(2, 1)]
+    rows, paths = read(tmp_path / "out"), sorted(images.iterdir())
+    assert [row["key"] for row in rows] == [str(path) for path in paths for _ in QUESTIONS]
+    answers = Answerer(model, "cpu")([Image.open(path) for path in paths], [QUESTIONS] * 7)
+    for row, answer in zip(rows, [answer for image in answers for answer in image], strict=True):
+        expected = answer.probability if answer.yes_probability is None else answer.yes_probability
+        assert (row["question"], row["answer"], row["error"]) == (answer.question, answer.answer, None)
+        assert row["probability"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_parquet_and_tars_give_the_same_labels_as_files(model, tmp_path):
+    contents = {f"{index}.png": encoded_image(index) for index in range(5)}
+    sources = {"files": tmp_path / "files", "parquet": tmp_path / "in.parquet", "tars": tmp_path / "tars"}
+    sources["files"].mkdir()
+    sources["tars"].mkdir()
+    for name, data in contents.items():
+        (sources["files"] / name).write_bytes(data)
+    structs = [{"bytes": data, "path": name} for name, data in contents.items()]
+    pq.write_table(pa.table({"picture": structs, "id": range(5)}), sources["parquet"], row_group_size=2)
+    items = list(contents.items())
+    write_tar(sources["tars"] / "a.tar", dict(items[:2]) | {"0.json": b"{}"})
+    write_tar(sources["tars"] / "b.tar.gz", dict(items[2:]), "w:gz")
+    labels = {}
+    for name, source in sources.items():
+        reports = run_here(source, tmp_path / name / "out", model, QUESTIONS, column="picture", key_column="id")
+        assert [one["images"] for one in reports] == {"files": [5], "parquet": [2, 2, 1], "tars": [2, 3]}[name]
+        labels[name] = read(tmp_path / name / "out")
+    assert [row["key"] for row in labels["parquet"][::2]] == [*"01234"]
+    assert labels["tars"][0]["key"] == f"{sources['tars'] / 'a.tar'}#0.png"
+    for other in ("parquet", "tars"):
+        for row, same in zip(labels["files"], labels[other], strict=True):
+            assert row["answer"] == same["answer"] and row["probability"] == pytest.approx(same["probability"])
+
+
+def test_without_a_key_column_rows_have_the_file_and_their_number(model, tmp_path):
+    path = write_parquet(tmp_path / "in.parquet", 3)
+    run_here(path, tmp_path / "out", model)
+    assert [row["key"] for row in read(tmp_path / "out")] == [f"{path}#{index}" for index in range(3)]
+
+
+def test_broken_images_are_rows_with_an_error(model, tmp_path):
+    images = write_images(tmp_path / "in", 2)
+    (images / "text.png").write_text("no image")
+    (images / "cut.png").write_bytes(encoded_image(2)[:500])
+    frame = Image.new("RGB", (8, 8))
+    frame.save(images / "frames.webp", save_all=True, append_images=[Image.new("RGB", (8, 8), "red")])
+    assert run_here(images, tmp_path / "out", model) == [report(0, 5, errors=3)]
+    errors = {row["key"].rpartition("/")[2]: row["error"] for row in read(tmp_path / "out")}
+    assert {name for name, error in errors.items() if error} == {"text.png", "cut.png", "frames.webp"}
+    assert all(name in error for name, error in errors.items() if error)
+
+
+@pytest.mark.parametrize("suffix, mode", [("tar", "w"), ("tar.gz", "w:gz")])
+def test_a_truncated_tar_keeps_the_images_before_the_end(model, tmp_path, suffix, mode):
+    contents = {f"{index}.png": encoded_image(index) for index in range(6)}
+    path = write_tar(tmp_path / f"in.{suffix}", contents, mode)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    reports = run_here(path, tmp_path / "out", model)
+    *rows, last = read(tmp_path / "out")
+    assert reports == [report(0, len(rows) + 1, errors=1)] and 1 <= len(rows) <= 4
+    assert not any(row["error"] for row in rows) and last["key"] == str(path) and last["error"]
+
+
+def test_a_damaged_row_group_is_a_row_with_an_error(model, tmp_path):
+    path = write_parquet(tmp_path / "in.parquet", 4)
+    damaged = bytearray(path.read_bytes())
+    damaged[4:44] = b"\xff" * 40  # the header of the first page
+    path.write_bytes(damaged)
+    assert run_here(path, tmp_path / "out", model) == [report(0, 1, errors=1), report(1, 2)]
+    assert [bool(row["error"]) for row in read(tmp_path / "out")] == [True, False, False]
+
+
+def test_a_second_run_labels_only_the_missing_parts_of_the_first_plan(model, tmp_path):
+    images, output = write_images(tmp_path / "in", 4), tmp_path / "out"
+    run_here(images, output, model, images_per_part=2)
+    (output / "part-000001.parquet").unlink()
+    before = (output / "part-000000.parquet").stat().st_mtime_ns
+    (images / "new.png").write_bytes(encoded_image(9))  # the plan does not have it
+    assert run_here(images, output, model, images_per_part=2) == [report(1, 2)]
+    assert (output / "part-000000.parquet").stat().st_mtime_ns == before
+    assert len(read(output)) == 4 and run_here(images, output, model, images_per_part=2) == []
+
+
+def test_a_file_that_could_not_be_written_does_not_appear(tmp_path, monkeypatch):
+    folder = LabelFolder(str(tmp_path))
+
+    def write_half(table, file, **options):
+        file.write(b"PAR1")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(pq, "write_table", write_half)
+    with pytest.raises(OSError, match="disk full"):
+        folder.write(pa.table({"a": [1]}), "part-000000.parquet")
+    assert folder.done() == set() and [path.suffix for path in tmp_path.iterdir()] == [".tmp"]
+    folder.remove_temporary_files()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_another_job_is_refused(model, tmp_path):
+    images, folder = write_images(tmp_path / "in", 2), LabelFolder(str(tmp_path / "out"))
+
+    def job(*questions):
+        return LabelOptions([*questions], folder.path, model).job(str(images))
+
+    folder.open_plan(job(*QUESTIONS))
+    with pytest.raises(DataError, match=r"another job: questions \[.*\], now \['Is it raining\?'\]\. Choose another"):
+        folder.open_plan(job("Is it raining?"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/part-000000.parquet").write_bytes(b"")
+    with pytest.raises(DataError, match="holds labels, but not their plan"):
+        LabelFolder(str(tmp_path / "other")).open_plan(job(*QUESTIONS))
+
+
+def test_other_weights_in_the_same_model_folder_are_another_job(tmp_path):
+    weights, images = tmp_path / "weights", write_images(tmp_path / "in", 2)
+    weights.mkdir()
+    for name in ("model.safetensors", "config.json", "README.md"):
+        (weights / name).write_text("one")
+    options, folder = LabelOptions(QUESTIONS, str(tmp_path / "out"), str(weights)), LabelFolder(str(tmp_path / "out"))
+    job = options.job(str(images))
+    plan = folder.open_plan(job)
+    (weights / "README.md").write_text("two")
+    assert folder.open_plan(options.job(str(images))).equals(plan)
+    for name in ("model.safetensors", "config.json"):
+        (weights / name).write_text("two")
+        with pytest.raises(DataError, match="another job: weights"):
+            folder.open_plan(options.job(str(images)))
+        (weights / name).write_text("one")
+    old = {name: value for name, value in job.items() if name != "weights"}  # as stored by an early version
+    folder.write(plan.replace_schema_metadata({"job": json.dumps(old)}), labeling.PLAN)
+    assert folder.open_plan(job).num_rows == 2
+
+
+def test_input_and_output_can_be_on_another_file_system(model):
+    fs = fsspec.filesystem("memory")
+    fs.pipe({f"/frames/{index}.png": encoded_image(index) for index in range(3)})
+    assert list_input("memory://frames") == ("image", [f"memory:///frames/{index}.png" for index in range(3)])
+    assert list_input("memory://frames/[12].png")[1] == [f"memory:///frames/{index}.png" for index in (1, 2)]
+    assert run_here("memory://frames", "memory://labels", model) == [report(0, 3)]
+    names = [name.rpartition("/")[2] for name in fs.find("/labels")]
+    assert names == ["_plan.parquet", "part-000000.parquet"]
+
+
+def test_a_glob_lists_each_image_once(tmp_path):
+    (tmp_path / "a/b").mkdir(parents=True)
+    for name in ("a/x.png", "a/b/y.png"):
+        (tmp_path / name).write_bytes(encoded_image(0))
+    expected = [str(tmp_path / name) for name in ("a/b/y.png", "a/x.png")]
+    for source in (tmp_path, tmp_path / "**", tmp_path / "a*", tmp_path / "*/**"):
+        assert list_input(str(source))[1] == expected, source
+    (tmp_path / "a").rename(tmp_path / "a[1]")
+    assert len(list_input(str(tmp_path / "a[1]"))[1]) == 2
+
+
+def test_after_a_network_error_the_part_is_not_done(model, tmp_path, monkeypatch):
+    fsspec.filesystem("memory").pipe({f"/far/{index}.png": encoded_image(index) for index in range(3)})
+    with monkeypatch.context() as patch:
+
+        def read_file(path):
+            raise TimeoutError("connection lost")
+
+        patch.setattr(labeling, "read_file", read_file)
+        [failed] = run_here("memory://far", tmp_path / "out", model)
+    assert failed["problem"].endswith("connection lost") and not failed["images"]
+    assert run_here("memory://far", tmp_path / "out", model) == [report(0, 3)]
+
+
+def test_a_missing_disk_leaves_the_part_undone_but_a_missing_file_is_an_error_row(model, tmp_path):
+    images, output = write_images(tmp_path / "in", 3), tmp_path / "out"
+    LabelFolder(str(output)).open_plan(LabelOptions(QUESTIONS[:1], str(output), model).job(str(images)))
+    images.rename(tmp_path / "away")
+    [failed] = run_here(images, output, model)
+    assert "No such file" in failed["problem"] and LabelFolder(str(output)).done() == set()
+    (tmp_path / "away").rename(images)
+    (images / "001.png").unlink()
+    assert run_here(images, output, model) == [report(0, 3, errors=1)]
+    assert ["No such file" in (row["error"] or "") for row in read(output / "part-000000.parquet")] == [0, 1, 0]
+
+
+def test_input_that_cannot_be_labeled_is_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    write_tar(write_images(tmp_path / "mixed", 1) / "b.tar", {})
+    (tmp_path / "broken.parquet").write_bytes(b"nothing")
+    pq.write_table(pa.table({"picture": [b""]}), tmp_path / "other.parquet")
+    for name, message in {
+        "missing": "missing: (cannot be listed|must hold)",
+        "empty": "must hold images, .*; found none",
+        "mixed": "found 1 of kind image, 1 of kind tar",
+        "broken.parquet": "cannot be read as Parquet",
+        "other.parquet": "has no column 'image'; its columns are picture",
+    }.items():
+        with pytest.raises(DataError, match=message):
+            labeling.make_plan(LabelOptions(QUESTIONS, "out").job(str(tmp_path / name)))
+
+
+def test_an_image_is_the_same_from_bytes_and_from_a_file(tmp_path):
+    (tmp_path / "a.png").write_bytes(encoded_image(1))
+    assert open_picture(encoded_image(1)).tobytes() == open_picture(tmp_path / "a.png").tobytes()
+    with pytest.raises(ValueError, match="the image is no image that can be read"):
+        open_picture(b"")
+
+
+def test_only_the_first_image_of_a_phone_photograph_is_read(tmp_path):
+    images = [Image.new("RGB", (16, 8), color) for color in ("red", "blue")]
+    images[0].save(tmp_path / "a.jpg", "mpo", save_all=True, append_images=images[1:])
+    assert open_picture(tmp_path / "a.jpg").getpixel((3, 3))[0] > 200
+
+
+# The command
+
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+
+
+@needs_ray
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--ask", " "], "question 3 is empty"),
+        (["--ask", "Is there a zeppelin?"], "'Is there a zeppelin?': the model does not know zeppelin"),
+        (["--model", "nowhere"], "nowhere"),
+        (["--actors", "0"], "--actors must be at least 1"),
+    ],
+)
+def test_the_command_refuses_bad_options_before_it_writes(model, tmp_path, monkeypatch, capsys, options, message):
+    spec = importlib.util.spec_from_file_location("label_script", ROOT / "scripts/label.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    monkeypatch.setattr(sys, "argv", command(write_images(tmp_path / "in", 1), tmp_path / "out", model, *options)[1:])
+    assert script.main() == 2 and message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def command(images, output_dir, model, *options) -> list[str]:
+    asked = [part for question in QUESTIONS for part in ("--ask", question)]
+    paths = [str(images), *asked, "--output_dir", str(output_dir), "--model", model]
+    runtime = ["--device", "cpu", "--threads", "1", "--batch_size", "2", "--images_per_part", "2", *options]
+    return [sys.executable, str(ROOT / "scripts/label.py"), *paths, *runtime]
+
+
+def start(*arguments) -> subprocess.Popen:
+    return subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+
+def wait_for(condition, run: subprocess.Popen):
+    """The first true value of a condition, while a command runs."""
+    while not (value := condition()):
+        assert run.poll() is None, run.communicate()[1]
+        time.sleep(0.02)
+    return value
+
+
+def workers(run: subprocess.Popen) -> list[psutil.Process]:
+    """The Ray actors that a command has started."""
+    found = []
+    for process in psutil.Process(run.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended
+            found += [process] if "ray::Labeler" in " ".join(process.cmdline()) else []
+    return found
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_killed_run_continues_and_labels_each_image_once(model, tmp_path):
+    images, output, parts = write_images(tmp_path / "in", 119), tmp_path / "out", 60
+    (images / "broken.png").write_text("no image")
+    folder = LabelFolder(str(output))
+    run = start(images, output, model, "--actors", "1")
+    wait_for(lambda: len(folder.done()) > 5, run)
+    run.kill()
+    run.communicate()
+    assert len(folder.done()) < parts
+    again = start(images, output, model, "--actors", "1")
+    for worker in wait_for(lambda: workers(again), again):
+        worker.kill()  # Ray starts another one
+    messages = again.communicate(timeout=300)[1]
+    assert again.returncode == 0, messages
+    names = {"_plan.parquet"} | {f"part-{part:06d}.parquet" for part in range(parts)}
+    assert {path.name for path in output.iterdir()} == names
+    rows = read(output)
+    assert len({(row["key"], row["question"]) for row in rows}) == len(rows) == 2 * parts * len(QUESTIONS)
+    assert {row["key"].rpartition("/")[2] for row in rows if row["error"]} == {"broken.png"}
+    last = subprocess.run(command(images, output, model), capture_output=True, text=True, timeout=120)
+    assert f"all {parts} parts are labeled" in last.stderr and last.returncode == 0
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """The address of a cluster that this process is not part of."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # a short path, as it holds sockets
+        options = ["--port=0", f"--ray-client-server-port={port}", f"--temp-dir={folder}", "--include-dashboard=false"]
+        head = [os.path.join(os.path.dirname(sys.executable), "ray"), "start", "--head", "--block", "--num-cpus=2"]
+        with subprocess.Popen([*head, *options], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT) as process:
+            while process.poll() is None:
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                    break
+                time.sleep(0.1)
+            yield f"ray://127.0.0.1:{port}"
+            process.kill()  # its children end with it; a polite end takes half a minute
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_cluster_labels_for_a_client_outside_of_it(model, tmp_path, cluster):
+    run = start(write_images(tmp_path / "in", 5), tmp_path / "out", model, "--address", cluster)
+    messages = run.communicate(timeout=300)[1]
+    assert run.returncode == 0 and "3/3" in messages and "5 images, 0 broken" in messages, messages
+    assert len(read(tmp_path / "out")) == 5 * len(QUESTIONS)

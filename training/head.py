@@ -1,0 +1,147 @@
+"""The query head: is a category present, in the whole image and in its thirds, and which patches show it?
+
+    image tokens [B,P,C] → QueryHead → region logits [B,categories,4] ↔ PresenceLoss ↔ region targets
+                                     → patch logits [B,P,categories]  ↔              ↔ patch targets
+
+`training/tower.py` trains tower and head alone. `training/run.py` adds the head to the full model while it trains; it
+is saved beside the weights as `training_head.safetensors`.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers.utils import cached_file
+
+from ..data.presence import CATEGORIES, REGIONS
+
+
+HEAD_FILE = "training_head.safetensors"
+MAX_WEIGHT = 16.0  # of a rare answer
+OVERALL_WEIGHT = 0.25  # of the balance over all sources, beside that within each
+DECAY = 0.998  # of the running counts of yes and no, per batch
+POSITIVE_WEIGHT = 4.0  # of patches that an object covers
+PATCH_WEIGHT = 2.0  # of the patch loss, beside the region loss
+
+
+class QueryHead(nn.Module):
+    """Presence by region: tokens [B,P,C] → logits [B,categories,4].
+
+    Each category has learned queries that read the tokens by attention, and its own reading of what they find. The
+    same queries read the thirds of the image, where they see the columns of that third only: the appearance of a car
+    is learned once, wherever it is.
+    """
+
+    def __init__(self, hidden_size: int, num_categories: int = len(CATEGORIES), num_queries: int = 2):
+        super().__init__()
+        self.shape = (num_categories, num_queries)
+        self.query = nn.Linear(hidden_size, num_categories * num_queries, bias=False)
+        self.value = nn.Linear(hidden_size, num_categories * num_queries, bias=False)
+        self.patch = nn.Linear(hidden_size, num_categories)
+        self.bias = nn.Parameter(torch.zeros(num_categories, len(REGIONS)))
+        for layer in (self.query, self.value, self.patch):
+            nn.init.normal_(layer.weight, std=0.02)
+        nn.init.constant_(self.patch.bias, -4.0)  # most patches hold few categories
+
+    def forward(self, tokens: torch.Tensor, grid: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Region logits [B,categories,4] and patch logits [B,P,categories] of tokens in `grid` (rows, columns)."""
+        scores = self.query(tokens).float().transpose(1, 2)  # [B,categories·queries,P]
+        values = self.value(tokens).float().transpose(1, 2)
+        regions = []
+        for weights in region_weights(*grid).to(tokens.device):
+            attention = (scores + weights.log()).softmax(-1)
+            found = (attention * values).sum(-1)  # [B,categories·queries]
+            regions.append(found.unflatten(1, self.shape).sum(-1))
+        return torch.stack(regions, -1) + self.bias, self.patch(tokens)
+
+
+def region_weights(rows: int, columns: int) -> torch.Tensor:
+    """Fraction [4,rows·columns] of each patch inside the whole image and its left, middle and right third."""
+    edges = torch.arange(columns + 1) / columns * 3
+    thirds = [(edges[1:].clamp(max=n + 1) - edges[:-1].clamp(min=n)).clamp(min=0) for n in range(3)]
+    weights = torch.stack([torch.full((columns,), 3 / columns), *thirds]) * columns / 3
+    return weights[:, None].expand(-1, rows, -1).flatten(1)
+
+
+class PresenceLoss(nn.Module):
+    """Binary cross-entropy where the target is known: regions + 2 × patches.
+
+    Each category and region weighs its yes and no equally by running counts, so P means "half yes, half no". This
+    holds within each source; otherwise the look of a source would be an answer where a category is common in one
+    source and rare in another. With less weight it also holds over all sources, so that a category that a source
+    never shows is learned as a no.
+
+    Args:
+        num_sources: number of sources that are balanced separately.
+    """
+
+    counts: torch.Tensor
+
+    def __init__(self, num_sources: int = 1) -> None:
+        super().__init__()
+        counts = torch.zeros(num_sources + 1, 2, len(CATEGORIES), len(REGIONS))  # no, yes; the last is of all
+        self.register_buffer("counts", counts)
+
+    def forward(
+        self,
+        logits: tuple[torch.Tensor, torch.Tensor],
+        region: torch.Tensor,
+        patch: torch.Tensor,
+        source: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Region loss and patch loss, unweighted.
+
+        Args:
+            logits: of `QueryHead`.
+            region: int8 [B,categories,4]; patch: int8 [B,categories,rows,columns]; both 1, 0 or -1 for unknown.
+            source: index of each image's source [B].
+        """
+        answers = torch.stack([region == 0, region == 1], 1).float()  # [B,2,categories,4]
+        by_source = DECAY * self.counts[:-1].index_add(0, source, answers * (1 - DECAY) / DECAY)
+        self.counts = torch.cat([by_source, by_source.sum(0, keepdim=True)])
+        # Yes and no get the same total weight: less where one is so rare that its weight would exceed MAX_WEIGHT.
+        both = torch.minimum(self.counts.sum(1) / 2, MAX_WEIGHT * self.counts.amin(1))
+        weight = both[:, None] / self.counts.clamp(min=1e-9)  # [sources + 1,2,categories,4]
+        weights = (answers * (weight[source] + OVERALL_WEIGHT * weight[-1])).sum(1)
+        entropy = nn.functional.binary_cross_entropy_with_logits
+        regions = entropy(logits[0], region.clamp(min=0).float(), weights, reduction="sum")
+        patches = patch.flatten(2).transpose(1, 2)  # [B,P,categories]
+        known = patches >= 0
+        positive = torch.tensor(POSITIVE_WEIGHT, device=patch.device)
+        of_patches = entropy(logits[1].float()[known], patches[known].float(), pos_weight=positive)
+        return regions / (region >= 0).sum().clamp(min=1), of_patches if known.any() else regions * 0
+
+
+def add_training_head(model: Any, head: QueryHead | None = None) -> None:
+    """Add the query head and its loss to a full model as `model.training_head`; a new head by default.
+
+    A new head knows nothing. It disturbs a trained tower until it has learned.
+    """
+    head = head or QueryHead(model.config.vision_config.hidden_size)
+    model.training_head = nn.ModuleDict({"head": head, "loss": PresenceLoss()})
+
+
+def load_training_head(name: str | Path) -> QueryHead | None:
+    """The head saved beside the weights of a folder or a repository on the Hub; None if there is none.
+
+    Raises:
+        ValueError: it has other categories or another width than this code; the message names the tensor.
+    """
+    path = cached_file(str(name), HEAD_FILE, _raise_exceptions_for_missing_entries=False)
+    if path is None:
+        return None
+    state = load_file(path)
+    head = QueryHead(state["query.weight"].shape[1])
+    try:
+        head.load_state_dict(state)
+    except RuntimeError as error:
+        raise ValueError(f"{path} does not fit the {len(CATEGORIES)} categories of this code: {error}") from error
+    return head
+
+
+def save_training_head(model: Any, folder: Path) -> None:
+    """Remove the head from a full model and save it in a folder."""
+    training_head = model._modules.pop("training_head")
+    save_file(training_head["head"].state_dict(), folder / HEAD_FILE, {"format": "pt"})
