@@ -2,8 +2,8 @@
 # make demo    set up, then serve the page on this machine
 # make test    set up, then lint, type-check and run all tests
 # make quick   the tests without processes, Ray and browsers, in about two minutes
-# make fuzz    throw 10,000 bad or strange inputs at everything that reads input
-# make compat  the tests on every supported release of transformers, each in an environment of its own
+# make fuzz    the property tests of bad and strange input, with many more examples
+# make compat  the tests on every supported release of transformers, each in its own environment
 # make files   write the JSON and Jinja files that make this folder loadable
 
 PYTHON ?= python3
@@ -14,7 +14,7 @@ SETUP := $(VENV)/.ready
 # tests can leave coverage data that spoil the figures.
 MODULE_TESTS := $(foreach name,configuration generation masking modeling processing readme repository scoring tokenization \
 	training vision,tests/test_$(name).py)
-PACKAGES := $(addprefix -p traffic_vlm.,data evaluation publishing serving training)
+PACKAGES := $(addprefix -p traffic_vlm.,data evaluation export serving training)
 export HF_HUB_OFFLINE := 1
 
 .PHONY: setup ask demo test quick lint fuzz compat files clean
@@ -48,15 +48,13 @@ quick: $(SETUP)
 	$(PY) -m pytest -n 2 --dist worksteal -m "not slow"
 
 fuzz: $(SETUP)
-	$(PY) scripts/fuzz.py
+	$(PY) -m pytest -n 2 --hypothesis-profile fuzz tests/test_fuzz.py
 
 compat: $(SETUP)
-	$(PY) scripts/compat.py
+	$(VENV)/bin/nox
 
 files: $(SETUP)
-	$(PY) scripts/build_config.py
-	$(PY) scripts/build_tokenizer.py
-	$(PY) scripts/build_processor.py
+	$(PY) scripts/build_files.py
 
 clean:
-	rm -rf $(VENV) .compat .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) .coverage .hypothesis .mypy_cache .nox .pytest_cache .ruff_cache *.egg-info

@@ -1,22 +1,30 @@
-"""The page on which people try the model: `make demo` here, and what a Hugging Face Space runs.
+"""The demo page: `make demo` on this machine, and what a Hugging Face Space runs.
 
-    python app.py                                # serves this folder's weights on http://127.0.0.1:7860
-    MODEL=username/traffic-vlm python app.py     # or others, of the Hub or of a folder
+    python app.py                                # the weights in this folder, on http://127.0.0.1:7860
+    python app.py --model username/traffic-vlm   # others, from the Hub or a folder
 
-A Space holds this repository as it is; the package need not be installed.
+In a Space the package need not be installed, and the environment variable MODEL can replace --model.
 """
 
 import importlib.util
 import os
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
 ROOT = Path(__file__).resolve().parent
 
 
+@dataclass
+class Options:
+    model: str = field(
+        default=os.environ.get("MODEL", str(ROOT)), metadata={"help": "model folder, or the name of a repository"}
+    )
+
+
 def find_package() -> None:
-    """Make this folder importable as `traffic_vlm` where it is not installed."""
+    """Make this folder importable as `traffic_vlm` if it is not installed."""
     if importlib.util.find_spec("traffic_vlm") is None:
         spec = importlib.util.spec_from_file_location("traffic_vlm", ROOT / "__init__.py")
         package = importlib.util.module_from_spec(spec)
@@ -26,6 +34,9 @@ def find_package() -> None:
 
 def main() -> None:
     find_package()
+    from traffic_vlm.utils import option_parser
+
+    [options] = option_parser([Options], __doc__).parse_args_into_dataclasses()
     try:
         from traffic_vlm.serving.answerer import Answerer
         from traffic_vlm.serving.page import build_page, launch
@@ -35,7 +46,7 @@ def main() -> None:
         sys.exit('the page needs gradio: pip install "traffic_vlm[demo]"')
     examples = sorted((ROOT / "docs").glob("example*.jpg"))
     try:
-        answerer = Answerer(os.environ.get("MODEL", ROOT))
+        answerer = Answerer(options.model)
     except (OSError, ValueError) as error:
         sys.exit(str(error))
     launch(build_page(answerer, examples), examples)

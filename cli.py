@@ -27,7 +27,7 @@ def main() -> None:
         print(USAGE)
     elif command in COMMANDS:
         sys.argv = [f"traffic-vlm {command}", *sys.argv[2:]]
-        importlib.import_module(f"traffic_vlm.scripts.{command}").main()
+        sys.exit(importlib.import_module(f"traffic_vlm.scripts.{command}").main())
     else:
         sys.exit(f"traffic-vlm has no command {command!r}; it has {', '.join(COMMANDS)}")
 

@@ -1,1 +1,1 @@
-"""How good a model is: predictions, figures of them, reports and pictures."""
+"""Evaluate a model: predictions, metrics, baselines, and the report with its plots."""

@@ -1,7 +1,7 @@
-"""What can be answered without looking: the model shown the mean image, and each question's most frequent answer."""
+"""Baselines that see no image: the mean image, and the most frequent answer to each question."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -9,11 +9,11 @@ from PIL import Image
 
 from ..images_traffic_vlm import to_rgb
 from .metrics import mean
-from .predict import Prediction, normalise
+from .predict import Prediction, normalize
 
 
 def mean_image(rows: Iterable[Mapping[str, Any]], processor: Any) -> Image.Image:
-    """The mean of images, each brought to the size that the model sees.
+    """Average images, each resized to the model's input size.
 
     Raises:
         ValueError: no rows.
@@ -24,44 +24,44 @@ def mean_image(rows: Iterable[Mapping[str, Any]], processor: Any) -> Image.Image
         total += np.asarray(to_rgb(row["image"]).resize((size["width"], size["height"])), dtype=np.float64)
         count += 1
     if not count:
-        raise ValueError("the mean image needs at least one image")
+        raise ValueError("mean_image needs at least one row")
     return Image.fromarray(np.rint(total / count).astype(np.uint8))
 
 
 class Majority:
-    """The most frequent answer to each question in training.
+    """The most frequent answer to each question in `rows`.
 
-    Of its source; where that has not asked it, of any source, else of all questions of its kind, else of all.
+    Counted within the source; for a question id that the source lacks over all sources, then over all questions of
+    the same type, then over all questions; always among yes and no, or among words, whichever the ground truth is.
 
     Args:
-        rows: rows of a dataset; only their texts are read.
-        processor: writes their answers as those of predictions are written.
+        rows: rows of a dataset; images are not read.
+        processor: normalizes the answers as those of predictions are.
     """
 
     def __init__(self, rows: Iterable[Mapping[str, Any]], processor: Any):
         self.counts: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
-        written: dict[str, str] = {}
+        normalized: dict[str, str] = {}
         for row in rows:
-            new = [answer for answer in row["answers"] if answer not in written]
-            if new:
-                written |= zip(new, normalise(processor, new)[0])
-            for given, fact, kind in zip(row["answers"], row["facts"], row["kinds"]):
-                answer = written[given]
+            if new := [answer for answer in row["answers"] if answer not in normalized]:
+                normalized |= zip(new, normalize(processor, new))
+            for raw, fact, kind in zip(row["answers"], row["facts"], row["kinds"]):
+                answer = normalized[raw]
                 for key in self._keys(str(row["source"]), fact, kind, answer in ("yes", "no")):
                     self.counts[key][answer] += 1
 
     def answer(self, one: Prediction) -> str:
-        """The guess, of equal ones the first in the alphabet; "" where nothing of its form ever came up."""
+        """The most frequent answer, the first in the alphabet among equals; "" if there is none."""
         for key in self._keys(one.source, one.fact, one.kind, one.is_yes_no):
             if key in self.counts:
                 return min(self.counts[key].items(), key=lambda item: (-item[1], item[0]))[0]
         return ""
 
-    def share_right(self, predictions: Iterable[Prediction]) -> float | None:
-        """The share of questions that the guess answers right."""
+    def accuracy(self, predictions: Iterable[Prediction]) -> float | None:
+        """Fraction of questions that the most frequent answer answers right."""
         return mean(float(self.answer(one) == one.answer) for one in predictions)
 
     @staticmethod
-    def _keys(source: str, fact: str, kind: str, is_yes_no: bool) -> Sequence[tuple[str, ...]]:
+    def _keys(source: str, fact: str, kind: str, is_yes_no: bool) -> list[tuple[str, ...]]:
         form = "yes or no" if is_yes_no else "words"
-        return ("source", source, fact), ("fact", fact), ("kind", kind, form), ("form", form)
+        return [("source", source, fact), ("fact", fact), ("kind", kind, form), ("form", form)]

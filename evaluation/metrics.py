@@ -1,10 +1,7 @@
-"""Figures of predictions, each of which can be checked by hand on a few numbers.
+"""Metrics of predictions. Nothing here knows models or images.
 
-    predictions → groups → balanced accuracy, exact match, calibration error
-    margins and truths → temperature
-    P(yes) of the wordings of a question → agreement
-
-Nothing here knows of models or images.
+predictions → balanced accuracy, accuracy, exact match, by group
+P(yes) and ground truth → reliability, expected calibration error, best temperature
 """
 
 import hashlib
@@ -12,29 +9,32 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from statistics import stdev
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+from scipy.special import expit
 
 from .predict import Prediction
 
 
 BINS = 15  # of P(yes), for the calibration error
-TEMPERATURES = (0.05, 20.0)  # the range that a temperature is looked for in
+TEMPERATURES = (0.05, 20.0)  # range of the search
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A figure and what it rests on.
+    """A metric and what it was computed from.
 
     Attributes:
-        value: 0..1; None where nothing could be counted.
-        questions: that it was counted over.
-        facts: different questions among them, within a source; 0 where it is not a mean over facts.
-        left_out: facts that it cannot be counted for.
-        error: standard error of the value, as if facts (or questions) were drawn independently; None below two.
+        value: 0..1; None without anything to count.
+        questions: number of questions counted.
+        facts: number of different question ids counted, within a source; 0 for plain means over questions.
+        left_out: number of question ids with only one of the two answers.
+        error: standard error, as if question ids (or questions) were independent; None below two.
     """
 
     value: float | None
@@ -45,18 +45,13 @@ class Score:
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """The mean of those values that are there."""
+    """Mean of the values that are not None; None without any."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
-def standard_error(values: Sequence[float]) -> float | None:
-    """Of the mean of values."""
-    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-
-
 def group(items: Iterable[T], *names: str) -> dict[str, list[T]]:
-    """Items by the values of some of their attributes ("camvid / presence"), in alphabetical order."""
+    """Group items by attributes; keys are their values ("camvid / presence"), sorted."""
     groups: dict[str, list[T]] = defaultdict(list)
     for item in items:
         groups[" / ".join(str(getattr(item, name)) for name in names)].append(item)
@@ -64,164 +59,140 @@ def group(items: Iterable[T], *names: str) -> dict[str, list[T]]:
 
 
 def balanced_accuracy(predictions: Iterable[Prediction]) -> Score:
-    """The mean over facts of (share right where the truth is yes + share right where it is no) / 2; words are ignored.
+    """Mean over question ids of (accuracy where the truth is yes + accuracy where it is no) / 2.
 
-    A fact is one question in all its wordings, within a source. Those that have only one of the two truths are left
-    out. Whoever knows the question but not the image stands at 0.5, whatever the share of yes is.
+    A question id covers all paraphrases of a question within a source. Question ids with only one of the two answers
+    are left out, and so are questions with a ground truth in words. A model that sees no image scores 0.5, whatever
+    the fraction of yes is.
     """
-    facts: dict[tuple[str, str], dict[str, list[bool]]] = defaultdict(lambda: {"yes": [], "no": []})
+    ids: dict[tuple[str, str], dict[str, list[bool]]] = defaultdict(lambda: {"yes": [], "no": []})
     for one in predictions:
         if one.is_yes_no:
-            facts[one.source, one.fact][one.answer].append(one.is_right)
-    counted = [truths for truths in facts.values() if all(truths.values())]
-    rates = [sum(sum(right) / len(right) for right in truths.values()) / 2 for truths in counted]
-    questions = sum(len(right) for truths in counted for right in truths.values())
-    return Score(mean(rates), questions, len(counted), len(facts) - len(counted), standard_error(rates))
+            ids[one.source, one.fact][one.answer].append(one.is_right)
+    counted = [answers for answers in ids.values() if all(answers.values())]
+    rates = [sum(sum(right) / len(right) for right in answers.values()) / 2 for answers in counted]
+    questions = sum(len(right) for answers in counted for right in answers.values())
+    return Score(mean(rates), questions, len(counted), len(ids) - len(counted), _standard_error(rates))
 
 
 def accuracy(predictions: Iterable[Prediction]) -> Score:
-    """The share of yes/no questions that are answered right."""
-    return _share_right(one for one in predictions if one.is_yes_no)
+    """Fraction of predictions that are right."""
+    right = [float(one.is_right) for one in predictions]
+    return Score(mean(right), len(right), error=_standard_error(right))
 
 
 def exact_match(predictions: Iterable[Prediction]) -> Score:
-    """The share of questions with an answer in words that are answered with exactly these."""
-    return _share_right(one for one in predictions if one.text is not None)
+    """Fraction of questions with a ground truth in words that are answered with exactly these words."""
+    return accuracy(one for one in predictions if not one.is_yes_no)
 
 
-def _share_right(predictions: Iterable[Prediction]) -> Score:
-    right = [float(one.is_right) for one in predictions]
-    return Score(mean(right), len(right), error=standard_error(right))
+def _standard_error(values: Sequence[float]) -> float | None:
+    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
 def by_group(
     metric: Callable[[list[Prediction]], Score], predictions: Iterable[Prediction], *names: str
 ) -> dict[str, Score]:
-    """A metric of each group of predictions, without groups that it cannot be counted for."""
+    """Compute a metric for each group; groups without a question for it are dropped."""
     scores = {name: metric(members) for name, members in group(predictions, *names).items()}
     return {name: score for name, score in scores.items() if score.value is not None or score.left_out}
 
 
-# Calibration
+def reliability(probabilities: Sequence[float], truths: Sequence[bool], bins: int = BINS) -> list[dict[str, Any]]:
+    """Bin answers by P(yes). The last bin includes 1.
 
-
-def yes_probability(margin: float, temperature: float) -> float:
-    """P(yes) of a margin l_yes - l_no, as the model gives it at this temperature: the sigmoid of their ratio."""
-    ratio = margin / temperature
-    return 1 / (1 + math.exp(-ratio)) if ratio >= 0 else math.exp(ratio) / (1 + math.exp(ratio))
-
-
-@dataclass(frozen=True, slots=True)
-class Bin:
-    """Answers whose P(yes) lies in [low, high), or with high=1 in [low, 1]."""
-
-    low: float
-    high: float
-    questions: int
-    probability: float | None  # their mean P(yes)
-    yes_rate: float | None  # the share whose truth is yes
-
-
-def reliability(probabilities: Sequence[float], truths: Sequence[bool], bins: int = BINS) -> list[Bin]:
-    """Answers by their P(yes), in bins of equal width."""
-    members: list[list[int]] = [[] for _ in range(bins)]
-    for i, probability in enumerate(probabilities):
-        members[min(int(probability * bins), bins - 1)].append(i)
-    return [
-        Bin(
-            number / bins,
-            (number + 1) / bins,
-            len(inside),
-            mean(probabilities[i] for i in inside),
-            mean(float(truths[i]) for i in inside),
-        )
-        for number, inside in enumerate(members)
-    ]
+    Returns:
+        for each bin "low", "high", "questions", "probability" (mean P(yes)) and "yes_rate" (fraction with the ground
+        truth yes); the last two are None for an empty bin.
+    """
+    p, is_yes = np.asarray(probabilities, float), np.asarray(truths, float)
+    indices = np.minimum((p * bins).astype(int), bins - 1)
+    found = []
+    for index in range(bins):
+        inside = indices == index
+        row: dict[str, Any] = {"low": index / bins, "high": (index + 1) / bins, "questions": int(inside.sum())}
+        row |= {"probability": mean(p[inside].tolist()), "yes_rate": mean(is_yes[inside].tolist())}
+        found.append(row)
+    return found
 
 
 def calibration_error(probabilities: Sequence[float], truths: Sequence[bool], bins: int = BINS) -> float | None:
-    """Expected calibration error: |mean P(yes) - share of yes| of each bin, weighted by its share of the answers."""
-    if not probabilities:
+    """Expected calibration error: mean over bins of |mean P(yes) - yes rate|, weighted by their questions."""
+    if not len(probabilities):
         return None
-    gaps = [
-        one.questions * abs(one.probability - one.yes_rate)
-        for one in reliability(probabilities, truths, bins)
-        if one.probability is not None and one.yes_rate is not None
-    ]
-    return sum(gaps) / len(probabilities)
+    rows = [row for row in reliability(probabilities, truths, bins) if row["questions"]]
+    return sum(row["questions"] * abs(row["probability"] - row["yes_rate"]) for row in rows) / len(probabilities)
 
 
-def negative_log_likelihood(margins: Sequence[float], truths: Sequence[bool], temperature: float) -> float:
-    """The mean of -log P(truth) at a temperature."""
-    losses = []
-    for margin, truth in zip(margins, truths):
-        against = -margin / temperature if truth else margin / temperature
-        losses.append(max(against, 0.0) + math.log1p(math.exp(-abs(against))))
-    return sum(losses) / len(losses)
+def fit_temperature(margins: Sequence[float], truths: Sequence[bool]) -> float:
+    """Fit the temperature in TEMPERATURES with the highest likelihood (https://arxiv.org/abs/1706.04599).
 
-
-def fit_temperature(margins: Sequence[float], truths: Sequence[bool], tolerance: float = 1e-4) -> float:
-    """The temperature in TEMPERATURES under which the truths are most likely (https://arxiv.org/abs/1706.04599).
-
-    The likelihood has one peak in 1/T, so a golden section finds it. It lies at the lower end where every answer is
-    right, and at the upper end where answers and truths have nothing to do with each other.
+    The likelihood has one peak in 1/T. It lies at the lower limit if all answers are right, and at the upper limit if
+    answers and ground truth are unrelated.
 
     Raises:
         ValueError: no margins, or another number of truths.
     """
-    if not margins or len(margins) != len(truths):
-        raise ValueError(f"a temperature is fitted to margins with truths, got {len(margins)} and {len(truths)}")
-    ratio = (math.sqrt(5) - 1) / 2
-    low, high = map(math.log, TEMPERATURES)
+    if not len(margins) or len(margins) != len(truths):
+        raise ValueError(f"fit_temperature needs as many margins as truths, got {len(margins)} and {len(truths)}")
+    signed = np.where(truths, margins, np.negative(margins))  # of the true answer
 
-    def loss(point: float) -> float:
-        return negative_log_likelihood(margins, truths, math.exp(point))
+    def loss(log_temperature: float) -> float:
+        return float(np.logaddexp(0, -signed / np.exp(log_temperature)).mean())
 
-    left, right = high - ratio * (high - low), low + ratio * (high - low)
-    left_loss, right_loss = loss(left), loss(right)
-    while high - low > tolerance:
-        if left_loss <= right_loss:
-            high, right, right_loss = right, left, left_loss
-            left = high - ratio * (high - low)
-            left_loss = loss(left)
-        else:
-            low, left, left_loss = left, right, right_loss
-            right = low + ratio * (high - low)
-            right_loss = loss(right)
-    return math.exp((low + high) / 2)
+    found = minimize_scalar(loss, bounds=np.log(TEMPERATURES), method="bounded", options={"xatol": 1e-6})
+    return float(np.exp(found.x))
 
 
-def half(source: str, image_id: str) -> int:
-    """0 or 1: which half of the images this one belongs to, in every run the same."""
+def calibration_half(source: str, image_id: str) -> int:
+    """Assign an image to half 0 or 1, the same in every run."""
     return hashlib.sha256(f"{source}/{image_id}".encode()).digest()[0] % 2
 
 
-# Agreement
+def calibration(predictions: Iterable[Prediction], temperature: float) -> dict[str, Any]:
+    """Calibration of P(yes) at the model's temperature and at a fitted one; empty without yes/no questions.
 
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """How alike answers are that should be equal.
-
-    Attributes:
-        same: share of pairs with the same answer, yes or no.
-        change: mean absolute difference of P(yes) of a pair.
-        pairs, questions: of wordings, and different questions that they are wordings of.
+    "fitted_temperature" is fitted on all images. "half_temperature" is fitted on one half and tested on the other:
+    "ece_before" and "bins_before" are those of the other half at the model's temperature, "..._after" at the fitted.
     """
+    yes_no = [one for one in predictions if one.is_yes_no]
+    if not yes_no:
+        return {}
+    halves: tuple[list[Prediction], list[Prediction]] = ([], [])
+    for one in yes_no:
+        halves[calibration_half(one.source, one.image_id)].append(one)
+    fitted, tested = halves
+    best = fit_temperature(*_margins(yes_no))
+    result: dict[str, Any] = {
+        "temperature": temperature,
+        "ece": calibration_error(*probabilities(yes_no)),
+        "ece_by_source": {
+            name: calibration_error(*probabilities(members)) for name, members in group(yes_no, "source").items()
+        },
+        "bins": reliability(*probabilities(yes_no)),
+        "fitted_temperature": best,
+        "at_limit": min(abs(best / limit - 1) for limit in TEMPERATURES) < 0.01,
+        "half_temperature": None,
+        "questions_fitted": len(fitted),
+        "questions_judged": len(tested),
+    }
+    before: tuple[list[float], list[bool]] = ([], [])
+    after = before
+    if fitted and tested:
+        result["half_temperature"] = fit_temperature(*_margins(fitted))
+        margins, truths = _margins(tested)
+        before, after = probabilities(tested), (expit(np.divide(margins, result["half_temperature"])).tolist(), truths)
+    for name, pair in (("before", before), ("after", after)):
+        result |= {f"ece_{name}": calibration_error(*pair), f"bins_{name}": reliability(*pair) if pair[0] else []}
+    return result
 
-    same: float | None
-    change: float | None
-    pairs: int
-    questions: int
+
+def probabilities(predictions: Iterable[Prediction]) -> tuple[list[float], list[bool]]:
+    """P(yes) and ground truth of the yes/no questions."""
+    pairs = [(one.probability, one.answer == "yes") for one in predictions if one.is_yes_no]
+    return [probability for probability, _ in pairs], [truth for _, truth in pairs]
 
 
-def agreement(wordings: Iterable[Sequence[float]]) -> Agreement:
-    """Of P(yes) of the wordings of each question: pairs within a question compared with each other."""
-    several = [probabilities for probabilities in wordings if len(probabilities) > 1]
-    pairs = [pair for probabilities in several for pair in combinations(probabilities, 2)]
-    return Agreement(
-        mean(float((one >= 0.5) == (other >= 0.5)) for one, other in pairs),
-        mean(abs(one - other) for one, other in pairs),
-        len(pairs),
-        len(several),
-    )
+def _margins(predictions: Iterable[Prediction]) -> tuple[list[float], list[bool]]:
+    pairs = [(one.logit_margin, one.answer == "yes") for one in predictions if one.is_yes_no]
+    return [margin for margin, _ in pairs], [truth for _, truth in pairs]

@@ -1,14 +1,14 @@
-"""Ask a model all questions of a dataset: one prediction for each question.
+"""Ask a model every question of a dataset.
 
-    rows {image, questions, answers, ...} → images encoded once → margins of packed yes/no questions, generated words
+    rows {image, questions, answers, ...} → images encoded once → first word of each answer ─┬─ yes, no: the answer
+                                                                                             └─ other: generate words
 
-What is special here:
-- the truth of a question decides how it is asked: a yes or no is scored, anything else is generated greedily;
-- what is kept of a yes/no answer is the margin l_yes - l_no: P(yes) at any temperature follows from it;
-- an image that serves several rows (the blind baseline shows one image to all) is encoded once a batch.
+The ground truth has no part in this: the model's first word decides between yes, no and words, as in
+`serving.answerer`. Answers are compared with the ground truth afterwards.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
@@ -18,28 +18,27 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
+from ..data.folders import COLUMNS
+from ..generation_traffic_vlm import MAX_NEW_TOKENS, suppressed_tokens
 from ..images_traffic_vlm import to_rgb
 
 
-COLUMNS = ("image", "questions", "answers", "kinds", "labels", "facts", "source", "image_id")
-QUESTIONS_PER_ROW = 32  # packed together; attention's square stays small beside the rest
-SHORT_ANSWER = 4  # tokens; longer ones are generated apart, so that "red" does not wait for a whole sentence
-
 Transform = Callable[[Image.Image], Image.Image]
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One question, its truth and what the model says.
+    """A question with its ground truth and the model's answer.
 
     Attributes:
         source, image_id: the image.
-        kind, label, fact: what is asked, in the terms of the question grammar.
-        question: the wording.
-        answer: the truth, as the tokenizer writes it ("grey" is "gray").
-        probability: P(yes) at the model's temperature, where the truth is yes or no; else None.
-        logit_margin: l_yes - l_no without temperature, where the truth is yes or no; else None.
-        text: the generated words, where the truth is words and they were asked for; else None.
+        kind, label, fact: question type, category and question id.
+        question: the text that was asked.
+        answer: the ground truth, as the tokenizer writes it ("grey" becomes "gray").
+        text: the model's answer: "yes", "no" or words; None for words that were not generated.
+        probability: P(yes) at the model's temperature, whatever the answer is.
+        logit_margin: l_yes - l_no, without temperature.
     """
 
     source: str
@@ -49,92 +48,92 @@ class Prediction:
     fact: str
     question: str
     answer: str
-    probability: float | None = None
-    logit_margin: float | None = None
-    text: str | None = None
+    text: str | None
+    probability: float
+    logit_margin: float
 
     @property
     def is_yes_no(self) -> bool:
-        return self.logit_margin is not None
-
-    @property
-    def said(self) -> str | None:
-        """The model's answer: "yes" from a P(yes) of 0.5 on, "no", or its words."""
-        return self.text if self.logit_margin is None else "yes" if self.logit_margin >= 0 else "no"
+        """Whether the ground truth is yes or no."""
+        return self.answer in ("yes", "no")
 
     @property
     def is_right(self) -> bool:
-        return self.said == self.answer
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A question of a batch: its image's number there, its place in the row, and the ids of its true answer."""
-
-    image: int
-    number: int
-    question: str
-    answer: str
-    answer_ids: list[int]
+        return self.text == self.answer
 
 
 @torch.no_grad()
 def predict(
     model: Any,
     processor: Any,
-    rows: Iterable[Mapping[str, Any]],
+    rows: Iterable[Row],
     batch_size: int = 16,
     generate_words: bool = True,
     transform: Transform | None = None,
-    progress: bool = True,
-    description: str = "asking",
+    image: Image.Image | None = None,
+    progress: str | None = None,
 ) -> list[Prediction]:
-    """Ask `model` every question of `rows`. The caller decides on device, dtype and autocast.
+    """Ask `model` every question of `rows`. The caller chooses device, dtype and autocast.
 
     Args:
-        model: a `TrafficVLMForConditionalGeneration` in evaluation mode, or one wrapped with adapters.
+        model: a `TrafficVLMForConditionalGeneration` in evaluation mode, also with adapters, or an `ExportedModel`.
         processor: its `TrafficVLMProcessor`.
-        rows: rows of a dataset as `scripts/make_dataset.py` writes it, with COLUMNS.
+        rows: rows with COLUMNS.
         batch_size: images encoded together.
-        generate_words: else questions that are answered in words have no `text`.
-        transform: changes each image, upright and RGB, before the model sees it.
-        progress, description: show a bar, and what it says.
+        generate_words: generate the answers that are neither yes nor no; otherwise their text is None.
+        transform: change each image, upright and RGB, before it is encoded.
+        image: ask about this image in place of the rows' own; it is encoded once.
+        progress: label of a progress bar; None shows no bar.
 
     Returns:
-        one prediction for each question, in the order of the rows and of their questions.
+        one prediction per question, in the order of the rows and of their questions.
 
     Raises:
-        ValueError: rows without a needed column, with lists of unequal lengths, or a model in training mode.
-        FloatingPointError: the model answers with NaN or infinity.
+        ValueError: a row lacks a column or has lists of unequal lengths; batch_size below 1; a model in training mode.
+        FloatingPointError: a logit is NaN or infinite.
     """
     if model.training:
         raise ValueError("the model is in training mode, where dropout changes every answer: call model.eval() first")
-    total = len(rows) if isinstance(rows, Sized) else None
+    shared = None if image is None else encode(model, processor, [image])
     predictions: list[Prediction] = []
-    with tqdm(total=total, desc=description, unit="image", disable=not progress) as bar:
-        for batch in batches(rows, batch_size):
-            predictions += _predict_batch(model, processor, batch, generate_words, transform)
-            bar.update(len(batch))
+    for batch in batches(rows, batch_size, progress):
+        if shared is None:
+            images = [to_rgb(row["image"]) for row in batch]
+            encoded = encode(model, processor, images if transform is None else list(map(transform, images)))
+            questions = [list(row["questions"]) for row in batch]
+        else:  # all questions are about one image
+            encoded, questions = shared, [[question for row in batch for question in row["questions"]]]
+        answers = iter(_answer(model, processor, encoded, questions, generate_words))
+        for row in batch:
+            columns = zip(row["kinds"], row["labels"], row["facts"], row["questions"])
+            for asked, answer in zip(columns, normalize(processor, row["answers"])):
+                predictions.append(
+                    Prediction(str(row["source"]), str(row["image_id"]), *asked, answer, *next(answers))
+                )
     return predictions
 
 
-def batches(rows: Iterable[Mapping[str, Any]], batch_size: int) -> Iterator[list[Mapping[str, Any]]]:
-    """Rows in lists of `batch_size`, checked.
+def batches(rows: Iterable[Row], batch_size: int, progress: str | None = None) -> Iterator[list[Row]]:
+    """Yield the rows that have questions, in lists of at most `batch_size`.
 
     Raises:
-        ValueError: a batch size below 1; rows without a needed column or with lists of unequal lengths.
+        ValueError: batch_size below 1; a row lacks a column or has lists of unequal lengths.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    total = len(rows) if isinstance(rows, Sized) else None
     iterator = iter(rows)
-    while batch := list(islice(iterator, batch_size)):
-        for row in batch:
-            check_row(row)
-        yield batch
+    with tqdm(total=total, desc=progress, unit="image", disable=not progress) as bar:
+        while batch := list(islice(iterator, batch_size)):
+            for row in batch:
+                check_row(row)
+            if asked := [row for row in batch if len(row["questions"])]:
+                yield asked
+            bar.update(len(batch))
 
 
-def check_row(row: Mapping[str, Any]) -> None:
-    """Raises a ValueError that names what a row lacks or which of its lists have other lengths."""
+def check_row(row: Row) -> None:
+    """Raise a ValueError for a row that lacks a column or has lists of unequal lengths."""
     if missing := [name for name in COLUMNS if name not in row]:
         raise ValueError(f"a row has no {', '.join(missing)}; evaluation needs the columns {', '.join(COLUMNS)}")
     sizes = {name: len(row[name]) for name in ("questions", "answers", "kinds", "labels", "facts")}
@@ -142,122 +141,57 @@ def check_row(row: Mapping[str, Any]) -> None:
         raise ValueError(f"the lists of row {row['image_id']!r} have unequal lengths: {sizes}")
 
 
-def encode(model: Any, processor: Any, pictures: Sequence[Image.Image]) -> tuple[Any, list[int]]:
-    """Look at each different picture once: the encoded images, and for each picture the number of its own there."""
-    numbers: dict[int, int] = {}  # by identity: equal pictures are not looked for
-    index = [numbers.setdefault(id(picture), len(numbers)) for picture in pictures]
-    different = list({id(picture): picture for picture in pictures}.values())
-    pixels = processor(images=different, return_tensors="pt")["pixel_values"]
-    return model.encode_images(pixels.to(model.device)), index
+def encode(model: Any, processor: Any, images: Sequence[Image.Image]) -> Any:
+    """Encode images once, to ask many questions about them."""
+    pixels = processor(images=list(images), return_tensors="pt")["pixel_values"]
+    return model.encode_images(pixels.to(model.device))
 
 
-def _predict_batch(
-    model: Any, processor: Any, rows: list[Mapping[str, Any]], generate_words: bool, transform: Transform | None
-) -> list[Prediction]:
-    rows = [row for row in rows if len(row["questions"])]
-    if not rows:
-        return []
-    pictures = [to_rgb(row["image"]) for row in rows]
-    encoded, index = encode(model, processor, pictures if transform is None else list(map(transform, pictures)))
-    asked = list(_questions(processor, rows, index))
-    text_config = model.config.get_text_config()
-    decisions = ([text_config.yes_token_id], [text_config.no_token_id])
-    yes_no = [number for number, one in enumerate(asked) if one.answer_ids in decisions]
-    words = [number for number, one in enumerate(asked) if one.answer_ids not in decisions]
-    found: dict[int, dict[str, Any]] = {}
-    for number, (margin, probability) in zip(yes_no, _score(model, processor, encoded, [asked[i] for i in yes_no])):
-        found[number] = {"logit_margin": margin, "probability": probability}
-    if generate_words:
-        for number, text in zip(words, _generate(model, processor, encoded, [asked[i] for i in words])):
-            found[number] = {"text": text}
-    sources = [(row, i) for row in rows for i in range(len(row["questions"]))]
-    return [
-        Prediction(
-            source=str(row["source"]),
-            image_id=str(row["image_id"]),
-            kind=row["kinds"][i],
-            label=row["labels"][i],
-            fact=row["facts"][i],
-            question=row["questions"][i],
-            answer=asked[number].answer,
-            **found.get(number, {}),
-        )
-        for number, (row, i) in enumerate(sources)
-    ]
-
-
-def normalise(processor: Any, answers: Sequence[str]) -> tuple[list[str], list[list[int]]]:
-    """Answers as the tokenizer writes them, and their ids: "gray" for "grey", [UNK] for a word not known."""
+def normalize(processor: Any, answers: Sequence[str]) -> list[str]:
+    """Write answers as the tokenizer does: "gray" for "grey", [UNK] for a word outside the vocabulary."""
     ids = processor.tokenizer(list(answers), add_special_tokens=False, split_special_tokens=True)["input_ids"]
-    return processor.batch_decode(ids), ids
+    return processor.batch_decode(ids)
 
 
-def _questions(processor: Any, rows: list[Mapping[str, Any]], index: list[int]) -> Iterator[_Asked]:
-    """All questions of a batch, with their true answers as the tokenizer writes them."""
-    truths = iter(zip(*normalise(processor, [answer for row in rows for answer in row["answers"]])))
-    for row, image in zip(rows, index):
-        for number, question in enumerate(row["questions"]):
-            answer, answer_ids = next(truths)
-            yield _Asked(image, number, question, answer, answer_ids)
-
-
-def pack(images: Sequence[int]) -> list[tuple[int, list[int]]]:
-    """Which questions stand in one row together.
-
-    Args:
-        images: for each question the image that it is about.
-
-    Returns:
-        rows of at most QUESTIONS_PER_ROW questions: an image, and the numbers of questions about it.
-    """
-    asked: dict[int, list[int]] = {}
-    for number, image in enumerate(images):
-        asked.setdefault(image, []).append(number)
-    return [
-        (image, numbers[start : start + QUESTIONS_PER_ROW])
-        for image, numbers in asked.items()
-        for start in range(0, len(numbers), QUESTIONS_PER_ROW)
-    ]
-
-
-def _score(model: Any, processor: Any, encoded: Any, asked: list[_Asked]) -> list[tuple[float, float]]:
-    """Margin and P(yes) of each question, packed into a row for each image."""
-    if not asked:
-        return []
-    rows: dict[int, list[int]] = {}  # numbers of the questions about each image
-    for number in sorted(range(len(asked)), key=lambda number: asked[number].image):
-        rows.setdefault(asked[number].image, []).append(number)
-    text = [[asked[number].question for number in numbers] for numbers in rows.values()]
-    inputs = processor(text=text, packed=True, on_unknown="ignore", return_tensors="pt").to(model.device)
-    image_index = torch.tensor(list(rows), device=model.device)
-    logits = torch.cat(model.question_logits(**inputs, encoded_images=encoded, image_index=image_index)).float()
+def _answer(
+    model: Any, processor: Any, encoded: Any, questions: list[list[str]], generate_words: bool
+) -> list[tuple[str | None, float, float]]:
+    """Text, P(yes) and l_yes - l_no of each question; `questions` has one list for each encoded image."""
+    inputs = processor(text=questions, packed=True, on_unknown="ignore", return_tensors="pt").to(model.device)
+    logits = torch.cat(model.question_logits(**inputs, encoded_images=encoded)).float()  # [Q,V]
     text_config = model.config.get_text_config()
-    margins = logits[:, text_config.yes_token_id] - logits[:, text_config.no_token_id]
-    results: list[tuple[float, float]] = [(0.0, 0.0)] * len(asked)
-    numbers = [number for row in rows.values() for number in row]
-    for number, margin, probability in zip(numbers, margins.tolist(), model.yes_probability(logits).tolist()):
+    yes, no = text_config.yes_token_id, text_config.no_token_id
+    margins = (logits[:, yes] - logits[:, no]).tolist()
+    asked = [(image, question) for image, row in enumerate(questions) for question in row]
+    for (_, question), margin in zip(asked, margins):
         if not math.isfinite(margin):
-            raise FloatingPointError(f"the model answers {asked[number].question!r} with l_yes - l_no = {margin}")
-        results[number] = (margin, probability)
-    return results
+            raise FloatingPointError(f"the model answers {question!r} with l_yes - l_no = {margin}")
+    first_words = logits.index_fill(-1, torch.tensor(suppressed_tokens(text_config), device=logits.device), -math.inf)
+    in_words = [token not in (yes, no) for token in first_words.argmax(-1).tolist()]
+    open_questions = [one for one, is_open in zip(asked, in_words) if is_open]
+    words: Iterator[str | None] = iter([None] * len(open_questions))
+    if generate_words and open_questions:
+        words = iter(_generate(model, processor, encoded, open_questions))
+    texts = [next(words) if is_open else "yes" if margin >= 0 else "no" for is_open, margin in zip(in_words, margins)]
+    return list(zip(texts, model.yes_probability(logits).tolist(), margins))
 
 
-def _generate(model: Any, processor: Any, encoded: Any, asked: list[_Asked]) -> list[str]:
-    """Greedy answers. They are cut one token after the length of the truth: what goes on there is wrong anyway."""
-    if not asked:
-        return []
-    texts = [""] * len(asked)
-    limit = model.config.get_text_config().max_position_embeddings
-    inputs = processor(text=[one.question for one in asked], on_unknown="ignore", return_tensors="pt")
+def _generate(model: Any, processor: Any, encoded: Any, asked: list[tuple[int, str]]) -> list[str]:
+    """Greedy answers to questions (image, text). A question that leaves no room for an answer gets ""."""
+    inputs = processor(text=[question for _, question in asked], on_unknown="ignore", return_tensors="pt")
     lengths = inputs["attention_mask"].sum(-1).tolist()
-    for chosen in _together([len(one.answer_ids) + 1 for one in asked], lengths, limit):
+    limit = model.config.get_text_config().max_position_embeddings  # of a question with its answer
+    short = [i for i, length in enumerate(lengths) if length <= limit - MAX_NEW_TOKENS]
+    long = [[i] for i, length in enumerate(lengths) if limit - MAX_NEW_TOKENS < length < limit]  # each on its own
+    texts = [""] * len(asked)
+    for chosen in [short, *long] if short else long:
         width = max(lengths[i] for i in chosen)
         output = model.generate(
             input_ids=inputs["input_ids"][chosen, -width:].to(model.device),  # padded on the left
             attention_mask=inputs["attention_mask"][chosen, -width:].to(model.device),
             encoded_images=encoded,
-            image_index=torch.tensor([asked[i].image for i in chosen], device=model.device),
-            max_new_tokens=min(limit - width, max(len(asked[i].answer_ids) for i in chosen) + 1),
+            image_index=torch.tensor([asked[i][0] for i in chosen], device=model.device),
+            max_new_tokens=min(MAX_NEW_TOKENS, limit - width),
             do_sample=False,
             num_beams=1,
         )
@@ -266,18 +200,34 @@ def _generate(model: Any, processor: Any, encoded: Any, asked: list[_Asked]) -> 
     return texts
 
 
-def _together(wanted: Sequence[int], lengths: Sequence[int], limit: int) -> list[list[int]]:
-    """Numbers of questions that are answered together: those with short answers, those with long ones.
+@torch.no_grad()
+def perplexity(
+    model: Any, processor: Any, rows: Iterable[Row], batch_size: int = 16, progress: str | None = None
+) -> dict[str, dict[str, float]]:
+    """Perplexity of the ground-truth answers, their [EOS] included, of "all" and of each source.
 
-    Args:
-        wanted, lengths: tokens of the answer to, and of, each question.
-        limit: of both. A question so long that not every answer of its group would fit behind it is answered alone,
-            lest it cuts theirs; one that leaves no room is not answered.
+    Returns:
+        for each: "cross_entropy", the mean of -log P(token); "words", exp of it: the number of equally likely words
+        that would be as uncertain; "tokens". Empty without questions.
     """
-    groups = []
-    for is_short in (True, False):
-        chosen = [i for i, tokens in enumerate(wanted) if (tokens <= SHORT_ANSWER + 1) == is_short]
-        most = max((wanted[i] for i in chosen), default=0)
-        fitting = [i for i in chosen if lengths[i] + most <= limit]
-        groups += [fitting, *([i] for i in chosen if limit - most < lengths[i] < limit)]
-    return [group for group in groups if group]
+    losses: Counter[str] = Counter()
+    tokens: Counter[str] = Counter()
+    for batch in batches(rows, batch_size, progress):
+        encoded = encode(model, processor, [to_rgb(row["image"]) for row in batch])
+        inputs = processor(
+            text=[list(row["questions"]) for row in batch],
+            suffix=[list(row["answers"]) for row in batch],
+            packed=True,
+            on_unknown="ignore",
+            return_tensors="pt",
+        ).to(model.device)
+        images = inputs.get("image_index", torch.arange(len(batch))).tolist()  # of each row
+        labels = inputs.pop("labels")[:, 1:]
+        logits = model(**inputs, encoded_images=encoded, use_cache=False).logits[:, :-1].float()
+        entropy = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")  # [R,L-1]
+        for image, loss, count in zip(images, entropy.sum(-1).tolist(), (labels >= 0).sum(-1).tolist()):
+            for name in ("all", str(batch[image]["source"])):
+                losses[name] += loss
+                tokens[name] += count
+    means = {name: losses[name] / tokens[name] for name in sorted(tokens, key=lambda name: (name != "all", name))}
+    return {name: {"cross_entropy": x, "words": math.exp(x), "tokens": tokens[name]} for name, x in means.items()}

@@ -1,105 +1,102 @@
-"""The same question in other words, and the same image in worse conditions.
-
-yes/no questions → up to four wordings each → how often the answers agree
-images → blurred, noisy, dark, compressed → balanced accuracy
-"""
+"""Robustness: agreement between paraphrases of a question, and accuracy on corrupted images."""
 
 import io
 import random
 from collections.abc import Iterable, Mapping
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFilter
 
 from ..data.phrases import phrasings
-from .metrics import Agreement, agreement, group
+from .metrics import group, mean
 from .predict import Prediction, Transform, predict
 
 
-WORDINGS = 4
-BLUR = 2.0  # radius in pixels of the image as the model sees it
-NOISE = 25.0  # standard deviation, of 255
-DARK = 0.35  # of the light
-QUALITY = 15  # of JPEG
+PARAPHRASES = 4  # of each question
+BLUR_RADIUS = 2.0  # pixels of the model's input
+NOISE_DEVIATION = 25.0  # of 255
+BRIGHTNESS = 0.35
+JPEG_QUALITY = 15
 
 
-def reword(row: Mapping[str, Any], number: int, wordings: int = WORDINGS) -> dict[str, Any]:
-    """The row with its yes/no questions in up to `wordings` ways each, and `number` for an image_id.
+def paraphrase(row: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """Copy a row with its yes/no questions in up to PARAPHRASES paraphrases each, and `index` as image_id.
 
-    Facts that are not of the question grammar are left out: nobody knows other words for them.
+    Hand-written questions have no paraphrases and are left out.
     """
     lists: dict[str, list[str]] = {name: [] for name in ("questions", "answers", "kinds", "labels", "facts")}
-    seen = set()  # a row may ask a fact twice
     for kind, label, fact, answer in zip(row["kinds"], row["labels"], row["facts"], row["answers"]):
-        if answer not in ("yes", "no") or fact in seen:
+        if answer not in ("yes", "no") or fact in lists["facts"]:
             continue
-        seen.add(fact)
         try:
             texts = phrasings(fact)
-        except ValueError:
+        except ValueError:  # not a question id of the templates
             continue
-        for text in random.Random(f"{number}/{fact}").sample(texts, min(wordings, len(texts))):
+        for text in random.Random(f"{index}/{fact}").sample(texts, min(PARAPHRASES, len(texts))):
             for name, value in zip(lists, (text, answer, kind, label, fact)):
                 lists[name].append(value)
-    return {"image": row["image"], "source": row["source"], "image_id": str(number), **lists}
+    return {"image": row["image"], "source": row["source"], "image_id": str(index), **lists}
 
 
-def phrasing_agreement(
-    model: Any,
-    processor: Any,
-    rows: Iterable[Mapping[str, Any]],
-    batch_size: int = 16,
-    wordings: int = WORDINGS,
-    progress: bool = True,
-) -> dict[str, Agreement]:
-    """Agreement between wordings of the same question about the same image, by kind, and of "all"."""
-    asked = (reword(row, number, wordings) for number, row in enumerate(rows))
-    how: dict[str, Any] = {"generate_words": False, "progress": progress, "description": "other wordings"}
-    predictions = predict(model, processor, asked, batch_size, **how)
-    results = {"all": agree(predictions)}
-    return results | {kind: agree(members) for kind, members in group(predictions, "kind").items()}
+def paraphrase_agreement(
+    model: Any, processor: Any, rows: Iterable[Mapping[str, Any]], batch_size: int = 16, progress: str | None = None
+) -> dict[str, dict[str, Any]]:
+    """Agreement between the paraphrases of each question about an image, of "all" and of each question type."""
+    asked = (paraphrase(row, index) for index, row in enumerate(rows))
+    predictions = predict(model, processor, asked, batch_size, generate_words=False, progress=progress)
+    groups = {"all": predictions} | group(predictions, "kind")
+    return {name: found for name, members in groups.items() if (found := agreement(members))["pairs"]}
 
 
-def agree(predictions: Iterable[Prediction]) -> Agreement:
-    """Agreement of predictions about the same image and fact."""
-    wordings = group((one for one in predictions if one.is_yes_no), "source", "image_id", "fact")
-    return agreement([[p for one in members if (p := one.probability) is not None] for members in wordings.values()])
+def agreement(predictions: Iterable[Prediction]) -> dict[str, Any]:
+    """Compare all pairs of predictions of the same image and question id.
+
+    Returns:
+        "same": fraction of pairs on the same side of P(yes) = 0.5; "change": mean absolute difference of P(yes);
+        "pairs"; "questions": those with at least two paraphrases.
+    """
+    asked = group(predictions, "source", "image_id", "fact").values()
+    paraphrased = [[one.probability for one in members] for members in asked if len(members) > 1]
+    pairs = [pair for probabilities in paraphrased for pair in combinations(probabilities, 2)]
+    return {
+        "same": mean(float((one >= 0.5) == (other >= 0.5)) for one, other in pairs),
+        "change": mean(abs(one - other) for one, other in pairs),
+        "pairs": len(pairs),
+        "questions": len(paraphrased),
+    }
 
 
 def corruptions(processor: Any) -> dict[str, Transform]:
-    """Ways to worsen an image, by a name that says how much. They are the same each time.
-
-    Each first brings the image to the size that the model sees, so that a large photograph suffers as much as a small
-    one.
-    """
+    """Deterministic image corruptions by name. Each first resizes the image to the model's input size."""
     size, resample = processor.image_processor.size, processor.image_processor.resample
 
-    def prepared(worsen: Transform) -> Transform:
-        return lambda image: worsen(image.resize((size["width"], size["height"]), resample))
+    def resized(corrupt: Transform) -> Transform:
+        return lambda image: corrupt(image.resize((size["width"], size["height"]), resample))
 
     return {
-        f"gaussian blur, radius {BLUR:g} pixels": prepared(blur),
-        f"gaussian noise, deviation {NOISE:g} of 255": prepared(add_noise),
-        f"darkness, {DARK:.0%} of the light": prepared(darken),
-        f"JPEG, quality {QUALITY}": prepared(compress),
+        f"gaussian blur, radius {BLUR_RADIUS:g} pixels": resized(blur),
+        f"gaussian noise, deviation {NOISE_DEVIATION:g} of 255": resized(add_noise),
+        f"darkness, {BRIGHTNESS:.0%} of the light": resized(darken),
+        f"JPEG, quality {JPEG_QUALITY}": resized(compress),
     }
 
 
 def blur(image: Image.Image) -> Image.Image:
-    return image.filter(ImageFilter.GaussianBlur(BLUR))
+    return image.filter(ImageFilter.GaussianBlur(BLUR_RADIUS))
+
+
+def darken(image: Image.Image) -> Image.Image:
+    return image.point([round(BRIGHTNESS * value) for value in range(256)] * 3)
 
 
 def add_noise(image: Image.Image) -> Image.Image:
     noise = np.random.default_rng(0).standard_normal((image.height, image.width, 3))
-    return Image.fromarray(np.clip(np.asarray(image) + NOISE * noise, 0, 255).astype(np.uint8))
-
-
-def darken(image: Image.Image) -> Image.Image:
-    return image.point([round(DARK * value) for value in range(256)] * 3)
+    return Image.fromarray(np.clip(np.asarray(image) + NOISE_DEVIATION * noise, 0, 255).astype(np.uint8))
 
 
 def compress(image: Image.Image) -> Image.Image:
     buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=QUALITY)
+    image.save(buffer, "JPEG", quality=JPEG_QUALITY)
     return Image.open(buffer).convert("RGB")

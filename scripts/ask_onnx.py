@@ -1,6 +1,7 @@
-"""Yes/no questions about an image without torch: pip install onnxruntime tokenizers pillow.
+"""Answer yes/no questions about an image without torch: pip install onnxruntime tokenizers pillow.
 
-python scripts/export.py --output runs/onnx && python scripts/ask_onnx.py runs/onnx docs/example.jpg "Is there a bus?"
+python scripts/export.py --output_dir runs/onnx
+python scripts/ask_onnx.py runs/onnx docs/example.jpg "Is there a bus?" "Is it raining?"
 """
 
 import json
@@ -30,8 +31,8 @@ pixels = np.asarray(image.resize(about["image_size"][::-1], about["resample"]), 
 pixels = (pixels * about["rescale_factor"] - about["mean"]) / about["std"]  # [H,W,3]
 keys, values = run("vision", pixel_values=pixels.transpose(2, 0, 1)[None].astype(np.float32))
 
-# All questions stand in one row, each with its own number and its own positions from 0 on.
-prompts = [f"{' '.join(text.split()).rstrip(' .?!…。？！')} ?" for text in questions]  # the model learned such ends
+# All questions are packed in one row, each with its own segment id and its own positions from 0.
+prompts = [f"{' '.join(text.split()).rstrip(' .?!…。？！')} ?" for text in questions]  # as in training
 rows = [[about["start"], *tokenizer.encode(text, add_special_tokens=False).ids] for text in prompts]
 lengths = [len(row) for row in rows]
 if max(lengths) > about["max_tokens"]:
@@ -45,5 +46,5 @@ packed = {
 inputs = {name: array[None].astype(np.int64) for name, array in packed.items()}
 scores, _ = run("score", **inputs, image_keys=keys, image_values=values)
 for question, row, p_yes in zip(questions, rows, scores[0]):
-    doubt = "  (with unknown words)" if tokenizer.token_to_id("[UNK]") in row else ""
-    print(f"{question}  {'yes' if p_yes >= 0.5 else 'no'}  {p_yes:.3f}{doubt}")
+    note = "  (with unknown words)" if tokenizer.token_to_id("[UNK]") in row else ""
+    print(f"{question}  {'yes' if p_yes >= 0.5 else 'no'}  {p_yes:.3f}{note}")

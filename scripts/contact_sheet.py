@@ -10,45 +10,61 @@ import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from transformers import HfArgumentParser
+from PIL import Image, ImageDraw
 
 from traffic_vlm.data.questions import Balancer, ask
-from traffic_vlm.data.synthetic import contact_sheet, render
+from traffic_vlm.data.synthetic import render
+from traffic_vlm.utils import option_parser
 
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass
-class Arguments:
+class SheetOptions:
     output: Path = field(default=ROOT / "docs" / "synthetic.png", metadata={"help": "PNG file to write"})
-    num_images: int = field(default=24, metadata={"help": "scenes"})
-    questions_per_image: int = field(default=4, metadata={"help": "questions below each"})
+    num_images: int = field(default=24, metadata={"help": "number of scenes"})
+    questions_per_image: int = field(default=4, metadata={"help": "questions below each scene"})
     first_seed: int = field(default=20000, metadata={"help": "seed of the first scene"})
-    columns: int = 6
+    columns: int = field(default=6, metadata={"help": "scenes in a row"})
 
     def __post_init__(self) -> None:
-        for name, limit in {"num_images": 1, "questions_per_image": 0, "columns": 1}.items():
-            if getattr(self, name) < limit:
-                raise SystemExit(f"--{name} must be at least {limit}, got {getattr(self, name)}")
+        for name, minimum in {"num_images": 1, "questions_per_image": 0, "columns": 1}.items():
+            if getattr(self, name) < minimum:
+                raise SystemExit(f"--{name} must be at least {minimum}, got {getattr(self, name)}")
         if self.output.suffix.lower() != ".png" or self.output.is_dir():
             raise SystemExit(f"--output must be a PNG file, got {str(self.output)!r}")
 
 
+def contact_sheet(items: list[tuple[Image.Image, list[str]]], path: Path, columns: int) -> None:
+    """Write images with lines of text below each as one PNG; make its folder if it is missing."""
+    width, height = items[0][0].size
+    step = height + 6 + 11 * max(len(lines) for _, lines in items)
+    rows = -(-len(items) // columns)
+    sheet = Image.new("RGB", (columns * (width + 6) + 6, rows * step + 6), "white")
+    pen = ImageDraw.Draw(sheet)
+    for index, (image, lines) in enumerate(items):
+        x, y = 6 + index % columns * (width + 6), 6 + index // columns * step
+        sheet.paste(image, (x, y))
+        pen.multiline_text((x, y + height + 1), "\n".join(lines), fill="black", font_size=10, spacing=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sheet.save(path)
+
+
 def main() -> None:
-    arguments = Arguments(**vars(HfArgumentParser(Arguments).parse_args()))
-    rng, balancer, items = random.Random(arguments.first_seed), Balancer(), []
-    for seed in range(arguments.first_seed, arguments.first_seed + arguments.num_images):
+    [options] = option_parser([SheetOptions], __doc__).parse_args_into_dataclasses()
+    rng, balancer, items = random.Random(options.first_seed), Balancer(), []
+    for seed in range(options.first_seed, options.first_seed + options.num_images):
         image, scene = render(seed)
         lines = []
-        for question in ask(scene, rng, arguments.questions_per_image, balancer):
+        for question in ask(scene, rng, options.questions_per_image, balancer):
             lines += textwrap.wrap(f"{question.text} {question.answer}", 40, subsequent_indent="   ")
         items.append((image, lines))
     try:
-        contact_sheet(items, arguments.output, arguments.columns)
+        contact_sheet(items, options.output, options.columns)
     except OSError as error:
-        sys.exit(f"{arguments.output} cannot be written: {error}")
-    print(f"wrote {arguments.output}")
+        sys.exit(f"{options.output} cannot be written: {error}")
+    print(f"wrote {options.output}")
 
 
 if __name__ == "__main__":

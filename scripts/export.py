@@ -1,77 +1,81 @@
-"""Export a model as graphs that run without Python: ONNX, torch.export.
+"""Export a model as graphs that run without Python code: ONNX or torch.export.
 
-    python scripts/export.py --output runs/onnx                      # vision, score and decode as .onnx
-    python scripts/export.py --output runs/onnx --format onnx int8   # and with int8 weights, a third of the size
-    python scripts/export.py --output runs/pt2 --format torch        # as .pt2, for torch.export.load
+    python scripts/export.py --output_dir runs/onnx                       # vision, score and decode as .onnx; on a CPU
+    python scripts/export.py --output_dir runs/onnx --format onnx int8    # also with int8 weights, a third of the size
+    python scripts/export.py --output_dir runs/torch --format torch       # as .pt2, for torch.export.load
     python scripts/ask_onnx.py runs/onnx docs/example.jpg "Is there a bus?"
 
-What the graphs take and give stands in publishing/export.py. Beside them lie tokenizer.json and export.json, which has
-the sizes and the preprocessing of images. The folder appears whole, or not at all.
+export/onnx.py documents the inputs and outputs of the graphs. The folder also gets tokenizer.json, and export.json
+with sizes, token ids and image preprocessing. It appears when it is complete.
 """
 
-import argparse
 import json
 import shutil
 import sys
 import tempfile
 import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from transformers.utils import logging
 
-ROOT = Path(__file__).resolve().parent.parent
+from traffic_vlm.export import onnx
+from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
+from traffic_vlm.utils import option_parser
+
+
 FORMATS = ("onnx", "int8", "torch")
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=str(ROOT), help="model folder (default: this repository)")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="new folder to write to")
-    parser.add_argument("--format", nargs="+", choices=FORMATS, default=["onnx"])
-    arguments = parser.parse_args()
-    if "int8" in arguments.format and "onnx" not in arguments.format:
-        parser.error("--format int8 is made from onnx: ask for both")
-    return arguments
+@dataclass
+class Options:
+    output_dir: Path = field(metadata={"help": "new folder"})
+    model: Path = field(default=Path(__file__).resolve().parent.parent, metadata={"help": "model folder"})
+    format: list[str] = field(
+        default_factory=lambda: ["onnx"], metadata={"choices": FORMATS, "help": "int8 is made from onnx"}
+    )
 
 
-def export(arguments: argparse.Namespace) -> None:
-    from transformers.utils import logging
+def export(model_folder: Path, output_dir: Path, formats: list[str]) -> None:
+    """Write the graphs.
 
-    from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
-    from traffic_vlm.publishing import export as exporting
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    model, processor = exporting.load(arguments.model), TrafficVLMProcessor.from_pretrained(arguments.model)
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=arguments.output.parent) as draft:
-        folder = Path(draft) / "export"
+    Raises:
+        ValueError, OSError: the options or the model cannot be used. ModuleNotFoundError: a package is missing.
+    """
+    if output_dir.exists():
+        raise ValueError(f"{output_dir} exists; choose another --output_dir")
+    if "int8" in formats and "onnx" not in formats:
+        raise ValueError("--format int8 is made from onnx: pass --format onnx int8")
+    model, processor = onnx.load(model_folder), TrafficVLMProcessor.from_pretrained(model_folder)
+    output_dir.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output_dir.parent) as temporary:
+        folder = Path(temporary) / "export"
         folder.mkdir()
-        about = exporting.describe(model, processor)
-        (folder / "export.json").write_text(json.dumps(about, indent=1) + "\n")
+        (folder / "export.json").write_text(json.dumps(onnx.describe(model, processor), indent=1) + "\n")
         (folder / "tokenizer.json").write_text(processor.tokenizer.backend_tokenizer.to_str())
-        steps = {"torch": exporting.export_torch, "onnx": exporting.export_onnx, "int8": exporting.quantise}
-        for name, step in steps.items():
-            if name in arguments.format:
-                print(f"exporting: {name}", flush=True)
-                step(folder) if name == "int8" else step(model, folder)
-        shutil.move(folder, arguments.output)
+        if "torch" in formats:
+            onnx.export_torch(model, folder)
+        if "onnx" in formats:
+            onnx.export_onnx(model, folder)
+        if "int8" in formats:
+            onnx.quantize(folder)
+        shutil.move(folder, output_dir)
 
 
 def main() -> int:
-    arguments = parse()
-    if arguments.output.exists():
-        print(f"{arguments.output}: exists; choose another folder", file=sys.stderr)
-        return 2
-    warnings.filterwarnings("ignore")  # the exporter's own, about itself
+    options = option_parser([Options], __doc__, renamed={"--output": "--output_dir"}).parse_args()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    warnings.filterwarnings("ignore")  # the exporter warns about its own internals
     try:
-        export(arguments)
+        export(options.model, options.output_dir, options.format)
     except ModuleNotFoundError as error:
         print(f'{error}; exporting needs: pip install "traffic_vlm[export]"', file=sys.stderr)
         return 2
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    for path in sorted(arguments.output.iterdir()):
+    for path in sorted(options.output_dir.iterdir()):
         print(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
     return 0
 

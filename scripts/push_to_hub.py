@@ -1,56 +1,54 @@
-"""Put a model on the Hub: weights, code, processor and card together, in one commit, after checking them.
+"""Upload a model to the Hugging Face Hub: weights, processor, code and model card in one commit.
 
-    python scripts/push_to_hub.py me/traffic-vlm --dry-run     # what would go up, and what the checks say
+    python scripts/push_to_hub.py me/traffic-vlm --dry_run     # list the files and check them; takes seconds on a CPU
     python scripts/push_to_hub.py me/traffic-vlm
-    python scripts/push_to_hub.py me/my-streets --model runs/mine --private --revision try-2
+    python scripts/push_to_hub.py me/my-streets --model runs/tuned --private --revision second-try
 
-Log in with `hf auth login`, or set HF_TOKEN. A model folder may have a README.md and LICENSE of its own; otherwise
-those of this repository go up. Checked is that every class of `auto_map` loads in a fresh process and the model
-answers about a blank image, that the code imports only what its users have, that the card's metadata are valid, and
-that the weights are safetensors.
+Log in first with `hf auth login`, or set HF_TOKEN. After an interruption give the same command again: nothing is
+visible before the commit is complete. A model folder may have its own README.md, LICENSE files and docs/; otherwise
+those of this repository are uploaded. Before the upload the metadata of README.md are checked, and the folder is
+loaded in a new process and answers a question.
 """
 
-import argparse
 import sys
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+from traffic_vlm.hub import publish
+from traffic_vlm.utils import option_parser
 
-ROOT = Path(__file__).resolve().parent.parent
 
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Put a model on the Hub.")
-    parser.add_argument("repo", help="name on the Hub: user/name, or a name in your own account")
-    parser.add_argument("--model", type=Path, default=ROOT, help="model folder (default: this repository)")
-    parser.add_argument("--dry-run", action="store_true", help="list and check, but upload nothing")
-    parser.add_argument("--output", type=Path, help="an empty or new folder: keep here what goes up")
-    parser.add_argument("--private", action="store_true", help="make the repository private; refuse a public one")
-    parser.add_argument("--revision", help="branch to push to, made if need be (default: main)")
-    return parser.parse_args()
+@dataclass
+class Options:
+    model: Path = field(default=Path(__file__).resolve().parent.parent, metadata={"help": "model folder"})
+    dry_run: bool = field(default=False, metadata={"help": "list and check the files, but upload nothing"})
+    output_dir: Path | None = field(default=None, metadata={"help": "empty or new folder: keep the files here"})
+    private: bool = field(default=False, metadata={"help": "make the repository private; refuse a public one"})
+    revision: str | None = field(default=None, metadata={"help": "branch, created if it is missing"})
 
 
 def main() -> int:
-    arguments = parse()
-    # Imported here, as it takes seconds: what is wrong with the command is said at once.
-    from traffic_vlm.publishing.hub import publish
-
+    parser = option_parser([Options], __doc__, renamed={"--output": "--output_dir"})
+    parser.add_argument("repo_id", help="name on the Hub: user/name, or a name in your own account")
+    options = parser.parse_args()
     try:
-        address = publish(
-            arguments.model,
-            arguments.repo,
-            arguments.dry_run,
-            output=arguments.output,
-            report=lambda line: print(line, flush=True),
-            private=arguments.private or None,
-            revision=arguments.revision,
+        url = publish(
+            options.model,
+            options.repo_id,
+            options.dry_run,
+            output_dir=options.output_dir,
+            report=partial(print, flush=True),
+            private=options.private or None,
+            revision=options.revision,
         )
     except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+        print("interrupted; nothing was uploaded", file=sys.stderr)
         return 130
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"pushed: {address}" if address else "dry run: nothing was uploaded")
+    print(f"uploaded: {url}" if url else "dry run: nothing was uploaded")
     return 0
 
 

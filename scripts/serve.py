@@ -2,92 +2,82 @@
 
     python scripts/serve.py                        # http://127.0.0.1:8000, its description at /docs
     curl -F image=@frame.jpg -F "questions=Is there a bus?" -F "questions=Is it raining?" localhost:8000/v1/answer
-    curl -F image=@frame.jpg -F "question=What is ahead?" localhost:8000/v1/generate     # words as they come
+    curl -F image=@frame.jpg -F "question=What is ahead?" localhost:8000/v1/generate     # words as they are generated
 
-On Ray Serve: `--replicas 4` holds four models, `--address` runs them on a cluster. Requests that come together are
-answered in one pass, an image asked about again within a while is not looked at again. /metrics is for Prometheus,
-/healthz for whoever starts and stops it. It listens on this machine only unless --host says otherwise; the environment
-variable TRAFFIC_VLM_API_KEY makes it ask for a key. Put a proxy with TLS before it where strangers can reach it.
+Runs on Ray Serve, on this machine or on a cluster (--address). Ctrl-C stops it. /metrics is for Prometheus, /healthz
+for a supervisor. If the environment variable TRAFFIC_VLM_API_KEY is set, all requests but /healthz must send that key.
+Put a proxy with TLS in front of it where strangers can reach it.
 """
 
-import argparse
 import os
 import signal
 import sys
 import threading
-from pathlib import Path
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-
-ROOT = Path(__file__).resolve().parent.parent
-NAME = "traffic_vlm"  # of the application
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=str(ROOT), help="model folder (default: this repository)")
-    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 for all of the network")
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--address", help="of a Ray cluster (auto, ray://host:10001); by default Ray on this machine")
-    parser.add_argument("--replicas", type=int, default=1, help="that hold a model each")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads of a replica's model")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU if there is one")
-    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16 (default on a GPU)")
-    parser.add_argument("--max_bytes", type=int, default=20_000_000, help="of a request")
-    parser.add_argument("--max_pixels", type=int, default=40_000_000, help="of an image")
-    parser.add_argument("--max_questions", type=int, default=64, help="of a request")
-    parser.add_argument("--seconds", type=float, default=30.0, help="that a request may take")
-    parser.add_argument("--max_waiting", type=int, default=256, help="requests of a replica at a time; then 503")
-    parser.add_argument("--batch_size", type=int, default=16, help="requests in a pass of the model")
-    parser.add_argument("--cached_images", type=int, default=256, help="that need not be looked at again")
-    parser.add_argument("--cache_seconds", type=float, default=600.0, help="for so long")
-    parser.add_argument("--allow_urls", action="store_true", help="fetch image_url from public addresses")
-    arguments = parser.parse_args()
-    for name, value in vars(arguments).items():
-        least = 0 if name in ("cached_images", "cache_seconds") else 1e-9
-        if isinstance(value, int | float) and not isinstance(value, bool) and value < least:
-            parser.error(f"--{name} must be {'at least' if least == 0 else 'above'} 0, got {value}")
-    return arguments
+from traffic_vlm.serving.cluster import load_ray, share_machines, start_ray
+from traffic_vlm.utils import option_parser
 
 
-def run(arguments: argparse.Namespace) -> None:
-    from traffic_vlm.serving.cluster import load_ray, share_machines, start_ray
+ray = load_ray("serving")  # exits with a message if the extra "scale" is not installed
 
-    ray = load_ray("serving")
-    from ray import serve
+from ray import serve  # noqa: E402
 
-    from traffic_vlm.serving.api import API_KEY, build_app
-    from traffic_vlm.serving.service import Settings
+from traffic_vlm.serving.api import API_KEY, build_app  # noqa: E402
+from traffic_vlm.serving.service import Settings  # noqa: E402
 
-    key = os.environ.get(API_KEY)
-    if key == "":
-        raise ValueError(f"{API_KEY} is set, but empty: unset it to ask for no key")
-    chosen = {name: value for name, value in vars(arguments).items() if name in Settings.__dataclass_fields__}
-    settings = Settings(**chosen, dtype="bfloat16" if arguments.bf16 else None, api_key=key)
-    start_ray(ray, arguments.address)
-    signal.signal(signal.SIGTERM, interrupt)  # Ray has put its own in this place
+
+NAME = "traffic_vlm"  # of the Ray Serve application
+
+
+@dataclass
+class ServeOptions(Settings):
+    host: str = field(default="127.0.0.1", metadata={"help": "0.0.0.0 to listen on all networks"})
+    port: int = 8000
+    address: str | None = field(
+        default=None, metadata={"help": "Ray cluster: auto, or ray://host:10001; by default Ray on this machine"}
+    )
+    replicas: int = field(default=1, metadata={"help": "processes, each with a model, a cache and its own metrics"})
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def run(options: ServeOptions) -> None:
+    """Serve until interrupted.
+
+    Raises:
+        ValueError: an empty API key, or more replicas than fit on the machines.
+        OSError: Ray does not start.
+    """
+    api_key = os.environ.get(API_KEY)
+    if api_key == "":
+        raise ValueError(f"{API_KEY} is set, but empty: unset it to require no key")
+    settings = Settings(**{one.name: getattr(options, one.name) for one in fields(Settings)})
+    start_ray(ray, options.address)
+    signal.signal(signal.SIGTERM, interrupt)  # Ray has replaced it
     try:
-        options, room = share_machines(ray.nodes(), arguments.device, arguments.threads)
-        if arguments.replicas > room:
-            asked = " and ".join(f"{name} {number}" for name, number in options.items())
-            raise ValueError(f"--replicas {arguments.replicas}: there is room for {room} ({asked} each)")
-        serve.start(http_options={"host": arguments.host, "port": arguments.port})
+        resources, room = share_machines(ray.nodes(), options.device, options.threads)
+        if options.replicas > room:
+            each = " and ".join(f"{name} {amount}" for name, amount in resources.items())
+            raise ValueError(f"--replicas {options.replicas}: there is room for {room} ({each} each)")
+        serve.start(http_options={"host": options.host, "port": options.port})
         deployment: Any = serve.deployment(
             name=NAME,
-            num_replicas=arguments.replicas,
-            ray_actor_options=options,
-            max_ongoing_requests=2 * arguments.max_waiting,  # the app refuses by itself, with Retry-After
-        )(serve.ingress(lambda: build_app(settings))())
+            num_replicas=options.replicas,
+            ray_actor_options=resources,
+            max_ongoing_requests=2 * options.max_waiting,  # the app itself refuses requests, with Retry-After
+        )(serve.ingress(lambda: build_app(settings, api_key))())
         try:
             serve.run(deployment.bind(), name=NAME)
-            print(
-                f"serving on http://{arguments.host}:{arguments.port}, described at /docs; Ctrl-C ends it", flush=True
-            )
+            print(f"serving on http://{options.host}:{options.port}, described at /docs; Ctrl-C stops it", flush=True)
             threading.Event().wait()
-        finally:  # not where it was refused before: then a service of that name is another's
-            if arguments.address is None:
+        finally:
+            if options.address is None:
                 serve.shutdown()
-            else:  # others may serve on that cluster
+            else:  # other applications may run on that cluster
                 serve.delete(NAME)
     except ray.exceptions.RayError as error:
         raise OSError(f"Ray Serve does not start: {error}") from error
@@ -95,15 +85,15 @@ def run(arguments: argparse.Namespace) -> None:
         ray.shutdown()
 
 
-def interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
-
-
 def main() -> int:
-    arguments = parse()
-    signal.signal(signal.SIGTERM, interrupt)  # as Ctrl-C, at any moment
+    signal.signal(signal.SIGTERM, interrupt)  # like Ctrl-C
+    parser = option_parser([ServeOptions], __doc__)
     try:
-        run(arguments)
+        [options] = parser.parse_args_into_dataclasses()
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        run(options)
     except (ValueError, OSError, RuntimeError) as error:
         print(error, file=sys.stderr)
         return 2

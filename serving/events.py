@@ -1,28 +1,27 @@
-"""From P(yes) over time to events: two thresholds and a shortest duration, so that flicker raises no alarm.
+"""Events from P(yes) over time, with two thresholds and a minimum duration against flicker.
 
-    probability ──┐ on ───────────────┐ below off for `shortest` seconds: the event is over,
-                  └ lasted `shortest` ┘ and ended where the "no" began
-                    seconds: an event
+    P(yes) ≥ on ──────────────────────── P(yes) < off for `shortest` seconds: the event ended where the "no" began
+           └─ for `shortest` seconds: the event began here
 
-What is seen in one frame is held to last until the next one. A "yes" shorter than `shortest` is no event, and a "no"
-shorter than `shortest` does not end one.
+The answer to one frame holds until the next frame. A "yes" shorter than `shortest` is no event, and a "no" shorter
+than `shortest` does not end one.
 """
 
 from dataclasses import dataclass
 
 
-SLACK = 1e-6  # seconds: time stamps are fractions, whose differences are not exact
+TOLERANCE = 1e-6  # seconds: differences of time stamps are not exact
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A time of "yes".
+    """A period of "yes".
 
     Attributes:
-        start: seconds at which "yes" began.
-        end: seconds at which "no" began; None while the event goes on.
-        peak: the highest probability so far.
-        is_cut: the end is that of the video, not of the "yes".
+        start: seconds, where the "yes" began.
+        end: seconds, where the "no" began; None while the event lasts.
+        peak: highest probability so far.
+        is_cut: the video ended before the "yes" did.
     """
 
     start: float
@@ -35,12 +34,12 @@ class EventDetector:
     """Finds the events of one question.
 
     Args:
-        on: the probability from which "no" becomes "yes".
-        off: the probability below which "yes" becomes "no".
-        shortest: seconds; what lasts less, yes or no, is flicker.
+        on: probability from which a "no" becomes a "yes".
+        off: probability below which a "yes" becomes a "no".
+        shortest: seconds; a shorter "yes" or "no" is flicker.
 
     Raises:
-        ValueError: not 0 < off <= on <= 1, or a negative duration.
+        ValueError: not 0 < off <= on <= 1, or a duration that is negative or not finite.
     """
 
     def __init__(self, on: float = 0.6, off: float = 0.4, shortest: float = 0.5):
@@ -49,51 +48,40 @@ class EventDetector:
         if not 0 <= shortest < float("inf"):
             raise ValueError(f"the shortest duration must be 0 seconds or more, got {shortest}")
         self.on, self.off, self.shortest = on, off, shortest
-        self._forget()
+        self.is_event = False  # whether the last "yes" was long enough, and no "no" since then
+        self._is_yes = False
+        self._changed = 0.0  # seconds, where the current "yes" or "no" began
+        self._start, self._peak = 0.0, 0.0
 
-    def _forget(self) -> None:
-        self._start: float | None = None  # of the "yes" under way
-        self._no: float | None = None  # start of the "no" that may end it
-        self._peak = 0.0
-        self.is_event = False  # whether the "yes" has lasted long enough
-
-    def update(self, time: float, probability: float) -> list[Event]:
-        """Take the probability at a time in seconds, which never goes back.
+    def update(self, seconds: float, probability: float) -> list[Event]:
+        """Add the probability at a time, which must not decrease.
 
         Returns:
-            events that have become sure (`end` is None) or are over by now, in the order in which that happened.
+            events that have begun (`end` is None) or ended since the last call, in that order.
         """
-        changes = self._hold(time)
-        if self._start is None:
-            if probability >= self.on:
-                self._start, self._peak = time, probability
-        elif self._no is None and probability < self.off:
-            if self.is_event:
-                self._no = time
-            else:
-                self._forget()
-        elif self._no is None or probability >= self.on:
-            self._no, self._peak = None, max(self._peak, probability)
-        return changes + self._hold(time)
+        changes = self._advance(seconds)
+        if probability < self.off if self._is_yes else probability >= self.on:
+            self._is_yes, self._changed = not self._is_yes, seconds
+            if self._is_yes and not self.is_event:
+                self._peak = 0.0
+        if self._is_yes:
+            self._peak = max(self._peak, probability)
+        return changes + self._advance(seconds)
 
-    def _hold(self, time: float) -> list[Event]:
-        """What the last frame's answer comes to by lasting until now."""
-        changes = []
-        least = self.shortest - SLACK
-        if self._start is not None and not self.is_event and time - self._start >= least:
-            self.is_event = True
-            changes.append(Event(self._start, None, self._peak))
-        if self._start is not None and self._no is not None and time - self._no >= least:
-            changes.append(Event(self._start, self._no, self._peak))
-            self._forget()
-        return changes
+    def _advance(self, seconds: float) -> list[Event]:
+        """Let the last answer hold until now: once it is long enough, an event begins or ends."""
+        if self._is_yes == self.is_event or seconds - self._changed < self.shortest - TOLERANCE:
+            return []
+        self.is_event = self._is_yes
+        if self.is_event:
+            self._start = self._changed
+            return [Event(self._start, None, self._peak)]
+        return [Event(self._start, self._changed, self._peak)]
 
-    def close(self, time: float) -> list[Event]:
-        """The video ends at `time`: the event under way ends with it."""
-        changes = self._hold(time)
-        if self._start is not None and self.is_event:
-            is_cut = self._no is None
-            end = time if self._no is None else self._no
-            changes.append(Event(self._start, end, self._peak, is_cut))
-        self._forget()
+    def close(self, seconds: float) -> list[Event]:
+        """End the video at a time, and the current event with it."""
+        changes = self._advance(seconds)
+        if self.is_event:
+            end = seconds if self._is_yes else self._changed
+            changes.append(Event(self._start, end, self._peak, is_cut=self._is_yes))
         return changes

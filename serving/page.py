@@ -1,8 +1,8 @@
-"""The page: an image, questions one a line, answers as they come, and where each word looks.
+"""The demo page: an image, questions one per line, answers as they are generated, and the attention of each word.
 
-image ── looked at once, kept with the session ─┐
-questions ── yes and no in one packed pass ─────┴→ table with P(yes) ── words, as they are generated ──→ table
-a word of a question ── its cross-attention ──→ laid over the image
+image ── encoded once, kept with the session ──┐
+questions ── yes/no in one packed pass ────────┴→ table with P(yes) ── words, as they are generated ──→ table
+a word of a question ── its cross-attention ──→ drawn over the image
 """
 
 import hashlib
@@ -22,33 +22,30 @@ from .pictures import open_picture
 
 
 MAX_QUESTIONS = 64
-MAX_FILE_SIZE = "30mb"
-SESSION_SECONDS = 3600.0  # encoded images of sessions that are gone are dropped after it
-SHOWN_WIDTH = 896  # pixels of the picture that attention is laid over
+SESSION_SECONDS = 3600.0  # after which the encoded image of a session is dropped
+PICTURE_WIDTH = 896  # of the picture under the attention, pixels
 
 QUESTIONS = "Is there a pedestrian?\nIs there a bus on the left?\nWhat color is the traffic light?\nWhat is ahead?"
 INTRODUCTION = """# Traffic VLM
-Looks at a traffic scene once and answers many questions about it."""
+Encodes a traffic scene once and answers many questions about it."""
 STYLE = """
 .answers { width: 100%; border-collapse: collapse; table-layout: fixed; }
 .answers th:nth-child(1) { width: 38%; } .answers th:nth-child(2) { width: 28%; }
-.answers th:nth-child(3) { width: 17%; } .answers th:nth-child(4) { width: 17%; }
 .answers th, .answers td { text-align: left; padding: .4rem .3rem; vertical-align: middle; overflow-wrap: break-word; }
 .answers .number { text-align: right; font-variant-numeric: tabular-nums; }
-.answers .bar { height: .6rem; border-radius: .3rem; overflow: hidden; background: var(--border-color-primary); }
-.answers .bar > div { height: 100%; background: var(--color-accent); }
+.answers meter { width: 100%; }
 .problem { padding: .5rem .75rem; border-left: 4px solid #c22; background: var(--block-background-fill); }
 """
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
-    """An image that was looked at.
+class EncodedPicture:
+    """The encoded image of a session.
 
     Attributes:
-        key: hash of the file, to know it again.
-        encoded: what questions read.
-        picture: RGB, at most SHOWN_WIDTH wide.
+        key: hash of the file.
+        encoded: the encoded image, for `Answerer`.
+        picture: RGB, at most PICTURE_WIDTH wide.
     """
 
     key: str
@@ -56,17 +53,13 @@ class Seen:
     picture: Image.Image = field(repr=False)
 
 
-def filled_lines(text: str) -> list[str]:
-    return [line.strip() for line in text.splitlines() if line.strip()]
-
-
 def split_questions(text: str) -> list[str]:
-    """The questions in a text, one a line; empty lines are none.
+    """Return the questions in a text, one per line.
 
     Raises:
         ValueError: there are none, or more than MAX_QUESTIONS.
     """
-    questions = filled_lines(text)
+    questions = [line.strip() for line in text.splitlines() if line.strip()]
     if not questions:
         raise ValueError("Write at least one question.")
     if len(questions) > MAX_QUESTIONS:
@@ -75,151 +68,123 @@ def split_questions(text: str) -> list[str]:
 
 
 def table(rows: Sequence[tuple[str, Answer | str | None, float | None]]) -> str:
-    """Questions, answers (a text that still grows, or None for none yet) and the seconds they took, as HTML."""
+    """Return questions, answers (a partial text, or None before it) and their seconds as an HTML table."""
     lines = []
     for question, answer, seconds in rows:
-        bar = "<td></td>"
-        if isinstance(answer, Answer) and answer.yes_probability is not None:
-            p_yes = answer.yes_probability
-            bar = (
-                f'<td class="number"><div class="bar" role="img" aria-label="P(yes) is {p_yes:.2f}">'
-                f'<div style="width:{100 * p_yes:.0f}%"></div></div>{p_yes:.2f}</td>'
-            )
         text = answer.answer if isinstance(answer, Answer) else answer or "…"
+        p_yes = answer.yes_probability if isinstance(answer, Answer) else None
+        meter = "" if p_yes is None else f'<meter value="{p_yes:.2f}" aria-label="P(yes)"></meter>{p_yes:.2f}'
         took = "" if seconds is None else f"{1000 * seconds:.1f} ms"
         lines.append(
-            f"<tr><td>{html.escape(question)}</td><td><strong>{html.escape(text)}</strong></td>{bar}"
-            f'<td class="number">{took}</td></tr>'
+            f"<tr><td>{html.escape(question)}</td><td><strong>{html.escape(text)}</strong></td>"
+            f'<td class="number">{meter}</td><td class="number">{took}</td></tr>'
         )
     head = "<tr><th>question</th><th>answer</th><th>P(yes)</th><th>time</th></tr>"
     return f'<table class="answers"><thead>{head}</thead><tbody>{"".join(lines)}</tbody></table>'
 
 
-def problem(message: str) -> str:
-    return f'<div class="problem" role="alert">{html.escape(message)}</div>'
-
-
-def take_any_file(component: gr.Image) -> gr.Image:
-    """Let an image component hand on the path of any file, so that our own messages say what is wrong with it."""
-    # Not a subclass: Gradio would write an interface file for it beside this one.
-    read = component.preprocess
-
-    def preprocess(payload: Any) -> Any:
-        try:
-            return read(payload)
-        except Exception:
-            return payload.path
-
-    component.preprocess = preprocess  # type: ignore[method-assign]
-    return component
-
-
 class Page:
-    """What the page does, without its looks."""
+    """The functions behind the page, independent of Gradio."""
 
     def __init__(self, answerer: Answerer):
-        self.answerer = answerer
+        self.answerer, self.processor = answerer, answerer.processor
 
-    def name_unknown_words(self, text: str) -> str:
-        """A line for each question with words that the model does not know."""
-        lines = []
-        for question in filled_lines(text)[:MAX_QUESTIONS]:
-            if unknown := self.answerer.processor.unknown_words(question):
-                lines.append(f"not known, and not read: {', '.join(unknown)}")
-        return "".join(f"<div>{html.escape(line)}</div>" for line in dict.fromkeys(lines))
+    def list_unknown_words(self, text: str) -> str:
+        """Return the words in the questions that the model ignores, as HTML."""
+        unknown = self.processor.unknown_words(text.strip())
+        return f"unknown words, ignored: {html.escape(', '.join(unknown))}" if unknown else ""
 
-    def look(self, path: str | None, seen: Seen | None) -> tuple[Seen, float]:
-        """The image, looked at now or before, and the seconds that it took."""
+    def encode(self, path: str | None, last: EncodedPicture | None) -> tuple[EncodedPicture, float]:
+        """Return the encoded image, `last` if it is the same one, and the seconds that encoding took."""
         if path is None:
             raise ValueError("Choose an image first.")
         key = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-        if seen is not None and seen.key == key:
-            return seen, 0.0
+        if last is not None and last.key == key:
+            return last, 0.0
         picture = open_picture(path)
         start = time.perf_counter()
-        encoded = self.answerer.look([picture])
+        encoded = self.answerer.encode(self.answerer.read([picture]))
         seconds = time.perf_counter() - start
-        if picture.width > SHOWN_WIDTH:
-            picture = picture.resize((SHOWN_WIDTH, max(1, round(picture.height * SHOWN_WIDTH / picture.width))))
-        return Seen(key, encoded, picture), seconds
+        if picture.width > PICTURE_WIDTH:
+            picture = picture.resize((PICTURE_WIDTH, max(1, round(picture.height * PICTURE_WIDTH / picture.width))))
+        return EncodedPicture(key, encoded, picture), seconds
 
-    def answer(self, path: str | None, text: str, seen: Seen | None) -> Iterator[tuple[str, str, Seen | None]]:
-        """Status, table, and the image for later questions; again and again as answers in words grow."""
+    def answer(
+        self, path: str | None, text: str, last: EncodedPicture | None
+    ) -> Iterator[tuple[str, str, EncodedPicture | None]]:
+        """Yield status, table and encoded image, repeatedly while answers in words grow."""
         try:
             questions = split_questions(text)
-            seen, looked = self.look(path, seen)
+            image, encoding = self.encode(path, last)
             start = time.perf_counter()
-            decided = self.answerer.decide(seen.encoded, [questions])[0]
-            passed = time.perf_counter() - start
+            [answers] = self.answerer.classify(image.encoded, [questions])
+            seconds = time.perf_counter() - start
         except ValueError as error:
-            yield problem(str(error)), "", seen
+            yield f'<div class="problem" role="alert">{html.escape(str(error))}</div>', "", last
             return
-        once = f"looked at the image once: {1000 * looked:.0f} ms" if looked else "image known, not looked at again"
-        status = f"{once} · all {len(questions)} questions in one pass: {1000 * passed:.0f} ms"
-        share = passed / len(questions)
-        rows: list[Any] = [(q, answer, share if answer else None) for q, answer in zip(questions, decided)]
-        yield status, table(rows), seen
-        for number, answer in enumerate(decided):
-            if answer is not None:
-                continue
-            start = time.perf_counter()
-            for grown in self.answerer.stream(seen.encoded, questions[number]):
-                rows[number] = (questions[number], grown, time.perf_counter() - start)
-                yield status, table(rows), seen
+        once = f"image encoded in {1000 * encoding:.0f} ms" if encoding else "same image, not encoded again"
+        status = f"{once} · all {len(questions)} questions in one pass: {1000 * seconds:.0f} ms"
+        each = seconds / len(questions)
+        rows: list[Any] = [(q, answer, each if answer else None) for q, answer in zip(questions, answers)]
+        yield status, table(rows), image
+        for i, question in enumerate(questions):
+            if answers[i] is None:
+                start = time.perf_counter()
+                for answer in self.answerer.stream(image.encoded, question):
+                    rows[i] = (question, answer, time.perf_counter() - start)
+                    yield status, table(rows), image
 
     def words(self, text: str) -> list[tuple[str, str]]:
-        """Words of the questions that can be chosen: what is shown, and "column:question"."""
-        tokenizer, choices = self.answerer.processor.tokenizer, []
+        """Return the words of the questions as choices: the label, and "column:question"."""
+        choices = []
         for question in dict.fromkeys(split_questions(text)):
-            for column, word in enumerate(tokenizer.convert_ids_to_tokens(self._ids(question))):
+            ids = self.processor(text=question, on_unknown="ignore")["input_ids"][0]
+            for column, word in enumerate(self.processor.tokenizer.convert_ids_to_tokens(ids)):
                 if word.isalpha():
                     choices.append((f"{word}  ({question})", f"{column}:{question}"))
         return choices
 
     def first_word(self, text: str) -> str | None:
-        """The word that the first question is about."""
+        """Return the choice for the word that the first question asks about."""
         question = split_questions(text)[0]
-        found = asked_word(self.answerer.processor, question)
+        found = asked_word(self.processor, question)
         return f"{found[0]}:{question}" if found else None
 
-    def overlay(self, word: str | None, seen: Seen | None) -> Image.Image | None:
-        """The image with the attention of one word, as `words` names it, over it; None for what is no such word."""
-        if word is None or seen is None:
+    def overlay(self, choice: str | None, image: EncodedPicture | None) -> Image.Image | None:
+        """Return the image with the attention of a word of `words` drawn over it; None for an invalid choice."""
+        column, _, question = (choice or "").partition(":")
+        if image is None or not column.isdecimal():
             return None
-        column, _, question = word.partition(":")
         try:
-            is_word = column.isdecimal() and int(column) < len(self._ids(question))
-        except ValueError:  # no question that the model can read
+            maps = attention_of_question(self.answerer.model, self.processor, image.encoded, question)
+            return heat_over(image.picture, list(maps)[int(column)])
+        except (ValueError, IndexError):  # not a question of the model, or too short for this column
             return None
-        if not is_word:
-            return None
-        answerer = self.answerer
-        maps = attention_of_question(answerer.model, answerer.processor, seen.encoded, question)
-        return heat_over(seen.picture, maps[int(column)])
 
-    def _ids(self, question: str) -> list[int]:
-        inputs = self.answerer.processor(text=question, on_unknown="ignore", return_tensors="pt")
-        return inputs["input_ids"][0].tolist()
+
+def path_of(payload: Any) -> str | None:
+    """Return the path of an uploaded file, whatever it contains."""
+    return payload and payload.path
 
 
 def build_page(answerer: Answerer, examples: Sequence[Path]) -> gr.Blocks:
-    """The page for a loaded model, with example images to start from."""
+    """Build the page for a loaded model, with example images."""
     page = Page(answerer)
+    no_words = gr.Dropdown(choices=[], value=None)
 
-    def ask(path: str | None, text: str, seen: Seen | None) -> Iterator[tuple[Any, ...]]:
-        keep = gr.skip()
-        for status, answers, now in page.answer(path, text, seen):
-            yield status, answers, now, keep, keep
+    def ask(path: str | None, text: str, last: EncodedPicture | None) -> Iterator[tuple[Any, ...]]:
+        for status, answers, image in page.answer(path, text, last):
+            yield status, answers, image, gr.skip(), gr.skip()
         if not answers:
-            yield status, answers, now, gr.Dropdown(choices=[], value=None), None
+            yield status, answers, image, no_words, None
             return
         first = page.first_word(text)
         choices = gr.Dropdown(choices=page.words(text), value=first)
-        yield status, answers, now, choices, page.overlay(first, now)
+        yield status, answers, image, choices, page.overlay(first, image)
 
     with gr.Blocks(title="Traffic VLM", analytics_enabled=False) as blocks:
         gr.Markdown(INTRODUCTION)
-        seen = gr.State(None, time_to_live=SESSION_SECONDS)
+        encoded = gr.State(None, time_to_live=SESSION_SECONDS)
         with gr.Row():
             with gr.Column():
                 image = gr.Image(
@@ -230,37 +195,35 @@ def build_page(answerer: Answerer, examples: Sequence[Path]) -> gr.Blocks:
                     height=320,
                     elem_id="image",
                 )
-                take_any_file(image)
+                # Pass on the path of any file: `open_picture` explains what is wrong with it, Gradio would not.
+                image.preprocess = path_of  # type: ignore[method-assign]
                 gr.Examples([[str(path)] for path in examples], image, label="Example scenes")
                 questions = gr.Textbox(
-                    QUESTIONS, label="Questions, one a line (Shift+Enter asks)", lines=5, elem_id="questions"
+                    QUESTIONS, label="Questions, one per line (Shift+Enter to ask)", lines=5, elem_id="questions"
                 )
                 unknown = gr.HTML(elem_id="unknown")
                 button = gr.Button("Ask", variant="primary", elem_id="ask")
             with gr.Column():
                 status = gr.HTML(elem_id="status")
                 answers = gr.HTML(elem_id="answers")
-                word = gr.Dropdown([], label="Where does this word look?", elem_id="word")
+                word = gr.Dropdown([], label="Attention of a word", elem_id="word")
                 overlay = gr.Image(label="Attention", interactive=False, elem_id="overlay")
-        outputs = [status, answers, seen, word, overlay]
-        asking = gr.on([button.click, questions.submit], ask, [image, questions, seen], outputs)
-        questions.change(page.name_unknown_words, questions, unknown, show_progress="hidden")
-        word.input(page.overlay, [word, seen], overlay)
-        # Answers to another image must not stay beside this one, nor go on growing: the browser handles these events
-        # one after the other, so what still answers is stopped before the page is cleared.
+        outputs = [status, answers, encoded, word, overlay]
+        asking = gr.on([button.click, questions.submit], ask, [image, questions, encoded], outputs)
+        questions.change(page.list_unknown_words, questions, unknown, show_progress="hidden")
+        word.input(page.overlay, [word, encoded], overlay)
+        # The browser handles these in order: stop the answers about the previous image, then clear them.
         image.change(None, cancels=[asking])
-        image.change(
-            lambda: ("", "", gr.Dropdown(choices=[], value=None), None), None, [status, answers, word, overlay]
-        )
+        image.change(lambda: ("", "", no_words, None), None, [status, answers, word, overlay])
     return blocks
 
 
 def launch(blocks: gr.Blocks, examples: Sequence[Path], **options: Any) -> tuple[Any, str, str]:
-    """Serve the page, to this machine only unless the environment says otherwise; nothing comes from elsewhere."""
+    """Serve the page, on this machine only unless GRADIO_SERVER_NAME says otherwise. The fonts are local."""
     return blocks.queue(max_size=32).launch(
         css=STYLE,
         theme=gr.themes.Default(font=("system-ui", "sans-serif"), font_mono=("ui-monospace", "monospace")),
-        max_file_size=MAX_FILE_SIZE,
+        max_file_size="30mb",
         allowed_paths=[str(path) for path in examples],
         **options,
     )

@@ -1,39 +1,56 @@
-"""Pictures that strangers send: opened within limits, and refused by name."""
+"""Images from untrusted files: opened within limits, with errors that name the file."""
 
 import io
+import re
 from pathlib import Path
 
 from PIL import Image
 
 from ..images_traffic_vlm import to_rgb
+from ..utils import DataError
 
 
 MAX_PIXELS = 40_000_000  # an 8K frame has 33 million
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # others run programs, or are rare
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # other formats are rare, or start programs
 
 
 def open_picture(source: str | Path | bytes, name: str = "", max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """The picture in a file, or in its bytes, as RGB.
+    """Open an image file, or the bytes of one, as RGB.
 
     Args:
-        name: what errors call it; by default the file's own.
+        name: how errors refer to the image; by default the name of the file.
 
     Raises:
-        ValueError: no image, an animated one, or one of more than `max_pixels`, which is not decoded.
+        ValueError: not an image, an animated image, or one of more than `max_pixels`, which is not decoded.
     """
     name = name or ("the image" if isinstance(source, bytes) else Path(source).name)
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as image:
             width, height = image.size
-            # The further pictures of a phone's JPEG (MPO) are previews, or for a second eye.
-            # Not counted: of a small file with a million frames that takes minutes.
+            # A phone's JPEG (MPO) has further images: previews, or the other eye's view.
+            # Frames are not counted: for a small file with a million frames that takes minutes.
             is_animated = image.format != "MPO" and getattr(image, "is_animated", False)
             if not is_animated and width * height <= max_pixels:
                 return to_rgb(image)
     except Image.DecompressionBombError as error:
         raise ValueError(f"{name} has too many pixels; at most {max_pixels:,} are read.") from error
-    except Exception as error:  # on broken bytes Pillow raises whatever the code of the format happens to raise
+    except Exception as error:  # on broken bytes Pillow raises whatever the decoder of the format raises
         raise ValueError(f"{name} is no image that can be read.") from error
     if is_animated:
         raise ValueError(f"{name} is animated: ask about one of its frames, or use scripts/watch.py.")
     raise ValueError(f"{name} has {width} × {height} pixels; at most {max_pixels:,} in all are read.")
+
+
+def list_images(folder: Path) -> list[Path]:
+    """List the image files of a folder by name, numbers in names by value: 9.jpg comes before 10.jpg.
+
+    Raises:
+        DataError: there is none.
+    """
+    suffixes = {suffix for suffix, image_format in Image.registered_extensions().items() if image_format in FORMATS}
+    found = [path for path in folder.iterdir() if path.suffix.lower() in suffixes and path.is_file()]
+    if not found:
+        raise DataError(f"{folder}: has no images ({', '.join(sorted(suffixes))})")
+    # Odd parts of a name are its numbers. The name itself keeps 1.png and 01.png in a fixed order.
+    parts = {path: re.split(r"(\d+)", path.name) for path in found}
+    return sorted(found, key=lambda path: ([int(p) if i % 2 else p for i, p in enumerate(parts[path])], path.name))

@@ -1,81 +1,58 @@
-"""The model behind the HTTP service: what comes while it is busy is answered in its next pass, all together.
+"""The model behind the HTTP service. Requests that arrive while it is busy are answered together in its next pass.
 
-image's bytes → decoded by threads ────────────────────────┐
-seen a while ago → its keys and values, kept by their hash ─┴→ requests that wait → one packed pass → answers
+image bytes → decoded in threads ─────────────────────────┐
+seen before → encoded image from the cache, by its hash ──┴→ waiting requests → one packed pass → answers
 """
 
 import asyncio
 import hashlib
-import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
+from cachetools import TTLCache
 
+from ..scoring_traffic_vlm import EncodedImages
 from .answerer import Answer, Answerer
 from .fetching import FetchError, fetch
 from .pictures import MAX_PIXELS, open_picture
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What a service does and refuses.
-
-    Attributes:
-        model, device, dtype, threads: of the model, as for `Answerer`.
-        max_bytes: of a request. max_pixels: of an image. max_questions: of a request.
-        seconds: a request may take; then it is answered by 504.
-        max_waiting: requests at a time; more are answered by 503.
-        batch_size: requests in a pass of the model.
-        cached_images, cache_seconds: images whose keys and values are kept (1.4 MB each in float32), and how long.
-        allow_urls: fetch images from public addresses.
-        api_key: that a request must bring; None for none.
-    """
-
-    model: str
-    device: str | None = None
-    dtype: str | None = None
-    threads: int | None = None
-    max_bytes: int = 20_000_000
-    max_pixels: int = MAX_PIXELS
-    max_questions: int = 64
-    seconds: float = 30.0
-    max_waiting: int = 256
-    batch_size: int = 16
-    cached_images: int = 256
-    cache_seconds: float = 600.0
-    allow_urls: bool = False
-    api_key: str | None = field(default=None, repr=False)
-
-
-class ImageCache:
-    """Encoded images by the hash of their bytes, the latest used ones, for a while. For one thread."""
-
-    def __init__(self, size: int, seconds: float, clock: Callable[[], float] = time.monotonic):
-        self.size, self.seconds, self.clock = size, seconds, clock
-        self.kept: OrderedDict[str, tuple[float, Any]] = OrderedDict()
-
-    def get(self, key: str) -> Any:
-        begin, images = self.kept.get(key, (0.0, None))
-        if images is None or self.clock() - begin > self.seconds:
-            self.kept.pop(key, None)
-            return None
-        self.kept.move_to_end(key)
-        return images
-
-    def put(self, key: str, images: Any) -> None:
-        self.kept[key] = (self.clock(), images)
-        self.kept.move_to_end(key)
-        while len(self.kept) > self.size:
-            self.kept.popitem(last=False)
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass
+class Settings:
+    """Options of the model and limits of the service."""
+
+    model: str = field(default=str(ROOT), metadata={"help": "model folder, or the name of a repository on the Hub"})
+    device: Literal["cpu", "cuda"] | None = field(default=None, metadata={"help": "by default a GPU if there is one"})
+    bf16: bool = field(default=False, metadata={"help": "compute in bfloat16 (always on a GPU)"})
+    threads: int = field(default=2, metadata={"help": "CPU threads of the model"})
+    max_bytes: int = field(default=20_000_000, metadata={"help": "size of a request; above: 413"})
+    max_pixels: int = field(default=MAX_PIXELS, metadata={"help": "size of an image; above: 422"})
+    max_questions: int = field(default=64, metadata={"help": "questions in a request; above: 422"})
+    seconds: float = field(default=30.0, metadata={"help": "time for a request; above: 504"})
+    max_waiting: int = field(default=256, metadata={"help": "requests in progress; above: 503 with Retry-After"})
+    batch_size: int = field(default=16, metadata={"help": "requests in one pass of the model"})
+    cached_images: int = field(default=256, metadata={"help": "encoded images to keep, 1.4 MB each in float32"})
+    cache_seconds: float = field(default=600.0, metadata={"help": "time to keep an encoded image"})
+    allow_urls: bool = field(default=False, metadata={"help": "fetch image_url from public addresses"})
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and (value < 0 or (value == 0 and not name.startswith("cache"))):
+                raise ValueError(f"--{name} must be positive, got {value}")
+
+
+@dataclass(frozen=True)
 class Item:
-    """An image, by the hash of its bytes and decoded, and questions about it."""
+    """A decoded image, identified by the hash of its bytes, and questions about it."""
 
     key: str
     pixels: torch.Tensor  # [3,H,W]
@@ -83,96 +60,94 @@ class Item:
 
 
 class Service:
-    """The model behind the app: decodes in threads, answers batches in one thread of its own."""
+    """Decode images in a few threads; run the model in one."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        if settings.threads:
-            torch.set_num_threads(settings.threads)
-        dtype = getattr(torch, settings.dtype) if settings.dtype else None
-        self.answerer = Answerer(settings.model, settings.device, dtype)
-        self.cache = ImageCache(settings.cached_images, settings.cache_seconds)
-        self.decoders, self.model_thread = ThreadPoolExecutor(4), ThreadPoolExecutor(1)
-        self.fetchers = ThreadPoolExecutor(4)  # of their own: who waits for a slow URL must not keep others waiting
-        self.waiting = 0
-        self.unanswered: deque[tuple[Item, Future]] = deque()
+        torch.set_num_threads(settings.threads)
+        self.answerer = Answerer(settings.model, settings.device, torch.bfloat16 if settings.bf16 else None)
+        self.decoders = ThreadPoolExecutor(4)
+        self.waiting = 0  # requests that have no response yet
+        self.queue: deque[tuple[Item, Future]] = deque()
+        self.cache: TTLCache = TTLCache(settings.cached_images, settings.cache_seconds)  # for the model thread only
 
-    async def answer(self, item: Item) -> tuple[list[Answer], bool]:
-        """The answers, and whether the image was kept from before."""
-        answered: Future = Future()
-        self.unanswered.append((item, answered))
-        self.model_thread.submit(self._answer_waiting)
-        return await asyncio.wrap_future(answered)  # which is cancelled where the request is
-
-    def _answer_waiting(self) -> None:
-        """Answer those that wait, as many as go in one pass, without those that were given up.
-
-        The batches of Ray Serve close after a fixed time, full or not, also while the model is busy; at a time that
-        a lone request does not feel they would hold one or two requests however many wait.
-        """
-        batch: list[tuple[Item, Future]] = []
-        while self.unanswered and len(batch) < self.settings.batch_size:
-            item, answered = self.unanswered.popleft()
-            if answered.set_running_or_notify_cancel():
-                batch.append((item, answered))
-        if not batch:  # an earlier pass took them along
-            return
-        try:
-            for (_, answered), result in zip(batch, self._answer([item for item, _ in batch])):
-                answered.set_result(result)
-        except Exception as error:
-            for _, answered in batch:
-                answered.set_exception(error)
-
-    def _look(self, items: list[Item]) -> tuple[dict[str, Any], set[str]]:
-        """Encoded images by key, and the keys of those that were kept from before."""
-        images = {item.key: self.cache.get(item.key) for item in items}
-        before = {key for key, kept in images.items() if kept is not None}
-        new = {item.key: item.pixels for item in items if item.key not in before}
-        if new:
-            encoded = self.answerer.encode(torch.stack(list(new.values())))
-            for number, key in enumerate(new):
-                images[key] = encoded[[number]]  # a copy, which does not keep the whole batch alive
-                self.cache.put(key, images[key])
-        return images, before
-
-    def _answer(self, items: list[Item]) -> list[tuple[list[Answer], bool]]:
-        """Answers to each item, and whether its image was kept from before."""
-        images, before = self._look(items)
-        first = next(iter(images.values()))
-        encoded = type(first).join([images[item.key] for item in items])
-        answers = self.answerer.ask(encoded, [item.questions for item in items])
-        return [(row, item.key in before) for row, item in zip(answers, items)]
-
-    def stream(self, item: Item) -> Iterator[str | Answer]:
-        """Raises queue.Empty where no word came in time."""
-        look = lambda: self._look([item])[0][item.key]  # noqa: E731
-        return self.answerer.stream_in(self.model_thread, look, item.questions[0], self.settings.seconds)
-
-    def check(self, questions: list[str]) -> list[str]:
-        """The questions without spaces around them.
+    async def prepare(self, image: bytes | str, questions: Sequence[str]) -> Item:
+        """Check the questions, then fetch the image if it is a URL, and decode it.
 
         Raises:
-            ValueError: an empty one, one too long, or one without a known word.
+            ValueError: too many questions; one that is empty, too long or entirely unknown; or an unreadable image.
         """
+        if len(questions) > self.settings.max_questions:
+            raise ValueError(
+                f"{len(questions)} questions: at most {self.settings.max_questions} are answered at once."
+            )
         questions = [question.strip() for question in questions]
-        for number, question in enumerate(questions, 1):
+        for i, question in enumerate(questions, 1):
             if not question:
-                raise ValueError(f"question {number} is empty")
-            self.answerer.unknown_words(question)
-        return questions
+                raise ValueError(f"question {i} is empty.")
+            self.answerer.check_question(question)
+        if isinstance(image, str):
+            if not self.settings.allow_urls:
+                raise FetchError("image_url: this server does not fetch URLs; send the image.")
+            image = await fetch(image, self.settings.max_bytes, self.settings.seconds)
+        return await asyncio.get_running_loop().run_in_executor(self.decoders, self._decode, image, questions)
 
-    async def read(self, content: bytes, questions: list[str]) -> Item:
-        """Raises ValueError for an image that cannot be read."""
-        return await asyncio.get_running_loop().run_in_executor(self.decoders, self._read, content, questions)
-
-    def _read(self, content: bytes, questions: list[str]) -> Item:
+    def _decode(self, content: bytes, questions: list[str]) -> Item:
         picture = open_picture(content, max_pixels=self.settings.max_pixels)
         return Item(hashlib.sha256(content).hexdigest(), self.answerer.read([picture])[0], questions)
 
-    async def fetch(self, url: str) -> bytes:
-        """Raises ValueError where URLs are not allowed, or this one cannot be fetched."""
-        if not self.settings.allow_urls:
-            raise FetchError("image_url: this server does not fetch URLs; send the image")
-        limits = (self.settings.max_bytes, self.settings.seconds)
-        return await asyncio.get_running_loop().run_in_executor(self.fetchers, fetch, url, *limits)
+    async def answer(self, item: Item) -> tuple[list[Answer], bool]:
+        """Return the answers, and whether the image was in the cache."""
+        future: Future = Future()
+        self.queue.append((item, future))
+        self.answerer.thread.submit(self._answer_queue)
+        return await asyncio.wrap_future(future)  # cancelled together with the request
+
+    async def stream(self, item: Item) -> Iterator[str | Answer]:
+        """Encode the image; return the growing text of the answer and the answer, as `Answerer.stream` does."""
+        loop = asyncio.get_running_loop()
+        images, _ = await loop.run_in_executor(self.answerer.thread, self._encode, [item])
+        return self.answerer.stream(images[item.key], item.questions[0], self.settings.seconds)
+
+    def _answer_queue(self) -> None:
+        """Answer as many waiting requests as fit into one pass. Skip those that were cancelled.
+
+        `@serve.batch` of Ray Serve closes a batch after a fixed time, even while the model is busy. With a time short
+        enough for a single request, its batches held one or two requests: 0.6 of the throughput at 200 clients.
+        """
+        batch: list[tuple[Item, Future]] = []
+        while self.queue and len(batch) < self.settings.batch_size:
+            item, future = self.queue.popleft()
+            if future.set_running_or_notify_cancel():
+                batch.append((item, future))
+        if batch:  # otherwise an earlier pass has answered them
+            self._answer_batch(batch)
+
+    def _answer_batch(self, batch: Sequence[tuple[Item, Future]]) -> None:
+        items = [item for item, _ in batch]
+        try:
+            images, cached = self._encode(items)
+            encoded = EncodedImages.join([images[item.key] for item in items])
+            answers = self.answerer.ask(encoded, [item.questions for item in items])
+        except Exception as error:
+            if len(batch) == 1:
+                batch[0][1].set_exception(error)
+            else:  # one failing request must not fail the others
+                for one in batch:
+                    self._answer_batch([one])
+            return
+        for (item, future), row in zip(batch, answers):
+            future.set_result((row, item.key in cached))
+
+    def _encode(self, items: Sequence[Item]) -> tuple[dict[str, Any], set[str]]:
+        """Return the encoded images by key, and the keys that were in the cache."""
+        images: dict[str, Any] = {item.key: self.cache.get(item.key) for item in items}
+        cached = {key for key, encoded in images.items() if encoded is not None}
+        new = {item.key: item.pixels for item in items if item.key not in cached}
+        if new:
+            encoded = self.answerer.encode(torch.stack(list(new.values())))
+            for i, key in enumerate(new):
+                images[key] = encoded[[i]]  # a copy, so that the cache does not keep the whole batch
+                if self.cache.maxsize:
+                    self.cache[key] = images[key]
+        return images, cached

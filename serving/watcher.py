@@ -1,375 +1,345 @@
-"""Standing questions about every frame of a video: read ahead, score, keep.
+"""Ask the same questions about every frame of a video, and record the answers.
 
-    source → FrameReader (a thread: decode, resize) → QuestionScorer (the model) → Recorder (timeline, events, video)
+    source → frames → QuestionScorer (the model) → Recorder (timeline, events, video)
 
-The questions become tensors once; of a frame only its pixels are new. A live source never waits: when the model is
-late, the oldest waiting frame is dropped and counted. A file waits, and loses none.
+A file waits for the model, and no frame is lost. A live source does not wait: `LiveReader` takes its frames in a
+thread, and when the model is late, the oldest waiting frame is dropped and counted.
 """
 
 import json
-import os
-import shutil
+import queue
+import signal
+import sys
 import threading
 import time
-import unicodedata
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import asdict, astuple, dataclass, field
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from tqdm import tqdm
 
-from ..utils import DataError
-from .annotation import AnnotatedVideo
-from .events import EventDetector
-from .timeline import EventLog, TimelineWriter, clock_time, draw_timeline, read_events
-from .video import PATIENCE, Frame, Notes
+from ..utils import DataError, atomic_write_text
+from .annotation import AnnotatedVideo, check_path, video_size
+from .answerer import Answerer
+from .events import Event, EventDetector
+from .questions import check_questions
+from .timeline import COLUMNS, CsvLog, clock_time, convert_to_parquet, draw_timeline
+from .video import Frame, Source, open_source
 
 
-MAX_QUESTIONS = 128
-LIVE_WAITING = 4  # frames of a live source that may wait for the model; more of them would only be older
-FILES = ("timeline.parquet", "timeline", "events.csv", "timeline.png", "summary.json")
-Scorer = Callable[[np.ndarray], np.ndarray]  # pixels uint8 [B,224,224,3] → P(yes) [B,Q]
+ROOT = Path(__file__).resolve().parent.parent
+LIVE_CAPACITY = 4  # frames of a live source that wait for the model; more would only be older
+FILES = ("timeline.csv", "timeline.parquet", "events.csv", "timeline.png", "summary.json")
+EVENT_COLUMNS = ("question", "start", "end", "peak", "is_cut")
+
+
+@dataclass
+class WatchOptions:
+    """Options of `watch`."""
+
+    output_dir: Path = field(metadata={"help": "folder to write to"})
+    overwrite: bool = field(default=False, metadata={"help": "replace the files of an earlier run"})
+    video: Path | None = field(default=None, metadata={"help": "annotated video to write: .mp4, .mov or .mkv"})
+    fps: float | None = field(default=None, metadata={"help": "frames to ask about per second; all by default"})
+    frame_rate: float | None = field(
+        default=None, metadata={"help": "frames per second of images, and of videos without time stamps"}
+    )
+    on: float = field(default=0.6, metadata={"help": "P(yes) from which an event begins"})
+    off: float = field(default=0.4, metadata={"help": "P(yes) below which it ends"})
+    shortest: float = field(default=0.5, metadata={"help": "seconds; a shorter yes or no is flicker"})
+    model: str = field(default=str(ROOT), metadata={"help": "model folder"})
+    device: str | None = field(default=None, metadata={"help": "cpu, cuda, ...; by default a GPU if there is one"})
+    bf16: bool = field(default=False, metadata={"help": "compute in bfloat16, as always on a GPU"})
+    batch_size: int = field(default=8, metadata={"help": "frames in one pass of the model; 1 for live sources"})
+    threads: int | None = field(default=None, metadata={"help": "CPU threads of the model"})
+
+    def __post_init__(self) -> None:
+        for name in ("fps", "frame_rate", "batch_size", "threads"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise DataError(f"--{name} must be above 0, got {value}")
+        EventDetector(self.on, self.off, self.shortest)  # checks the three values
+        if self.video is not None:
+            check_path(self.video)
+            if self.video.exists() and not self.overwrite:
+                raise DataError(f"--video {self.video}: exists; choose another name, or --overwrite")
 
 
 class QuestionScorer:
-    """P(yes) of the standing questions, all in one packed row for each frame.
+    """P(yes) of the same questions about every frame, all in one pass.
 
-    Args:
-        answerer: the loaded model.
-        questions: as `check_questions` gives them.
-        notes: where unknown words, and questions that want words for an answer, are named.
+    Attributes:
+        notes: questions with unknown words, and questions that the model answers with words.
 
     Raises:
         ValueError: a question without a known word, or one that is too long.
     """
 
-    def __init__(self, answerer: Any, questions: Sequence[str], notes: Notes):
-        self.model, self.device = answerer.model, answerer.device
-        processor = answerer.processor
-        images = processor.image_processor
-        self.size = images.size["height"]
-        # As the processor does it: (pixel · rescale - mean) / std, for each colour.
-        statistics = torch.tensor([images.image_mean, images.image_std], device=self.device)
-        mean, std = statistics[..., None, None]  # each [3,1,1]
-        self.scale, self.shift = images.rescale_factor / std, -mean / std
-        # A first look at nothing: it finds what is wrong with the questions, and warms the model up.
-        gray = Image.new("RGB", (self.size, self.size), "gray")
-        for answer in answerer([gray], [list(questions)])[0]:
+    def __init__(self, answerer: Answerer, questions: Sequence[str]):
+        self.answerer, self.questions = answerer, list(questions)
+        self.size: int = answerer.processor.image_processor.size["height"]
+        self.notes: list[str] = []
+        gray = Image.new("RGB", (self.size, self.size), "gray")  # checks the questions and warms the model up
+        for answer in answerer([gray], [self.questions])[0]:
             if answer.unknown_words:
                 words = ", ".join(answer.unknown_words)
-                notes.note(f"{answer.question!r} has words that the model does not know: {words}")
+                self.notes.append(f"{answer.question!r} has words that the model does not know: {words}")
             if answer.yes_probability is None:
-                notes.note(f"{answer.question!r} is answered with words; its P(yes) beside P(no) may mean little")
-        text = processor(text=[list(questions)], packed=True, on_unknown="ignore", return_tensors="pt")
-        self.text = {name: tensor.to(self.device) for name, tensor in text.items()}  # each [1,L] or [1,Q]
+                self.notes.append(f"{answer.question!r} is answered with words; its P(yes) may mean little")
 
-    def __call__(self, pixels: np.ndarray) -> np.ndarray:
-        """P(yes), float32 [B,Q], of frames uint8 [B,size,size,3]."""
-        images = torch.from_numpy(pixels).to(self.device).permute(0, 3, 1, 2)  # as the tower wants them in memory
-        images = images.float() * self.scale + self.shift
-        text = {name: tensor.expand(len(images), -1) for name, tensor in self.text.items()}
-        return torch.stack(self.model.score_yes_no(pixel_values=images, **text)).cpu().numpy()
-
-
-def check_folder(folder: Path, overwrite: bool = False) -> None:
-    """Make a folder to write to; files of an earlier run in it are left alone, see `clear_folder`.
-
-    Raises:
-        DataError: there are some, and they are not to be overwritten; or it cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in (folder / name for name in FILES):
-            if path.exists() and not overwrite:
-                raise DataError(f"{folder}: has {path.name} of an earlier run; choose another folder, or --overwrite")
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be written to: {error}") from error
+    def __call__(self, images: Sequence[Image.Image]) -> np.ndarray:
+        """Return P(yes), float32 [B,Q], for B images."""
+        texts = [self.questions] * len(images)
+        inputs = self.answerer.processor(
+            images=list(images), text=texts, packed=True, on_unknown="ignore", return_tensors="pt"
+        ).to(self.answerer.device)
+        return torch.stack(self.answerer.model.score_yes_no(**inputs)).float().cpu().numpy()
 
 
-def clear_folder(folder: Path) -> None:
-    """Remove the files of an earlier run; call it when nothing can keep the new one from starting.
-
-    Raises:
-        DataError: they cannot be removed.
-    """
-    try:
-        for path in (folder / name for name in FILES):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be written to: {error}") from error
+def batch_frames(frames: Iterator[Frame], size: int, should_stop: Callable[[], Any]) -> Iterator[list[Frame]]:
+    """Yield lists of up to `size` frames until they end or `should_stop()` is true."""
+    while not should_stop() and (batch := list(islice(frames, size))):
+        yield batch
 
 
-def check_questions(questions: Sequence[str]) -> list[str]:
-    """The questions without spaces around them, each once.
+class LiveReader:
+    """Takes every frame of a live source in a thread, and keeps the newest ones.
 
-    Raises:
-        DataError: none, too many, or an empty one.
-    """
-    cleaned = [question.strip() for question in questions]
-    for number, question in enumerate(cleaned, 1):
-        if not any(unicodedata.category(character)[0] in "LNS" for character in question):
-            raise DataError(f"question {number} is empty: {questions[number - 1]!r}")
-    cleaned = list(dict.fromkeys(cleaned))
-    if not 0 < len(cleaned) <= MAX_QUESTIONS:
-        raise DataError(f"{len(cleaned)} questions: at least 1 and at most {MAX_QUESTIONS} can be asked of each frame")
-    return cleaned
-
-
-class FrameReader:
-    """A thread that reads frames ahead of the model.
-
-    Args:
-        frames: read in the thread.
-        capacity: frames that may wait.
-        drops_late: drop the oldest waiting frame, and count it, where there is no room for a new one; else wait.
+    Attributes:
+        dropped: number of frames that were replaced by newer ones before they were used.
     """
 
-    def __init__(self, frames: Iterable[Frame], capacity: int, drops_late: bool = False):
-        self.frames, self.capacity, self.drops_late = frames, capacity, drops_late
+    def __init__(self, frames: Iterator[Frame]):
         self.dropped = 0
-        self._ended = False
-        self._waiting: deque[Frame] = deque()
-        self._changed = threading.Condition()
-        self._stopped = False
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="frames", daemon=True)
-        self._thread.start()
+        # Frames; at the end None, or the exception that reading raised.
+        self._queue: queue.Queue[Frame | Exception | None] = queue.Queue()
+        self._stopped = threading.Event()
+        threading.Thread(target=self._run, args=(frames,), daemon=True).start()
 
-    def _run(self) -> None:
+    def _run(self, frames: Any) -> None:
+        end = None
         try:
-            for frame in self.frames:
-                if not self._put(frame):
-                    break
-        except BaseException as error:
-            self._error = error
-        finally:
-            close = getattr(self.frames, "close", None)
-            if close is not None:
-                close()  # here, not in the other thread: a decoder at work must not be closed
-            with self._changed:
-                self._ended = True
-                self._changed.notify_all()
+            with closing(frames):
+                for frame in frames:
+                    if self._stopped.is_set():
+                        return
+                    if self._queue.qsize() >= LIVE_CAPACITY:
+                        with suppress(queue.Empty):
+                            self._queue.get_nowait()
+                            self.dropped += 1
+                    self._queue.put(frame)
+        except Exception as error:
+            end = error
+        self._queue.put(end)
 
-    def _put(self, frame: Frame) -> bool:
-        with self._changed:
-            if self.drops_late and len(self._waiting) >= self.capacity:
-                self._waiting.popleft()
-                self.dropped += 1
-            self._changed.wait_for(lambda: self._stopped or len(self._waiting) < self.capacity)
-            self._waiting.append(frame)
-            self._changed.notify_all()
-            return not self._stopped
-
-    def take(self, count: int, timeout: float) -> list[Frame]:
-        """Up to `count` frames, in order, as soon as there is one; none after `timeout` seconds, or at the end.
+    def batches(self, should_stop: Callable[[], Any]) -> Iterator[list[Frame]]:
+        """Yield frames one by one until they end or `should_stop()` is true.
 
         Raises:
-            whatever reading raised, once the frames before it are taken.
+            Exception: whatever reading raised, after the frames before it.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._ended, timeout)
-            frames = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
-            self._changed.notify_all()
-            if not frames and self._error is not None:
-                raise self._error
-            return frames
-
-    @property
-    def is_over(self) -> bool:
-        """Whether there is nothing more to take, not even an error."""
-        with self._changed:
-            return self._ended and not self._waiting and self._error is None
-
-    def stop(self) -> None:
-        """End the thread; one that waits for a camera is left to itself."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
-        self._thread.join(timeout=2)
+        try:
+            while not should_stop():
+                try:
+                    item = self._queue.get(timeout=0.2)
+                except queue.Empty:
+                    continue
+                if item is None:
+                    return
+                if isinstance(item, Exception):
+                    raise item
+                yield [item]
+        finally:
+            self._stopped.set()
 
 
-class Progress:
-    """Frames per second and speed against real time, on one line of a terminal or now and then in a log.
-
-    Args:
-        duration: seconds of the video, None if unknown.
-        stream: where to write; nowhere by default.
-    """
-
-    def __init__(self, duration: float | None = None, stream: TextIO | None = None):
-        self.duration, self.stream = duration, stream
-        self.is_terminal = stream is not None and stream.isatty()
-        self.frames, self.seconds, self.dropped = 0, 0.0, 0
-        self.started = datetime.now().astimezone()
-        self.start = self.shown = time.monotonic()
-        self.end: float | None = None
-
-    def update(self, frames: int, seconds: float, dropped: int) -> None:
-        self.frames += frames
-        self.seconds, self.dropped = seconds, dropped
-        if time.monotonic() - self.shown > (0.5 if self.is_terminal else 5.0):
-            self.show()
-
-    def elapsed(self) -> float:
-        return max((self.end or time.monotonic()) - self.start, 1e-9)
-
-    def show(self, is_last: bool = False) -> None:
-        self.shown = time.monotonic()
-        if self.stream is None:
-            return
-        whole = f" of {clock_time(self.duration)}" if self.duration else ""
-        speed = f"{self.frames / self.elapsed():.1f} frames/s, {self.seconds / self.elapsed():.2f} x real time"
-        late = f", {self.dropped:,} dropped" if self.dropped else ""
-        line = f"{clock_time(self.seconds)}{whole}: {self.frames:,} frames, {speed}{late}"
-        before, after = ("\r\x1b[K", "\n" if is_last else "") if self.is_terminal else ("", "\n")
-        self.stream.write(before + line + after)
-        self.stream.flush()
-
-    def tell(self, line: str, stream: TextIO | None = None) -> None:
-        """Write a line to a stream, by default standard output, above the progress."""
-        if self.is_terminal and self.stream is not None:
-            self.stream.write("\r\x1b[K")
-            self.stream.flush()
-        print(line, file=stream, flush=True)
-        if self.is_terminal:
-            self.show()
-
-    def finish(self) -> None:
-        self.end = time.monotonic()
-        self.show(is_last=True)
-
-
-@dataclass
-class Options:
-    """What makes an event, and how frames are taken."""
-
-    on: float = 0.6
-    off: float = 0.4
-    shortest: float = 0.5
-    batch_size: int = 8
-    patience: float = PATIENCE
-
-
-@dataclass
 class Recorder:
-    """Everything that is written of a run, kept readable at any moment.
+    """Writes timeline, events and annotated video; the files can be read at any moment.
 
     Args:
-        folder: it must be there, without files of an earlier run.
-        rate: of the asked frames, per second.
-        video: annotated video to write.
-        tell: is given a line for each event that begins or ends.
+        options: `output_dir` is an existing folder without files of an earlier run.
+        rate: of the recorded frames, per second.
     """
 
-    folder: Path
-    questions: Sequence[str]
-    options: Options
-    rate: float
-    video: AnnotatedVideo | None = None
-    tell: Callable[[str], None] = lambda line: print(line, flush=True)
-    frames: int = 0
-    events: int = 0
-    last: float = 0.0
-
-    def __post_init__(self) -> None:
-        options = self.options
+    def __init__(
+        self, questions: Sequence[str], options: WatchOptions, rate: float, video: AnnotatedVideo | None = None
+    ):
+        self.questions, self.options, self.rate, self.video = list(questions), options, rate, video
+        self.folder = options.output_dir
+        self.frames, self.dropped, self.seconds, self.elapsed = 0, 0, 0.0, 0.0
+        self.started, self.start = datetime.now().astimezone(), time.monotonic()
+        self.ended_by = "an error"
+        self.events: list[tuple[str, Event]] = []  # those that have ended
         self.detectors = [EventDetector(options.on, options.off, options.shortest) for _ in self.questions]
-        self.timeline = TimelineWriter(self.folder, self.questions)
-        self.log = EventLog(self.folder / "events.csv")
+        self.timeline = CsvLog(self.folder / "timeline.csv", COLUMNS)
+        self.log = CsvLog(self.folder / "events.csv", EVENT_COLUMNS)
 
     def add(self, frames: Sequence[Frame], probabilities: np.ndarray) -> None:
-        """Frames in order, and the answers [B,Q] to the questions about them."""
-        for frame, row in zip(frames, probabilities):
-            self.frames, self.last = self.frames + 1, frame.time
-            self.timeline.add(frame.number, frame.time, row)
-            for question, detector, probability in zip(self.questions, self.detectors, row.tolist()):
-                self._keep(question, detector.update(frame.time, probability))
-            if self.video is not None and frame.picture is not None:
-                self.video.add(frame.time, frame.picture, row, [detector.is_event for detector in self.detectors])
+        """Record frames in their order, with P(yes) [B,Q] of the questions about them.
 
-    def _keep(self, question: str, events: Sequence[Any]) -> None:
-        for event in events:
+        Raises:
+            ValueError: a probability is not finite.
+        """
+        for frame, row in zip(frames, probabilities):
+            if not np.isfinite(row).all():
+                raise ValueError(f"frame {frame.index}: the model returned {row}; its weights may be damaged")
+            values = row.tolist()
+            self.frames, self.seconds = self.frames + 1, frame.seconds
+            # 9 digits keep every float32.
+            self.timeline.add(
+                (frame.index, frame.seconds, question, f"{value:.9g}")
+                for question, value in zip(self.questions, values)
+            )
+            for question, detector, value in zip(self.questions, self.detectors, values):
+                self._keep(question, detector.update(frame.seconds, value))
+            if self.video is not None and frame.picture is not None:
+                is_event = [detector.is_event for detector in self.detectors]
+                self.video.add(frame.seconds, frame.picture, values, is_event)
+
+    def _keep(self, question: str, changes: Sequence[Event]) -> None:
+        for event in changes:
             if event.end is None:
-                self.tell(f"{clock_time(event.start):>9}  yes  {question}")
+                tqdm.write(f"{clock_time(event.start):>9}  begins  {question}")
                 continue
-            self.log.add(question, event)
-            self.events += 1
-            how = "video ends" if event.is_cut else "over"
-            self.tell(f"{clock_time(event.end):>9}  {how}  {question} (peak {event.peak:.2f})")
+            end = round(event.end, 3)
+            event = Event(round(event.start, 3), end, round(event.peak, 4), event.is_cut)
+            self.events.append((question, event))
+            self.log.add([(question, *astuple(event))])
+            tqdm.write(f"{clock_time(end):>9}  ends    {question} (peak {event.peak:.2f})")
 
     def close(self) -> None:
-        """End events that go on, and complete all files; each is tried, whatever becomes of the others."""
-        steps = [self._end_events, self.log.close, self.timeline.close, self._draw]
-        if self.video is not None:
-            steps.insert(0, self.video.close)
-        errors = []
-        for step in steps:
-            try:
-                step()
-            except Exception as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        """End the current events and complete all files. Each step runs even if another fails."""
+        self.elapsed = time.monotonic() - self.start
+        with ExitStack() as steps:  # runs the last one first
+            if self.frames:
+                steps.callback(self._complete_timeline)
+            steps.callback(self.timeline.close)
+            steps.callback(self.log.close)
+            steps.callback(self._end_events)
+            if self.video is not None:
+                steps.callback(self.video.close)
 
     def _end_events(self) -> None:
-        end = self.last + 1 / self.rate  # the last frame lasts as long as the others
+        end = self.seconds + 1 / self.rate  # the last frame lasts as long as the others
         for question, detector in zip(self.questions, self.detectors):
             self._keep(question, detector.close(end))
 
-    def _draw(self) -> None:
-        if self.frames:
-            thresholds = (self.options.on, self.options.off)
-            picture = self.folder / "timeline.png"
-            draw_timeline(self.timeline.path, self.folder / "events.csv", self.questions, thresholds, picture)
+    def _complete_timeline(self) -> None:
+        path, thresholds = self.folder / "timeline.parquet", (self.options.on, self.options.off)
+        convert_to_parquet(self.timeline.path, path)
+        self.timeline.path.unlink()
+        draw_timeline(path, self.questions, self.events, thresholds, self.folder / "timeline.png")
 
-    def write_summary(self, **more: Any) -> None:
-        """summary.json: counts, events and whatever else there is to say."""
-        events = [
-            {"question": question, "start": event.start, "end": event.end, "peak": event.peak, "is_cut": event.is_cut}
-            for question, event in read_events(self.folder / "events.csv")
-        ]
-        asked = {"questions": list(self.questions), **vars(self.options)}
-        text = json.dumps({**more, "options": asked, "frames": self.frames, "events": events}, indent=1)
-        temporary = self.folder / ".summary.json.tmp"
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, self.folder / "summary.json")
+    def write_summary(self, source: Source) -> None:
+        """Write summary.json, and its main figures to standard error; call `close` first."""
+        names = ("on", "off", "shortest", "batch_size")
+        summary = {
+            "source": source.name,
+            "model": self.options.model,
+            "started": self.started.isoformat(timespec="seconds"),
+            "ended_by": self.ended_by,
+            "seconds": self.seconds,
+            "elapsed": round(self.elapsed, 3),
+            "frames_per_second": round(self.frames / self.elapsed, 2),
+            "real_time": round(self.seconds / self.elapsed, 3),
+            "dropped": self.dropped,
+            "broken": source.broken,
+            "notes": source.notes,
+            "problems": source.problems,
+            "options": {"questions": self.questions, **{name: getattr(self.options, name) for name in names}},
+            "frames": self.frames,
+            "events": [{"question": question, **asdict(event)} for question, event in self.events],
+        }
+        atomic_write_text(self.folder / "summary.json", json.dumps(summary, indent=1, allow_nan=False))
+        print(
+            f"{self.frames:,} frames, {summary['frames_per_second']} frames/s, {summary['real_time']} x real time, "
+            f"{len(self.events):,} events; wrote {self.folder}",
+            file=sys.stderr,
+        )
 
 
 def watch(
-    reader: FrameReader,
-    score: Scorer,
-    recorder: Recorder,
-    progress: Progress,
-    notes: Notes,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> None:
-    """Ask about frames until they end, a live source is silent for `patience` seconds, or `should_stop` says so."""
-    options, heard = recorder.options, time.monotonic()
-    batch_size = 1 if reader.drops_late else options.batch_size
+    name: str, questions: Sequence[str], options: WatchOptions, stop_signal: Callable[[], int] = lambda: 0
+) -> list[str]:
+    """Ask questions about every frame of a source, and write the answers to `options.output_dir`.
+
+    Args:
+        name: see `open_source`.
+        stop_signal: polled; a number other than 0 is the signal that ends the run.
+
+    Returns:
+        why frames are missing; empty if none are.
+
+    Raises:
+        ValueError, OSError, RuntimeError: bad questions, source, model, device or output. Files of an earlier run are
+            then still there.
+    """
+    questions = check_questions(questions)
+    check_output(options, name)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    answerer = Answerer(options.model, options.device, torch.bfloat16 if options.bf16 else None)
+    scorer = QuestionScorer(answerer, questions)
+    # Opened last: the buffer of a camera would overflow while the model is loaded.
+    source = open_source(name, options.frame_rate)
+    rate = min(source.rate, options.fps or source.rate)
+    video = AnnotatedVideo(options.video, questions, rate) if options.video else None
+    for file in FILES:  # only now, when the new run can start
+        (options.output_dir / file).unlink(missing_ok=True)
+    recorder = Recorder(questions, options, rate, video)
+    source.notes += scorer.notes
+    for note in source.notes:
+        print(note, file=sys.stderr)
     try:
-        while not should_stop():
-            frames = reader.take(batch_size, timeout=0.2)
-            if frames:
-                recorder.add(frames, score(np.stack([frame.pixels for frame in frames])))
-                progress.update(len(frames), recorder.last, reader.dropped)
-                heard = time.monotonic()
-                continue
-            if reader.is_over:
-                break
-            recorder.timeline.flush_if_due()
-            if reader.drops_late and time.monotonic() - heard > options.patience:
-                notes.problem(
-                    f"no frame for {options.patience:g} s: the camera or stream is gone; what was seen is kept"
-                )
-                break
+        ask_about_frames(source, scorer, recorder, stop_signal)
+        stop = stop_signal()
+        recorder.ended_by = signal.Signals(stop).name if stop else "end of the source"
     finally:
-        reader.stop()
-        progress.finish()
+        recorder.close()
+        recorder.write_summary(source)
+    for problem in source.problems:
+        print(problem, file=sys.stderr)
+    return source.problems
+
+
+def ask_about_frames(
+    source: Source, scorer: QuestionScorer, recorder: Recorder, should_stop: Callable[[], Any]
+) -> None:
+    """Score and record the frames of a source until they end or `should_stop()` is true."""
+    frames = source.frames(scorer.size, recorder.options.fps, video_size if recorder.video else None)
+    live = LiveReader(frames) if source.is_live else None
+    batches = live.batches(should_stop) if live else batch_frames(frames, recorder.options.batch_size, should_stop)
+    whole = f" of {clock_time(source.duration)}" if source.duration else ""
+    with tqdm(unit=" frames", disable=None) as progress:  # only on a terminal
+        for batch in batches:
+            recorder.add(batch, scorer([frame.image for frame in batch]))
+            recorder.dropped = live.dropped if live else 0
+            late = f", {recorder.dropped:,} dropped" if recorder.dropped else ""
+            progress.set_postfix_str(f"{clock_time(recorder.seconds)}{whole}{late}", refresh=False)
+            progress.update(len(batch))
+
+
+def check_output(options: WatchOptions, source: str) -> None:
+    """Create the output folder.
+
+    Raises:
+        DataError: it has files of an earlier run and `overwrite` is off, it cannot be created, or the annotated video
+            is the source.
+    """
+    video, folder = options.video, options.output_dir
+    if video is not None and video.exists() and Path(source).exists() and video.samefile(source):
+        raise DataError(f"--video {video}: is the video to watch")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be written to: {error}") from error
+    for file in FILES:
+        if (folder / file).exists() and not options.overwrite:
+            raise DataError(f"{folder}: has {file} of an earlier run; choose another folder, or --overwrite")

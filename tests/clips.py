@@ -1,45 +1,43 @@
-"""Clips for the tests of the video watcher: written from arrays, served over TCP."""
+"""Video clips for tests: written from arrays, sent over TCP."""
 
 import socket
 import threading
 
 import numpy as np
 
-from traffic_vlm.serving.video import Notes
-
 
 RATE = 10
 
 
-def encode(path, pictures, rate=RATE, codec="libx264", options=None, turned=0.0):
-    """Write arrays uint8 [H,W,3] as a video, the end of whose name says its kind."""
+def encode(path, pictures, rate=RATE, codec="libx264", options=None, rotation=0.0):
+    """Write arrays uint8 [H,W,3] as a video of the type that the file name tells."""
     import av
 
     with av.open(str(path), "w", options=options or {}) as container:
         stream = container.add_stream(codec, rate=rate)
-        for number, picture in enumerate(pictures):
-            if not number:
-                stream.height, stream.width = picture.shape[:2]
-                stream.pix_fmt = "yuv420p"
-                stream.codec_context.gop_size = 5
-                if turned:
-                    stream.set_display_rotation(turned)
+        stream.height, stream.width = pictures[0].shape[:2]
+        stream.pix_fmt = "yuv420p"
+        stream.codec_context.gop_size = 5
+        if rotation:
+            stream.set_display_rotation(rotation)
+        for picture in pictures:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(picture)))
         container.mux(stream.encode())
     return path
 
 
 def grays(levels, size=(48, 64)):
-    """A picture of one gray for each level 0..255."""
+    """A uniform gray image for each level 0..255."""
     return [np.full((*size, 3), level, dtype=np.uint8) for level in levels]
 
 
-def quiet():
-    return Notes(say=lambda text: None)
+def noise(count, size=(48, 64)):
+    """Random images, which do not compress."""
+    return np.random.default_rng(0).integers(0, 255, (count, *size, 3), dtype=np.uint8)
 
 
 class TCPServer:
-    """`with TCPServer(parts) as address`: sends bytes, part by part, to one client and hangs up, or falls silent."""
+    """`with TCPServer(parts) as address`: sends bytes to one client, then hangs up or falls silent."""
 
     def __init__(self, parts, hang_up=True):
         self.sockets = [socket.create_server(("127.0.0.1", 0))]

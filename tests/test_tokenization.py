@@ -30,9 +30,9 @@ def load_script(name):
     return script
 
 
-build_tokenizer = load_script("build_tokenizer")
+build_files = load_script("build_files")
 VOCABULARY = ROOT / "scripts" / "vocabulary.txt"
-QUESTIONS = build_tokenizer.read_questions(ROOT / "tests" / "data" / "questions.txt")
+QUESTIONS = build_files.read_questions(ROOT / "tests" / "data" / "questions.txt")
 TOKENIZER = TrafficVLMTokenizer.from_pretrained(ROOT)
 WORDS = [word for word in TOKENIZER.get_vocab() if word not in SPECIAL_IDS]
 
@@ -257,12 +257,6 @@ def test_control_tokens_in_a_text_can_be_read_as_words():
 # The word list and the files
 
 
-def test_the_files_are_what_the_script_builds(tmp_path):
-    for path in build_tokenizer.build(VOCABULARY, tmp_path):
-        assert path.read_text() == (ROOT / path.name).read_text(), f"run scripts/build_tokenizer.py: {path.name}"
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(build_tokenizer.FILES)
-
-
 def test_the_files_hold_no_state_and_no_paths():
     config = json.loads((ROOT / "tokenizer_config.json").read_text())
     assert config["auto_map"]["AutoTokenizer"] == ["tokenization_traffic_vlm.TrafficVLMTokenizer", None]
@@ -272,7 +266,7 @@ def test_the_files_hold_no_state_and_no_paths():
 
 
 def test_each_word_of_the_list_can_be_produced():
-    assert build_tokenizer.unreachable_words(TOKENIZER) == []
+    assert build_files.unreachable_words(TOKENIZER) == []
 
 
 @pytest.mark.parametrize(
@@ -289,18 +283,18 @@ def test_a_wrong_word_list_is_an_error_that_names_the_word(tmp_path, old, new, m
     wrong = tmp_path / "vocabulary.txt"
     wrong.write_text(VOCABULARY.read_text().replace(old, new))
     with pytest.raises(ValueError, match=message):
-        build_tokenizer.make_tokenizer(wrong)
+        build_files.make_tokenizer(wrong)
 
 
 def test_coverage_of_the_questions():
-    coverage = build_tokenizer.measure_coverage(TOKENIZER, QUESTIONS)
+    coverage = build_files.measure_coverage(TOKENIZER, QUESTIONS)
     assert len(QUESTIONS) >= 150
-    assert coverage.word_share >= 0.97
-    assert coverage.question_share >= 0.85
+    assert coverage.known_words >= 0.97 * coverage.words
+    assert coverage.known_questions >= 0.85 * coverage.questions
 
 
 def test_coverage_counts_words_and_questions():
-    coverage = build_tokenizer.measure_coverage(TOKENIZER, ["Is there a Zeppelin?", "Is there a car?"])
+    coverage = build_files.measure_coverage(TOKENIZER, ["Is there a Zeppelin?", "Is there a car?"])
     assert (coverage.words, coverage.known_words) == (8, 7)
     assert (coverage.questions, coverage.known_questions) == (2, 1)
     assert coverage.unknown == {"zeppelin": 1}
@@ -310,10 +304,10 @@ def test_coverage_counts_words_and_questions():
 def test_the_script_builds_and_measures(tmp_path, monkeypatch, capsys):
     questions = tmp_path / "questions.txt"
     questions.write_text("one set\tIs there a car?\n\n")
-    arguments = ["build_tokenizer.py", "--folder", str(tmp_path), "--questions", str(questions)]
+    arguments = ["build_files.py", "--output_dir", str(tmp_path), "--questions", str(questions)]
     monkeypatch.setattr(sys, "argv", arguments)
-    build_tokenizer.main()
-    assert "1 questions, entirely known: 100.00%" in capsys.readouterr().out
+    build_files.main()
+    assert "1 questions, all words known: 100.00%" in capsys.readouterr().out
 
 
 # Saving, loading, copying

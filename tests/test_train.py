@@ -16,14 +16,13 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import TrainerState, TrainingArguments
 
-from hub_stand_in import TOKEN, HubStandIn
 from tiny import ROOT, TINY_TEXT, TINY_TOWER, save_folder
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig
 from traffic_vlm.data.dataset import Mixture, SyntheticRows
+from traffic_vlm.data.folders import load_rows
 from traffic_vlm.data.synthetic import render
-from traffic_vlm.evaluation.folders import load_rows
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
-from traffic_vlm.publishing.card import MARK, write_card
+from traffic_vlm.training.card import MARK, write_card
 from traffic_vlm.training.collator import SupervisedCollator
 from traffic_vlm.training.head import HEAD_FILE, QueryHead, load_training_head
 from traffic_vlm.training.options import RENAMED, DataOptions, ModelOptions
@@ -201,14 +200,14 @@ def test_ways_to_train(start, tmp_path, options):
 
 
 @pytest.mark.slow
-def test_the_finished_folder_goes_to_the_hub(start, tmp_path):
+def test_the_finished_folder_goes_to_the_hub(start, tmp_path, hub):
     start = shutil.copytree(start, tmp_path / "start")
     for name in ("README.md", "LICENSE_WEIGHTS.md"):
         shutil.copy(ROOT / name, start)
-    with HubStandIn() as hub:
-        push = ["--push_to_hub", "true", "--hub_model_id", "me/tuned", "--hub_token", TOKEN]
-        run(start, tmp_path / "out", "--num_train_epochs", "1", *push, **hub.environment(tmp_path / "home"))
-        pushed = hub.repos["me/tuned"].files()
+    push = ["--push_to_hub", "true", "--hub_model_id", "me/tuned"]
+    learn(start, tmp_path / "out", "--num_train_epochs", "1", *push)
+    [(repo_id, _, pushed)] = hub.commits
+    assert repo_id == "me/tuned"
     assert pushed["model.safetensors"] == (tmp_path / "out" / "model.safetensors").read_bytes()
     assert {"LICENSE", "config.json", "processor_config.json", "modeling_traffic_vlm.py"} <= pushed.keys()
     # A card of its own: the figures of the repository's are of other weights. The licence is that of the base.

@@ -14,8 +14,9 @@ from transformers import BaseImageProcessor, PreTrainedConfig, TrainerState, Tra
 
 from ..configuration_traffic_vlm import TrafficVLMConfig
 from ..data.dataset import Mixture, SyntheticRows, synthetic_rows
-from ..evaluation.folders import load_rows, source_names
-from ..evaluation.report import quick_metrics, spread
+from ..data.folders import load_rows, select_evenly, source_names
+from ..evaluation.report import quick_metrics
+from ..hub import publish
 from ..modeling_traffic_vlm import (
     TrafficVLMAttention,
     TrafficVLMForConditionalGeneration,
@@ -23,9 +24,8 @@ from ..modeling_traffic_vlm import (
     TrafficVLMRMSNorm,
 )
 from ..processing_traffic_vlm import TrafficVLMProcessor
-from ..publishing.card import write_card
-from ..publishing.hub import publish
 from ..utils import atomic_write_text, load_weights
+from .card import write_card
 from .collator import SupervisedCollator
 from .head import QueryHead, add_training_head, load_training_head, save_training_head
 from .options import DataOptions, ModelOptions, check_arguments, check_options
@@ -52,7 +52,7 @@ def open_datasets(folders: Sequence[str], prefer: str | None = None) -> list[Any
 
 def choose_rows(parts: list[Any], max_rows: int) -> Any:
     """At most `max_rows` rows, equally many of each dataset, evenly spread. Images are read on access."""
-    chosen: list[Any] = [spread(part, max(1, max_rows // len(parts))) for part in parts]
+    chosen: list[Any] = [select_evenly(part, max(1, max_rows // len(parts))) for part in parts]
     return ConcatDataset(chosen)
 
 

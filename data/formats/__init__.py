@@ -16,7 +16,6 @@ from pathlib import Path
 
 from ...utils import DataError
 from . import bdd100k, coco, kitti, masks, yolo
-from .base import IMAGE_ERRORS as IMAGE_ERRORS
 from .base import IMAGE_SUFFIXES as IMAGE_SUFFIXES
 from .base import Problems, Record, SceneBuilder, SkippedImage, Source
 from .mapping import SourceMapping, load_mapping

@@ -1,15 +1,16 @@
-"""The model as three graphs without Python: for ONNX Runtime, or for torch.export.
+"""Export the model as three graphs without Python code, for ONNX Runtime or `torch.export`.
 
-    vision   pixel_values [I,3,H,W] → image_keys, image_values [N,I,K,P,D], for all N layers of the decoder
-    score    packed questions [B,L], their ends [B,Q], keys and values of B images → P(yes) [B,Q], logits [B,Q,V]
-    decode   tokens [B,T] after S cached ones, the cache [N,B,K,S,D], images → logits [B,V], the cache [N,B,K,S+T,D]
+    vision   pixel_values [I,3,H,W] → image_keys, image_values [N,I,K,P,D] for the N layers of the decoder
+    score    packed questions [B,L], question_ends [B,Q], keys and values of B images → P(yes) [B,Q], logits [B,Q,V]
+    decode   tokens [B,T], a cache [N,B,K,S,D] of S tokens, images → logits [B,V] of the last, the cache [N,B,K,S+T,D]
 
-The first two answer yes/no questions. `decode` takes a prompt with an empty cache (S = 0), then token after token; all
-rows of a prompt have the same length, so that no padding is needed. All dimensions but those of the model are dynamic.
+`vision` and `score` answer yes/no questions. `decode` generates words: first the prompt with an empty cache (S = 0),
+then one token at a time. It knows no padding, so all prompts of a batch have the same length. Numbers of images, rows,
+tokens and questions are dynamic.
 """
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -25,28 +26,28 @@ NAMES = ("vision", "score", "decode")
 OPSET = 20
 
 
-class Vision(nn.Module):
+class VisionGraph(nn.Module):
     """Pixels to the keys and values of every layer's cross-attention."""
 
     def __init__(self, model: Any):
         super().__init__()
         self.vision_tower, self.projector = model.model.vision_tower, model.model.projector
-        self.layers = nn.ModuleList(layer.cross_attn for layer in model.model.text_model.layers)
+        self.cross_attentions = nn.ModuleList(layer.cross_attn for layer in model.model.text_model.layers)
 
     def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = self.projector(self.vision_tower(pixel_values).last_hidden_state)
-        keys, values = zip(*(cast(Any, layer).project(tokens) for layer in self.layers))
+        keys, values = zip(*(cast(Any, cross_attn).project(tokens) for cross_attn in self.cross_attentions))
         return torch.stack(keys), torch.stack(values)
 
 
-class Decoder(nn.Module):
-    """What the two decoders share: the layers, one after the other."""
+class DecoderGraph(nn.Module):
+    """The decoder's layers, shared by `ScoreGraph` and `DecodeGraph`."""
 
     def __init__(self, model: Any):
         super().__init__()
         self.text_model, self.lm_head, self.config = model.model.text_model, model.lm_head, model.config
 
-    def states(
+    def hidden_states(
         self,
         input_ids: torch.Tensor,
         position_ids: torch.Tensor,
@@ -63,10 +64,10 @@ class Decoder(nn.Module):
         return self.text_model.norm(x)
 
 
-class Score(Decoder):
-    """P(yes) of packed questions, and the logits of the first word of each answer.
+class ScoreGraph(DecoderGraph):
+    """P(yes) of packed questions, and the logits of the first token of each answer.
 
-    An end of -1 stands for no question, and gives numbers without meaning.
+    A question_ends of -1 marks an unused column, whose output is meaningless.
     """
 
     def forward(
@@ -78,17 +79,17 @@ class Score(Decoder):
         image_keys: torch.Tensor,
         image_values: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        mask = (segment_ids[:, :, None] == segment_ids[:, None]).tril()[:, None]
-        states = self.states(input_ids, position_ids, mask, image_keys, image_values)
+        mask = (segment_ids[:, :, None] == segment_ids[:, None]).tril()[:, None]  # [B,1,L,L]
+        states = self.hidden_states(input_ids, position_ids, mask, image_keys, image_values)
         ends = question_ends.clamp(min=0)[..., None].expand(-1, -1, states.shape[-1])
-        text = self.config.get_text_config()
         logits = self.lm_head(states.gather(1, ends))
+        text = self.config.get_text_config()
         no_yes = logits[..., [text.no_token_id, text.yes_token_id]]
         return (no_yes / self.config.yes_no_temperature).softmax(-1)[..., 1], logits
 
 
 class StepCache:
-    """Keys and values before this step, and after it; what a decoder layer asks of a cache."""
+    """The cache as plain tensors: `before` this step, and one pair `after` it for each layer that ran."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor):
         self.before: KeyValues = (keys, values)
@@ -100,8 +101,8 @@ class StepCache:
         return self.after[-1]
 
 
-class Decode(Decoder):
-    """Logits of the next token, and the cache with the tokens that were read. That of `[PAD]` means nothing."""
+class DecodeGraph(DecoderGraph):
+    """Logits of the next token, and the cache with the new tokens. The logit of `[PAD]` is meaningless."""
 
     def forward(
         self,
@@ -115,47 +116,62 @@ class Decode(Decoder):
         positions = past + torch.arange(length, device=input_ids.device)
         mask = (torch.arange(past + length, device=input_ids.device) <= positions[:, None])[None, None]
         cache = StepCache(past_keys, past_values)
-        states = self.states(input_ids, positions[None], mask, image_keys, image_values, cache)
+        states = self.hidden_states(input_ids, positions[None], mask, image_keys, image_values, cache)
         keys, values = zip(*cache.after)
-        # With its dimension of one token: as a product of two matrices (Gemm), which `quantise` turns around, the head
-        # would turn the embedding around, too, whose weights it shares.
+        # Keep the length dimension in the product: a product of two matrices becomes a Gemm, whose weights
+        # `quantize` transposes, and with them the embedding that shares them.
         return self.lm_head(states[:, -1:])[:, 0], torch.stack(keys), torch.stack(values)
 
 
+class Graph(NamedTuple):
+    """What the exporters need of a graph."""
+
+    module: nn.Module
+    inputs: dict[str, torch.Tensor]  # an example
+    dynamic_shapes: dict[str, Any]
+    outputs: list[str]
+
+
 def load(folder: str | Path) -> Any:
-    """The model in float32, with attention written out, as graphs need it."""
+    """Load the model in float32 with eager attention, as the graphs need it. Raises what `load_weights` does."""
     return load_weights(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-def graphs(model: Any) -> dict[str, tuple[nn.Module, dict[str, torch.Tensor], dict[str, Any], list[str]]]:
-    """For each graph its module, an example of its inputs, their dynamic dimensions, and the names of its outputs."""
+def make_graphs(model: Any) -> dict[str, Graph]:
+    """Build the three graphs of a model that `load` returned."""
     text, vision = model.config.get_text_config(), model.config.vision_config
-    layers, heads, size = text.num_hidden_layers, text.num_key_value_heads, text.head_dim
     pixels = torch.zeros(2, 3, *height_and_width(vision.image_size))
     with torch.no_grad():
-        keys, values = Vision(model)(pixels)
-    ids = torch.full((2, 10), 7)
-    places = torch.arange(5).repeat(2)[None].expand(2, -1)
-    segments = torch.tensor([1, 2]).repeat_interleave(5)[None].expand(2, -1)
-    rows, length, questions, images = Dim("rows"), Dim("length", min=2), Dim("questions"), Dim("images")
-    past = torch.zeros(layers, 2, heads, 3, size)
-    of_image = {name: {1: rows} for name in ("image_keys", "image_values")}
-    seen = {"image_keys": keys, "image_values": values}
-    packed = {"input_ids": ids, "position_ids": places.clone(), "segment_ids": segments.clone()}
+        keys, values = VisionGraph(model)(pixels)
+    images = {"image_keys": keys, "image_values": values}
+    # The example has two rows of two questions with five tokens each. Inputs must not share memory.
+    packed = {
+        "input_ids": torch.full((2, 10), 7),
+        "position_ids": torch.arange(5).repeat(2, 2),
+        "segment_ids": torch.tensor([1, 2]).repeat_interleave(5).repeat(2, 1),
+    }
+    cache_shape = (text.num_hidden_layers, 2, text.num_key_value_heads, 3, text.head_dim)
+    cache = {name: torch.zeros(cache_shape) for name in ("past_keys", "past_values")}
+    rows, length = Dim("rows"), Dim("length", min=2)
+    image_shapes = {name: {1: rows} for name in images}
     return {
-        "vision": (Vision(model), {"pixel_values": pixels}, {"pixel_values": {0: images}}, [*seen]),
-        "score": (
-            Score(model),
-            packed | {"question_ends": torch.tensor([[4, 9, 9]] * 2)} | seen,
-            {name: {0: rows, 1: length} for name in packed} | {"question_ends": {0: rows, 1: questions}} | of_image,
+        "vision": Graph(
+            VisionGraph(model).eval(), {"pixel_values": pixels}, {"pixel_values": {0: Dim("images")}}, [*images]
+        ),
+        "score": Graph(
+            ScoreGraph(model).eval(),
+            packed | {"question_ends": torch.tensor([[4, 9, 9]] * 2)} | images,
+            {name: {0: rows, 1: length} for name in packed}
+            | {"question_ends": {0: rows, 1: Dim("questions")}}
+            | image_shapes,
             ["yes_probability", "logits"],
         ),
-        "decode": (
-            Decode(model),
-            {"input_ids": ids[:, :4].clone(), "past_keys": past, "past_values": past.clone()} | seen,
+        "decode": Graph(
+            DecodeGraph(model).eval(),
+            {"input_ids": torch.full((2, 4), 7)} | cache | images,
             {"input_ids": {0: rows, 1: Dim("tokens", min=1)}}
-            | {name: {1: rows, 3: Dim("past", min=0)} for name in ("past_keys", "past_values")}
-            | of_image,
+            | {name: {1: rows, 3: Dim("past", min=0)} for name in cache}
+            | image_shapes,
             ["logits", "keys", "values"],
         ),
     }
@@ -163,22 +179,24 @@ def graphs(model: Any) -> dict[str, tuple[nn.Module, dict[str, torch.Tensor], di
 
 def export_torch(model: Any, folder: Path) -> None:
     """Write `vision.pt2`, `score.pt2` and `decode.pt2`, for `torch.export.load`."""
-    for name, (module, inputs, dimensions, _) in graphs(model).items():
-        program = torch.export.export(module, (), inputs, dynamic_shapes=dimensions, strict=False)
+    for name, graph in make_graphs(model).items():
+        program = torch.export.export(
+            graph.module, (), graph.inputs, dynamic_shapes=graph.dynamic_shapes, strict=False
+        )
         torch.export.save(program, folder / f"{name}.pt2")
 
 
 def export_onnx(model: Any, folder: Path) -> None:
     """Write `vision.onnx`, `score.onnx` and `decode.onnx`, each with its weights inside."""
-    for name, (module, inputs, dimensions, outputs) in graphs(model).items():
+    for name, graph in make_graphs(model).items():
         torch.onnx.export(
-            module,
+            graph.module,
             (),
             folder / f"{name}.onnx",
-            kwargs=inputs,
-            input_names=[*inputs],
-            output_names=outputs,
-            dynamic_shapes=dimensions,
+            kwargs=graph.inputs,
+            input_names=[*graph.inputs],
+            output_names=graph.outputs,
+            dynamic_shapes=graph.dynamic_shapes,
             opset_version=OPSET,
             dynamo=True,
             external_data=False,
@@ -186,22 +204,24 @@ def export_onnx(model: Any, folder: Path) -> None:
         )
 
 
-def quantise(folder: Path) -> None:
-    """Beside each ONNX file one with int8 weights, whose products quantise their inputs as they come (`_int8`)."""
+def quantize(folder: Path) -> None:
+    """Write `NAME_int8.onnx` beside each ONNX file: int8 weights, inputs of products quantized at run time."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     for name in NAMES:
-        graph = onnx.load(folder / f"{name}.onnx")
-        del graph.graph.value_info[:]  # shapes of before the exporter's optimisation, which no longer hold
-        products = ["MatMul", "Gemm"]  # convolutions would be slower
+        model = onnx.load(folder / f"{name}.onnx")
+        del model.graph.value_info[:]  # shapes from before the exporter's optimization; they no longer hold
         quantize_dynamic(
-            graph, folder / f"{name}_int8.onnx", op_types_to_quantize=products, weight_type=QuantType.QInt8
+            model,
+            folder / f"{name}_int8.onnx",
+            op_types_to_quantize=["MatMul", "Gemm"],  # quantized convolutions are slower
+            weight_type=QuantType.QInt8,
         )
 
 
 def describe(model: Any, processor: Any) -> dict[str, Any]:
-    """What a program must know beside the graphs: sizes, tokens, and how pixels are made, as plain values."""
+    """Return what a program needs beside the graphs, as plain values: sizes, token ids and image preprocessing."""
     text, images = model.config.get_text_config(), processor.image_processor
     return {
         "layers": text.num_hidden_layers,

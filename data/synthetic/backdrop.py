@@ -1,0 +1,97 @@
+"""Draws what is behind all things: ground, sky and skyline."""
+
+import math
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+
+from .dice import Dice
+from .geometry import NEAR, SCALE, Camera
+from .light import mix
+from .photo import sky
+from .plan import CROSSWALK, FIRST, OTHER, SKY, STRIPES, TERRAIN, Patch, Plan
+
+
+@dataclass(frozen=True)
+class Crosswalk:
+    """A crosswalk on the canvas: its number (its stripes have the next), and its area with nothing in front of it."""
+
+    number: int
+    area: int  # canvas pixels; 0 if part of it is behind the camera
+
+
+def draw_backdrop(plan: Plan, size: int, dice: Dice) -> tuple[np.ndarray, list[Crosswalk]]:
+    """A canvas of `size` pixels with ground, sky and skyline, uint8 [size, size, 4]; the crosswalks on it."""
+    camera, light = plan.camera, plan.light
+    level = math.tan(camera.pitch)
+    horizon = camera.pixels(np.array([(-3.0, level, 1.0), (3.0, level, 1.0)]), size)
+    below = np.array([(32 * size, 144 * size), (-16 * size, 144 * size)], dtype=np.int32)
+    layers = np.zeros((size, size), dtype=np.uint8)  # 0: sky, 1: land, from 2: patches
+    cv2.fillPoly(layers, [np.concatenate([horizon, below])], 1, cv2.LINE_8, 4)
+    crosswalks: list[Crosswalk] = []
+    numbers = [SKY, TERRAIN]
+    for layer, patch in enumerate(plan.patches, 2):
+        pieces, area = project(patch, camera, size)
+        cv2.fillPoly(layers, pieces, layer, cv2.LINE_8, 4)
+        if patch.kind == CROSSWALK:
+            crosswalks.append(Crosswalk(FIRST + 2 * len(crosswalks), area))
+        number = FIRST + 2 * len(crosswalks) - 2  # of the last crosswalk
+        numbers.append({CROSSWALK: number, STRIPES: number + 1}.get(patch.kind, patch.kind))
+    canvas = light_ground(plan, layers, numbers)
+    above = cv2.cvtColor(sky(size // SCALE, camera.horizon(), light, dice), cv2.COLOR_RGB2RGBA)
+    above[..., 3] = SKY
+    above = cv2.resize(above, None, fx=SCALE, fy=SCALE, interpolation=cv2.INTER_NEAREST)
+    cv2.copyTo(above, cv2.inRange(layers[: len(above)], 0, 0), canvas[: len(above)])
+    if plan.skyline:
+        x, y = np.array(plan.skyline).T
+        far = np.stack([(x - 0.65) * 1.2 * max(1.0, 1 / camera.focal[0]), y + level, np.ones_like(x)], axis=1)
+        outline = np.concatenate([camera.pixels(far, size), horizon[::-1]])
+        lit, hidden = light.on_ground(plan.skyline_color, 0.5), float(light.hidden(220.0))
+        color = mix(lit, light.haze_color, min(1.0, 0.25 + hidden))
+        cv2.fillPoly(canvas, [outline], (*color, OTHER), cv2.LINE_8, 4)
+    return canvas, crosswalks
+
+
+def project(patch: Patch, camera: Camera, size: int) -> tuple[list[np.ndarray], int]:
+    """The polygons of a patch in 1/16 canvas pixels, and their area in canvas pixels, 0 if part of it is behind."""
+    view = camera.view(np.array([(x, 0.0, z) for polygon in patch.polygons for x, z in polygon]))
+    ends = np.cumsum([len(polygon) for polygon in patch.polygons])[:-1]
+    if view[:, 2].min() >= NEAR:
+        pieces = np.split(camera.pixels(view, size), ends)
+        return pieces, round(sum(cv2.contourArea(piece) for piece in pieces) / 256)
+    clipped = (clip_near(polygon) for polygon in np.split(view, ends))
+    return [camera.pixels(polygon, size) for polygon in clipped if len(polygon)], 0
+
+
+def clip_near(points: np.ndarray) -> np.ndarray:
+    """The part of a polygon [N, 3] in view coordinates that is in front of the camera."""
+    if points[:, 2].min() >= NEAR:
+        return points
+    kept = []
+    for a, b in zip(np.roll(points, 1, axis=0), points):
+        if (a[2] >= NEAR) != (b[2] >= NEAR):
+            kept.append(a + (b - a) * ((NEAR - a[2]) / (b[2] - a[2])))
+        if b[2] >= NEAR:
+            kept.append(b)
+    return np.array(kept).reshape(-1, 3)
+
+
+def light_ground(plan: Plan, layers: np.ndarray, numbers: list[int]) -> np.ndarray:
+    """Layers [size, size] → canvas: color of each layer in each row as lit and hazed, and its number."""
+    camera, light, size = plan.camera, plan.light, len(layers)
+    first = camera.first_ground_row(size)
+    slope = ((np.arange(first, size) + 0.5) / size - 0.5) / camera.focal[1]
+    _, up, ahead = camera.axes.T
+    depth = camera.height / np.maximum(slope * up[1] - ahead[1], 1e-4)[:, None]  # [R, 1] in meters
+    hidden = light.hidden(depth)
+    gain = (1 + light.headlight(depth) / np.array(light.ambient)) * (1 - hidden)  # [R, 3]
+    colors = np.array([light.on_ground(color) for color in [(0, 0, 0), plan.land, *(p.color for p in plan.patches)]])
+    table = np.empty((size - first, len(colors), 4), dtype=np.uint8)
+    table[..., :3] = np.minimum(colors * gain[:, None] + (hidden * light.haze_color)[:, None], 255)
+    table[..., 3] = numbers
+    rows = np.arange(size - first)[:, None] * len(colors)
+    canvas = np.zeros((size, size, 4), dtype=np.uint8)
+    pixels = table.view(np.uint32).take(layers[first:] + rows)
+    canvas[first:] = pixels.view(np.uint8).reshape(-1, size, 4)
+    return canvas

@@ -1,0 +1,174 @@
+"""The annotations of a drawing, counted in the object numbers below its pixels."""
+
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+
+from ..scene import Scene, SceneObject
+from ..truths import GROUNDED, NOTHING, PATCHES, Seen
+from .backdrop import Crosswalk
+from .geometry import SCALE
+from .layout import PRESENCE
+from .plan import STUFF, Lamp, Plan
+from .stage import Stage
+from .street import LENS
+
+
+EXHAUSTIVE = frozenset({*PRESENCE, *STUFF, "vehicle", "person", "rider", "animal", "crosswalk"})
+ATTRIBUTES = {
+    **dict.fromkeys(("car", "van", "bus", "truck", "motorcycle", "bicycle"), "color"),
+    "traffic light": "state",
+    "speed limit sign": "value",
+}
+CELLS = 14
+LEGIBLE = {2: 16.0, 3: 21.0}  # digits of a speed limit: min width of its sign in pixels of a 224-pixel image
+# Light that reaches the camera from a thing, below which it is hard to see, and the factor of `visible` then.
+DARK, UNSEEN = 0.17, 0.25
+FOG = 0.5  # fraction of a thing's light lost to haze from which its color is unknown,
+THIN_FOG = 0.25  # and the same for a thing without a hue, as haze turns black to gray and gray to white
+HUELESS = frozenset({"black", "gray", "silver", "white"})
+LAMP_SEEN = 0.5  # min visible fraction of a traffic light's lit lamp, for its state to be known
+# A crosswalk is clearly visible from this contrast of its stripes (levels), and this height (image sizes).
+FAINT, FLAT = 15, 4 / 224
+# A thing whose row in the image reads as near must be nearer than the first, one that reads as far beyond the second.
+NEAR_WITHIN, FAR_BEYOND = 12.0, 14.0  # meters
+
+
+@dataclass
+class Drawing:
+    """A drawn plan.
+
+    Attributes:
+        plan: what was drawn.
+        ids: object numbers, uint8 [canvas size, canvas size].
+        numbers: of each thing.
+        crosswalks: all of them.
+        stage: all things.
+        image: the photograph, uint8 [size, size, 3].
+    """
+
+    plan: Plan
+    ids: np.ndarray
+    numbers: list[int]
+    crosswalks: list[Crosswalk]
+    stage: Stage
+    image: np.ndarray
+
+
+def describe(drawing: Drawing) -> Scene:
+    """All annotations of a drawing."""
+    plan, size = drawing.plan, len(drawing.image)
+    objects = describe_stuff(drawing.ids[::SCALE, ::SCALE])
+    objects += [item for crosswalk in drawing.crosswalks if (item := describe_crosswalk(drawing, crosswalk))]
+    misplaced = False
+    for index, thing in enumerate(plan.things):
+        if thing.label not in STUFF and (item := describe_thing(drawing, index)):
+            objects.append(item)
+            misplaced = misplaced or is_misplaced(drawing, index, item)
+    facts = {"weather": plan.light.weather, "time of day": plan.light.time}
+    if plan.light.time == "night" and plan.light.weather in ("clear", "cloudy"):
+        del facts["weather"]  # not visible
+    if plan.view and not misplaced:
+        facts["view"] = plan.view
+    attributed = {
+        label: frozenset({name})
+        for label, name in ATTRIBUTES.items()
+        if all(name in item.attributes for item in objects if item.label == label)
+    }
+    # Far roofs are not annotated as buildings, but look like them.
+    exhaustive = EXHAUSTIVE - {"building"} if plan.setting == "city" and plan.skyline else EXHAUSTIVE
+    return Scene(size, size, tuple(objects), facts, exhaustive, attributed, "synthetic", str(plan.seed))
+
+
+def bounding_box(mask: np.ndarray, scale: int, left: int = 0, top: int = 0) -> tuple[float, float, float, float]:
+    """Box in image pixels of a mask with `scale` pixels per image pixel that begins at (left, top)."""
+    x, y, width, height = cv2.boundingRect(mask.view(np.uint8))
+    return (left + x) / scale, (top + y) / scale, (left + x + width) / scale, (top + y + height) / scale
+
+
+def describe_stuff(ids: np.ndarray) -> list[SceneObject]:
+    """Sky, road and other classes without instances, with the fraction of each cell that they fill.
+
+    Args:
+        ids: object numbers, [size, size].
+    """
+    objects = []
+    for label, number in STUFF.items():
+        mask = ids == number
+        if area := int(np.count_nonzero(mask)):
+            filled = cv2.resize(mask.astype(np.float32), (CELLS, CELLS), interpolation=cv2.INTER_AREA)
+            cells = tuple(tuple(row) for row in np.round(filled.astype(float), 3).tolist())
+            objects.append(SceneObject(label, bounding_box(mask, 1), area, cells=cells, is_instance=False))
+    return objects
+
+
+def describe_crosswalk(drawing: Drawing, crosswalk: Crosswalk) -> SceneObject | None:
+    """The annotation of a crosswalk, None if nothing of it is visible."""
+    stripes = drawing.ids == crosswalk.number + 1
+    mask = stripes | (drawing.ids == crosswalk.number)
+    count = int(np.count_nonzero(mask))
+    if not count:
+        return None
+    box = bounding_box(mask, SCALE)
+    visible = min(1.0, count / crosswalk.area) if crosswalk.area else 0.5
+    paint = drawing.image[stripes[::SCALE, ::SCALE]]  # [N, 3]
+    road = drawing.image[(mask & ~stripes)[::SCALE, ::SCALE]]
+    contrast = np.abs(paint.mean(axis=0) - road.mean(axis=0)).max() if paint.size and road.size else 0.0
+    if box[3] - box[1] < FLAT * len(drawing.image) or contrast < FAINT:
+        visible *= UNSEEN
+    return SceneObject("crosswalk", box, count / SCALE**2, round(visible, 4))
+
+
+def describe_thing(drawing: Drawing, index: int) -> SceneObject | None:
+    """The annotation of one thing, None if nothing of it is visible."""
+    thing, light = drawing.plan.things[index], drawing.plan.light
+    area, (rows, columns) = drawing.stage.silhouette(index)
+    mask = drawing.ids[rows, columns] == drawing.numbers[index]
+    count = int(np.count_nonzero(mask))
+    if not count:
+        return None
+    box = bounding_box(mask, SCALE, columns.start, rows.start)
+    depth = drawing.plan.camera.look(*thing.place)[2]
+    hidden = float(light.hidden(depth))
+    bright = light.ambient[1] + light.headlight(depth) + light.sun / 2
+    visible = round(min(1.0, count / max(area, count)), 4)
+    if bright * (1 - hidden) < DARK and (not thing.bright or hidden > 0.8):
+        visible = round(visible * UNSEEN, 4)
+    attributes = dict(thing.attributes)
+    if "color" in attributes and (hidden > (THIN_FOG if attributes["color"] in HUELESS else FOG) or bright < 0.5):
+        del attributes["color"]
+    if "state" in attributes and not any(shows_lamp(drawing, index, lamp) for lamp in thing.lamps):
+        del attributes["state"]
+    if "value" in attributes:
+        min_width = LEGIBLE[max(len(attributes["value"]), 2)]
+        width, height = box[2] - box[0], box[3] - box[1]
+        too_small = height < min_width or width < min_width * 0.75
+        if too_small or visible < 0.85 or hidden > 0.6 or bright < 0.25:
+            del attributes["value"]
+    return SceneObject(thing.label, box, count / SCALE**2, visible, attributes)
+
+
+def shows_lamp(drawing: Drawing, index: int, lamp: Lamp) -> bool:
+    """Whether enough of a traffic light's lit lamp is visible."""
+    thing, camera, size = drawing.plan.things[index], drawing.plan.camera, len(drawing.ids)
+    u, v, depth = camera.look(*thing.world(lamp.place))
+    radius = LENS * thing.scale[1] / depth
+    left, right = round((u - radius * camera.focal[0]) * size), round((u + radius * camera.focal[0]) * size) + 1
+    top, bottom = round((v - radius * camera.focal[1]) * size), round((v + radius * camera.focal[1]) * size) + 1
+    part = drawing.ids[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)]
+    return int(np.count_nonzero(part == drawing.numbers[index])) >= LAMP_SEEN * (right - left) * (bottom - top)
+
+
+def is_misplaced(drawing: Drawing, index: int, item: SceneObject) -> bool:
+    """Whether its row in a driver's view suggests a wrong distance, as with a long lens or a high camera."""
+    plan, size = drawing.plan, len(drawing.image)
+    if plan.view != "driver" or item.label not in GROUNDED or item.size * PATCHES < NOTHING * size * size:
+        return False
+    seen = Seen(item, Scene(size, size), 0.0)
+    if not seen.at("near") and not seen.at("far"):
+        return False
+    below = (plan.camera.x, 0.0)
+    footprints = (corners.astype(np.float32) for corners in drawing.stage.footprints[index])
+    meters = min(max(-cv2.pointPolygonTest(corners, below, True), 0.0) for corners in footprints)
+    return meters > NEAR_WITHIN if seen.at("near") else meters < FAR_BEYOND

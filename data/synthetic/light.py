@@ -1,0 +1,145 @@
+"""Weather, time of day, and the light that follows from them; colors."""
+
+import math
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from ..scene import COLORS
+from .dice import Dice
+from .geometry import Point3
+
+
+Color = tuple[int, int, int]
+Depth = TypeVar("Depth", float, np.ndarray)
+
+# grayness of the sky, ambient light, fraction of light lost per meter
+WEATHERS = {
+    "clear": (0.0, 0.66, 0.0008),
+    "cloudy": (0.75, 0.82, 0.0014),
+    "rainy": (0.9, 0.66, 0.006),
+    "snowy": (0.9, 0.84, 0.008),
+    "foggy": (1.0, 0.78, 0.0),  # drawn for each scene
+}
+
+
+def colors(text: str) -> tuple[Color, ...]:
+    """Colors in hexadecimal notation, separated by spaces."""
+    return tuple((code[0], code[1], code[2]) for code in map(bytes.fromhex, text.split()))
+
+
+HUES = colors("f0f0ee 1a1a1d 686a6d b8bcc1 c81a1e 1c4cbe 187c38 f4ce1e f27612 683e22")
+PAINT = dict(zip(COLORS, HUES))  # of vehicles
+
+
+def scaled(color: Color, factor: float) -> Color:
+    """A darker or brighter color."""
+    return tuple(min(int(c * factor), 255) for c in color)  # type: ignore[return-value]
+
+
+def lighten(color: Color, levels: int) -> Color:
+    """A color with a constant added to each channel."""
+    return tuple(min(max(c + levels, 0), 255) for c in color)  # type: ignore[return-value]
+
+
+def mix(a: Color, b: Color, fraction: float) -> Color:
+    """The color at a fraction of the way from a to b."""
+    return tuple(round(x + (y - x) * fraction) for x, y in zip(a, b))  # type: ignore[return-value]
+
+
+def vary(dice: Dice, color: Color, levels: int = 8) -> Color:
+    """A random color near another one."""
+    return tuple(min(max(c + dice.integer(-levels, levels), 0), 255) for c in color)  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Light:
+    """The light of a scene, and the flaws of its photograph.
+
+    Attributes:
+        weather, time: values of the scene facts "weather" and "time of day".
+        ambient: light that reaches every face, as factors of red, green, blue.
+        sun: light that the sun adds to a face towards it; the sun casts shadows above 0.2.
+        sun_direction: unit vector towards the sun.
+        haze: fraction of light lost per meter.
+        haze_color: color of the sky at the horizon and of far things.
+        zenith: color of the sky at the top.
+        headlights: light that the own headlights add at depth 0.
+        exposure, tint: factors of the photograph; blur, noise, jpeg: strengths from 0.
+    """
+
+    weather: str
+    time: str
+    ambient: Point3
+    sun: float
+    sun_direction: Point3
+    haze: float
+    haze_color: Color
+    zenith: Color
+    headlights: float = 0.0
+    exposure: float = 1.0
+    tint: Point3 = (1.0, 1.0, 1.0)
+    blur: int = 0
+    noise: int = 0
+    jpeg: int = 0
+
+    def hidden(self, depth: Depth) -> Depth:
+        """Fraction of the haze's color at a depth in meters, 0..1."""
+        return 1 - np.exp(-self.haze * depth)
+
+    def headlight(self, depth: Depth) -> Depth:
+        """Light that the own headlights add at a depth in meters."""
+        return self.headlights / (1 + depth * depth / 300)
+
+    def on_ground(self, color: Color, slope: float = 1.0) -> Color:
+        """A ground color as lit; `slope` is the fraction of the sun that reaches it."""
+        sun = self.sun * self.sun_direction[1] * slope
+        return tuple(min(255, round(c * (a + sun))) for c, a in zip(color, self.ambient))  # type: ignore[return-value]
+
+
+def make_light(dice: Dice, driving: bool, has_lamps: bool) -> Light:
+    """A random light; `has_lamps`: whether the street has lamps."""
+    clear, cloudy, rainy, snowy, foggy = WEATHERS
+    weather = dice.pick((*[clear] * 3, *[cloudy] * 3, *[rainy] * 2, *[snowy] * 2, *[foggy] * 2))
+    time = dice.pick((*["day"] * 4, *["dusk"] * 3, *["night"] * 3))
+    gray, level, haze = WEATHERS[weather]
+    level *= dice.uniform(0.92, 1.1)
+    if time == "day":
+        top = mix((70 + dice.integer(0, 40), 130 + dice.integer(0, 30), 220), (168, 175, 184), gray)
+        low = mix((190, 212, 236), (205, 208, 212), gray)
+        ambient, sun = (level, level, level * 1.02), 0.5 if weather == "clear" else 0.06
+    elif time == "dusk":
+        level *= dice.uniform(0.72, 0.84)
+        warm = dice.pick(((245, 150, 80), (250, 175, 110), (225, 130, 130)))
+        top, low = mix((58, 70, 128), (92, 94, 116), gray), mix(warm, (158, 146, 152), gray * 0.9)
+        warmth = 0.09 * (1.1 - gray)
+        ambient, sun = (level * (1 + warmth), level * (1 - warmth / 2), level), 0.1 if weather == "clear" else 0.0
+    else:
+        level = (0.42 if has_lamps else 0.34) * dice.uniform(0.85, 1.25)
+        top = mix((8, 10, 28), (26, 26, 34), gray)
+        low = mix((30, 32, 56), (62, 56, 56), gray if has_lamps else gray * 0.3)
+        ambient, sun = (level, level * 0.96, level * (0.95 if has_lamps else 1.2)), 0.0
+    if weather == "rainy":
+        top, low = mix(top, (0, 0, 0), 0.15), mix(low, (0, 0, 0), 0.12)
+    fog = dice.uniform(0.016, 0.045)
+    if weather == "foggy":
+        haze = fog * 0.6 if time == "night" else fog
+    azimuth, elevation = dice.uniform(0, 6.283), dice.uniform(0.6, 1.1)
+    flat = math.cos(elevation)
+    return Light(
+        weather=weather,
+        time=time,
+        ambient=ambient,
+        sun=sun,
+        sun_direction=(math.sin(azimuth) * flat, math.sin(elevation), math.cos(azimuth) * flat),
+        haze=haze,
+        haze_color=low,
+        zenith=low if weather == "foggy" else top,
+        headlights=dice.uniform(0.5, 0.75) if driving and time == "night" else 0.0,
+        exposure=dice.uniform(0.88, 1.14),
+        tint=(dice.uniform(0.95, 1.05), dice.uniform(0.97, 1.03), dice.uniform(0.95, 1.05)),
+        blur=dice.pick((0, 0, 0, 1, 2)),
+        noise=dice.pick((0, 1, 2, 4, 7)) + (4 if time == "night" else 0),
+        jpeg=dice.pick((0, 0, 1, 2, 3)),
+    )

@@ -1,0 +1,163 @@
+"""Pointing accuracy: does the cross-attention of an object's word peak inside the object? (arxiv.org/abs/1608.00507)
+
+    yes questions → boxes of the scene → patch with the highest attention → inside a box or not
+
+Two baselines see no image: the central patch and a random patch.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..data.grounding import find_word
+from ..data.questions import enumerate_questions
+from ..data.scene import CLASSES, Scene
+from ..data.truths import Box
+from ..images_traffic_vlm import to_rgb
+from .metrics import group, mean
+from .predict import batches, encode
+
+
+@dataclass(frozen=True, slots=True)
+class GroundedQuestion:
+    """A question with the answer yes, and the boxes that make it a yes, in pixels of an image of `size`."""
+
+    source: str
+    label: str
+    question: str
+    boxes: tuple[Box, ...]
+    size: tuple[int, int]  # width, height
+
+
+@dataclass(frozen=True, slots=True)
+class PointingScore:
+    """How an attention map points at the boxes of a question.
+
+    Attributes:
+        source, label: of the question.
+        highest: 1 if the patch with the highest attention is in a box, else 0; the mean over equally high ones.
+        center: the same for the central patch, the mean of four on an even grid.
+        random: fraction of patches that are in a box.
+    """
+
+    source: str
+    label: str
+    highest: float
+    center: float
+    random: float
+
+
+def grounded_questions(row: Mapping[str, Any]) -> Iterator[GroundedQuestion]:
+    """Questions of a row that the scene answers with yes because of objects in boxes; none without a scene."""
+    if not row.get("scene"):
+        return
+    scene = Scene.from_json(row["scene"])
+    boxes = {truth.fact: truth.boxes for truth in enumerate_questions(scene) if truth.answer == "yes" and truth.boxes}
+    for question, answer, label, fact in zip(row["questions"], row["answers"], row["labels"], row["facts"]):
+        if answer == "yes" and fact in boxes and label in CLASSES:
+            yield GroundedQuestion(str(row["source"]), label, question, boxes[fact], (scene.width, scene.height))
+
+
+def patches_in_boxes(boxes: Iterable[Box], size: tuple[int, int], grid: tuple[int, int]) -> torch.Tensor:
+    """Patches [rows, columns] whose center is in a box; along a side shorter than a patch, those that it overlaps.
+
+    Args:
+        boxes: (left, top, right, bottom) in pixels.
+        size: width and height of the image in pixels.
+        grid: number of rows and columns of patches.
+    """
+    patches = torch.zeros(grid, dtype=torch.bool)
+    for left, top, right, bottom in boxes:
+        patches |= _inside(top, bottom, size[1], grid[0])[:, None] & _inside(left, right, size[0], grid[1])
+    return patches
+
+
+def _inside(low: float, high: float, length: int, count: int) -> torch.Tensor:
+    low, high = low * count / length, high * count / length
+    start = torch.arange(count)
+    if high - low < 1:
+        return (start < high) & (start + 1 > low)
+    return (start + 0.5 >= low) & (start + 0.5 <= high)
+
+
+def score_map(asked: GroundedQuestion, weights: torch.Tensor) -> PointingScore:
+    """Score an attention map [rows, columns]."""
+    rows, columns = weights.shape
+    inside = patches_in_boxes(asked.boxes, asked.size, (rows, columns)).float()
+    center = inside[(rows - 1) // 2 : rows // 2 + 1, (columns - 1) // 2 : columns // 2 + 1]
+    highest = inside[weights == weights.max()]
+    return PointingScore(asked.source, asked.label, *(patches.mean().item() for patches in (highest, center, inside)))
+
+
+@torch.no_grad()
+def word_maps(
+    model: Any, processor: Any, encoded: Any, questions: Sequence[Sequence[tuple[str, str]]], or_last: bool = False
+) -> list[list[torch.Tensor | None]]:
+    """Attention maps of the word that names the category of each question, averaged over layers and heads.
+
+    Args:
+        encoded: I encoded images.
+        questions: for each image a list of (text, category).
+        or_last: for a question without such a word ("Is the speed limit 50?") give the map of its last token, which
+            the answer is read from, instead of None.
+
+    Returns:
+        for each image and question a map [rows, columns] on the CPU, or None.
+    """
+    text = [[question for question, _ in row] for row in questions]
+    inputs = processor(text=text, packed=True, on_unknown="ignore", return_tensors="pt")
+    on_device = {name: value.to(model.device) for name, value in inputs.items()}
+    weights = model.attention_maps(**on_device, encoded_images=encoded)  # [R,L,rows,columns]
+    maps: list[list[torch.Tensor | None]] = [[] for _ in questions]
+    # An image with many questions has several rows.
+    for row, image in enumerate(inputs.get("image_index", torch.arange(len(questions))).tolist()):
+        for segment in range(1, int(inputs["segment_ids"][row].max()) + 1):
+            columns = (inputs["segment_ids"][row] == segment).nonzero()[:, 0]
+            _, label = questions[image][len(maps[image])]
+            position = find_word(processor, inputs["input_ids"][row, columns].tolist(), label)
+            if position is None and or_last:
+                position = len(columns) - 1
+            maps[image].append(None if position is None else weights[row, columns[position]].cpu())
+    return maps
+
+
+def score_pointing(
+    model: Any,
+    processor: Any,
+    rows: Iterable[Mapping[str, Any]],
+    batch_size: int = 16,
+    progress: str | None = None,
+) -> list[PointingScore]:
+    """Score the maps of all questions of `rows` that have boxes and a word for the objects in them."""
+    results: list[PointingScore] = []
+    for batch in batches(rows, batch_size, progress):
+        asked = [(row, questions) for row in batch if (questions := list(grounded_questions(row)))]
+        if not asked:
+            continue
+        encoded = encode(model, processor, [to_rgb(row["image"]) for row, _ in asked])
+        texts = [[(one.question, one.label) for one in questions] for _, questions in asked]
+        for (_, questions), maps in zip(asked, word_maps(model, processor, encoded, texts)):
+            results += [score_map(one, weights) for one, weights in zip(questions, maps) if weights is not None]
+    return results
+
+
+def pointing_accuracy(results: Sequence[PointingScore]) -> dict[str, Any]:
+    """Mean scores of all, by source and by category; empty without results. "hit" is the pointing accuracy."""
+
+    def means(members: Sequence[PointingScore]) -> dict[str, Any]:
+        return {
+            "hit": mean(one.highest for one in members),
+            "centre": mean(one.center for one in members),
+            "random": mean(one.random for one in members),
+            "questions": len(members),
+        }
+
+    if not results:
+        return {}
+    return {
+        "all": means(results),
+        "by_source": {name: means(members) for name, members in group(results, "source").items()},
+        "by_class": {name: means(members) for name, members in group(results, "label").items()},
+    }

@@ -1,0 +1,193 @@
+"""Upload a model to the Hugging Face Hub: weights, processor, code and model card in one commit.
+
+`publish` copies the files to upload into a folder, checks the model card, loads the folder in a new process without
+this package, and uploads it. A failed check or an interrupted upload changes nothing on the Hub.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, get_token
+from huggingface_hub.utils import validate_repo_id
+
+
+ROOT = Path(__file__).resolve().parent
+MODEL_FILES = ("model.safetensors", "config.json", "generation_config.json", "decision.json")
+PROCESSOR_FILES = ("tokenizer.json", "tokenizer_config.json", "processor_config.json")
+TEMPLATES = ("chat_template.jinja", "decision_template.jinja")
+OPTIONAL_FILES = ("training_head.safetensors",)  # for further training
+# Of the model folder if it has a README.md, else of this repository.
+CARD_FILES = ("README.md", "LICENSE*", "docs/**/*")
+CARD_FIELDS = ("license", "library_name", "pipeline_tag", "tags")
+COMMIT_MESSAGE = "Upload model, processor, code and model card"
+
+# Load a folder as a user without this package does, and answer a question about a blank image.
+LOADING_TEST = """
+import sys
+sys.modules["traffic_vlm"] = None
+from PIL import Image
+from transformers import AutoModel, AutoProcessor
+
+try:
+    processor = AutoProcessor.from_pretrained(sys.argv[1], trust_remote_code=True)
+    model, info = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True, output_loading_info=True)
+    for kind in ("missing_keys", "unexpected_keys"):
+        if info[kind]:
+            raise ValueError(f"model.safetensors does not fit config.json: {kind} {sorted(info[kind])[:3]}")
+    inputs = processor(images=[Image.new("RGB", (64, 48))], text=[["Is it wet?"]], packed=True, return_tensors="pt")
+    [[probability]] = model.score_yes_no(**inputs)
+    if not 0 <= probability <= 1:
+        raise ValueError(f"P(yes) of a question is {probability}")
+except Exception as error:
+    sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
+"""
+
+
+class PublishError(ValueError):
+    """The model cannot be uploaded; the message gives the reasons."""
+
+
+def collect_files(model_folder: str | os.PathLike) -> dict[str, Path]:
+    """List the files to upload: path in the Hub repository → local path.
+
+    Args:
+        model_folder: what `save_pretrained` of model and processor wrote. Its README.md, LICENSE files and docs/ are
+            uploaded if it has a README.md; otherwise those of this repository. The code is always this repository's.
+
+    Raises:
+        PublishError: no such folder, or a file is missing.
+    """
+    folder = Path(model_folder)
+    if not folder.is_dir():
+        raise PublishError(f"{folder} is not a folder")
+    files = {name: folder / name for name in (*MODEL_FILES, *PROCESSOR_FILES, *TEMPLATES)}
+    files |= {name: folder / name for name in OPTIONAL_FILES if (folder / name).is_file()}
+    files |= {path.name: path for path in (*ROOT.glob("*_traffic_vlm.py"), ROOT / "LICENSE")}
+    card_folder = folder if (folder / "README.md").is_file() else ROOT
+    for pattern in CARD_FILES:
+        files |= {p.relative_to(card_folder).as_posix(): p for p in card_folder.glob(pattern) if p.is_file()}
+    missing = [name for name, path in files.items() if not path.is_file()]
+    if missing:
+        raise PublishError(f"{folder} has no {', '.join(missing)}")
+    return dict(sorted(files.items()))
+
+
+def check_card(staged: Path) -> None:
+    """Check README.md: readable YAML metadata, the fields that the Hub shows, and the license file they name.
+
+    Raises:
+        PublishError: the metadata are invalid.
+    """
+    try:
+        metadata = ModelCard((staged / "README.md").read_text(encoding="utf-8")).data
+    except Exception as error:  # YAML, encoding or evaluation results: each has its own class of errors
+        raise PublishError(f"README.md: the metadata cannot be read: {error}") from error
+    missing = [name for name in CARD_FIELDS if not getattr(metadata, name, None)]
+    if missing:
+        raise PublishError(f"README.md: the metadata have no {', '.join(missing)}")
+    link = metadata.get("license_link")
+    if link and "://" not in link and not (staged / link).is_file():
+        raise PublishError(f"README.md: license_link names {link}, which is not among the files to upload")
+
+
+def check_loading(staged: Path) -> None:
+    """Load the folder in a new process with an empty cache of remote code, and answer a question about a blank image.
+
+    Raises:
+        PublishError: it does not load; the message gives the first error.
+    """
+    with tempfile.TemporaryDirectory() as cache:
+        environment = os.environ | {"HF_HOME": cache, "HF_MODULES_CACHE": f"{cache}/modules", "HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, "-P", "-c", LOADING_TEST, str(staged.resolve())]
+        process = subprocess.run(command, cwd=cache, env=environment, capture_output=True, text=True)
+    if process.returncode:
+        last_line = (process.stderr.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
+        raise PublishError(f"the folder does not load in a new process: {last_line}")
+
+
+def push(
+    staged: Path, repo_id: str, token: str | None = None, private: bool | None = None, revision: str | None = None
+) -> str:
+    """Upload a folder in one commit and return the URL of the commit. The repository is created if it is missing.
+
+    If an upload is interrupted, nothing changes on the Hub; the next attempt skips large files that arrived.
+
+    Args:
+        token: of the Hub; default: `HF_TOKEN`, or the token that `hf auth login` saved.
+        private: create a private repository, and refuse a public one.
+        revision: branch, created if it is missing; default: the main branch.
+
+    Raises:
+        PublishError: no token, a public repository where a private one is required, or an error of the Hub.
+    """
+    token = token or get_token()
+    if not token:
+        raise PublishError("uploading needs a token of the Hub: log in with `hf auth login`, or set HF_TOKEN")
+    paths = sorted(path for path in staged.rglob("*") if path.is_file())
+    operations = [CommitOperationAdd(path.relative_to(staged).as_posix(), path) for path in paths]
+    api = HfApi(token=token)
+    try:
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id  # adds the user's name if missing
+        if private and not api.repo_info(repo_id).private:
+            raise PublishError(f"{repo_id} exists and is public; nothing was uploaded")
+        if revision:
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
+        # Not `upload_folder`: newer releases may split it into several commits, and the first would be incomplete.
+        return api.create_commit(repo_id, operations, commit_message=COMMIT_MESSAGE, revision=revision).commit_url
+    except PublishError:
+        raise
+    except Exception as error:  # the classes of network errors differ between releases of huggingface_hub
+        raise PublishError(f"uploading to {repo_id} failed: {type(error).__name__}: {error}") from error
+
+
+def publish(
+    model_folder: str | os.PathLike,
+    repo_id: str,
+    dry_run: bool = False,
+    *,
+    output_dir: str | os.PathLike | None = None,
+    report: Callable[[str], None] | None = None,
+    token: str | None = None,
+    private: bool | None = None,
+    revision: str | None = None,
+) -> str | None:
+    """Collect, check and upload a model folder.
+
+    Args:
+        dry_run: check everything, upload nothing.
+        output_dir: empty or new folder to keep the uploaded files in; default: a temporary folder.
+        report: called with one line for each file and each check.
+        token, private, revision: see `push`.
+
+    Returns:
+        The URL of the commit; None after a dry run.
+
+    Raises:
+        PublishError: the model cannot be uploaded. OSError: the disk is full.
+    """
+    report = report or (lambda line: None)
+    try:
+        validate_repo_id(repo_id)
+    except ValueError as error:
+        raise PublishError(str(error)) from error
+    files = collect_files(model_folder)
+    if files["README.md"].parent == ROOT != Path(model_folder).resolve():
+        report("note: the model folder has no README.md; the model card and licenses of this repository are used")
+    with tempfile.TemporaryDirectory() as temporary:
+        staged = Path(output_dir or Path(temporary) / "staged")
+        if staged.exists() and (not staged.is_dir() or any(staged.iterdir())):
+            raise PublishError(f"{staged} is not an empty folder")
+        for name, path in files.items():
+            report(f"{path.stat().st_size:>12,}  {name}")
+            (staged / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, staged / name)
+        check_card(staged)
+        report("ok: README.md has valid metadata")
+        check_loading(staged)
+        report("ok: the folder loads in a new process and answers a question")
+        return None if dry_run else push(staged, repo_id, token, private, revision)

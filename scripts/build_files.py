@@ -1,0 +1,166 @@
+"""Write the JSON and Jinja files that make this repository loadable, from the code and the word list.
+
+    python scripts/build_files.py                              # into the repository; takes seconds on a CPU
+    python scripts/build_files.py --output_dir /tmp/files --questions tests/data/questions.txt
+
+The files are config.json, generation_config.json, decision.json, and those of the tokenizer and the processor. The
+temperature and the dtype in config.json belong to the weights and are kept. With --questions the script also prints
+how many words of a list of questions the tokenizer knows: one question per line, in the last column if there are tabs.
+"""
+
+import json
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Iterable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from transformers import GenerationConfig, SiglipImageProcessorPil
+
+from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
+from traffic_vlm.generation_traffic_vlm import MAX_NEW_TOKENS
+from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
+from traffic_vlm.tokenization_traffic_vlm import ANSWER_TOKENS, SPECIAL_TOKENS, TrafficVLMTokenizer
+from traffic_vlm.utils import option_parser
+
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = (
+    *("config.json", "generation_config.json", "decision.json"),
+    *("tokenizer.json", "tokenizer_config.json"),
+    *("processor_config.json", "chat_template.jinja", "decision_template.jinja"),
+)
+VOCAB_SIZE = 500
+
+
+@dataclass
+class Options:
+    output_dir: Path = field(default=ROOT, metadata={"help": "folder to write the files to"})
+    vocabulary: Path = field(default=ROOT / "scripts" / "vocabulary.txt", metadata={"help": "word list"})
+    questions: Path | None = field(default=None, metadata={"help": "list of questions to measure the coverage on"})
+
+
+def make_config() -> TrafficVLMConfig:
+    """Return the default configuration with the temperature and the dtype of the repository's weights."""
+    weights = json.loads((ROOT / "config.json").read_text())
+    kept = {name: weights[name] for name in ("yes_no_temperature", "dtype") if name in weights}
+    return TrafficVLMConfig(architectures=["TrafficVLMForConditionalGeneration"], **kept)
+
+
+def read_vocabulary(path: Path) -> dict[str, int]:
+    """Read the word list as word → id. Lines that start with "# " are comments.
+
+    Raises:
+        ValueError: a word occurs twice, there are not 500 words, or the special tokens do not come first.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines()
+    words = [word for line in lines if not line.startswith("# ") for word in line.split()]
+    repeated = [word for word, count in Counter(words).items() if count > 1]
+    if repeated:
+        raise ValueError(f"{path.name} has words that occur more than once: {repeated}")
+    if len(words) != VOCAB_SIZE:
+        raise ValueError(f"{path.name} must have {VOCAB_SIZE} words, it has {len(words)}")
+    first = SPECIAL_TOKENS + ANSWER_TOKENS
+    if words[: len(first)] != first:
+        raise ValueError(f"{path.name} must begin with {first}, it begins with {words[: len(first)]}")
+    return {word: index for index, word in enumerate(words)}
+
+
+def unreachable_words(tokenizer: TrafficVLMTokenizer) -> list[str]:
+    """Return words of the vocabulary that no text produces, because the normalizer rewrites or splits them."""
+    words = [word for word in tokenizer.get_vocab() if word not in SPECIAL_TOKENS + ANSWER_TOKENS]
+    # "'s" exists only after a word.
+    texts = ["car" + word if word.startswith("'") else word for word in words]
+    tokens = [tokenizer.tokenize(text) for text in texts]
+    expected = [["car", word] if word.startswith("'") else [word] for word in words]
+    return [word for word, found, wanted in zip(words, tokens, expected) if found != wanted]
+
+
+def make_tokenizer(vocabulary: Path) -> TrafficVLMTokenizer:
+    """Build the tokenizer of a word list.
+
+    Raises:
+        ValueError: the list is invalid (see `read_vocabulary`) or has unreachable words.
+    """
+    tokenizer = TrafficVLMTokenizer(read_vocabulary(vocabulary))
+    unreachable = unreachable_words(tokenizer)
+    if unreachable:
+        raise ValueError(f"{vocabulary.name} has words that the normalizer rewrites or splits: {unreachable}")
+    return tokenizer
+
+
+def build(output_dir: Path, tokenizer: TrafficVLMTokenizer) -> list[Path]:
+    """Write all files and return their paths. Each replaces an existing one in a single step."""
+    config = make_config()
+    token_ids = {name: getattr(config.text_config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    # The whole image is resized to 224 x 224 (bicubic, no crop); pixels are scaled to [-1, 1].
+    image_processor = SiglipImageProcessorPil(size={"height": 224, "width": 224})
+    parts = (
+        config,
+        GenerationConfig(**token_ids, max_new_tokens=MAX_NEW_TOKENS),
+        # The processor marks its tokenizer and writes the tokenizer's files too: give it a copy, and write ours last.
+        TrafficVLMProcessor(image_processor, deepcopy(tokenizer)),
+        tokenizer,
+    )
+    output_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output_dir, prefix=".build-") as temporary:
+        for part in parts:
+            part.save_pretrained(temporary)
+        return [(Path(temporary) / name).replace(output_dir / name) for name in FILES]
+
+
+def read_questions(path: Path) -> list[str]:
+    """Read a list of questions: one per line, in the last column if there are tabs."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [line.split("\t")[-1] for line in lines if line.strip()]
+
+
+@dataclass
+class Coverage:
+    """How many words of some questions, without punctuation, and how many whole questions the tokenizer knows."""
+
+    words: int = 0
+    known_words: int = 0
+    questions: int = 0
+    known_questions: int = 0
+    unknown: Counter[str] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.words} words, known: {self.known_words / max(self.words, 1):.2%}",
+            f"{self.questions} questions, all words known: {self.known_questions / max(self.questions, 1):.2%}",
+        ]
+        if self.unknown:
+            lines.append("unknown: " + ", ".join(f"{word} ({count})" for word, count in self.unknown.most_common(30)))
+        return "\n".join(lines)
+
+
+def measure_coverage(tokenizer: TrafficVLMTokenizer, questions: Iterable[str]) -> Coverage:
+    """Count the words and the questions that the tokenizer knows."""
+    coverage = Coverage()
+    for question in questions:
+        tokens = tokenizer.tokenize(question, split_special_tokens=True)
+        words = [token for token in tokens if token == tokenizer.unk_token or re.search(r"\w", token)]
+        known = sum(token != tokenizer.unk_token for token in words)
+        coverage.words += len(words)
+        coverage.known_words += known
+        coverage.questions += 1
+        coverage.known_questions += known == len(words)
+        coverage.unknown.update(word.lower() for word in tokenizer.unknown_words(question))
+    return coverage
+
+
+def main() -> None:
+    renamed = {"--output": "--output_dir", "--folder": "--output_dir"}
+    options = option_parser([Options], __doc__, renamed).parse_args()
+    tokenizer = make_tokenizer(options.vocabulary)
+    for path in build(options.output_dir, tokenizer):
+        print(path)
+    if options.questions is not None:
+        print(measure_coverage(tokenizer, read_questions(options.questions)))
+
+
+if __name__ == "__main__":
+    main()
