@@ -20,6 +20,7 @@ from .tokenization_traffic_vlm import TrafficVLMTokenizer
 RENAMED_MODULES = {
     "asking_traffic_vlm": "traffic_vlm.scoring_traffic_vlm",
     "benchmark": "scripts/benchmark.py",
+    "data.mixture": "traffic_vlm.data.dataset",
     "data.phrases": "traffic_vlm.data.templates",
     "data.readers": "traffic_vlm.data.formats",
     "data.targets": "traffic_vlm.data.grounding",

@@ -108,7 +108,7 @@ class TrafficCollator:
             source is an answer.
 
     A row without `scene` (questions written by people) is never mirrored or cropped, as its answers could change; one
-    without questions (of `SyntheticStream`) is asked what its scene allows. Rows of which nothing may be asked are
+    without questions (of `SyntheticRows`) is asked what its scene allows. Rows of which nothing may be asked are
     left out; if that is the whole batch, it is asked as without `training`, whatever the balance.
 
     Balancers live as long as their worker.

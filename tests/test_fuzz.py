@@ -16,8 +16,8 @@ from PIL import Image
 
 from tiny import TINY_TEXT, TINY_TOWER
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
+from traffic_vlm.data.formats import Problems, load_mapping, read_source
 from traffic_vlm.data.questions import ask
-from traffic_vlm.data.readers import Problems, load_mapping, read_source
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.utils import DataError
 
