@@ -16,7 +16,11 @@ FILES = sorted(set(re.findall(r"`((?:\w+/)*\w+\.(?:py|txt))`", README)))
 DOCUMENTS = "\n".join([README, *((ROOT / "docs" / f"{name}.md").read_text() for name in ("fine-tuning", "serving"))])
 COMMANDS = re.findall(r"python (scripts/\w+\.py)((?:[^`\n]|\\\n)*)", DOCUMENTS)
 # Where a script's options are, if not in the script.
-OPTIONS = {"scripts/train.py": "training/options.py", "scripts/label.py": "serving/labeling.py"}
+OPTIONS = {
+    "scripts/make_dataset.py": "data/dataset.py",
+    "scripts/train.py": "training/options.py",
+    "scripts/label.py": "serving/labeling.py",
+}
 
 
 def test_readme_runs(processor, tmp_path, monkeypatch, capsys):
