@@ -1,4 +1,4 @@
-"""Configuration of Traffic VLM: a vision tower, a projector and a cross-attending text decoder.
+"""Configuration of Traffic VLM: a vision tower, a projector and a text decoder with cross-attention.
 
 What is special here:
 - constraints between fields are checked when a configuration is built; an error names the fields and their values;

@@ -66,7 +66,7 @@ def _open(source: str | os.PathLike) -> Image.Image:
         data = name.partition(",")[2] if name.startswith("data:image/") else name
         return Image.open(io.BytesIO(base64.b64decode("".join(data.split()), validate=True)))
     except Exception as error:
-        raise ValueError("no such file; it is neither a URL nor base64 image data either") from error
+        raise ValueError("no such file, and it is neither a URL nor base64 image data") from error
 
 
 def _convert(image: Image.Image) -> Image.Image:

@@ -118,7 +118,7 @@ _SYNONYMS = {
     "show": "display|indicate|contain",
 }
 
-# Words of the vocabulary: regular expression of the words that they replace. A plural "s" is not kept.
+# Words of the vocabulary: regular expression of the exact words that they replace, without an added plural "s".
 _WHOLE_WORDS = {
     # road users and vehicles
     "a person": "someone|somebody|anyone|anybody",

@@ -208,7 +208,7 @@ def test_plain_cache_with_an_image_raises(model, name):
 
 
 @torch.no_grad()
-def test_the_image_mask_follows_the_rows_of_the_cache(model):
+def test_image_mask_is_reordered_with_the_cache(model):
     model = copy.deepcopy(model).double()  # float32 differs too much when sums are reordered
     ids, pixels, mask = random_ids(2, 6), random_pixels(2).double(), torch.ones(2, 196, dtype=torch.long)
     mask[0, 20:], mask[1, 100:] = 0, 0

@@ -510,7 +510,7 @@ def test_every_weight_gets_a_gradient(packed):
 
 
 @torch.no_grad()
-def test_causal_lm_alone():
+def test_causal_lm_without_an_image():
     torch.manual_seed(0)
     model = TrafficVLMForCausalLM(tiny_text_config(encoder_hidden_size=None)).eval()
     assert not any("cross" in name for name, _ in model.named_parameters())

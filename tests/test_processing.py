@@ -690,7 +690,7 @@ def test_push_to_hub_arguments(processor, tmp_path, monkeypatch):
     assert pushed == [("model", {"commit_message": "new"}), ("me/other", {})]
 
 
-def test_image_processor_loads_alone(processor):
+def test_image_processor_loads_with_the_auto_class(processor):
     alone = AutoImageProcessor.from_pretrained(ROOT)
     assert type(alone) is type(processor.image_processor)
     assert alone.to_dict()["size"] == {"height": 224, "width": 224}
