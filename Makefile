@@ -29,7 +29,7 @@ $(SETUP): pyproject.toml constraints.txt
 	@touch $(SETUP)
 
 ask: $(SETUP)
-	@$(PY) scripts/ask.py docs/example.jpg "Is there a pedestrian?" "Is there a bus?" "Is it raining?" \
+	@$(PY) scripts/ask.py docs/crossing.jpg "Is there a pedestrian?" "Is there a bus?" "Is it night?" \
 		"What color is the traffic light?" "Is the traffic light red?" "How many cars are there?" "What is ahead?"
 
 demo: $(SETUP)

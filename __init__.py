@@ -1,4 +1,7 @@
-"""Traffic VLM: a small vision-language model that looks at a traffic scene once and answers many questions."""
+"""Traffic VLM: a small vision-language model that encodes a traffic scene once and answers many questions about it."""
+
+import sys
+from typing import Any
 
 from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
 from .modeling_traffic_vlm import (
@@ -12,6 +15,37 @@ from .modeling_traffic_vlm import (
 from .processing_traffic_vlm import TrafficVLMProcessor
 from .tokenization_traffic_vlm import TrafficVLMTokenizer
 
+
+# Modules of version 0.1: an import of one names its successor.
+RENAMED_MODULES = {
+    "asking_traffic_vlm": "traffic_vlm.scoring_traffic_vlm",
+    "benchmark": "scripts/benchmark.py",
+    "data.mixture": "traffic_vlm.data.dataset",
+    "data.phrases": "traffic_vlm.data.templates",
+    "data.readers": "traffic_vlm.data.formats",
+    "data.targets": "traffic_vlm.data.grounding",
+    "data.truths": "traffic_vlm.data.ground_truth",
+    "evaluation.folders": "traffic_vlm.data.folders",
+    "evaluation.perplexity": "traffic_vlm.evaluation.predict",
+    "evaluation.pointing": "traffic_vlm.evaluation.grounding",
+    "evaluation.tables": "traffic_vlm.evaluation.markdown",
+    "publishing": "traffic_vlm.hub, traffic_vlm.export and traffic_vlm.training.card",
+    "serving.labelling": "traffic_vlm.serving.labeling",
+    "training.annotated": "scripts/train_tower.py",
+    "training.auxiliary": "traffic_vlm.training.losses and traffic_vlm.training.head",
+}
+
+
+class _RenamedModules:
+    """The last import finder: it is asked only for modules that no other finder has."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+        if new := RENAMED_MODULES.get(name.removeprefix("traffic_vlm.")) if name.startswith("traffic_vlm.") else None:
+            raise ModuleNotFoundError(f"{name} is now {new}", name=name)
+
+
+sys.meta_path.append(_RenamedModules)  # type: ignore[arg-type]
 
 __all__ = [
     "EncodedImages",

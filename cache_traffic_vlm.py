@@ -1,11 +1,11 @@
-"""The cache of a decoder that reads an image: the text's keys and values grow, the image's are written once.
+"""Key/value cache of a decoder that reads an image: the text part grows, the image part is written once.
 
-    layer 0   text  [B,K,past,D]  keys already rotated, one more column for each token
+    layer 0   text  [B,K,past,D]  keys already rotated, one column per token
               image [B,K,P,D]     the same at every step
     layer 1   ...
 
-The text part is the library's dynamic or static cache, so whatever the library does with one of these (cropping,
-beams, compilation, offloading) it does here, too. Rows of the image follow the rows of the text.
+The text part is the library's dynamic or static cache, so cropping, beams, compilation and offloading work as in the
+library. When rows of the text are reordered, selected or repeated, the rows of the image are, too.
 """
 
 from collections.abc import Callable
@@ -19,10 +19,10 @@ KeyValues = tuple[torch.Tensor, torch.Tensor]  # keys and values of one layer, e
 
 
 class ImageCacheMixin:
-    """Gives a cache of the library room for an image.
+    """Adds the keys and values of an image to a cache of the library.
 
     Attributes:
-        image_key_values: for each layer the image's keys and values [B,K,P,D]; None before the first pass.
+        image_key_values: keys and values [B,K,P,D] of the image for each layer; None before the first pass.
         encoder_attention_mask: [B,P], 0 at hidden image tokens; None if all are visible.
     """
 
@@ -64,19 +64,19 @@ class TrafficVLMStaticCache(ImageCacheMixin, StaticCache):
 
 
 def add_image_room(cache: Cache) -> Any:
-    """A cache with room for an image that shares the layers of an empty cache of the library.
+    """Turn an empty cache of the library into one with room for an image; both share their layers.
 
     Raises:
         ValueError: the cache is neither dynamic nor static.
     """
-    for own, library in ((TrafficVLMStaticCache, StaticCache), (TrafficVLMCache, DynamicCache)):
-        if isinstance(cache, library):
-            wider = own.__new__(own)
-            wider.__dict__.update(cache.__dict__)
-            return wider
+    for image_class, text_class in ((TrafficVLMStaticCache, StaticCache), (TrafficVLMCache, DynamicCache)):
+        if isinstance(cache, text_class):
+            image_cache = image_class.__new__(image_class)
+            image_cache.__dict__.update(cache.__dict__)
+            return image_cache
     raise ValueError(f"An image needs a dynamic or static cache, got {type(cache).__name__}.")
 
 
 def holds_image(past_key_values: Any) -> bool:
-    """Whether a cache holds the keys and values of an image already."""
+    """Whether a cache already holds the keys and values of an image."""
     return getattr(past_key_values, "image_key_values", None) is not None

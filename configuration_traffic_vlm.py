@@ -1,9 +1,9 @@
-"""Configuration of Traffic VLM: a vision tower, a projector and a cross-attending text decoder.
+"""Configuration of Traffic VLM: a vision tower, a projector and a text decoder with cross-attention.
 
 What is special here:
-- every constraint between fields is checked when a configuration is built, with the values in the message;
-- `encoder_hidden_size` is the width of the tokens that cross-attention reads; None leaves cross-attention out;
-- `auto_map` and `decision.json` are written in full at every save, so that a saved folder always loads by itself.
+- constraints between fields are checked when a configuration is built; an error names the fields and their values;
+- `encoder_hidden_size` is the width of the image tokens that cross-attention reads; None means no cross-attention;
+- every save writes a complete `auto_map` and `decision.json`, so that the saved folder loads without this repository.
 """
 
 import copy
@@ -35,7 +35,7 @@ TEXT_AUTO_MAP = {
 
 
 def _check(condition: bool, message: str, **fields: Any) -> None:
-    """Raise `ValueError` with the message and the fields that it is about, unless the condition holds."""
+    """Raise `ValueError` with the message and the values of the fields, unless the condition holds."""
     if not condition:
         values = ", ".join(f"{name}={value!r}" for name, value in fields.items())
         raise ValueError(f"{message}: got {values}.")
@@ -47,34 +47,37 @@ def _check_positive_integers(**fields: Any) -> None:
         _check(is_integer and value > 0, f"{name} must be a positive integer", **{name: value})
 
 
-def _check_numbers(least: float, most: float = math.inf, **fields: Any) -> None:
-    """Raise `ValueError` for a field that is not a number in [least, most)."""
+def _check_numbers(minimum: float, limit: float = math.inf, **fields: Any) -> None:
+    """Raise `ValueError` for a field that is not a number in [minimum, limit)."""
     for name, value in fields.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        _check(is_number and least <= value < most, f"{name} must be a number in [{least}, {most})", **{name: value})
+        in_range = is_number and minimum <= value < limit
+        _check(in_range, f"{name} must be a number in [{minimum}, {limit})", **{name: value})
 
 
 class TrafficVLMTextConfig(PreTrainedConfig):
-    """Configuration of the text decoder; the defaults are the "small" size: 18.4 M parameters alone, 18.1 M inside
-    the full model, whose projector makes image tokens of `encoder_hidden_size` 512.
+    """Configuration of the text decoder. The defaults are the "small" size.
+
+    The decoder has 18.4 M parameters alone, and 18.1 M inside the full model, where `encoder_hidden_size` is 512.
 
     Args:
         vocab_size: number of tokens; the six special ids below must lie inside.
         hidden_size, intermediate_size: width of the residual stream and of the feed-forward layer.
-        num_hidden_layers: decoder layers.
-        num_attention_heads, num_key_value_heads: query heads and key/value heads. Equal numbers are multi-head
-            attention, 1 key/value head is multi-query, a divisor between is grouped-query (https://arxiv.org/abs/2305.13245).
+        num_hidden_layers: number of decoder layers.
+        num_attention_heads, num_key_value_heads: query heads and key/value heads. Equal numbers give multi-head
+            attention, 1 key/value head multi-query, a divisor in between grouped-query attention
+            (https://arxiv.org/abs/2305.13245).
         head_dim: size of one head, even because RoPE rotates pairs; None means hidden_size / num_attention_heads.
-        max_position_embeddings: longest question with its answer, in tokens.
-        rope_parameters: `{"rope_type": "default", "rope_theta": 10000.0}`; `rope_theta=` alone is taken as well.
-        rope_interleaved: rotate the pairs (2i, 2i+1) in place of (i, i + head_dim/2), for weights that were made so.
-        encoder_hidden_size: width of the vision tokens that cross-attention reads, None for no cross-attention. The
-            projector's output width inside the full model.
-        attention_dropout, hidden_dropout: probabilities, in training only.
+        max_position_embeddings: maximum number of tokens of a question with its answer.
+        rope_parameters: `{"rope_type": "default", "rope_theta": 10000.0}`; `rope_theta=` alone is accepted as well.
+        rope_interleaved: rotate the pairs (2i, 2i+1) instead of (i, i + head_dim/2), for weights trained that way.
+        encoder_hidden_size: width of the image tokens that cross-attention reads; None means no cross-attention. In
+            the full model it is the projector's output width.
+        attention_dropout, hidden_dropout: probabilities, used in training only.
         pad_token_id ... no_token_id: ids of `[PAD]`, `[UNK]`, `[SOS]`, `[EOS]`, `[YES]`, `[NO]`.
 
     Raises:
-        ValueError: when fields cannot work together; the message names them and their values.
+        ValueError: if fields are invalid or contradict each other; the message names them and their values.
     """
 
     model_type = "traffic_vlm_text"
@@ -147,7 +150,7 @@ class TrafficVLMTextConfig(PreTrainedConfig):
         super().__init__(**kwargs)
 
     def check_fields(self) -> None:
-        """Raise `ValueError` unless the fields can work together."""
+        """Raise `ValueError` if a field is invalid or fields contradict each other."""
         sizes = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
         sizes += ["num_key_value_heads", "head_dim", "max_position_embeddings"]
         _check_positive_integers(**{name: getattr(self, name) for name in sizes})
@@ -159,8 +162,8 @@ class TrafficVLMTextConfig(PreTrainedConfig):
             num_attention_heads=self.num_attention_heads,
             num_key_value_heads=self.num_key_value_heads,
         )
-        _check(self.head_dim % 2 == 0, "head_dim must be even, RoPE rotates pairs", head_dim=self.head_dim)
-        _check(self.hidden_act in ACT2FN, "hidden_act must be known to transformers", hidden_act=self.hidden_act)
+        _check(self.head_dim % 2 == 0, "head_dim must be even because RoPE rotates pairs", head_dim=self.head_dim)
+        _check(self.hidden_act in ACT2FN, "hidden_act must be in transformers' ACT2FN", hidden_act=self.hidden_act)
         tiny = 1e-30  # positive
         _check_numbers(tiny, rms_norm_eps=self.rms_norm_eps, initializer_range=self.initializer_range)
         _check_numbers(0.0, 1.0, attention_dropout=self.attention_dropout, hidden_dropout=self.hidden_dropout)
@@ -168,41 +171,42 @@ class TrafficVLMTextConfig(PreTrainedConfig):
         _check(rope_type == "default", "rope_parameters must have rope_type='default'", **self.rope_parameters)
         _check_numbers(tiny, rope_theta=theta)
         ids = {"pad_token_id": self.pad_token_id, "yes_token_id": self.yes_token_id, "no_token_id": self.no_token_id}
-        _check(len(set(ids.values())) == 3, "these tokens must be different", **ids)
+        _check(len(set(ids.values())) == 3, "padding, yes and no must be different tokens", **ids)
         for name in ("pad", "unk", "bos", "eos", "yes", "no"):
             value = getattr(self, f"{name}_token_id")
-            # Generation knows of texts that never end (None) and of several ends (a list).
-            several = value if name == "eos" and isinstance(value, list) and value else [value]
+            # generate() accepts no end token (None) or several (a list).
+            token_ids = value if name == "eos" and isinstance(value, list) and value else [value]
             _check(
-                all(isinstance(token_id, int) and 0 <= token_id < self.vocab_size for token_id in several)
+                all(isinstance(token_id, int) and 0 <= token_id < self.vocab_size for token_id in token_ids)
                 or (value is None and name in ("pad", "bos", "eos")),
                 f"{name}_token_id must be an id inside the vocabulary",
                 **{f"{name}_token_id": value, "vocab_size": self.vocab_size},
             )
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        self.auto_map = dict(TEXT_AUTO_MAP)  # not before: inside the full model's configuration it has no meaning
+        self.auto_map = dict(TEXT_AUTO_MAP)  # only here: the full model's configuration has its own
         super().save_pretrained(save_directory, *args, **kwargs)
 
 
 class TrafficVLMVisionConfig(PreTrainedConfig):
-    """Configuration of the project's own vision tower; the defaults have 18.8 M parameters and give 196 tokens of 768.
+    """Configuration of the custom vision tower. The defaults give 18.8 M parameters and 196 image tokens of width 768.
 
     Args:
         conv_widths: channels after the stem, after each stage of residual blocks, and after the last convolution.
-        conv_depths, conv_kernel_sizes, conv_strides: of each stage: its blocks, the side of their kernels, and the
+        conv_depths, conv_kernel_sizes, conv_strides: for each stage the number of blocks, the kernel size, and the
             stride of the first block, 1 or 2.
-        conv_expansion: how much wider a block is inside; those of the first stage are not.
-        hidden_size: width of the tokens.
-        neck: the layers on the tokens: "transformer", or "depthwise" (7×7 filters and an MLP), which costs less.
-        neck_width: width of these layers; None is `hidden_size`.
-        num_hidden_layers, intermediate_size, num_attention_heads: their number, the width of their MLPs, and the heads
-            of transformer layers. Without layers the three grids are only added up.
+        conv_expansion: channels inside a block divided by its input channels. The first stage does not expand.
+        hidden_size: width of the image tokens.
+        neck: type of the layers after the convolutions: "transformer", or the cheaper "depthwise" (7×7 depthwise
+            convolution and MLP).
+        neck_width: width of the neck layers; None means `hidden_size`.
+        num_hidden_layers, intermediate_size, num_attention_heads: number of neck layers, width of their MLPs, and
+            attention heads of transformer layers. With 0 layers the three feature maps are only added.
         image_size: side of the images, or (height, width). The weights do not depend on it.
-        patch_size: pixels on each side of a token, the product of the strides.
+        patch_size: side of a patch in pixels, the product of the strides.
 
     Raises:
-        ValueError: when fields cannot work together; the message names them and their values.
+        ValueError: if fields are invalid or contradict each other; the message names them and their values.
     """
 
     model_type = "traffic_vlm_vision"
@@ -254,19 +258,19 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         )
         _check(
             {len(conv_widths) - 2} == {len(stages[name]) for name in names[1:]},
-            "conv_widths needs two entries more than the other lists, which have one for each stage",
+            "conv_widths needs two more entries than the other lists, which have one per stage",
             **stages,
         )
-        _check(all(size % 2 for size in conv_kernel_sizes), "sizes of kernels must be odd", **stages)
+        _check(all(size % 2 for size in conv_kernel_sizes), "kernel sizes must be odd", **stages)
         _check(
             all(stride in (1, 2) for stride in conv_strides)
             and patch_size == math.prod(conv_strides)
             and math.prod(conv_strides[1:]) >= 4,
-            "strides must be 1 or 2, two of them 2 after the first stage, and patch_size their product",
+            "strides must be 1 or 2, two of them 2 after the first stage, and patch_size must be their product",
             patch_size=patch_size,
             **stages,
         )
-        _check(hidden_act in ACT2FN, "hidden_act must be known to transformers", hidden_act=hidden_act)
+        _check(hidden_act in ACT2FN, "hidden_act must be in transformers' ACT2FN", hidden_act=hidden_act)
         _check(
             isinstance(neck, str) and neck in ("transformer", "depthwise"),
             "neck must be 'transformer' or 'depthwise'",
@@ -286,14 +290,16 @@ class TrafficVLMConfig(PreTrainedConfig):
     """Configuration of the full model: `vision_config`, `text_config` and the temperature of P(yes).
 
     Args:
-        vision_config: the tower: a `TrafficVLMVisionConfig` or its fields (the default), or any vision configuration
-            of `transformers`, or its dict with `model_type`, whose model gives tokens [B, P, C].
-        text_config: the decoder. Its `encoder_hidden_size` becomes its `hidden_size`, the projector's output width.
+        vision_config: configuration of the vision tower: a `TrafficVLMVisionConfig` or its fields (the default), or
+            any vision configuration of `transformers` (or its dict with `model_type`) whose model returns image
+            tokens [B,P,C].
+        text_config: configuration of the decoder. `encoder_hidden_size` is set to its `hidden_size`, which is the
+            projector's output width.
         yes_no_temperature: T > 0 in P(yes) = softmax([l_no, l_yes] / T)[1]; fitted after training.
-        tie_word_embeddings: whether the head shares the embedding table; None takes the decoder's value.
+        tie_word_embeddings: whether the language-model head shares the embedding table; None uses the decoder's value.
 
     Raises:
-        ValueError: when fields cannot work together; the message names them and their values.
+        ValueError: if fields are invalid or contradict each other; the message names them and their values.
     """
 
     model_type = "traffic_vlm"
@@ -323,26 +329,27 @@ class TrafficVLMConfig(PreTrainedConfig):
             config = copy.deepcopy(vision_config)
         else:
             fields = {"model_type": TrafficVLMVisionConfig.model_type} | (vision_config or {})
-            own = fields["model_type"] == TrafficVLMVisionConfig.model_type
-            config = TrafficVLMVisionConfig(**fields) if own else AutoConfig.for_model(**fields)
-        # SigLIP, CLIP and others hold their tower's beside a text one.
+            is_custom = fields["model_type"] == TrafficVLMVisionConfig.model_type
+            config = TrafficVLMVisionConfig(**fields) if is_custom else AutoConfig.for_model(**fields)
+        # The configurations of SigLIP, CLIP and others contain one for vision and one for text.
         config = getattr(config, "vision_config", config)
         if config.model_type == "siglip_vision_model":
-            config.vision_use_head = False  # dead weight: cross-attention reads the tokens
+            config.vision_use_head = False  # unused: cross-attention reads the tokens, not the pooled output
         return config
 
     def check_fields(self) -> None:
-        """Raise `ValueError` unless the fields can work together; the decoder checks its own."""
+        """Raise `ValueError` if fields are invalid or contradict each other; the text config checks its own fields."""
         _check_numbers(1e-30, yes_no_temperature=self.yes_no_temperature)
         vision = {
             name: getattr(self.vision_config, name, None) for name in ("hidden_size", "image_size", "patch_size")
         }
-        _check(None not in vision.values(), "the vision tower must give a grid of tokens of one width", **vision)
+        _check(None not in vision.values(), "vision_config must define the width and grid of its tokens", **vision)
         grid = (self.vision_config.image_size, self.vision_config.patch_size)
         both = [(value, value) if isinstance(value, int) else tuple(value) for value in grid]
         _check(
-            all(patch > 0 and size >= patch and size % patch == 0 for size, patch in zip(*both)),
-            "the vision grid does not divide: image_size must be a multiple of patch_size",
+            all(len(value) == 2 for value in both)
+            and all(patch > 0 and size >= patch and size % patch == 0 for size, patch in zip(*both)),
+            "image_size must be a multiple of patch_size",
             **vision,
         )
         counts = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "num_channels")
@@ -362,7 +369,7 @@ class TrafficVLMConfig(PreTrainedConfig):
         fields = {key: value for key, value in fields.items() if key not in ("auto_map", "model_type")}
         _check(
             fields.get("encoder_hidden_size", 0) is not None,
-            "the full model reads the image by cross-attention, text_config.encoder_hidden_size must not be None",
+            "text_config.encoder_hidden_size must not be None: the full model reads the image by cross-attention",
             encoder_hidden_size=None,
         )
         fields["encoder_hidden_size"] = fields.get("hidden_size", 512)
@@ -372,7 +379,7 @@ class TrafficVLMConfig(PreTrainedConfig):
 
     @classmethod
     def medium(cls, **kwargs: Any) -> "TrafficVLMConfig":
-        """The second size, about 80 M parameters: the small vision tower with a decoder of 6 layers and width 768."""
+        """The "medium" size, about 80 M parameters: the default vision tower, a decoder of 6 layers and width 768."""
         text_config = {
             "hidden_size": 768,
             "intermediate_size": 3072,
@@ -384,7 +391,7 @@ class TrafficVLMConfig(PreTrainedConfig):
 
     @property
     def max_position_embeddings(self) -> int:
-        """The decoder's limit; `generate()` looks for it here to bound its default length."""
+        """The decoder's maximum length; `generate()` reads it here to limit its default length."""
         return self.text_config.max_position_embeddings
 
     @max_position_embeddings.setter
@@ -397,7 +404,7 @@ class TrafficVLMConfig(PreTrainedConfig):
         return fields
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """Also writes `decision.json`, which gives the library's decision pipeline the labels and the temperature."""
+        """Save the configuration, and `decision.json` with the labels and temperature for the `decision` pipeline."""
         path = Path(save_directory) / "decision.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         decision = {"labels": {"noul": ["[YES]", "[NO]"]}, "temperature": {"noul": self.yes_no_temperature}}

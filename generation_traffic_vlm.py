@@ -1,9 +1,9 @@
 """`generate()` for models that read images by cross-attention.
 
-The library's loop does the decoding. Around it, this mixin
-- encodes the images once and passes them on as an object, which beams and sampling do not repeat;
-- makes a cache with room for the image, and stops passing the image once the cache holds it;
-- suppresses `[PAD]`, `[UNK]` and `[SOS]`, and refuses texts beyond the decoder's positions;
+The library's loop does the decoding. This mixin
+- encodes the images once and passes them as an object that is not a tensor, which beams and sampling do not repeat;
+- creates a cache with room for the image, and stops passing the image as soon as the cache holds it;
+- suppresses `[PAD]`, `[UNK]` and `[SOS]`, and raises if a text would exceed `max_position_embeddings`;
 - lets an assistant model encode the image with its own vision tower, once.
 """
 
@@ -18,11 +18,11 @@ from .cache_traffic_vlm import add_image_room, holds_image
 from .masking_traffic_vlm import check_masks, check_token_ids
 
 
-MAX_NEW_TOKENS = 32  # of an answer without a limit from the caller: sentences have up to 24 words, and commas
+MAX_NEW_TOKENS = 32  # default for an answer: sentences have up to 24 words, and punctuation
 
 
 def suppressed_tokens(config: PreTrainedConfig) -> list[int]:
-    """Ids of the special tokens that no answer may contain, whatever their logits."""
+    """Ids of the special tokens that are never generated."""
     ids = (config.pad_token_id, config.unk_token_id, config.bos_token_id)
     return [token_id for token_id in ids if token_id is not None]
 
@@ -34,18 +34,18 @@ class TrafficVLMGenerationMixin(GenerationMixin):
     def generate(
         self, inputs: torch.Tensor | None = None, generation_config: Any = None, **kwargs: Any
     ) -> torch.Tensor | Any:
-        """As in the library, with `pixel_values` or `encoded_images`, and `image_index` [B] when rows share images.
+        """As in the library, with `pixel_values` or `encoded_images`, and `image_index` [B] if rows share images.
 
         Raises:
-            ValueError: packed or right-padded rows; images that do not fit the text; a prompt that with
-                `max_new_tokens` would exceed `max_position_embeddings`.
+            ValueError: packed or right-padded rows; a number of images that does not match the text; a prompt that
+                with `max_new_tokens` would exceed `max_position_embeddings`.
         """
         for name in ("segment_ids", "question_ends"):
             if kwargs.pop(name, None) is not None:
                 raise ValueError(f"generate() continues one text per row, got packed rows ({name}): use packed=False.")
         ids = kwargs.get("input_ids") if inputs is None else inputs
         if isinstance(ids, torch.Tensor):
-            # Only what the library would trip over before the first pass, which checks the values.
+            # Only shapes, on which the library would fail before the first pass; that pass checks the values.
             check_token_ids(ids, self.config.get_text_config().vocab_size, check_values=False)
             if kwargs.get("past_key_values") is None:
                 check_masks(ids, kwargs.get("attention_mask"), kwargs.get("position_ids"))
@@ -55,7 +55,7 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         return super().generate(inputs, generation_config, **kwargs)
 
     def _encode_images_once(self, inputs: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
-        """Replace pixels in the arguments by `encoded_images` and an `image_index` that beams can repeat."""
+        """Replace pixels in the arguments by `encoded_images` and `image_index`, a tensor that beams may repeat."""
         names = ("pixel_values", "encoded_images", "image_index", "encoder_attention_mask")
         pixel_values, encoded_images, image_index, mask = (kwargs.pop(name, None) for name in names)
         encoded_images = self.model.choose_images(pixel_values, encoded_images, mask, kwargs.get("past_key_values"))
@@ -69,7 +69,7 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         kwargs |= {"encoded_images": encoded_images, "image_index": image_index}
 
     def _check_padding(self, ids: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
-        """Raise ValueError for right-padded prompts: each row must end in a real token, which generation continues."""
+        """Raise ValueError for right-padded prompts: generation continues the last token of each row."""
         mask, pad = kwargs.get("attention_mask"), self.config.get_text_config().pad_token_id
         if mask is None and pad is not None and isinstance(ids, torch.Tensor):
             mask = ids.ne(pad)
@@ -105,7 +105,7 @@ class TrafficVLMGenerationMixin(GenerationMixin):
     def _check_generated_positions(self, generation_config: Any, model_kwargs: dict[str, Any]) -> None:
         position_ids = model_kwargs["position_ids"]
         new_tokens = generation_config.max_new_tokens
-        if new_tokens is None:  # max_length counts the prompt's columns, unless the prompt came as embeddings
+        if new_tokens is None:  # max_length includes the prompt, except one given as embeddings
             columns = 0 if model_kwargs.get("inputs_embeds") is not None else position_ids.shape[-1]
             new_tokens = generation_config.max_length - columns
         prompt, limit = int(position_ids[..., -1].max()) + 1, self.config.max_position_embeddings
@@ -133,9 +133,9 @@ class TrafficVLMGenerationMixin(GenerationMixin):
             if hasattr(assistant, "encode_images"):
                 if encoded_images.pixel_values is None:
                     raise ValueError("An assistant encodes the image itself, but encoded_images has no pixel_values.")
-                own = assistant.encode_images(encoded_images.pixel_values)
-                model_kwargs["encoded_images"] = replace(own, attention_mask=encoded_images.attention_mask)
-            else:  # an assistant that reads text only
+                images = assistant.encode_images(encoded_images.pixel_values)
+                model_kwargs["encoded_images"] = replace(images, attention_mask=encoded_images.attention_mask)
+            else:  # a text-only assistant
                 for name in ("encoded_images", "image_index"):
                     model_kwargs.pop(name)
         return super()._get_candidate_generator(*args, model_kwargs=model_kwargs, **kwargs)

@@ -1,10 +1,9 @@
-"""Images of any kind become what a person sees, as RGB.
+"""Convert images of any kind to RGB, as an image viewer shows them.
 
 What is special here:
-- a photograph is turned upright (EXIF), and what is transparent shows white paper, not the colour that the file
-  happens to hold there;
-- 16-bit greys use their whole range, where Pillow alone would clip all but the darkest of them to white;
-- what cannot be read is an error that names the file or the array.
+- a photograph is rotated upright (EXIF), and transparent pixels become white, not the hidden color of the file;
+- 16-bit gray is scaled to 8 bits, where Pillow alone would clip values above 255 to white;
+- an image that cannot be read is an error that names the file or the array.
 """
 
 import base64
@@ -24,17 +23,17 @@ CHANNELS = (1, 3, 4)
 
 
 def to_rgb(image: Any, channels_first: bool | None = None) -> Image.Image:
-    """What a person sees of ``image``, as a PIL image of mode RGB.
+    """Convert ``image`` to a PIL image of mode RGB.
 
     Args:
         image: a PIL image of any mode, the path of an image file, a URL or base64 data, or an array or tensor of shape
-            [H,W], [H,W,C] or [C,H,W] with C of 1 (grey), 3 (RGB) or 4 (RGBA). Integers are 0..255 (``uint16``:
+            [H,W], [H,W,C] or [C,H,W] with C of 1 (gray), 3 (RGB) or 4 (RGBA). Integers are 0..255 (``uint16``:
             0..65535), booleans black and white, floats 0..1 or 0..255.
-        channels_first: how to read an array both of whose ends could be channels; by default a tensor is [C,H,W] and
-            an array [H,W,C].
+        channels_first: how to read an array whose first and last dimensions could both be channels; by default a
+            tensor is [C,H,W] and an array [H,W,C].
 
     Raises:
-        TypeError: the value is no image. ValueError: it cannot be read; the message names the file or the value.
+        TypeError: the value is not an image. ValueError: it cannot be read; the message names the file or the value.
     """
     if isinstance(image, np.ndarray | torch.Tensor):
         name = f"the {type(image).__name__} of shape {tuple(image.shape)}"
@@ -44,16 +43,16 @@ def to_rgb(image: Any, channels_first: bool | None = None) -> Image.Image:
         name = f"the image {os.fspath(image)[:200]!r}"
     else:
         raise TypeError(
-            f"an image is a PIL image, an array, a tensor or a path, got {type(image).__name__}: {image!r}"
+            f"an image must be a PIL image, an array, a tensor or a path, got {type(image).__name__}: {image!r}"
         )
     try:
         if isinstance(image, Image.Image):
-            return _as_seen(image)
+            return _convert(image)
         if isinstance(image, np.ndarray | torch.Tensor):
-            return _as_seen(_array_to_image(image, channels_first))
+            return _convert(_array_to_image(image, channels_first))
         with _open(image) as opened:
-            return _as_seen(opened)
-    except Exception as error:  # on broken bytes Pillow raises whatever the code of the format happens to raise
+            return _convert(opened)
+    except Exception as error:  # for damaged files, Pillow raises errors of any type
         raise (TypeError if isinstance(error, TypeError) else ValueError)(f"cannot read {name}: {error}") from error
 
 
@@ -62,34 +61,34 @@ def _open(source: str | os.PathLike) -> Image.Image:
     if os.path.isfile(name):
         return Image.open(name)
     if name.startswith(("http://", "https://")):
-        return load_image(name)  # as RGB already: the library does not hand the file's own mode on
+        return load_image(name)  # already RGB: the library does not return the mode of the file
     try:
         data = name.partition(",")[2] if name.startswith("data:image/") else name
         return Image.open(io.BytesIO(base64.b64decode("".join(data.split()), validate=True)))
     except Exception as error:
-        raise ValueError("no such file; it is neither a URL nor base64 image data either") from error
+        raise ValueError("no such file, and it is neither a URL nor base64 image data") from error
 
 
-def _as_seen(image: Image.Image) -> Image.Image:
+def _convert(image: Image.Image) -> Image.Image:
     if 0 in image.size:
         raise ValueError(f"it has no pixels: width x height is {image.width} x {image.height}")
     image.load()
     try:
-        turned = image.getexif().get(ORIENTATION, 1) != 1
-    except Exception:  # a broken EXIF block does not stop a person from seeing the picture
-        turned = False
-    if turned:
+        is_rotated = image.getexif().get(ORIENTATION, 1) != 1
+    except Exception:  # with a damaged EXIF block, the pixels are still readable
+        is_rotated = False
+    if is_rotated:
         image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I"):  # "I" has 32 bits, but files that open as "I" hold 16-bit greys
-        image = Image.fromarray(_to_bytes(np.asarray(image).clip(0, 65535).astype(np.uint16)))
+    if image.mode.startswith("I"):  # "I" has 32 bits, but files that open as "I" hold 16-bit gray
+        image = Image.fromarray(_to_uint8(np.asarray(image).clip(0, 65535).astype(np.uint16)))
     elif image.mode == "F":
-        image = Image.fromarray(_to_bytes(np.asarray(image)))
-    if image.mode in ("La", "RGBa"):  # colours multiplied with their opacity already
+        image = Image.fromarray(_to_uint8(np.asarray(image)))
+    if image.mode in ("La", "RGBa"):  # premultiplied alpha
         image = image.convert(image.mode.upper())
     if image.has_transparency_data:
-        paper = Image.new("RGBA", image.size, "white")
-        paper.alpha_composite(image.convert("RGBA"))
-        image = paper
+        background = Image.new("RGBA", image.size, "white")
+        background.alpha_composite(image.convert("RGBA"))
+        image = background
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
@@ -98,7 +97,7 @@ def _array_to_image(array: np.ndarray | torch.Tensor, channels_first: bool | Non
         channels_first = True if channels_first is None else channels_first
         array = (array.float() if array.dtype is torch.bfloat16 else array).detach().cpu().numpy()
     if array.ndim not in (2, 3) or array.size == 0:
-        raise ValueError("expected [H,W], [H,W,C] or [C,H,W], none of them zero")
+        raise ValueError("expected [H,W], [H,W,C] or [C,H,W], no dimension zero")
     if array.ndim == 3:
         first, last = array.shape[0] in CHANNELS, array.shape[-1] in CHANNELS
         if not first and not last:
@@ -107,11 +106,11 @@ def _array_to_image(array: np.ndarray | torch.Tensor, channels_first: bool | Non
             array = np.moveaxis(array, 0, -1)
         if array.shape[-1] == 1:
             array = array[..., 0]
-    return Image.fromarray(np.ascontiguousarray(_to_bytes(array)))
+    return Image.fromarray(np.ascontiguousarray(_to_uint8(array)))
 
 
-def _to_bytes(array: np.ndarray) -> np.ndarray:
-    """Pixels of any number type as 0..255. The type says in which range they come; of a float, the maximum does."""
+def _to_uint8(array: np.ndarray) -> np.ndarray:
+    """Scale pixels of any number type to 0..255. The type gives their range; floats are 0..1 or 0..255, by value."""
     kind = array.dtype.kind
     if array.dtype == np.uint8:
         return array
@@ -123,9 +122,9 @@ def _to_bytes(array: np.ndarray) -> np.ndarray:
     if not math.isfinite(low + high):
         raise ValueError("some pixels are NaN or infinite")
     top = 65535 if kind == "u" and array.dtype.itemsize == 2 else 255
-    if kind == "f" and low >= -0.05 and high <= 1.05:  # resizing overshoots a little
+    if kind == "f" and low >= -0.05 and high <= 1.05:  # resampling can overshoot slightly
         top, low, high = 1, 0.0, 1.0
     if low < 0 or high > top:
-        ranges = "0..1 or 0..255 (not normalised)" if kind == "f" else f"0..{top}"
-        raise ValueError(f"{array.dtype} pixels are {ranges}, got {low:g}..{high:g}")
+        ranges = "0..1 or 0..255 (not normalized)" if kind == "f" else f"0..{top}"
+        raise ValueError(f"{array.dtype} pixels must be in {ranges}, got {low:g}..{high:g}")
     return np.rint(array.astype(np.float32) * (255 / top)).clip(0, 255).astype(np.uint8)

@@ -1,9 +1,9 @@
-"""Masks and positions of the decoder, and the checks of its inputs.
+"""Masks and positions of the decoder, and checks of its inputs.
 
-A packed row and what its tokens see ("is it wet ? is it dark ?", every question with `[SOS]` in front):
+Example of a packed row, "is it wet ? is it dark ?" with `[SOS]` before each question:
 
-    segment_ids   1 1 1 1 1 2 2 2 2 2      token 7 sees 5, 6 and 7: not what comes later (causal),
-    position_ids  0 1 2 3 4 0 1 2 3 4      not the other question (segments), not padding (attention_mask)
+    segment_ids   1 1 1 1 1 2 2 2 2 2      token 7 reads tokens 5, 6 and 7, but no later tokens (causal),
+    position_ids  0 1 2 3 4 0 1 2 3 4      no other question (segment_ids) and no padding (attention_mask)
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from transformers import Cache, PreTrainedConfig
 from transformers.utils import is_torchdynamo_compiling
 
 
-WHOLE_NUMBERS = (torch.int64, torch.int32)  # what ids, positions and numbers of images may be
+INTEGER_DTYPES = (torch.int64, torch.int32)  # accepted for token ids, positions and image indices
 
 
 def check_inputs(
@@ -27,16 +27,16 @@ def check_inputs(
     past_key_values: Cache | None,
     output_attentions: bool | None,
 ) -> None:
-    """Raise `ValueError`, with both sides, unless the decoder's inputs fit each other and its configuration.
+    """Raise `ValueError` unless the decoder's inputs match each other and its configuration.
 
-    Values are read on the first step only: reading them breaks compiled graphs and makes a GPU wait.
+    Values are checked on the first step only: reading them breaks compiled graphs and makes the CPU wait for the GPU.
     """
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("Pass exactly one of input_ids and inputs_embeds.")
     implementation = config._attn_implementation
     if output_attentions and implementation != "eager":
         raise ValueError(
-            f"{implementation} attention does not keep its weights: load with attn_implementation='eager' for "
+            f"{implementation} attention does not return its weights: load with attn_implementation='eager' for "
             "output_attentions=True, or call attention_maps(), which works with every implementation."
         )
     past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
@@ -56,10 +56,10 @@ def check_inputs(
 
 
 def packed_mask(segment_ids: torch.Tensor, attention_mask: torch.Tensor | None, columns: int) -> torch.Tensor:
-    """Which columns each token of packed rows [B,L] sees: bool [B,1,L,columns], as in the drawing above.
+    """The columns that each token of packed rows [B,L] reads: bool [B,1,L,columns], as in the example above.
 
-    The library's mask functions are evaluated entry by entry, which takes longer than a decoder layer. A static cache
-    has columns beyond the row; no token sees them.
+    The library's mask functions are evaluated entry by entry, which takes longer than a decoder layer. Columns beyond
+    the row, which a static cache has, are hidden.
     """
     length = segment_ids.shape[1]
     seen = (segment_ids[:, :, None] == segment_ids[:, None]).tril()
@@ -69,55 +69,55 @@ def packed_mask(segment_ids: torch.Tensor, attention_mask: torch.Tensor | None, 
 
 
 def count_positions(text: torch.Tensor, attention_mask: torch.Tensor | None, past_length: int) -> torch.Tensor:
-    """Position of each token of text [B,L,...] in its sequence: the first real token is 0 under either padding.
+    """Position [B,L] or [1,L] of each token of text [B,L,...]; with left or right padding, the first real token is 0.
 
-    Counted from a mask [B, past + L] if there is one, else from the length of the cache. Returns [B,L] or [1,L].
+    Positions are counted from the mask [B, past + L], or without one from the length of the cache.
     """
     length = text.shape[1]
     if attention_mask is None or attention_mask.ndim != 2:
         return (torch.arange(length, device=text.device) + past_length)[None]
-    counted = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)  # pads before the first token stay at 0
+    counted = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)  # padding on the left gets 0
     return counted[:, past_length : past_length + length]
 
 
 def describe(tensor: torch.Tensor) -> str:
-    """A tensor as an error message names it: "int64 [2, 7]"."""
+    """Dtype and shape of a tensor for error messages: "int64 [2, 7]"."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def check_token_ids(input_ids: torch.Tensor, vocab_size: int, check_values: bool = True) -> None:
-    """Raise `ValueError` unless ids are whole numbers [B,L], at least one of them, and inside the vocabulary."""
-    if input_ids.dtype not in WHOLE_NUMBERS or input_ids.ndim != 2 or not input_ids.numel():
+    """Raise `ValueError` unless input_ids are integers [B,L] inside the vocabulary, at least one."""
+    if input_ids.dtype not in INTEGER_DTYPES or input_ids.ndim != 2 or not input_ids.numel():
         raise ValueError(f"input_ids must be int64 [rows,tokens], at least one token; got {describe(input_ids)}.")
     if check_values:
         low, high = (int(value) for value in input_ids.aminmax())
         if low < 0 or high >= vocab_size:
             raise ValueError(
-                f"input_ids must lie in [0, {vocab_size}), the vocabulary; got {low if low < 0 else high}."
+                f"input_ids must be in [0, {vocab_size}), the vocabulary; got {low if low < 0 else high}."
             )
 
 
 def check_labels(labels: torch.Tensor, logits: torch.Tensor, check_values: bool = True) -> None:
-    """Raise `ValueError` unless there is a label for each of logits [B,L,V], an id of the vocabulary or -100."""
+    """Raise `ValueError` unless labels are int64 [B,L] for logits [B,L,V], each a token id or -100."""
     rows, length, vocab_size = logits.shape
     if labels.shape != (rows, length) or labels.dtype != torch.int64:
-        raise ValueError(f"labels must be int64 [{rows},{length}] as the logits are, got {describe(labels)}.")
+        raise ValueError(f"labels must be int64 [{rows},{length}] to match the logits, got {describe(labels)}.")
     if not check_values:
         return
     wrong = labels[(labels != -100) & ((labels < 0) | (labels >= vocab_size))]
     if wrong.numel():
-        raise ValueError(f"labels must lie in [0, {vocab_size}) or be -100 (not learned), got {int(wrong[0])}.")
+        raise ValueError(f"labels must be in [0, {vocab_size}) or -100 (ignored), got {int(wrong[0])}.")
 
 
 def check_positions(position_ids: torch.Tensor, rows: int, length: int) -> None:
-    """Raise `ValueError` unless there is a whole number for each token, or one row of them for all rows."""
-    if position_ids.shape not in ((1, length), (rows, length)) or position_ids.dtype not in WHOLE_NUMBERS:
+    """Raise `ValueError` unless position_ids are integers [rows,length] or [1,length]."""
+    if position_ids.shape not in ((1, length), (rows, length)) or position_ids.dtype not in INTEGER_DTYPES:
         got = describe(position_ids)
-        raise ValueError(f"position_ids must be int64 [{rows},{length}] as the tokens are, got {got}.")
+        raise ValueError(f"position_ids must be int64 [{rows},{length}] to match the tokens, got {got}.")
 
 
 def check_image_mask(encoder_attention_mask: torch.Tensor | None, key: torch.Tensor) -> None:
-    """Raise `ValueError` unless the mask has a number for each image token, whose keys are [I,K,P,D]."""
+    """Raise `ValueError` unless the mask is None or [I,P], to match image keys [I,K,P,D]."""
     images, tokens = key.shape[0], key.shape[2]
     if encoder_attention_mask is not None and encoder_attention_mask.shape != (images, tokens):
         shape = list(encoder_attention_mask.shape)
@@ -133,11 +133,11 @@ def check_masks(
     has_cache: bool = False,
     attn_implementation: str = "eager",
 ) -> None:
-    """Raise `ValueError` unless the masks fit text [B,L,...] after `past_length` cached tokens."""
+    """Raise `ValueError` unless masks and positions match text [B,L,...] after `past_length` cached tokens."""
     rows, length = text.shape[:2]
     if attention_mask is not None and attention_mask.ndim != 4:
         columns, shape = int(past_length) + length, list(attention_mask.shape)
-        # A static cache has columns for tokens that are still to come; so may its mask.
+        # A static cache has columns for future tokens, and so may the mask.
         if len(shape) != 2 or shape[0] != rows or shape[1] < columns or (shape[1] > columns and not has_cache):
             raise ValueError(f"attention_mask must be [{rows},{columns}] (rows, cached and new tokens), got {shape}.")
     if position_ids is not None:
@@ -146,10 +146,10 @@ def check_masks(
         return
     if segment_ids.shape != (rows, length) or int(past_length) > 0:
         got = f"{list(segment_ids.shape)} with {int(past_length)} cached tokens"
-        raise ValueError(f"segment_ids must be [{rows},{length}] and without a filled cache, got {got}.")
+        raise ValueError(f"segment_ids must be [{rows},{length}] with an empty cache, got {got}.")
     if position_ids is None:
-        raise ValueError("segment_ids need position_ids that start again at 0 for each question, got None.")
+        raise ValueError("segment_ids need position_ids that start at 0 for each question, got None.")
     if attn_implementation not in ("eager", "sdpa"):
         raise ValueError(
-            f"Packed rows need a written-out mask, which {attn_implementation} does not take: use sdpa or eager."
+            f"Packed rows need a mask [B,1,L,S], which {attn_implementation} does not support: use sdpa or eager."
         )

@@ -1,14 +1,14 @@
-"""Traffic VLM: look at a traffic scene once, answer many questions about it.
+"""Traffic VLM: encode a traffic image once, answer many questions about it.
 
     pixel_values [I,3,224,224] → vision tower → [I,196,768] → projector → [I,196,512] ─┐ keys, values
     input_ids [B,L] → embeddings → 4 × (self-attention, cross-attention, feed-forward) ─┴→ norm → lm_head → [B,L,500]
 
 What is special here:
-- the image enters by cross-attention only: each layer projects keys and values of its own from it, once for each image
-  (`EncodedImages`), and every question, beam and generated token reads these;
+- the decoder reads the image by cross-attention only. Each layer projects keys and values once per image
+  (`EncodedImages`); all questions, beams and generated tokens share them;
 - grouped-query attention in both kinds of attention; RoPE on self-attention only; pre-norm, RMSNorm, SwiGLU;
-- several questions stand in one row ("packed"): `segment_ids` keep them apart, each starts at position 0;
-- `[PAD]` can neither be learned nor generated: its logit is masked in `forward`, its embedding stays zero.
+- a packed row holds several questions: `segment_ids` separate them, and each starts at position 0;
+- `[PAD]` is never learned or generated: `forward` masks its logit, and its embedding stays zero.
 
 Shapes: B rows of text, L tokens, I images, P image tokens (196), S keys to read (past + L of the text, or P), H query
 heads, K key/value heads, D head size, C hidden size, V vocabulary.
@@ -43,6 +43,7 @@ from .masking_traffic_vlm import (
     check_image_mask,
     check_inputs,
     check_labels,
+    check_token_ids,
     count_positions,
     packed_mask,
 )
@@ -89,7 +90,7 @@ class TrafficVLMMLP(nn.Module):
 def rotary_embedding(position_ids: torch.Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rotary:
     """Cosines and sines of position · theta^(-2i/D), each [B,1,L,D/2] (RoPE, https://arxiv.org/abs/2104.09864).
 
-    The frequencies are computed here rather than kept in a buffer: one that is not saved is garbage after
+    The frequencies are not kept in a buffer: a buffer that is not saved would be uninitialized after
     `from_pretrained`, and `model.to(bfloat16)` would round it.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=position_ids.device) / head_dim
@@ -100,7 +101,7 @@ def rotary_embedding(position_ids: torch.Tensor, head_dim: int, theta: float, dt
 def apply_rotary(x: torch.Tensor, rotary: Rotary, interleaved: bool = False) -> torch.Tensor:
     """Rotate pairs of head dimensions of x [B,H,L,D] by the angles of `rotary_embedding`.
 
-    Pairs are (i, i + D/2), or (2i, 2i + 1) when interleaved; the two differ by a permutation of the dimensions only.
+    Pairs are (i, i + D/2), or (2i, 2i + 1) if interleaved; the two layouts are permutations of each other.
     """
     cos, sin = rotary
     first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
@@ -113,8 +114,8 @@ def attention_weights(
 ) -> torch.Tensor:
     """softmax(q kᵀ · scaling + mask) [B,H,L,S] in float32, of query [B,H,L,D] and key [B,K,S,D].
 
-    Each of the K key heads serves H/K neighboring query heads. attention_mask: [B,1,L,S], added to the scores; or
-    bool, False where a query must not look.
+    Each of the K key heads is shared by H/K consecutive query heads. attention_mask: [B,1,L,S], added to the scores;
+    or bool, False at keys that a query must not read.
     """
     key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)  # [B,K,S,D] → [B,H,S,D]
     scores = query @ key.transpose(2, 3) * scaling  # [B,H,L,S]
@@ -125,7 +126,7 @@ def attention_weights(
     if attention_mask is None:
         return scores.softmax(dim=-1, dtype=torch.float32)
     weights = scores.masked_fill(~attention_mask, lowest).softmax(dim=-1, dtype=torch.float32)
-    return weights.masked_fill(~attention_mask, 0.0)  # a row with nothing to see reads nothing, as in sdpa
+    return weights.masked_fill(~attention_mask, 0.0)  # all zero if every key is hidden, as in sdpa
 
 
 def eager_attention_forward(
@@ -138,7 +139,7 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention written out: weights · values, of query [B,H,L,D], key and value [B,K,S,D].
+    """Eager attention: weights · values, of query [B,H,L,D], key and value [B,K,S,D].
 
     Returns:
         the attended values [B,L,H,D] and the attention weights [B,H,L,S].
@@ -150,7 +151,7 @@ def eager_attention_forward(
 
 
 class TrafficVLMAttention(nn.Module):
-    """Grouped-query attention (https://arxiv.org/abs/2305.13245); the two kinds below differ in keys and values."""
+    """Grouped-query attention (https://arxiv.org/abs/2305.13245), the base of self-attention and cross-attention."""
 
     def __init__(self, config: TrafficVLMTextConfig, layer_idx: int, key_value_size: int):
         super().__init__()
@@ -177,7 +178,7 @@ class TrafficVLMAttention(nn.Module):
 
 
 class TrafficVLMSelfAttention(TrafficVLMAttention):
-    """Each token reads itself and the tokens before it in its question."""
+    """Causal attention: each token reads itself and the earlier tokens of its question."""
 
     is_causal = True
 
@@ -196,13 +197,13 @@ class TrafficVLMSelfAttention(TrafficVLMAttention):
         key = apply_rotary(self.split_heads(self.k_proj(hidden_states)), rotary, self.config.rope_interleaved)
         value = self.split_heads(self.v_proj(hidden_states))
         if past_key_values is not None:
-            # [B,K,L,D] → [B,K,past+L,D]: of all tokens so far, with keys rotated to the place that they keep
+            # [B,K,L,D] → [B,K,past+L,D]; cached keys are already rotated
             key, value = past_key_values.update(key, value, self.layer_idx)
         return self.attend(query, key, value, attention_mask, **kwargs)
 
 
 class TrafficVLMCrossAttention(TrafficVLMAttention):
-    """Each token reads the whole image. Image tokens carry their place already, so there is no RoPE here."""
+    """Each token reads the whole image, without RoPE: image tokens already contain their position."""
 
     is_causal = False
 
@@ -210,14 +211,16 @@ class TrafficVLMCrossAttention(TrafficVLMAttention):
         super().__init__(config, layer_idx, key_value_size=cast(int, config.encoder_hidden_size))
 
     def project(self, encoder_hidden_states: torch.Tensor) -> KeyValues:
-        """Keys and values [B,K,P,D] of image tokens [B,P,encoder_hidden_size]: all that a question needs of them."""
+        """Keys and values [B,K,P,D] of image tokens [B,P,encoder_hidden_size], computed once per image."""
         key, value = self.k_proj(encoder_hidden_states), self.v_proj(encoder_hidden_states)
         return self.split_heads(key), self.split_heads(value)
 
     def attention_weights(
         self, hidden_states: torch.Tensor, key: torch.Tensor, attention_mask: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Attention weights [B,H,L,P] in float32 of states [B,L,C] on image keys [B,K,P,D], with any implementation.
+        """Attention weights [B,H,L,P] in float32 of states [B,L,C] on image keys [B,K,P,D].
+
+        Works with every attention implementation, because it computes the weights itself.
 
         attention_mask: [B,P], 0 at hidden image tokens.
         """
@@ -236,7 +239,8 @@ class TrafficVLMCrossAttention(TrafficVLMAttention):
 
 
 class TrafficVLMDecoderLayer(GradientCheckpointingLayer):
-    """
+    """One layer of the decoder, pre-norm:
+
     x ─┬─ norm ─ self-attention ──(+)─┬─ norm ─ cross-attention ──(+)─┬─ norm ─ feed-forward ──(+)─→
        └───────────────────────────┘  └────────────↑───────────────┘  └─────────────────────────┘
                                           image keys, values
@@ -256,7 +260,7 @@ class TrafficVLMDecoderLayer(GradientCheckpointingLayer):
     def forward(
         self,
         x: torch.Tensor,
-        image_key: torch.Tensor | None,  # positional, as reentrant checkpointing tracks gradients of those only
+        image_key: torch.Tensor | None,  # positional: reentrant checkpointing needs it for gradients
         image_value: torch.Tensor | None,
         rotary: Rotary,
         attention_mask: torch.Tensor | None = None,
@@ -264,7 +268,7 @@ class TrafficVLMDecoderLayer(GradientCheckpointingLayer):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """From x [B,L,C], image keys and values [B,K,P,D], masks [B,1,L,S] of text and [B,1,L,P] of image: [B,L,C]."""
+        """x [B,L,C], image keys and values [B,K,P,D], masks [B,1,L,S] of text and [B,1,L,P] of image → x [B,L,C]."""
         text = (rotary, attention_mask, past_key_values)
         image = (image_key, image_value, encoder_attention_mask)
         x = x + self.dropout(self.self_attn(self.self_attn_norm(x), *text, **kwargs)[0])
@@ -274,6 +278,8 @@ class TrafficVLMDecoderLayer(GradientCheckpointingLayer):
 
 
 class TrafficVLMPreTrainedModel(PreTrainedModel):
+    """Base class of all models: loading, attention backends and access to the decoder."""
+
     config_class: Any = TrafficVLMConfig
     base_model_prefix = "model"
     input_modalities: tuple[str, ...] = ("image", "text")
@@ -285,23 +291,23 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
-    # Layers that training adds: checkpoints hold them, and so do weights of version 0.1.
+    # Heads used in training only, found in training checkpoints and in weights of version 0.1.
     _keys_to_ignore_on_load_unexpected = [r"^(cell|training)_head\."]
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As in the library; warns once if the processor computes the loaded dtype slowly."""
+        """As in the library; warns once if the weights are bfloat16 and the CPU computes them slowly."""
         loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         is_avx2 = torch.backends.cpu.get_cpu_capability() == "AVX2"
         if model.device.type == "cpu" and model.dtype == torch.bfloat16 and is_avx2:
             logger.warning_once(
-                "This processor has no fast bfloat16: float32 is several times as fast. Load with dtype=torch.float32."
+                "bfloat16 is slow on this CPU (AVX2): float32 is several times faster. Load with dtype=torch.float32."
             )
         return loaded
 
     def get_decoder(self) -> "TrafficVLMTextModel":
-        """The text decoder, wherever this class keeps it."""
+        """The text decoder of any of the models."""
         base: Any = getattr(self, "model", self)
         return getattr(base, "text_model", base)
 
@@ -313,7 +319,7 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
 
 
 class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
-    """The text decoder, with image tokens or, as a plain language model, without."""
+    """The text decoder. Without an image it is a plain language model."""
 
     config_class = TrafficVLMTextConfig
     input_modalities = ("text",)
@@ -325,7 +331,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
 
     def __init__(self, config: TrafficVLMTextConfig):
         super().__init__(config)
-        config.check_fields()  # again, as they can be set one by one after the configuration was built
+        config.check_fields()  # again, because fields may have been changed since the configuration was built
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         self.layers: Any = nn.ModuleList(TrafficVLMDecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = TrafficVLMRMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -349,18 +355,19 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """
+        """Compute the last hidden states [B,L,C] of text, optionally about an image.
+
         Args:
-            input_ids: [B,L], or inputs_embeds [B,L,C].
+            input_ids: [B,L]; or pass inputs_embeds [B,L,C].
             attention_mask: [B, past + L], 0 at padding (left or right); or a prepared mask [B,1,L,S].
-            position_ids: [B,L]; else counted from the mask, else from the length of the cache.
-            encoder_hidden_states: image tokens [B,P,encoder_hidden_size], needed until the cache holds them.
-            encoder_attention_mask: [B,P], 0 at image tokens to hide; kept with the cache for later steps.
-            encoded_images: one image per row from `encode_images`, in place of encoder_hidden_states.
-            segment_ids: [B,L], number of the question that a token belongs to; tokens of other questions are not seen.
+            position_ids: [B,L]; by default counted from the mask, or without one from the length of the cache.
+            encoder_hidden_states: image tokens [B,P,encoder_hidden_size], needed until the cache holds the image.
+            encoder_attention_mask: [B,P], 0 at image tokens to hide; the cache keeps it for later steps.
+            encoded_images: one image per row from `encode_images`, instead of encoder_hidden_states.
+            segment_ids: [B,L], the question that each token belongs to; tokens of other questions are hidden.
 
         Raises:
-            ValueError: shapes or values that do not fit, naming both sides.
+            ValueError: invalid shapes or values; the message names what was expected and what came.
         """
         check_inputs(
             self.config,
@@ -374,7 +381,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         )
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        if use_cache and past_key_values is None:  # the decorator replaces None by the configuration's value
+        if use_cache and past_key_values is None:  # the decorator has replaced None by the config's value
             past_key_values = TrafficVLMCache(config=self.config)
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
         if position_ids is None:
@@ -411,7 +418,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         segment_ids: torch.Tensor | None,
         past_key_values: Cache | None,
     ) -> Any:
-        """Which tokens each token reads: itself and those before it, without padding and other questions."""
+        """The mask of self-attention: a token reads itself and earlier tokens, no padding and no other question."""
         if segment_ids is None:
             return create_causal_mask(self.config, inputs_embeds, attention_mask, past_key_values=past_key_values)
         length = segment_ids.shape[1]
@@ -421,14 +428,14 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
     def image_mask(
         self, inputs_embeds: torch.Tensor, encoder_attention_mask: torch.Tensor | None, key_values: Any
     ) -> Any:
-        """Which image tokens the text reads, from a mask [B,P]; None for all."""
+        """The mask of cross-attention from encoder_attention_mask [B,P]; None if all image tokens are visible."""
         if encoder_attention_mask is None:
             return None
         return create_bidirectional_mask(
             config=self.config,
             inputs_embeds=inputs_embeds,
             attention_mask=encoder_attention_mask,
-            encoder_hidden_states=key_values[0][0][:, 0],  # [B,P,D], read for its shape
+            encoder_hidden_states=key_values[0][0][:, 0],  # [B,P,D], only its shape is used
         )
 
     def project_image_tokens(self, encoder_hidden_states: torch.Tensor) -> tuple[KeyValues, ...]:
@@ -451,7 +458,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
     ) -> tuple[Any, torch.Tensor | None]:
         """Keys and values [B,K,P,D] of the image for every layer (None without an image), and its mask [B,P].
 
-        The cache keeps them from the first step on; later images are ignored.
+        The first step stores them in the cache; later steps read them there and ignore other images.
         """
         if holds_image(past_key_values):
             if encoder_attention_mask is None:
@@ -462,7 +469,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         elif encoder_hidden_states is not None:
             key_values = self.project_image_tokens(encoder_hidden_states)
         elif encoder_attention_mask is not None:
-            raise ValueError("encoder_attention_mask was passed without an image.")
+            raise ValueError("encoder_attention_mask needs an image: encoder_hidden_states or encoded_images.")
         else:
             return [(None, None)] * self.config.num_hidden_layers, None
         rows = key_values[0][0].shape[0]
@@ -485,8 +492,8 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
     def __init__(self, config: TrafficVLMConfig):
         super().__init__(config)
         config.check_fields()
-        own = config.vision_config.model_type == TrafficVLMVisionModel.config_class.model_type
-        build_tower = TrafficVLMVisionModel._from_config if own else AutoModel.from_config
+        is_custom = config.vision_config.model_type == TrafficVLMVisionModel.config_class.model_type
+        build_tower = TrafficVLMVisionModel._from_config if is_custom else AutoModel.from_config
         self.vision_tower = build_tower(config.vision_config)
         self.projector = nn.Linear(config.vision_config.hidden_size, config.text_config.hidden_size)
         self.text_model = TrafficVLMTextModel._from_config(config.text_config)
@@ -497,11 +504,11 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
         """Run the vision tower and the projector on pixels [I,3,224,224].
 
         Returns:
-            `pooler_output`: projected image tokens [I,P,C]; `last_hidden_state`: those of the tower. With
-            `output_hidden_states=True` and a tower of transformers also its `hidden_states`.
+            `pooler_output`: projected image tokens [I,P,C]; `last_hidden_state`: image tokens before the projector.
+            With `output_hidden_states=True` and a tower of transformers also `hidden_states`.
 
         Raises:
-            ValueError: pixels of another shape, or not finite.
+            ValueError: pixels of another shape, or NaN or infinite pixels.
         """
         vision = self.config.vision_config
         channels, (height, width) = getattr(vision, "num_channels", 3), height_and_width(vision.image_size)
@@ -531,21 +538,25 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
         encoder_attention_mask: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """
+        """Compute the last hidden states [B,L,C] of text about images.
+
         Args:
-            input_ids: [B,L], or inputs_embeds [B,L,C]; they, the masks and `**kwargs` are those of the decoder.
-            pixel_values: [I,3,224,224], or encoded_images from `encode_images`; neither is a plain language model.
-            image_index: [B], the image that each row asks about; left out when row i asks about image i.
+            input_ids: [B,L]; or pass inputs_embeds [B,L,C]. These, the masks and `**kwargs` are the decoder's.
+            pixel_values: [I,3,224,224]; or pass encoded_images from `encode_images`. With neither, the decoder is a
+                plain language model.
+            image_index: [B], index of the image of each row; not needed if row i is about image i.
             encoder_attention_mask: [I,P], 0 at image tokens to hide.
         """
         images = self.choose_images(pixel_values, encoded_images, encoder_attention_mask, past_key_values)
         if images is not None:
+            if input_ids is not None:
+                check_token_ids(input_ids, self.config.text_config.vocab_size, check_values=False)
             text = input_ids if input_ids is not None else inputs_embeds
             rows = images.rows(image_index, 0 if text is None else text.shape[0])
             kwargs["encoded_images"] = rows
         elif image_index is not None and not holds_image(past_key_values):
             raise ValueError("image_index needs pixel_values or encoded_images.")
-        # Settings of the model's config apply to the decoder, too.
+        # Settings of the full model's config also apply to the decoder.
         for name, default in (("use_cache", True), ("output_hidden_states", False), ("output_attentions", False)):
             if kwargs.get(name) is None and getattr(self.config, name, default) != default:
                 kwargs[name] = not default
@@ -554,7 +565,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
 
 
 class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
-    """The language-model head, for the decoder alone and for the full model."""
+    """Base class with the language-model head, for the decoder alone and for the full model."""
 
     def __init__(self, config: TrafficVLMConfig | TrafficVLMTextConfig):
         super().__init__(config)
@@ -562,7 +573,7 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
         self.lm_head = nn.Linear(text_config.hidden_size, text_config.vocab_size, bias=False)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Raw logits [...,V] of states [...,C]; `[PAD]` has the lowest number of the dtype, so it gets no gradient."""
+        """Logits [...,V] of states [...,C]; that of `[PAD]` is the minimum of the dtype, so it gets no gradient."""
         logits, pad_token_id = self.lm_head(hidden_states), self.config.get_text_config().pad_token_id
         if pad_token_id is not None:
             logits[..., pad_token_id] = torch.finfo(logits.dtype).min
@@ -575,7 +586,7 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
         logits_to_keep: int | torch.Tensor,
         **kwargs: Any,
     ) -> CausalLMOutputWithCrossAttentions:
-        """Logits, and with labels [B,L] the mean cross-entropy of each next token that is not labelled -100."""
+        """Logits, and with labels [B,L] the mean cross-entropy of the next tokens whose label is not -100."""
         hidden_states = outputs.last_hidden_state
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.compute_logits(hidden_states[:, keep])
@@ -583,7 +594,7 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
         if labels is not None:
             check_labels(labels, logits, check_values=not is_torchdynamo_compiling())
             text_config = self.config.get_text_config()
-            labels = labels.masked_fill(labels == text_config.pad_token_id, -100)  # it cannot be learned
+            labels = labels.masked_fill(labels == text_config.pad_token_id, -100)  # its logit is masked
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=text_config.vocab_size, **kwargs)
         return CausalLMOutputWithCrossAttentions(
             loss=loss,
@@ -623,7 +634,7 @@ class TrafficVLMForCausalLM(TrafficVLMLanguageModel, TrafficVLMGenerationMixin):
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithCrossAttentions:
-        """As `TrafficVLMTextModel.forward`; labels [B,L], -100 ignored; logits_to_keep: last tokens, or positions."""
+        """As `TrafficVLMTextModel.forward`; labels [B,L], -100 is ignored; logits_to_keep: last tokens, or indices."""
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -656,7 +667,7 @@ class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMGene
     def __init__(self, config: TrafficVLMConfig):
         super().__init__(config)
         self.model = TrafficVLMModel(config)
-        # The library's 20 would cut sentences, and the 256 of its pipelines pass `max_position_embeddings`.
+        # The library's default of 20 truncates sentences; 256, that of pipelines, exceeds max_position_embeddings.
         self.generation_config.max_new_tokens = MAX_NEW_TOKENS
         self.post_init()
 
@@ -679,9 +690,9 @@ class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMGene
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithCrossAttentions:
-        """As `TrafficVLMModel.forward`; labels [B,L], -100 ignored; logits_to_keep: last tokens, or positions.
+        """As `TrafficVLMModel.forward`; labels [B,L], -100 is ignored; logits_to_keep: last tokens, or indices.
 
-        question_ends is part of what the processor gives for packed rows; `score_yes_no` reads it, this does not.
+        question_ends is accepted because the processor returns it for packed rows; only `score_yes_no` uses it.
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -702,7 +713,7 @@ class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMGene
 
 
 class TrafficVLMForSequenceClassification(TrafficVLMPreTrainedModel, ImageReader):
-    """The full model with a linear classification head on the last real token of each question; 0 is no, 1 is yes."""
+    """The full model with a linear classification head on the last token of each question; class 1 is yes."""
 
     def __init__(self, config: TrafficVLMConfig):
         super().__init__(config)
@@ -721,7 +732,7 @@ class TrafficVLMForSequenceClassification(TrafficVLMPreTrainedModel, ImageReader
         labels: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutputWithPast:
-        """Logits [N,num_labels] of N questions, those of packed rows one after the other; labels [N].
+        """Logits [N,num_labels] of N questions; in packed rows they follow row by row. labels: [N].
 
         The other arguments are those of `TrafficVLMModel.forward`.
         """
@@ -734,7 +745,7 @@ class TrafficVLMForSequenceClassification(TrafficVLMPreTrainedModel, ImageReader
         loss = None
         if labels is not None:
             if labels.shape[:1] != logits.shape[:1]:
-                raise ValueError(f"labels must be [{len(logits)}], one a question, got {list(labels.shape)}.")
+                raise ValueError(f"labels must be [{len(logits)}], one per question, got {list(labels.shape)}.")
             loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
         return SequenceClassifierOutputWithPast(
             loss=loss,

@@ -13,7 +13,7 @@ import nox
 
 RELEASES = ["5.5", "5.10", "5.16", "5.18", "5.23"]
 # These tests do not use transformers.
-WITHOUT_TRANSFORMERS = ["questions", "readers", "scene", "synthetic"]
+WITHOUT_TRANSFORMERS = ["questions", "formats", "scene", "synthetic"]
 
 
 @nox.session(reuse_venv=True)

@@ -1,12 +1,12 @@
-"""The processor of Traffic VLM: images and questions, as people have them, become the tensors that the model reads.
+"""The processor of Traffic VLM: turns images and questions into the tensors that the model reads.
 
 What is special here:
 - A prompt is ``[SOS] words ?`` without ``[EOS]``. Closing punctuation is replaced by one ``?``, so that "Is there a
   car", "Is there a car?" and "Is there a car ?" are the same prompt, and every answer follows the same token.
-- One image serves many questions. A row of ``input_ids`` is one question, and ``image_index`` says which image it asks
-  about; with ``packed=True`` a row is one image, all its questions standing one after the other.
-- An image becomes what a person sees: turned upright, on white where it is transparent, 16-bit greys at full range.
-- Nothing is swallowed: unknown words, misspelt options and questions too long for the model are named.
+- One image can have many questions. A row of ``input_ids`` is one question, and ``image_index`` is the index of its
+  image; with ``packed=True`` a row holds several questions about one image, one after the other.
+- Images of any kind become RGB: rotated upright, on a white background where transparent, 16-bit gray at full range.
+- Nothing is dropped silently: unknown words, misspelled options and questions that are too long are reported.
 """
 
 import math
@@ -55,52 +55,54 @@ DECISION_TEMPLATE = """\
 {{- bos_token ~ " " ~ (found.words | join(" ")).rstrip(" .?!…。？！") ~ " ?" -}}
 """
 
-MAX_WIDTH = 1_000_000  # tokens of a padded row: more is a typing error, and fills the memory
-ROW_TOKENS = 512  # of a packed row: attention costs L², but time and memory should grow linearly with the questions
-IGNORED_LABEL = -100  # torch.nn.functional.cross_entropy skips it
-QUESTION_END = " .?!…。？！"  # what is taken off the end of a question before the one "?" is put there
-CONTROL_MARKERS = str.maketrans("", "", "\U000f0000\U000f0001")  # chat templates wrap control tokens of users in them
+MAX_WIDTH = 1_000_000  # tokens of a padded row; a wider row is a mistake and would exhaust the memory
+ROW_TOKENS = 512  # of a packed row. Attention costs L²; with a limit, the cost grows linearly with the questions
+IGNORED_LABEL = -100  # ignored by torch.nn.functional.cross_entropy
+QUESTION_END = " .?!…。？！"  # removed from the end of a question and replaced by one "?"
+# Chat templates put these characters around control tokens in user text.
+CONTROL_MARKERS = str.maketrans("", "", "\U000f0000\U000f0001")
 TEXT_OPTIONS = frozenset(
     "padding padding_side truncation max_length pad_to_multiple_of return_attention_mask add_special_tokens "
     "sanitize_control_tokens verbose".split()
 )
 
-Segment = tuple[list[int], list[int]]  # the ids of one prompt, and of its answer (empty where nothing is learned)
+Segment = tuple[list[int], list[int]]  # the ids of one prompt and of its answer (empty without answers)
 
 
-def _is_mark(character: str) -> bool:
-    """Whether a character is a space or punctuation, and no word (an emoji is one, though nobody knows it)."""
+def _is_space_or_punctuation(character: str) -> bool:
+    """Whether a character is a space or punctuation. An emoji is neither: it counts as an unknown word."""
     return character.isspace() or unicodedata.category(character).startswith("P")
 
 
 def _image_list(images: Any) -> list[Any]:
-    """One image, a list, a batch of arrays [I,...] or, as chat templates send them, rows of one image each."""
+    """Images as a list, from one image, a list, a batch [I,...] or, from chat templates, nested lists of one image."""
     if isinstance(images, np.ndarray | torch.Tensor) and images.ndim == 4:
         images = list(images)
     if not isinstance(images, list | tuple):
         return [images]
     if not images:
-        raise ValueError("`images` is an empty list; expected at least one image, or None for text alone")
+        raise ValueError("`images` is an empty list; expected at least one image, or None for text only")
     for row, image in enumerate(images):
         if isinstance(image, list | tuple) and len(image) != 1:
             raise ValueError(f"row {row} of `images` holds {len(image)} images; a question is about exactly one image")
     return [image[0] if isinstance(image, list | tuple) else image for image in images]
 
 
-def _form(value: Any) -> str:
+def _nesting(value: Any) -> str:
+    """How strings are nested, as named in error messages."""
     nested = isinstance(value, list | tuple) and any(isinstance(row, list | tuple) for row in value)
     return "one string" if isinstance(value, str) else "a nested list" if nested else "a flat list"
 
 
 def _rows(value: Any, name: str) -> list[list[str]]:
-    """``text`` or ``suffix`` as one list of strings per image."""
+    """``text`` or ``suffix`` as one list of strings per image. Errors call the argument `name`."""
     if isinstance(value, str):
         return [[value]]
     if not isinstance(value, list | tuple):
         raise TypeError(
-            f"`{name}` is a string, a list or a nested list of strings, got {type(value).__name__}: {value!r}"
+            f"`{name}` must be a string, a list or a nested list of strings, got {type(value).__name__}: {value!r}"
         )
-    nested = _form(value) == "a nested list"
+    nested = _nesting(value) == "a nested list"
     rows = []
     for row in value:
         if nested and not isinstance(row, list | tuple):
@@ -114,19 +116,20 @@ def _rows(value: Any, name: str) -> list[list[str]]:
     return rows
 
 
-def _match_images(text: Any, rows: list[list[str]], images: list[Any]) -> None:
+def _check_image_count(text: Any, rows: list[list[str]], images: list[Any]) -> None:
+    """Raise `ValueError` unless there is one list of questions per image."""
     if len(rows) == len(images):
         return
     hint = ""
-    if len(images) == 1 and _form(text) == "a flat list":
+    if len(images) == 1 and _nesting(text) == "a flat list":
         hint = "; to ask one image several questions, nest them: text=[[question, question, ...]]"
-    unit = "lists of questions" if _form(text) == "a nested list" else "questions"
+    unit = "lists of questions" if _nesting(text) == "a nested list" else "questions"
     more = "more" if len(rows) > len(images) else "fewer"
     raise ValueError(f"{more} {unit} than images: {len(rows)} in `text` for {len(images)} in `images`{hint}")
 
 
 def _split_in_order(lengths: list[int], limit: int) -> list[list[int]]:
-    """Indices of questions in rows of at most `limit` tokens (at least one question), in their order."""
+    """Split questions, in order, into rows of at most `limit` tokens or one longer question; returns indices."""
     rows: list[list[int]] = []
     used = limit
     for index, length in enumerate(lengths):
@@ -139,7 +142,7 @@ def _split_in_order(lengths: list[int], limit: int) -> list[list[int]]:
 
 
 def _first_fit(lengths: list[int], limit: int) -> list[list[int]]:
-    """Indices of questions in rows of at most `limit` tokens: the longest first, each into the first row with room."""
+    """Put questions, longest first, into the first row that stays within `limit` tokens; returns indices."""
     rows: list[list[int]] = []
     room: list[int] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
@@ -153,61 +156,61 @@ def _first_fit(lengths: list[int], limit: int) -> list[list[int]]:
 
 
 def _pack(images: list[list[Segment]], row_tokens: int | str) -> list[list[list[int]]]:
-    """For each image the indices of the questions of each of its packed rows, see `row_tokens` of the processor."""
+    """For each image, the indices of the questions in each packed row; `row_tokens` as in the processor's call."""
     lengths = [[len(prompt) + len(answer) for prompt, answer in questions] for questions in images]
     if row_tokens != "fit":
         return [_split_in_order(row, int(row_tokens)) for row in lengths]
-    # One width for all rows of the batch: the one with the fewest tokens, padding included.
+    # All rows of the batch have the same width: choose the one with the fewest tokens in total, including padding.
     widths = range(max(map(max, lengths)), max(map(sum, lengths)) + 1, 4)
     layouts = ([_first_fit(row, width) for row in lengths] for width in widths)
     return min(zip(widths, layouts), key=lambda pair: pair[0] * sum(map(len, pair[1])))[1]
 
 
 def _lay_out(rows: list[list[Segment]], pad_id: int, width: int, left: bool) -> dict[str, list[list[int]]]:
-    """Rows of segments as padded rows of ids, [R,L] each but for ``question_ends`` [R,Q].
+    """Build the text inputs of rows of segments, padded to `width`: [R,L] each, and ``question_ends`` [R,Q].
 
-    Two questions of two tokens and one answer, in a row of width 8, padded left::
+    Example: two questions of two tokens, the second with an answer, in a row of width 8 padded on the left::
 
         input_ids     [PAD] [PAD] [SOS] ? [SOS] ? yes [EOS]      question_ends 3 5
         position_ids    0     0     0   1   0   1  2    3
         segment_ids     0     0     1   1   2   2  2    2
     """
-    most = max(map(len, rows))
+    max_questions = max(map(len, rows))
     data: dict[str, list[list[int]]] = {}
     for row in rows:
         ids: list[int] = []
         labels: list[int] = []
         positions: list[int] = []
-        numbers: list[int] = []
+        segments: list[int] = []
         ends: list[int] = []
-        for number, (prompt, answer) in enumerate(row, start=1):
+        for segment, (prompt, answer) in enumerate(row, start=1):
             ends.append(len(ids) + len(prompt) - 1)
             ids += prompt + answer
             labels += [IGNORED_LABEL] * len(prompt) + answer
             positions += range(len(prompt) + len(answer))
-            numbers += [number] * (len(prompt) + len(answer))
+            segments += [segment] * (len(prompt) + len(answer))
         pads = max(0, width - len(ids))
         for name, values, filler in (
             ("input_ids", ids, pad_id),
             ("attention_mask", [1] * len(ids), 0),
             ("labels", labels, IGNORED_LABEL),
             ("position_ids", positions, 0),
-            ("segment_ids", numbers, 0),
+            ("segment_ids", segments, 0),
         ):
             fill = [filler] * pads
             data.setdefault(name, []).append(fill + values if left else values + fill)
         shift = pads if left else 0
-        data.setdefault("question_ends", []).append([end + shift for end in ends] + [-1] * (most - len(ends)))
+        data.setdefault("question_ends", []).append([end + shift for end in ends] + [-1] * (max_questions - len(ends)))
     return data
 
 
 class TrafficVLMProcessor(ProcessorMixin):
-    """Puts an image processor and the tokenizer together.
+    """Combine an image processor and the tokenizer.
 
     Args:
-        image_processor: a library image processor giving [I,3,224,224].
+        image_processor: an image processor of transformers that returns pixels [I,3,224,224].
         tokenizer: the `TrafficVLMTokenizer`.
-        chat_template: a Jinja template; by default the text of the last user message as a prompt.
+        chat_template: a Jinja template; by default it makes a prompt of the last user message's text.
     """
 
     def __init__(self, image_processor: Any, tokenizer: Any, chat_template: str | None = None, **kwargs: Any):
@@ -222,12 +225,12 @@ class TrafficVLMProcessor(ProcessorMixin):
         trust_remote_code: bool | None = None,
         **kwargs: Any,
     ) -> TrafficVLMTokenizer:
-        # The class beside this file: who has the processor's code runs no other code out of the folder to load it.
+        # Use the class imported above, so that loading the tokenizer runs no further code from the folder.
         return TrafficVLMTokenizer.from_pretrained(pretrained_model_name_or_path, subfolder=subfolder, **kwargs)
 
     @property
     def model_input_names(self) -> list[str]:
-        """What one question about one image gives; other calls add to it, see `__call__`."""
+        """The inputs for one question about one image; `__call__` lists what other calls add."""
         return ["input_ids", "attention_mask", "pixel_values"]
 
     def __call__(
@@ -243,37 +246,37 @@ class TrafficVLMProcessor(ProcessorMixin):
         audio: None = None,
         **kwargs: Any,
     ) -> BatchFeature:
-        """Turns I images and N questions about them into model inputs.
+        """Turn I images and N questions about them into model inputs.
 
         Args:
-            images: one image or a list, see `to_rgb` for what an image may be. Without images the text stands alone;
-                nested text then still counts its rows as images, for use with images encoded before.
-            text: a question (I = 1), a list with one question per image, or a list of lists with any number each.
-            suffix: the answers, shaped as ``text``, to learn from.
-            packed: rows hold several questions about one image.
-            row_tokens: the most tokens of a packed row; an image with more gets several rows. "fit" reorders the
-                questions of an image into rows with the fewest tokens in total, for training.
-            on_unknown: "warn", "raise" or "ignore" words that are not in the vocabulary.
-            return_tensors: "pt", "np" or None for lists.
-            kwargs: ``truncation=True`` shortens what is longer than ``max_length`` (at most
-                ``tokenizer.model_max_length``, per question) in place of raising; ``padding`` (by default True where
-                tensors are returned), ``padding_side``, ``pad_to_multiple_of``; the options of the image processor;
-                each also inside ``text_kwargs``, ``images_kwargs`` or ``common_kwargs``.
+            images: one image or a list of images; `to_rgb` lists the accepted types. With None, only text inputs are
+                returned; each list of nested text then belongs to one image, such as an image encoded earlier.
+            text: a question (I = 1), a list of one question per image, or one list of questions per image.
+            suffix: the answers to train on, with the same shape as ``text``.
+            packed: whether a row holds several questions about one image.
+            row_tokens: maximum number of tokens of a packed row; an image with more gets several rows. "fit" reorders
+                the questions of an image into rows with the fewest tokens in total, for training.
+            on_unknown: "warn", "raise" or "ignore" if words are not in the vocabulary.
+            return_tensors: "pt", "np", or None for lists.
+            kwargs: ``truncation=True`` shortens questions longer than ``max_length`` (at most
+                ``tokenizer.model_max_length``) instead of raising; ``padding`` (by default True if tensors are
+                returned), ``padding_side``, ``pad_to_multiple_of``; the options of the image processor. All are also
+                accepted in ``text_kwargs``, ``images_kwargs`` or ``common_kwargs``.
 
         Returns:
             ``pixel_values`` [I,3,224,224] float32 and, all int64,
 
-            - rows are questions: ``input_ids``, ``attention_mask`` [N,L], ``image_index`` [N], the image of each row
-              (left out where every image has exactly one question);
+            - one question per row: ``input_ids``, ``attention_mask`` [N,L], and ``image_index`` [N], the index of each
+              row's image (left out if every image has exactly one question);
             - packed: ``input_ids``, ``attention_mask`` [R,L], ``position_ids`` [R,L] starting at 0 for each question,
-              ``segment_ids`` [R,L] the number of the question in its row (from 1; 0 at padding), ``question_ends``
-              [R,Q] the column of each prompt's last token (-1 where a row has fewer than Q questions), and, unless
-              row i holds all questions about image i, ``image_index`` [R]; with "fit" also ``question_index`` [R,Q],
-              the index of each question among those of its image;
-            - with ``suffix``: ``labels``, shaped as ``input_ids``: the answer and ``[EOS]``, elsewhere -100.
+              ``segment_ids`` [R,L], the number of the question in its row (from 1; 0 at padding), ``question_ends``
+              [R,Q], the column of each prompt's last token (-1 if a row has fewer than Q questions), and, unless row i
+              holds all questions about image i, ``image_index`` [R]; with "fit" also ``question_index`` [R,Q], the
+              index of each question among those of its image;
+            - with ``suffix``: ``labels``, with the shape of ``input_ids``: the answer and ``[EOS]``, elsewhere -100.
 
         Raises:
-            ValueError, TypeError: naming the value that does not fit and what was expected.
+            ValueError, TypeError: an invalid argument; the message names the value and what was expected.
         """
         if videos is not None or audio is not None:
             raise ValueError("Traffic VLM reads images and text; `videos` and `audio` are not supported")
@@ -282,61 +285,61 @@ class TrafficVLMProcessor(ProcessorMixin):
         if text is None and suffix is not None:
             raise ValueError("`suffix` holds the answers to the questions in `text`, but `text` is None")
         if row_tokens != "fit" and (not isinstance(row_tokens, int) or row_tokens < 1):
-            raise ValueError(f'row_tokens is a positive integer or "fit", got {row_tokens!r}')
+            raise ValueError(f'row_tokens must be a positive integer or "fit", got {row_tokens!r}')
         if on_unknown not in ("warn", "raise", "ignore"):
-            raise ValueError(f'on_unknown is "warn", "raise" or "ignore", got {on_unknown!r}')
+            raise ValueError(f'on_unknown must be "warn", "raise" or "ignore", got {on_unknown!r}')
         text_options, image_options, return_tensors = self._split_options(dict(kwargs), return_tensors)
-        pictures = None if images is None else _image_list(images)
+        image_list = None if images is None else _image_list(images)
         data: dict[str, Any] = {}
         if text is not None:
             rows = _rows(text, "text")
-            if pictures is not None:
-                _match_images(text, rows, pictures)
+            if image_list is not None:
+                _check_image_count(text, rows, image_list)
             segments = self._segments(rows, self._answers(text, rows, suffix), on_unknown, text_options)
             text_options.setdefault("padding", return_tensors is not None)
             data = self._text_inputs(segments, suffix is not None, row_tokens if packed else None, text_options)
-        if pictures is not None:
-            data["pixel_values"] = self._pixels(pictures, return_tensors, image_options)
+        if image_list is not None:
+            data["pixel_values"] = self._pixels(image_list, return_tensors, image_options)
         return BatchFeature(data, tensor_type=return_tensors)
 
     def _split_options(self, given: dict, return_tensors: str | None) -> tuple[dict, dict, str | None]:
-        """Sorts keyword arguments by who reads them: the text, the images, or nobody, which is a TypeError."""
+        """Split keyword arguments into text options, image options and return_tensors; others raise TypeError."""
         image_options = getattr(self.image_processor, "valid_kwargs", ImagesKwargs).__annotations__
         known = {"text_kwargs": TEXT_OPTIONS, "images_kwargs": frozenset(image_options)}
         options: dict[str, dict] = {"text_kwargs": {}, "images_kwargs": {}}
-        if "padding" in self.tokenizer.init_kwargs:  # a tokenizer that was made with its own way of padding
-            made_with = self.tokenizer.init_kwargs
-            options["text_kwargs"] = {name: made_with[name] for name in ("padding", "max_length") if name in made_with}
+        if "padding" in self.tokenizer.init_kwargs:  # padding set when the tokenizer was created
+            defaults = self.tokenizer.init_kwargs
+            options["text_kwargs"] = {name: defaults[name] for name in ("padding", "max_length") if name in defaults}
         groups = {name: dict(given.pop(name, None) or {}) for name in ("common_kwargs", *known)}
         for group, members in [*groups.items(), ("", given)]:
             return_tensors = members.pop("return_tensors", None) or return_tensors
             for name, value in members.items():
-                homes = [home for home in known if name in known[home] and group in ("", "common_kwargs", home)]
+                targets = [key for key in known if name in known[key] and group in ("", "common_kwargs", key)]
                 from_library = name in TextKwargs.__annotations__ or name in ProcessingKwargs.__annotations__
-                if not homes and not (from_library and not value):  # switched off, it asks for nothing
+                if not targets and not (from_library and not value):  # the library passes options that are off
                     raise TypeError(f"unexpected keyword argument `{name}`{f' in `{group}`' if group else ''}")
-                for home in homes:
-                    if not group and name in groups[home]:
-                        raise ValueError(f"`{name}` was passed twice: as a keyword argument and in `{home}`")
-                    options[home][name] = value
+                for target in targets:
+                    if not group and name in groups[target]:
+                        raise ValueError(f"`{name}` was passed twice: as a keyword argument and in `{target}`")
+                    options[target][name] = value
         return options["text_kwargs"], options["images_kwargs"], return_tensors
 
     def _pixels(self, images: list[Any], return_tensors: str | None, options: dict) -> Any:
         layout = options.pop("input_data_format", None)
         channels_first = None if layout is None else str(getattr(layout, "value", layout)) == "channels_first"
         pictures = [to_rgb(image, channels_first) for image in images]
-        # Resized here: twice as fast for a large picture, and the same pixels with and without torchvision. The image
-        # processor then finds nothing left to resize.
+        # Resize here instead of in the image processor: this is twice as fast for a large image, and the pixels are
+        # the same with and without torchvision.
         size = get_size_dict(options.get("size") or self.image_processor.size)
         resample = options.get("resample", self.image_processor.resample)
         if options.get("do_resize", self.image_processor.do_resize) and {"height", "width"} <= set(size):
             pictures = [picture.resize((size["width"], size["height"]), resample) for picture in pictures]
-        # Said, not inferred: a picture one or three pixels high would be taken for one with channels first.
+        # Set explicitly: the library would mistake an image of 1 or 3 rows for one with channels first.
         options["input_data_format"] = "channels_last"
         return self.image_processor(pictures, return_tensors=return_tensors, **options)["pixel_values"]
 
     def _question_words(self, question: str) -> str:
-        """The question without what the prompt puts there itself: a leading ``[SOS]`` and the closing punctuation."""
+        """The question without a leading ``[SOS]`` and closing punctuation, which the prompt adds itself."""
         question = question.strip().removeprefix(self.tokenizer.bos_token or "").translate(CONTROL_MARKERS)
         return " ".join(question.split()).rstrip(QUESTION_END)
 
@@ -345,34 +348,34 @@ class TrafficVLMProcessor(ProcessorMixin):
             return None
         answers = _rows(suffix, "suffix")
         sizes = [len(row) for row in rows], [len(row) for row in answers]
-        if _form(text) != _form(suffix) or sizes[0] != sizes[1]:
+        if _nesting(text) != _nesting(suffix) or sizes[0] != sizes[1]:
             raise ValueError(
-                f"`suffix` is shaped as `text`: {_form(text)} of {sizes[0]} questions per image was given with "
-                f"{_form(suffix)} of {sizes[1]} answers"
+                f"`suffix` must have the shape of `text`: `text` is {_nesting(text)} with {sizes[0]} questions per "
+                f"image, `suffix` is {_nesting(suffix)} with {sizes[1]} answers"
             )
         return answers
 
     def _tokenize(self, texts: list[str]) -> list[list[int]]:
-        # Special tokens are split: "[PAD]" or "[EOS]" in the text of a user are words like any other.
-        how = {"add_special_tokens": False, "split_special_tokens": True, "return_attention_mask": False}
-        distinct = list(dict.fromkeys(texts))  # often the same questions are asked about many images
-        ids = self.tokenizer(distinct, padding=False, truncation=False, verbose=False, **how)["input_ids"]
+        # Split special tokens, so that "[PAD]" or "[EOS]" in user text become ordinary words.
+        options = {"add_special_tokens": False, "split_special_tokens": True, "return_attention_mask": False}
+        distinct = list(dict.fromkeys(texts))  # many images often have the same questions
+        ids = self.tokenizer(distinct, padding=False, truncation=False, verbose=False, **options)["input_ids"]
         ids_of = dict(zip(distinct, ids))
         return [ids_of[text] for text in texts]
 
     def _segments(
         self, rows: list[list[str]], answer_rows: list[list[str]] | None, on_unknown: str, options: dict
     ) -> list[list[Segment]]:
-        """The ids of each prompt and answer, all encoded by one call of the tokenizer."""
+        """The ids of each prompt and answer, one list per image; the tokenizer is called once for all texts."""
         tokenizer = self.tokenizer
         typed = [question for row in rows for question in row]
         questions = [self._question_words(question) for question in typed]
         answers = [answer.strip() for row in answer_rows or [] for answer in row]
         ids = self._tokenize(questions + answers)
-        for number, (string, words) in enumerate(zip(questions + answers, ids)):
-            is_answer = number >= len(typed)
-            if not words or (not is_answer and all(map(_is_mark, string))):
-                name, value = ("suffix", string) if is_answer else ("text", typed[number])
+        for index, (string, words) in enumerate(zip(questions + answers, ids)):
+            is_answer = index >= len(typed)
+            if not words or (not is_answer and all(map(_is_space_or_punctuation, string))):
+                name, value = ("suffix", string) if is_answer else ("text", typed[index])
                 raise ValueError(f"`{name}` has an empty string: {value!r}; expected words")
         if on_unknown != "ignore" and any(tokenizer.unk_token_id in words for words in ids):
             self._report_unknown(questions + answers, on_unknown)
@@ -380,9 +383,9 @@ class TrafficVLMProcessor(ProcessorMixin):
         longest = min(tokenizer.model_max_length, options.get("max_length") or math.inf)
         start, end = [tokenizer.bos_token_id], [tokenizer.convert_tokens_to_ids("?")]
         segments = []
-        for number, string in enumerate(typed):
-            words = ids[number]
-            answer = [*ids[len(typed) + number], tokenizer.eos_token_id] if answers else []
+        for index, string in enumerate(typed):
+            words = ids[index]
+            answer = [*ids[len(typed) + index], tokenizer.eos_token_id] if answers else []
             size = len(words) + len(answer) + 2
             if size > longest and options.get("truncation") not in (None, False, "do_not_truncate"):
                 words = words[: max(0, len(words) - (size - longest))]
@@ -390,7 +393,7 @@ class TrafficVLMProcessor(ProcessorMixin):
             if size > longest:
                 what = "prompt and answer" if answers else "prompt"
                 raise ValueError(
-                    f"question {number} has {size} tokens ({what}), at most {longest} are allowed: {string[:80]!r}... "
+                    f"question {index} has {size} tokens ({what}), at most {longest} are allowed: {string[:80]!r}... "
                     "(truncation=True shortens the question)"
                 )
             segments.append((start + words + end, answer))
@@ -398,9 +401,9 @@ class TrafficVLMProcessor(ProcessorMixin):
         return [[next(ordered) for _ in row] for row in rows]
 
     def _text_inputs(
-        self, images: list[list[Segment]], learned: bool, row_tokens: int | str | None, options: dict
+        self, images: list[list[Segment]], with_labels: bool, row_tokens: int | str | None, options: dict
     ) -> dict[str, Any]:
-        """Inputs of the questions about each image: packed into rows, or with row_tokens=None one question per row."""
+        """The text inputs: questions packed into rows, or one question per row if `row_tokens` is None."""
         packed = row_tokens is not None
         if row_tokens is None:
             layout = [[[i] for i in range(len(row))] for row in images]
@@ -415,17 +418,18 @@ class TrafficVLMProcessor(ProcessorMixin):
             if padding == "max_length":
                 width = max(width, options.get("max_length") or self.tokenizer.model_max_length)
             elif padding not in (True, "longest"):
-                raise ValueError(f'padding is True, False, "longest", "max_length" or "do_not_pad", got {padding!r}')
+                choices = 'True, False, "longest", "max_length" or "do_not_pad"'
+                raise ValueError(f"padding must be {choices}, got {padding!r}")
             multiple = options.get("pad_to_multiple_of") or 1
             width = -(-width // multiple) * multiple
             if width > MAX_WIDTH:
                 raise ValueError(f"rows would be padded to {width:,} tokens; the limit is {MAX_WIDTH:,}")
         side = options.get("padding_side") or self.tokenizer.padding_side
         if side not in ("left", "right"):
-            raise ValueError(f'padding_side is "left" or "right", got {side!r}')
+            raise ValueError(f'padding_side must be "left" or "right", got {side!r}')
         data: dict[str, Any] = _lay_out(rows, self.tokenizer.pad_token_id, width, left=side == "left")
         unused = [] if packed else ["position_ids", "segment_ids", "question_ends"]
-        unused += [] if learned else ["labels"]
+        unused += [] if with_labels else ["labels"]
         unused += ["attention_mask"] if options.get("return_attention_mask") is False else []
         for name in unused:
             del data[name]
@@ -449,14 +453,14 @@ class TrafficVLMProcessor(ProcessorMixin):
         return list(found.values())
 
     def unknown_words(self, text: str | Sequence[str]) -> list[str]:
-        """The words that are not in the vocabulary, as they were typed, each once, in order of appearance."""
+        """The words that are not in the vocabulary, as typed, each once, in order of appearance."""
         rows = _rows(text, "text") if text else []
         return self._find_unknown([self._question_words(item) for row in rows for item in row])
 
     def apply_chat_template(self, conversation: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in the library; messages whose content is a string can be tokenised in all its versions."""
+        """As in the library; also tokenizes messages whose content is a string, with every version of transformers."""
 
-        # In transformers 5.5 the search for images expects every content to be a list of blocks.
+        # transformers 5.5 looks for images and expects each content to be a list of blocks.
         def as_blocks(value: Any) -> Any:
             if isinstance(value, list | tuple):
                 return [as_blocks(item) for item in value]
@@ -469,20 +473,20 @@ class TrafficVLMProcessor(ProcessorMixin):
     def post_process_yes_no(
         self, probabilities: Sequence[Any], text: str | Sequence[str] | Sequence[Sequence[str]], threshold: float = 0.5
     ) -> list[list[dict[str, Any]]]:
-        """What `score_yes_no` returned, for people.
+        """Turn the result of `score_yes_no` into answers with their questions.
 
         Args:
             probabilities: one 1-D tensor of P(yes) per image.
             text: the questions, as given to the processor.
-            threshold: the least P(yes) that is answered with "yes".
+            threshold: the minimum P(yes) for the answer "yes".
 
         Returns:
-            per image, a list of ``{"question", "answer", "probability"}``; the probability is P(yes), whatever the
-            answer: a question answered "no" with 0.1 is one whose "no" has 0.9.
+            per image, a list of ``{"question", "answer", "probability"}``. The probability is P(yes) for both
+            answers: "no" with 0.1 means that "no" has probability 0.9.
         """
         rows = _rows(text, "text")
         if len(rows) != len(probabilities):
-            raise ValueError(f"`text` asks about {len(rows)} images, but `probabilities` is for {len(probabilities)}")
+            raise ValueError(f"`text` is about {len(rows)} images, but `probabilities` is for {len(probabilities)}")
         results = []
         for image, (questions, scores) in enumerate(zip(rows, probabilities)):
             values = torch.as_tensor(scores, dtype=torch.float64).flatten().tolist()
@@ -502,10 +506,10 @@ class TrafficVLMProcessor(ProcessorMixin):
     def post_process_image_text_to_text(
         self, generated_outputs: Any, skip_special_tokens: bool = True, **kwargs: Any
     ) -> list[str]:
-        """Ids [N,L] as N texts.
+        """Decode ids [N,L] to N texts.
 
-        A prompt without an answer ends in "? ", with the space that stands before an answer: whoever takes the prompt
-        off the front of a whole text, as the ``image-text-to-text`` pipeline does, is left with "yes", not " yes".
+        A prompt without an answer ends in "? ", including the space before an answer. The ``image-text-to-text``
+        pipeline removes the prompt from the start of the full text, and so gets "yes", not " yes".
         """
         if len(generated_outputs) and np.ndim(generated_outputs[0]) == 0:  # one row of ids [L]
             generated_outputs = [generated_outputs]
@@ -515,7 +519,7 @@ class TrafficVLMProcessor(ProcessorMixin):
     def save_pretrained(
         self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any
     ) -> list[str]:
-        """As in the library, with the template of the ``decision`` pipeline beside the chat template."""
+        """As in the library; also saves the template of the ``decision`` pipeline."""
         files = super().save_pretrained(str(save_directory))
         (Path(save_directory) / "decision_template.jinja").write_text(DECISION_TEMPLATE, encoding="utf-8")
         if push_to_hub:

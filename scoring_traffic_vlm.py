@@ -1,7 +1,7 @@
-"""Encode an image once, ask many questions: yes/no questions scored in packed rows, attention maps of words.
+"""Encoded images, P(yes) of many questions, and attention maps.
 
-A question is answered at its last token: P(yes) = softmax([l_no, l_yes] / temperature)[1], from the logits of `[NO]`
-and `[YES]` there. Logits are computed at those tokens only.
+P(yes) = softmax([l_no, l_yes] / temperature)[1], where l_no and l_yes are the logits of `[NO]` and `[YES]` at the last
+token of a question. Logits are computed at these tokens only.
 """
 
 import threading
@@ -15,27 +15,27 @@ from transformers import Cache
 from transformers.utils import is_torchdynamo_compiling
 
 from .cache_traffic_vlm import KeyValues, holds_image
-from .masking_traffic_vlm import WHOLE_NUMBERS, check_image_mask, describe
+from .masking_traffic_vlm import INTEGER_DTYPES, check_image_mask, check_token_ids, describe
 
 
 def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
-    """Height and width of images or patches; a configuration gives one number for a square."""
+    """Height and width of images or patches from a configuration, where one number means a square."""
     height, width = (size, size) if isinstance(size, int) else size
     return height, width
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedImages:
-    """What is computed once per image: projected cross-attention keys and values. Made by `model.encode_images`.
+    """Cross-attention keys and values of images, computed once per image by `model.encode_images`.
 
-    Not a tensor on purpose: `generate()` repeats every tensor argument for beams. Images must not be repeated beside
-    an `image_index` that is.
+    This is deliberately not a tensor: `generate()` repeats every tensor argument for beams. It must repeat
+    `image_index` but not the images.
 
     Attributes:
         key_values: for each decoder layer the keys and values of I images, each [I,K,P,D].
-        weights_version: of the weights that computed them (see `ImageEncoder.weights_version`), to refuse images of
-            another model or of other weights; None to accept any.
-        attention_mask: [I,P], 1 for image tokens to read and 0 for hidden ones, or None for all.
+        weights_version: identifies the weights that computed them (see `ImageEncoder.weights_version`), so that a
+            model rejects images encoded by other weights; None disables the check.
+        attention_mask: [I,P], 0 at hidden image tokens; None if all are visible.
         pixel_values: [I,3,H,W] as given; an assistant model encodes them with its own vision tower.
     """
 
@@ -48,7 +48,7 @@ class EncodedImages:
         return self.key_values[0][0].shape[0]
 
     def __deepcopy__(self, memo: dict) -> "EncodedImages":
-        return self  # immutable, so copies (assisted decoding makes them) share it
+        return self  # immutable; assisted decoding copies its arguments
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "EncodedImages":
         optional = (self.attention_mask, self.pixel_values)
@@ -67,19 +67,19 @@ class EncodedImages:
         return replace(self, key_values=tuple((key.to(dtype), value.to(dtype)) for key, value in self.key_values))
 
     def __getitem__(self, index: int | slice | list[int] | torch.Tensor) -> "EncodedImages":
-        """Some of the images, in the order of `index`: an integer, a slice, a list or a tensor of integers."""
+        """Select images by an integer, a slice, or a list or tensor of integers."""
         if isinstance(index, int):
             if not -len(self) <= index < len(self):
-                raise IndexError(f"image {index} of {len(self)}")
+                raise IndexError(f"image index {index} is out of range for {len(self)} images")
             index = slice(index, index + 1 or None)
         return self._map(lambda tensor: tensor[index])
 
     @staticmethod
     def join(parts: Sequence["EncodedImages"]) -> "EncodedImages":
-        """Concatenate images that were encoded separately, to ask about all of them in one pass.
+        """Concatenate images that were encoded separately, for questions about all of them in one pass.
 
         Raises:
-            ValueError: no parts; parts with and without an attention mask; parts of different models.
+            ValueError: no parts; some parts with an attention mask and some without; parts of different models.
         """
         if not parts:
             raise ValueError("There are no encoded images to join.")
@@ -104,13 +104,13 @@ class EncodedImages:
         return self.key_values[0][0].device
 
     def rows(self, image_index: torch.Tensor | None, batch_size: int) -> "EncodedImages":
-        """The image of each of `batch_size` rows of text: image i for row i, or as `image_index` says."""
+        """One image for each of `batch_size` rows of text: image `image_index[i]` for row i, or by default image i."""
         chosen = self.check_index(image_index, batch_size)
         check_image_mask(self.attention_mask, self.key_values[0][0])
         return self if image_index is None else replace(self, pixel_values=None)[chosen]
 
     def check_index(self, image_index: torch.Tensor | None, batch_size: int) -> torch.Tensor:
-        """The index of each row's image [batch_size]; None means that row i asks about image i.
+        """Check and return the index [batch_size] of each row's image; None means image i for row i.
 
         Raises:
             ValueError: another number of rows, or an index out of range.
@@ -123,18 +123,18 @@ class EncodedImages:
                 )
             return torch.arange(batch_size, device=self.device)
         image_index = torch.as_tensor(image_index, device=self.device)
-        if image_index.shape != (batch_size,) or image_index.dtype not in WHOLE_NUMBERS:
+        if image_index.shape != (batch_size,) or image_index.dtype not in INTEGER_DTYPES:
             got = describe(image_index)
             raise ValueError(f"image_index must be int64 [{batch_size}], one index per row, got {got}.")
         if not is_torchdynamo_compiling():
             low, high = (int(value) for value in image_index.aminmax())
             if low < 0 or high >= images:
-                raise ValueError(f"image_index must lie in [0, {images}), got {low if low < 0 else high}.")
+                raise ValueError(f"image_index must be in [0, {images}), got {low if low < 0 else high}.")
         return image_index
 
 
 class ImageEncoder:
-    """Makes `EncodedImages` in the model without a head, and refuses those of other weights."""
+    """Part of the model without a head: encodes images, and rejects images encoded by other weights."""
 
     config: Any
     device: Any
@@ -144,15 +144,15 @@ class ImageEncoder:
     get_image_features: Callable[..., Any]
 
     def encode(self, pixel_values: torch.Tensor, attention_mask: torch.Tensor | None = None) -> EncodedImages:
-        """Run the vision tower and project keys and values for every decoder layer, with gradients where enabled."""
+        """Encode pixels [I,3,H,W]: vision tower, then keys and values of every decoder layer, with gradients."""
         image_tokens = self.get_image_features(pixel_values, return_dict=True).pooler_output
         key_values = self.text_model.project_image_tokens(image_tokens)
         return EncodedImages(key_values, attention_mask=attention_mask, pixel_values=pixel_values)
 
     def weights_version(self) -> int:
-        """A number that changes when a weight or buffer that encoded images depend on is replaced or written to.
+        """A number that changes when a weight or buffer used to encode images is replaced or modified in place.
 
-        It reads no values: torch counts the in-place writes to each tensor. It holds within one process.
+        It does not read the values: torch counts the in-place changes of each tensor. It is valid within one process.
         """
         cross_attention = [layer.cross_attn for layer in self.text_model.layers]
         parts = [self.vision_tower, self.projector, *(p for c in cross_attention for p in (c.k_proj, c.v_proj))]
@@ -166,12 +166,12 @@ class ImageEncoder:
         encoder_attention_mask: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
     ) -> EncodedImages | None:
-        """The images to read: pixels encoded now, or checked encoded images.
+        """Encode the pixels, or check the encoded images.
 
-        None without images, and if the cache holds images already: then those are read.
+        Returns None without images, and if the cache already holds images, which are then used.
 
         Raises:
-            ValueError: both kinds of images, or images of other weights. TypeError: not `EncodedImages`.
+            ValueError: pixels and encoded images, or images of other weights. TypeError: not `EncodedImages`.
         """
         if pixel_values is not None and encoded_images is not None:
             raise ValueError("Pass either pixel_values or encoded_images, not both.")
@@ -184,16 +184,16 @@ class ImageEncoder:
         if not is_torchdynamo_compiling() and encoded_images.weights_version is not None:
             if encoded_images.weights_version != self.weights_version():
                 raise ValueError("encoded_images come from another model, or from weights that have changed since.")
-            encoded_images = replace(encoded_images, weights_version=None)  # checked once, not in every inner pass
+            encoded_images = replace(encoded_images, weights_version=None)  # check once, not in every later pass
         if encoder_attention_mask is not None:
             encoded_images = replace(encoded_images, attention_mask=encoder_attention_mask)
-        if not torch.is_autocast_enabled(self.device.type):  # they may have been encoded under autocast
+        if not torch.is_autocast_enabled(self.device.type):  # the images may come from an autocast block
             encoded_images = encoded_images.cast(self.projector.weight.dtype)
         return encoded_images
 
 
 class ImageReader:
-    """What the full models share, whatever their head."""
+    """Methods that the full models share: encoding images, states of questions, attention maps."""
 
     config: Any
     device: Any
@@ -204,7 +204,7 @@ class ImageReader:
     def encode_images(
         self, pixel_values: torch.Tensor, encoder_attention_mask: torch.Tensor | None = None
     ) -> EncodedImages:
-        """Encode images [I,3,224,224] once; pass the result as `encoded_images=` in place of pixels, many times.
+        """Encode images [I,3,224,224] once, to pass as `encoded_images=` instead of pixels in many calls.
 
         encoder_attention_mask [I,P] hides image tokens where it is 0. No gradients are kept.
         """
@@ -226,10 +226,10 @@ class ImageReader:
         attention_mask: torch.Tensor | None,
         question_ends: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """States [N,C] at the last real token of each of N questions; packed rows are read one after the other."""
+        """States [N,C] at the last token of each of N questions, without padding; packed rows follow one another."""
         if question_ends is not None:
-            rows, numbers = (question_ends >= 0).nonzero(as_tuple=True)
-            return hidden_states[rows, question_ends[rows, numbers]]
+            rows, questions = (question_ends >= 0).nonzero(as_tuple=True)
+            return hidden_states[rows, question_ends[rows, questions]]
         if attention_mask is None:
             return hidden_states[:, -1]
         columns = torch.arange(1, hidden_states.shape[1] + 1, device=attention_mask.device)
@@ -246,17 +246,17 @@ class ImageReader:
         heads: list[int] | None = None,
         **inputs: Any,
     ) -> torch.Tensor:
-        """Where each word looks: cross-attention averaged over layers and heads (all by default).
+        """Cross-attention maps of each token, averaged over layers and heads (all by default).
 
-        Works with every attention implementation: the weights are computed beside the model's own attention.
+        Works with every attention implementation: the weights are computed in addition to the model's attention.
 
         Args:
-            input_ids, pixel_values, attention_mask, **inputs: what the processor gives, packed or not; or
-                `encoded_images` in place of pixels.
+            input_ids, pixel_values, attention_mask, **inputs: the output of the processor, packed or not; or
+                `encoded_images` instead of pixels.
             layers, heads: indices of the layers and query heads to average over.
 
         Returns:
-            [B,L,h,w] in float32, [14,14] patches for each token; a map sums to 1, that of padding is 0.
+            [B,L,h,w] in float32, [14,14] patches for each token; a map sums to 1, that of padding is all 0.
 
         Raises:
             ValueError: no image, or a layer or head that does not exist.
@@ -267,8 +267,8 @@ class ImageReader:
         if encoded_images is None:
             raise ValueError("attention_maps needs pixel_values or encoded_images.")
         text_config = self.config.get_text_config()
-        layers = _check_numbers("layers", layers, text_config.num_hidden_layers)
-        heads = _check_numbers("heads", heads, text_config.num_attention_heads)
+        layers = _check_indices("layers", layers, text_config.num_hidden_layers)
+        heads = _check_indices("heads", heads, text_config.num_attention_heads)
         attention_mask = self.padding_mask(input_ids) if attention_mask is None else attention_mask
         image_index = inputs.pop("image_index", None)
         visible = encoded_images.rows(image_index, input_ids.shape[0]).attention_mask
@@ -276,7 +276,7 @@ class ImageReader:
         caller = threading.get_ident()
 
         def record(module: Any, args: tuple[torch.Tensor, ...], output: Any) -> None:
-            if threading.get_ident() != caller:  # hooks run for the forward passes of all threads
+            if threading.get_ident() != caller:  # hooks also run in forward passes of other threads
                 return
             maps.append(module.attention_weights(*args[:2], visible)[:, heads].mean(1))
 
@@ -291,7 +291,7 @@ class ImageReader:
                 handle.remove()
         weights = torch.stack(maps).mean(0) * attention_mask[..., None]  # [B,L,P]
         rows, columns = self._grid()
-        return weights[..., -rows * columns :].unflatten(-1, (rows, columns))  # after a class token, if there is one
+        return weights[..., -rows * columns :].unflatten(-1, (rows, columns))  # drops a leading class token
 
     def _grid(self) -> tuple[int, int]:
         """Rows and columns of the vision tower's grid of image tokens."""
@@ -300,22 +300,27 @@ class ImageReader:
         return height // patch[0], width // patch[1]
 
 
+def yes_probability(logits: torch.Tensor, config: Any) -> torch.Tensor:
+    """P(yes) = softmax([l_no, l_yes] / temperature)[1] in float32, of logits [...,V], with a full model's config."""
+    text_config = config.get_text_config()
+    no_yes = logits[..., [text_config.no_token_id, text_config.yes_token_id]].float()
+    return (no_yes / config.yes_no_temperature).softmax(-1)[..., 1]
+
+
 class YesNoScorer(ImageReader):
     """P(yes) of many questions in one pass of the decoder."""
 
     compute_logits: Callable[[torch.Tensor], torch.Tensor]
 
     def yes_probability(self, logits: torch.Tensor) -> torch.Tensor:
-        """P(yes) [...] in float32 of logits [...,V] at the last token of a question, with the config's temperature."""
-        text_config = self.config.get_text_config()
-        no_yes = logits[..., [text_config.no_token_id, text_config.yes_token_id]].float()
-        return (no_yes / self.config.yes_no_temperature).softmax(-1)[..., 1]
+        """P(yes) [...] in float32 of logits [...,V] at the last token of a question, see the function of this name."""
+        return yes_probability(logits, self.config)
 
     @torch.no_grad()
     def score_yes_no(self, *args: Any, **inputs: Any) -> list[torch.Tensor]:
-        """P(yes) of every question: for each image a float32 tensor, in the order in which its questions were given.
+        """P(yes) of every question: one float32 tensor [Q] per image, its Q questions in the given order.
 
-        Takes what `question_logits` takes, with the same errors.
+        Arguments and errors are those of `question_logits`.
         """
         return [self.yes_probability(logits) for logits in self.question_logits(*args, **inputs)]
 
@@ -333,25 +338,29 @@ class YesNoScorer(ImageReader):
         encoder_attention_mask: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
     ) -> list[torch.Tensor]:
-        """Raw logits [Q,V] of the first word of every answer: one tensor per image, its Q questions in their order.
+        """Logits of the first token of every answer: one tensor [Q,V] per image, its Q questions in the given order.
 
-        Takes the output of the processor, packed (several questions per row) or not; `image_index` names
-        their images), with pixels or `encoded_images`. Answers marked by labels are not read.
+        Takes the output of the processor, packed (several questions per row) or not, with pixels or `encoded_images`.
+        `image_index` holds the index of each row's image. Answers, which have labels, are ignored.
 
         Raises:
-            ValueError: no image; images that do not fit the rows; packed rows without `question_ends`, `position_ids`;
-                labels of whole rows.
+            ValueError: no image; a number of images that does not match the rows; packed rows without `question_ends`
+                or `position_ids`; labels that cover a whole row.
         """
         encoded_images = self.model.choose_images(pixel_values, encoded_images, encoder_attention_mask)
         if encoded_images is None:
             raise ValueError("Questions need pixel_values or encoded_images.")
+        check_token_ids(input_ids, self.config.get_text_config().vocab_size, check_values=False)
+        for name, tensor in (("attention_mask", attention_mask), ("labels", labels)):
+            if tensor is not None and tensor.shape != input_ids.shape:
+                raise ValueError(f"{name} must be {list(input_ids.shape)} like input_ids, got {describe(tensor)}.")
         image_index = encoded_images.check_index(image_index, input_ids.shape[0])
         attention_mask = self.padding_mask(input_ids) if attention_mask is None else attention_mask
         if segment_ids is None:
-            if labels is not None:  # the question is followed by its answer, whose tokens have labels
+            if labels is not None:  # hide answers: their tokens have labels
                 attention_mask = attention_mask * (labels < 0)
                 if not bool(attention_mask.any(1).all()):
-                    raise ValueError("labels must be -100 at the questions, these leave a row without one.")
+                    raise ValueError("labels must be -100 at the tokens of questions; a row has no such token.")
             text = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
             logits = self._end_logits(encoded_images, image_index, None, **text)
             return [logits[image_index == image] for image in range(len(encoded_images))]
@@ -379,7 +388,7 @@ class YesNoScorer(ImageReader):
 
 
 def check_questions(packed: dict[str, torch.Tensor], limit: int) -> None:
-    """Raise ValueError unless `question_ends` names one column of each question of packed rows.
+    """Raise ValueError unless `question_ends` has exactly one column of each question of packed rows.
 
     A question is a run of equal `segment_ids`, of at most `limit` tokens.
     """
@@ -398,9 +407,10 @@ def check_questions(packed: dict[str, torch.Tensor], limit: int) -> None:
             raise ValueError(f"A question of {longest} tokens is longer than max_position_embeddings={limit}.")
 
 
-def _check_numbers(name: str, numbers: list[int] | None, count: int) -> list[int]:
-    if numbers is None:
+def _check_indices(name: str, indices: list[int] | None, count: int) -> list[int]:
+    """Indices in [0, count), by default all; raise `ValueError` for others."""
+    if indices is None:
         return list(range(count))
-    if not numbers or any(not 0 <= number < count for number in numbers):
-        raise ValueError(f"{name} must be indices in [0, {count}), at least one; got {numbers}.")
-    return list(numbers)
+    if not indices or any(not 0 <= index < count for index in indices):
+        raise ValueError(f"{name} must be indices in [0, {count}), at least one; got {indices}.")
+    return list(indices)

@@ -1,12 +1,12 @@
-"""Tokenizer of Traffic VLM: whole words of the traffic domain, 500 with the special tokens.
+"""Tokenizer of Traffic VLM: a word-level vocabulary of 500 tokens for questions about traffic.
 
 What is special here:
-- the whole text pipeline is in the backend, so that `tokenizer.json` alone gives the same ids as this class;
-- close synonyms, spellings and contractions are rewritten to one word before the look-up, and cost no entry;
-- `[YES]` and `[NO]` are what the words "yes" and "no" become. They are not special, so that an answer keeps them when
-  special tokens are skipped, and they read "yes" and "no" for people;
-- a number outside the vocabulary falls back to its digits, so that no number is unknown;
-- nothing that carries meaning is dropped: what is not known comes out as `[UNK]`, and `unknown_words` names it.
+- the backend does all text processing, so `tokenizer.json` alone gives the same ids as this class;
+- close synonyms, other spellings and contractions are rewritten to a word of the vocabulary and need no entry;
+- the words "yes" and "no" become `[YES]` and `[NO]`. These tokens are not special: skipping special tokens keeps them,
+  and they are decoded as "yes" and "no";
+- a number outside the vocabulary is split into its digits, so no number is unknown;
+- a word that is not in the vocabulary becomes `[UNK]` and is never dropped; `unknown_words` lists such words.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ from transformers import PreTrainedTokenizerFast
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[SOS]", "[EOS]"]
 ANSWER_TOKENS = ["[YES]", "[NO]"]
 
-# A word ends where no letter follows: \b would not see the end of "car" in "car2", which is split there later.
+# A word ends where no letter follows. \b would miss the end of "car" in "car2", which is split later.
 _START, _END = r"(?<![\p{L}\p{M}])", r"(?![\p{L}\p{M}])"
 
-# Spelling of the same words: regular expression -> replacement, in this order, on lower-case text.
+# Other spellings of the same words: regular expression -> replacement, applied in this order to lower-case text.
 _SPELLING = [
     (_START + r"wo(?=n't" + _END + ")", "will"),
     (r"(?<=\bcan)(?:'t|not)" + _END + r"|(?<!\bca)n't" + _END, " not"),
@@ -40,7 +40,7 @@ _SPELLING = [
     (r"km ?/ ?h" + _END + "|" + _START + "kmp?h" + _END, "kph"),
     (r"!+|\.{2,}", "."),
     ("&", " and "),
-    # Decoration, hyphens, and every apostrophe but the one of "driver's".
+    # Remove quotes, brackets, hyphens, and every apostrophe except that of "driver's".
     (r"[\"\u201c-\u201f\u00ab\u00bb\u2039\u203a()\[\]{}<>*_~^|\\#/\u2010-\u2015\u2022-]", " "),
     (r"'(?!s" + _END + r")|(?<![\p{L}\p{M}])'", " "),
 ]
@@ -54,7 +54,7 @@ _TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 _SPELLING += [(f"{_START}{ten} (?=(?:{'|'.join(_NUMBERS[1:10])}){_END})", str(n)) for n, ten in enumerate(_TENS, 2)]
 _SPELLING += [(f"(?<=[2-9])one{_END}", "1")]
 
-# word of the vocabulary: its synonyms. An "s" that follows is kept: "lorry" and "bikes" give "truck" and "bicycles".
+# Word of the vocabulary: regular expression of its synonyms. A plural "s" is kept: "bikes" becomes "bicycles".
 _SYNONYMS = {
     # road users and vehicles
     "cyclist": "bicyclist",
@@ -72,7 +72,7 @@ _SYNONYMS = {
     "stroller": "pram|pushchair",
     "backpack": "rucksack",
     "object": "obj|element|thing",
-    # roads and what stands beside them
+    # roads and roadside objects
     "road": "roadway|carriageway",
     "highway": "motorway|freeway|expressway",
     "crosswalk": "zebra crossing",
@@ -93,7 +93,7 @@ _SYNONYMS = {
     "front light": "headlight|headlamp",
     "street light": "streetlight|street ?lamp|lamp ?post",
     "light": "lamp|signal",
-    # the rest
+    # other words
     "color": "colour",
     "center": "centre",
     "behavior": "behaviour",
@@ -118,7 +118,7 @@ _SYNONYMS = {
     "show": "display|indicate|contain",
 }
 
-# word or words of the vocabulary: whole words that read as it.
+# Words of the vocabulary: regular expression of the exact words that they replace, without an added plural "s".
 _WHOLE_WORDS = {
     # road users and vehicles
     "a person": "someone|somebody|anyone|anybody",
@@ -164,7 +164,7 @@ _WHOLE_WORDS = {
     "closer": "nearer",
     "closest": "nearest",
     "located": "positioned|situated",
-    # colours, weather, light
+    # colors, weather, light
     "color": "colou?rs",
     "gray": "grey",
     "yellow": "amber",
@@ -274,19 +274,19 @@ _WHOLE_WORDS = {
     "[YES]": "yes|yeah|yep",
     "[NO]": "no|nope",
 }
-# A count has one token however it is written; "one" stays where it stands alone, because it is a pronoun as well.
+# A number word and its digits give the same token. The word "one" is not replaced because it is also a pronoun.
 _WHOLE_WORDS |= {str(number): word for number, word in enumerate(_NUMBERS) if word != "one"}
 _WHOLE_WORDS |= {str(10 * number): word for number, word in enumerate(_TENS, start=2)}
 
 
 def _normalizer() -> normalizers.Normalizer:
-    """Text -> lower-case words, of the vocabulary where it has one. A pass that finds nothing costs about 0.1 µs."""
+    """Lower-case the text and rewrite it to words of the vocabulary. A rule without a match costs about 0.1 µs."""
     rewrites = list(_SPELLING)
     rewrites += [(f"{_START}(?:{words})(?=s?{_END})", word) for word, words in _SYNONYMS.items()]
     rewrites += [(f"{_START}(?:{words}){_END}", word) for word, words in _WHOLE_WORDS.items()]
     return normalizers.Sequence(
         [
-            # Before NFKC, which would make a space and an accent of some of these.
+            # Before NFKC, which turns some of these apostrophes into a space and an accent.
             normalizers.Replace(Regex(r"[\u2018-\u201b\u02bc\u2032\u00b4\u0060]"), "'"),
             normalizers.NFKC(),
             normalizers.Lowercase(),
@@ -296,18 +296,18 @@ def _normalizer() -> normalizers.Normalizer:
 
 
 def _pre_tokenizer(vocab: dict[str, int]) -> pre_tokenizers.PreTokenizer:
-    """Split normalised text into answer tokens, numbers, words, runs of symbols (an emoji) and punctuation marks."""
+    """Split normalized text into answer tokens, numbers, words, runs of symbols (an emoji) and punctuation marks."""
     numbers = sorted((word for word in vocab if word.isdecimal() and len(word) > 1), key=len, reverse=True)
     whole_numbers = [rf"(?<!\d)(?:{'|'.join(numbers)})(?!\d)"] if numbers else []
-    kinds = [r"\[(?:YES|NO)\]", "'s", *whole_numbers, r"\d", r"[\p{L}\p{M}]+", r"[^\s\p{L}\p{M}\d\p{P}]+", r"\S"]
-    return pre_tokenizers.Split(Regex("|".join(kinds)), behavior="removed", invert=True)
+    patterns = [r"\[(?:YES|NO)\]", "'s", *whole_numbers, r"\d", r"[\p{L}\p{M}]+", r"[^\s\p{L}\p{M}\d\p{P}]+", r"\S"]
+    return pre_tokenizers.Split(Regex("|".join(patterns)), behavior="removed", invert=True)
 
 
 def _decoder() -> decoders.Decoder:
-    """Words joined by spaces, none before a punctuation mark; `[YES]` and `[NO]` as people write them."""
+    """Join words by spaces, without a space before punctuation; decode `[YES]` and `[NO]` as "yes" and "no"."""
     return decoders.Sequence(
         [
-            decoders.WordPiece(prefix="##", cleanup=True),  # no word has the prefix; its cleanup does "." "," "?" "'s"
+            decoders.WordPiece(prefix="##", cleanup=True),  # no word has the prefix; cleanup handles "." "," "?" "'s"
             decoders.Replace(Regex(r"^ (?=[;:])"), ""),
             decoders.Replace("[YES]", "yes"),
             decoders.Replace("[NO]", "no"),
@@ -316,7 +316,7 @@ def _decoder() -> decoders.Decoder:
 
 
 def _word_at(text: str, start: int, end: int) -> str:
-    """The word that a token comes from. A rewritten word's offsets point at its last letter only."""
+    """The word of the text that a token comes from. Offsets of a rewritten word cover its last letter only."""
     while 0 < start < end and text[start - 1].isalpha() and text[start].isalpha():
         start -= 1
     return text[start:end]
@@ -325,17 +325,17 @@ def _word_at(text: str, start: int, end: int) -> str:
 class TrafficVLMTokenizer(PreTrainedTokenizerFast):
     """Word-level tokenizer: `tokenizer("Is there a car?")` gives `[SOS] is there a car ? [EOS]`.
 
-    A pair is a question and its answer, `[SOS] question answer [EOS]`, which is a row to train on. Padding is on the
-    left, as generation needs. A prompt to be answered leaves the `[EOS]` out, which the processor does.
+    A pair is a question and its answer: `[SOS] question answer [EOS]`, as in training. Padding is on the left, as
+    generation requires. The processor leaves out `[EOS]` for prompts.
 
     Args:
-        vocab: word -> id, contiguous; 0 to 5 are `[PAD]`, `[UNK]`, `[SOS]`, `[EOS]`, `[YES]`, `[NO]`. Without it there
-            are these six tokens only. Not read where a `tokenizer_file` or a `tokenizer_object` is given.
+        vocab: word -> id, contiguous; 0 to 5 are `[PAD]`, `[UNK]`, `[SOS]`, `[EOS]`, `[YES]`, `[NO]`. None means these
+            six tokens only. Ignored if `tokenizer_file` or `tokenizer_object` is given.
         bos_token, eos_token, unk_token, pad_token: the special tokens; `[YES]` and `[NO]` are not special.
-        model_max_length: longest question with its answer, in tokens.
+        model_max_length: maximum number of tokens of a question with its answer.
 
     Raises:
-        ValueError: where the vocabulary does not begin with the six tokens or its ids are not contiguous.
+        ValueError: the vocabulary does not begin with the six tokens, or its ids are not contiguous.
     """
 
     model_input_names = ["input_ids", "attention_mask"]
@@ -387,7 +387,7 @@ class TrafficVLMTokenizer(PreTrainedTokenizerFast):
         return backend
 
     def unknown_words(self, text: str | Sequence[str]) -> list[str]:
-        """The words that come out as `[UNK]`, as they are written in the text or texts, each once, in their order."""
+        """The words that become `[UNK]`, as written in the text or texts, each once, in order of appearance."""
         texts = [text] if isinstance(text, str) else list(text)
         if not texts:
             return []
@@ -409,7 +409,7 @@ class TrafficVLMTokenizer(PreTrainedTokenizerFast):
         return list(unknown)
 
 
-# Only a class imported from the package needs it: one that an auto class loads writes its auto_map anyway.
+# Needed only for a class imported from the package: a tokenizer loaded by an auto class saves its auto_map anyway.
 TrafficVLMTokenizer.register_for_auto_class("AutoTokenizer")
 
 __all__ = ["TrafficVLMTokenizer"]

@@ -1,6 +1,6 @@
-"""Helpers for all packages: errors, complete files, strict loading, command lines.
+"""Helpers for all packages: `DataError`, atomic writes, loading of weights, command-line options.
 
-Imports only what the model itself needs: neither `datasets` nor OpenCV.
+This module needs neither `datasets` nor OpenCV.
 """
 
 import argparse
@@ -17,12 +17,12 @@ from .modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 
 
 class DataError(ValueError):
-    """Unusable input. The message names the file, and the line or record."""
+    """Invalid input data. The message names the file, and the line or record."""
 
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
-    """Give a temporary path in the folder of `path`, which is created; rename it to `path` when the block ends.
+    """Yield a temporary path to write to, and rename it to `path` at the end of the block. Creates missing folders.
 
     After an error inside the block the temporary file is removed and `path` is unchanged.
     """
@@ -37,7 +37,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 
 
 def atomic_write_text(path: str | Path, text: str) -> None:
-    """Write a UTF-8 text file that is either complete or absent."""
+    """Write a UTF-8 text file atomically: after a crash `path` is either the old or the complete new file."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -52,8 +52,8 @@ def load_weights(name: str | Path, **options: Any) -> TrafficVLMForConditionalGe
         options: passed to `from_pretrained`: config, dtype, attn_implementation, ...
 
     Raises:
-        OSError: no such model, or it has no weights.
-        ValueError: the file is damaged, lacks tensors, or has tensors of another shape; the message names them.
+        OSError: there is no such model, or it has no weights.
+        ValueError: the file is damaged, tensors are missing or have another shape; the message names them.
     """
     try:
         model, loaded = TrafficVLMForConditionalGeneration.from_pretrained(
@@ -67,8 +67,8 @@ def load_weights(name: str | Path, **options: Any) -> TrafficVLMForConditionalGe
     ):
         if names:
             raise ValueError(
-                f"{name}: the weights have {problem} {', '.join(names[:3])} ({len(names)} in all): they belong to "
-                "another model than its config.json describes"
+                f"{name}: the weights have {problem} {', '.join(names[:3])} ({len(names)} in all): they do not belong "
+                "to the model that its config.json describes"
             )
     return model
 
@@ -88,7 +88,7 @@ class _OptionParser(HfArgumentParser):
 
 
 class _Renamed(argparse.Action):
-    """Refuse an option of an earlier version and name its successor."""
+    """Reject an option of an earlier version and name the new one."""
 
     def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
         parser.error(f"{args[-1]} is now {self.const}")

@@ -1,18 +1,19 @@
-"""The vision tower of Traffic VLM: convolutions to grids of three sizes, then transformer layers on one of them.
+"""The vision tower of Traffic VLM: convolutions to feature maps of three sizes, then neck layers on 14 × 14 patches.
 
-    [B,3,224,224] → convolutions ─┬→ [B,40,28,28]  four cells side by side ┐
-                                  ├→ [B,112,14,14] ────────────────────────┼(+)→ [B,196,neck] → + place → layers
-                                  └→ [B,1280,7,7]  each for four cells ────┘      → norm → [B,196,768] → + place
+    [B,3,224,224] → convolutions ─┬→ [B,40,28,28]  2 × 2 per patch ────┐
+                                  ├→ [B,112,14,14] 1 per patch ────────┼(+)→ [B,196,neck] → + position → layers
+                                  └→ [B,1280,7,7]  1 per 2 × 2 patches ┘     → norm → [B,196,768] → + position
 
 What is special here:
-- convolutions know that neighbouring pixels belong together and that a car is a car wherever it stands; a transformer
-  on 16×16 patches has to learn both, from more images than there are. `docs/log.md` shows by how much they win;
-- they are those of EfficientNet-Lite0, so that training can start from what such a network learned from photographs;
-- a cell is told what its pixels look like in detail (a lamp), as a whole (a wheel), and what surrounds them (a bus);
-- it gives what a ViT with 16×16 patches gives, 196 tokens of 768, so either can stand in for the other;
-- places are computed from coordinates in 0..1, so the same weights read images of any size (training starts small);
-  they are added twice: layers keep of them only what helps to tell what is there, and "on the left?" needs them;
-- no image statistics but those of batch normalisation, which are constants once training is over.
+- convolutions are local and translation equivariant. A transformer on 16×16 patches has to learn both, which takes
+  more images than this project has. `docs/log.md` compares the two;
+- the convolutions are those of EfficientNet-Lite0, so training can start from weights pretrained on photographs;
+- each patch combines fine details (a lamp), its own content (a wheel) and its surroundings (a bus);
+- the output is that of a ViT with 16×16 patches, 196 tokens of width 768, so such a tower can replace this one;
+- position embeddings are computed from coordinates in 0..1, so the same weights read images of any size (training
+  starts with small ones). They are added twice, because the neck layers may discard positions that questions such as
+  "on the left?" need;
+- the only running statistics are those of batch normalization, which are constant after training.
 """
 
 import math
@@ -30,7 +31,7 @@ from .configuration_traffic_vlm import TrafficVLMVisionConfig
 
 
 class _DepthwiseConvolution(torch.autograd.Function):
-    """A depthwise convolution whose backward pass computes in float32, on the CPU up to 20 times faster."""
+    """Depthwise convolution with a backward pass in float32, which is up to 20 times faster on a CPU."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, stride: int, padding: int) -> torch.Tensor:
@@ -65,10 +66,10 @@ class _DepthwiseConvolution(torch.autograd.Function):
 
 
 class TrafficVLMDepthwiseConv2d(nn.Conv2d):
-    """Filters each channel by itself.
+    """Depthwise convolution: one filter per channel.
 
-    oneDNN has no fast backward pass in bfloat16 for kernels of 5×5 and more, nor for a stride of 2. Training on a CPU
-    under autocast computes these in float32; the forward pass stays in bfloat16.
+    oneDNN has no fast bfloat16 backward pass for kernels of 5×5 and larger, nor for a stride of 2. In training on a
+    CPU under autocast their backward pass runs in float32; the forward pass stays in bfloat16.
     """
 
     def __init__(self, width: int, kernel_size: int, stride: int = 1):
@@ -82,7 +83,7 @@ class TrafficVLMDepthwiseConv2d(nn.Conv2d):
 
 
 class TrafficVLMConvNorm(nn.Sequential):
-    """Convolution, batch normalisation and, unless it is `linear`, ReLU6."""
+    """Convolution, batch normalization and, unless `linear`, ReLU6."""
 
     def __init__(
         self,
@@ -105,9 +106,9 @@ class TrafficVLMConvNorm(nn.Sequential):
 
 
 class TrafficVLMConvBlock(GradientCheckpointingLayer):
-    """Inverted residual (https://arxiv.org/abs/1801.04381): widen, filter each channel by itself, narrow.
+    """Inverted residual (https://arxiv.org/abs/1801.04381): 1×1 expansion, depthwise convolution, 1×1 projection.
 
-    The input is added where the output has its shape.
+    The input is added if the output has the same shape.
     """
 
     def __init__(self, in_width: int, width: int, expansion: int, kernel_size: int, stride: int):
@@ -126,12 +127,12 @@ class TrafficVLMConvBlock(GradientCheckpointingLayer):
 class TrafficVLMConvolutions(nn.Module):
     """EfficientNet-Lite0 without its classifier (https://arxiv.org/abs/1905.11946).
 
-    Borders are padded alike on all sides; the original pads more on the right and below, so its weights see the image
-    moved by a few pixels.
+    Padding is the same on all sides. The original pads more on the right and at the bottom, so its pretrained weights
+    see the image shifted by a few pixels.
 
     Attributes:
-        widths: channels of the last three grids.
-        ends: the number of the last block of each but the last.
+        widths: channels of the three feature maps, from fine to coarse.
+        ends: indices of the blocks whose outputs are the first two feature maps.
     """
 
     def __init__(self, config: TrafficVLMVisionConfig):
@@ -139,32 +140,32 @@ class TrafficVLMConvolutions(nn.Module):
         width, *stage_widths, head_width = config.conv_widths
         self.stem = TrafficVLMConvNorm(config.num_channels, width, kernel_size=3, stride=2)
         self.blocks = nn.ModuleList()
-        grids = []  # channels and last block before each halving
+        grids = []  # channels and last block before each stride of 2
         stages = zip(stage_widths, config.conv_depths, config.conv_kernel_sizes, config.conv_strides)
         for stage, (next_width, depth, kernel_size, stride) in enumerate(stages):
             if stride == 2:
                 grids.append((width, len(self.blocks) - 1))
-            for number in range(depth):
-                expansion, first_stride = config.conv_expansion if stage else 1, stride if number == 0 else 1
-                self.blocks.append(TrafficVLMConvBlock(width, next_width, expansion, kernel_size, first_stride))
+            for index in range(depth):
+                expansion, block_stride = config.conv_expansion if stage else 1, stride if index == 0 else 1
+                self.blocks.append(TrafficVLMConvBlock(width, next_width, expansion, kernel_size, block_stride))
                 width = next_width
         self.head = TrafficVLMConvNorm(width, head_width)
         (finer, finer_end), (same, same_end) = grids[-2:]
         self.widths, self.ends = (finer, same, head_width), (finer_end, same_end)
 
     def forward(self, pixel_values: torch.Tensor) -> list[torch.Tensor]:
-        """Features [B,C,rows,columns] of three grids, each half as fine as the one before."""
+        """Three feature maps [B,C,rows,columns] of pixels [B,3,H,W], each half as large as the one before."""
         x = self.stem(pixel_values)
         features = []
-        for number, block in enumerate(self.blocks):
+        for index, block in enumerate(self.blocks):
             x = block(x)
-            if number in self.ends:
+            if index in self.ends:
                 features.append(x)
         return [*features, self.head(x)]
 
 
 class TrafficVLMVisionLayer(GradientCheckpointingLayer):
-    """x += attention(norm(x)); x += MLP(norm(x)), every cell reads the whole image (https://arxiv.org/abs/2010.11929)."""
+    """x += attention(norm(x)); x += MLP(norm(x)). Each patch reads the whole image (https://arxiv.org/abs/2010.11929)."""
 
     def __init__(self, config: TrafficVLMVisionConfig):
         super().__init__()
@@ -187,7 +188,7 @@ class TrafficVLMVisionLayer(GradientCheckpointingLayer):
 
 
 class TrafficVLMDepthwiseLayer(GradientCheckpointingLayer):
-    """x += MLP(norm(filter(x))), every patch reads the 7 × 7 around it (https://arxiv.org/abs/2201.03545)."""
+    """x += MLP(norm(filter(x))). Each patch reads the 7 × 7 patches around it (https://arxiv.org/abs/2201.03545)."""
 
     def __init__(self, config: TrafficVLMVisionConfig):
         super().__init__()
@@ -203,9 +204,9 @@ class TrafficVLMDepthwiseLayer(GradientCheckpointingLayer):
         return x + self.fc2(self.act_fn(self.fc1(self.norm(around.flatten(2).transpose(1, 2)))))
 
 
-def cell_coordinates(rows: int, columns: int, num_waves: int, like: torch.Tensor) -> torch.Tensor:
-    """Sines and cosines [rows·columns, 4·num_waves] of the cells' centres, in 0..1 whatever the size of the grid."""
-    waves = math.pi * 2.0 ** (torch.arange(num_waves, device=like.device) / 2)  # from half a turn over the image on
+def patch_coordinates(rows: int, columns: int, num_waves: int, like: torch.Tensor) -> torch.Tensor:
+    """Sines and cosines [rows·columns, 4·num_waves] of the patch centers, in coordinates 0..1 for any grid."""
+    waves = math.pi * 2.0 ** (torch.arange(num_waves, device=like.device) / 2)  # first: half a turn per image
     y = (torch.arange(rows, device=like.device) + 0.5)[:, None] / rows * waves
     x = (torch.arange(columns, device=like.device) + 0.5)[:, None] / columns * waves
     y, x = torch.cat([y.sin(), y.cos()], -1), torch.cat([x.sin(), x.cos()], -1)
@@ -220,14 +221,14 @@ NECK_LAYERS: dict[str, type[nn.Module]] = {
 
 
 class TrafficVLMVisionModel(PreTrainedModel):
-    """Pixels [B,3,H,W] → tokens [B,P,hidden_size], one for each `patch_size` × `patch_size` pixels, row by row."""
+    """Pixels [B,3,H,W] → image tokens [B,P,hidden_size], one per `patch_size` × `patch_size` patch, row by row."""
 
     config_class = TrafficVLMVisionConfig
     main_input_name = "pixel_values"
     input_modalities = ("image",)
     supports_gradient_checkpointing = True
-    _no_split_modules = ["TrafficVLMVisionModel"]  # small, and three of its parts are added up
-    # Whichever is asked for, attention here is torch's own function, which picks the fastest kernel by itself.
+    _no_split_modules = ["TrafficVLMVisionModel"]  # small, and its three feature maps are added
+    # Every implementation is accepted: attention here always calls torch's function, which picks the fastest kernel.
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -253,22 +254,22 @@ class TrafficVLMVisionModel(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, nn.Conv2d):  # He's: most are followed by a ReLU
+        if isinstance(module, nn.Conv2d):  # He initialization: most are followed by a ReLU
             init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
-        if module is self.place_of_token:  # as loud as what the norm lets through
+        if module is self.place_of_token:  # positions with the same variance as the normalized features
             init.normal_(module.weight, std=1 / math.sqrt(2 * self.NUM_WAVES))
 
     def forward(self, pixel_values: torch.Tensor, return_dict: bool = True, **kwargs: Any) -> Any:
         """`last_hidden_state` [B,P,hidden_size] of pixels [B,num_channels,H,W], H and W multiples of `patch_size`."""
-        # Channels last is the fast layout of convolutions on CPUs and GPUs.
+        # Convolutions are faster with channels last, on CPUs and GPUs.
         finer, same, coarser = self.convolutions(pixel_values.contiguous(memory_format=torch.channels_last))
         rows, columns = same.shape[2:]
         around = nn.functional.interpolate(self.from_coarser(coarser), scale_factor=2.0)[:, :, :rows, :columns]
         x = self.from_finer(finer) + self.from_same(same) + around  # [B,C,rows,columns]
         x = x.flatten(2).transpose(1, 2)  # [B,P,C]
-        places = cell_coordinates(rows, columns, self.NUM_WAVES, x)
-        x = x + self.place(places)
+        positions = patch_coordinates(rows, columns, self.NUM_WAVES, x)
+        x = x + self.place(positions)
         for layer in self.layers:
             x = layer(x, (rows, columns))
-        x = self.to_hidden(self.norm(x)) + self.place_of_token(places)
+        x = self.to_hidden(self.norm(x)) + self.place_of_token(positions)
         return BaseModelOutput(last_hidden_state=x) if return_dict else (x,)

@@ -109,7 +109,7 @@ class TrafficCollator:
             evidence for a yes, and the style of a source with few cars for a no.
 
     A row without `scene` (hand-written questions) is never mirrored or cropped, as its answers could change. A row
-    without questions (of `SyntheticStream`) gets questions from its scene. Rows without any possible question are
+    without questions (of `SyntheticRows`) gets questions from its scene. Rows without any possible question are
     left out. If no row of a batch is left, the batch is made as without `training`, without balancing.
 
     Balancers exist as long as their worker.
@@ -132,9 +132,9 @@ class TrafficCollator:
             ValueError: no row has a possible question.
         """
         rng = self.generator()
-        prepared = [self._asked_anew(row, rng) for row in rows] if self.training else []
+        prepared = [self._with_new_questions(row, rng) for row in rows] if self.training else []
         if not any(item.questions for item in prepared):
-            prepared = [self._as_stored(row, rng) for row in rows]
+            prepared = [self._with_stored_questions(row, rng) for row in rows]
         prepared = [item for item in prepared if item.questions]
         if not prepared:
             raise ValueError(f"none of the {len(rows)} images of this batch has a question or a scene to ask about")
@@ -165,10 +165,10 @@ class TrafficCollator:
         """Hook for subclasses that add tensors to the batch."""
         return batch
 
-    def _asked_anew(self, row: dict[str, Any], rng: random.Random) -> Prepared:
+    def _with_new_questions(self, row: dict[str, Any], rng: random.Random) -> Prepared:
         """An augmented image with new questions; it is not cropped if a crop has no possible question."""
         if not row.get("scene"):
-            return self._as_stored(row, rng)
+            return self._with_stored_questions(row, rng)
         whole, known = to_rgb(row["image"]), Scene.from_json(row["scene"])
         for cropped in (CROPPED, 0.0):
             image, scene = augment(whole, known, rng, cropped)
@@ -181,7 +181,7 @@ class TrafficCollator:
         """At most `questions_per_image` questions, balanced within the source."""
         return ask(scene, rng, self.questions_per_image, self.balancers[scene.source], self.kinds)
 
-    def _as_stored(self, row: dict[str, Any], rng: random.Random) -> Prepared:
+    def _with_stored_questions(self, row: dict[str, Any], rng: random.Random) -> Prepared:
         """An image with the questions of its row, or else with questions from its scene; in training, in new light."""
         image, count = to_rgb(row["image"]), self.questions_per_image
         scene = Scene.from_json(row["scene"]) if row.get("scene") else None

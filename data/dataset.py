@@ -1,105 +1,265 @@
-"""Scenes with questions as rows of a `datasets` table, in files or as an endless stream.
+"""Datasets of images, scenes and questions: written as Parquet files, rendered while training, and mixed.
 
-    records or seeds → shards → rows {image, questions, answers, kinds, ..., source, image_id, scene} → Parquet
+    records or seeds → questions → rows {image, questions, answers, ..., source, image_id, scene} → Parquet files
 
-A shard is written to a temporary name and renamed when it is complete, so that stopping at any moment loses at most
-the shards in work, and no half file loads. What a shard holds follows from the plan and its number alone, not from who
-writes it when: a stopped run that goes on gives the same files as one that was never stopped.
+The content of a file follows from the options and its index alone, and a file is either complete or absent. So a run
+that is stopped at any moment and started again writes the same files as one that was never stopped.
 """
 
+import hashlib
 import io
 import json
-import os
 import random
+import re
+import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import torch
 from datasets import Dataset, Features, Image, List, Value, disable_progress_bars
 from PIL import Image as PILImage
+from tqdm import tqdm
 
-from ..utils import DataError, atomic_write_text
+from ..utils import DataError, atomic_write, atomic_write_text
+from .formats import Problems, Record, check_sources, load_mapping, read_source
 from .questions import Balancer, Question, ask, rebalance
-from .readers import Problems, Record
 from .scene import Scene
 from .synthetic import render
 
 
+Item = Record | int  # an annotated image, or the seed of a synthetic one
 FEATURES = Features(
     {
         "image": Image(),
-        "questions": List(Value("string")),
-        "answers": List(Value("string")),
-        "kinds": List(Value("string")),
-        "labels": List(Value("string")),
-        "facts": List(Value("string")),
-        "source": Value("string"),
-        "image_id": Value("string"),
-        "scene": Value("string"),
+        **{name: List(Value("string")) for name in ("questions", "answers", "kinds", "labels", "facts")},
+        **{name: Value("string") for name in ("source", "image_id", "scene")},
     }
 )
-JPEG_QUALITY = 92  # of synthetic images: about 20 kB each, and no artefact that a person would notice
+JPEG_QUALITY = 92  # of synthetic images: about 20 kB each, without visible artifacts
+# With the hash of the files: without it `load_dataset` may load another folder of the same name from its cache.
+CARD = """---
+configs:
+  - config_name: default
+    description: made of {files}
+    data_files:
+      - split: {split}
+        path: data/{split}-*.parquet
+---
+
+Images of traffic scenes with questions and true answers, made by `scripts/make_dataset.py` of Traffic VLM.
+"""
 
 
 @dataclass
-class ShardReport:
-    """What was written and what was not."""
+class DatasetOptions:
+    """Options of `make_dataset`."""
 
-    images: int = 0
-    questions: Counter[str] = field(default_factory=Counter)  # by kind
-    answers: Counter[str] = field(default_factory=Counter)  # "kind/label/answer"
-    sources: Counter[str] = field(default_factory=Counter)
-    skipped: Counter[str] = field(default_factory=Counter)
-    messages: list[str] = field(default_factory=list)
+    output_dir: Path = field(metadata={"help": "folder to write to"})
+    source: list[str] = field(
+        default_factory=lambda: ["synthetic"],
+        metadata={"help": "synthetic, or NAME=FOLDER with the name or path of a mapping file"},
+    )
+    num_images: int = field(default=1000, metadata={"help": "number of synthetic images"})
+    split: str = field(default="train", metadata={"help": "split of the sources, and of the dataset"})
+    questions_per_image: int = field(default=16, metadata={"help": "maximum number of questions for each image"})
+    first_seed: int = field(default=0, metadata={"help": "seed of the first synthetic image"})
+    seed: int = field(default=0, metadata={"help": "seed of the choice of questions"})
+    shard_size: int = field(default=256, metadata={"help": "images in a file"})
+    num_workers: int = field(default=2, metadata={"help": "number of processes"})
+    strict: bool = field(default=False, metadata={"help": "stop at the first problem instead of skipping the image"})
 
-    def count(self, scene: Scene, questions: Sequence[Question]) -> None:
-        self.images += 1
-        self.sources[scene.source] += 1
-        for question in questions:
-            self.questions[question.kind] += 1
-            self.answers[f"{question.kind}/{question.label}/{question.answer}"] += 1
-
-    def merge(self, other: "ShardReport") -> None:
-        self.images += other.images
-        for name in ("questions", "answers", "sources", "skipped"):
-            getattr(self, name).update(getattr(other, name))
-        self.messages += other.messages
-
-    def to_json(self) -> str:
-        return json.dumps(vars(self), indent=1, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> "ShardReport":
-        fields = json.loads(text)
-        counters = {name: Counter(fields[name]) for name in ("questions", "answers", "sources", "skipped")}
-        return cls(images=fields["images"], messages=fields["messages"], **counters)
-
-    def yes_rates(self) -> dict[str, float]:
-        """For each kind and class with yes/no answers, the part of them that is yes."""
-        counts: dict[str, Counter[str]] = {}
-        for name, number in self.answers.items():
-            what, answer = name.rsplit("/", 1)
-            if answer in ("yes", "no"):
-                counts.setdefault(what, Counter())[answer] += number
-        return {what: round(both["yes"] / both.total(), 3) for what, both in sorted(counts.items())}
+    def __post_init__(self) -> None:
+        for name in ("questions_per_image", "shard_size", "num_workers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}")
+        if not re.fullmatch(r"\w+(\.\w+)*", self.split):
+            raise ValueError(f"--split must be words with dots between, like train or val.night, got {self.split!r}")
 
 
-@dataclass(frozen=True)
-class Shard:
-    """One file to be: records of annotated images, or seeds of synthetic ones."""
+def make_dataset(options: DatasetOptions) -> dict[str, Any]:
+    """Write data/SPLIT-*.parquet, README.md and report.json to a folder, or complete them after a stopped run.
 
-    path: Path
-    items: tuple[Record | int, ...]
-    seed: str
-    questions_per_image: int = 16
-    strict: bool = False
+    Returns:
+        The report: numbers of images, and of questions by kind; what was skipped; the fraction of yes for each class.
+
+    Raises:
+        DataError: a source or its mapping is unusable, or the folder holds another dataset. OSError: for example, the
+            disk is full; complete files are kept.
+    """
+    problems = Problems(strict=options.strict)
+    items = read_items(options, problems)
+    _check_plan(options, items)
+    paths = _write_shards(options, [item for part in items.values() for item in part])
+    report = _summarize(paths, problems)
+    files = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            files.update(hashlib.file_digest(file, "sha256").digest())
+    card = CARD.format(split=options.split, files=files.hexdigest())
+    atomic_write_text(options.output_dir / "README.md", card)
+    atomic_write_text(options.output_dir / "report.json", json.dumps(report, indent=1, sort_keys=True))
+    return report
+
+
+def read_items(options: DatasetOptions, problems: Problems) -> dict[str, list[Item]]:
+    """Return all images by source, in a fixed order. Each split has synthetic scenes of its own.
+
+    Raises:
+        DataError: a source is unknown or given twice, or no source has a usable image.
+    """
+    parts = {source: source.partition("=") for source in options.source}
+    mappings = {name: load_mapping(name) for name, _, folder in parts.values() if folder}
+    check_sources(mappings.values())
+    folders = [(mappings[name].name, Path(folder).resolve()) for name, _, folder in parts.values() if folder]
+    if len(parts) < len(options.source) or len(set(folders)) < len(folders):
+        raise DataError(f"a source is given twice: {' '.join(options.source)}")
+    items: dict[str, list[Item]] = {}
+    for source, (name, _, folder) in parts.items():
+        if folder:
+            items[source] = list(read_source(folder, mappings[name], options.split, problems))
+        elif name == "synthetic":
+            offset = 0 if options.split == "train" else (1 + zlib.crc32(options.split.encode())) << 32
+            items[source] = [offset + options.first_seed + i for i in range(options.num_images)]
+        else:
+            raise DataError(f"source {name!r} needs a folder: --source {name}=FOLDER")
+    if not any(items.values()):
+        found = "; ".join(problems.messages[:3]) or "--num_images is 0"
+        raise DataError(f"the sources {options.source} have no usable image: {found}")
+    return items
+
+
+def _check_plan(options: DatasetOptions, items: dict[str, list[Item]]) -> None:
+    """Note what the dataset consists of; refuse a folder that holds something else."""
+    plan = {name: str(value) for name, value in asdict(options).items() if name not in ("num_workers", "output_dir")}
+    plan |= {f"images of {source}": _fingerprint(part) for source, part in items.items()}
+    folder, path = options.output_dir, options.output_dir / ".parts" / "plan.json"
+    existing = [name for name in ("README.md", "report.json", "data") if (folder / name).exists()]
+    if existing and not path.exists():
+        raise DataError(f"{folder} has {', '.join(existing)} of something else; choose another --output_dir")
+    advice = f"choose another --output_dir, or delete {folder} to start over"
+    try:
+        before = dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else plan
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path} is damaged ({error}); {advice}") from error
+    changes = [f"{key}: {before.get(key)} before, {plan[key]} now" for key in plan if before.get(key) != plan[key]]
+    if changes:
+        raise DataError(f"{folder} holds another dataset ({'; '.join(changes)}); {advice}")
+    atomic_write_text(path, json.dumps(plan, indent=1))
+
+
+def _fingerprint(items: list[Item]) -> str:
+    """Hash seeds, or scenes with the names, sizes and times of their image files."""
+    digest = hashlib.sha256()
+    for item in items:
+        text = str(item)
+        if isinstance(item, Record):
+            status = item.image.stat()
+            text = f"{item.image.name} {status.st_size} {status.st_mtime_ns} {item.scene.to_json()}"
+        digest.update(f"{text}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _write_shards(options: DatasetOptions, items: list[Item]) -> list[Path]:
+    """Write the files that are missing, in parallel; return the paths of all."""
+    folder = options.output_dir / "data"
+    for temporary in (*folder.glob("*.tmp"), *folder.parent.glob(".parts/*.tmp")):  # of a killed run
+        temporary.unlink(missing_ok=True)
+    paths: list[Path] = []
+    shards: dict[int, list[Item]] = {}  # those to write
+    for start in range(0, len(items), options.shard_size):
+        paths.append(folder / f"{options.split}-{len(paths):05d}.parquet")
+        if not paths[-1].exists():
+            shards[len(paths) - 1] = items[start : start + options.shard_size]
+    done = len(items) - sum(map(len, shards.values()))
+    with (
+        tqdm(total=len(items), initial=done, unit="image") as progress,
+        ProcessPoolExecutor(max_workers=options.num_workers) as pool,
+    ):
+        futures = {pool.submit(write_shard, paths[i], shard, i, options): shard for i, shard in shards.items()}
+        try:
+            for future in as_completed(futures):
+                future.result()
+                progress.update(len(futures[future]))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return paths
+
+
+def write_shard(path: Path, items: Sequence[Item], index: int, options: DatasetOptions) -> None:
+    """Write one Parquet file, and what was skipped beside it.
+
+    Raises:
+        DataError: an image cannot be read and `options.strict` is set. OSError: for example, the disk is full.
+    """
+    rng, balancer = random.Random(f"{options.seed}/{index}"), Balancer()
+    skipped: Counter[str] = Counter()
+    messages, loaded, asked, rows = [], [], [], []
+    for item in items:
+        try:
+            loaded.append(load_item(item))
+        except DataError as error:
+            if options.strict:
+                raise
+            skipped["unreadable image"] += 1
+            messages.append(str(error))
+            continue
+        asked.append(ask(loaded[-1][1], rng, options.questions_per_image, balancer))
+    for (image, scene), questions in zip(loaded, rebalance(asked)):
+        if questions:
+            rows.append(make_row(image, scene, questions))
+        else:
+            skipped["nothing to ask"] += 1
+    # Written first: a Parquet file that exists needs no further work.
+    atomic_write_text(skipped_path(path), json.dumps({"skipped": skipped, "messages": messages}))
+    disable_progress_bars()  # of the library: ours counts images
+    with atomic_write(path) as temporary:
+        columns = {name: [row[name] for row in rows] for name in FEATURES}
+        Dataset.from_dict(columns, features=FEATURES).to_parquet(str(temporary))
+
+
+def skipped_path(shard: Path) -> Path:
+    """Return the file that notes what a Parquet file lacks, in a hidden folder that `load_dataset` ignores."""
+    return shard.parent.parent / ".parts" / f"{shard.stem}.json"
+
+
+def _summarize(paths: Sequence[Path], problems: Problems) -> dict[str, Any]:
+    """Return the report on these files, and on the problems that the readers found."""
+    skipped, messages, rows = Counter(problems.counts), list(problems.messages), []
+    for path in paths:
+        try:
+            noted = json.loads(skipped_path(path).read_text(encoding="utf-8"))
+            skipped.update(noted["skipped"])
+            messages += noted["messages"]
+            rows += pq.read_table(path, columns=["source", "kinds", "labels", "answers"]).to_pylist()
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            what = f"{path} or {skipped_path(path)} is damaged ({error!r})"
+            raise DataError(f"{what}; delete {path} and run the same command again") from error
+    answers = Counter(
+        (f"{kind}/{label}", answer)
+        for row in rows
+        for kind, label, answer in zip(row["kinds"], row["labels"], row["answers"])
+    )
+    yes_no = sorted({name for name, answer in answers if answer in ("yes", "no")})
+    return {
+        "images": len(rows),
+        "messages": messages,
+        "questions": Counter(kind for row in rows for kind in row["kinds"]),
+        "skipped": skipped,
+        "sources": Counter(row["source"] for row in rows),
+        "yes_rates": {
+            name: round(answers[name, "yes"] / (answers[name, "yes"] + answers[name, "no"]), 3) for name in yes_no
+        },
+    }
 
 
 def make_row(image: bytes, scene: Scene, questions: Sequence[Question]) -> dict[str, Any]:
-    """One row of FEATURES; the image as the bytes of a file."""
+    """Return one row of FEATURES; the image as the bytes of a file."""
     return {
         "image": {"bytes": image, "path": None},
         "questions": [question.text for question in questions],
@@ -113,28 +273,28 @@ def make_row(image: bytes, scene: Scene, questions: Sequence[Question]) -> dict[
     }
 
 
-def load_item(item: Record | int) -> tuple[bytes, Scene]:
-    """The bytes of an image file and its scene, from annotations or a synthetic seed.
+def load_item(item: Item) -> tuple[bytes, Scene]:
+    """Return the bytes of an image file and its scene, from annotations or a synthetic seed.
 
     Raises:
         DataError: the image cannot be read.
     """
     if isinstance(item, int):
-        picture, scene = render(item)
+        image, scene = render(item)
         buffer = io.BytesIO()
-        picture.save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling=0)
+        image.save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling=0)
         return buffer.getvalue(), scene
     try:
         content = item.image.read_bytes()
-        with PILImage.open(io.BytesIO(content)) as picture:
-            picture.load()  # a file that is cut short opens, but does not load
-    except Exception as error:  # on broken bytes Pillow raises whatever the code of the format happens to raise
+        with PILImage.open(io.BytesIO(content)) as opened:
+            opened.load()  # a truncated file opens, but does not load
+    except Exception as error:  # Pillow raises almost any error on damaged bytes
         raise DataError(f"{item.image}: the image cannot be read: {error}") from error
     return content, item.scene
 
 
 def synthetic_rows(first_seed: int, num_images: int, questions_per_image: int = 16) -> list[dict[str, Any]]:
-    """Rows of rendered scenes as `load_dataset` would give them, the images decoded."""
+    """Return rows of rendered scenes as `load_dataset` would give them, with decoded images."""
     rng, balancer = random.Random(first_seed), Balancer()
     items = [load_item(seed) for seed in range(first_seed, first_seed + num_images)]
     asked = rebalance([ask(scene, rng, questions_per_image, balancer) for _, scene in items])
@@ -142,74 +302,58 @@ def synthetic_rows(first_seed: int, num_images: int, questions_per_image: int = 
     return [row | {"image": PILImage.open(io.BytesIO(row["image"]["bytes"]))} for row in rows]
 
 
-def write_shard(shard: Shard) -> ShardReport:
-    """Write one Parquet file and its report; both are complete or not there.
+class SyntheticRows(torch.utils.data.Dataset):
+    """Rendered scenes as rows {image (PIL), scene, source, image_id}, one for each seed from `first_seed` on."""
 
-    Raises:
-        DataError: strict, and an image cannot be read. OSError: the disk is full, for example.
-    """
-    rng, balancer, report = random.Random(shard.seed), Balancer(), ShardReport()
-    loaded, asked, rows = [], [], []
-    for item in shard.items:
-        try:
-            loaded.append(load_item(item))
-        except DataError as error:
-            if shard.strict:
-                raise
-            report.skipped["unreadable image"] += 1
-            report.messages.append(str(error))
-            continue
-        asked.append(ask(loaded[-1][1], rng, shard.questions_per_image, balancer))
-    for (image, scene), questions in zip(loaded, rebalance(asked)):
-        if not questions:
-            report.skipped["nothing to ask"] += 1
-            continue
-        rows.append(make_row(image, scene, questions))
-        report.count(scene, questions)
-    columns = {name: [row[name] for row in rows] for name in FEATURES}
-    atomic_write_text(report_path(shard.path), report.to_json())  # first: where the data is, so is its report
-    temporary = shard.path.with_suffix(".tmp")
-    try:
-        disable_progress_bars()  # of the library: ours counts images
-        Dataset.from_dict(columns, features=FEATURES).to_parquet(str(temporary))
-        os.replace(temporary, shard.path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return report
-
-
-def report_path(shard: Path) -> Path:
-    """Where a shard's report lies: hidden, so that `load_dataset` does not take it for data."""
-    return shard.parent.parent / ".parts" / f"{shard.stem}.json"
-
-
-def render_row(seed: int) -> dict[str, Any]:
-    """A rendered scene as a row that the collator asks about: image (PIL), scene, source, image_id."""
-    image, scene = render(seed)
-    return {"image": image, "scene": scene.to_json(), "source": scene.source, "image_id": scene.image_id}
-
-
-class SyntheticStream(torch.utils.data.IterableDataset):
-    """Endless synthetic rows without files, for `Trainer(max_steps=...)` and `TrafficCollator`.
-
-    Seeds run from `first_seed` on; the workers of a `DataLoader` take turns. Rows hold image (PIL), scene and source;
-    the questions are asked by the collator.
-    """
-
-    def __init__(self, first_seed: int = 0, num_images: int | None = None):
-        super().__init__()
+    def __init__(self, first_seed: int = 0, num_images: int = 1 << 20):
         self.first_seed, self.num_images = first_seed, num_images
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        worker = torch.utils.data.get_worker_info()
-        start, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        number = start
-        while self.num_images is None or number < self.num_images:
-            yield render_row(self.first_seed + number)
-            number += step
+    def __len__(self) -> int:
+        return self.num_images
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        image, scene = render(self.first_seed + index)
+        return {"image": image, "scene": scene.to_json(), "source": scene.source, "image_id": scene.image_id}
 
 
-def merge_problems(report: ShardReport, problems: Problems) -> None:
-    """Add what the readers skipped to a report."""
-    report.skipped.update(problems.counts)
-    report.messages = problems.messages + report.messages
+class Mixture(torch.utils.data.Dataset):
+    """Rows of several map-style datasets. A row follows from the seed, the epoch and the index alone.
+
+    Args:
+        sources: the datasets.
+        weights: of each dataset, any positive numbers; by default the number of its rows.
+        images_per_epoch: the number of images between two checkpoints; by default the number of all rows.
+        seed: of the draw.
+
+    Raises:
+        ValueError: there is no dataset, one is empty, or the weights do not fit.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Any],
+        weights: Sequence[float] | None = None,
+        images_per_epoch: int | None = None,
+        seed: int = 0,
+    ):
+        sizes = [len(source) for source in sources]
+        if not sizes or min(sizes) == 0:
+            raise ValueError(f"every dataset must have rows, these have {sizes}")
+        weights = list(sizes if weights is None else weights)
+        if len(weights) != len(sizes) or min(weights) <= 0:
+            raise ValueError(f"{len(sizes)} datasets need as many positive weights, got {weights}")
+        self.sources, self.weights, self.sizes = list(sources), weights, sizes
+        self.images_per_epoch = images_per_epoch or sum(sizes)
+        self.seed, self.epoch = seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch to draw; called before each epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.images_per_epoch
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        rng = random.Random(f"{self.seed}/{self.epoch}/{index}")
+        [source] = rng.choices(range(len(self.sources)), self.weights)
+        return self.sources[source][rng.randrange(self.sizes[source])]

@@ -19,8 +19,8 @@ from tqdm import tqdm
 
 from ..images_traffic_vlm import to_rgb
 from ..utils import DataError, atomic_write_text
+from .formats import Problems, read_source
 from .presence import INDEX, SCENE_VALUES, ImageLabels, image_labels, targets
-from .readers import Problems, read_source
 from .scene_labels import read_scene_labels
 
 

@@ -36,3 +36,12 @@ def resampling(low: float, high: float, count: int, old: int = GRID) -> np.ndarr
     edges, starts = low + (high - low) * np.arange(count + 1) / count, np.arange(old) / old
     overlap = np.minimum(edges[1:, None], starts + 1 / old) - np.maximum(edges[:-1, None], starts)
     return overlap.clip(0) * count / (high - low)
+
+
+def mask_coverage(filled: np.ndarray) -> np.ndarray:
+    """Fraction [14,14] of each patch that a boolean mask [H,W] fills. A pixel counts for one patch only."""
+    height, width = filled.shape
+    patch = (np.arange(height) * GRID // height)[:, None] * GRID + np.arange(width) * GRID // width  # [H,W]
+    sizes = np.bincount(patch.ravel(), minlength=GRID**2)
+    covered = np.bincount(patch[filled], minlength=GRID**2)
+    return (covered / np.maximum(sizes, 1)).reshape(GRID, GRID)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..utils import DataError
-from .readers import Problems
+from .formats import Problems
 
 
 SCENE_VALUES: dict[str, tuple[str, ...]] = {

@@ -83,9 +83,7 @@ class ScoreGraph(DecoderGraph):
         states = self.hidden_states(input_ids, position_ids, mask, image_keys, image_values)
         ends = question_ends.clamp(min=0)[..., None].expand(-1, -1, states.shape[-1])
         logits = self.lm_head(states.gather(1, ends))
-        text = self.config.get_text_config()
-        no_yes = logits[..., [text.no_token_id, text.yes_token_id]]
-        return (no_yes / self.config.yes_no_temperature).softmax(-1)[..., 1], logits
+        return yes_probability(logits, self.config), logits
 
 
 class StepCache:

@@ -15,7 +15,7 @@ import torch
 from datasets import concatenate_datasets, load_dataset
 
 from traffic_vlm.data.collator import TrafficCollator
-from traffic_vlm.data.dataset import SyntheticStream
+from traffic_vlm.data.dataset import SyntheticRows
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.utils import option_parser
 
@@ -42,9 +42,9 @@ class Options:
 
 
 def read_rows(name: str) -> Any:
-    """The rows of a dataset in random order, or the endless stream of synthetic scenes."""
+    """The rows of a dataset in random order, or synthetic scenes."""
     if name == "synthetic":
-        return SyntheticStream()
+        return SyntheticRows()
     try:
         splits = load_dataset(name)
     except (OSError, ValueError) as error:

@@ -27,9 +27,9 @@ import torch  # noqa: E402
 from transformers import AutoModel  # noqa: E402
 
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig  # noqa: E402
+from traffic_vlm.data.formats import IMAGE_SUFFIXES, Problems  # noqa: E402
 from traffic_vlm.data.frames import SOURCES, decode, load_frames, read_frames  # noqa: E402
 from traffic_vlm.data.presence import CATEGORIES, REGIONS  # noqa: E402
-from traffic_vlm.data.readers import IMAGE_SUFFIXES, Problems  # noqa: E402
 from traffic_vlm.evaluation.presence import draw_worst, judge, region_targets, table  # noqa: E402
 from traffic_vlm.training.head import QueryHead  # noqa: E402
 from traffic_vlm.training.tower import (  # noqa: E402

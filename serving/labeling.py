@@ -32,7 +32,7 @@ from fsspec.implementations.local import LocalFileSystem
 from PIL import Image
 from tqdm import tqdm
 
-from ..data.readers import IMAGE_SUFFIXES
+from ..data.formats import IMAGE_SUFFIXES
 from ..utils import DataError
 from .answerer import Answerer
 from .cluster import load_ray, process_with_actors, share_machines, start_ray

@@ -46,7 +46,7 @@ def draw_overlay(
     """Draw the image once for each (question, answer), with the attention map of the word that is asked about."""
     picture = to_rgb(image)
     picture = picture.resize((width, max(1, round(width * picture.height / picture.width))))
-    columns = min(3, len(captions))
+    columns = 2 if len(captions) == 4 else min(3, len(captions))
     rows = -(-len(captions) // columns)
     tile = (width + 8, picture.height + 2 * CAPTION_HEIGHT + 8)
     sheet = Image.new("RGB", (tile[0] * columns, tile[1] * rows), "white")

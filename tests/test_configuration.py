@@ -1,4 +1,4 @@
-"""Configurations: sizes of the specification, and what cannot work is refused when it is built."""
+"""Configurations: numbers of parameters, saving and loading, and errors for invalid fields."""
 
 import json
 
@@ -14,9 +14,9 @@ def count(module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def test_small_model_has_the_promised_parameters():
+def test_parameter_count_of_the_small_model():
     model = TrafficVLMForConditionalGeneration(TrafficVLMConfig())
-    # stem, blocks of (1×1 wider, 3×3 or 5×5 of each channel by itself, 1×1 narrower), last 1×1, each with a norm
+    # stem, blocks (1×1 expansion, depthwise 3×3 or 5×5, 1×1 projection), last 1×1; each with batch normalization
     convolutions, width = 3 * 32 * 9 + 2 * 32, 32
     stages = ((16, 1, 3), (24, 2, 3), (40, 2, 5), (80, 3, 3), (112, 3, 5), (192, 4, 5), (320, 1, 3))
     for next_width, depth, side in stages:
@@ -26,10 +26,10 @@ def test_small_model_has_the_promised_parameters():
             convolutions += side * side * inner + 2 * inner + inner * next_width + 2 * next_width
             width = next_width
     convolutions += 320 * 1280 + 2 * 1280
-    # three grids to cells, places twice, 2 layers (attention 4·768², feed-forward 2·768·3072, biases, norms), a norm
-    cells = (4 * 40 + 112 + 1280) * 768 + 768
+    # 3 feature maps to patches, 2 position embeddings, 2 layers (attention 4·768², MLP 2·768·3072), biases, norms
+    patches = (4 * 40 + 112 + 1280) * 768 + 768
     layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
-    tower = convolutions + cells + 2 * 32 * 768 + 2 * layer + 2 * 768
+    tower = convolutions + patches + 2 * 32 * 768 + 2 * layer + 2 * 768
     assert count(model.model.vision_tower) == tower == 18_790_144
     # embeddings, 4 layers of (2 × grouped-query attention, SwiGLU, 3 norms), last norm
     attention = 2 * 512 * 512 + 2 * 512 * 128
@@ -38,20 +38,20 @@ def test_small_model_has_the_promised_parameters():
     assert count(model) == tower + 18_088_448 + 768 * 512 + 512  # the head is the embedding table
 
 
-def test_medium_model_is_about_80_million():
+def test_parameter_count_of_the_medium_model():
     config = TrafficVLMConfig.medium()
     assert (config.text_config.num_attention_heads, config.text_config.num_key_value_heads) == (12, 3)
     assert 79.5e6 < count(TrafficVLMForConditionalGeneration(config)) < 81e6
 
 
-def test_the_patch_tower_of_the_specification_can_stand_in():
+def test_parameter_count_of_a_siglip_tower():
     vision = {"model_type": "siglip_vision_model", "num_hidden_layers": 3}
     tower = TrafficVLMForConditionalGeneration(TrafficVLMConfig(vision_config=vision)).model.vision_tower
     layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
     assert count(tower) == 3 * 16 * 16 * 768 + 768 + 196 * 768 + 3 * layer + 2 * 768 == 22_006_272
 
 
-def test_grouped_queries_halve_the_projections():
+def test_grouped_query_attention_halves_the_projections():
     sizes = []
     for heads in (8, 2):
         attention = TrafficVLMSelfAttention(TrafficVLMTextConfig(num_key_value_heads=heads), 0)
@@ -77,7 +77,7 @@ def test_grouped_queries_halve_the_projections():
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, ["yarn"]),
         ({"rope_theta": -1.0}, ["rope_theta=-1.0"]),
         ({"rope_theta": float("inf")}, ["rope_theta=inf"]),
-        ({"rms_norm_eps": "1e-6"}, ["rms_norm_eps='1e-6'"]),  # as YAML reads it
+        ({"rms_norm_eps": "1e-6"}, ["rms_norm_eps='1e-6'"]),  # YAML reads 1e-6 as a string
         ({"hidden_dropout": "a"}, ["hidden_dropout='a'"]),
         ({"initializer_range": 0.0}, ["initializer_range=0.0"]),
         ({"yes_token_id": 5}, ["yes_token_id=5", "no_token_id=5"]),
@@ -85,7 +85,7 @@ def test_grouped_queries_halve_the_projections():
         ({"eos_token_id": [3, 500]}, ["eos_token_id=[3, 500]"]),
     ],
 )
-def test_impossible_decoder_names_the_fields(fields, named):
+def test_invalid_text_config_names_the_fields(fields, named):
     with pytest.raises(ValueError) as error:
         tiny_text_config(**fields)
     assert all(name in str(error.value) for name in named), error.value
@@ -104,13 +104,13 @@ def test_impossible_decoder_names_the_fields(fields, named):
         ({"text": {"encoder_hidden_size": None}}, ["encoder_hidden_size=None"]),
     ],
 )
-def test_impossible_model_names_the_fields(fields, named):
+def test_invalid_config_names_the_fields(fields, named):
     with pytest.raises(ValueError) as error:
         tiny_config(**fields)
     assert all(name in str(error.value) for name in named), error.value
 
 
-def test_config_survives_json_and_keeps_a_complete_auto_map(tmp_path):
+def test_saving_and_loading_keeps_fields_and_a_complete_auto_map(tmp_path):
     config = tiny_config(text={"rope_interleaved": True, "rope_theta": 500.0}, yes_no_temperature=1.5)
     config.auto_map["AutoModel"] = "somebody/repository--modeling_traffic_vlm.TrafficVLMForConditionalGeneration"
     config.save_pretrained(tmp_path)
@@ -122,51 +122,51 @@ def test_config_survives_json_and_keeps_a_complete_auto_map(tmp_path):
     assert loaded.text_config.rope_parameters == {"rope_type": "default", "rope_theta": 500.0}
 
 
-def test_decision_file_carries_the_temperature(tmp_path):
+def test_decision_file_has_the_temperature(tmp_path):
     tiny_config(yes_no_temperature=1.7).save_pretrained(tmp_path)
     decision = json.loads((tmp_path / "decision.json").read_text())
     assert decision["temperature"] == {"noul": 1.7}
     assert decision["labels"] == {"noul": ["[YES]", "[NO]"]}
 
 
-def test_cross_attention_reads_the_projector():
+def test_encoder_hidden_size_is_the_projector_width():
     assert TrafficVLMTextConfig().encoder_hidden_size == 768
     assert tiny_config().text_config.encoder_hidden_size == 32
     assert tiny_config(text={"encoder_hidden_size": 768}).text_config.encoder_hidden_size == 32
 
 
-def test_untied_embeddings_may_be_said_on_either_config():
+def test_tie_word_embeddings_can_be_set_on_either_config():
     assert not tiny_config(tie_word_embeddings=False).text_config.tie_word_embeddings
     assert not tiny_config(text={"tie_word_embeddings": False}).tie_word_embeddings
 
 
-def test_position_limit_is_the_decoders():
+def test_max_position_embeddings_is_that_of_the_decoder():
     config = tiny_config()
     config.max_position_embeddings = 64
     assert config.text_config.max_position_embeddings == config.max_position_embeddings == 64
 
 
-def test_decoder_config_loads_from_the_full_folder(tmp_path):
+def test_text_config_loads_from_a_full_model_folder(tmp_path):
     config = tiny_config()
     config.save_pretrained(tmp_path)
     loaded = TrafficVLMTextConfig.from_pretrained(tmp_path).to_dict()
     assert loaded.items() >= config.to_dict()["text_config"].items()
-    assert "auto_map" not in loaded  # that of the full model does not fit it
+    assert "auto_map" not in loaded  # the full model's would be wrong
 
 
-def test_labels_are_no_and_yes_unless_said_otherwise():
+def test_default_labels_are_no_and_yes():
     assert tiny_config().id2label == {0: "no", 1: "yes"}
     assert tiny_config(num_labels=3).num_labels == 3
 
 
-def test_vision_config_may_be_any_of_the_library():
+def test_vision_config_can_be_any_of_transformers():
     both = SiglipConfig(vision_config={"hidden_size": 24, "num_attention_heads": 2, "num_hidden_layers": 2})
-    assert TrafficVLMConfig(vision_config=both).vision_config.num_hidden_layers == 2  # text and vision in one
+    assert TrafficVLMConfig(vision_config=both).vision_config.num_hidden_layers == 2  # from one of text and vision
     given = SiglipVisionConfig(hidden_size=24, num_attention_heads=2)
     config = TrafficVLMConfig(vision_config=given)
     assert (config.vision_config.hidden_size, config.vision_config.num_hidden_layers) == (24, 12)
-    assert not config.vision_config.vision_use_head  # the pooling head would never be read
+    assert not config.vision_config.vision_use_head  # its pooling head would be unused
     assert getattr(given, "vision_use_head", True)
     assert TrafficVLMConfig(vision_config={"model_type": "vit", "hidden_size": 96}).vision_config.model_type == "vit"
     with pytest.raises(ValueError, match="hidden_size=None, image_size=None"):
-        TrafficVLMConfig(vision_config={"model_type": "resnet"})  # gives maps, not tokens
+        TrafficVLMConfig(vision_config={"model_type": "resnet"})  # returns feature maps, not tokens

@@ -1,4 +1,4 @@
-"""generate(): every way of decoding gives what greedy decoding without a cache gives, and looks at an image once."""
+"""generate(): every decoding method equals greedy decoding without a cache, and encodes an image once."""
 
 import copy
 import gc
@@ -16,20 +16,20 @@ from traffic_vlm.configuration_traffic_vlm import TrafficVLMTextConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForCausalLM
 
 
-NEVER_ENDING = {"max_new_tokens": 8, "eos_token_id": -1, "do_sample": False}
+NO_END = {"max_new_tokens": 8, "eos_token_id": -1, "do_sample": False}
 
 
 @pytest.fixture(scope="module")
 def expected(model):
-    """Greedy continuations of two questions about two images, without cache, one by one."""
+    """Greedy continuations of two questions about two images, one by one and without a cache."""
     ids, pixels = random_ids(2, 6), random_pixels(2)
-    rows = [greedy_by_hand(model, ids[i : i + 1], pixels[i : i + 1]) for i in range(2)]
+    rows = [greedy_reference(model, ids[i : i + 1], pixels[i : i + 1]) for i in range(2)]
     assert len({tuple(row[0, 6:].tolist()) for row in rows}) == 2  # the images make a difference
     return torch.cat(rows)
 
 
 @torch.no_grad()
-def greedy_by_hand(model, ids, pixels, new_tokens=8):
+def greedy_reference(model, ids, pixels, new_tokens=8):
     for _ in range(new_tokens):
         logits = model(ids, pixels, use_cache=False).logits[:, -1]
         logits[:, [0, 1, 2]] = -torch.inf
@@ -43,7 +43,7 @@ def greedy_by_hand(model, ids, pixels, new_tokens=8):
 )
 def test_greedy(model, expected, options):
     inputs = {"input_ids": random_ids(2, 6), "pixel_values": random_pixels(2)}
-    assert torch.equal(model.generate(**inputs, **NEVER_ENDING, **options), expected)
+    assert torch.equal(model.generate(**inputs, **NO_END, **options), expected)
 
 
 @pytest.mark.parametrize("with_mask", [True, False])
@@ -51,16 +51,16 @@ def test_left_padding(model, expected, with_mask):
     short, long = random_ids(2, 6)[0], torch.cat([random_ids(3, seed=9), random_ids(2, 6)[1]])
     ids = torch.stack([nn.functional.pad(short, (3, 0)), long])
     mask = {"attention_mask": (ids != 0).long()} if with_mask else {}
-    output = model.generate(input_ids=ids, pixel_values=random_pixels(2), **mask, **NEVER_ENDING)
+    output = model.generate(input_ids=ids, pixel_values=random_pixels(2), **mask, **NO_END)
     assert torch.equal(output[0, 9:], expected[0, 6:])
     embeds = model.get_input_embeddings()(ids)
     mask = {"attention_mask": (ids != 0).long()}
-    output = model.generate(inputs_embeds=embeds, pixel_values=random_pixels(2), **mask, **NEVER_ENDING)
+    output = model.generate(inputs_embeds=embeds, pixel_values=random_pixels(2), **mask, **NO_END)
     assert torch.equal(output[0], expected[0, 6:])
 
 
 @pytest.mark.parametrize("given", ["ids", "mask", "embeddings", "cache"])
-def test_right_padding_is_refused(model, given):
+def test_right_padding_raises(model, given):
     ids, mask = random_ids(1, 6), torch.tensor([[1, 1, 1, 1, 1, 0]])
     inputs = {"input_ids": ids, "attention_mask": mask, "pixel_values": random_pixels(1)}
     if given == "ids":
@@ -70,46 +70,46 @@ def test_right_padding_is_refused(model, given):
     elif given == "cache":
         inputs["past_key_values"] = model(ids[:, :3], random_pixels(1), use_cache=True).past_key_values
     with pytest.raises(ValueError, match='pass padding_side="left" to the processor'):
-        model.generate(**inputs, **NEVER_ENDING)
+        model.generate(**inputs, **NO_END)
 
 
 @pytest.mark.parametrize("static", [False, True])
 def test_from_embeddings(model, expected, static):
     embeds = model.get_input_embeddings()(random_ids(2, 6))
     options = {"cache_implementation": "static"} if static else {}
-    output = model.generate(inputs_embeds=embeds, pixel_values=random_pixels(2), **NEVER_ENDING, **options)
+    output = model.generate(inputs_embeds=embeds, pixel_values=random_pixels(2), **NO_END, **options)
     assert torch.equal(output, expected[:, 6:])
 
 
-def test_prompt_lookup_and_assistant_equal_greedy(model, expected):
+def test_prompt_lookup_and_assisted_decoding_equal_greedy(model, expected):
     inputs = {"input_ids": random_ids(2, 6)[:1], "pixel_values": random_pixels(2)[:1]}
-    assert torch.equal(model.generate(**inputs, prompt_lookup_num_tokens=3, **NEVER_ENDING), expected[:1])
+    assert torch.equal(model.generate(**inputs, prompt_lookup_num_tokens=3, **NO_END), expected[:1])
     for assistant in (model, tiny_model(seed=3, text={"hidden_size": 16}, vision={"hidden_size": 16})):
-        assert torch.equal(model.generate(**inputs, assistant_model=assistant, **NEVER_ENDING), expected[:1])
+        assert torch.equal(model.generate(**inputs, assistant_model=assistant, **NO_END), expected[:1])
 
 
-def test_an_assistant_looks_itself_and_once(model, expected):
+def test_assistant_encodes_the_image_once(model, expected):
     assistant = tiny_model(seed=3, text={"hidden_size": 16}, vision={"hidden_size": 16})
     ids, pixels = random_ids(2, 6)[:1], random_pixels(2)[:1]
     encoded = model.encode_images(pixels)
     counts = [count_calls(m.model.vision_tower) for m in (model, assistant)]
-    output = model.generate(input_ids=ids, encoded_images=encoded, assistant_model=assistant, **NEVER_ENDING)
+    output = model.generate(input_ids=ids, encoded_images=encoded, assistant_model=assistant, **NO_END)
     assert torch.equal(output, expected[:1])
     assert [len(calls) for calls in counts] == [0, 1]
 
 
-def test_an_assistant_that_reads_text_only(model, expected):
+def test_text_only_assistant(model, expected):
     torch.manual_seed(0)
     assistant = TrafficVLMForCausalLM(tiny_text_config(encoder_hidden_size=None)).eval()
     inputs = {"input_ids": random_ids(2, 6)[:1], "pixel_values": random_pixels(2)[:1]}
-    assert torch.equal(model.generate(**inputs, assistant_model=assistant, **NEVER_ENDING), expected[:1])
+    assert torch.equal(model.generate(**inputs, assistant_model=assistant, **NO_END), expected[:1])
 
 
-def test_an_assistant_needs_the_pixels(model):
+def test_assistant_without_pixels_raises(model):
     encoded = copy.copy(model.encode_images(random_pixels(1)))
     object.__setattr__(encoded, "pixel_values", None)
     with pytest.raises(ValueError, match="pixel_values"):
-        model.generate(random_ids(1, 3), encoded_images=encoded, assistant_model=tiny_model(seed=3), **NEVER_ENDING)
+        model.generate(random_ids(1, 3), encoded_images=encoded, assistant_model=tiny_model(seed=3), **NO_END)
 
 
 def count_calls(module):
@@ -118,16 +118,16 @@ def count_calls(module):
     return calls
 
 
-def test_many_questions_of_one_image_look_once():
+def test_many_questions_encode_the_image_once():
     model = tiny_model()
-    looks = count_calls(model.model.vision_tower)
+    tower_calls = count_calls(model.model.vision_tower)
     projections = count_calls(model.model.text_model.layers[0].cross_attn.k_proj)
     ids = random_ids(5, 6)
     output = model.generate(
-        input_ids=ids, pixel_values=random_pixels(1), image_index=torch.zeros(5, dtype=torch.long), **NEVER_ENDING
+        input_ids=ids, pixel_values=random_pixels(1), image_index=torch.zeros(5, dtype=torch.long), **NO_END
     )
-    assert (len(looks), len(projections)) == (1, 1)
-    assert torch.equal(output[3:4], greedy_by_hand(model, ids[3:4], random_pixels(1)))
+    assert (len(tower_calls), len(projections)) == (1, 1)
+    assert torch.equal(output[3:4], greedy_reference(model, ids[3:4], random_pixels(1)))
 
 
 @pytest.mark.parametrize(
@@ -142,9 +142,9 @@ def test_many_questions_of_one_image_look_once():
 def test_beams_read_the_right_image(model, options):
     ids, pixels = random_ids(3, 6), random_pixels(2)
     index = torch.tensor([1, 0, 1])
-    together = model.generate(input_ids=ids, pixel_values=pixels, image_index=index, **NEVER_ENDING, **options)
+    together = model.generate(input_ids=ids, pixel_values=pixels, image_index=index, **NO_END, **options)
     alone = [
-        model.generate(input_ids=ids[i : i + 1], pixel_values=pixels[index[i]][None], **NEVER_ENDING, **options)
+        model.generate(input_ids=ids[i : i + 1], pixel_values=pixels[index[i]][None], **NO_END, **options)
         for i in range(3)
     ]
     assert torch.equal(together, torch.cat(alone))
@@ -152,14 +152,14 @@ def test_beams_read_the_right_image(model, options):
 
 def test_sampling_repeats_rows_in_order(model):
     ids, pixels = random_ids(2, 6), random_pixels(2)
-    options = {"max_new_tokens": 4, "do_sample": True, "top_k": 1, "num_return_sequences": 3}  # top 1 is greedy
+    options = {"max_new_tokens": 4, "do_sample": True, "top_k": 1, "num_return_sequences": 3}  # top_k=1 is greedy
     output = model.generate(input_ids=ids, pixel_values=pixels[[1, 0]], image_index=torch.tensor([1, 0]), **options)
     plain = model.generate(input_ids=ids, pixel_values=pixels, max_new_tokens=4, do_sample=False)
     assert torch.equal(output, plain.repeat_interleave(3, dim=0))
 
 
 @pytest.mark.parametrize("options", [{"num_beams": 3}, {"do_sample": True}, {"cache_implementation": "static"}])
-def test_an_encoded_image_is_never_written_to(model, expected, options):
+def test_encoded_images_are_not_modified(model, expected, options):
     ids, encoded = random_ids(2, 6), model.encode_images(random_pixels(2))
     before = [tensor.clone() for pair in encoded.key_values for tensor in pair]
     config = {"max_new_tokens": 5, "return_dict_in_generate": True} | options
@@ -168,22 +168,22 @@ def test_an_encoded_image_is_never_written_to(model, expected, options):
     cache = model(ids, encoded_images=encoded, use_cache=True).past_key_values
     cache.reset()
     assert all(torch.equal(a, b) for a, b in zip(before, (t for pair in encoded.key_values for t in pair)))
-    assert torch.equal(model.generate(input_ids=ids, encoded_images=encoded, **NEVER_ENDING), expected)
+    assert torch.equal(model.generate(input_ids=ids, encoded_images=encoded, **NO_END), expected)
 
 
 def test_continue_from_a_returned_cache(model, expected):
     inputs = {"input_ids": random_ids(2, 6), "pixel_values": random_pixels(2)}
-    config = NEVER_ENDING | {"max_new_tokens": 4, "return_dict_in_generate": True}
+    config = NO_END | {"max_new_tokens": 4, "return_dict_in_generate": True}
     first = model.generate(**inputs, **config)
     assert isinstance(first.past_key_values, DynamicCache)
-    for image in ({}, {"pixel_values": random_pixels(2)}):  # the cache holds the image; showing it again is allowed
+    for image in ({}, {"pixel_values": random_pixels(2)}):  # the cache holds the image; it may be passed again
         cache = copy.deepcopy(first.past_key_values)
         second = model.generate(input_ids=first.sequences, past_key_values=cache, **image, **config)
         assert torch.equal(second.sequences, expected)
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_a_cache_of_the_caller_keeps_the_image(model, expected, static):
+def test_given_cache_keeps_the_image(model, expected, static):
     ids, pixels, config = random_ids(2, 6), random_pixels(2), model.config.text_config
     cache = TrafficVLMStaticCache(config=config, max_cache_len=20) if static else TrafficVLMCache(config=config)
     with torch.no_grad():
@@ -191,25 +191,25 @@ def test_a_cache_of_the_caller_keeps_the_image(model, expected, static):
         step = model(expected[:, 6:7], past_key_values=cache, use_cache=True)
         assert torch.equal(step.logits[:, -1, 3:].argmax(-1) + 3, expected[:, 7])
         if static:  # before transformers 5.18 a dynamic cache keeps its length when it is reset
-            cache.reset()  # another image, other questions
-            turned = model(ids[[1, 0]], pixels[[1, 0]], past_key_values=cache, use_cache=True).logits
-            torch.testing.assert_close(turned, model(ids, pixels).logits[[1, 0]], atol=1e-5, rtol=1e-5)
+            cache.reset()  # for other images and questions
+            swapped = model(ids[[1, 0]], pixels[[1, 0]], past_key_values=cache, use_cache=True).logits
+            torch.testing.assert_close(swapped, model(ids, pixels).logits[[1, 0]], atol=1e-5, rtol=1e-5)
     cache = TrafficVLMCache(config=config)
-    half = NEVER_ENDING | {"max_new_tokens": 4}
+    half = NO_END | {"max_new_tokens": 4}
     first = model.generate(ids, pixel_values=pixels, past_key_values=cache, **half)
     assert torch.equal(model.generate(first, past_key_values=cache, **half), expected)
 
 
 @pytest.mark.parametrize("name", ["forward", "generate"])
-def test_an_image_needs_a_cache_with_room_for_it(model, name):
+def test_plain_cache_with_an_image_raises(model, name):
     cache = DynamicCache(config=model.config.text_config)
     with pytest.raises(ValueError, match="must be a TrafficVLMCache or TrafficVLMStaticCache, got DynamicCache"):
         getattr(model, name)(input_ids=random_ids(1, 4), pixel_values=random_pixels(1), past_key_values=cache)
 
 
 @torch.no_grad()
-def test_the_image_mask_follows_the_rows_of_the_cache(model):
-    model = copy.deepcopy(model).double()  # of sums in another order float32 keeps too little
+def test_image_mask_is_reordered_with_the_cache(model):
+    model = copy.deepcopy(model).double()  # float32 differs too much when sums are reordered
     ids, pixels, mask = random_ids(2, 6), random_pixels(2).double(), torch.ones(2, 196, dtype=torch.long)
     mask[0, 20:], mask[1, 100:] = 0, 0
     word = random_ids(2, 1, seed=3)
@@ -229,18 +229,18 @@ def test_the_image_mask_follows_the_rows_of_the_cache(model):
     torch.testing.assert_close(twice, plain.repeat_interleave(2, dim=0))
 
 
-def test_after_the_first_step_the_image_is_in_the_cache_only(model):
+def test_image_is_passed_in_the_first_step_only(model):
     seen = []
     names = ("encoded_images", "image_index", "pixel_values")
     hook = model.register_forward_pre_hook(
         lambda _, args, kwargs: seen.append([kwargs.get(name) is not None for name in names]), with_kwargs=True
     )
-    model.generate(random_ids(2, 4), pixel_values=random_pixels(2), **(NEVER_ENDING | {"max_new_tokens": 3}))
+    model.generate(random_ids(2, 4), pixel_values=random_pixels(2), **(NO_END | {"max_new_tokens": 3}))
     hook.remove()
     assert seen == [[True, True, False], [False] * 3, [False] * 3]
 
 
-def test_an_assistant_sees_what_is_not_hidden(model):
+def test_assistant_gets_the_image_mask(model):
     assistant, ids, pixels = tiny_model(seed=3), random_ids(1, 6), random_pixels(1)
     mask = torch.ones(1, 196, dtype=torch.long)
     mask[:, 30:] = 0
@@ -249,28 +249,28 @@ def test_an_assistant_sees_what_is_not_hidden(model):
         lambda _, args, kwargs: masks.append(getattr(kwargs.get("encoded_images"), "attention_mask", None)),
         with_kwargs=True,
     )
-    model.generate(ids, pixel_values=pixels, encoder_attention_mask=mask, assistant_model=assistant, **NEVER_ENDING)
+    model.generate(ids, pixel_values=pixels, encoder_attention_mask=mask, assistant_model=assistant, **NO_END)
     assert torch.equal(masks[0], mask)
 
 
 @pytest.mark.parametrize("name", ["forced_bos_token_id", "forced_eos_token_id"])
-def test_control_tokens_cannot_be_forced(model, name):
+def test_forced_control_tokens_raise(model, name):
     with pytest.raises(ValueError, match=f"{name}=1"):
         model.generate(random_ids(1, 4), pixel_values=random_pixels(1), max_new_tokens=3, **{name: 1})
 
 
-def test_a_cache_that_was_reset_starts_anew():
+def test_reset_static_cache_gives_the_same_text():
     torch.manual_seed(0)
     model = TrafficVLMForCausalLM(TrafficVLMTextConfig(**(TINY_TEXT | {"encoder_hidden_size": None}))).eval()
     ids, mask = random_ids(2, 5), torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
     cache = StaticCache(config=model.config, max_cache_len=16)
-    how = NEVER_ENDING | {"max_new_tokens": 4, "return_dict_in_generate": True, "past_key_values": cache}
-    first = model.generate(ids, attention_mask=mask, **how).sequences
+    options = NO_END | {"max_new_tokens": 4, "return_dict_in_generate": True, "past_key_values": cache}
+    first = model.generate(ids, attention_mask=mask, **options).sequences
     cache.reset()
-    assert torch.equal(model.generate(ids, attention_mask=mask, **how).sequences, first)
+    assert torch.equal(model.generate(ids, attention_mask=mask, **options).sequences, first)
 
 
-def test_a_cache_that_nobody_holds_is_freed_at_once(model):
+def test_unused_cache_is_freed_immediately(model):
     gc.collect()
     gc.disable()
     try:
@@ -282,10 +282,10 @@ def test_a_cache_that_nobody_holds_is_freed_at_once(model):
         gc.enable()
 
 
-def test_texts_without_a_padding_token():
+def test_generation_without_a_padding_token():
     config = TrafficVLMTextConfig(**(TINY_TEXT | {"pad_token_id": None, "encoder_hidden_size": None}))
     model = TrafficVLMForCausalLM(config).eval()
-    assert model.generate(random_ids(2, 4), **NEVER_ENDING).shape == (2, 4 + NEVER_ENDING["max_new_tokens"])
+    assert model.generate(random_ids(2, 4), **NO_END).shape == (2, 4 + NO_END["max_new_tokens"])
 
 
 def test_outputs_and_scores(model):
@@ -293,7 +293,7 @@ def test_outputs_and_scores(model):
     eager.set_attn_implementation("eager")
     flags = dict.fromkeys(["return_dict_in_generate", "output_scores", "output_logits", "output_hidden_states"], True)
     output = eager.generate(
-        input_ids=random_ids(2, 6), pixel_values=random_pixels(2), output_attentions=True, **flags, **NEVER_ENDING
+        input_ids=random_ids(2, 6), pixel_values=random_pixels(2), output_attentions=True, **flags, **NO_END
     )
     assert len(output.scores) == len(output.logits) == len(output.attentions) == len(output.hidden_states) == 8
     assert all(torch.isneginf(score[:, :3]).all() for score in output.scores)
@@ -316,7 +316,7 @@ class Collector(BaseStreamer):
 def test_streaming(model, expected):
     streamer = Collector()
     inputs = {"input_ids": random_ids(2, 6)[:1], "pixel_values": random_pixels(2)[:1]}
-    model.generate(**inputs, streamer=streamer, **NEVER_ENDING)
+    model.generate(**inputs, streamer=streamer, **NO_END)
     assert streamer.tokens == [*expected[0].tolist(), "end"]
 
 
@@ -334,51 +334,51 @@ def test_control_tokens_are_never_generated(sampling):
 
 def test_generation_stops_at_eos_and_pads(model):
     ids, pixels = random_ids(2, 6), random_pixels(2)
-    plain = model.generate(ids, pixel_values=pixels, **NEVER_ENDING)
-    stop = plain[0, 8].item()  # what the first row says third ends it there; the second goes on
+    plain = model.generate(ids, pixel_values=pixels, **NO_END)
+    stop = plain[0, 8].item()  # the third token of the first row; the second row does not contain it
     assert stop not in plain[1, 6:]
-    output = model.generate(ids, pixel_values=pixels, **(NEVER_ENDING | {"eos_token_id": stop}))
+    output = model.generate(ids, pixel_values=pixels, **(NO_END | {"eos_token_id": stop}))
     assert torch.equal(output[1], plain[1])
     assert output[0, 6:].tolist() == [*plain[0, 6:9].tolist(), 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(("prompt", "new", "total"), [(100, 40, 140), (128, 1, 129)])
-def test_a_text_beyond_the_positions_is_refused_before_generating(model, prompt, new, total):
-    looks = count_calls(model.model.text_model.norm)
+def test_too_many_new_tokens_raise_before_generating(model, prompt, new, total):
+    calls = count_calls(model.model.text_model.norm)
     with pytest.raises(ValueError, match=f"{prompt} tokens and max_new_tokens={new} make {total} tokens.*128"):
         model.generate(random_ids(1, prompt), pixel_values=random_pixels(1), max_new_tokens=new)
-    assert looks == []
+    assert calls == []
 
 
-def test_positions_count_tokens_not_padding(model):
+def test_padding_does_not_count_as_positions(model):
     ids, mask = random_ids(1, 120), torch.ones(1, 120, dtype=torch.long)
     mask[:, :60] = 0
-    output = model.generate(ids, attention_mask=mask, pixel_values=random_pixels(1), **NEVER_ENDING)
-    assert torch.equal(output[:, 120:], greedy_by_hand(model, ids[:, 60:], random_pixels(1))[:, 60:])
+    output = model.generate(ids, attention_mask=mask, pixel_values=random_pixels(1), **NO_END)
+    assert torch.equal(output[:, 120:], greedy_reference(model, ids[:, 60:], random_pixels(1))[:, 60:])
     assert model.generate(random_ids(1, 127), pixel_values=random_pixels(1), max_new_tokens=1).shape == (1, 128)
 
 
-def test_continuing_beyond_the_positions_is_refused(model):
+def test_continuing_beyond_the_positions_raises(model):
     cache = model(random_ids(1, 120), random_pixels(1), use_cache=True).past_key_values
     mask = torch.ones(1, 121, dtype=torch.long)
     with pytest.raises(ValueError, match="121 tokens and max_new_tokens=8 make 129"):
-        model.generate(random_ids(1, 1), attention_mask=mask, past_key_values=cache, **NEVER_ENDING)
+        model.generate(random_ids(1, 1), attention_mask=mask, past_key_values=cache, **NO_END)
 
 
-def test_texts_may_have_no_end_or_several(tmp_path):
-    def said(eos) -> list[int]:
+def test_no_end_token_and_several_end_tokens(tmp_path):
+    def generated(eos) -> list[int]:
         model = tiny_model(text={"eos_token_id": eos})
         model.save_pretrained(tmp_path)
         model = type(model).from_pretrained(tmp_path)
         return model.generate(random_ids(1, 4), pixel_values=random_pixels(1), max_new_tokens=20)[0, 4:].tolist()
 
-    endless = said(None)
+    endless = generated(None)
     assert len(endless) == 20
     other = next(token_id for token_id in range(8, 20) if token_id not in endless)
-    assert said([other, endless[2]]) == endless[: endless.index(endless[2]) + 1]
+    assert generated([other, endless[2]]) == endless[: endless.index(endless[2]) + 1]
 
 
-def test_packed_rows_cannot_be_continued(model):
+def test_packed_rows_raise(model):
     row = pack([random_ids(4), random_ids(3)])
     with pytest.raises(ValueError, match="packed"):
         model.generate(**row, pixel_values=random_pixels(1))
@@ -393,23 +393,23 @@ def test_packed_rows_cannot_be_continued(model):
         ({"image_index": torch.tensor([0, 0])}, "image_index needs"),
     ],
 )
-def test_generate_refuses_bad_input(model, arguments, named):
+def test_bad_input_raises(model, arguments, named):
     with pytest.raises(ValueError, match=named):
-        model.generate(random_ids(2, 4), **arguments, **NEVER_ENDING)
+        model.generate(random_ids(2, 4), **arguments, **NO_END)
 
 
-def test_text_alone_is_a_language_model(model):
+def test_generation_without_an_image(model):
     ids = random_ids(2, 6)
-    full = model.generate(ids, **NEVER_ENDING)
+    full = model.generate(ids, **NO_END)
     alone = TrafficVLMForCausalLM(model.config.text_config).eval()
     alone.model.load_state_dict(model.model.text_model.state_dict())
-    assert torch.equal(alone.generate(ids, **NEVER_ENDING), full)
-    output = model.generate(ids, return_dict_in_generate=True, **NEVER_ENDING)
-    assert isinstance(output.past_key_values, DynamicCache)  # there is no image to keep
-    assert model.generate(pixel_values=random_pixels(2), **NEVER_ENDING).shape == (2, 9)  # starts from [SOS]
+    assert torch.equal(alone.generate(ids, **NO_END), full)
+    output = model.generate(ids, return_dict_in_generate=True, **NO_END)
+    assert isinstance(output.past_key_values, DynamicCache)  # a plain cache
+    assert model.generate(pixel_values=random_pixels(2), **NO_END).shape == (2, 9)  # starts from [SOS]
 
 
-def test_decoder_alone_with_image_tokens_and_beams(model):
+def test_decoder_with_encoder_hidden_states_and_beams(model):
     alone = TrafficVLMForCausalLM(model.config.text_config).eval()
     alone.model.load_state_dict(model.model.text_model.state_dict())
     ids, pixels = random_ids(2, 6), random_pixels(2)
@@ -418,8 +418,8 @@ def test_decoder_alone_with_image_tokens_and_beams(model):
     mask[:, 100:] = 0
     for options in ({}, {"num_beams": 3}):
         image = {"encoder_hidden_states": tokens, "encoder_attention_mask": mask}
-        output = alone.generate(ids, **image, **NEVER_ENDING, **options)
+        output = alone.generate(ids, **image, **NO_END, **options)
         image = {"pixel_values": pixels, "encoder_attention_mask": mask}
-        assert torch.equal(output, model.generate(ids, **image, **NEVER_ENDING, **options))
-        plain = model.generate(ids, pixel_values=pixels, **NEVER_ENDING, **options)
+        assert torch.equal(output, model.generate(ids, **image, **NO_END, **options))
+        plain = model.generate(ids, pixel_values=pixels, **NO_END, **options)
         assert not torch.equal(output, plain)  # the mask reaches every step

@@ -1,4 +1,4 @@
-"""Ids, masks and positions that do not fit are named, with what was expected, before anything is computed."""
+"""Checks of ids, masks, positions and labels: each error names what was expected and what came."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ IDS = torch.full((2, 3), 7)
     ],
 )
 @torch.no_grad()
-def test_inputs_that_do_not_fit_are_named(model, inputs, message):
+def test_bad_inputs_raise_and_name_both_shapes(model, inputs, message):
     given = {"input_ids": IDS, "pixel_values": random_pixels(2)} | inputs
     with pytest.raises(ValueError, match=message):
         model(**given)
@@ -42,15 +42,15 @@ def test_inputs_that_do_not_fit_are_named(model, inputs, message):
 
 
 @torch.no_grad()
-def test_labels_that_do_not_fit_are_named(model):
-    with pytest.raises(ValueError, match=r"labels must be int64 \[2,3\] as the logits are, got float32 \[2, 3\]"):
+def test_bad_labels_raise(model):
+    with pytest.raises(ValueError, match=r"labels must be int64 \[2,3\] to match the logits, got float32 \[2, 3\]"):
         model(IDS, labels=IDS.float())
     for wrong in (500, -1):
-        with pytest.raises(ValueError, match=rf"labels must lie in \[0, 500\) or be -100 .*, got {wrong}"):
+        with pytest.raises(ValueError, match=rf"labels must be in \[0, 500\) or -100 .*, got {wrong}"):
             model(IDS, labels=IDS.masked_fill(torch.eye(2, 3).bool(), wrong))
 
 
 @torch.no_grad()
-def test_one_row_of_positions_serves_all_rows(model):
+def test_one_row_of_positions_applies_to_all_rows(model):
     alone = model(IDS, position_ids=torch.arange(3)[None]).logits
     torch.testing.assert_close(alone, model(IDS, position_ids=torch.arange(3).expand(2, -1)).logits)

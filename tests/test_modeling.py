@@ -44,10 +44,10 @@ def vision():
     return torch.randn(2, 9, 24, generator=torch.Generator().manual_seed(5))
 
 
-# Parts, against formulas
+# Modules against formulas
 
 
-def test_rms_norm_against_the_formula():
+def test_rms_norm_equals_the_formula():
     norm = TrafficVLMRMSNorm(16, eps=1e-6)
     assert torch.equal(norm.weight, torch.ones(16))
     nn.init.normal_(norm.weight)
@@ -62,23 +62,23 @@ def test_rms_norm_computes_in_float32():
     assert torch.equal(TrafficVLMRMSNorm(16, eps=1e-6)(x), torch.ones(1, 16, dtype=torch.float16))
 
 
-def test_swiglu_against_the_formula():
+def test_swiglu_equals_the_formula():
     mlp = TrafficVLMMLP(tiny_text_config())
     x = torch.randn(5, 32)
     gate, up = (x.double() @ layer.weight.double().T for layer in (mlp.gate_proj, mlp.up_proj))
     close(mlp(x), gate / (1 + (-gate).exp()) * up @ mlp.down_proj.weight.double().T)
 
 
-def test_rotary_by_hand():
+def test_rotary_of_an_example():
     rotary = rotary_embedding(torch.tensor([[0, 3]]), head_dim=4, theta=100.0, dtype=torch.float32)
     x = torch.tensor([[[[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0]]]])
-    # Pairs (0, 2) and (1, 3) turn by 3 · 100^0 = 3 and 3 · 100^(-1/2) = 0.3.
+    # Pairs (0, 2) and (1, 3) rotate by 3 · 100^0 = 3 and 3 · 100^(-1/2) = 0.3.
     (c0, s0), (c1, s1) = ((math.cos(a), math.sin(a)) for a in (3.0, 0.3))
-    turned = [1 * c0 - 3 * s0, 2 * c1 - 4 * s1, 3 * c0 + 1 * s0, 4 * c1 + 2 * s1]
-    close(apply_rotary(x, rotary), torch.tensor([[[[1.0, 2.0, 3.0, 4.0], turned]]]))
+    rotated = [1 * c0 - 3 * s0, 2 * c1 - 4 * s1, 3 * c0 + 1 * s0, 4 * c1 + 2 * s1]
+    close(apply_rotary(x, rotary), torch.tensor([[[[1.0, 2.0, 3.0, 4.0], rotated]]]))
     # Interleaved pairs (0, 1) and (2, 3).
-    turned = [1 * c0 - 2 * s0, 2 * c0 + 1 * s0, 3 * c1 - 4 * s1, 4 * c1 + 3 * s1]
-    close(apply_rotary(x, rotary, interleaved=True), torch.tensor([[[[1.0, 2.0, 3.0, 4.0], turned]]]))
+    rotated = [1 * c0 - 2 * s0, 2 * c0 + 1 * s0, 3 * c1 - 4 * s1, 4 * c1 + 3 * s1]
+    close(apply_rotary(x, rotary, interleaved=True), torch.tensor([[[[1.0, 2.0, 3.0, 4.0], rotated]]]))
 
 
 @given(position=st.integers(0, 500), distance=st.integers(0, 500), shift=st.integers(0, 500), seed=st.integers(0, 99))
@@ -86,15 +86,15 @@ def test_rotary_by_hand():
 def test_rotary_keeps_norms_and_depends_on_distance(position, distance, shift, seed):
     query, key = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
-    def turn(x, at):
-        return apply_rotary(x, rotary_embedding(torch.tensor([[at]]), 8, 10000.0, torch.float64))
+    def rotate(x, position):
+        return apply_rotary(x, rotary_embedding(torch.tensor([[position]]), 8, 10000.0, torch.float64))
 
-    score = (turn(query, position) * turn(key, position + distance)).sum()
-    shifted = (turn(query, position + shift) * turn(key, position + distance + shift)).sum()
+    score = (rotate(query, position) * rotate(key, position + distance)).sum()
+    shifted = (rotate(query, position + shift) * rotate(key, position + distance + shift)).sum()
     close(score, shifted, 1e-3)
-    close(turn(query, position).norm(), query.norm(), 1e-5)
-    assert turn(query, position).shape == query.shape
-    assert torch.equal(turn(query, 0), query)
+    close(rotate(query, position).norm(), query.norm(), 1e-5)
+    assert rotate(query, position).shape == query.shape
+    assert torch.equal(rotate(query, 0), query)
 
 
 @torch.no_grad()
@@ -109,18 +109,18 @@ def test_interleaved_layout_is_a_permutation_of_the_other():
     close(paired(ids).last_hidden_state, half(ids).last_hidden_state, 1e-4)
 
 
-# The decoder, against an implementation that shares nothing with it
+# The decoder against independent implementations
 
 
 def reference_decoder(model: TrafficVLMTextModel, ids: torch.Tensor, vision: torch.Tensor | None) -> torch.Tensor:
-    """The decoder of one row in float64, head by head and token by token, from the specification's formulas."""
+    """The decoder for one row in float64, head by head and token by token, written from the formulas."""
     c = model.config
     weight = {name: tensor.double() for name, tensor in model.state_dict().items()}
 
     def norm(x, name):
         return x / (x.pow(2).mean(-1, keepdim=True) + c.rms_norm_eps).sqrt() * weight[name]
 
-    def turn(vector, position):
+    def rotate(vector, position):
         half, out = c.head_dim // 2, vector.clone()
         for i in range(half):
             angle = position * c.rope_parameters["rope_theta"] ** (-2 * i / c.head_dim)
@@ -135,14 +135,14 @@ def reference_decoder(model: TrafficVLMTextModel, ids: torch.Tensor, vision: tor
         for t in range(len(x)):
             heads = []
             for h in range(c.num_attention_heads):
-                mine = slice(h * c.head_dim, (h + 1) * c.head_dim)
-                theirs = slice(h // group * c.head_dim, (h // group + 1) * c.head_dim)
+                query_head = slice(h * c.head_dim, (h + 1) * c.head_dim)
+                key_head = slice(h // group * c.head_dim, (h // group + 1) * c.head_dim)
                 seen = t + 1 if causal else len(source)
-                query, keys = q[t, mine], [k[s, theirs] for s in range(seen)]
+                query, keys = q[t, query_head], [k[s, key_head] for s in range(seen)]
                 if causal:
-                    query, keys = turn(query, t), [turn(key, s) for s, key in enumerate(keys)]
+                    query, keys = rotate(query, t), [rotate(key, s) for s, key in enumerate(keys)]
                 scores = torch.stack([query @ key for key in keys]) / math.sqrt(c.head_dim)
-                heads.append(scores.softmax(0) @ v[:seen, theirs])
+                heads.append(scores.softmax(0) @ v[:seen, key_head])
             rows.append(torch.cat(heads))
         return torch.stack(rows) @ weight[f"{name}.o_proj.weight"].T
 
@@ -184,8 +184,8 @@ def test_self_attention_equals_llama():
     names = {"input_layernorm": "self_attn_norm", "post_attention_layernorm": "mlp_norm"}
     weights = {}
     for name, tensor in llama.state_dict().items():
-        for theirs, ours in names.items():
-            name = name.replace(theirs, ours)
+        for llama_name, own_name in names.items():
+            name = name.replace(llama_name, own_name)
         weights[name] = tensor
     model.load_state_dict(weights)
     ids, mask = random_ids(2, 9), torch.ones(2, 9, dtype=torch.long)
@@ -195,7 +195,7 @@ def test_self_attention_equals_llama():
 
 
 @torch.no_grad()
-def test_grouped_queries_equal_multi_head_with_repeated_weights(vision):
+def test_grouped_query_attention_equals_multi_head_with_repeated_weights(vision):
     grouped, full = tiny_decoder(num_key_value_heads=2), tiny_decoder(num_key_value_heads=4)
     weights = grouped.state_dict()
     for name, tensor in weights.items():
@@ -221,7 +221,7 @@ def test_decoder_shapes_at_full_size():
 
 
 @torch.no_grad()
-def test_attentions_under_eager(vision):
+def test_output_attentions_with_eager(vision):
     model = tiny_decoder()
     model.set_attn_implementation("eager")
     output = model(random_ids(2, 5), encoder_hidden_states=vision, output_attentions=True)
@@ -230,7 +230,7 @@ def test_attentions_under_eager(vision):
     close(output.cross_attentions[0].sum(-1), torch.ones(2, 4, 5))
 
 
-def test_attentions_elsewhere_name_eager(decoder):
+def test_output_attentions_without_eager_raises(decoder):
     with pytest.raises(ValueError, match="eager"):
         decoder(random_ids(1, 5), output_attentions=True)
 
@@ -257,7 +257,7 @@ def test_later_tokens_do_not_change_earlier_states(decoder, vision):
 @given(pads=st.integers(1, 12), length=st.integers(1, 12), left=st.booleans())
 @settings(max_examples=15, deadline=None)
 @torch.no_grad()
-def test_padding_changes_nothing(implementation, pads, length, left):
+def test_padding_does_not_change_states(implementation, pads, length, left):
     model = tiny_decoder()
     model.set_attn_implementation(implementation)
     ids, image = random_ids(1, length), torch.randn(1, 9, 24)
@@ -270,7 +270,7 @@ def test_padding_changes_nothing(implementation, pads, length, left):
 
 
 @torch.no_grad()
-def test_positions_of_the_caller_win(decoder):
+def test_given_position_ids_are_used(decoder):
     ids = random_ids(1, 6)
     base = decoder(ids).last_hidden_state
     shifted = decoder(ids, position_ids=torch.arange(6)[None] + 50).last_hidden_state
@@ -296,7 +296,7 @@ def test_eager_and_sdpa_agree(vision):
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @torch.no_grad()
-def test_prepared_masks_are_taken_as_they_are(implementation):
+def test_prepared_masks_are_used_unchanged(implementation):
     model = tiny_decoder()
     model.set_attn_implementation(implementation)
     ids, mask = random_ids(2, 6), torch.ones(6, 6, dtype=torch.bool).tril().expand(2, 1, 6, 6)
@@ -307,7 +307,7 @@ def test_prepared_masks_are_taken_as_they_are(implementation):
 
 
 @torch.no_grad()
-def test_encoder_mask_hides_image_tokens_and_stays_with_the_cache(decoder, vision):
+def test_encoder_mask_hides_image_tokens_and_is_kept_in_the_cache(decoder, vision):
     ids, mask = random_ids(2, 8), torch.ones(2, 9, dtype=torch.long)
     mask[:, 6:] = 0
     expected = decoder(ids, encoder_hidden_states=vision[:, :6]).last_hidden_state
@@ -319,11 +319,11 @@ def test_encoder_mask_hides_image_tokens_and_stays_with_the_cache(decoder, visio
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @torch.no_grad()
-def test_a_wholly_hidden_image_and_an_empty_row_give_numbers(implementation, vision):
+def test_fully_hidden_image_and_empty_row_give_finite_states(implementation, vision):
     model = tiny_decoder()
     model.set_attn_implementation(implementation)
-    ids, nothing = random_ids(2, 4), torch.zeros(2, 9, dtype=torch.long)
-    hidden = model(ids, encoder_hidden_states=vision, encoder_attention_mask=nothing).last_hidden_state
+    ids, all_hidden = random_ids(2, 4), torch.zeros(2, 9, dtype=torch.long)
+    hidden = model(ids, encoder_hidden_states=vision, encoder_attention_mask=all_hidden).last_hidden_state
     close(hidden, model(ids).last_hidden_state)
     empty = model(ids, attention_mask=torch.zeros_like(ids), encoder_hidden_states=vision).last_hidden_state
     assert empty.isfinite().all()
@@ -353,7 +353,7 @@ def test_cached_equals_uncached_for_any_split(cuts, padded):
 
 
 @torch.no_grad()
-def test_cache_of_one_image_and_50_tokens_stays_under_1_2_megabytes():
+def test_cache_size_of_one_image_and_50_tokens():
     config = TrafficVLMTextConfig(hidden_size=64, intermediate_size=8, encoder_hidden_size=8)  # 4 layers, 2 × 64 keys
     cache = TrafficVLMTextModel(config).eval()(random_ids(1, 50), encoder_hidden_states=torch.randn(1, 196, 8))
     cache = cache.past_key_values
@@ -365,7 +365,7 @@ def test_cache_of_one_image_and_50_tokens_stays_under_1_2_megabytes():
 
 @pytest.mark.parametrize("make", ["dynamic", "static"])
 @torch.no_grad()
-def test_a_cache_of_the_caller_is_filled(decoder, vision, make):
+def test_given_cache_is_filled(decoder, vision, make):
     ids = random_ids(2, 8)
     cache = TrafficVLMCache(config=decoder.config)
     if make == "static":
@@ -383,7 +383,7 @@ def test_a_cache_of_the_caller_is_filled(decoder, vision, make):
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6), padding=st.integers(0, 5), use_cache=st.booleans())
 @settings(max_examples=15, deadline=None)
 @torch.no_grad()
-def test_packed_equals_alone(implementation, lengths, padding, use_cache):
+def test_packed_equals_separate_questions(implementation, lengths, padding, use_cache):
     model = tiny_model()
     model.set_attn_implementation(implementation)
     questions = [random_ids(length, seed=i) for i, length in enumerate(lengths)]
@@ -415,7 +415,7 @@ def test_packed_row_with_a_static_cache(decoder, vision):
     close(cached.last_hidden_state, expected)
 
 
-def test_packed_rows_refuse_what_cannot_keep_questions_apart(decoder):
+def test_packed_rows_raise_for_unsupported_inputs(decoder):
     row = pack([random_ids(4), random_ids(3)])
     del row["question_ends"]
     with pytest.raises(ValueError, match="position_ids"):
@@ -424,7 +424,7 @@ def test_packed_rows_refuse_what_cannot_keep_questions_apart(decoder):
     with pytest.raises(ValueError, match="2 cached tokens"):
         decoder(**(row | {"attention_mask": None}), past_key_values=cache)
     flash = tiny_decoder()
-    flash.config._attn_implementation_internal = "flash_attention_2"  # as on a GPU; refused before attention is called
+    flash.config._attn_implementation_internal = "flash_attention_2"  # as on a GPU; attention itself never runs
     with pytest.raises(ValueError, match="flash_attention_2"):
         flash(**row)
 
@@ -432,7 +432,7 @@ def test_packed_rows_refuse_what_cannot_keep_questions_apart(decoder):
 # Training
 
 
-def test_untrained_loss_is_that_of_500_equal_words():
+def test_untrained_loss_is_log_of_the_vocabulary_size():
     torch.manual_seed(0)
     model = TrafficVLMForConditionalGeneration(TrafficVLMConfig()).eval()
     ids = random_ids(4, 100)
@@ -441,7 +441,7 @@ def test_untrained_loss_is_that_of_500_equal_words():
     assert abs(loss - math.log(500)) < 0.15
 
 
-def test_loss_is_the_mean_over_labelled_next_tokens(model):
+def test_loss_is_the_mean_over_labeled_next_tokens(model):
     ids, pixels = random_ids(2, 6), random_pixels(2)
     labels = ids.clone()
     labels[:, :4] = -100
@@ -449,12 +449,12 @@ def test_loss_is_the_mean_over_labelled_next_tokens(model):
     chosen = output.logits[:, 3:5].log_softmax(-1).gather(-1, ids[:, 4:6, None])
     close(output.loss, -chosen.mean(), 1e-5)
     padded = labels.masked_fill(labels == -100, 0)
-    close(model(ids, pixels, labels=padded).loss, output.loss, 1e-5)  # [PAD] cannot be learned
+    close(model(ids, pixels, labels=padded).loss, output.loss, 1e-5)  # [PAD] is ignored like -100
     halved = model(ids, pixels, labels=labels, num_items_in_batch=8).loss
     close(halved, output.loss / 2, 1e-5)  # Trainer divides by the tokens of all accumulated batches
 
 
-def test_pad_row_stays_zero_under_adamw():
+def test_pad_embedding_stays_zero_with_adamw():
     model = tiny_model()
     model = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
@@ -471,7 +471,7 @@ def test_pad_row_stays_zero_under_adamw():
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_pad_logit_is_the_lowest_number(tied):
+def test_pad_logit_is_the_minimum_of_the_dtype(tied):
     model = tiny_model(tie_word_embeddings=tied)
     assert (model.lm_head.weight is model.get_input_embeddings().weight) == tied
     logits = model(random_ids(1, 4), random_pixels(1)).logits
@@ -510,7 +510,7 @@ def test_every_weight_gets_a_gradient(packed):
 
 
 @torch.no_grad()
-def test_causal_lm_alone():
+def test_causal_lm_without_an_image():
     torch.manual_seed(0)
     model = TrafficVLMForCausalLM(tiny_text_config(encoder_hidden_size=None)).eval()
     assert not any("cross" in name for name, _ in model.named_parameters())
@@ -523,7 +523,7 @@ def test_causal_lm_alone():
 
 
 @torch.no_grad()
-def test_classification_reads_the_last_real_token():
+def test_classification_uses_the_last_real_token():
     torch.manual_seed(0)
     model = TrafficVLMForSequenceClassification(tiny_config()).eval()
     pixels, questions = random_pixels(2), [random_ids(5, seed=1), random_ids(3, seed=2)]
@@ -543,7 +543,7 @@ def test_classification_reads_the_last_real_token():
 
 
 @torch.no_grad()
-def test_any_tower_of_the_library_with_tokens_can_stand_in():
+def test_vision_tower_of_transformers():
     vision = {"model_type": "vit", "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = TrafficVLMConfig(vision | {"intermediate_size": 32}, TINY_TEXT)
     model = TrafficVLMForConditionalGeneration(config).eval()
@@ -552,14 +552,14 @@ def test_any_tower_of_the_library_with_tokens_can_stand_in():
 
 
 @torch.no_grad()
-def test_a_grid_that_is_no_square_keeps_its_shape():
+def test_attention_maps_of_a_grid_that_is_not_square():
     vision = {"model_type": "vit", "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = TrafficVLMConfig(vision | {"intermediate_size": 32, "image_size": [64, 128]}, TINY_TEXT)
     model = TrafficVLMForConditionalGeneration(config).eval()
     assert model.attention_maps(random_ids(1, 3), torch.randn(1, 3, 64, 128)).shape == (1, 3, 4, 8)
 
 
-def test_pixels_are_cast_to_the_dtype_of_any_tower():
+def test_pixels_are_cast_to_the_dtype_of_the_tower():
     vision = {"model_type": "vit", "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = TrafficVLMConfig(vision | {"intermediate_size": 32}, TINY_TEXT)
     model = TrafficVLMForConditionalGeneration(config).eval().bfloat16()
@@ -568,7 +568,7 @@ def test_pixels_are_cast_to_the_dtype_of_any_tower():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("capability", ["AVX512", "AVX2"])
-def test_slow_bfloat16_warns_after_loading(monkeypatch, tmp_path, dtype, capability):
+def test_loading_bfloat16_warns_on_avx2(monkeypatch, tmp_path, dtype, capability):
     tiny_model().save_pretrained(tmp_path)
     warnings = []
     monkeypatch.setattr(modeling_traffic_vlm.logger, "warning_once", warnings.append)
@@ -577,7 +577,7 @@ def test_slow_bfloat16_warns_after_loading(monkeypatch, tmp_path, dtype, capabil
     assert len(warnings) == (dtype == torch.bfloat16 and capability == "AVX2")
 
 
-def test_what_the_library_reads_of_the_classes():
+def test_class_attributes_that_the_library_reads():
     model = tiny_model()
     assert "TrafficVLMDecoderLayer" in model._no_split_modules
     assert model.config.keys_to_ignore_at_inference == ["past_key_values"]
@@ -585,7 +585,7 @@ def test_what_the_library_reads_of_the_classes():
 
 
 @torch.no_grad()
-def test_settings_of_the_models_config_hold_for_the_decoder():
+def test_settings_of_the_full_config_apply_to_the_decoder():
     model, ids, pixels = tiny_model(), random_ids(1, 4), random_pixels(1)
     assert model(ids, pixels).past_key_values is not None
     model.config.use_cache, model.config.output_hidden_states = False, True
@@ -598,7 +598,7 @@ def test_settings_of_the_models_config_hold_for_the_decoder():
 def test_dropout_acts_in_training_only(where, vision):
     dropout = {"attention_dropout": 0.5} if where == "attention" else {"hidden_dropout": 0.5}
     model = tiny_decoder(num_hidden_layers=1, **dropout)
-    with torch.no_grad():  # leave one place alone that dropout could be seen through
+    with torch.no_grad():  # keep only one module whose dropout can change the output
         for name, parameter in model.named_parameters():
             last = "o_proj" in name or "down_proj" in name
             if last and not name.startswith(f"layers.0.{where}.") and where != "attention":
@@ -614,12 +614,12 @@ def test_dropout_acts_in_training_only(where, vision):
     first = run()
     assert not torch.allclose(first, run())
     if where != "attention":
-        model.layers[0].dropout.p = 0.0  # what is left is that of the embeddings
+        model.layers[0].dropout.p = 0.0  # the remaining dropout is that of the embeddings
         model.dropout.p = 0.5 if where == "embed_tokens" else 0.0
         assert torch.equal(run(), run()) == (where != "embed_tokens")
 
 
-def test_rotation_is_exact_at_large_positions_in_bfloat16():
+def test_rotary_in_bfloat16_is_exact_at_large_positions():
     exact = rotary_embedding(torch.tensor([[127]]), 64, 10000.0, torch.float32)
     half = rotary_embedding(torch.tensor([[127]]), 64, 10000.0, torch.bfloat16)
     for a, b in zip(half, exact):
@@ -652,15 +652,15 @@ def test_embeddings_can_be_resized():
 
 
 @torch.no_grad()
-def test_compiled_model_gives_the_same_logits(model):
+def test_compiled_model_equals_eager_model(model):
     ids, image = random_ids(1, 6), model.encode_images(random_pixels(1))
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     close(compiled(ids, encoded_images=image, use_cache=False).logits, model(ids, encoded_images=image).logits)
 
 
 @torch.no_grad()
-def test_weights_on_disk_layer_by_layer(tmp_path):
-    """Offloading keeps weights on the meta device between calls; nothing may read them outside their layer."""
+def test_weights_offloaded_to_disk(tmp_path):
+    """Offloaded weights are on the meta device between calls, so only their own module may read them."""
     accelerate = pytest.importorskip("accelerate")
     model, ids, pixels = tiny_model(), random_ids(2, 5), random_pixels(2)
     expected, text = model(ids, pixels).logits, model.generate(ids, pixel_values=pixels, max_new_tokens=4)
@@ -674,7 +674,7 @@ def test_weights_on_disk_layer_by_layer(tmp_path):
     assert len(model.score_yes_no(ids, encoded_images=encoded)) == 2
 
 
-def test_fields_set_after_the_configuration_was_built_are_checked():
+def test_fields_changed_after_building_the_config_are_checked():
     config = tiny_config()
     config.text_config.num_key_value_heads = 3
     with pytest.raises(ValueError, match="num_key_value_heads=3"):
@@ -685,7 +685,7 @@ def test_fields_set_after_the_configuration_was_built_are_checked():
         TrafficVLMForConditionalGeneration(config)
 
 
-def test_return_dict_of_any_part_changes_nothing_inside():
+def test_return_dict_false_in_every_config():
     config = tiny_config()
     config.vision_config.return_dict = config.text_config.return_dict = config.return_dict = False
     output = TrafficVLMForConditionalGeneration(config).eval()(random_ids(1, 3), random_pixels(1))
@@ -717,13 +717,13 @@ def test_return_dict_of_any_part_changes_nothing_inside():
         ({"input_ids": random_ids(1, 5), "segment_ids": torch.ones(1, 4)}, [r"\[1,5\]", r"\[1, 4\]"]),
     ],
 )
-def test_decoder_refuses_bad_input(decoder, arguments, named):
+def test_bad_decoder_input_raises(decoder, arguments, named):
     for name in named:
         with pytest.raises(ValueError, match=name):
             decoder(**arguments)
 
 
-def test_decoder_without_cross_attention_refuses_images():
+def test_image_for_a_decoder_without_cross_attention_raises():
     with pytest.raises(ValueError, match="encoder_hidden_size=None"):
         tiny_decoder(encoder_hidden_size=None)(random_ids(1, 3), encoder_hidden_states=torch.randn(1, 9, 24))
 
@@ -745,19 +745,19 @@ def test_decoder_without_cross_attention_refuses_images():
         ({"image_index": torch.tensor([0, 0])}, ["image_index needs"]),
     ],
 )
-def test_full_model_refuses_bad_input(model, arguments, named):
+def test_bad_input_of_the_full_model_raises(model, arguments, named):
     for name in named:
         with pytest.raises(ValueError, match=name):
             model(random_ids(2, 5), **arguments)
 
 
-def test_classification_refuses_labels_of_another_shape():
+def test_classification_labels_of_another_shape_raise():
     model = TrafficVLMForSequenceClassification(tiny_config())
     with pytest.raises(ValueError, match=r"\[2\].*\[3\]"):
         model(random_ids(2, 5), random_pixels(2), labels=torch.tensor([0, 1, 0]))
 
 
-def test_encoded_images_of_another_model_are_refused(model):
+def test_encoded_images_of_another_model_raise(model):
     pixels, ids = random_pixels(1), random_ids(1, 4)
     with pytest.raises(ValueError, match="another model"):
         model(ids, encoded_images=tiny_model(seed=1).encode_images(pixels))

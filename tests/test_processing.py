@@ -1,4 +1,4 @@
-"""The processor: what a question and an image become, and what is refused."""
+"""The processor: prompts, packing, labels, images, templates, and errors for bad input."""
 
 import base64
 import io
@@ -36,8 +36,8 @@ def words(processor, text):
     return processor.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def colour(image, where=(0, 0)):
-    return image.getpixel(where)
+def pixel(image, position=(0, 0)):
+    return image.getpixel(position)
 
 
 # --- prompts ---
@@ -50,21 +50,21 @@ def test_every_ending_gives_the_same_prompt(processor, ending):
     assert EOS not in prompt[0]
 
 
-def test_rendered_start_token_is_not_doubled(processor):
+def test_start_token_is_not_added_twice(processor):
     plain = processor(text=CAR)["input_ids"]
     assert processor(text="[SOS] " + CAR)["input_ids"] == plain
     assert processor(text="[SOS] [SOS] " + CAR, on_unknown="ignore")["input_ids"] != plain
 
 
 @pytest.mark.parametrize("token", ["[PAD]", "[EOS]", "[SOS]", "[UNK]"])
-def test_control_tokens_in_the_text_of_a_user_are_words(processor, token):
+def test_control_tokens_in_user_text_are_words(processor, token):
     ids = processor(text=f"is there {token} a car", on_unknown="ignore")["input_ids"][0]
     assert processor.tokenizer.unk_token_id in ids
     control = processor.tokenizer.convert_tokens_to_ids(token)
     assert token == "[UNK]" or control not in ids[1:]
 
 
-def test_rows_are_questions(processor, image):
+def test_one_question_per_row(processor, image):
     out = processor(images=[image, image], text=[[CAR, BUS], [RED]], return_tensors="pt")
     assert set(out) == {"input_ids", "attention_mask", "pixel_values", "image_index"}
     assert out["input_ids"].shape == out["attention_mask"].shape == (3, 8)
@@ -76,16 +76,16 @@ def test_rows_are_questions(processor, image):
 
 
 @pytest.mark.parametrize(("count", "text"), [(1, CAR), (1, [CAR]), (1, [[CAR]]), (2, [CAR, BUS]), (2, [[CAR], [BUS]])])
-def test_image_index_is_left_out_one_to_one(processor, image, count, text):
+def test_no_image_index_with_one_question_per_image(processor, image, count, text):
     for given_images in ([image] * count, [[image]] * count):
         out = processor(images=given_images, text=text, return_tensors="pt")
         assert set(out) == set(processor.model_input_names) == {"input_ids", "attention_mask", "pixel_values"}
 
 
-def test_text_alone_and_images_alone(processor, image):
+def test_text_only_and_images_only(processor, image):
     assert set(processor(text=[CAR, BUS], return_tensors="pt")) == {"input_ids", "attention_mask"}
     assert set(processor(images=image, return_tensors="pt")) == {"pixel_values"}
-    later = processor(text=[[CAR, BUS], [RED]], return_tensors="pt")  # questions for images encoded before
+    later = processor(text=[[CAR, BUS], [RED]], return_tensors="pt")  # for images encoded earlier
     assert later["image_index"].tolist() == [0, 0, 1]
 
 
@@ -122,7 +122,7 @@ def test_padding(processor, packed, options, width, side):
         assert out["question_ends"].tolist() == ([[width - 1]] * 2 if side == "left" else [[5], [6]])
 
 
-def test_padding_side_is_the_tokenizers(processor):
+def test_default_padding_side_is_that_of_the_tokenizer(processor):
     assert processor.tokenizer.padding_side == "left"
     processor.tokenizer.padding_side = "right"
     try:
@@ -131,7 +131,7 @@ def test_padding_side_is_the_tokenizers(processor):
         processor.tokenizer.padding_side = "left"
 
 
-def test_length_limit_holds_for_each_question(processor):
+def test_length_limit_applies_to_each_question(processor):
     fits = "car " * 126  # with [SOS] and "?"
     assert len(processor(text=fits)["input_ids"][0]) == 128
     assert processor(text=[[fits, fits]], packed=True, return_tensors="pt")["input_ids"].shape == (
@@ -152,9 +152,9 @@ def test_truncation_keeps_the_question_mark_and_the_answer(processor):
     assert len(long) == 128 and long[0] == SOS and long[-1] == mark
     short = processor(text=CAR, truncation=True, max_length=4)["input_ids"][0]
     assert short == [SOS, *words(processor, "is there ?")]
-    taught = processor(text="car " * 300, suffix="a bus", truncation=True)
-    assert len(taught["input_ids"][0]) == 128
-    assert taught["input_ids"][0][-4:] == [mark, *words(processor, "a bus"), EOS]
+    answered = processor(text="car " * 300, suffix="a bus", truncation=True)
+    assert len(answered["input_ids"][0]) == 128
+    assert answered["input_ids"][0][-4:] == [mark, *words(processor, "a bus"), EOS]
     with pytest.raises(ValueError, match="128"):
         processor(text=CAR, suffix="car " * 128, truncation=True)
 
@@ -162,7 +162,7 @@ def test_truncation_keeps_the_question_mark_and_the_answer(processor):
 # --- packing and labels ---
 
 
-def test_packed_rows_by_hand(processor, image):
+def test_packed_rows_of_an_example(processor, image):
     out = processor(images=[image] * 2, text=[["a car", "bus"], ["red"]], packed=True, return_tensors="pt")
     a, car, bus, red, mark = words(processor, "a car bus red ?")
     assert out["input_ids"].tolist() == [[SOS, a, car, mark, SOS, bus, mark], [0, 0, 0, 0, SOS, red, mark]]
@@ -173,7 +173,7 @@ def test_packed_rows_by_hand(processor, image):
     assert "image_index" not in out and out["pixel_values"].shape == (2, 3, 224, 224)
 
 
-def test_labels_by_hand(processor):
+def test_labels_of_an_example(processor):
     out = processor(text=["a car", "bus"], suffix=["yes", "a bus"], return_tensors="pt")
     a, car, bus, mark = words(processor, "a car bus ?")
     assert out["input_ids"].tolist() == [[SOS, a, car, mark, YES, EOS], [SOS, bus, mark, a, bus, EOS]]
@@ -181,7 +181,7 @@ def test_labels_by_hand(processor):
 
 
 @pytest.mark.parametrize(("answer", "token"), [("yes", YES), ("Yes", YES), (" NO ", NO), ("[YES]", YES), ("no", NO)])
-def test_answers_become_tokens(processor, answer, token):
+def test_yes_and_no_answers_have_one_token(processor, answer, token):
     assert processor(text=CAR, suffix=answer)["input_ids"][0][-2:] == [token, EOS]
 
 
@@ -198,39 +198,39 @@ SENTENCE = st.lists(st.sampled_from("is there a car bus red light ahead the two"
 ROWS = st.lists(st.lists(SENTENCE.map(" ".join), min_size=1, max_size=4), min_size=1, max_size=4)
 
 
-@given(rows=ROWS, side=st.sampled_from(["left", "right"]), taught=st.booleans(), width=st.sampled_from([None, 60]))
+@given(rows=ROWS, side=st.sampled_from(["left", "right"]), answered=st.booleans(), width=st.sampled_from([None, 60]))
 @settings(max_examples=60, deadline=None)
-def test_segments_of_packed_rows_are_the_unpacked_rows(processor, rows, side, taught, width):
-    suffix = [["yes" if "car" in question else question for question in row] for row in rows] if taught else None
+def test_packed_segments_equal_unpacked_rows(processor, rows, side, answered, width):
+    suffix = [["yes" if "car" in question else question for question in row] for row in rows] if answered else None
     options = {"padding": "max_length", "max_length": width} if width else {}
     alone = processor(text=rows, suffix=suffix)
     packed = processor(text=rows, suffix=suffix, packed=True, padding_side=side, return_tensors="pt", **options)
     found = []
-    for number, row in enumerate(rows):
-        segments = packed["segment_ids"][number]
-        assert (segments == 0).equal(packed["attention_mask"][number] == 0)
+    for index, row in enumerate(rows):
+        segments = packed["segment_ids"][index]
+        assert (segments == 0).equal(packed["attention_mask"][index] == 0)
         for question in range(1, len(row) + 1):
             columns = (segments == question).nonzero().flatten()
             assert columns.diff().eq(1).all()
-            assert packed["position_ids"][number, columns].tolist() == list(range(len(columns)))
-            end = int(packed["question_ends"][number, question - 1] - columns[0])
+            assert packed["position_ids"][index, columns].tolist() == list(range(len(columns)))
+            end = int(packed["question_ends"][index, question - 1] - columns[0])
             prompt = processor(text=row[question - 1])["input_ids"][0]
             assert end == len(prompt) - 1
             found.append(
-                {key: packed[key][number, columns].tolist() for key in ("input_ids", "labels") if key in packed}
+                {key: packed[key][index, columns].tolist() for key in ("input_ids", "labels") if key in packed}
             )
-        assert (packed["question_ends"][number, len(row) :] == -1).all()
+        assert (packed["question_ends"][index, len(row) :] == -1).all()
     assert [segment["input_ids"] for segment in found] == alone["input_ids"]
-    if taught:
+    if answered:
         assert [segment["labels"] for segment in found] == alone["labels"]
-    counts = [number for number, row in enumerate(rows) for _ in row]
-    assert alone.get("image_index", counts) == counts
+    image_index = [index for index, row in enumerate(rows) for _ in row]
+    assert alone.get("image_index", image_index) == image_index
 
 
 # --- unknown words ---
 
 
-def test_unknown_words_are_named_once_as_typed(processor):
+def test_unknown_words_are_listed_once_as_typed(processor):
     text = ["Is there a Zyxgarf, or a QUUXO?", "Is the zyxgarf red?"]
     assert processor.unknown_words(text) == ["Zyxgarf", "QUUXO"]
     assert processor.unknown_words(text[0]) == ["Zyxgarf", "QUUXO"]
@@ -269,13 +269,13 @@ BAD_CALLS = [
     ({"text": " ?!"}, ValueError, r"empty string: ' \?!'"),
     ({"text": ", ,"}, ValueError, r"empty string: ', ,'"),
     ({"text": "[SOS] ?"}, ValueError, r"`text` has an empty string: '\[SOS\] \?'"),
-    ({"text": 7}, TypeError, r"`text` is a string.* int: 7"),
+    ({"text": 7}, TypeError, r"`text` must be a string.* int: 7"),
     ({"text": [CAR, None]}, TypeError, r"`text` holds NoneType None"),
     ({"text": [[CAR], BUS]}, TypeError, r"`text` mixes lists with 'Is there a bus ahead\?'"),
     ({"text": [[[CAR]]]}, TypeError, r"`text` holds list"),
-    ({"text": CAR, "suffix": ["yes"]}, ValueError, r"`suffix` is shaped as `text`"),
-    ({"text": [CAR, BUS], "suffix": ["yes"]}, ValueError, r"`suffix` is shaped as `text`"),
-    ({"text": [[CAR, BUS]], "suffix": [["yes"]]}, ValueError, r"`suffix` is shaped as `text`"),
+    ({"text": CAR, "suffix": ["yes"]}, ValueError, r"`suffix` must have the shape of `text`"),
+    ({"text": [CAR, BUS], "suffix": ["yes"]}, ValueError, r"`suffix` must have the shape of `text`"),
+    ({"text": [[CAR, BUS]], "suffix": [["yes"]]}, ValueError, r"`suffix` must have the shape of `text`"),
     ({"text": [CAR, BUS], "suffix": ["yes", None]}, TypeError, r"`suffix` holds NoneType None"),
     ({"text": CAR, "suffix": " "}, ValueError, r"`suffix` has an empty string"),
     ({"images": BLANK, "suffix": "yes"}, ValueError, r"`text` is None"),
@@ -287,20 +287,20 @@ BAD_CALLS = [
     ({"text": CAR, "videos_kwargs": {"fps": 1}}, TypeError, r"`videos_kwargs`"),
     ({"text": CAR, "return_offsets_mapping": True}, TypeError, r"`return_offsets_mapping`"),
     ({"text": CAR, "padding": True, "text_kwargs": {"padding": False}}, ValueError, r"`padding` was passed twice"),
-    ({"text": CAR, "padding": "long"}, ValueError, r"padding is .* 'long'"),
-    ({"text": CAR, "padding_side": "top"}, ValueError, r"padding_side is .* 'top'"),
+    ({"text": CAR, "padding": "long"}, ValueError, r"padding must be .* 'long'"),
+    ({"text": CAR, "padding_side": "top"}, ValueError, r"padding_side must be .* 'top'"),
     ({"images": 3, "text": CAR}, TypeError, r"int: 3"),
     ({"images": [None], "text": [CAR]}, TypeError, r"NoneType: None"),
 ]
 
 
 @pytest.mark.parametrize(("call", "error", "message"), BAD_CALLS)
-def test_bad_calls_name_the_value(processor, call, error, message):
+def test_bad_arguments_raise_and_name_the_value(processor, call, error, message):
     with pytest.raises(error, match=message):
         processor(**call)
 
 
-def test_what_the_library_sends_switched_off_is_accepted(processor):
+def test_options_that_the_library_passes_are_accepted(processor):
     plain = processor(text=CAR)["input_ids"]
     sent = {"add_special_tokens": False, "return_mm_token_type_ids": False, "audio_kwargs": {}, "verbose": True}
     assert processor(text=CAR, **sent)["input_ids"] == plain
@@ -315,23 +315,23 @@ def shades(count):
     return np.arange(count, dtype=np.int64)
 
 
-GREY16 = (shades(256) * 257).reshape(16, 16)  # every 8-bit shade, at 16 bits
-GREY8 = shades(256).astype(np.uint8).reshape(16, 16)
+GRAY16 = (shades(256) * 257).reshape(16, 16)  # every 8-bit shade, at 16 bits
+GRAY8 = shades(256).astype(np.uint8).reshape(16, 16)
 
 
-def test_sixteen_bit_greys_keep_their_shades(tmp_path):
-    Image.fromarray(GREY16.astype(np.uint16)).save(tmp_path / "grey.png")
-    Image.fromarray(GREY16.astype(np.uint16)).save(tmp_path / "grey.tif")
+def test_16_bit_gray_keeps_its_shades(tmp_path):
+    Image.fromarray(GRAY16.astype(np.uint16)).save(tmp_path / "gray.png")
+    Image.fromarray(GRAY16.astype(np.uint16)).save(tmp_path / "gray.tif")
     for source in (
-        tmp_path / "grey.png",
-        tmp_path / "grey.tif",
-        Image.fromarray(GREY16.astype(np.uint16)),
-        Image.fromarray(GREY16.astype(np.int32)),
-        GREY16.astype(np.uint16),
-        torch.from_numpy(GREY16.astype(np.uint16)),
+        tmp_path / "gray.png",
+        tmp_path / "gray.tif",
+        Image.fromarray(GRAY16.astype(np.uint16)),
+        Image.fromarray(GRAY16.astype(np.int32)),
+        GRAY16.astype(np.uint16),
+        torch.from_numpy(GRAY16.astype(np.uint16)),
     ):
         seen = np.asarray(to_rgb(source))
-        assert seen.shape == (16, 16, 3) and (seen == GREY8[..., None]).all()
+        assert seen.shape == (16, 16, 3) and (seen == GRAY8[..., None]).all()
 
 
 @pytest.mark.parametrize(
@@ -353,18 +353,18 @@ def test_sixteen_bit_greys_keep_their_shades(tmp_path):
         ("HSV", (0, 255, 255), (255, 0, 0)),
     ],
 )
-def test_modes_of_pillow(mode, fill, seen):
+def test_pillow_modes(mode, fill, seen):
     picture = to_rgb(Image.new(mode, (4, 3), fill))
-    assert picture.mode == "RGB" and picture.size == (4, 3) and colour(picture) == seen
+    assert picture.mode == "RGB" and picture.size == (4, 3) and pixel(picture) == seen
 
 
 @pytest.mark.parametrize(
-    "name", ["palette.png", "palette.gif", "one_bit.png", "cmyk.jpg", "rgb_key.png", "grey_key.png"]
+    "name", ["palette.png", "palette.gif", "one_bit.png", "cmyk.jpg", "rgb_key.png", "gray_key.png"]
 )
-def test_files_show_what_a_person_sees(tmp_path, name):
+def test_file_formats_and_transparency(tmp_path, name):
     path = tmp_path / name
     left, right, close = (255, 255, 255), (0, 0, 255), 0
-    if name.startswith("palette"):  # the left half is transparent, its hidden colour green
+    if name.startswith("palette"):  # the left half is transparent, its hidden color green
         picture = Image.new("P", (8, 4), 1)
         picture.putpalette([0, 255, 0, 0, 0, 255])
         picture.paste(0, (0, 0, 4, 4))
@@ -378,23 +378,23 @@ def test_files_show_what_a_person_sees(tmp_path, name):
         Image.new("CMYK", (8, 4), (0, 255, 255, 0)).save(path, quality=100)
         left = right = (255, 0, 0)
         close = 4
-    else:  # one colour stands for "transparent"
-        grey = name.startswith("grey")
-        picture = Image.new("L" if grey else "RGB", (8, 4), 7 if grey else (0, 0, 255))
-        picture.paste(90 if grey else (0, 255, 0), (0, 0, 4, 4))
-        picture.save(path, transparency=90 if grey else (0, 255, 0))
-        right = (7, 7, 7) if grey else right
+    else:  # one color means "transparent"
+        gray = name.startswith("gray")
+        picture = Image.new("L" if gray else "RGB", (8, 4), 7 if gray else (0, 0, 255))
+        picture.paste(90 if gray else (0, 255, 0), (0, 0, 4, 4))
+        picture.save(path, transparency=90 if gray else (0, 255, 0))
+        right = (7, 7, 7) if gray else right
     for source in (path, str(path), Image.open(path)):
         seen = to_rgb(source)
-        assert np.abs(np.subtract(colour(seen), left)).max() <= close
-        assert np.abs(np.subtract(colour(seen, (7, 0)), right)).max() <= close
+        assert np.abs(np.subtract(pixel(seen), left)).max() <= close
+        assert np.abs(np.subtract(pixel(seen, (7, 0)), right)).max() <= close
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_photographs_are_turned_upright(tmp_path, orientation):
+def test_exif_orientation_is_applied(tmp_path, orientation):
     upright = Image.new("RGB", (32, 16), (0, 0, 255))
     upright.paste((255, 0, 0), (0, 0, 16, 8))  # red at the top left
-    back = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # the transposition that a reader has to undo
+    back = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # the inverse transposition
     stored = upright if orientation == 1 else upright.transpose(Image.Transpose(back[orientation]))
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -404,9 +404,9 @@ def test_photographs_are_turned_upright(tmp_path, orientation):
     assert np.abs(np.asarray(seen, dtype=int) - np.asarray(upright, dtype=int)).max() <= 4
 
 
-def test_broken_exif_does_not_hide_the_picture(tmp_path):
+def test_damaged_exif_is_ignored(tmp_path):
     Image.new("RGB", (8, 8), RGB).save(tmp_path / "photo.png", exif=b"Exif\x00\x00not a tiff header")
-    assert colour(to_rgb(tmp_path / "photo.png")) == RGB
+    assert pixel(to_rgb(tmp_path / "photo.png")) == RGB
 
 
 HWC = np.broadcast_to(np.array(RGB, dtype=np.uint8), (6, 5, 3))
@@ -426,9 +426,9 @@ ARRAYS = {
     "uint16 RGB": (HWC.astype(np.uint16) * 257, RGB),
     "bool HW": (np.ones((6, 5), dtype=bool), (255,) * 3),
     "bool CHW": (torch.zeros(1, 6, 5, dtype=torch.bool), (0,) * 3),
-    "grey HW": (np.full((6, 5), 90, dtype=np.uint8), (90,) * 3),
-    "grey HW1": (np.full((6, 5, 1), 90, dtype=np.uint8), (90,) * 3),
-    "grey 1HW": (np.full((1, 6, 5), 90, dtype=np.uint8), (90,) * 3),
+    "gray HW": (np.full((6, 5), 90, dtype=np.uint8), (90,) * 3),
+    "gray HW1": (np.full((6, 5, 1), 90, dtype=np.uint8), (90,) * 3),
+    "gray 1HW": (np.full((1, 6, 5), 90, dtype=np.uint8), (90,) * 3),
     "transparent RGBA": (np.zeros((6, 5, 4), dtype=np.uint8), (255,) * 3),
     "transparent CHW": (torch.zeros(4, 6, 5), (255,) * 3),
 }
@@ -438,14 +438,14 @@ ARRAYS = {
 def test_arrays_and_tensors(name):
     array, seen = ARRAYS[name]
     picture = to_rgb(array)
-    assert colour(picture) == seen and picture.size == ((3, 3) if "3x3" in name else (5, 6))
+    assert pixel(picture) == seen and picture.size == ((3, 3) if "3x3" in name else (5, 6))
 
 
-def test_layout_can_be_said(processor):
+def test_input_data_format_sets_the_layout(processor):
     array = np.zeros((3, 4, 3), dtype=np.uint8)
-    array[0] = 255  # a red picture, channels first
-    said = processor(images=array, input_data_format="channels_first", return_tensors="pt")["pixel_values"]
-    assert said[0].flatten(1).mean(1).tolist() == [1, -1, -1]
+    array[0] = 255  # a red image, channels first
+    pixels = processor(images=array, input_data_format="channels_first", return_tensors="pt")["pixel_values"]
+    assert pixels[0].flatten(1).mean(1).tolist() == [1, -1, -1]
 
 
 NAN, INFINITE = np.zeros((4, 4, 3)), np.zeros((4, 4, 3), dtype=np.float32)
@@ -464,9 +464,9 @@ NAN[1, 1, 1], INFINITE[1, 1, 1] = np.nan, np.inf
         (np.zeros((0, 4, 3)), ValueError, r"shape \(0, 4, 3\)"),
         (np.zeros((1, 2, 4, 4, 3)), ValueError, r"shape \(1, 2, 4, 4, 3\)"),
         (Image.new("RGB", (0, 5)), ValueError, r"no pixels.*0 x 5"),
-        (np.full((4, 4), 300), ValueError, r"int64 pixels are 0\.\.255, got 300\.\.300"),
+        (np.full((4, 4), 300), ValueError, r"int64 pixels must be in 0\.\.255, got 300\.\.300"),
         (np.full((4, 4), -1.0), ValueError, r"0\.\.1 or 0\.\.255 .*got -1\.\.-1"),
-        (np.linspace(-2, 2.5, 16).reshape(4, 4), ValueError, r"not normalised\), got -2\.\.2\.5"),
+        (np.linspace(-2, 2.5, 16).reshape(4, 4), ValueError, r"not normalized\), got -2\.\.2\.5"),
         (np.linspace(0, 256, 16).reshape(4, 4), ValueError, r"got 0\.\.256"),
         (np.full((4, 4), 1j), TypeError, r"complex128"),
         (np.full((4, 4), "car"), TypeError, r"<U3"),
@@ -474,12 +474,12 @@ NAN[1, 1, 1], INFINITE[1, 1, 1] = np.nan, np.inf
         ({"path": "x.png"}, TypeError, r"dict"),
     ],
 )
-def test_bad_images_are_named(processor, image, error, message):
+def test_bad_images_raise_and_name_the_value(processor, image, error, message):
     with pytest.raises(error, match=message):
         processor(images=[image], text=[CAR])
 
 
-def test_corrupt_files_are_named(processor, tmp_path, image):
+def test_damaged_files_raise_and_name_the_file(processor, tmp_path, image):
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     for name in ("cut.png", "cut.jpg"):
         Image.fromarray(noise).save(tmp_path / name)
@@ -494,41 +494,42 @@ def test_corrupt_files_are_named(processor, tmp_path, image):
         processor(images=Image.open(tmp_path / "cut.png"), text=CAR)
 
 
-def test_decompression_bomb_names_the_file(processor, tmp_path, monkeypatch):
+def test_decompression_bomb_raises_and_names_the_file(processor, tmp_path, monkeypatch):
     Image.new("RGB", (64, 64)).save(tmp_path / "bomb.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(ValueError, match=r"bomb\.png.*decompression bomb"):
         processor(images=tmp_path / "bomb.png", text=CAR)
 
 
-def test_every_way_of_passing_an_image_gives_the_same_pixels(processor, tmp_path):
+def test_all_image_types_give_the_same_pixels(processor, tmp_path):
     array = np.random.default_rng(1).integers(0, 256, (40, 60, 3), dtype=np.uint8)
     picture = Image.fromarray(array)
     picture.save(tmp_path / "scene.png")
     encoded = base64.b64encode((tmp_path / "scene.png").read_bytes()).decode()
     expected = processor(images=picture, return_tensors="pt")["pixel_values"]
     tensor = torch.tensor(array.transpose(2, 0, 1).copy())
-    ways = [array, tensor, tensor[None], array[None], str(tmp_path / "scene.png"), tmp_path / "scene.png", [[picture]]]
-    for way in [*ways, encoded, "data:image/png;base64," + encoded, array / 255.0]:
-        assert torch.equal(processor(images=way, return_tensors="pt")["pixel_values"], expected)
+    path = tmp_path / "scene.png"
+    values = [array, array[None], tensor, tensor[None], path, str(path), [[picture]]]
+    for value in [*values, encoded, "data:image/png;base64," + encoded, array / 255.0]:
+        assert torch.equal(processor(images=value, return_tensors="pt")["pixel_values"], expected)
     batch = processor(images=[picture, array, tmp_path / "scene.png"], return_tensors="pt")["pixel_values"]
     assert torch.equal(batch, expected.expand(3, -1, -1, -1))
 
 
-def test_urls_are_left_to_the_library(monkeypatch, image):
+def test_urls_are_loaded_by_the_library(monkeypatch, image):
     module = sys.modules[to_rgb.__module__]
     monkeypatch.setattr(module, "load_image", lambda url: image if url == "https://a.test/b.png" else None)
-    assert colour(to_rgb("https://a.test/b.png")) == RGB
+    assert pixel(to_rgb("https://a.test/b.png")) == RGB
 
 
-def test_pixels_are_the_image_processors(processor):
-    """Squeezed to 224 x 224 without a crop, bicubic, scaled to -1..1; also a picture only 1 or 3 pixels high."""
+def test_pixels_equal_pillow_resizing(processor):
+    """Resized to 224 x 224 without cropping, bicubic, scaled to -1..1; also images of 1 or 3 rows."""
     generator = np.random.default_rng(2)
     for height, width in [(480, 640), (224, 224), (3, 5), (1, 1), (1, 300)]:
         picture = Image.fromarray(generator.integers(0, 256, (height, width, 3), dtype=np.uint8))
         pixels = processor(images=picture, return_tensors="pt")["pixel_values"]
-        by_hand = np.asarray(picture.resize((224, 224), Image.Resampling.BICUBIC), dtype=np.float64) / 127.5 - 1
-        np.testing.assert_allclose(pixels[0].permute(1, 2, 0), by_hand, atol=1e-6)
+        expected = np.asarray(picture.resize((224, 224), Image.Resampling.BICUBIC), dtype=np.float64) / 127.5 - 1
+        np.testing.assert_allclose(pixels[0].permute(1, 2, 0), expected, atol=1e-6)
 
 
 def test_options_of_the_image_processor(processor, image):
@@ -566,7 +567,7 @@ def test_chat_template(processor, image, tmp_path, add_generation_prompt):
     assert all(torch.equal(batch[key], both[key]) for key in both)
 
 
-def test_chat_template_asks_the_last_question(processor):
+def test_chat_template_uses_the_last_question(processor):
     chat = [
         {"role": "system", "content": "Answer briefly."},
         {"role": "user", "content": BUS},
@@ -575,17 +576,17 @@ def test_chat_template_asks_the_last_question(processor):
     ]
     assert processor.apply_chat_template(chat) == "[SOS] Is there a car ?"
     assert processor.apply_chat_template(chat, tokenize=True)[0] == processor(text=CAR)["input_ids"][0]
-    assert isinstance(chat[3]["content"], str)  # the caller's own messages stay as they were
+    assert isinstance(chat[3]["content"], str)  # the caller's messages are unchanged
     split = [{"role": "user", "content": [{"type": "text", "text": "Is there"}, {"type": "text", "text": "a car."}]}]
     assert processor.apply_chat_template(split) == "[SOS] Is there a car ?"
     ids = processor.tokenizer.apply_chat_template(chat, chat_template=processor.chat_template, tokenize=True)
-    assert ids["input_ids"] == processor(text=CAR)["input_ids"][0]  # the tokenizer alone gives the prompt too
+    assert ids["input_ids"] == processor(text=CAR)["input_ids"][0]  # the tokenizer alone gives the same prompt
     with pytest.raises(ValueError, match="empty string"):
         processor.apply_chat_template([{"role": "assistant", "content": "no"}], tokenize=True)
 
 
-def test_the_prompt_can_be_taken_off_the_front_of_a_text(processor):
-    """What the image-text-to-text pipeline does with a left-padded batch, where an answer may be missing."""
+def test_removing_the_prompt_leaves_the_answer(processor):
+    """As the image-text-to-text pipeline does for a left-padded batch, in which an answer may be missing."""
     prompts = processor(text=[CAR, RED], return_tensors="pt")["input_ids"]
     (red,) = words(processor, "red")
     for answers, expected in (([[YES, EOS], [red, EOS]], ["yes", "red"]), ([[EOS, 0], [NO, EOS]], ["", "no"])):
@@ -599,9 +600,9 @@ def test_the_prompt_can_be_taken_off_the_front_of_a_text(processor):
     assert processor.post_process_image_text_to_text(torch.tensor([YES, EOS])) == ["yes"]
 
 
-def test_decision_prompt_is_the_processors_prompt(processor, image):
+def test_decision_prompt_equals_the_processor_prompt(processor, image):
     decision = pytest.importorskip("transformers.decision")
-    own = TrafficVLMProcessor.from_pretrained(ROOT)  # the library adds its sentinels to the tokenizer
+    own = TrafficVLMProcessor.from_pretrained(ROOT)  # a copy, because the library adds tokens to it
     config = decision.DecisionConfig.from_pretrained(ROOT)
     assert config.labels == {"noul": ["[YES]", "[NO]"]} and config.noul_options == ["true", "false"]
     assert decision.label_token_ids(own.tokenizer, ("[YES]", "[NO]")) == [YES, NO]
@@ -623,7 +624,7 @@ def test_decision_prompt_is_the_processors_prompt(processor, image):
         config.prepare_inputs({"state": "", "questions": {"q": choice}}, own)
 
 
-# --- answers for people ---
+# --- answers ---
 
 
 def test_post_process_yes_no(processor):
@@ -664,7 +665,7 @@ def load_in_fresh_process(folder, cache):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_saved_folder_loads_by_itself(processor, tmp_path):
+def test_saved_folder_loads_in_a_new_process(processor, tmp_path):
     first, second, cache = tmp_path / "first", tmp_path / "second", tmp_path / "cache"
     cache.mkdir()
     processor.save_pretrained(first)
@@ -679,7 +680,7 @@ def test_saved_folder_loads_by_itself(processor, tmp_path):
     assert again.to_dict() == TrafficVLMProcessor.from_pretrained(first).to_dict()
 
 
-def test_pushing_saves_everything(processor, tmp_path, monkeypatch):
+def test_push_to_hub_arguments(processor, tmp_path, monkeypatch):
     pushed = []
     monkeypatch.setattr(
         TrafficVLMProcessor, "push_to_hub", lambda self, repo_id, **kwargs: pushed.append((repo_id, kwargs))
@@ -689,13 +690,13 @@ def test_pushing_saves_everything(processor, tmp_path, monkeypatch):
     assert pushed == [("model", {"commit_message": "new"}), ("me/other", {})]
 
 
-def test_image_processor_loads_alone(processor):
+def test_image_processor_loads_with_the_auto_class(processor):
     alone = AutoImageProcessor.from_pretrained(ROOT)
     assert type(alone) is type(processor.image_processor)
     assert alone.to_dict()["size"] == {"height": 224, "width": 224}
 
 
-def test_init_refuses_what_it_does_not_know(processor):
+def test_init_rejects_unknown_arguments(processor):
     with pytest.raises(TypeError, match="extra"):
         TrafficVLMProcessor(processor.image_processor, processor.tokenizer, extra=1)
     bare = TrafficVLMProcessor(processor.image_processor, processor.tokenizer)
@@ -703,13 +704,13 @@ def test_init_refuses_what_it_does_not_know(processor):
     assert not hasattr(bare, "image_token")
 
 
-def test_a_tokenizer_made_with_padding_keeps_it(processor):
+def test_padding_of_the_tokenizer_is_the_default(processor):
     tokenizer = type(processor.tokenizer).from_pretrained(ROOT, max_length=117, padding="max_length")
     made = TrafficVLMProcessor(processor.image_processor, tokenizer)
     assert made(text=CAR, return_tensors="pt")["input_ids"].shape == (1, 117)
 
 
-def test_base64_of_something_else_is_no_image(image):
+def test_base64_of_a_truncated_image_raises(image):
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     with pytest.raises(ValueError, match="cannot read"):

@@ -13,8 +13,14 @@ from tiny import ROOT, tiny_model
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 FILES = sorted(set(re.findall(r"`((?:\w+/)*\w+\.(?:py|txt))`", README)))
-COMMANDS = re.findall(r"python (scripts/\w+\.py)((?:[^`\n]|\\\n)*)", README)
-OPTIONS = {"scripts/train.py": "training/run.py", "scripts/label.py": "serving/labeling.py"}  # others: in the script
+DOCUMENTS = "\n".join([README, *((ROOT / "docs" / f"{name}.md").read_text() for name in ("fine-tuning", "serving"))])
+COMMANDS = re.findall(r"python (scripts/\w+\.py)((?:[^`\n]|\\\n)*)", DOCUMENTS)
+# Where a script's options are, if not in the script.
+OPTIONS = {
+    "scripts/make_dataset.py": "data/dataset.py",
+    "scripts/train.py": "training/options.py",
+    "scripts/label.py": "serving/labeling.py",
+}
 
 
 def test_readme_runs(processor, tmp_path, monkeypatch, capsys):

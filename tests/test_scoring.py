@@ -30,7 +30,7 @@ def ask_alone(model, question, pixels):
 
 
 @torch.no_grad()
-def test_probability_is_the_softmax_of_two_logits_at_the_last_token():
+def test_yes_probability_is_a_softmax_of_two_logits_at_the_last_token():
     model = tiny_model(yes_no_temperature=2.5)
     ids, pixels = random_ids(1, 6), random_pixels(1)
     logits = model(ids, pixels).logits[0, -1]
@@ -38,12 +38,12 @@ def test_probability_is_the_softmax_of_two_logits_at_the_last_token():
     [scores] = model.score_yes_no(ids, pixels)
     assert scores.dtype == torch.float32
     close(scores, (yes / (yes + no))[None])
-    model.lm_head.weight.data[[4, 5]] = model.lm_head.weight.data[[5, 4]]  # exchange [YES] and [NO]
+    model.lm_head.weight.data[[4, 5]] = model.lm_head.weight.data[[5, 4]]  # swap [YES] and [NO]
     close(model.score_yes_no(ids, pixels)[0], 1 - scores, 1e-5)
 
 
 @torch.no_grad()
-def test_last_real_token_counts_not_the_last_column(model):
+def test_scores_use_the_last_real_token(model):
     question, pixels = random_ids(5), random_pixels(1)
     expected = ask_alone(model, question, pixels)
     for columns in ((3, 0), (0, 3)):
@@ -52,13 +52,13 @@ def test_last_real_token_counts_not_the_last_column(model):
         close(model.score_yes_no(row, pixels, attention_mask=(row != 0).long())[0], expected)
 
 
-def test_answers_behind_questions_are_not_read(model, processor):
-    texts, how = ["Is there a car?", "Is there a bus on the left?"], {"return_tensors": "pt"}
+def test_answers_after_questions_are_ignored(model, processor):
+    texts, options = ["Is there a car?", "Is there a bus on the left?"], {"return_tensors": "pt"}
     pixels = random_pixels(2)
-    expected = model.score_yes_no(**processor(text=texts, **how), pixel_values=pixels)
+    expected = model.score_yes_no(**processor(text=texts, **options), pixel_values=pixels)
     for packed in (False, True):
         text, answers = ([[one] for one in texts], [["yes"], ["no"]]) if packed else (texts, ["yes", "no"])
-        inputs = processor(text=text, suffix=answers, packed=packed, **how)
+        inputs = processor(text=text, suffix=answers, packed=packed, **options)
         for scores, alone in zip(model.score_yes_no(**inputs, pixel_values=pixels), expected):
             close(scores, alone)
 
@@ -66,14 +66,14 @@ def test_answers_behind_questions_are_not_read(model, processor):
 @given(lengths=st.lists(st.lists(st.integers(1, 7), min_size=1, max_size=5), min_size=1, max_size=3))
 @settings(max_examples=15, deadline=None)
 @torch.no_grad()
-def test_packed_equals_alone_for_any_number_of_images_and_questions(lengths):
+def test_packed_scores_equal_separate_questions(lengths):
     model, pixels = tiny_model(), random_pixels(len(lengths))
     questions = [[random_ids(n, seed=10 * i + j) for j, n in enumerate(row)] for i, row in enumerate(lengths)]
     width = max(sum(row) for row in lengths)
     rows = [pack(row, width - sum(map(len, row))) for row in questions]
-    most = max(map(len, lengths))
+    max_questions = max(map(len, lengths))
     for row in rows:
-        missing = most - row["question_ends"].shape[1]
+        missing = max_questions - row["question_ends"].shape[1]
         row["question_ends"] = nn.functional.pad(row["question_ends"], (0, missing), value=-1)
     scores = model.score_yes_no(
         **{name: torch.cat([row[name] for row in rows]) for name in rows[0]}, pixel_values=pixels
@@ -117,7 +117,7 @@ def test_rows_hold_whole_questions_in_their_order(row_tokens, lengths):
 
 
 @pytest.mark.parametrize("shift", [-1, 7])
-def test_numbers_of_segments_only_have_to_differ(model, shift):
+def test_segment_ids_may_be_any_different_numbers(model, shift):
     row, pixels = pack([random_ids(5, seed=i) for i in range(120)]), random_pixels(1)
     [expected] = model.score_yes_no(**row, pixel_values=pixels)
     [scores] = model.score_yes_no(**(row | {"segment_ids": row["segment_ids"] + shift}), pixel_values=pixels)
@@ -125,7 +125,7 @@ def test_numbers_of_segments_only_have_to_differ(model, shift):
 
 
 @torch.no_grad()
-def test_packed_rows_may_share_and_skip_images(model):
+def test_packed_rows_can_share_and_skip_images(model):
     questions, pixels = [random_ids(4, seed=i) for i in range(4)], random_pixels(3)
     rows = [pack(questions[:2]), pack(questions[2:])]
     batch = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
@@ -144,19 +144,19 @@ def test_packed_rows_may_share_and_skip_images(model):
         ({"question_ends": torch.tensor([[2, 3]])}, r"\[2, 3\]"),
     ],
 )
-def test_question_ends_must_lie_in_their_questions(model, change, named):
+def test_invalid_question_ends_raise(model, change, named):
     row = pack([random_ids(4), random_ids(3)]) | change
     with pytest.raises(ValueError, match=named):
         model.score_yes_no(**row, pixel_values=random_pixels(1))
 
 
-def test_a_packed_question_beyond_the_positions_is_refused(model):
+def test_too_long_packed_question_raises(model):
     with pytest.raises(ValueError, match=r"129 tokens.*128"):
         model.score_yes_no(**pack([random_ids(4), random_ids(129)]), pixel_values=random_pixels(1))
 
 
 @torch.no_grad()
-def test_positions_of_the_caller_reach_the_scores(model):
+def test_given_position_ids_are_used(model):
     ids, pixels = random_ids(1, 5), random_pixels(1)
     positions = torch.tensor([[0, 3, 6, 9, 12]])
     logits = model(ids, pixels, position_ids=positions).logits[:, -1]
@@ -166,7 +166,7 @@ def test_positions_of_the_caller_reach_the_scores(model):
 
 
 @torch.no_grad()
-def test_probabilities_and_maps_are_float32_whatever_the_model(model):
+def test_probabilities_and_maps_are_float32_in_a_bfloat16_model(model):
     half = copy.deepcopy(model).bfloat16()
     ids, pixels = random_ids(2, 5), random_pixels(2)
     logits = half(ids, pixels).logits[:, -1]
@@ -177,8 +177,8 @@ def test_probabilities_and_maps_are_float32_whatever_the_model(model):
     close(maps.sum((-1, -2)), torch.ones(2, 5), 1e-5)
 
 
-def test_threads_may_ask_one_model(model):
-    """Maps are recorded by hooks, which see the forwards of all threads."""
+def test_threads_can_share_one_model(model):
+    """Maps are recorded by hooks, which run in the forward passes of all threads."""
     ids, pixels = random_ids(2, 6), random_pixels(2)
     expected_maps, expected_scores = model.attention_maps(ids, pixels), model.score_yes_no(ids, pixels)
     with ThreadPoolExecutor(4) as pool:
@@ -188,7 +188,7 @@ def test_threads_may_ask_one_model(model):
     assert all(torch.equal(torch.cat(future.result()), torch.cat(expected_scores)) for future in scores)
 
 
-def test_many_questions_look_once_and_project_once():
+def test_many_questions_encode_the_image_once():
     model = tiny_model()
     calls = {"tower": 0, "keys": 0}
 
@@ -212,14 +212,14 @@ def test_logits_are_computed_at_question_ends_only(model):
 
 
 @pytest.mark.parametrize("missing", ["question_ends", "position_ids"])
-def test_packed_rows_need_their_marks(model, missing):
+def test_packed_rows_without_question_ends_or_positions_raise(model, missing):
     row = pack([random_ids(4), random_ids(3)])
     del row[missing]
     with pytest.raises(ValueError, match=missing):
         model.score_yes_no(**row, pixel_values=random_pixels(1))
 
 
-def test_scores_need_an_image(model):
+def test_scores_without_an_image_raise(model):
     with pytest.raises(ValueError, match="pixel_values"):
         model.score_yes_no(random_ids(1, 4))
 
@@ -239,12 +239,12 @@ def test_encoded_images_replace_pixels(model):
         close(model(ids[1:2], encoded_images=encoded[index]).logits, model(ids[1:2], pixels[1:2]).logits)
     assert len(encoded[-1]) == 1
     assert [len(image) for image in encoded] == [1, 1, 1]
-    with pytest.raises(IndexError, match="image 3 of 3"):
+    with pytest.raises(IndexError, match="index 3 is out of range for 3 images"):
         encoded[3]
 
 
 @torch.no_grad()
-def test_images_encoded_apart_are_asked_about_together(model):
+def test_joined_encoded_images(model):
     pixels, ids = random_pixels(3), random_ids(3, 5)
     parts = [model.encode_images(pixels[2:]), model.encode_images(pixels[:2])]
     joined = EncodedImages.join(parts)
@@ -254,8 +254,8 @@ def test_images_encoded_apart_are_asked_about_together(model):
     mask = torch.ones(1, 196)
     mask[:, :50] = 0
     hidden = [model.encode_images(pixels[i : i + 1], mask) for i in range(2)]
-    together, apart = model.encode_images(pixels[:2], mask.expand(2, -1)), EncodedImages.join(hidden)
-    close(model(ids[:2], encoded_images=apart).logits, model(ids[:2], encoded_images=together).logits)
+    together, separate = model.encode_images(pixels[:2], mask.expand(2, -1)), EncodedImages.join(hidden)
+    close(model(ids[:2], encoded_images=separate).logits, model(ids[:2], encoded_images=together).logits)
     with pytest.raises(ValueError, match="no encoded images"):
         EncodedImages.join([])
     with pytest.raises(ValueError, match="with and without an attention mask"):
@@ -268,7 +268,7 @@ def test_images_encoded_apart_are_asked_about_together(model):
 
 
 @torch.no_grad()
-def test_weights_that_changed_are_noticed_wherever_they_are():
+def test_encoded_images_of_changed_weights_raise():
     pixels, ids = random_pixels(1), random_ids(1, 4)
     for name in ("vision_tower", "projector", "v_proj", "k_proj"):
         model = tiny_model()
@@ -281,7 +281,7 @@ def test_weights_that_changed_are_noticed_wherever_they_are():
 
 
 @torch.no_grad()
-def test_images_encoded_under_autocast_serve_without_it(model):
+def test_images_encoded_under_autocast_work_without_it(model):
     pixels, ids = random_pixels(1), random_ids(1, 4)
     with torch.autocast("cpu", torch.bfloat16):
         encoded = model.encode_images(pixels)
@@ -295,9 +295,9 @@ def test_encoded_images_keep_no_graph_and_are_not_copied(model):
     encoded = model.encode_images(random_pixels(1))
     assert not encoded.key_values[0][0].requires_grad
     assert copy.deepcopy(encoded) is encoded
-    again = pickle.loads(pickle.dumps(encoded.to("cpu")))
+    loaded = pickle.loads(pickle.dumps(encoded.to("cpu")))
     ids = random_ids(1, 4)
-    assert torch.equal(model(ids, encoded_images=again).logits, model(ids, encoded_images=encoded).logits)
+    assert torch.equal(model(ids, encoded_images=loaded).logits, model(ids, encoded_images=encoded).logits)
 
 
 @torch.no_grad()
@@ -330,7 +330,7 @@ def test_image_features_are_the_projected_tokens(model):
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @torch.no_grad()
-def test_maps_are_the_models_own_attention(implementation):
+def test_maps_equal_the_attention_of_the_model(implementation):
     model = tiny_model()
     ids, pixels = random_ids(2, 5), random_pixels(2)
     mask = torch.ones(2, 196, dtype=torch.long)
@@ -342,18 +342,18 @@ def test_maps_are_the_models_own_attention(implementation):
     maps = model.attention_maps(ids, encoded_images=encoded, layers=[1], heads=[0, 3])
     assert maps.shape == (2, 5, 14, 14)
     close(maps.flatten(2), output.cross_attentions[1][:, [0, 3]].mean(1))
-    nothing = torch.zeros(2, 196, dtype=torch.long)
-    assert (model.attention_maps(ids, pixels, encoder_attention_mask=nothing) == 0).all()  # an image wholly hidden
-    turned = model.attention_maps(
+    all_hidden = torch.zeros(2, 196, dtype=torch.long)
+    assert (model.attention_maps(ids, pixels, encoder_attention_mask=all_hidden) == 0).all()
+    swapped = model.attention_maps(
         ids[[1, 0]], encoded_images=encoded, image_index=torch.tensor([1, 0]), layers=[1], heads=[0, 3]
     )
-    close(turned[[1, 0]], maps)
+    close(swapped[[1, 0]], maps)
     every = torch.stack(output.cross_attentions).mean((0, 2))
     close(model.attention_maps(ids, pixels, encoder_attention_mask=mask).flatten(2), every)
     close(every.sum(-1), torch.ones(2, 5))
 
 
-def test_maps_leave_no_hooks_behind():
+def test_maps_remove_their_hooks():
     model = tiny_model()
     with pytest.raises(ValueError, match="vocabulary"):
         model.attention_maps(torch.tensor([[600]]), random_pixels(1))
@@ -381,15 +381,15 @@ def test_maps_of_packed_and_padded_rows(model):
         ({"pixel_values": random_pixels(1), "heads": []}, "at least one"),
     ],
 )
-def test_maps_refuse_bad_input(model, arguments, named):
+def test_maps_with_bad_input_raise(model, arguments, named):
     with pytest.raises(ValueError, match=named):
         model.attention_maps(random_ids(1, 4), **arguments)
 
 
-def test_tokens_of_packed_rows_see_their_question_up_to_them_without_padding():
+def test_packed_mask_of_an_example():
     segments = torch.tensor([[1, 1, 1, 2, 2]])
-    real = torch.tensor([[0, 1, 1, 1, 1]])  # a pad within question 1
-    seen = packed_mask(segments, real, 6)  # and a column of a static cache beyond the row
+    real = torch.tensor([[0, 1, 1, 1, 1]])  # padding within question 1
+    seen = packed_mask(segments, real, 6)  # with one column of a static cache beyond the row
     rows = ["000000", "010000", "011000", "000100", "000110"]
     assert ["".join(map(str, row)) for row in seen[0, 0].int().tolist()] == rows
     assert packed_mask(segments, None, 5)[0, 0, 1].int().tolist() == [1, 1, 0, 0, 0]

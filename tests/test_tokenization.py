@@ -1,4 +1,4 @@
-"""Tests of the tokenizer: ids, normalisation, coverage of questions, files, saving and loading."""
+"""Tests of the tokenizer: ids, normalization, coverage of questions, files, saving and loading."""
 
 import copy
 import importlib.util
@@ -22,10 +22,10 @@ SPECIAL_IDS = {"[PAD]": 0, "[UNK]": 1, "[SOS]": 2, "[EOS]": 3, "[YES]": 4, "[NO]
 
 
 def load_script(name):
-    """scripts/ is no package: a script is loaded from its file."""
+    """Load a script from its file."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     script = importlib.util.module_from_spec(spec)
-    sys.modules[name] = script  # dataclasses look their module up
+    sys.modules[name] = script  # dataclasses look up their module
     spec.loader.exec_module(script)
     return script
 
@@ -37,8 +37,8 @@ TOKENIZER = TrafficVLMTokenizer.from_pretrained(ROOT)
 WORDS = [word for word in TOKENIZER.get_vocab() if word not in SPECIAL_IDS]
 
 
-def normalised(text):
-    """What is left of a text: encoded and decoded again."""
+def normalize(text):
+    """Encode and decode a text."""
     return TOKENIZER.decode(TOKENIZER.encode(text), skip_special_tokens=True)
 
 
@@ -50,25 +50,25 @@ def test_exactly_500_contiguous_ids():
     assert sorted(TOKENIZER.get_vocab().values()) == list(range(500))
 
 
-def test_ids_of_the_special_and_the_answer_tokens():
+def test_ids_of_special_and_answer_tokens():
     assert {token: TOKENIZER.convert_tokens_to_ids(token) for token in SPECIAL_IDS} == SPECIAL_IDS
     ids = (TOKENIZER.pad_token_id, TOKENIZER.unk_token_id, TOKENIZER.bos_token_id, TOKENIZER.eos_token_id)
     assert ids == (0, 1, 2, 3)
-    assert set(TOKENIZER.all_special_ids) == {0, 1, 2, 3}  # yes and no must survive skip_special_tokens
+    assert set(TOKENIZER.all_special_ids) == {0, 1, 2, 3}  # skip_special_tokens must keep yes and no
 
 
-def test_a_text_is_framed_by_sos_and_eos():
+def test_text_is_between_sos_and_eos():
     words = ["is", "there", "a", "car", "?"]
     assert TOKENIZER.convert_ids_to_tokens(TOKENIZER.encode("Is there a car?")) == ["[SOS]", *words, "[EOS]"]
     assert TOKENIZER.convert_ids_to_tokens(TOKENIZER.encode("Is there a car?", add_special_tokens=False)) == words
 
 
-def test_a_pair_is_a_question_and_its_answer():
+def test_pair_of_question_and_answer():
     pair = TOKENIZER("Is it red?", "no")["input_ids"]
     assert TOKENIZER.convert_ids_to_tokens(pair) == ["[SOS]", "is", "it", "red", "?", "[NO]", "[EOS]"]
 
 
-def test_without_a_vocabulary_there_are_the_six_tokens():
+def test_default_vocabulary_has_six_tokens():
     tokenizer = TrafficVLMTokenizer()
     assert tokenizer.get_vocab() == SPECIAL_IDS
     assert tokenizer.encode("yes, 12") == [2, 4, 1, 1, 1, 3]
@@ -78,7 +78,7 @@ def test_without_a_vocabulary_there_are_the_six_tokens():
     "vocab",
     [{"car": 0}, {**SPECIAL_IDS, "car": 7}, {**SPECIAL_IDS, "[PAD]": 1, "[UNK]": 0}, {**SPECIAL_IDS, "car": 5}],
 )
-def test_a_vocabulary_that_cannot_work_is_an_error(vocab):
+def test_invalid_vocabulary_raises(vocab):
     with pytest.raises(ValueError, match="contiguous ids"):
         TrafficVLMTokenizer(vocab)
 
@@ -106,21 +106,21 @@ def test_truncation_keeps_the_end_token():
     ("text", "ids"),
     [("yes", [4]), ("Yes", [4]), ("NO", [5]), ("[YES]", [4]), ("'no'", [5]), ("nope", [5]), ("yes no", [4, 5])],
 )
-def test_yes_and_no_are_their_own_tokens(text, ids):
+def test_yes_and_no_have_their_own_tokens(text, ids):
     assert TOKENIZER.encode(text) == [2, *ids, 3]
 
 
-def test_yes_and_no_read_as_words():
+def test_yes_and_no_are_decoded_as_words():
     assert TOKENIZER.decode([2, 4, 3], skip_special_tokens=True) == "yes"
     assert TOKENIZER.decode([0, 0, 2, 5, 3], skip_special_tokens=True) == "no"
-    assert normalised("There is a no-entry sign, yes.") == "there is a no entry sign, yes."
+    assert normalize("There is a no-entry sign, yes.") == "there is a no entry sign, yes."
 
 
-def test_words_that_only_begin_with_no_are_left_alone():
+def test_words_that_begin_with_no_or_yes_are_unchanged():
     assert TOKENIZER.tokenize("not now normal yesterday") == ["not", "now", "normal", "[UNK]"]
 
 
-# Normalisation
+# Normalization
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_words_that_only_begin_with_no_are_left_alone():
         "how many cars are there in 1 2 7 meters?",
     ],
 )
-def test_a_known_question_comes_back(question):
-    assert normalised(question.upper()) == question
+def test_encoding_and_decoding_keeps_a_known_question(question):
+    assert normalize(question.upper()) == question
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_known_question_comes_back(question):
         ("<obj> is an OBJ", "object is an object"),
     ],
 )
-def test_synonyms_and_spellings_share_a_word(text, same):
+def test_synonyms_and_spellings_have_the_same_ids(text, same):
     assert TOKENIZER.encode(text) == TOKENIZER.encode(same)
     assert TOKENIZER.unk_token_id not in TOKENIZER.encode(text)
 
@@ -185,12 +185,12 @@ def test_contractions_and_punctuation(text, same):
     assert TOKENIZER.unk_token_id not in TOKENIZER.encode(text)
 
 
-def test_every_rewrite_gives_words_of_the_vocabulary():
+def test_replacements_are_words_of_the_vocabulary():
     for word in [*module._SYNONYMS, *module._WHOLE_WORDS]:
         assert TOKENIZER.unk_token_id not in TOKENIZER.encode(word), word
 
 
-def test_words_that_are_not_close_stay_apart():
+def test_words_of_different_meaning_have_different_ids():
     for one, other in [("motor vehicle", "motorcycle vehicle"), ("red", "yellow"), ("left", "right"), ("car", "van")]:
         assert TOKENIZER.encode(one) != TOKENIZER.encode(other)
 
@@ -198,7 +198,7 @@ def test_words_that_are_not_close_stay_apart():
 # Numbers, singular and plural
 
 
-def test_every_number_is_known():
+def test_no_number_is_unknown():
     whole = {int(word) for word in WORDS if word.isdecimal()}
     assert whole >= {*range(21), *range(20, 131, 10), 25, 35, 45}
     for number in range(201):
@@ -211,11 +211,11 @@ def test_every_number_is_known():
     ("text", "same"),
     [("zero", "0"), ("Two", "2"), ("ten", "10"), ("nineteen", "19"), ("thirty-five", "35"), ("sixty one", "61")],
 )
-def test_a_number_has_one_encoding_as_word_and_as_digits(text, same):
+def test_number_words_and_digits_have_the_same_ids(text, same):
     assert TOKENIZER.encode(text) == TOKENIZER.encode(same)
 
 
-def test_units_are_split_off_numbers():
+def test_units_are_split_from_numbers():
     assert TOKENIZER.tokenize("50mph") == ["50", "mph"]
 
 
@@ -235,18 +235,18 @@ def test_counted_nouns_have_a_plural(plural):
 
 
 @pytest.mark.parametrize("text", ["\U0001f642", "❤️", "xyzzy", "\x00", "日", "٣", "½"])
-def test_what_is_not_known_is_never_dropped(text):
+def test_unknown_words_become_unk(text):
     assert TOKENIZER.unk_token_id in TOKENIZER.encode(f"a {text} car")
 
 
-def test_unknown_words_are_named_as_written():
+def test_unknown_words_are_listed_as_written():
     text = "Is the Balloon\U0001f642 next to the lorry a balloon or a Zeppelin?"
     assert TOKENIZER.unknown_words(text) == ["Balloon", "\U0001f642", "balloon", "Zeppelin"]
     assert TOKENIZER.unknown_words(["Is there a car?", "Where are their positions?"]) == ["positions"]
     assert TOKENIZER.unknown_words([]) == []
 
 
-def test_control_tokens_in_a_text_can_be_read_as_words():
+def test_split_special_tokens_reads_control_tokens_as_words():
     text = "[PAD] [SOS] car [EOS] [UNK]"
     assert TOKENIZER.encode(text, add_special_tokens=False)[0] == 0
     ids = TOKENIZER.encode(text, add_special_tokens=False, split_special_tokens=True)
@@ -257,7 +257,7 @@ def test_control_tokens_in_a_text_can_be_read_as_words():
 # The word list and the files
 
 
-def test_the_files_hold_no_state_and_no_paths():
+def test_saved_files_have_no_state_and_no_paths():
     config = json.loads((ROOT / "tokenizer_config.json").read_text())
     assert config["auto_map"]["AutoTokenizer"] == ["tokenization_traffic_vlm.TrafficVLMTokenizer", None]
     assert not [value for value in config.values() if isinstance(value, str) and os.sep in value]
@@ -265,7 +265,7 @@ def test_the_files_hold_no_state_and_no_paths():
     assert backend["padding"] is None and backend["truncation"] is None
 
 
-def test_each_word_of_the_list_can_be_produced():
+def test_every_word_of_the_vocabulary_is_reachable():
     assert build_files.unreachable_words(TOKENIZER) == []
 
 
@@ -279,14 +279,14 @@ def test_each_word_of_the_list_can_be_produced():
         ("umbrella", "side-walk", "rewrites or splits: \\['side-walk'\\]"),
     ],
 )
-def test_a_wrong_word_list_is_an_error_that_names_the_word(tmp_path, old, new, message):
+def test_invalid_word_list_raises_and_names_the_word(tmp_path, old, new, message):
     wrong = tmp_path / "vocabulary.txt"
     wrong.write_text(VOCABULARY.read_text().replace(old, new))
     with pytest.raises(ValueError, match=message):
         build_files.make_tokenizer(wrong)
 
 
-def test_coverage_of_the_questions():
+def test_vocabulary_covers_the_questions():
     coverage = build_files.measure_coverage(TOKENIZER, QUESTIONS)
     assert len(QUESTIONS) >= 150
     assert coverage.known_words >= 0.97 * coverage.words
@@ -301,7 +301,7 @@ def test_coverage_counts_words_and_questions():
     assert "50.00%" in str(coverage) and "zeppelin (1)" in str(coverage)
 
 
-def test_the_script_builds_and_measures(tmp_path, monkeypatch, capsys):
+def test_build_files_script_reports_coverage(tmp_path, monkeypatch, capsys):
     questions = tmp_path / "questions.txt"
     questions.write_text("one set\tIs there a car?\n\n")
     arguments = ["build_files.py", "--output_dir", str(tmp_path), "--questions", str(questions)]
@@ -324,8 +324,8 @@ json.dump([type(tokenizer).__name__, len(tokenizer), tokenizer.padding_side, ids
 """
 
 
-def test_save_and_load_in_a_fresh_process(tmp_path):
-    TOKENIZER("car " * 200, truncation=True, padding="max_length")  # leaves nothing behind in what is saved
+def test_loading_in_a_new_process(tmp_path):
+    TOKENIZER("car " * 200, truncation=True, padding="max_length")  # must not change what is saved
     TOKENIZER.save_pretrained(tmp_path / "saved")
     assert (tmp_path / "saved" / "tokenization_traffic_vlm.py").exists()
     texts = [*QUESTIONS, "yes", "[PAD] \U0001f642"]
@@ -348,14 +348,14 @@ def test_save_and_load_in_a_fresh_process(tmp_path):
 
 
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda tokenizer: pickle.loads(pickle.dumps(tokenizer))])
-def test_copies_are_alike(clone):
+def test_copies_behave_the_same(clone):
     other = clone(TOKENIZER)
     assert other.get_vocab() == TOKENIZER.get_vocab()
     assert other(QUESTIONS, padding=True) == TOKENIZER(QUESTIONS, padding=True)
     assert other.decode([2, 4, 3], skip_special_tokens=True) == "yes"
 
 
-def test_tokens_can_be_added_and_are_saved(tmp_path):
+def test_added_tokens_are_saved(tmp_path):
     tokenizer = copy.deepcopy(TOKENIZER)
     assert tokenizer.add_tokens(["<one>", "<two>"], special_tokens=True) == 2
     assert len(tokenizer) == 502 and tokenizer.vocab_size == 500
@@ -370,10 +370,10 @@ def test_tokens_can_be_added_and_are_saved(tmp_path):
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(max_size=80))
-def test_any_text_has_ids_below_500_and_names_its_unknown_words(text):
+def test_any_text_has_valid_ids_and_lists_its_unknown_words(text):
     ids = TOKENIZER.encode(text, split_special_tokens=True)
     assert ids[0] == 2 and ids[-1] == 3
-    assert set(ids[1:-1]) <= {1, *range(4, 500)}  # no [PAD], [SOS] or [EOS] from what a user writes
+    assert set(ids[1:-1]) <= {1, *range(4, 500)}  # user text never gives [PAD], [SOS] or [EOS]
     unknown = TOKENIZER.unknown_words(text)
     assert bool(unknown) == (1 in ids)
     assert "" not in unknown and all(word in text for word in unknown)
@@ -381,7 +381,7 @@ def test_any_text_has_ids_below_500_and_names_its_unknown_words(text):
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from([*SPECIAL_IDS, "[pad]", "[ PAD ]", "car", "[", "]", "'s", "\u200b"]), max_size=8))
-def test_no_control_token_comes_from_a_text(pieces):
+def test_text_never_gives_control_tokens(pieces):
     for text in ("".join(pieces), " ".join(pieces)):
         ids = TOKENIZER.encode(text, add_special_tokens=False, split_special_tokens=True)
         assert not {0, 2, 3} & set(ids)
@@ -389,14 +389,14 @@ def test_no_control_token_comes_from_a_text(pieces):
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from([word for word in WORDS if not word.startswith("'")]), max_size=20))
-def test_encoding_what_was_decoded_changes_nothing(words):
+def test_encoding_of_decoded_text_is_stable(words):
     ids = TOKENIZER.encode(" ".join(words))
     again = TOKENIZER.encode(TOKENIZER.decode(ids, skip_special_tokens=True))
     assert TOKENIZER.encode(TOKENIZER.decode(again, skip_special_tokens=True)) == again
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_a_decoded_question_encodes_to_the_same_ids(question):
+def test_decoded_question_has_the_same_ids(question):
     ids = TOKENIZER.encode(question)
     if TOKENIZER.unk_token_id not in ids:
         assert TOKENIZER.encode(TOKENIZER.decode(ids, skip_special_tokens=True)) == ids

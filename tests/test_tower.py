@@ -12,9 +12,9 @@ from PIL import Image
 
 from tiny import ROOT, TINY_TOWER
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
+from traffic_vlm.data.formats import Problems
 from traffic_vlm.data.frames import FrameBatches, augmented, load_frames, read_frames
 from traffic_vlm.data.presence import CATEGORIES, INDEX, REGIONS, image_labels, targets
-from traffic_vlm.data.readers import Problems
 from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.data.scene_labels import SCENE_VALUES, SEEN, read_scene_labels
 from traffic_vlm.evaluation.presence import auc, judge, region_targets, table

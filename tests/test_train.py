@@ -18,8 +18,8 @@ from transformers import TrainerState, TrainingArguments
 
 from tiny import ROOT, TINY_TEXT, TINY_TOWER, save_folder
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig
+from traffic_vlm.data.dataset import Mixture, SyntheticRows
 from traffic_vlm.data.folders import load_rows
-from traffic_vlm.data.mixture import Mixture, SyntheticRows
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.training.card import MARK, write_card

@@ -11,7 +11,7 @@ from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration,
 
 
 def frames(count: int = 8) -> list[dict]:
-    """Bright and dark pictures, and whether it is day."""
+    """Bright and dark images; the answer is yes for the bright ones."""
     rows = []
     for i in range(count):
         bright = i % 2 == 0
@@ -37,7 +37,7 @@ def arguments(folder, **options) -> TrainingArguments:
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("checkpointing", [True, False])
-def test_trainer_learns_and_saves_a_folder_that_loads(packed, checkpointing, processor, tmp_path):
+def test_trainer_reduces_the_loss_and_saves_a_loadable_folder(packed, checkpointing, processor, tmp_path):
     def collate(rows):
         text, suffix = [["Is it day?", "Is it night?"]] * len(rows), []
         for row in rows:
@@ -86,7 +86,7 @@ def test_trainer_evaluates_the_classification_head(processor, tmp_path):
 
 
 def test_accumulated_gradients_equal_one_large_batch(processor):
-    """Answers of different lengths: the loss is divided by the labelled tokens of all batches (num_items_in_batch)."""
+    """Answers of different lengths: the loss is divided by the labeled tokens of all batches (num_items_in_batch)."""
     images = [row["image"] for row in frames(2)]
     text, suffix = ["Is it day?", "What is ahead?"], ["yes", "a red car and a bus"]
     model = tiny_model()

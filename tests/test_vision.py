@@ -1,4 +1,4 @@
-"""The vision tower: shapes, sizes, places, batches, gradients, and its configuration."""
+"""The vision tower: shapes, image sizes, positions, batches, gradients, and its configuration."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from traffic_vlm.vision_traffic_vlm import (
     TrafficVLMConvBlock,
     TrafficVLMDepthwiseConv2d,
     TrafficVLMVisionModel,
-    cell_coordinates,
+    patch_coordinates,
 )
 
 
@@ -25,52 +25,52 @@ def pixels(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("height", "width"), [(224, 224), (64, 96), (16, 16)])
-def test_a_token_for_each_16_by_16_pixels(height, width):
+def test_one_token_per_16_by_16_patch(height, width):
     tokens = tiny_tower()(pixels(2, 3, height, width)).last_hidden_state
     assert tokens.shape == (2, height // 16 * (width // 16), 24)
     assert tiny_tower()(pixels(2, 3, 32, 32), return_dict=False)[0].shape == (2, 4, 24)
 
 
-def test_tokens_stand_row_by_row():
+def test_tokens_are_in_row_major_order():
     tower = tiny_tower()
-    tower.layers = torch.nn.ModuleList()  # attention would carry the change everywhere
+    tower.layers = torch.nn.ModuleList()  # attention would spread the change over the image
     plain = pixels(1, 3, 320, 320)
     changed = plain.clone()
     changed[:, :, 96:112, 224:240] += 5.0  # row 6, column 14 of 20 × 20
     difference = (tower(changed).last_hidden_state - tower(plain).last_hidden_state).abs().sum(-1)[0]
     rows, columns = difference.reshape(20, 20).nonzero(as_tuple=True)
-    assert abs(rows.float().mean() - 6) < 2 and abs(columns.float().mean() - 14) < 2  # a coarse cell is two wide
+    assert abs(rows.float().mean() - 6) < 2 and abs(columns.float().mean() - 14) < 2  # coarse maps blur
     assert len(rows) < 20 * 20 / 2
 
 
-def test_an_image_gives_the_same_tokens_alone_and_in_a_batch():
+def test_batch_equals_single_image():
     tower, batch = tiny_tower(), pixels(3, 3, 64, 64)
     torch.testing.assert_close(
         tower(batch).last_hidden_state[1:2], tower(batch[1:2]).last_hidden_state, atol=1e-5, rtol=1e-5
     )
 
 
-def test_places_do_not_depend_on_the_size_of_the_grid():
+def test_patch_coordinates_do_not_depend_on_the_grid_size():
     like = torch.zeros(1)
-    small, large = cell_coordinates(3, 3, 4, like), cell_coordinates(9, 9, 4, like)
-    torch.testing.assert_close(small[4], large[40])  # the middle
-    assert len({tuple(row) for row in large.tolist()}) == 81  # no two places look alike
+    small, large = patch_coordinates(3, 3, 4, like), patch_coordinates(9, 9, 4, like)
+    torch.testing.assert_close(small[4], large[40])  # center
+    assert len({tuple(row) for row in large.tolist()}) == 81  # all positions differ
 
 
-def test_tokens_tell_their_place_whatever_the_layers_make_of_it():
+def test_position_embedding_is_added_after_the_layers():
     tower = tiny_tower()
     torch.nn.init.zeros_(tower.norm.weight)
     torch.nn.init.zeros_(tower.norm.bias)
     tokens = tower(pixels(1, 3, 64, 96)).last_hidden_state
-    places = cell_coordinates(4, 6, tower.NUM_WAVES, tokens)
-    torch.testing.assert_close(tokens[0], tower.place_of_token(places))
-    assert 0.8 < TrafficVLMVisionModel(TrafficVLMVisionConfig()).place_of_token(places).std() < 1.2
+    positions = patch_coordinates(4, 6, tower.NUM_WAVES, tokens)
+    torch.testing.assert_close(tokens[0], tower.place_of_token(positions))
+    assert 0.8 < TrafficVLMVisionModel(TrafficVLMVisionConfig()).place_of_token(positions).std() < 1.2
 
 
 LIGHT_NECK = {"neck": "depthwise", "neck_width": 12, "num_hidden_layers": 2}
 
 
-def test_a_depthwise_neck_gives_tokens_of_the_same_shape_and_reads_7_by_7_patches():
+def test_depthwise_neck_keeps_the_shape_and_reads_7_by_7_patches():
     tower = tiny_tower(**LIGHT_NECK, conv_depths=[1, 1, 1, 1])
     assert tower(pixels(2, 3, 64, 96)).last_hidden_state.shape == (2, 24, 24)
     layer, x = tower.layers[0], pixels(1, 15 * 15, 12)
@@ -80,7 +80,7 @@ def test_a_depthwise_neck_gives_tokens_of_the_same_shape_and_reads_7_by_7_patche
     assert (rows.min(), rows.max(), columns.min(), columns.max()) == (4, 10, 4, 10)
 
 
-def test_weights_of_before_have_no_new_names():
+def test_default_tower_has_no_to_hidden_weights():
     names = tiny_tower().state_dict().keys()
     assert not any(name.startswith("to_hidden") for name in names)
     assert tiny_tower(**LIGHT_NECK).state_dict()["to_hidden.weight"].shape == (24, 12)
@@ -88,7 +88,7 @@ def test_weights_of_before_have_no_new_names():
 
 @pytest.mark.parametrize(("kernel_size", "stride"), [(3, 1), (5, 1), (3, 2), (5, 2), (7, 1)])
 @pytest.mark.parametrize("is_frozen", [False, True])
-def test_depthwise_gradients_in_bfloat16_are_those_of_the_library(kernel_size, stride, is_frozen):
+def test_depthwise_gradients_in_bfloat16_equal_those_of_torch(kernel_size, stride, is_frozen):
     torch.manual_seed(0)
     convolution, gradients = TrafficVLMDepthwiseConv2d(4, kernel_size, stride), []
     convolution.weight.requires_grad_(not is_frozen)
@@ -100,11 +100,11 @@ def test_depthwise_gradients_in_bfloat16_are_those_of_the_library(kernel_size, s
         y.float().square().sum().backward()
         gradients.append([x.grad] if is_frozen else [x.grad, convolution.weight.grad])
         convolution.weight.grad = None
-    for ours, theirs in zip(*gradients):
-        torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02 * theirs.abs().max().item())
+    for actual, expected in zip(*gradients):
+        torch.testing.assert_close(actual, expected, rtol=0.02, atol=0.02 * expected.abs().max().item())
 
 
-def test_a_block_adds_to_its_input():
+def test_residual_block_adds_its_input_if_shapes_match():
     x = pixels(1, 4, 8, 8)
     for width, stride in ((4, 1), (6, 1), (4, 2)):
         block = TrafficVLMConvBlock(4, width, expansion=2, kernel_size=3, stride=stride).eval()
@@ -112,7 +112,7 @@ def test_a_block_adds_to_its_input():
         torch.testing.assert_close(block(x), x if (width, stride) == (4, 1) else torch.zeros_like(block(x)))
 
 
-def test_each_token_knows_three_grids():
+def test_three_feature_maps_contribute_to_the_tokens():
     config = TrafficVLMVisionConfig(**TINY_TOWER)
     tower = tiny_tower()
     grids = tower.convolutions(pixels(1, 3, 64, 96))
@@ -127,13 +127,13 @@ def test_each_token_knows_three_grids():
         weight.data.copy_(kept)
 
 
-def test_a_coarse_cell_speaks_to_the_four_tokens_that_it_covers():
+def test_each_coarse_position_contributes_to_the_four_patches_it_covers():
     tower = tiny_tower()
     tower.layers, tower.norm = torch.nn.ModuleList(), torch.nn.Identity()
-    for silent in (tower.from_finer, tower.from_same, tower.place, tower.place_of_token):
-        for parameter in silent.parameters():
+    for disabled in (tower.from_finer, tower.from_same, tower.place, tower.place_of_token):
+        for parameter in disabled.parameters():
             parameter.data.zero_()
-    image = pixels(1, 3, 80, 112)  # 5 × 7 tokens on 3 × 4 coarse cells
+    image = pixels(1, 3, 80, 112)  # 5 × 7 tokens, 3 × 4 coarse positions
     coarse = tower.from_coarser(tower.convolutions(image)[2])[0]
     tokens = tower(image).last_hidden_state[0].reshape(5, 7, -1)
     for row in range(5):
@@ -141,10 +141,10 @@ def test_a_coarse_cell_speaks_to_the_four_tokens_that_it_covers():
             torch.testing.assert_close(tokens[row, column], coarse[:, row // 2, column // 2])
 
 
-def test_convolutions_are_those_of_efficientnet_lite0():
+def test_convolutions_have_the_size_of_efficientnet_lite0():
     tower = TrafficVLMVisionModel(TrafficVLMVisionConfig())
     assert len(tower.convolutions.blocks) == 16 and tower.convolutions.widths == (40, 112, 1280)
-    # 4,652,008 as published, less the classifier's 1,281,000
+    # 4,652,008 as published, minus 1,281,000 of the classifier
     assert sum(weight.numel() for weight in tower.convolutions.parameters()) == 3_371_008
 
 
@@ -160,7 +160,7 @@ def test_gradient_checkpointing_gives_the_same_gradients():
         torch.testing.assert_close(plain, checkpointed)
 
 
-def test_every_parameter_learns_and_images_are_told_apart():
+def test_every_parameter_gets_a_gradient_and_images_give_different_tokens():
     tower = tiny_tower().train()
     tower(pixels(2, 3, 64, 64)).last_hidden_state.square().sum().backward()
     assert all(parameter.grad is not None for parameter in tower.parameters())
@@ -168,23 +168,23 @@ def test_every_parameter_learns_and_images_are_told_apart():
     assert (tokens[0] - tokens[1]).abs().max() > 1e-3
 
 
-def test_the_full_model_saves_and_loads_it(tmp_path):
+def test_saving_and_loading_in_the_full_model(tmp_path):
     torch.manual_seed(0)
     model = TrafficVLMForConditionalGeneration(TrafficVLMConfig(TINY_TOWER, TINY_TEXT))
-    model.train().get_image_features(pixels(2, 3, 224, 224))  # moves the statistics of the norms
+    model.train().get_image_features(pixels(2, 3, 224, 224))  # updates the batch normalization statistics
     model.eval().save_pretrained(tmp_path)
-    again = TrafficVLMForConditionalGeneration.from_pretrained(tmp_path)
-    assert again.config.vision_config.conv_widths == TINY_TOWER["conv_widths"]
+    loaded = TrafficVLMForConditionalGeneration.from_pretrained(tmp_path)
+    assert loaded.config.vision_config.conv_widths == TINY_TOWER["conv_widths"]
     image = pixels(1, 3, 224, 224)
-    features = [one.get_image_features(image).pooler_output for one in (again, model)]
+    features = [one.get_image_features(image).pooler_output for one in (loaded, model)]
     assert torch.equal(*features)
 
 
-def test_a_pass_leaves_the_weights_as_they_are(tmp_path):
+def test_forward_does_not_change_the_weights_layout(tmp_path):
     tower = tiny_tower()
     tower(pixels(1, 3, 32, 32))
     assert all(weight.is_contiguous() for weight in tower.parameters())
-    save_file(tower.state_dict(), tmp_path / "tower.safetensors")  # refuses other layouts
+    save_file(tower.state_dict(), tmp_path / "tower.safetensors")  # fails for other layouts
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_pass_leaves_the_weights_as_they_are(tmp_path):
         ({"neck_width": 15}, ["neck_width=15", "num_attention_heads=2"]),
     ],
 )
-def test_a_tower_that_cannot_work_is_refused(fields, named):
+def test_invalid_vision_config_names_the_fields(fields, named):
     with pytest.raises(ValueError) as error:
         TrafficVLMVisionConfig(**(TINY_TOWER | fields))
     assert all(name in str(error.value) for name in named)

@@ -1,4 +1,4 @@
-"""Small seeded models for the tests: the full model's shapes at a thousandth of its size."""
+"""Small seeded models for the tests: the structure of the full model at a thousandth of its size."""
 
 import shutil
 from pathlib import Path
@@ -19,7 +19,7 @@ TINY_TEXT = {
     "num_key_value_heads": 2,
     "head_dim": 8,
     "hidden_dropout": 0.0,
-    # Larger than in training, so that what the tests compare is not lost in the last digits.
+    # Larger than in training, so that differences between outputs exceed the tests' tolerances.
     "initializer_range": 0.3,
 }
 TINY_TOWER = {
@@ -62,7 +62,7 @@ def tiny_model(seed: int = 0, **fields) -> TrafficVLMForConditionalGeneration:
 
 
 def save_folder(model: TrafficVLMForConditionalGeneration, folder: Path) -> Path:
-    """A model folder: the model, and the processor of the repository."""
+    """Save a model folder: this model, and the processor of the repository."""
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "processor_config.json", "chat_template.jinja"):
         shutil.copy(ROOT / name, folder)
@@ -78,10 +78,10 @@ def random_pixels(count: int, seed: int = 0) -> torch.Tensor:
 
 
 def pack(questions: list[torch.Tensor], padding: int = 0) -> dict[str, torch.Tensor]:
-    """Questions [L] in one row [1,L], with `padding` pads on the left, as the processor packs them."""
+    """Pack questions [L] in one row [1,L] as the processor does, with `padding` pads on the left."""
     lengths = [len(question) for question in questions]
     pads = torch.zeros(padding, dtype=torch.long)
-    segments = [torch.full((length,), number + 1) for number, length in enumerate(lengths)]
+    segments = [torch.full((length,), index + 1) for index, length in enumerate(lengths)]
     return {
         "input_ids": torch.cat([pads, *questions])[None],
         "attention_mask": torch.cat([pads, torch.ones(sum(lengths), dtype=torch.long)])[None],

@@ -13,9 +13,8 @@ from torch.utils.data import ConcatDataset
 from transformers import BaseImageProcessor, PreTrainedConfig, TrainerState, TrainingArguments
 
 from ..configuration_traffic_vlm import TrafficVLMConfig
-from ..data.dataset import synthetic_rows
+from ..data.dataset import Mixture, SyntheticRows, synthetic_rows
 from ..data.folders import load_rows, select_evenly, source_names
-from ..data.mixture import Mixture, SyntheticRows
 from ..evaluation.report import quick_metrics
 from ..hub import publish
 from ..modeling_traffic_vlm import (

@@ -1,0 +1,66 @@
+"""Readers of annotated images: COCO JSON, YOLO, KITTI, BDD100K JSON and semantic masks → records of image and scene.
+
+- A mapping file says what the class names of a source mean, and which categories are labeled exhaustively.
+- A label that is unclear or unusable limits only its own scene: see `SceneBuilder`.
+- Bad input is counted and skipped (`Problems`), or with `strict=True` an error that names the file and the line or
+  record.
+- Of an image only the header is read; masks are decoded.
+
+The module of each format has two functions: `list_images` yields the images of a `Source`, and `add_labels` adds the
+labels of one image to a `SceneBuilder`.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...utils import DataError
+from . import bdd100k, coco, kitti, masks, yolo
+from .base import IMAGE_SUFFIXES as IMAGE_SUFFIXES
+from .base import Problems, Record, SceneBuilder, SkippedImage, Source
+from .mapping import SourceMapping, load_mapping
+from .mapping import check_sources as check_sources
+
+
+READERS = {"coco": coco, "yolo": yolo, "kitti": kitti, "bdd100k": bdd100k, "masks": masks}
+
+
+def read_source(
+    root: str | Path, mapping: SourceMapping | str | Path, split: str = "train", problems: Problems | None = None
+) -> Iterator[Record]:
+    """Read the records of one split of a source, in the order of its annotations.
+
+    Args:
+        root: the source's folder.
+        mapping: a mapping, the path of its file, or the name of one in `data/formats/mappings`.
+        split: a key of the mapping's "splits".
+        problems: collects what is wrong with the input; without it, bad input is skipped silently.
+
+    Raises:
+        DataError: there is no such split, the mapping is invalid, or `problems.strict` and the input has a problem.
+    """
+    mapping = mapping if isinstance(mapping, SourceMapping) else load_mapping(mapping)
+    if split not in mapping.splits:
+        raise DataError(f"source {mapping.name!r} has no split {split!r}; it has {', '.join(mapping.splits)}")
+    return _read(Source(Path(root), mapping, split, Problems() if problems is None else problems))
+
+
+def _read(source: Source) -> Iterator[Record]:
+    reader, is_empty = READERS[source.mapping.format], True
+    for name, where, annotation in reader.list_images(source):
+        if not source.selects(os.path.splitext(name)[0]):
+            continue
+        try:
+            scene = SceneBuilder(source, name)
+            reader.add_labels(scene, annotation, where)
+        except SkippedImage as skipped:
+            kind, message = skipped.args
+            source.problems.add(kind, where, message)
+            continue
+        record = scene.finish()
+        if record is not None:
+            is_empty = False
+            yield record
+    if is_empty:
+        message = f"split {source.split!r} of source {source.mapping.name!r} has no usable image"
+        source.problems.add("empty source", source.root, message)

@@ -1,0 +1,197 @@
+"""Mapping files: what the class names of a source mean in our categories, and which of them it labels completely.
+
+All keys of a mapping file but the first four are optional:
+
+    name, format      the source's name, and "coco", "yolo", "kitti", "bdd100k" or "masks"
+    splits            {"train": {"images": folder, and "annotations", "labels", "masks", "classes" as the format needs;
+                      "only", "except": lists of patterns of image paths below that folder, without suffix}}; paths are
+                      relative to the source's folder
+    classes           {class name of the source: category}; null ignores the class. The long form is {"class": category
+                      or null, "maybe": [other possible categories], attribute: value}. Case, "_" and "-" in a name
+                      make no difference.
+    exhaustive        categories of which every visible object is labeled
+    attributed        {category: [attributes that every object of it has]}
+    facts, facts_of   scene attributes of every image; {pattern of image paths: scene attributes of these images}
+    values            {scene attribute or attribute: {"from": key, "values": {value of the source: ours or null}}},
+                      for bdd100k
+    names             class names of the source in the order of their ids, if none of its files lists them
+    presence          {"absent": pixels, "present": pixels, "at": [width, height]}: the minimum size of a mask
+    unlabelled        "empty": an image without labels was not labeled, rather than being an empty scene
+    license, notes    for human readers
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ...utils import DataError
+from ..scene import ATTRIBUTES, CLASSES, FACTS, is_a
+
+
+MAPPINGS = Path(__file__).parent / "mappings"
+SHIPPED = sorted(path.stem for path in MAPPINGS.glob("*.json"))
+LAYOUTS = {  # required keys of a split; "yolo" and "masks" may also have the file "classes"
+    "coco": {"images", "annotations"},
+    "yolo": {"images", "labels"},
+    "kitti": {"images", "labels"},
+    "bdd100k": {"images", "annotations"},
+    "masks": {"images", "masks"},
+}
+OPTIONAL: dict[str, Any] = {
+    **{"exhaustive": [], "attributed": {}, "facts": {}, "facts_of": {}, "values": {}, "names": []},
+    **{"presence": {"absent": 0, "present": 0, "at": [1, 1]}, "unlabelled": ""},
+}
+
+
+@dataclass(frozen=True)
+class ClassMapping:
+    """The meaning of one class name of a source."""
+
+    category: str | None  # a key of CLASSES; None if the class is ignored
+    attributes: dict[str, str] = field(hash=False)  # of every object of the class
+    maybe: frozenset[str]  # other categories that an object of the class may have
+
+
+@dataclass(frozen=True)
+class SourceMapping:
+    """A checked mapping file; the docstring of this module explains the keys."""
+
+    name: str
+    format: str
+    splits: dict[str, dict[str, Any]]
+    classes: dict[str, ClassMapping]
+    exhaustive: frozenset[str]
+    attributed: dict[str, frozenset[str]]
+    facts: dict[str, str]
+    facts_of: dict[str, dict[str, str]]
+    values: dict[str, dict[str, Any]]
+    names: tuple[str, ...]
+    presence: dict[str, Any]
+    unlabelled: str
+
+    def find(self, name: str) -> ClassMapping | None:
+        """Return the meaning of a class name, or None if the mapping does not list it."""
+        return self.classes.get(_normalize(name))
+
+    def scene_facts(self, stem: str) -> dict[str, str]:
+        """Return the scene attributes of the image with this path below its folder, without suffix."""
+        facts = dict(self.facts)
+        for pattern, more in self.facts_of.items():
+            if fnmatchcase(stem, pattern):
+                facts |= more
+        return facts
+
+
+@lru_cache(maxsize=4096)
+def _normalize(name: str) -> str:
+    return " ".join(re.sub("[_-]", " ", name.casefold()).split())
+
+
+def load_mapping(mapping: str | Path) -> SourceMapping:
+    """Read and check a mapping file: the path of a JSON file, or the name of one in `data/formats/mappings`.
+
+    Raises:
+        DataError: the file cannot be read or is not a valid mapping; the message names the file and the wrong value.
+    """
+    path = Path(mapping)
+    if path.suffix != ".json":
+        path = MAPPINGS / f"{mapping}.json"
+    try:
+        return _parse(json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_reject_duplicate_keys))
+    except OSError as error:
+        shipped = ", ".join(SHIPPED)
+        raise DataError(f"{path}: cannot be read ({error.strerror}); shipped mappings are {shipped}") from error
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path}: not a mapping file: {error!r}") from error
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def check_sources(mappings: Iterable[SourceMapping]) -> None:
+    """Raise `DataError` if two different mappings share a source name: their images could not be told apart."""
+    first: dict[str, SourceMapping] = {}
+    for mapping in mappings:
+        if first.setdefault(mapping.name, mapping) != mapping:
+            raise DataError(f"two sources are named {mapping.name!r} and map their classes differently")
+
+
+def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if result.setdefault(key, value) != value:
+            raise ValueError(f"key {key!r} occurs twice, with {result[key]!r} and with {value!r}")
+    return result
+
+
+def _check(where: str, found: Iterable[Any], allowed: Iterable[Any]) -> None:
+    allowed = list(allowed)
+    for value in found:
+        if value not in allowed:
+            raise ValueError(f"{where}: {value!r} is not one of {', '.join(map(str, allowed)) or 'none'}")
+
+
+def _parse(raw: dict[str, Any]) -> SourceMapping:
+    _check("keys", raw, [*SourceMapping.__dataclass_fields__, "license", "notes"])
+    raw = OPTIONAL | raw
+    for key, default in ({"name": "", "splits": {}, "classes": {}} | OPTIONAL).items():
+        if not isinstance(raw[key], type(default)):
+            raise ValueError(f"{key!r} must be a {type(default).__name__}, got {raw[key]!r}")
+    _check("format", [raw["format"]], LAYOUTS)
+    for split, layout in raw["splits"].items():
+        if missing := LAYOUTS[raw["format"]] - layout.keys():
+            raise ValueError(f"split {split!r} does not name its {' and '.join(sorted(missing))}")
+        for key, value in layout.items():
+            texts = value if key in ("only", "except") else [value]
+            if not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
+                raise ValueError(f"split {split!r}: {key!r} must be a path, or patterns in a list, got {value!r}")
+    if raw["unlabelled"]:
+        _check("unlabelled", [raw["unlabelled"]], ["empty"])
+    presence = raw["presence"]
+    sizes = [presence.get("absent"), presence.get("present"), *presence.get("at", [])]
+    are_numbers = all(isinstance(size, int | float) for size in sizes)
+    if len(presence) != 3 or len(sizes) != 4 or not are_numbers or min(presence["at"]) <= 0:
+        raise ValueError(f"presence needs absent, present and at: [width, height] in pixels, got {presence}")
+    for facts in (raw["facts"], *raw["facts_of"].values()):
+        for name, value in facts.items():
+            _check(name, [value], FACTS.get(name, ()))
+    for name, rule in raw["values"].items():
+        if rule.keys() != {"from", "values"} or not isinstance(rule["from"], str):
+            raise ValueError(f"values of {name!r} needs from and values, got {rule}")
+        _check(name, rule["values"].values(), [None, *(FACTS | ATTRIBUTES).get(name, ())])
+
+    classes: dict[str, ClassMapping] = {}
+    for name, entry in raw["classes"].items():
+        mapping = _parse_class(name, entry, raw["exhaustive"])
+        if classes.setdefault(_normalize(name), mapping) != mapping:
+            raise ValueError(f"classes: {name!r} occurs twice, in two spellings, with different meanings")
+    mapped = [category for category in CLASSES if any(mapping.category == category for mapping in classes.values())]
+    labeled = [category for category in CLASSES if any(is_a(member, category) for member in mapped)]
+    _check("exhaustive", raw["exhaustive"], labeled)
+    _check("attributed", raw["attributed"], mapped)
+    for category, attributes in raw["attributed"].items():
+        _check(f"attributed of {category!r}", attributes, ATTRIBUTES)
+    raw |= {
+        "classes": classes,
+        "exhaustive": frozenset(raw["exhaustive"]),
+        "attributed": {category: frozenset(names) for category, names in raw["attributed"].items()},
+        "names": tuple(str(name) for name in raw["names"]),
+    }
+    return SourceMapping(**{key: raw[key] for key in SourceMapping.__dataclass_fields__})
+
+
+def _parse_class(name: str, entry: Any, exhaustive: list[str]) -> ClassMapping:
+    """Parse one entry of "classes". By default a broad category may be any of its exhaustively labeled members."""
+    attributes = dict(entry) if isinstance(entry, dict) else {"class": entry}
+    category = attributes.pop("class")
+    _check(repr(name), [category], [None, *CLASSES])
+    members = [member for member in CLASSES if category and member in exhaustive and CLASSES[member][2] == category]
+    maybe = attributes.pop("maybe", members)
+    _check(repr(name), maybe, CLASSES)
+    for attribute, value in attributes.items():
+        _check(f"{attribute} of {name!r}", [value], ATTRIBUTES.get(attribute, ()))
+    return ClassMapping(category, attributes, frozenset(maybe))

@@ -1,0 +1,528 @@
+"""Readers: each format gives the expected scene; bad input is reported, skipped, and limits what is exhaustive."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageFile
+
+from tiny import ROOT
+from traffic_vlm.data.formats import Problems, Record, check_sources, load_mapping, read_source
+from traffic_vlm.data.formats.mapping import LAYOUTS, SHIPPED, SourceMapping
+from traffic_vlm.data.questions import enumerate_questions
+from traffic_vlm.data.scene import CLASSES, Scene, SceneObject
+from traffic_vlm.images_traffic_vlm import to_rgb
+from traffic_vlm.utils import DataError
+
+
+NAMES = ["Car", "man", "Motor-Bike", "minivan", "DontCare", "red light", "green light", "bench", "hovercraft"]
+MEANINGS = {
+    "Car": "car",
+    "man": "pedestrian",
+    "motor_bike": "motorcycle",
+    "minivan": {"class": "vehicle", "maybe": ["car"]},
+    "DontCare": {"class": None, "maybe": ["car", "pedestrian"]},
+    "red light": {"class": "traffic light", "state": "red"},
+    "green light": {"class": "traffic light", "state": "green"},
+    "bench": None,
+}
+VALUES = {
+    "weather": {"from": "weather", "values": {"overcast": "cloudy", "undefined": None}},
+    "state": {"from": "trafficLightColor", "values": {"G": "green", "NA": None}},
+}
+EXHAUSTIVE = frozenset({"car", "motorcycle", "pedestrian", "vehicle"})
+CAR = SceneObject("car", (0.0, 0.0, 280.0, 140.0))
+
+
+def coco(*labels: tuple[str, Any], **more: Any) -> dict[str, Any]:
+    """COCO JSON of the image a.jpg with these (class name, box or fields)."""
+    annotations = [
+        {"id": 10 + i, "image_id": 7, "category_id": NAMES.index(name)}
+        | (value if isinstance(value, dict) else {"bbox": value})
+        for i, (name, value) in enumerate(labels)
+    ]
+    images = [{"id": 7, "file_name": "a.jpg", "width": 280, "height": 140}]
+    categories = [{"id": i, "name": name} for i, name in enumerate(NAMES)]
+    return {"images": images, "annotations": annotations, "categories": categories} | more
+
+
+def frame(*labels: Any, **more: Any) -> dict[str, Any]:
+    return {"name": "a.jpg", "attributes": {"weather": "overcast"}, "labels": labels} | more
+
+
+def bdd_label(category: str, x1: float, y1: float, x2: float, y2: float, **attributes: Any) -> dict[str, Any]:
+    return {"category": category, "box2d": {"x1": x1, "y1": y1, "x2": x2, "y2": y2}, "attributes": attributes}
+
+
+FILES: dict[str, dict[str, Any]] = {  # of one car that fills the image
+    "coco": {"labels.json": coco(("Car", [0, 0, 280, 140]))},
+    "yolo": {"labels/a.txt": "0 0.5 0.5 1 1\n"},
+    "kitti": {"labels/a.txt": "Car 0 0 0 0 0 280 140\n"},
+    "bdd100k": {"labels.json": [frame(bdd_label("Car", 0, 0, 280, 140))]},
+    "masks": {"masks/a.png": np.ones((140, 280), np.uint8)},
+}
+
+
+def write(path: Path, content: Any) -> None:
+    """Write an image (array or size), text, bytes or JSON; None deletes the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if content is None:
+        path.unlink()
+    elif isinstance(content, np.ndarray | tuple):
+        image = Image.fromarray(content) if isinstance(content, np.ndarray) else Image.new("RGB", content)
+        image.save(path)
+    else:
+        text = content if isinstance(content, str | bytes) else json.dumps(content)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+
+
+def source(folder: Path, format: str, files: dict[str, Any] | None = None, /, **keys: Any) -> SourceMapping:
+    """Write a source with the image a.jpg, its `FILES` but for `files`, and a mapping; return the mapping."""
+    write(folder / "images/a.jpg", (280, 140))
+    for name, content in (FILES[format] | (files or {})).items():
+        write(folder / name, content)
+    layout = {key: key for key in LAYOUTS[format]} | ({"annotations": "labels.json"} if format != "masks" else {})
+    raw = {"name": "test", "format": format, "splits": {"train": layout}, "classes": MEANINGS}
+    ids = ["void", "Car", "man", "bench", "motor bike"] if format == "masks" else NAMES
+    raw |= {"exhaustive": sorted(EXHAUSTIVE), "names": ids} | ({"values": VALUES} if format == "bdd100k" else {})
+    write(folder / "mapping.json", {key: value for key, value in (raw | keys).items() if value is not None})
+    return load_mapping(folder / "mapping.json")
+
+
+def read(folder: Path, mapping: SourceMapping) -> tuple[list[Record], Problems]:
+    problems = Problems()
+    return list(read_source(folder, mapping, problems=problems)), problems
+
+
+def read_scene(folder: Path, mapping: SourceMapping) -> Scene:
+    """The only scene of a source without problems."""
+    [record], problems = read(folder, mapping)
+    assert not problems.counts, problems.messages
+    return record.scene
+
+
+def scene(*objects: SceneObject, uncertain: Any = (), **more: Any) -> Scene:
+    return Scene(280, 140, objects, exhaustive=EXHAUSTIVE - set(uncertain), source="test", **more)
+
+
+def same(found: Scene, expected: Scene) -> bool:
+    return found == replace(expected, image_id=found.image_id)
+
+
+# Formats
+
+
+def test_coco(tmp_path):
+    labels = ("Car", [10, 20, 30, 40]), ("Motor-Bike", [-10, 0, 20, 10]), ("bench", [0, 0, 0, 0])
+    car = SceneObject("car", (10.0, 20.0, 40.0, 60.0))
+    bike = SceneObject("motorcycle", (0.0, 0.0, 10.0, 10.0), visible=0.5)
+    [record], problems = read(tmp_path, source(tmp_path, "coco", {"labels.json": coco(*labels)}))
+    assert record == Record(tmp_path / "images/a.jpg", scene(car, bike, image_id="images/a.jpg"))
+    assert not problems.counts
+
+
+def test_coco_scales_to_the_real_size_and_a_crowd_is_no_instance(tmp_path):
+    outlined = {"bbox": [20, 40, 60, 80], "area": 100, "iscrowd": 1, "segmentation": [[1]]}
+    boxed = {"bbox": [20, 40, 60, 80], "area": 4800, "segmentation": []}
+    images = [{"id": 7, "file_name": "a.jpg", "width": 560, "height": 280}]
+    mapping = source(tmp_path, "coco", {"labels.json": coco(("Car", outlined), ("Car", boxed), images=images)})
+    crowd = SceneObject("car", (10.0, 20.0, 40.0, 60.0), area=25.0, is_instance=False)
+    assert same(read_scene(tmp_path, mapping), scene(crowd, SceneObject("car", (10.0, 20.0, 40.0, 60.0))))
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.png"])
+def test_pixels_are_not_decoded(tmp_path, monkeypatch, name):
+    mapping = source(tmp_path, "coco", {"labels.json": coco(images=[{"id": 7, "file_name": name}])})
+    write(tmp_path / "images" / name, (280, 140))
+    content = (tmp_path / "images" / name).read_bytes()
+    write(tmp_path / "images" / name, content[: len(content) // 2])
+    decoded: list[ImageFile.ImageFile] = []
+    monkeypatch.setattr(ImageFile.ImageFile, "load", decoded.append)
+    assert len(read(tmp_path, mapping)[0]) == 1 and not decoded
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.webp", "a.tif"])
+@pytest.mark.parametrize("orientation", [3, 6])
+def test_the_size_is_that_of_the_upright_image(tmp_path, name, orientation):
+    images = [{"id": 7, "file_name": name, "width": 280, "height": 140}]
+    mapping = source(tmp_path, "coco", {"labels.json": coco(("Car", [200, 20, 30, 40]), images=images)})
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.new("RGB", (140, 280) if orientation == 6 else (280, 140)).save(tmp_path / "images" / name, exif=exif)
+    assert same(read_scene(tmp_path, mapping), scene(SceneObject("car", (200.0, 20.0, 230.0, 60.0))))
+    with Image.open(tmp_path / "images" / name) as photograph:
+        assert to_rgb(photograph).size == (280, 140)
+
+
+def test_a_broken_exif_block_is_ignored(tmp_path):
+    mapping = source(tmp_path, "coco")
+    Image.new("RGB", (280, 140)).save(tmp_path / "images/a.jpg", exif=b"Exif\x00\x00not a tiff header")
+    assert same(read_scene(tmp_path, mapping), scene(CAR))
+
+
+def test_yolo(tmp_path):
+    lines = "0 0.5 0.5 0.25 0.5\n\n1 0.5 0.5 0.75 0.5 0.75 1.0\n"  # the second is an outline
+    man = SceneObject("pedestrian", (140.0, 70.0, 210.0, 140.0))
+    found = read_scene(tmp_path, source(tmp_path, "yolo", {"labels/a.txt": lines}))
+    assert same(found, scene(SceneObject("car", (105.0, 35.0, 175.0, 105.0)), man))
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "name"),
+    [
+        ("classes.txt", "Car\nred light\n", "red light"),
+        ("data.yaml", "train: x\nnames: ['Car', \"red light\"]\nnc: 2\n", "red light"),
+        ("data.yaml", "names: [Car,\n  red light]  # two\n", "red light"),
+        ("data.yaml", "names:\n  - Car\n  - red light # lit\nnc: 2\n", "red light"),
+        ("data.yaml", "names:\n  0: Car\n  1: 'red light'\npath: 1\n", "red light"),
+        ("data.yaml", "names: {1: red light, 0: Car}\n", "red light"),
+        ("data.yaml", "names: [Car, no]\n", "no"),  # not the boolean
+        ("data.yaml", "names: [Car, 050]\n", "050"),  # not a number
+        # An id without a name is no class, and other ids keep theirs.
+        ("classes.txt", "Car\n\nred light\n\n", "id 1"),
+        ("data.yaml", "names:\n  - Car\n  -\n  - red light\n", "id 1"),
+        ("data.yaml", "names:\n  0: Car\n  1:\n  2: red light\n", "id 1"),
+        ("data.yaml", "names: {0: Car, 2: red light}\n", "id 1"),
+    ],
+)
+def test_yolo_class_names(tmp_path, file, text, name):
+    files = {file: text, "labels/a.txt": "1 0.5 0.5 1 1\n"}
+    meanings = {"red light": MEANINGS["red light"], "no": "car", "050": "car"}
+    mapping = source(tmp_path, "yolo", files, names=None, classes=meanings, exhaustive=[])
+    [record], problems = read(tmp_path, mapping)
+    if name == "id 1":
+        assert problems.counts == {"unknown class": 1} and "a.txt:1: class 'id 1'" in problems.messages[0]
+    else:
+        label = "traffic light" if name == "red light" else "car"
+        assert [item.label for item in record.scene.objects] == [label] and not problems.counts
+
+
+def test_kitti(tmp_path):
+    lines = (
+        "Car 0.50 1 -1.57 10.0 20.0 30.0 40.0 1.5 1.6 3.7 1 2 10 0\n"
+        "man 0.00 3 0.2 100 20 130 90 1.5 1.6 3.7 1 2 10 0\n"
+        "DontCare -1 -1 -10 50 60 69 69 -1 -1 -1 -1000 -1000 -1000 -10\n"  # smaller than a patch of 20 × 10
+    )
+    car = SceneObject("car", (10.0, 20.0, 30.0, 40.0), visible=0.35)
+    man = SceneObject("pedestrian", (100.0, 20.0, 130.0, 90.0), visible=0.0)
+    assert same(read_scene(tmp_path, source(tmp_path, "kitti", {"labels/a.txt": lines})), scene(car, man))
+
+
+@pytest.mark.parametrize("wrap", [lambda frames: frames, lambda frames: {"frames": frames}])
+def test_bdd100k(tmp_path, wrap):
+    labels = (
+        bdd_label("Car", 10, 20, 30, 40, occluded=True, truncated=True, trafficLightColor="NA"),
+        bdd_label("light", 1, 2, 3, 4, occluded=False, trafficLightColor="G"),
+        {"category": "bench", "poly2d": []},
+    )
+    keys = {"classes": MEANINGS | {"light": "traffic light"}, "attributed": {"traffic light": ["state"]}}
+    files = {"labels.json": wrap([frame(*labels)])}
+    car = SceneObject("car", (10.0, 20.0, 30.0, 40.0), visible=0.7**2)
+    light = SceneObject("traffic light", (1.0, 2.0, 3.0, 4.0), attributes={"state": "green"})
+    facts, attributed = {"view": "driver", "weather": "cloudy"}, {"traffic light": frozenset({"state"})}
+    found = read_scene(tmp_path, source(tmp_path, "bdd100k", files, facts={"view": "driver"}, **keys))
+    assert same(found, scene(car, light, facts=facts, attributed=attributed))
+    # One light of an unknown state: not every light has a state.
+    unknown = bdd_label("light", 1, 2, 3, 4, trafficLightColor="NA")
+    files = {"labels.json": wrap([frame(*labels, unknown, attributes={"weather": "undefined"})])}
+    found = read_scene(tmp_path, source(tmp_path, "bdd100k", files, **keys))
+    assert found.attributed == {} and found.facts == {}
+    assert [item.attributes for item in found.objects[1:]] == [{"state": "green"}, {}]
+
+
+@pytest.mark.parametrize(
+    "presence", [{"absent": 2, "present": 10, "at": [280, 140]}, {"absent": 0.5, "present": 2.5, "at": [140, 70]}]
+)
+def test_masks(tmp_path, presence):
+    mask = np.full((140, 280), 3, np.uint8)
+    mask[20:35, 40:80] = 1  # rows 2 and half of 3, columns 2 and 3 of patches of 20 × 10
+    mask[139, 279] = 2  # too small to be present
+    mask[0, :5] = 4  # too small to be sure
+    layout = {"images": "images", "masks": "masks", "classes": "classes.json"}
+    ids = {"categories": [{"id": 3, "name": "bench"}, {"id": 4, "name": "motor bike"}]}
+    keys = {"names": ["void", "Car", "man"], "splits": {"train": layout}, "presence": presence}
+    mapping = source(tmp_path, "masks", {"masks/a.png": mask, "classes.json": ids}, **keys)
+    car, bike = np.zeros((14, 14)), np.zeros((14, 14))
+    car[2, 2:4], car[3, 2:4], bike[0, 0] = 1.0, 0.5, 5 / 200
+    cells = [tuple(map(tuple, coverage)) for coverage in (car, bike)]
+    expected = scene(
+        SceneObject("car", (40.0, 20.0, 80.0, 35.0), 600.0, cells=cells[0], is_instance=False),
+        SceneObject("motorcycle", (0.0, 0.0, 5.0, 1.0), 5.0, visible=0.0, cells=cells[1], is_instance=False),
+    )
+    assert same(read_scene(tmp_path, mapping), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "objects", "uncertain"),
+    [
+        ("minivan", [replace(CAR, label="vehicle")], {"car"}),  # may be a car
+        ("DontCare", [], {"car", "vehicle", "pedestrian"}),  # a region that was not labeled
+    ],
+)
+def test_an_ambiguous_class_is_not_exhaustive(tmp_path, name, objects, uncertain):
+    files = {"labels.json": coco((name, [0, 0, 280, 140]))}
+    assert same(read_scene(tmp_path, source(tmp_path, "coco", files)), scene(*objects, uncertain=uncertain))
+
+
+def test_a_lost_light_makes_lights_uncertain(tmp_path):
+    files = {"labels.json": coco(("red light", [20, 20, 100, 100]), ("green light", [150, 20, 0, 40]))}
+    keys = {"exhaustive": ["traffic light"], "attributed": {"traffic light": ["state"]}}
+    [record], problems = read(tmp_path, source(tmp_path, "coco", files, **keys))
+    assert problems.counts == {"bad box": 1} and not record.scene.exhaustive and not record.scene.attributed
+    answers = {truth.fact: truth.answer for truth in enumerate_questions(record.scene) if truth.kind == "light_state"}
+    assert answers == {"light_state/traffic light/any/red": "yes"}
+
+
+# Bad input
+
+SKIPPED = None
+EVERYTHING = CLASSES.keys()
+BAD_INPUT: list[tuple[str, dict[str, Any], str, str, Any]] = [
+    # format, changed files, kind of problem, part of the message, and what is no longer exhaustive
+    ("coco", {"images/a.jpg": None}, "missing image", "labels.json: images[0] (7): image", SKIPPED),
+    ("coco", {"images/a.jpg": b"no image"}, "corrupt image", "a.jpg cannot be opened", SKIPPED),
+    ("coco", {"images/a.jpg": (140, 280)}, "image size", "is 140 × 280, its annotation is for 280 × 140", SKIPPED),
+    *[
+        ("coco", {"labels.json": coco(("Car", box))}, "bad box", f"[0] (10): box {message}", {"car", "vehicle"})
+        for box, message in [
+            ([300, 20, 30, 40], "(300.0, 20.0, 330.0, 60.0) of 'Car' lies outside its image of 280 × 140"),
+            ([-50, 20, 30, 40], "(-50.0, 20.0, -20.0, 60.0) of 'Car' lies outside"),
+            ([10, 20, 0, 40], "(10.0, 20.0, 10.0, 60.0) of 'Car' has no size"),
+            ([10, 20, 30, -4], "(10.0, 20.0, 40.0, 16.0) of 'Car' has no size"),
+            ([10, 20, float("nan"), 4], "(10.0, 20.0, nan, 24.0) of 'Car' has no size"),
+            ([10, 20, "wide", 4], "(10.0, 20.0, nan, 24.0) of 'Car' has no size"),
+            ([10, 20], "(nan, nan, nan, nan) of 'Car' has no size"),
+            (None, "(nan, nan, nan, nan) of 'Car' has no size"),
+        ]
+    ],
+    (
+        *("coco", {"labels.json": coco(("hovercraft", [0, 0, 9, 9]))}, "unknown class"),
+        *("annotations[0] (10): class 'hovercraft' is not in the mapping of 'test'", EVERYTHING),
+    ),
+    (
+        *("coco", {"labels.json": coco(("Car", {"image_id": 99}))}, "annotation without image"),
+        *("annotations[0] (10): there is no image 99", ()),
+    ),
+    *[
+        ("coco", {"labels.json": coco(images=[{"file_name": name}])}, "bad record", f"{name}' is outside", SKIPPED)
+        for name in ("../secret.jpg", "/etc/hosts")
+    ],
+    *[
+        ("coco", {"labels.json": text}, "bad file", "labels.json: ", SKIPPED)
+        for text in ("", "{", "[]", "3", '{"images": []}', '{"images": {}, "annotations": 1, "categories": 2}')
+    ],
+    ("coco", {"labels.json": coco(images=[3])}, "bad record", "images[0]: is not a JSON object", SKIPPED),
+    *[
+        (format, {"labels/a.txt": f"\n{row}\n"}, "bad record", f"labels/a.txt:2: {row!r} is not a", EVERYTHING)
+        for format, row in [
+            ("yolo", "Car"),
+            ("yolo", "Car 0.5 0.5 1 1"),
+            ("yolo", "0 1 2 3 4 5"),
+            ("kitti", "Car"),
+            ("kitti", "Car 0 x 0 0 0 280 140"),
+            ("kitti", "Car 0 0 0 1 2 nan 4"),
+        ]
+    ],
+    ("yolo", {"labels/a.txt": "0 x 1 2 3"}, "bad box", "labels/a.txt:1: box (nan", {"car", "vehicle"}),
+    ("yolo", {"labels/a.txt": "-1 0.5 0.5 1 1"}, "unknown class", "labels/a.txt:1: class 'id -1'", EVERYTHING),
+    ("yolo", {"labels/b.txt": ""}, "annotation without image", "labels/b.txt: has no image in", ()),
+    ("kitti", {"images/b.png": (9, 9)}, "image without annotation", "images/b.png: has no annotation in", ()),
+    ("kitti", {"labels/a.txt": b"\xff\xfe\xff"}, "bad file", "labels/a.txt: cannot be read", SKIPPED),
+    ("masks", {"masks/a.png": np.zeros((70, 140), np.uint8)}, "image size", "the mask has shape (70, 140)", SKIPPED),
+    ("masks", {"masks/a.png": np.zeros((140, 280, 3), np.uint8)}, "image size", "shape (140, 280, 3)", SKIPPED),
+    ("masks", {"masks/a.png": np.full((140, 280), 9, np.uint8)}, "unknown class", "a.png: class 'id 9'", EVERYTHING),
+    ("masks", {"masks/a.png": b"\x89PNG\r\n"}, "corrupt image", "a.png: mask cannot be decoded", SKIPPED),
+    ("bdd100k", {"labels.json": [frame(attributes={"weather": 3})]}, "unknown value", "(a.jpg): weather is 3", ()),
+    ("bdd100k", {"labels.json": [frame(labels=3)]}, "bad record", "[0] (a.jpg): 'labels' is not a list", SKIPPED),
+    ("bdd100k", {"labels.json": [frame(4)]}, "unknown class", "(a.jpg), label 0: class 'None'", EVERYTHING),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("format", "files", "kind", "message", "uncertain"), BAD_INPUT)
+def test_bad_input(tmp_path, format, files, kind, message, uncertain):
+    mapping = source(tmp_path, format)
+    for name, content in files.items():
+        write(tmp_path / name, content)
+    records, problems = read(tmp_path, mapping)
+    assert problems.counts == {kind: 1} | ({"empty source": 1} if uncertain is SKIPPED else {})
+    assert message in problems.messages[0]
+    assert [record.scene.exhaustive for record in records] == (
+        [] if uncertain is SKIPPED else [EXHAUSTIVE - set(uncertain)]
+    )
+    with pytest.raises(DataError) as error:
+        list(read_source(tmp_path, mapping, problems=Problems(strict=True)))
+    assert str(error.value) == problems.messages[0]
+
+
+def test_good_labels_beside_a_bad_one_are_kept(tmp_path):
+    files = {"labels.json": coco(("hovercraft", [0, 0, 9, 9]), ("Car", [0, 0, 280, 140]))}
+    [record], _ = read(tmp_path, source(tmp_path, "coco", files))
+    assert same(record.scene, scene(CAR, uncertain=EVERYTHING))
+
+
+def test_two_images_of_one_name_are_both_skipped(tmp_path):
+    images = [{"id": 1, "file_name": "a.jpg"}, {"id": 2, "file_name": "a.jpg"}]
+    records, problems = read(tmp_path, source(tmp_path, "coco", {"labels.json": coco(images=images)}))
+    assert not records and problems.counts == {"bad record": 2, "empty source": 1}
+    assert "images[1] (2): another image has the same file_name a.jpg" in problems.messages[1]
+
+
+@pytest.mark.parametrize("format", sorted(LAYOUTS))
+def test_a_missing_folder_is_an_empty_source(tmp_path, format):
+    mapping = source(tmp_path, format)
+    records, problems = read(tmp_path / "nowhere", mapping)
+    assert not records and problems.counts["empty source"] == 1 and problems.counts["bad file"] >= 1
+    with pytest.raises(DataError, match="nowhere"):
+        list(read_source(tmp_path / "nowhere", mapping, problems=Problems(strict=True)))
+
+
+@pytest.mark.parametrize("text", ["", "names: 3", "names: Car", "names: [", "names: {x: Car}", "- Car", "\0"])
+def test_yolo_names_that_cannot_be_read(tmp_path, text):
+    mapping = source(tmp_path, "yolo", {"data.yaml": text}, names=None)
+    _, problems = read(tmp_path, mapping)
+    assert problems.counts == {"bad file": 1, "unknown class": 1}
+    assert "data.yaml: class names cannot be read: " in problems.messages[0]
+
+
+def test_images_without_a_label_can_be_excluded(tmp_path):
+    mapping = source(tmp_path, "coco", {"labels.json": coco()}, unlabelled="empty")
+    records, problems = read(tmp_path, mapping)
+    assert not records and problems.counts == {"unlabelled image": 1, "empty source": 1}
+    with pytest.raises(DataError, match="'test' has no usable image"):  # the unlabeled image itself is no error
+        list(read_source(tmp_path, mapping, problems=Problems(strict=True)))
+
+
+def test_problems_keep_some_messages_and_count_all():
+    problems = Problems(keep=2)
+    for i in range(3):
+        problems.add("bad box", f"f:{i}", "wrong")
+    assert problems.counts == {"bad box": 3} and problems.messages == ["f:0: wrong", "f:1: wrong"]
+
+
+odd_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from(["a.jpg", "", "Car", "..", "\0", "x" * 300]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["id", "name"]), inner, max_size=2),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), format=st.sampled_from(["coco", "bdd100k", "masks"]))
+def test_odd_values_in_json_are_records_or_problems(tmp_path, data, format):
+    """Also in the mapping: it loads, or is a `DataError`."""
+    source(tmp_path, format, presence={"absent": 2, "present": 10, "at": [280, 140]}, facts={"view": "driver"})
+    path = tmp_path / data.draw(st.sampled_from(["mapping.json"] + ["labels.json"] * (format != "masks")))
+    raw = json.loads(path.read_text())
+    for _ in range(3):
+        inner: Any = raw
+        while isinstance(inner, dict | list) and inner:
+            key = data.draw(st.sampled_from(list(inner) if isinstance(inner, dict) else range(len(inner))))
+            if not isinstance(inner[key], dict | list) or data.draw(st.integers(0, 4)) == 0:
+                inner[key] = data.draw(odd_values)
+                break
+            inner = inner[key]
+    write(path, raw)
+    try:
+        mapping = load_mapping(tmp_path / "mapping.json")
+    except DataError:
+        return
+    if "train" in mapping.splits:
+        assert len(read(tmp_path, mapping)[0]) <= 1
+
+
+# Mappings
+
+
+def test_splits_select_images_and_patterns_give_scene_attributes(tmp_path):
+    folders = {"images": "images", "labels": "labels"}
+    splits = {"train": folders | {"except": ["a*"]}, "dev": folders | {"only": ["a*"]}}
+    facts_of = {"a*": {"time of day": "day"}, "a2": {"weather": "rainy"}}
+    files = {f"images/{name}.jpg": (9, 9) for name in ("b1", "a2")} | {
+        f"labels/{name}.txt": "" for name in ("b1", "a2")
+    }
+    mapping = source(tmp_path, "kitti", files, splits=splits, facts_of=facts_of)
+    assert [record.scene.image_id for record in read_source(tmp_path, mapping)] == ["images/b1.jpg"]
+    assert [(record.scene.image_id, record.scene.facts) for record in read_source(tmp_path, mapping, "dev")] == [
+        ("images/a.jpg", {"time of day": "day"}),
+        ("images/a2.jpg", {"time of day": "day", "weather": "rainy"}),
+    ]
+    with pytest.raises(DataError, match="no split 'test'; it has train, dev"):
+        read_source(tmp_path, mapping, "test")
+
+
+def test_a_broad_class_may_be_any_of_its_exhaustive_members_by_default(tmp_path):
+    classes = {"car": "car", "dog": "dog", "thing": "vehicle", "cat": {"class": "animal", "maybe": []}}
+    mapping = source(tmp_path, "coco", classes=classes, exhaustive=["car", "dog"])
+    assert mapping.find("thing").maybe == {"car"} and mapping.find("cat").maybe == frozenset()
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_mappings_are_valid(name):
+    mapping = load_mapping(name)
+    assert mapping.name == name and all(mapping.find(class_name) for class_name in mapping.names)
+    assert json.loads((ROOT / f"data/formats/mappings/{name}.json").read_text())["license"]
+
+
+def test_shipped_mappings_differ_in_name():
+    mappings = [load_mapping(name) for name in SHIPPED]
+    assert len(mappings) >= 12
+    check_sources(mappings + mappings)
+    with pytest.raises(DataError, match="two sources are named 'coco'"):
+        check_sources([*mappings, replace(load_mapping("kitti"), name="coco")])
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"classes": {"stop_sign": "stop sign", "Stop sign": None}}, "'Stop sign' occurs twice, in two spellings"),
+        ({"classes": {"Car": "automobile"}}, "'Car': 'automobile' is not one of"),
+        ({"classes": {"Car": {"class": None, "maybe": ["spaceship"]}}}, "'Car': 'spaceship' is not one of"),
+        ({"classes": {"Car": {"class": "car", "color": "pink"}}}, "color of 'Car': 'pink' is not one of white"),
+        ({"classes": {"Car": ["car"]}}, "'Car': ['car'] is not one of"),
+        ({"classes": 3}, "'classes' must be a dict, got 3"),
+        ({"classes": None}, "not a mapping file: KeyError('classes')"),
+        ({"exhaustive": ["bus"]}, "exhaustive: 'bus' is not one of vehicle, car"),
+        ({"attributed": {"car": ["mood"]}}, "attributed of 'car': 'mood' is not one of color"),
+        ({"attributed": {"bus": ["color"]}}, "attributed: 'bus' is not one of"),
+        ({"facts": {"view": "above"}}, "view: 'above' is not one of driver, camera"),
+        ({"facts_of": {"a*": {"weather": "hot"}}}, "weather: 'hot' is not one of clear"),
+        ({"values": {"weather": {"from": "w", "values": {"x": "hot"}}}}, "weather: 'hot' is not one of"),
+        ({"values": {"weather": {"from": "w"}}}, "values of 'weather' needs from and values"),
+        ({"format": "voc"}, "format: 'voc' is not one of coco, yolo, kitti"),
+        ({"splits": {"train": {"images": "x"}}}, "split 'train' does not name its annotations"),
+        ({"splits": {"train": {"images": 3, "annotations": "x"}}}, "split 'train': 'images' must be a path"),
+        ({"exhaustiv": []}, "keys: 'exhaustiv' is not one of name, format"),
+        ({"unlabelled": "no"}, "unlabelled: 'no' is not one of empty"),
+        ({"presence": {"absent": 3}}, "presence needs absent, present and at"),
+        ({"presence": {"absent": 3, "present": 5, "at": [0, 0]}}, "presence needs absent, present and at"),
+    ],
+)
+def test_a_wrong_mapping(tmp_path, keys, message):
+    with pytest.raises(DataError) as error:
+        source(tmp_path, "coco", **keys)
+    assert f"{tmp_path / 'mapping.json'}: " in str(error.value) and message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"classes": {"bike": "bicycle", "bike": "motorcycle"}}', "key 'bike' occurs twice, with 'bicycle' and"),
+        ("{", r"map\.json: Expecting"),
+        ("[]", "not a mapping file"),
+        (None, r"no_such\.json: cannot be read .*shipped mappings are bdd100k"),
+    ],
+)
+def test_a_mapping_file_that_cannot_be_read(tmp_path, text, message):
+    if text is not None:
+        write(tmp_path / "map.json", text)
+    with pytest.raises(DataError, match=message):
+        load_mapping("no_such" if text is None else tmp_path / "map.json")
