@@ -18,7 +18,7 @@ from torch.export import Dim
 
 from ..generation_traffic_vlm import suppressed_tokens
 from ..modeling_traffic_vlm import rotary_embedding
-from ..scoring_traffic_vlm import KeyValues, height_and_width
+from ..scoring_traffic_vlm import KeyValues, height_and_width, yes_probability
 from ..utils import load_weights
 
 
