@@ -158,12 +158,14 @@ class Answerer:
 
     def _generate(self, encoded: Any, asked: Sequence[tuple[int, str]]) -> list[Answer]:
         """Generate the answer to each (image index, question)."""
+        if not asked:
+            return []
+        inputs = self.processor(text=[question for _, question in asked], on_unknown="ignore")
         limit = self.text_config.max_position_embeddings - MAX_NEW_TOKENS
         # Long questions form a batch of their own: they leave less room, and would cut the answers to short ones.
         batches: dict[bool, list[tuple[int, str]]] = {}
-        for image_index, question in asked:
-            ids = self.processor(text=question, on_unknown="ignore")["input_ids"][0]
-            batches.setdefault(len(ids) > limit, []).append((image_index, question))
+        for pair, ids in zip(asked, inputs["input_ids"]):
+            batches.setdefault(len(ids) > limit, []).append(pair)
         answers: dict[tuple[int, str], Answer] = {}
         for batch in batches.values():
             answers.update(zip(batch, self._generate_batch(encoded, batch)))
