@@ -31,6 +31,8 @@ from .head import PATCH_WEIGHT, PresenceLoss, QueryHead
 
 
 EMA_DECAY = 0.999
+WEIGHT_DECAY = 0.2
+MIXUP = 0.4  # both parameters of the beta distribution of an image's weight in a mixture
 CATEGORIES_FILE = "categories.json"  # beside the weights
 EVALUATION_SIZE = 224
 
@@ -101,7 +103,7 @@ class TowerTrainer:
             groups.setdefault((is_new, parameter.ndim > 1), []).append(parameter)
         self.optimizer = torch.optim.AdamW(
             [
-                {"params": some, "is_new": is_new, "weight_decay": 0.05 if decays else 0.0}
+                {"params": some, "is_new": is_new, "weight_decay": WEIGHT_DECAY if decays else 0.0}
                 for (is_new, decays), some in groups.items()
             ],
             betas=(0.9, 0.98),
@@ -121,8 +123,7 @@ class TowerTrainer:
             else:
                 group["lr"] = options.tower_learning_rate * options.rate_of(self.step, 6000, power=2)
         self.model.train()
-        logits = forward(self.model, batch["pixels"])
-        losses = self.loss(logits, batch["region"], batch["patch"], batch["source"])
+        losses = self._losses(batch)
         (losses[0] + PATCH_WEIGHT * losses[1]).backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         if not math.isfinite(norm):
@@ -134,6 +135,20 @@ class TowerTrainer:
         self.step += 1
         self._update_average()
         return losses[0].item(), losses[1].item()
+
+    def _losses(self, batch: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        """Region loss and patch loss of a batch of mixtures (mixup, https://arxiv.org/abs/1710.09412).
+
+        Each image is mixed with its neighbor in the batch, and so are their losses: sources with a few hundred images
+        would be learned by heart. The largest images, at the end of the run, are not mixed.
+        """
+        pixels, targets = batch["pixels"].float(), [batch[name] for name in ("region", "patch", "source")]
+        if pixels.shape[1] == self.options.sizes[-1][0]:
+            return list(self.loss(forward(self.model, pixels), *targets))
+        share = np.random.default_rng([self.options.seed, self.step]).beta(MIXUP, MIXUP)
+        logits = forward(self.model, pixels.lerp(pixels.roll(1, 0), 1 - share))
+        own, other = self.loss(logits, *targets), self.loss(logits, *(target.roll(1, 0) for target in targets))
+        return [share * a + (1 - share) * b for a, b in zip(own, other)]
 
     @torch.no_grad()
     def _update_average(self) -> None:
@@ -200,7 +215,7 @@ def vision_fields(config: TrafficVLMVisionConfig) -> dict[str, Any]:
 
 
 def forward(model: Any, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Region and patch logits of pixels uint8 [B,S,S,3], in bfloat16 where autocast allows it."""
+    """Region and patch logits of pixels [B,S,S,3] in 0..255, in bfloat16 where autocast allows it."""
     x = pixels.permute(0, 3, 1, 2).float().div(127.5).sub(1)  # as the processor normalizes
     with torch.autocast(pixels.device.type, torch.bfloat16):
         tokens = model["tower"](x).last_hidden_state
