@@ -19,7 +19,7 @@ from PIL import Image, ImageFilter
 
 from ..images_traffic_vlm import to_rgb
 from ..processing_traffic_vlm import ROW_TOKENS
-from .questions import KINDS, Balancer, Question, ask
+from .questions import QUESTION_TYPES, Balancer, Question, ask
 from .scene import Scene
 
 
@@ -99,7 +99,7 @@ class TrafficCollator:
     Args:
         processor: a `TrafficVLMProcessor`.
         questions_per_image: maximum number of questions about each image.
-        kinds: question types to ask.
+        question_types: question types to ask.
         training: augment the image and generate new questions each time it is drawn; otherwise use the unchanged
             image and the row's own questions.
         seed: seed of all random choices, together with the seed of the worker.
@@ -117,7 +117,7 @@ class TrafficCollator:
 
     processor: Callable[..., Any]
     questions_per_image: int = 16
-    kinds: Sequence[str] = KINDS
+    question_types: Sequence[str] = QUESTION_TYPES
     training: bool = True
     seed: int = 0
     row_tokens: int | str = ROW_TOKENS
@@ -179,7 +179,7 @@ class TrafficCollator:
 
     def ask(self, scene: Scene, rng: random.Random) -> list[Question]:
         """At most `questions_per_image` questions, balanced within the source."""
-        return ask(scene, rng, self.questions_per_image, self.balancers[scene.source], self.kinds)
+        return ask(scene, rng, self.questions_per_image, self.balancers[scene.source], self.question_types)
 
     def _with_stored_questions(self, row: dict[str, Any], rng: random.Random) -> Prepared:
         """An image with the questions of its row, or else with questions from its scene; in training, in new light."""
@@ -193,5 +193,5 @@ class TrafficCollator:
         if not questions and scene is not None:
             # Without training the questions depend only on the row, so that they are the same each time.
             row_rng = rng if self.training else random.Random(f"{self.seed}/{row['scene']}")
-            questions = ask(scene, row_rng, count, kinds=self.kinds)
+            questions = ask(scene, row_rng, count, question_types=self.question_types)
         return Prepared(change_light(image, rng) if self.training else image, questions, scene)

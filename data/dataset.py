@@ -26,6 +26,7 @@ from PIL import Image as PILImage
 from tqdm import tqdm
 
 from ..utils import DataError, atomic_write, atomic_write_text
+from .folders import LISTS
 from .formats import Problems, Record, check_sources, load_mapping, read_source
 from .questions import Balancer, Question, ask, rebalance
 from .scene import Scene
@@ -36,7 +37,7 @@ Item = Record | int  # an annotated image, or the seed of a synthetic one
 FEATURES = Features(
     {
         "image": Image(),
-        **{name: List(Value("string")) for name in ("questions", "answers", "kinds", "labels", "facts")},
+        **{name: List(Value("string")) for name in LISTS},
         **{name: Value("string") for name in ("source", "image_id", "scene")},
     }
 )
@@ -85,7 +86,7 @@ def make_dataset(options: DatasetOptions) -> dict[str, Any]:
     """Write data/SPLIT-*.parquet, README.md and report.json to a folder, or complete them after a stopped run.
 
     Returns:
-        The report: numbers of images, and of questions by kind; what was skipped; the fraction of yes for each class.
+        The report: numbers of images, and of questions by type; what was skipped; the fraction of yes by category.
 
     Raises:
         DataError: a source or its mapping is unusable, or the folder holds another dataset. OSError: for example, the
@@ -236,20 +237,20 @@ def _summarize(paths: Sequence[Path], problems: Problems) -> dict[str, Any]:
             noted = json.loads(skipped_path(path).read_text(encoding="utf-8"))
             skipped.update(noted["skipped"])
             messages += noted["messages"]
-            rows += pq.read_table(path, columns=["source", "kinds", "labels", "answers"]).to_pylist()
+            rows += pq.read_table(path, columns=["source", "question_types", "categories", "answers"]).to_pylist()
         except (OSError, ValueError, KeyError, TypeError) as error:
             what = f"{path} or {skipped_path(path)} is damaged ({error!r})"
             raise DataError(f"{what}; delete {path} and run the same command again") from error
     answers = Counter(
-        (f"{kind}/{label}", answer)
+        (f"{question_type}/{category}", answer)
         for row in rows
-        for kind, label, answer in zip(row["kinds"], row["labels"], row["answers"])
+        for question_type, category, answer in zip(row["question_types"], row["categories"], row["answers"])
     )
     yes_no = sorted({name for name, answer in answers if answer in ("yes", "no")})
     return {
         "images": len(rows),
         "messages": messages,
-        "questions": Counter(kind for row in rows for kind in row["kinds"]),
+        "questions": Counter(question_type for row in rows for question_type in row["question_types"]),
         "skipped": skipped,
         "sources": Counter(row["source"] for row in rows),
         "yes_rates": {
@@ -264,9 +265,9 @@ def make_row(image: bytes, scene: Scene, questions: Sequence[Question]) -> dict[
         "image": {"bytes": image, "path": None},
         "questions": [question.text for question in questions],
         "answers": [question.answer for question in questions],
-        "kinds": [question.kind for question in questions],
-        "labels": [question.label for question in questions],
-        "facts": [question.fact for question in questions],
+        "question_types": [question.question_type for question in questions],
+        "categories": [question.category for question in questions],
+        "question_ids": [question.question_id for question in questions],
         "source": scene.source,
         "image_id": scene.image_id,
         "scene": scene.to_json(),

@@ -13,8 +13,10 @@ from datasets import Dataset, concatenate_datasets, load_dataset
 from ..utils import DataError
 
 
-COLUMNS = ("image", "questions", "answers", "kinds", "labels", "facts", "source", "image_id")
+LISTS = ("questions", "answers", "question_types", "categories", "question_ids")  # one entry for each question
+COLUMNS = ("image", *LISTS, "source", "image_id")
 REQUIRED = ("image", "questions", "answers")  # the other columns have defaults
+RENAMED_COLUMNS = {"kinds": "question_types", "labels": "categories", "facts": "question_ids"}  # since version 0.2
 
 
 def load_rows(
@@ -95,6 +97,7 @@ def _load_folder(folder: Path, source: str, split: str | None, prefer: str | Non
         raise DataError(f"{folder}: the dataset cannot be read: {message}") from error
     if not len(rows):
         raise DataError(f"{folder}: the dataset has no rows")
+    rows = rows.rename_columns({old: new for old, new in RENAMED_COLUMNS.items() if old in rows.column_names})
     if missing := [column for column in REQUIRED if column not in rows.column_names]:
         raise DataError(f"{folder}: has no column {', '.join(missing)}; required are {', '.join(REQUIRED)}")
     return _add_defaults(rows, source)
@@ -116,9 +119,9 @@ def _add_defaults(rows: Dataset, source: str) -> Dataset:
     questions = rows["questions"] if missing else []
     own = [["own"] * len(texts) for texts in questions]
     defaults = {
-        "kinds": own,
-        "labels": own,
-        "facts": list(questions),
+        "question_types": own,
+        "categories": own,
+        "question_ids": list(questions),
         "source": [source] * len(own),
         "image_id": [str(index) for index in range(len(own))],
     }

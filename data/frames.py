@@ -116,11 +116,11 @@ class FrameBatches(torch.utils.data.IterableDataset):
     """An endless stream of augmented batches.
 
     A batch holds pixels uint8 [B,S,S,3], region int8 [B,C,4], patch int8 [B,C,S/16,S/16] and source [B], the index of
-    each image's source in `shares`.
+    each image's source in `source_weights`.
 
     Args:
         frames, pixels: as returned by `load_frames`.
-        shares: {source: sampling weight}, any positive numbers; sources that are absent are not drawn.
+        source_weights: {source: sampling weight}, any positive numbers; sources that are absent are not drawn.
         size_of: maps the index of a batch to the side S of its images in pixels.
         start: index of the first batch.
     """
@@ -129,7 +129,7 @@ class FrameBatches(torch.utils.data.IterableDataset):
         self,
         frames: Sequence[Frame],
         pixels: np.ndarray,
-        shares: dict[str, float],
+        source_weights: dict[str, float],
         batch_size: int,
         size_of: Callable[[int], int],
         start: int = 0,
@@ -139,9 +139,9 @@ class FrameBatches(torch.utils.data.IterableDataset):
         self.frames, self.pixels, self.batch_size, self.size_of = frames, pixels, batch_size, size_of
         self.start, self.seed = start, seed
         sources = np.array([frame.source for frame in frames])
-        self.rows = {name: np.flatnonzero(sources == name) for name in shares if (sources == name).any()}
-        total = sum(shares[name] for name in self.rows)
-        self.shares = [shares[name] / total for name in self.rows]
+        self.rows = {name: np.flatnonzero(sources == name) for name in source_weights if (sources == name).any()}
+        total = sum(source_weights[name] for name in self.rows)
+        self.source_weights = [source_weights[name] / total for name in self.rows]
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         worker = torch.utils.data.get_worker_info()
@@ -156,7 +156,7 @@ class FrameBatches(torch.utils.data.IterableDataset):
         """The batch with this index in the run."""
         rng, size = np.random.default_rng([self.seed, index]), self.size_of(index)
         items, names = [], list(self.rows)
-        sources = rng.choice(len(names), self.batch_size, p=self.shares)
+        sources = rng.choice(len(names), self.batch_size, p=self.source_weights)
         for source in sources:
             row = int(rng.choice(self.rows[names[source]]))
             items.append(augmented(self.pixels[row], self.frames[row].labels, size, rng))

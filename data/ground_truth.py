@@ -50,11 +50,13 @@ REQUIRED_FOR_SENTENCES = ({"vehicle", "car"}, {"person", "pedestrian"})
 
 # Stuff and things as in panoptic segmentation: surfaces and structures, and separate objects.
 STUFF = frozenset({"sky", "road", "sidewalk", "building", "tree", "fence", "barrier", "pole"})
-THINGS = tuple(label for label in CLASSES if label not in STUFF)
+THINGS = tuple(category for category in CLASSES if category not in STUFF)
 UNCOUNTED = frozenset({"sky", "road", "sidewalk"})
 # Objects on the ground: the lower edge of their box indicates their distance.
 GROUNDED = frozenset(
-    label for label in THINGS if label == "cone" or any(is_a(label, w) for w in ("vehicle", "person", "animal"))
+    category
+    for category in THINGS
+    if category == "cone" or any(is_a(category, w) for w in ("vehicle", "person", "animal"))
 )
 # Values that may also be true when another value is known: unknown, never a "no".
 LOOKS_LIKE = {"gray": {"silver"}, "silver": {"gray", "white"}, "white": {"silver"}}
@@ -75,9 +77,9 @@ class Seen:
     __slots__ = (
         "bottom",
         "box",
-        "cells",
         "clear",
         "columns",
+        "coverage",
         "height",
         "is_instance",
         "item",
@@ -96,7 +98,7 @@ class Seen:
         self.left, self.right = left / scene.width, right / scene.width
         self.middle = (left + right) / 2 / scene.width
         self.bottom, self.height = bottom / scene.height, (bottom - top) / scene.height
-        self.cells = None if item.is_instance else item.cells
+        self.coverage = None if item.is_instance else item.coverage
         self.columns: list[float] = []  # area in patches that a mask fills in each column of its grid
         self.regions: dict[str, bool | None] = {}  # results of `at`
 
@@ -118,9 +120,9 @@ class Seen:
         if self.right <= start - BORDER or self.left >= end + BORDER:
             return False
         inner_start, inner_end = start + BORDER * (start > 0), end - BORDER * (end < 1)
-        if self.cells is not None:
-            scale = PATCHES / len(self.cells) / len(self.cells[0])
-            self.columns = self.columns or [sum(column) * scale for column in zip(*self.cells)]
+        if self.coverage is not None:
+            scale = PATCHES / len(self.coverage) / len(self.coverage[0])
+            self.columns = self.columns or [sum(column) * scale for column in zip(*self.coverage)]
             if self._covered(start - BORDER, end + BORDER) < NOTHING:
                 return False
             return True if self._covered(inner_start, inner_end) >= CLEAR_MASK_IN_REGION else None
@@ -135,11 +137,11 @@ class Seen:
     def _distance(self) -> str | None:
         if self.bottom <= FAR_BOTTOM and self.height <= FAR_HEIGHT and self.item.visible >= FAR_VISIBLE:
             return "far"
-        if self.bottom < NEAR_BOTTOM or not (self.is_instance or self.cells):
+        if self.bottom < NEAR_BOTTOM or not (self.is_instance or self.coverage):
             return None
-        if self.cells:
-            rows = self.cells[round(NEAR_BOTTOM * len(self.cells)) :]
-            patches = sum(map(sum, rows)) * PATCHES / len(self.cells) / len(rows[0])
+        if self.coverage:
+            rows = self.coverage[round(NEAR_BOTTOM * len(self.coverage)) :]
+            patches = sum(map(sum, rows)) * PATCHES / len(self.coverage) / len(rows[0])
             return "near" if patches >= CLEAR_MASK_IN_REGION else None
         return "near"
 
@@ -177,7 +179,7 @@ class View:
     def __init__(self, scene: Scene):
         self.scene = scene
         self.exhaustive = scene.exhaustive
-        self.driver = scene.facts.get("view") == "driver"
+        self.driver = scene.scene_attributes.get("view") == "driver"
         self.groups: dict[str, Group] = {}
         self.has_masks = False
         scale = PATCHES / (scene.width * scene.height)
@@ -188,11 +190,11 @@ class View:
             if patches < NOTHING:
                 continue
             seen = Seen(item, scene, patches)
-            for label in (item.label, CLASSES[item.label][2]):
-                if label is not None:
-                    group = self.groups.get(label)
+            for category in (item.category, CLASSES[item.category][2]):
+                if category is not None:
+                    group = self.groups.get(category)
                     if group is None:
-                        group = self.groups[label] = Group()
+                        group = self.groups[category] = Group()
                     (group.clear if seen.clear else group.unclear).append(seen)
 
     def find(self, key: Key) -> Found | None:
@@ -204,9 +206,9 @@ class View:
 
         None for questions that compare nothing.
         """
-        kind, label, form = (*key, "", "")[:3]
+        question_type, category, form = (*key, "", "")[:3]
         asked = {"is": "what", "are": "what_all", "over": "what"}.get(form)
-        found = self.find((kind, label, asked)) if asked else None
+        found = self.find((question_type, category, asked)) if asked else None
         return found[0] if found else None
 
     def boxes(self, key: Key, found: Found) -> tuple[Box, ...]:
@@ -224,44 +226,44 @@ class View:
 
     # Used by several question types
 
-    def one(self, label: str) -> Seen | None:
+    def one(self, category: str) -> Seen | None:
         """The object that "the car" refers to; None unless it is certainly the only one."""
-        group = self.groups.get(label, NO_GROUP)
-        if len(group.clear) != 1 or group.unclear or label not in self.exhaustive or not group.clear[0].is_instance:
+        group = self.groups.get(category, NO_GROUP)
+        if len(group.clear) != 1 or group.unclear or category not in self.exhaustive or not group.clear[0].is_instance:
             return None
         return group.clear[0]
 
-    def number(self, label: str) -> int | None:
+    def number(self, category: str) -> int | None:
         """The number of objects of a class; None if unknown.
 
         It is also None for 0 in a scene of masks: there, all other numbers are unknown.
         """
-        group = self.groups.get(label, NO_GROUP)
-        if label not in self.exhaustive or group.unclear or not all(seen.is_instance for seen in group.clear):
+        group = self.groups.get(category, NO_GROUP)
+        if category not in self.exhaustive or group.unclear or not all(seen.is_instance for seen in group.clear):
             return None
         return None if self.has_masks and not group.clear else len(group.clear)
 
-    def _any_has(self, label: str, attribute: str, value: str) -> Found | None:
-        group = self.groups.get(label, NO_GROUP)
+    def _any_has(self, category: str, attribute: str, value: str) -> Found | None:
+        group = self.groups.get(category, NO_GROUP)
         values = [seen.item.attributes.get(attribute) for seen in group.clear]
         if value in values:
             return "yes", [seen for seen, known in zip(group.clear, values) if known == value]
-        complete = label in self.exhaustive and attribute in self.scene.attributed.get(label, ())
+        complete = category in self.exhaustive and attribute in self.scene.attributed.get(category, ())
         if not complete or group.unclear or any(k is None or value in LOOKS_LIKE.get(k, ()) for k in values):
             return None
         return "no", ()
 
-    def _all_have(self, label: str, attribute: str, form: str, value: str) -> Found | None:
+    def _all_have(self, category: str, attribute: str, form: str, value: str) -> Found | None:
         """The answer about the value that all objects of a class share, including those not clearly visible.
 
         In a class that is not labeled exhaustively, "the traffic light" may refer to the labeled one, if the source
         gives the value of every light that it labels. Questions about all lights are unknown there.
         """
-        group = self.groups.get(label, NO_GROUP)
+        group = self.groups.get(category, NO_GROUP)
         values = {seen.item.attributes.get(attribute) for seen in group.clear + group.unclear}
         known = values.pop() if len(values) == 1 else None
-        is_given = attribute in self.scene.attributed.get(label, ())
-        if label not in self.exhaustive and (form in ("are", "what_all") or not is_given):
+        is_given = attribute in self.scene.attributed.get(category, ())
+        if category not in self.exhaustive and (form in ("are", "what_all") or not is_given):
             return None
         if known is None or not group.clear or (form in ("are", "what_all") and len(group.clear) == 1):
             return None
@@ -273,26 +275,26 @@ class View:
 
     # Question types
 
-    def presence(self, label: str) -> Found | None:
-        group = self.groups.get(label, NO_GROUP)
+    def presence(self, category: str) -> Found | None:
+        group = self.groups.get(category, NO_GROUP)
         if group.clear:
             return "yes", group.clear
-        return ("no", ()) if label in self.exhaustive and not group.unclear else None
+        return ("no", ()) if category in self.exhaustive and not group.unclear else None
 
-    def place(self, label: str, region: str) -> Found | None:
+    def place(self, category: str, region: str) -> Found | None:
         """An object that is not clearly visible prevents a "no" only in the regions where it may be."""
         region = "center" if region == "ahead" else region
-        group = self.groups.get(label, NO_GROUP)
+        group = self.groups.get(category, NO_GROUP)
         inside = [seen.at(region) for seen in group.clear]
         if True in inside:
             return "yes", [seen for seen, is_inside in zip(group.clear, inside) if is_inside]
-        if None in inside or label not in self.exhaustive:
+        if None in inside or category not in self.exhaustive:
             return None
         return None if any(seen.at(region) is not False for seen in group.unclear) else ("no", ())
 
-    def relation(self, label: str, relation: str, anchor_label: str) -> Found | None:
-        anchor = self.one(anchor_label)
-        group = self.groups.get(label, NO_GROUP)
+    def relation(self, category: str, relation: str, anchor_category: str) -> Found | None:
+        anchor = self.one(anchor_category)
+        group = self.groups.get(category, NO_GROUP)
         others = [seen for seen in group.clear if seen is not anchor]
         if anchor is None or not all(seen.is_instance for seen in others):
             return None
@@ -300,42 +302,44 @@ class View:
         related = [test(seen, anchor) for seen in others]
         if True in related:
             return "yes", [seen for seen, is_related in zip(others, related) if is_related]
-        return None if None in related or group.unclear or label not in self.exhaustive else ("no", ())
+        return None if None in related or group.unclear or category not in self.exhaustive else ("no", ())
 
-    def light_state(self, label: str, form: str, state: str = "") -> Found | None:
-        return self._any_has(label, "state", state) if form == "any" else self._all_have(label, "state", form, state)
-
-    def color(self, label: str, form: str, color: str = "") -> Found | None:
+    def light_state(self, category: str, form: str, state: str = "") -> Found | None:
         if form == "any":
-            return self._any_has(label, "color", color)
-        group = self.groups.get(label, NO_GROUP)
-        if label not in self.exhaustive or group.unclear or (form in ("what", "is") and len(group.clear) > 1):
+            return self._any_has(category, "state", state)
+        return self._all_have(category, "state", form, state)
+
+    def color(self, category: str, form: str, color: str = "") -> Found | None:
+        if form == "any":
+            return self._any_has(category, "color", color)
+        group = self.groups.get(category, NO_GROUP)
+        if category not in self.exhaustive or group.unclear or (form in ("what", "is") and len(group.clear) > 1):
             return None
-        return self._all_have(label, "color", form, color)
+        return self._all_have(category, "color", form, color)
 
-    def sign_value(self, label: str, form: str, value: str = "") -> Found | None:
+    def sign_value(self, category: str, form: str, value: str = "") -> Found | None:
         if form == "which":
-            sign = self.one(label)
-            return None if sign is None or sign.item.label == label else (sign.item.label, ())
-        return self._all_have(label, "value", form, value)
+            sign = self.one(category)
+            return None if sign is None or sign.item.category == category else (sign.item.category, ())
+        return self._all_have(category, "value", form, value)
 
-    def count(self, label: str, form: str, limit: str = "") -> Found | None:
-        number = self.number(label)
+    def count(self, category: str, form: str, limit: str = "") -> Found | None:
+        number = self.number(category)
         if number is None or number > MAX_COUNT:
             return None
         if form == "what":
             return str(number), ()
-        return ("yes", self.groups[label].clear) if number > int(limit) else ("no", ())
+        return ("yes", self.groups[category].clear) if number > int(limit) else ("no", ())
 
-    def comparison(self, label: str, form: str, other: str) -> Found | None:
-        number, another = self.number(label), self.number(other)
+    def comparison(self, category: str, form: str, other: str) -> Found | None:
+        number, another = self.number(category), self.number(other)
         if number is None or another is None:
             return None
         holds = {"more": number > another, "fewer": number < another, "same": number == another}[form]
         return "yes" if holds else "no", ()
 
-    def side(self, label: str, form: str, side: str = "") -> Found | None:
-        seen = self.one(label)
+    def side(self, category: str, form: str, side: str = "") -> Found | None:
+        seen = self.one(category)
         if seen is None:
             return None
         if form == "what":
@@ -344,13 +348,13 @@ class View:
         inside = seen.at(side)
         return None if inside is None else ("yes", (seen,)) if inside else ("no", ())
 
-    def scene_attribute(self, label: str, form: str, value: str = "") -> Found | None:
-        known = self.scene.facts.get(label)
+    def scene_attribute(self, category: str, form: str, value: str = "") -> Found | None:
+        known = self.scene.scene_attributes.get(category)
         if known is None or value in MAY_HOLD_TOO.get(known, ()):
             return None
         return (known if form == "what" else "yes" if value == known else "no"), ()
 
-    def ahead(self, label: str, form: str) -> Found | None:
+    def ahead(self, category: str, form: str) -> Found | None:
         """ "a car and 2 trucks": the objects whose middle is in the center of a driver's view."""
         parts = []
         for name, clear, unclear in self._things():
@@ -363,10 +367,10 @@ class View:
                 parts.append(amount(number, name, is_exact=is_exact and number <= MAX_COUNT))
         return (enumeration(parts), ()) if 0 < len(parts) <= MAX_AHEAD else None
 
-    def description(self, label: str, form: str) -> Found | None:
+    def description(self, category: str, form: str) -> Found | None:
         """ "a red car and 2 pedestrians on the left, a bus in the center": all objects, as precisely as is known."""
-        groups: Counter[Key] = Counter()  # (side, label, adjective): number
-        inexact: set[Key] = set()  # (side, label) where there may be more
+        groups: Counter[Key] = Counter()  # (side, category, adjective): number
+        inexact: set[Key] = set()  # (side, category) where there may be more
         details = [3, 2, 1]
         for name, clear, unclear in self._things():
             sides = [seen.third() for seen in clear]
@@ -392,8 +396,8 @@ class View:
         for name in THINGS:
             group = self.groups.get(name)
             if group is not None and name in self.exhaustive and all(seen.is_instance for seen in group.clear):
-                clear = [seen for seen in group.clear if seen.item.label == name]
-                things.append((name, clear, [seen for seen in group.unclear if seen.item.label == name]))
+                clear = [seen for seen in group.clear if seen.item.category == name]
+                things.append((name, clear, [seen for seen in group.unclear if seen.item.category == name]))
         return things
 
 
@@ -418,15 +422,15 @@ _METHODS: dict[str, Callable[..., Found | None]] = {
 def _sentence(groups: Counter[Key], inexact: set[Key], detail: int) -> str:
     """A description by class (`detail=1`), by class and side (2), or by class, side and color (3)."""
     merged: dict[str, Counter[Key]] = {side: Counter() for side in (THIRDS if detail > 1 else ("",))}
-    for (side, label, adjective), number in groups.items():
-        merged[side if detail > 1 else ""][label, adjective if detail > 2 else ""] += number
+    for (side, category, adjective), number in groups.items():
+        merged[side if detail > 1 else ""][category, adjective if detail > 2 else ""] += number
     clauses = []
     for side, counts in merged.items():
         parts = []
-        for label, adjective in sorted(counts, key=lambda group: (THINGS.index(group[0]), group[1])):
-            number = counts[label, adjective]
-            is_exact = (side, label) not in inexact and number <= MAX_COUNT
-            parts.append(amount(number, label, adjective, is_exact))
+        for category, adjective in sorted(counts, key=lambda group: (THINGS.index(group[0]), group[1])):
+            number = counts[category, adjective]
+            is_exact = (side, category) not in inexact and number <= MAX_COUNT
+            parts.append(amount(number, category, adjective, is_exact))
         if parts:
             where = {"": "", "center": " in the center"}.get(side, f" on the {side}")
             clauses.append(enumeration(parts) + where)

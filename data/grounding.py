@@ -22,8 +22,8 @@ MIN_COVERAGE = 0.25  # fraction of a patch that an object must cover
 
 def object_patches(item: SceneObject, scene: Scene, grid: tuple[int, int]) -> np.ndarray:
     """Fraction [rows,columns] of each patch that an object's mask or box covers."""
-    if item.cells is not None:
-        mask = np.asarray(item.cells)
+    if item.coverage is not None:
+        mask = np.asarray(item.coverage)
         return resampling(0, 1, grid[0], len(mask)) @ mask @ resampling(0, 1, grid[1], len(mask[0])).T
     size = np.array([scene.width, scene.height] * 2)
     return box_coverage(np.array([item.box]) / size, grid)[0]
@@ -39,10 +39,10 @@ def word_patches(
     left?"). Only colors come before the noun: "a red car" marks red cars.
     """
     for index, question in enumerate(questions):
-        category = question.label
+        category = question.category
         if category not in CLASSES:
             continue
-        limited_before = question.fact.split("/")[2:3] == ["any"]
+        limited_before = question.question_id.split("/")[2:3] == ["any"]
         items = [SceneObject(category, box) for box in question.boxes if limited_before]
         items = items or [item for item in scene.of(category) if item.visible >= MIN_VISIBLE]
         patches = np.max([object_patches(item, scene, grid) for item in items], axis=0, initial=0) >= MIN_COVERAGE
@@ -50,15 +50,15 @@ def word_patches(
             yield index, category, patches.ravel()
 
 
-def class_words(label: str) -> tuple[str, str]:
+def class_words(category: str) -> tuple[str, str]:
     """The singular and plural word that names a category in a question: the last word of its name."""
-    singular, plural, _ = CLASSES[label]
+    singular, plural, _ = CLASSES[category]
     return singular.rsplit(" ", 1)[-1], plural.rsplit(" ", 1)[-1]
 
 
-def find_word(processor: Any, input_ids: Sequence[int], label: str) -> int | None:
+def find_word(processor: Any, input_ids: Sequence[int], category: str) -> int | None:
     """The position of the first token in a question that names a category; None if there is none."""
-    if label not in CLASSES:
+    if category not in CLASSES:
         return None
-    wanted = set(processor.tokenizer.convert_tokens_to_ids(list(class_words(label))))
+    wanted = set(processor.tokenizer.convert_tokens_to_ids(list(class_words(category))))
     return next((position for position, token in enumerate(input_ids) if token in wanted), None)

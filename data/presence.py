@@ -78,21 +78,21 @@ class ImageLabels:
 
 def image_labels(scene: Scene, seen: SceneLabels | None = None) -> ImageLabels:
     """Combine the boxes or masks of a scene with scene labels."""
-    boxed = [item for item in scene.objects if item.cells is None]
+    boxed = [item for item in scene.objects if item.coverage is None]
     masked = [
         (item, INDEX[name])
         for item in scene.objects
-        for name in (item.label, CLASSES[item.label][2])
-        if item.cells is not None and name in INDEX
+        for name in (item.category, CLASSES[item.category][2])
+        if item.coverage is not None and name in INDEX
     ]
     members = np.zeros((len(boxed), len(CATEGORIES)), bool)
     for row, item in enumerate(boxed):
-        names = [item.label, CLASSES[item.label][2], LIGHTS.get(item.attributes.get("state", ""))]
+        names = [item.category, CLASSES[item.category][2], LIGHTS.get(item.attributes.get("state", ""))]
         names.append(LIMITS.get(item.attributes.get("value", "")))
         members[row, [INDEX[name] for name in names if name in INDEX]] = True
     exhaustive = np.zeros(len(CATEGORIES), bool)
     exhaustive[[INDEX[name] for name in scene.exhaustive if name in INDEX]] = True
-    if "state" in scene.attributed.get("traffic light", ()):  # some sources do not label yellow lights
+    if "state" in scene.attributed.get("traffic light", ()):  # some sources do not category yellow lights
         exhaustive[[INDEX["red light"], INDEX["green light"]]] = True
         exhaustive[INDEX["yellow light"]] = "traffic light" in scene.exhaustive
     if "value" in scene.attributed.get("speed limit sign", ()) and "speed limit sign" in scene.exhaustive:
@@ -100,14 +100,14 @@ def image_labels(scene: Scene, seen: SceneLabels | None = None) -> ImageLabels:
     whole, always = np.full(len(CATEGORIES), -1, np.int8), np.zeros(len(CATEGORIES), bool)
     if seen is not None:
         _add_seen(seen, whole)
-    _add_values(scene.facts, seen, whole, always)
+    _add_values(scene.scene_attributes, seen, whole, always)
     shape = (scene.width, scene.height, scene.width, scene.height)
     return ImageLabels(
         (scene.width, scene.height),
         np.array([item.box for item in boxed], np.float32).reshape(-1, 4) / np.array(shape, np.float32),
         np.array([item.visible for item in boxed], np.float32),
         members,
-        np.array([item.cells for item, _ in masked], np.float32).reshape(-1, GRID, GRID),
+        np.array([item.coverage for item, _ in masked], np.float32).reshape(-1, GRID, GRID),
         np.array([category for _, category in masked], int),
         np.array([item.visible >= MIN_VISIBLE for item, _ in masked], bool),
         exhaustive,
@@ -123,9 +123,11 @@ def _add_seen(seen: SceneLabels, whole: np.ndarray) -> None:
     whole[INDEX["vehicle"]] = 1 if (vehicles == 1).any() else 0 if (vehicles == 0).all() else -1
 
 
-def _add_values(facts: dict[str, str], seen: SceneLabels | None, whole: np.ndarray, always: np.ndarray) -> None:
+def _add_values(
+    scene_attributes: dict[str, str], seen: SceneLabels | None, whole: np.ndarray, always: np.ndarray
+) -> None:
     """Add weather, time of day, view, ...: from scene labels, or else as the source reports them."""
-    values = {name.replace(" ", "_"): VALUE_NAMES.get(value, value) for name, value in facts.items()}
+    values = {name.replace(" ", "_"): VALUE_NAMES.get(value, value) for name, value in scene_attributes.items()}
     values |= seen.values if seen is not None else {}
     for name, known in values.items():
         for value in SCENE_VALUES[name] if known != "none" else ():

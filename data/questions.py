@@ -2,7 +2,7 @@
 
     Scene → candidate keys → ground truth (`ground_truth.py`) → Balancer → text of a template (`templates.py`)
 
-Every question has an id, `type/class/form/value` ("place/car/left", "color/car/is/red"), which is the same in all
+Every question has an id, `type/category/form/value` ("place/car/left", "color/car/is/red"), which is the same in all
 scenes and for all paraphrases. A key is a question id split at the slashes. `ground_truth.py` decides whether a
 question may be asked, and holds the thresholds.
 """
@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from .ground_truth import GROUNDED, NO_GROUP, STUFF, THINGS, THIRDS, UNCOUNTED, Box, Key, View
-from .scene import CLASSES, COLORS, FACTS, LIGHT_STATES, SPEED_LIMITS, Scene, is_a
-from .templates import RELATIONS, phrase, phrasings
+from .scene import CLASSES, COLORS, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, Scene, is_a
+from .templates import RELATIONS, paraphrases_of, random_paraphrase
 
 
 # Sampling weights of the question types. Presence and place are frequent because they are the model's main use.
 # Attributes are as frequent because few scenes have any, and the model must learn each of their values.
-KIND_WEIGHTS = {
+QUESTION_TYPE_WEIGHTS = {
     "presence": 5.0,
     "place": 4.0,
     "relation": 2.0,
@@ -36,8 +36,8 @@ KIND_WEIGHTS = {
     "ahead": 1.0,
     "description": 0.5,
 }
-KINDS = tuple(KIND_WEIGHTS)
-SCENE_ATTRIBUTE_OF_KIND = {name.replace(" ", "_"): name for name in FACTS}
+QUESTION_TYPES = tuple(QUESTION_TYPE_WEIGHTS)
+SCENE_ATTRIBUTE_OF_TYPE = {name.replace(" ", "_"): name for name in SCENE_ATTRIBUTES}
 # Every place or relation of an absent class has the answer "no", which adds nothing to its absence. `ask` considers
 # this fraction of the absent classes, so that most "no" answers are about objects that are somewhere else.
 ABSENT_FRACTION = 0.25
@@ -48,33 +48,33 @@ MAX_TRIES = 8  # keys tried for each question: limits the time spent on scenes w
 
 
 @dataclass(frozen=True, slots=True)
-class Truth:
+class GroundTruth:
     """A question id that may be asked about a scene, and its true answer.
 
     Attributes:
         answer: "yes", "no", or words of the vocabulary.
-        kind: the question type, one of KINDS.
-        label: the class or the scene attribute that the question is about.
-        fact: the question id `type/class/form/value`, the same for all paraphrases and all scenes.
+        question_type: the question type, one of QUESTION_TYPES.
+        category: of objects, or the scene attribute that the question is about.
+        question_id: the question id `type/category/form/value`, the same for all paraphrases and all scenes.
         boxes: boxes in pixels of the objects that make the answer a yes; empty for other answers.
     """
 
     answer: str
-    kind: str
-    label: str
-    fact: str
+    question_type: str
+    category: str
+    question_id: str
     boxes: tuple[Box, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A `Truth` with `text`, one of the paraphrases of its question."""
+    """A `GroundTruth` with `text`, one of the paraphrases of its question."""
 
     text: str
     answer: str
-    kind: str
-    label: str
-    fact: str
+    question_type: str
+    category: str
+    question_id: str
     boxes: tuple[Box, ...] = ()
 
 
@@ -126,15 +126,15 @@ class Balancer:
         return difference if answer == "yes" else -difference
 
 
-def enumerate_questions(scene: Scene) -> list[Truth]:
+def enumerate_questions(scene: Scene) -> list[GroundTruth]:
     """All question ids with an unambiguous answer in a scene, and their answers."""
     view = View(scene)
     truths = []
-    for kind in KINDS:
-        for key in dict.fromkeys(_keys(view, kind)):
+    for question_type in QUESTION_TYPES:
+        for key in dict.fromkeys(_keys(view, question_type)):
             found = view.find(key)
             if found is not None:
-                truths.append(Truth(found[0], kind, key[1], "/".join(key), view.boxes(key, found)))
+                truths.append(GroundTruth(found[0], question_type, key[1], "/".join(key), view.boxes(key, found)))
     return truths
 
 
@@ -143,7 +143,7 @@ def ask(
     rng: random.Random,
     count: int,
     balancer: Balancer | None = None,
-    kinds: Sequence[str] = KINDS,
+    question_types: Sequence[str] = QUESTION_TYPES,
 ) -> list[Question]:
     """Sample questions with different ids about a scene.
 
@@ -152,20 +152,20 @@ def ask(
             `balancer`.
         count: maximum number of questions. There are fewer where the scene has fewer or the balancer accepts fewer.
         balancer: balances answers over all scenes; by default this scene is balanced by itself.
-        kinds: question types to ask, in proportion to KIND_WEIGHTS.
+        question_types: question types to ask, in proportion to QUESTION_TYPE_WEIGHTS.
     """
     balancer = Balancer() if balancer is None else balancer
     view = View(scene)
-    weights = {kind: KIND_WEIGHTS[kind] for kind in kinds}
+    weights = {question_type: QUESTION_TYPE_WEIGHTS[question_type] for question_type in question_types}
     pools: dict[str, list[Key]] = {}
     taken: set[Key] = set()
     questions: list[Question] = []
     tries = MAX_TRIES * count
     while weights and len(questions) < count and tries > 0:
-        kind = _pick(weights, rng)
-        pool = pools.get(kind)
+        question_type = _pick(weights, rng)
+        pool = pools.get(question_type)
         if pool is None:
-            pool = pools[kind] = list(_keys(view, kind, rng))
+            pool = pools[question_type] = list(_keys(view, question_type, rng))
         for _ in range(min(MAX_TRIES, len(pool))):
             tries -= 1
             i = int(rng.random() * len(pool))
@@ -174,15 +174,16 @@ def ask(
             found = None if key in taken else view.find(key)
             taken.add(key)  # also if the balancer refused it: a key that is listed several times gets one try
             if found is not None and balancer.accepts(key, found[0], rng):
-                fact = "/".join(key)
+                question_id = "/".join(key)
+                text = random_paraphrase(question_id, rng)
                 questions.append(
-                    Question(phrase(fact, rng), found[0], kind, key[1], fact, view.boxes(key, found)),
+                    Question(text, found[0], question_type, key[1], question_id, view.boxes(key, found)),
                 )
                 break
         else:
-            weights[kind] /= 4  # few questions of this type are accepted now: try other types first
+            weights[question_type] /= 4  # few questions of this type are accepted now: try other types first
         if not pool:
-            del weights[kind]
+            del weights[question_type]
     return questions
 
 
@@ -200,12 +201,13 @@ def rebalance(asked: Sequence[Sequence[Question]]) -> list[list[Question]]:
     positions = [(i, questions) for questions in kept for i in range(len(questions)) if questions[i].answer in steps]
     imbalances: Counter[str | tuple[str, str]] = Counter()  # yes minus no
     for i, questions in positions:
-        imbalances[questions[i].kind, questions[i].label] += steps[questions[i].answer]
-        imbalances[questions[i].fact] += steps[questions[i].answer]
+        imbalances[questions[i].question_type, questions[i].category] += steps[questions[i].answer]
+        imbalances[questions[i].question_id] += steps[questions[i].answer]
     for i, questions in sorted(positions, key=lambda position: -position[0]):
         # Remove only where the question id has a surplus too. The imbalances of the ids add up to that of the class,
         # so there are always enough of these.
-        keys, step = ((questions[i].kind, questions[i].label), questions[i].fact), steps[questions[i].answer]
+        keys = ((questions[i].question_type, questions[i].category), questions[i].question_id)
+        step = steps[questions[i].answer]
         if len(questions) > 1 and all(imbalances[key] * step > 0 for key in keys):
             del questions[i]
             for key in keys:
@@ -216,10 +218,10 @@ def rebalance(asked: Sequence[Sequence[Question]]) -> list[list[Question]]:
 def _pick(weights: dict[str, float], rng: random.Random) -> str:
     """A random key of `weights`, in proportion to its weight."""
     point = rng.random() * sum(weights.values())
-    for kind, weight in weights.items():
+    for question_type, weight in weights.items():
         point -= weight
         if point < 0:
-            return kind
+            return question_type
     return next(reversed(weights))
 
 
@@ -227,22 +229,24 @@ def _pick(weights: dict[str, float], rng: random.Random) -> str:
 # keys. With `rng`, for `ask`, they list fewer keys whose answer is no, so that yes and no are about equally likely.
 
 
-def _keys(view: View, kind: str, rng: random.Random | None = None) -> Sequence[Key]:
-    if kind in SCENE_ATTRIBUTE_OF_KIND:
-        return _scene_attribute_keys(view, kind, rng)
-    return ((kind, "scene", "what"),) if kind in ("ahead", "description") else _KEYS[kind](view, rng)
+def _keys(view: View, question_type: str, rng: random.Random | None = None) -> Sequence[Key]:
+    if question_type in SCENE_ATTRIBUTE_OF_TYPE:
+        return _scene_attribute_keys(view, question_type, rng)
+    if question_type in ("ahead", "description"):
+        return ((question_type, "scene", "what"),)
+    return _KEYS[question_type](view, rng)
 
 
 @lru_cache(maxsize=256)
-def _in_order(labels: frozenset[str]) -> tuple[str, ...]:
+def _in_order(categories: frozenset[str]) -> tuple[str, ...]:
     """Classes in a fixed order: the order of a set differs between processes."""
-    return tuple(label for label in CLASSES if label in labels)
+    return tuple(category for category in CLASSES if category in categories)
 
 
-def _labels(view: View, rng: random.Random | None = None) -> list[str]:
+def _categories(view: View, rng: random.Random | None = None) -> list[str]:
     """The classes in the scene, and all classes known to be absent, or with `rng` some of them."""
-    absent = [label for label in _in_order(view.exhaustive) if label not in view.groups]
-    return [*view.groups, *(label for label in absent if rng is None or rng.random() < ABSENT_FRACTION)]
+    absent = [category for category in _in_order(view.exhaustive) if category not in view.groups]
+    return [*view.groups, *(category for category in absent if rng is None or rng.random() < ABSENT_FRACTION)]
 
 
 def _values(values: Sequence[str], true: Container[str], rng: random.Random | None) -> Sequence[str]:
@@ -254,60 +258,69 @@ def _values(values: Sequence[str], true: Container[str], rng: random.Random | No
 
 
 def _presence_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
-    return [("presence", label) for label in _labels(view)]
+    return [("presence", category) for category in _categories(view)]
 
 
 def _place_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
-    return [key for label in _labels(view, rng) for key in _regions(label, view.driver)]
+    return [key for category in _categories(view, rng) for key in _regions(category, view.driver)]
 
 
 @lru_cache(maxsize=256)
-def _regions(label: str, driver: bool) -> tuple[Key, ...]:
+def _regions(category: str, driver: bool) -> tuple[Key, ...]:
     regions = [*THIRDS]
-    if driver and label in GROUNDED:
+    if driver and category in GROUNDED:
         regions += ["near", "far"]
-    if driver and label not in STUFF:
+    if driver and category not in STUFF:
         regions += ["ahead"]
-    return tuple(("place", label, region) for region in regions)
+    return tuple(("place", category, region) for region in regions)
 
 
 def _relation_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
-    anchors = [one for label in view.groups if (one := view.one(label)) is not None and one.item.label == label]
+    anchors = [
+        one for category in view.groups if (one := view.one(category)) is not None and one.item.category == category
+    ]
     if not anchors:
         return ()
-    depth = "view" in view.scene.facts  # without a known view the image may be a product photo without any ground
+    # Without a known view the image may be a product photo without any ground.
+    depth = "view" in view.scene.scene_attributes
     keys: list[Key] = []
-    for label in _labels(view, rng):
-        is_single = len(view.groups.get(label, NO_GROUP).clear) == 1
+    for category in _categories(view, rng):
+        is_single = len(view.groups.get(category, NO_GROUP).clear) == 1
         for anchor in anchors:
             # Skip "Is there a vehicle left of the car?" where that car is the only vehicle.
-            if not (is_single and is_a(anchor.item.label, label)):
-                keys += _relations(label, anchor.item.label, depth)
+            if not (is_single and is_a(anchor.item.category, category)):
+                keys += _relations(category, anchor.item.category, depth)
     return keys
 
 
 @lru_cache(maxsize=4096)
-def _relations(label: str, anchor: str, depth: bool) -> tuple[Key, ...]:
-    if label in STUFF or anchor in STUFF or is_a(label, anchor):
+def _relations(category: str, anchor: str, depth: bool) -> tuple[Key, ...]:
+    if category in STUFF or anchor in STUFF or is_a(category, anchor):
         return ()
-    relations = RELATIONS if depth and label in GROUNDED and anchor in GROUNDED else ("left", "right")
-    return tuple(("relation", label, relation, anchor) for relation in relations)
+    relations = RELATIONS if depth and category in GROUNDED and anchor in GROUNDED else ("left", "right")
+    return tuple(("relation", category, relation, anchor) for relation in relations)
 
 
 def _attribute_keys(
-    view: View, kind: str, label: str, attribute: str, values: Sequence[str], forms: Key, rng: random.Random | None
+    view: View,
+    question_type: str,
+    category: str,
+    attribute: str,
+    values: Sequence[str],
+    forms: Key,
+    rng: random.Random | None,
 ) -> list[Key]:
     """Keys of an attribute; `forms` are some of what, what_all, is, are and any."""
-    clear = view.groups.get(label, NO_GROUP).clear
+    clear = view.groups.get(category, NO_GROUP).clear
     true = {seen.item.attributes[attribute] for seen in clear if attribute in seen.item.attributes}
     keys: list[Key] = []
     if true:
-        open_keys = [(kind, label, form) for form in forms if form in ("what", "what_all")]
+        open_keys = [(question_type, category, form) for form in forms if form in ("what", "what_all")]
         keys += open_keys if rng is None else open_keys * OPEN_QUESTION_COPIES
         asked = _values(values, true, rng)
-        keys += [(kind, label, form, value) for form in forms if form in ("is", "are") for value in asked]
-    if "any" in forms and (true or attribute in view.scene.attributed.get(label, ())):
-        keys += [(kind, label, "any", value) for value in _values(values, true, rng)]
+        keys += [(question_type, category, form, value) for form in forms if form in ("is", "are") for value in asked]
+    if "any" in forms and (true or attribute in view.scene.attributed.get(category, ())):
+        keys += [(question_type, category, "any", value) for value in _values(values, true, rng)]
     return keys
 
 
@@ -323,49 +336,51 @@ def _sign_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
 
 def _color_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
     keys: list[Key] = []
-    attributed = [label for label in THINGS if label in view.scene.attributed and label not in view.groups]
-    for label in [*view.groups, *attributed]:
-        several = len(view.groups.get(label, NO_GROUP).clear) > 1
+    attributed = [category for category in THINGS if category in view.scene.attributed and category not in view.groups]
+    for category in [*view.groups, *attributed]:
+        several = len(view.groups.get(category, NO_GROUP).clear) > 1
         forms = ("what_all", "are", "any") if several else ("what", "is", "any")
-        keys += _attribute_keys(view, "color", label, "color", COLORS, forms, rng)
+        keys += _attribute_keys(view, "color", category, "color", COLORS, forms, rng)
     return keys
 
 
 def _count_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
-    labels = [label for label in _in_order(view.exhaustive) if label not in UNCOUNTED]
-    over = [("count", label, "over", str(limit)) for label in labels if label in view.groups for limit in OVER]
-    return [("count", label, "what") for label in labels] + over
+    categories = [category for category in _in_order(view.exhaustive) if category not in UNCOUNTED]
+    over = [
+        ("count", category, "over", str(limit)) for category in categories if category in view.groups for limit in OVER
+    ]
+    return [("count", category, "what") for category in categories] + over
 
 
 def _comparison_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
     """Keys where at least one of the two classes is in the scene."""
-    return [key for label in view.groups for key in _comparisons(label, view.exhaustive)]
+    return [key for category in view.groups for key in _comparisons(category, view.exhaustive)]
 
 
 @lru_cache(maxsize=4096)
-def _comparisons(label: str, exhaustive: frozenset[str]) -> tuple[Key, ...]:
+def _comparisons(category: str, exhaustive: frozenset[str]) -> tuple[Key, ...]:
     """Keys of a class with every other class that can be counted, in both orders."""
     others = [
-        other for other in _in_order(exhaustive - UNCOUNTED) if not is_a(label, other) and not is_a(other, label)
+        other for other in _in_order(exhaustive - UNCOUNTED) if not is_a(category, other) and not is_a(other, category)
     ]
-    pairs = [pair for other in others for pair in ((label, other), (other, label))]
-    if label in UNCOUNTED or label not in exhaustive:
+    pairs = [pair for other in others for pair in ((category, other), (other, category))]
+    if category in UNCOUNTED or category not in exhaustive:
         return ()
     return tuple(("comparison", one, form, other) for one, other in pairs for form in ("more", "fewer", "same"))
 
 
 def _side_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
-    labels = [label for label in view.groups if label not in STUFF and view.one(label) is not None]
-    keys: list[Key] = [("side", label, "what") for label in labels]
-    return keys + [("side", label, "is", side) for label in labels for side in THIRDS]
+    categories = [category for category in view.groups if category not in STUFF and view.one(category) is not None]
+    keys: list[Key] = [("side", category, "what") for category in categories]
+    return keys + [("side", category, "is", side) for category in categories for side in THIRDS]
 
 
-def _scene_attribute_keys(view: View, kind: str, rng: random.Random | None) -> Sequence[Key]:
-    name = SCENE_ATTRIBUTE_OF_KIND[kind]
-    if name not in view.scene.facts:
+def _scene_attribute_keys(view: View, question_type: str, rng: random.Random | None) -> Sequence[Key]:
+    name = SCENE_ATTRIBUTE_OF_TYPE[question_type]
+    if name not in view.scene.scene_attributes:
         return ()
-    values = _values(FACTS[name], (view.scene.facts[name],), rng)
-    return [(kind, name, "what"), *((kind, name, "is", value) for value in values)]
+    values = _values(SCENE_ATTRIBUTES[name], (view.scene.scene_attributes[name],), rng)
+    return [(question_type, name, "what"), *((question_type, name, "is", value) for value in values)]
 
 
 _KEYS = {
@@ -381,14 +396,14 @@ _KEYS = {
 }
 
 __all__ = [
-    "KINDS",
-    "KIND_WEIGHTS",
+    "QUESTION_TYPES",
+    "QUESTION_TYPE_WEIGHTS",
     "Balancer",
+    "GroundTruth",
     "Question",
-    "Truth",
     "ask",
     "enumerate_questions",
-    "phrase",
-    "phrasings",
+    "paraphrases_of",
+    "random_paraphrase",
     "rebalance",
 ]

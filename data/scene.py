@@ -60,11 +60,12 @@ CLASSES: dict[str, tuple[str, str, str | None]] = {
 COLORS = ("white", "black", "gray", "silver", "red", "blue", "green", "yellow", "orange", "brown")
 LIGHT_STATES = ("red", "yellow", "green")
 SPEED_LIMITS = tuple(str(limit) for limit in range(10, 131, 10))
-FACTS: dict[str, tuple[str, ...]] = {
+SCENE_ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "weather": ("clear", "cloudy", "rainy", "snowy", "foggy"),
     "time of day": ("day", "night", "dusk"),
     "view": ("driver", "camera"),  # from a vehicle on the road, or from a fixed camera above the road
 }
+RENAMED_FIELDS = {"facts": "scene_attributes", "label": "category", "cells": "coverage"}  # since version 0.2
 ATTRIBUTES: dict[str, tuple[str, ...]] = {"color": COLORS, "state": LIGHT_STATES, "value": SPEED_LIMITS}
 
 
@@ -73,36 +74,36 @@ class SceneObject:
     """One object, or with `is_instance=False` everything that a mask labels with one class.
 
     Attributes:
-        label: the class, a key of CLASSES.
+        category: the class, a key of CLASSES.
         box: (left, top, right, bottom) of the visible part, in pixels.
         area: visible pixels, from a mask; None where only the box is known.
         visible: fraction of the object that is neither hidden nor cut by the image border, 0..1; 1.0 where unknown.
         attributes: known values of ATTRIBUTES by name.
-        cells: for masks, the fraction of each patch of a 14 × 14 grid that is filled, row by row; else None.
+        coverage: for masks, the fraction of each patch of a 14 × 14 grid that is filled, row by row; else None.
         is_instance: whether this is a single object.
 
     Raises:
         ValueError: the class or an attribute value is unknown, or the box is empty.
     """
 
-    label: str
+    category: str
     box: tuple[float, float, float, float]
     area: float | None = None
     visible: float = 1.0
     attributes: dict[str, str] = field(default_factory=dict)
-    cells: tuple[tuple[float, ...], ...] | None = None
+    coverage: tuple[tuple[float, ...], ...] | None = None
     is_instance: bool = True
 
     def __post_init__(self) -> None:
-        if self.label not in CLASSES:
-            raise ValueError(f"unknown class {self.label!r}; expected one of {', '.join(CLASSES)}")
+        if self.category not in CLASSES:
+            raise ValueError(f"unknown class {self.category!r}; expected one of {', '.join(CLASSES)}")
         left, top, right, bottom = self.box
         if not (left < right and top < bottom):
-            raise ValueError(f"the box of {self.label!r} must have left < right and top < bottom, got {self.box}")
+            raise ValueError(f"the box of {self.category!r} must have left < right and top < bottom, got {self.box}")
         for name, value in self.attributes.items():
             if value not in ATTRIBUTES.get(name, ()):
                 raise ValueError(
-                    f"attribute {name}={value!r} of {self.label!r} is unknown; expected one of "
+                    f"attribute {name}={value!r} of {self.category!r} is unknown; expected one of "
                     f"{ATTRIBUTES.get(name, ())}"
                 )
 
@@ -119,7 +120,7 @@ class Scene:
 
     Attributes:
         objects: all labeled objects.
-        facts: scene attributes, {name: value} of FACTS; unknown ones are absent.
+        scene_attributes: scene attributes, {name: value} of SCENE_ATTRIBUTES; unknown ones are absent.
         exhaustive: classes of which the source labels every visible object. A superclass ("vehicle") must be listed
             itself: listing all its subclasses is not enough, as there may be other types of vehicles.
         attributed: attributes that the source gives for every object of a class: {"traffic light": {"state"}}.
@@ -133,7 +134,7 @@ class Scene:
     width: int
     height: int
     objects: tuple[SceneObject, ...] = ()
-    facts: dict[str, str] = field(default_factory=dict)
+    scene_attributes: dict[str, str] = field(default_factory=dict)
     exhaustive: frozenset[str] = frozenset()
     attributed: dict[str, frozenset[str]] = field(default_factory=dict)
     source: str = ""
@@ -146,16 +147,18 @@ class Scene:
             left, top, right, bottom = item.box
             if left < 0 or top < 0 or right > self.width or bottom > self.height:
                 size = f"{self.width} × {self.height}"
-                raise ValueError(f"box {item.box} of {item.label!r} leaves its image of {size}")
-        for name, value in self.facts.items():
-            if value not in FACTS.get(name, ()):
-                raise ValueError(f"scene attribute {name}={value!r} is unknown; expected one of {FACTS.get(name, ())}")
+                raise ValueError(f"box {item.box} of {item.category!r} leaves its image of {size}")
+        for name, value in self.scene_attributes.items():
+            if value not in SCENE_ATTRIBUTES.get(name, ()):
+                raise ValueError(
+                    f"scene attribute {name}={value!r} is unknown; expected one of {SCENE_ATTRIBUTES.get(name, ())}"
+                )
         if unknown := self.exhaustive - CLASSES.keys():
             raise ValueError(f"unknown exhaustive classes {sorted(unknown)}")
 
-    def of(self, label: str) -> list[SceneObject]:
+    def of(self, category: str) -> list[SceneObject]:
         """Objects of a class or of its subclasses."""
-        return [item for item in self.objects if is_a(item.label, label)]
+        return [item for item in self.objects if is_a(item.category, category)]
 
     def without(self, *names: str) -> "Scene":
         """The scene with these object and scene attributes unknown."""
@@ -165,8 +168,10 @@ class Scene:
             else replace(item, attributes={name: v for name, v in item.attributes.items() if name not in names})
             for item in self.objects
         )
-        facts = {name: value for name, value in self.facts.items() if name not in names}
-        return replace(self, objects=objects, facts=facts, attributed=given_to_all(self.attributed, objects))
+        scene_attributes = {name: value for name, value in self.scene_attributes.items() if name not in names}
+        return replace(
+            self, objects=objects, scene_attributes=scene_attributes, attributed=given_to_all(self.attributed, objects)
+        )
 
     def flipped(self) -> "Scene":
         """The horizontally mirrored scene. Values of signs become unknown: mirrored digits cannot be read."""
@@ -174,7 +179,7 @@ class Scene:
             replace(
                 item,
                 box=(self.width - item.box[2], item.box[1], self.width - item.box[0], item.box[3]),
-                cells=None if item.cells is None else tuple(row[::-1] for row in item.cells),
+                coverage=None if item.coverage is None else tuple(row[::-1] for row in item.coverage),
             )
             for item in self.objects
         )
@@ -191,19 +196,27 @@ class Scene:
             raise ValueError(f"the window {window} is empty or leaves the image of {size}")
         parts = (_crop_object(item, self, (left, top, right, bottom)) for item in self.objects)
         objects = tuple(part for part in parts if part is not None)
-        facts = self.facts
+        scene_attributes = self.scene_attributes
         if (right - left, bottom - top) != (self.width, self.height):
             # Near, far and ahead depend on the position in a driver's whole view, which a window moves.
-            facts = {name: value for name, value in facts.items() if name != "view"}
-        seen = replace(self, width=right - left, height=bottom - top, objects=objects, facts=facts)
+            scene_attributes = {name: value for name, value in scene_attributes.items() if name != "view"}
+        seen = replace(
+            self, width=right - left, height=bottom - top, objects=objects, scene_attributes=scene_attributes
+        )
         return replace(seen, attributed=given_to_all(self.attributed, objects))
 
     def to_json(self) -> str:
         """All fields as one line of JSON; `from_json` restores an equal scene."""
         fields = asdict(self)
         fields["exhaustive"] = sorted(self.exhaustive)
-        fields["attributed"] = {label: sorted(names) for label, names in sorted(self.attributed.items())}
-        defaults: dict[str, Any] = {"area": None, "visible": 1.0, "attributes": {}, "cells": None, "is_instance": True}
+        fields["attributed"] = {category: sorted(names) for category, names in sorted(self.attributed.items())}
+        defaults: dict[str, Any] = {
+            "area": None,
+            "visible": 1.0,
+            "attributes": {},
+            "coverage": None,
+            "is_instance": True,
+        }
         fields["objects"] = [
             {name: value for name, value in item.items() if name not in defaults or value != defaults[name]}
             for item in fields["objects"]
@@ -212,21 +225,21 @@ class Scene:
 
     @classmethod
     def from_json(cls, text: str) -> "Scene":
-        fields = json.loads(text)
+        fields = json.loads(text, object_pairs_hook=lambda pairs: {RENAMED_FIELDS.get(k, k): v for k, v in pairs})
         fields["objects"] = tuple(_object_from_json(item) for item in fields["objects"])
         fields["exhaustive"] = frozenset(fields["exhaustive"])
-        fields["attributed"] = {label: frozenset(names) for label, names in fields["attributed"].items()}
+        fields["attributed"] = {category: frozenset(names) for category, names in fields["attributed"].items()}
         return cls(**fields)
 
 
 def _object_from_json(fields: dict[str, Any]) -> SceneObject:
-    cells = fields.get("cells")
+    coverage = fields.get("coverage")
     return SceneObject(
         **(
             fields
             | {
                 "box": tuple(fields["box"]),
-                "cells": None if cells is None else tuple(tuple(row) for row in cells),
+                "coverage": None if coverage is None else tuple(tuple(row) for row in coverage),
             }
         )
     )
@@ -243,11 +256,11 @@ def _crop_object(item: SceneObject, scene: Scene, window: tuple[int, int, int, i
     if box[0] >= box[2] or box[1] >= box[3]:
         return None
     area = item.area
-    if item.cells is not None:
-        cells = _crop_cells(item.cells, scene, window)
-        cell_size = (window[2] - window[0]) * (window[3] - window[1]) / len(cells) / len(cells[0])
-        area = sum(map(sum, cells)) * cell_size
-        return replace(item, box=box, area=area, cells=cells) if area > 0 else None
+    if item.coverage is not None:
+        coverage = _crop_coverage(item.coverage, scene, window)
+        patch_size = (window[2] - window[0]) * (window[3] - window[1]) / len(coverage) / len(coverage[0])
+        area = sum(map(sum, coverage)) * patch_size
+        return replace(item, box=box, area=area, coverage=coverage) if area > 0 else None
     kept = (box[2] - box[0]) * (box[3] - box[1]) / ((item.box[2] - item.box[0]) * (item.box[3] - item.box[1]))
     if kept < 1 and area is not None:
         area *= kept  # assumes that the object fills its box evenly
@@ -257,13 +270,13 @@ def _crop_object(item: SceneObject, scene: Scene, window: tuple[int, int, int, i
     return replace(item, box=box, area=area, visible=item.visible * kept, attributes=attributes)
 
 
-def _crop_cells(
-    cells: tuple[tuple[float, ...], ...], scene: Scene, window: tuple[int, int, int, int]
+def _crop_coverage(
+    coverage: tuple[tuple[float, ...], ...], scene: Scene, window: tuple[int, int, int, int]
 ) -> tuple[tuple[float, ...], ...]:
     """Coverage of the window by patches, in a grid of the same size as the image's."""
-    rows = resampling(window[1] / scene.height, window[3] / scene.height, len(cells), len(cells))
-    columns = resampling(window[0] / scene.width, window[2] / scene.width, len(cells[0]), len(cells[0]))
-    return tuple(map(tuple, (rows @ np.array(cells) @ columns.T).round(4).tolist()))
+    rows = resampling(window[1] / scene.height, window[3] / scene.height, len(coverage), len(coverage))
+    columns = resampling(window[0] / scene.width, window[2] / scene.width, len(coverage[0]), len(coverage[0]))
+    return tuple(map(tuple, (rows @ np.array(coverage) @ columns.T).round(4).tolist()))
 
 
 def given_to_all(
@@ -271,13 +284,13 @@ def given_to_all(
 ) -> dict[str, frozenset[str]]:
     """Reduce `attributed` {class: names} to the attributes that every object of the class has."""
     kept = {}
-    for label, names in attributed.items():
-        alike = [item for item in objects if is_a(item.label, label)]
+    for category, names in attributed.items():
+        alike = [item for item in objects if is_a(item.category, category)]
         if found := frozenset(name for name in names if all(name in item.attributes for item in alike)):
-            kept[label] = found
+            kept[category] = found
     return kept
 
 
-def is_a(label: str, wider: str) -> bool:
+def is_a(category: str, wider: str) -> bool:
     """Whether a class is `wider` or one of its subclasses."""
-    return label == wider or CLASSES[label][2] == wider
+    return category == wider or CLASSES[category][2] == wider

@@ -2,9 +2,9 @@
 
     question id "place/car/left" → "Is there a car on the left?", "Can you see any cars on the left side?", ...
 
-A question id is `type/class/form/value`, of two to four parts; `ground_truth.py` finds its answer. All paraphrases of
-an id have the same meaning, so that agreement between their answers can be measured. A template has slots with one or
-several fillings; every combination is a paraphrase. The tokenizer knows all words.
+A question id is `type/category/form/value`, of two to four parts; `ground_truth.py` finds its answer. All
+paraphrases of an id have the same meaning, so that agreement between their answers can be measured. A template has
+slots with one or several fillings; every combination is a paraphrase. The tokenizer knows all words.
 """
 
 import random
@@ -355,9 +355,9 @@ def with_article(words: str) -> str:
     return ("an " if words[0] in "aeiou" else "a ") + words
 
 
-def amount(number: int, label: str, adjective: str = "", is_exact: bool = True) -> str:
+def amount(number: int, category: str, adjective: str = "", is_exact: bool = True) -> str:
     """ "a red car", "2 cars", or "cars" if there may be more than `number`."""
-    singular, plural, _ = CLASSES[label]
+    singular, plural, _ = CLASSES[category]
     noun = singular if number == 1 else plural
     noun = f"{adjective} {noun}" if adjective else noun
     if number == 1:
@@ -371,41 +371,43 @@ def enumeration(parts: Sequence[str]) -> str:
 
 
 @lru_cache(maxsize=1 << 14)
-def phrasings(fact: str) -> tuple[str, ...]:
+def paraphrases_of(question_id: str) -> tuple[str, ...]:
     """All paraphrases of a question id, the simplest first.
 
     Raises:
         ValueError: the grammar has no such question id.
     """
-    parts = fact.split("/")
-    kind, label, form, value = (parts + [""] * 4)[:4]
+    parts = question_id.split("/")
+    question_type, category, form, value = (parts + [""] * 4)[:4]
     template_form = form  # except where the form is a slot, or the value has templates of its own
     slots: dict[str, str | tuple[str, ...]] = {"in": IN, "v": value}
-    if kind in ("presence", "place", "relation"):
+    if question_type in ("presence", "place", "relation"):
         template_form = ""
-        slots["where"] = (RELATIONS if kind == "relation" else PLACES).get(form, ())
-    elif kind == "side":
+        slots["where"] = (RELATIONS if question_type == "relation" else PLACES).get(form, ())
+    elif question_type == "side":
         slots["where"] = PLACES.get(value, ())
-    elif (kind, form) == ("view", "is") or (kind, form, value) == ("count", "over", "1"):
+    elif (question_type, form) == ("view", "is") or (question_type, form, value) == ("count", "over", "1"):
         template_form = f"{form} {value}"
-    if label in CLASSES:
-        singular, plural, _ = CLASSES[label]
+    if category in CLASSES:
+        singular, plural, _ = CLASSES[category]
         slots |= {"s": singular, "p": plural, "av": with_article(f"{value} {singular}")}
-        slots["a"] = singular if label in MASS_NOUNS else with_article(singular)
+        slots["a"] = singular if category in MASS_NOUNS else with_article(singular)
     if value in CLASSES:
         slots["b"], slots["q"], _ = CLASSES[value]
     if value.isdecimal():
         slots["next"] = str(int(value) + 1)
     slots["at"] = "by day" if value == "day" else f"at {value}"
-    templates = TEMPLATES.get((kind, template_form), ())
-    if label in MASS_NOUNS:
+    templates = TEMPLATES.get((question_type, template_form), ())
+    if category in MASS_NOUNS:
         templates = tuple(template for template in templates if "{p}" not in template)
     try:
         texts = tuple(dict.fromkeys(text for template in templates for text in _filled(template, slots)))
     except KeyError as error:
-        raise ValueError(f"unknown question id {fact!r}: its template has no filling for {error}") from None
+        raise ValueError(f"unknown question id {question_id!r}: its template has no filling for {error}") from None
     if not texts or len(parts) > 4:
-        raise ValueError(f"unknown question id {fact!r}; expected type/class/form/value with a type of the grammar")
+        raise ValueError(
+            f"unknown question id {question_id!r}; expected type/category/form/value with a type of the grammar"
+        )
     return texts
 
 
@@ -418,7 +420,7 @@ def _filled(template: str, slots: dict[str, str | tuple[str, ...]]) -> Iterator[
         yield text[0].upper() + text[1:]
 
 
-def phrase(fact: str, rng: random.Random) -> str:
+def random_paraphrase(question_id: str, rng: random.Random) -> str:
     """A random paraphrase of a question id."""
-    texts = phrasings(fact)
+    texts = paraphrases_of(question_id)
     return texts[int(rng.random() * len(texts))]

@@ -45,14 +45,14 @@ class Majority:
         for row in rows:
             if new := [answer for answer in row["answers"] if answer not in normalized]:
                 normalized |= zip(new, normalize(processor, new))
-            for raw, fact, kind in zip(row["answers"], row["facts"], row["kinds"]):
+            for raw, question_id, question_type in zip(row["answers"], row["question_ids"], row["question_types"]):
                 answer = normalized[raw]
-                for key in self._keys(str(row["source"]), fact, kind, answer in ("yes", "no")):
+                for key in self._keys(str(row["source"]), question_id, question_type, answer in ("yes", "no")):
                     self.counts[key][answer] += 1
 
     def answer(self, one: Prediction) -> str:
         """The most frequent answer, the first in the alphabet among equals; "" if there is none."""
-        for key in self._keys(one.source, one.fact, one.kind, one.is_yes_no):
+        for key in self._keys(one.source, one.question_id, one.question_type, one.is_yes_no):
             if key in self.counts:
                 return min(self.counts[key].items(), key=lambda item: (-item[1], item[0]))[0]
         return ""
@@ -62,6 +62,11 @@ class Majority:
         return mean(float(self.answer(one) == one.answer) for one in predictions)
 
     @staticmethod
-    def _keys(source: str, fact: str, kind: str, is_yes_no: bool) -> list[tuple[str, ...]]:
+    def _keys(source: str, question_id: str, question_type: str, is_yes_no: bool) -> list[tuple[str, ...]]:
         form = "yes or no" if is_yes_no else "words"
-        return [("source", source, fact), ("fact", fact), ("kind", kind, form), ("form", form)]
+        return [
+            ("source", source, question_id),
+            ("question_id", question_id),
+            ("question_type", question_type, form),
+            ("form", form),
+        ]

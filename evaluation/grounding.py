@@ -25,7 +25,7 @@ class GroundedQuestion:
     """A question with the answer yes, and the boxes that make it a yes, in pixels of an image of `size`."""
 
     source: str
-    label: str
+    category: str
     question: str
     boxes: tuple[Box, ...]
     size: tuple[int, int]  # width, height
@@ -36,14 +36,14 @@ class PointingScore:
     """How an attention map points at the boxes of a question.
 
     Attributes:
-        source, label: of the question.
+        source, category: of the question.
         highest: 1 if the patch with the highest attention is in a box, else 0; the mean over equally high ones.
         center: the same for the central patch, the mean of four on an even grid.
         random: fraction of patches that are in a box.
     """
 
     source: str
-    label: str
+    category: str
     highest: float
     center: float
     random: float
@@ -54,10 +54,16 @@ def grounded_questions(row: Mapping[str, Any]) -> Iterator[GroundedQuestion]:
     if not row.get("scene"):
         return
     scene = Scene.from_json(row["scene"])
-    boxes = {truth.fact: truth.boxes for truth in enumerate_questions(scene) if truth.answer == "yes" and truth.boxes}
-    for question, answer, label, fact in zip(row["questions"], row["answers"], row["labels"], row["facts"]):
-        if answer == "yes" and fact in boxes and label in CLASSES:
-            yield GroundedQuestion(str(row["source"]), label, question, boxes[fact], (scene.width, scene.height))
+    boxes = {
+        truth.question_id: truth.boxes for truth in enumerate_questions(scene) if truth.answer == "yes" and truth.boxes
+    }
+    for question, answer, category, question_id in zip(
+        row["questions"], row["answers"], row["categories"], row["question_ids"]
+    ):
+        if answer == "yes" and question_id in boxes and category in CLASSES:
+            yield GroundedQuestion(
+                str(row["source"]), category, question, boxes[question_id], (scene.width, scene.height)
+            )
 
 
 def patches_in_boxes(boxes: Iterable[Box], size: tuple[int, int], grid: tuple[int, int]) -> torch.Tensor:
@@ -88,7 +94,9 @@ def score_map(asked: GroundedQuestion, weights: torch.Tensor) -> PointingScore:
     inside = patches_in_boxes(asked.boxes, asked.size, (rows, columns)).float()
     center = inside[(rows - 1) // 2 : rows // 2 + 1, (columns - 1) // 2 : columns // 2 + 1]
     highest = inside[weights == weights.max()]
-    return PointingScore(asked.source, asked.label, *(patches.mean().item() for patches in (highest, center, inside)))
+    return PointingScore(
+        asked.source, asked.category, *(patches.mean().item() for patches in (highest, center, inside))
+    )
 
 
 @torch.no_grad()
@@ -115,8 +123,8 @@ def word_maps(
     for row, image in enumerate(inputs.get("image_index", torch.arange(len(questions))).tolist()):
         for segment in range(1, int(inputs["segment_ids"][row].max()) + 1):
             columns = (inputs["segment_ids"][row] == segment).nonzero()[:, 0]
-            _, label = questions[image][len(maps[image])]
-            position = find_word(processor, inputs["input_ids"][row, columns].tolist(), label)
+            _, category = questions[image][len(maps[image])]
+            position = find_word(processor, inputs["input_ids"][row, columns].tolist(), category)
             if position is None and or_last:
                 position = len(columns) - 1
             maps[image].append(None if position is None else weights[row, columns[position]].cpu())
@@ -137,7 +145,7 @@ def score_pointing(
         if not asked:
             continue
         encoded = encode(model, processor, [to_rgb(row["image"]) for row, _ in asked])
-        texts = [[(one.question, one.label) for one in questions] for _, questions in asked]
+        texts = [[(one.question, one.category) for one in questions] for _, questions in asked]
         for (_, questions), maps in zip(asked, word_maps(model, processor, encoded, texts)):
             results += [score_map(one, weights) for one, weights in zip(questions, maps) if weights is not None]
     return results
@@ -159,5 +167,5 @@ def pointing_accuracy(results: Sequence[PointingScore]) -> dict[str, Any]:
     return {
         "all": means(results),
         "by_source": {name: means(members) for name, members in group(results, "source").items()},
-        "by_class": {name: means(members) for name, members in group(results, "label").items()},
+        "by_category": {name: means(members) for name, members in group(results, "category").items()},
     }

@@ -18,8 +18,8 @@ YES_NO = {
     "mean image, accuracy": "blind_accuracy",
     "majority, accuracy": "majority_accuracy",
     "questions": "all_questions",
-    "question ids": "facts",
-    "left out": "facts_left_out",
+    "question ids": "question_ids",
+    "left out": "question_ids_left_out",
 }
 WORDS = {
     "exact match": "exact_match",
@@ -75,7 +75,7 @@ def to_markdown(report: Mapping[str, Any]) -> str:
         "words": _words,
         "calibration": _calibration,
         "perplexity": _perplexity,
-        "phrasings": _paraphrases,
+        "paraphrases": _paraphrases,
         "robustness": _robustness,
         "pointing": _pointing,
     }
@@ -104,14 +104,18 @@ def _yes_no(found: Mapping[str, Any]) -> list[str]:
         "fraction of all questions that are answered right; the majority always gives the most frequent answer to a "
         "question. ± is one standard error, as if question ids, or questions, were independent."
     )
-    groups = {"question type": "by_kind", "category": "by_class", "source / question type": "by_source_and_kind"}
-    by_type = "![Balanced accuracy by question type, beside the mean-image baseline](kinds.png)"
+    groups = {
+        "question type": "by_question_type",
+        "category": "by_category",
+        "source / question type": "by_source_and_question_type",
+    }
+    by_type = "![Balanced accuracy by question type, beside the mean-image baseline](question_types.png)"
     examples = "![Right and wrong answers with the attention of the asked word](examples.png)"
     return ["## Yes or no", text, by_type, *_tables(found, YES_NO, groups), examples]
 
 
 def _words(found: Mapping[str, Any]) -> list[str]:
-    groups = {"question type": "by_kind", "source / question type": "by_source_and_kind"}
+    groups = {"question type": "by_question_type", "source / question type": "by_source_and_question_type"}
     text = "The fraction of questions that are answered with exactly the words of the ground truth."
     return ["## Words", text, *_tables(found, WORDS, groups)]
 
@@ -164,4 +168,4 @@ def _pointing(found: Mapping[str, Any]) -> list[str]:
         "the highest cross-attention of the objects' word (mean over layers and heads) lies in one of the boxes. "
         "Beside it: how often the central patch or a random patch does."
     )
-    return ["## Grounding", text, *_tables(found, POINTING, {"category": "by_class"})]
+    return ["## Grounding", text, *_tables(found, POINTING, {"category": "by_category"})]

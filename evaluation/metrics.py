@@ -32,14 +32,14 @@ class Score:
     Attributes:
         value: 0..1; None without anything to count.
         questions: number of questions counted.
-        facts: number of different question ids counted, within a source; 0 for plain means over questions.
+        question_ids: number of different question ids counted, within a source; 0 for plain means over questions.
         left_out: number of question ids with only one of the two answers.
         error: standard error, as if question ids (or questions) were independent; None below two.
     """
 
     value: float | None
     questions: int
-    facts: int = 0
+    question_ids: int = 0
     left_out: int = 0
     error: float | None = None
 
@@ -68,7 +68,7 @@ def balanced_accuracy(predictions: Iterable[Prediction]) -> Score:
     ids: dict[tuple[str, str], dict[str, list[bool]]] = defaultdict(lambda: {"yes": [], "no": []})
     for one in predictions:
         if one.is_yes_no:
-            ids[one.source, one.fact][one.answer].append(one.is_right)
+            ids[one.source, one.question_id][one.answer].append(one.is_right)
     counted = [answers for answers in ids.values() if all(answers.values())]
     rates = [sum(sum(right) / len(right) for right in answers.values()) / 2 for answers in counted]
     questions = sum(len(right) for answers in counted for right in answers.values())

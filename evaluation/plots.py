@@ -53,7 +53,7 @@ def draw_reliability(calibration: Mapping[str, Any], path: Path) -> None:
 
 def draw_question_types(yes_no: Mapping[str, Any], path: Path) -> None:
     """Plot the balanced accuracy of each question type above that of the mean-image baseline."""
-    rows = {name: row for name, row in yes_no["by_kind"].items() if row["balanced_accuracy"] is not None}
+    rows = {name: row for name, row in yes_no["by_question_type"].items() if row["balanced_accuracy"] is not None}
     rows = dict(sorted(rows.items(), key=lambda item: item[1]["balanced_accuracy"])) | {"all together": yes_no["all"]}
     figure = Figure(figsize=(7, 1.2 + 0.42 * len(rows)), layout="constrained")
     axes = figure.subplots()
@@ -64,7 +64,7 @@ def draw_question_types(yes_no: Mapping[str, Any], path: Path) -> None:
     )
     axes.barh(y + 0.19, values, height=0.36, color=MODEL, label="model", xerr=errors, capsize=2)
     axes.barh(y - 0.19, baseline, height=0.36, color=BASELINE, label="mean image")
-    axes.set_yticks(y, [f"{name.replace('_', ' ')} ({row['facts']})" for name, row in rows.items()])
+    axes.set_yticks(y, [f"{name.replace('_', ' ')} ({row['question_ids']})" for name, row in rows.items()])
     axes.set(xlim=(0, 1), xlabel="balanced accuracy ± standard error (number of question ids in brackets)")
     axes.set_title("By question type", loc="left")
     axes.legend(loc="lower right")
@@ -92,14 +92,15 @@ def draw_examples(
 def _draw_example(axes: Axes, model: Any, processor: Any, row: Mapping[str, Any], example: Mapping[str, Any]) -> None:
     image = to_rgb(row["image"])
     encoded = encode(model, processor, [image])
-    [[weights]] = word_maps(model, processor, encoded, [[(example["question"], example["label"])]], or_last=True)
+    [[weights]] = word_maps(model, processor, encoded, [[(example["question"], example["category"])]], or_last=True)
     axes.imshow(image, extent=(0, 1, 1, 0), aspect="auto")
     if weights is not None:
         # One scale for all maps: a scale of its own would magnify the noise of an even map.
         heat = ((weights * weights.numel() - 1) / (OPAQUE - 1)).clamp(0, 1).numpy()
         style: dict[str, Any] = {"cmap": "autumn", "vmin": 0, "vmax": 1, "interpolation": "bilinear"}
         axes.imshow(heat, extent=(0, 1, 1, 0), aspect="auto", alpha=0.75 * heat, **style)
-    asked = {name + "s": [example[name]] for name in ("question", "answer", "label", "fact")}
+    names = {"questions": "question", "answers": "answer", "categories": "category", "question_ids": "question_id"}
+    asked = {column: [example[name]] for column, name in names.items()}
     for grounded in grounded_questions({**row, **asked}):
         width, height = grounded.size
         for left, top, right, bottom in grounded.boxes:
@@ -110,6 +111,6 @@ def _draw_example(axes: Axes, model: Any, processor: Any, row: Mapping[str, Any]
     p_yes = "" if example["probability"] is None else f", P(yes) {example['probability']:.2f}"
     lines = textwrap.wrap(example["question"], TEXT_WIDTH)
     lines += textwrap.wrap(f"truth: {example['answer']}", TEXT_WIDTH, max_lines=2)
-    lines += textwrap.wrap(f"model: {example['said']}{p_yes}", TEXT_WIDTH, max_lines=2)
+    lines += textwrap.wrap(f"model: {example['answered']}{p_yes}", TEXT_WIDTH, max_lines=2)
     axes.text(0, 1.03, "\n".join(lines), va="top", fontsize=8.5, color=color)
     axes.set_ylim(1.42, 0)

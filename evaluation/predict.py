@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from ..data.folders import COLUMNS
+from ..data.folders import COLUMNS, LISTS
 from ..generation_traffic_vlm import MAX_NEW_TOKENS, suppressed_tokens
 from ..images_traffic_vlm import to_rgb
 
@@ -33,7 +33,7 @@ class Prediction:
 
     Attributes:
         source, image_id: the image.
-        kind, label, fact: question type, category and question id.
+        question_type, category, question_id: question type, category and question id.
         question: the text that was asked.
         answer: the ground truth, as the tokenizer writes it ("grey" becomes "gray").
         text: the model's answer: "yes", "no" or words; None for words that were not generated.
@@ -43,9 +43,9 @@ class Prediction:
 
     source: str
     image_id: str
-    kind: str
-    label: str
-    fact: str
+    question_type: str
+    category: str
+    question_id: str
     question: str
     answer: str
     text: str | None
@@ -83,7 +83,7 @@ def predict(
         generate_words: generate the answers that are neither yes nor no; otherwise their text is None.
         transform: change each image, upright and RGB, before it is encoded.
         image: ask about this image in place of the rows' own; it is encoded once.
-        progress: label of a progress bar; None shows no bar.
+        progress: category of a progress bar; None shows no bar.
 
     Returns:
         one prediction per question, in the order of the rows and of their questions.
@@ -105,7 +105,7 @@ def predict(
             encoded, questions = shared, [[question for row in batch for question in row["questions"]]]
         answers = iter(_answer(model, processor, encoded, questions, generate_words))
         for row in batch:
-            columns = zip(row["kinds"], row["labels"], row["facts"], row["questions"])
+            columns = zip(row["question_types"], row["categories"], row["question_ids"], row["questions"])
             for asked, answer in zip(columns, normalize(processor, row["answers"])):
                 predictions.append(
                     Prediction(str(row["source"]), str(row["image_id"]), *asked, answer, *next(answers))
@@ -136,7 +136,7 @@ def check_row(row: Row) -> None:
     """Raise a ValueError for a row that lacks a column or has lists of unequal lengths."""
     if missing := [name for name in COLUMNS if name not in row]:
         raise ValueError(f"a row has no {', '.join(missing)}; evaluation needs the columns {', '.join(COLUMNS)}")
-    sizes = {name: len(row[name]) for name in ("questions", "answers", "kinds", "labels", "facts")}
+    sizes = {name: len(row[name]) for name in LISTS}
     if len(set(sizes.values())) > 1:
         raise ValueError(f"the lists of row {row['image_id']!r} have unequal lengths: {sizes}")
 

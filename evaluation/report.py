@@ -33,7 +33,7 @@ from .robustness import corruptions, paraphrase_agreement
 
 Rows = Sequence[Mapping[str, Any]]
 Metrics = dict[str, Any]  # floats, ints or None
-COUNTS = ("facts", "facts_left_out", "questions", "all_questions")
+COUNTS = ("question_ids", "question_ids_left_out", "questions", "all_questions")
 MEAN_IMAGES = 1000  # for the mean image
 EXAMPLES = 6  # right and wrong answers each, for the plot
 
@@ -94,7 +94,7 @@ def evaluate_model(
 
     Returns:
         values for JSON: "images", "questions", "baselines", "yes_no", "words", "calibration", "perplexity",
-        "phrasings", "robustness", "pointing", "examples". A metric without questions is None.
+        "paraphrases", "robustness", "pointing", "examples". A metric without questions is None.
 
     Raises:
         ValueError: no images, no questions, or a row that lacks a column.
@@ -103,8 +103,8 @@ def evaluate_model(
     if not len(rows):
         raise ValueError("there are no images to evaluate")
 
-    def settings(label: str) -> dict[str, Any]:
-        return {"batch_size": options.batch_size, "progress": label if options.progress else None}
+    def settings(category: str) -> dict[str, Any]:
+        return {"batch_size": options.batch_size, "progress": category if options.progress else None}
 
     baseline_rows = rows if train_rows is None else train_rows
     majority = Majority(without_images(baseline_rows), processor)
@@ -129,7 +129,7 @@ def evaluate_model(
         "words": _compare(predictions, baseline, majority, is_yes_no=False),
         "calibration": calibration(predictions, model.config.yes_no_temperature),
         "perplexity": {name: found | vocabulary for name, found in uncertainty.items()},
-        "phrasings": paraphrase_agreement(model, processor, paraphrased, **settings("paraphrases")),
+        "paraphrases": paraphrase_agreement(model, processor, paraphrased, **settings("paraphrases")),
         "robustness": _robustness(
             model, processor, select_evenly(rows, options.corrupted_images), predictions, settings
         ),
@@ -164,8 +164,8 @@ def _metrics(
         metrics |= {
             "accuracy": accuracy(predictions).value,
             "blind_accuracy": accuracy(baseline).value,
-            "facts": score.facts,
-            "facts_left_out": score.left_out,
+            "question_ids": score.question_ids,
+            "question_ids_left_out": score.left_out,
             "all_questions": len(predictions),
         }
     return metrics
@@ -192,9 +192,9 @@ def _compare(
         "mean_over_sources": _mean_over_sources(list(by_source.values())),
         "all": _metrics(predictions, baseline, majority, is_yes_no),
         "by_source": by_source,
-        "by_kind": by("kind"),
-        "by_class": by("label"),
-        "by_source_and_kind": by("source", "kind"),
+        "by_question_type": by("question_type"),
+        "by_category": by("category"),
+        "by_source_and_question_type": by("source", "question_type"),
     }
 
 
@@ -253,8 +253,8 @@ def choose_examples(predictions: Sequence[Prediction], rows: Rows, count: int = 
         seen: Counter[str] = Counter()
         ranked = []  # the first of every question type, then the second of every type, ...
         for one in candidates:
-            ranked.append((seen[one.kind], one))
-            seen[one.kind] += 1
+            ranked.append((seen[one.question_type], one))
+            seen[one.question_type] += 1
         chosen = 0
         for _, one in sorted(ranked, key=lambda pair: pair[0]):
             image = (one.source, one.image_id)
@@ -268,4 +268,4 @@ def choose_examples(predictions: Sequence[Prediction], rows: Rows, count: int = 
 def _example(one: Prediction) -> dict[str, Any]:
     """A prediction for JSON: P(yes) for ground truths of yes or no, generated text for others."""
     unused = {"text": None} if one.is_yes_no else {"probability": None, "logit_margin": None}
-    return asdict(one) | unused | {"said": one.text, "is_right": one.is_right}
+    return asdict(one) | unused | {"answered": one.text, "is_right": one.is_right}

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageFilter
 
-from ..data.templates import phrasings
+from ..data.folders import LISTS
+from ..data.templates import paraphrases_of
 from .metrics import group, mean
 from .predict import Prediction, Transform, predict
 
@@ -26,16 +27,18 @@ def paraphrase(row: Mapping[str, Any], index: int) -> dict[str, Any]:
 
     Hand-written questions have no paraphrases and are left out.
     """
-    lists: dict[str, list[str]] = {name: [] for name in ("questions", "answers", "kinds", "labels", "facts")}
-    for kind, label, fact, answer in zip(row["kinds"], row["labels"], row["facts"], row["answers"]):
-        if answer not in ("yes", "no") or fact in lists["facts"]:
+    lists: dict[str, list[str]] = {name: [] for name in LISTS}
+    for question_type, category, question_id, answer in zip(
+        row["question_types"], row["categories"], row["question_ids"], row["answers"]
+    ):
+        if answer not in ("yes", "no") or question_id in lists["question_ids"]:
             continue
         try:
-            texts = phrasings(fact)
+            texts = paraphrases_of(question_id)
         except ValueError:  # not a question id of the templates
             continue
-        for text in random.Random(f"{index}/{fact}").sample(texts, min(PARAPHRASES, len(texts))):
-            for name, value in zip(lists, (text, answer, kind, label, fact)):
+        for text in random.Random(f"{index}/{question_id}").sample(texts, min(PARAPHRASES, len(texts))):
+            for name, value in zip(lists, (text, answer, question_type, category, question_id)):
                 lists[name].append(value)
     return {"image": row["image"], "source": row["source"], "image_id": str(index), **lists}
 
@@ -46,7 +49,7 @@ def paraphrase_agreement(
     """Agreement between the paraphrases of each question about an image, of "all" and of each question type."""
     asked = (paraphrase(row, index) for index, row in enumerate(rows))
     predictions = predict(model, processor, asked, batch_size, generate_words=False, progress=progress)
-    groups = {"all": predictions} | group(predictions, "kind")
+    groups = {"all": predictions} | group(predictions, "question_type")
     return {name: found for name, members in groups.items() if (found := agreement(members))["pairs"]}
 
 
@@ -57,7 +60,7 @@ def agreement(predictions: Iterable[Prediction]) -> dict[str, Any]:
         "same": fraction of pairs on the same side of P(yes) = 0.5; "change": mean absolute difference of P(yes);
         "pairs"; "questions": those with at least two paraphrases.
     """
-    asked = group(predictions, "source", "image_id", "fact").values()
+    asked = group(predictions, "source", "image_id", "question_id").values()
     paraphrased = [[one.probability for one in members] for members in asked if len(members) > 1]
     pairs = [pair for probabilities in paraphrased for pair in combinations(probabilities, 2)]
     return {

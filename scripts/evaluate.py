@@ -82,7 +82,7 @@ def evaluate(arguments: Arguments, options: Options) -> None:
     report = about | {"datasets": list(map(str, arguments.dataset))} | report
     if report["yes_no"]:
         draw_reliability(report["calibration"], output_dir / "reliability.png")
-        draw_question_types(report["yes_no"], output_dir / "kinds.png")
+        draw_question_types(report["yes_no"], output_dir / "question_types.png")
     atomic_write_text(output_dir / "report.json", json.dumps(report, indent=1, allow_nan=False))
     atomic_write_text(output_dir / "report.md", to_markdown(report))
     print_summary(report)

@@ -27,8 +27,8 @@ def main() -> None:
     except (OSError, BrokenProcessPool) as error:
         sys.exit(f"{error}; complete files are kept, and the same command continues this run")
     print(f"{report['images']} images, {report['questions'].total()} questions")
-    for kind, count in report["questions"].most_common():
-        print(f"  {kind:<14}{count:>8}")
+    for question_type, count in report["questions"].most_common():
+        print(f"  {question_type:<14}{count:>8}")
     for reason, count in report["skipped"].most_common():
         print(f"  skipped: {reason} ({count})")
     print(f"wrote {options.output_dir}; report.json has the fraction of yes for each class")

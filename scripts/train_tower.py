@@ -63,7 +63,7 @@ class Options:
     neck: str = field(default="depthwise", metadata={"help": "type of the neck's layers: depthwise or transformer"})
     neck_width: int = field(default=384, metadata={"help": "width of the neck's layers"})
     neck_layers: int = field(default=2, metadata={"help": "number of the neck's layers"})
-    shares: str = field(
+    source_weights: str = field(
         default="{}",
         metadata={"help": 'JSON {"source": sampling weight}; default: the square root of its number of images'},
     )
@@ -100,23 +100,25 @@ def make_trainer(options: Options, sources: list[str]) -> TowerTrainer:
     return TowerTrainer(tower, QueryHead(config.hidden_size), run, new, sources)
 
 
-def read_shares(text: str) -> dict[str, float]:
-    """Parse --shares. Raises DataError unless it maps known sources to positive numbers."""
+def read_source_weights(text: str) -> dict[str, float]:
+    """Parse --source_weights. Raises DataError unless it maps known sources to positive numbers."""
     try:
-        shares = {source: float(share) for source, share in json.loads(text).items()}
+        source_weights = {source: float(weight) for source, weight in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError) as error:
-        raise DataError(f'--shares must be JSON such as {{"highway": 40}}, got {text!r}') from error
-    if unknown := shares.keys() - SOURCES.keys():
-        raise DataError(f"--shares has unknown sources {sorted(unknown)}; expected some of {', '.join(SOURCES)}")
-    if not all(0 < share < float("inf") for share in shares.values()):
-        raise DataError(f"--shares must be positive numbers, got {text}")
-    return shares
+        raise DataError(f'--source_weights must be JSON such as {{"highway": 40}}, got {text!r}') from error
+    if unknown := source_weights.keys() - SOURCES.keys():
+        raise DataError(
+            f"--source_weights has unknown sources {sorted(unknown)}; expected some of {', '.join(SOURCES)}"
+        )
+    if not all(0 < weight < float("inf") for weight in source_weights.values()):
+        raise DataError(f"--source_weights must be positive numbers, got {text}")
+    return source_weights
 
 
 def train(options: Options) -> None:
     if options.data is None:
         raise DataError("pass --data, a folder with one folder per source, or --predict, a folder of images")
-    output, problems, given = Path(options.output_dir), Problems(), read_shares(options.shares)
+    output, problems, given = Path(options.output_dir), Problems(), read_source_weights(options.source_weights)
     cache = Path(options.cache_dir or output / "cache")
     output.mkdir(parents=True, exist_ok=True)
     frames, pixels = load_frames(read_frames(options.data, False, problems), cache / "train", problems)
@@ -126,8 +128,8 @@ def train(options: Options) -> None:
     if problems.counts:
         print("skipped:", ", ".join(f"{count} × {problem}" for problem, count in problems.counts.items()))
     sizes = {source: sum(frame.source == source for frame in frames) for source in SOURCES}
-    shares = {source: given.get(source, number**0.5) for source, number in sizes.items() if number}
-    trainer = make_trainer(options, list(shares))
+    source_weights = {source: given.get(source, number**0.5) for source, number in sizes.items() if number}
+    trainer = make_trainer(options, list(source_weights))
     checkpoint = output / "checkpoint.pt"
     if checkpoint.is_file():
         trainer.load(checkpoint)
@@ -174,7 +176,7 @@ def train(options: Options) -> None:
             last["evaluate"] = time.time()
 
     if trainer.step < trainer.options.steps:
-        trainer.run(trainer.batches(frames, pixels, shares), every)
+        trainer.run(trainer.batches(frames, pixels, source_weights), every)
         trainer.save(checkpoint)
         report()
 

@@ -34,7 +34,7 @@ def test_grounding_targets_are_at_the_nouns_of_the_questions(processor):
     assert batch["patch_targets"].shape == (3, len(CATEGORIES), 14, 14)
     positions = batch["grounding_targets"].any(-1).nonzero()
     assert len(positions) > 0
-    nouns = {word for label in CLASSES for word in class_words(label)}
+    nouns = {word for category in CLASSES for word in class_words(category)}
     for row, column in positions.tolist():
         assert processor.tokenizer.convert_ids_to_tokens(int(batch["input_ids"][row, column])) in nouns
         assert batch["labels"][row, column] == -100  # a word of the question, not of the answer
@@ -56,7 +56,7 @@ def test_intermediate_targets_are_the_true_values(processor):
         "color/car/any/red": None,
         "side/bus/is/left": None,  # there is no bus
     }
-    assert {fact: View(scene).compared(tuple(fact.split("/"))) for fact in compared} == compared
+    assert {question_id: View(scene).compared(tuple(question_id.split("/"))) for question_id in compared} == compared
 
     image = Image.new("RGB", (40, 40))
     row = {"image": image, "scene": scene.to_json(), "questions": None, "answers": None, "source": "x"}
@@ -114,7 +114,7 @@ def test_all_hand_written_questions_are_drawn_in_time(processor):
 def test_fitted_rows_hold_the_same_questions_in_fewer_tokens(processor):
     """One image has ten questions, the other has one; the loss is the same as with one row per image."""
     texts = [
-        [f"Is there a {label}?" for label in list(CLASSES)[:9]] + ["What color is the traffic light?"],
+        [f"Is there a {category}?" for category in list(CLASSES)[:9]] + ["What color is the traffic light?"],
         ["Is it dark?"],
     ]
     answers = [["no"] * 9 + ["red"], ["yes"]]
@@ -235,15 +235,15 @@ def test_colors_keep_their_names_under_other_light(name, shade):
 
 def test_colors_and_weather_are_unknown_in_darkened_images():
     image, scene = colored("red", "blue")
-    scene, rng, dark = replace(scene, facts={"weather": "clear", "time of day": "day"}), random.Random(0), 0
+    scene, rng, dark = replace(scene, scene_attributes={"weather": "clear", "time of day": "day"}), random.Random(0), 0
     for _ in range(100):
         seen, known = augment(image, scene, rng, cropped=0.0)
         assert [item.box for item in known.objects] in (
             [item.box for item in each.objects] for each in (scene, scene.flipped())
         )
-        if known.facts:
+        if known.scene_attributes:
             assert np.asarray(seen).mean() > 0.8 * np.asarray(image).mean()
-            assert known.facts == scene.facts and all(item.attributes for item in known.objects)
+            assert known.scene_attributes == scene.scene_attributes and all(item.attributes for item in known.objects)
         else:
             assert np.asarray(seen).mean() < 0.8 * np.asarray(image).mean()
             assert not known.attributed and not any(item.attributes for item in known.objects)
@@ -300,15 +300,17 @@ def test_yes_and_no_are_balanced_within_each_source(processor, paraphrases):
     """Cars are frequent in one source and rare in the other: the source must not predict the answer."""
     car = SceneObject("car", (10.0, 10.0, 30.0, 30.0))
     rng, answers = random.Random(0), {"city": Counter(), "path": Counter()}
-    kinds = ("presence", "weather")
-    collate = SupervisedCollator(processor, questions_per_image=4, kinds=kinds, paraphrases=paraphrases)
+    question_types = ("presence", "weather")
+    collate = SupervisedCollator(
+        processor, questions_per_image=4, question_types=question_types, paraphrases=paraphrases
+    )
     for _ in range(400):
         source = rng.choice(["city", "path"])
         objects = (car,) if rng.random() < {"city": 0.9, "path": 0.1}[source] else ()
-        facts = {"weather": "clear"} if objects else {}
-        scene = Scene(40, 40, objects, facts, exhaustive=frozenset({"car"}), source=source)
+        scene_attributes = {"weather": "clear"} if objects else {}
+        scene = Scene(40, 40, objects, scene_attributes, exhaustive=frozenset({"car"}), source=source)
         asked = collate._with_new_questions({"image": Image.new("RGB", (40, 40)), "scene": scene.to_json()}, rng)
-        answers[source].update(question.answer for question in asked.questions if question.label == "car")
+        answers[source].update(question.answer for question in asked.questions if question.category == "car")
     for counts in answers.values():
         assert counts.total() > 30
         assert abs(counts["yes"] - counts["no"]) <= Balancer().tolerance

@@ -71,10 +71,10 @@ def test_load_dataset_reads_the_folder(synthetic):
     rows = load_dataset(str(synthetic), split="train")
     assert len(rows) == 24 and rows[0]["image"].size == (224, 224)
     assert set(rows.column_names) == set(dataset.FEATURES)
-    assert all(len(row["questions"]) == len(row["answers"]) == len(row["kinds"]) > 0 for row in rows)
+    assert all(len(row["questions"]) == len(row["answers"]) == len(row["question_types"]) > 0 for row in rows)
     report = json.loads((synthetic / "report.json").read_text())
     assert report["images"] == 24 and report["sources"] == {"synthetic": 24} and not report["skipped"]
-    assert report["questions"] == Counter(kind for row in rows for kind in row["kinds"])
+    assert report["questions"] == Counter(question_type for row in rows for question_type in row["question_types"])
     assert all(0 <= rate <= 1 for rate in report["yes_rates"].values())
 
 
@@ -288,25 +288,27 @@ def test_settled_questions_have_as_many_yes_as_no_for_each_kind_and_class():
     settled = rebalance(asked)
     assert all(set(kept) <= set(questions) for kept, questions in zip(settled, asked))
     before, after = ([question for questions in rows for question in questions] for rows in (asked, settled))
-    by_class = yes_minus_no(before, lambda question: (question.kind, question.label))
-    assert any(by_class.values())
-    assert not any(yes_minus_no(after, lambda question: (question.kind, question.label)).values())
+    by_category = yes_minus_no(before, lambda question: (question.question_type, question.category))
+    assert any(by_category.values())
+    assert not any(yes_minus_no(after, lambda question: (question.question_type, question.category)).values())
     # No more are removed than needed, and none of a question id that does not lead.
-    assert len(before) - len(after) == sum(map(abs, by_class.values()))
-    leads, settled_leads = (yes_minus_no(questions, lambda question: question.fact) for questions in (before, after))
-    assert all(0 <= settled_leads[fact] / (leads[fact] or 1) <= 1 for fact in leads)
+    assert len(before) - len(after) == sum(map(abs, by_category.values()))
+    leads, settled_leads = (
+        yes_minus_no(questions, lambda question: question.question_id) for questions in (before, after)
+    )
+    assert all(0 <= settled_leads[question_id] / (leads[question_id] or 1) <= 1 for question_id in leads)
 
 
 def test_several_files_together_are_balanced(tmp_path):
     """But for 1 % of the questions: the only question of an image is kept."""
     report = make(tmp_path, num_images=120, shard_size=40, num_workers=2)
-    rows = load_dataset(str(tmp_path), split="train").select_columns(["kinds", "labels", "answers"])
+    rows = load_dataset(str(tmp_path), split="train").select_columns(["question_types", "categories", "answers"])
     leads: Counter = Counter()
     for row in rows:
-        for kind, label, answer in zip(row["kinds"], row["labels"], row["answers"]):
-            leads[kind, label] += {"yes": 1, "no": -1}.get(answer, 0)
+        for question_type, category, answer in zip(row["question_types"], row["categories"], row["answers"]):
+            leads[question_type, category] += {"yes": 1, "no": -1}.get(answer, 0)
     assert len(rows) == 120 and sum(map(abs, leads.values())) <= 0.01 * report["questions"].total()
-    assert {kind for kind, _ in leads} > {"presence", "place", "count", "color", "relation"}
+    assert {question_type for question_type, _ in leads} > {"presence", "place", "count", "color", "relation"}
 
 
 def test_no_image_is_lost_to_the_balance():

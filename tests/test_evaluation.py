@@ -22,7 +22,7 @@ from traffic_vlm.data.dataset import FEATURES, make_row, synthetic_rows
 from traffic_vlm.data.folders import load_rows
 from traffic_vlm.data.questions import Question
 from traffic_vlm.data.scene import Scene, SceneObject
-from traffic_vlm.data.templates import phrasings
+from traffic_vlm.data.templates import paraphrases_of
 from traffic_vlm.evaluation.baselines import Majority, mean_image
 from traffic_vlm.evaluation.grounding import (
     GroundedQuestion,
@@ -51,7 +51,7 @@ from traffic_vlm.evaluation.robustness import agreement, corruptions, paraphrase
 from traffic_vlm.serving.answerer import Answerer
 
 
-LISTS = ("questions", "answers", "kinds", "labels", "facts")
+LISTS = ("questions", "answers", "question_types", "categories", "question_ids")
 FEW = Options(progress=False, corrupted_images=2, paraphrased_images=2)
 
 
@@ -101,13 +101,15 @@ def p_yes(margin: float, temperature: float = 1.0) -> float:
     return 1 / (1 + math.exp(-margin / temperature))
 
 
-def yes_no(fact: str, truth: str, answer: str, source: str = "a", kind: str = "presence") -> Prediction:
+def yes_no(
+    question_id: str, truth: str, answer: str, source: str = "a", question_type: str = "presence"
+) -> Prediction:
     margin = 2.0 if answer == "yes" else -2.0
-    return Prediction(source, "1", kind, "car", fact, "?", truth, answer, p_yes(margin), margin)
+    return Prediction(source, "1", question_type, "car", question_id, "?", truth, answer, p_yes(margin), margin)
 
 
-def words(truth: str, answer: str, kind: str = "color") -> Prediction:
-    return Prediction("a", "1", kind, "car", "color/car/what", "?", truth, answer, 0.5, 0.0)
+def words(truth: str, answer: str, question_type: str = "color") -> Prediction:
+    return Prediction("a", "1", question_type, "car", "color/car/what", "?", truth, answer, 0.5, 0.0)
 
 
 def own_row(row: dict, questions: list[str], answers: list[str]) -> dict:
@@ -127,15 +129,15 @@ OTHER = {"yes": "no", "no": "yes"}
     ids=["perfect", "inverted", "always yes", "always no"],
 )
 def test_balanced_accuracy_of_simple_models(answer, value):
-    score = balanced_accuracy([yes_no(fact, truth, answer(truth)) for fact, truth in TRUTHS])
-    assert (score.value, score.facts, score.questions, score.left_out) == (value, 2, 6, 1)
+    score = balanced_accuracy([yes_no(question_id, truth, answer(truth)) for question_id, truth in TRUTHS])
+    assert (score.value, score.question_ids, score.questions, score.left_out) == (value, 2, 6, 1)
     assert score.error == 0.0  # all question ids are alike
 
 
 def test_balanced_accuracy_by_hand():
     """x: 2 of 3 yes and its no are right, (2/3 + 1) / 2 = 5/6; y: its yes is wrong, its no right, 1/2; mean 2/3."""
     answers = ["yes", "yes", "no", "no", "no", "no", "no"]
-    predictions = [yes_no(fact, truth, answer) for (fact, truth), answer in zip(TRUTHS, answers)]
+    predictions = [yes_no(question_id, truth, answer) for (question_id, truth), answer in zip(TRUTHS, answers)]
     score = balanced_accuracy([*predictions, words("red", "blue")])
     assert score.value == pytest.approx(2 / 3)
     assert score.error == pytest.approx((5 / 6 - 1 / 2) / 2)  # of two values: half their difference
@@ -145,9 +147,13 @@ def test_balanced_accuracy_by_hand():
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xyz"), st.sampled_from(["yes", "no"]))), st.data())
 def test_a_model_without_the_image_scores_one_half(asked, data):
-    guesses = {(source, fact): data.draw(st.sampled_from(["yes", "no"])) for source in "ab" for fact in "xyz"}
-    score = balanced_accuracy([yes_no(fact, truth, guesses[source, fact], source) for source, fact, truth in asked])
-    assert score.value is None if score.facts == 0 else score.value == pytest.approx(0.5)
+    guesses = {
+        (source, question_id): data.draw(st.sampled_from(["yes", "no"])) for source in "ab" for question_id in "xyz"
+    }
+    score = balanced_accuracy(
+        [yes_no(question_id, truth, guesses[source, question_id], source) for source, question_id, truth in asked]
+    )
+    assert score.value is None if score.question_ids == 0 else score.value == pytest.approx(0.5)
 
 
 def test_question_ids_are_counted_within_their_source():
@@ -156,15 +162,18 @@ def test_question_ids_are_counted_within_their_source():
     score = balanced_accuracy(predictions)
     assert (score.value, score.left_out) == (None, 2)
     assert [name for name, one in by_group(balanced_accuracy, predictions, "source").items()] == ["a", "b"]
-    assert list(by_group(accuracy, predictions, "source", "kind")) == ["a / presence", "b / presence"]
+    assert list(by_group(accuracy, predictions, "source", "question_type")) == ["a / presence", "b / presence"]
 
 
 def test_exact_match_counts_words_only():
     predictions = [words("red", "red"), words("red", "red red"), words("2", "2", "count"), words("a", "")]
     predictions.append(yes_no("x", "yes", "yes"))
     assert exact_match(predictions).value == 0.5
-    by_kind = {kind: score.value for kind, score in by_group(exact_match, predictions, "kind").items()}
-    assert by_kind == {"color": pytest.approx(1 / 3), "count": 1.0}
+    by_question_type = {
+        question_type: score.value
+        for question_type, score in by_group(exact_match, predictions, "question_type").items()
+    }
+    assert by_question_type == {"color": pytest.approx(1 / 3), "count": 1.0}
     assert exact_match([]).value is None
 
 
@@ -221,9 +230,14 @@ def test_calibration_is_tested_on_the_other_half():
 
 
 def test_the_majority_falls_back_from_the_source_to_all_questions(processor):
-    def row(source: str, fact: str, *answers: str) -> dict:
+    def row(source: str, question_id: str, *answers: str) -> dict:
         count = len(answers)
-        return {"source": source, "answers": list(answers), "facts": [fact] * count, "kinds": ["presence"] * count}
+        return {
+            "source": source,
+            "answers": list(answers),
+            "question_ids": [question_id] * count,
+            "question_types": ["presence"] * count,
+        }
 
     rows = [row("a", "x", "Yes", "yes", "no"), row("b", "x", "no", "no", "no"), row("b", "w", "grey")]
     majority = Majority(rows, processor)
@@ -247,7 +261,7 @@ def test_the_mean_image_is_encoded_once_and_scores_one_half(monkeypatch, process
     monkeypatch.setattr(model, "encode_images", lambda pixels: sizes.append(len(pixels)) or encode_images(pixels))
     question = ["Is there a car?", "Is it raining?"]
     asked = [own_row(row, question, ["yes", "no"] if i % 2 else ["no", "yes"]) for i, row in enumerate(rows)]
-    asked = [{**row, "facts": question} for row in asked]
+    asked = [{**row, "question_ids": question} for row in asked]
     found = predict(model, processor, asked, batch_size=4, image=Image.new("RGB", (224, 224), "gray"))
     assert sizes == [1]
     assert len({(one.question, one.text) for one in found}) == 2
@@ -263,8 +277,8 @@ def test_evaluation_measures_what_serving_answers(model, model_folder, processor
     asked = [(row, i) for row in rows for i in range(len(row["questions"]))]
     assert len(found) == len(asked)
     for one, (row, i), answer in zip(found, asked, [answer for answers in served for answer in answers]):
-        names = ("kind", "label", "fact", "question", "answer")
-        assert [getattr(one, name) for name in names] == [row[name + "s"][i] for name in names]
+        assert (one.question, one.answer) == (row["questions"][i], row["answers"][i])
+        assert (one.question_type, one.category, one.question_id) == tuple(row[name][i] for name in LISTS[2:])
         assert (one.source, one.image_id) == (row["source"], row["image_id"])
         assert one.text == answer.answer
         if answer.yes_probability is not None:
@@ -324,7 +338,8 @@ def test_many_questions_of_an_image_and_images_without_any(model, processor, row
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [({"answers": ["yes"]}, "unequal lengths.*'answers': 1"), ({"facts": None}, "no facts")]
+    ("change", "message"),
+    [({"answers": ["yes"]}, "unequal lengths.*'answers': 1"), ({"question_ids": None}, "no question_ids")],
 )
 def test_bad_rows_are_refused(model, processor, rows, change, message):
     row = {name: value for name, value in {**rows[0], **change}.items() if value is not None}
@@ -367,25 +382,29 @@ def test_perplexity_is_exp_of_the_loss(model, processor, rows):
 def test_paraphrases_keep_the_question_id(rows):
     row = paraphrase(rows[0], 7)
     assert row["image_id"] == "7" and set(row["answers"]) <= {"yes", "no"}
-    for fact in set(row["facts"]):
-        texts = [text for text, other in zip(row["questions"], row["facts"]) if other == fact]
+    for question_id in set(row["question_ids"]):
+        texts = [text for text, other in zip(row["questions"], row["question_ids"]) if other == question_id]
         assert 1 < len(texts) == len(set(texts)) <= 4
-        assert set(texts) <= set(phrasings(fact))
+        assert set(texts) <= set(paraphrases_of(question_id))
     assert paraphrase(rows[0], 7) == row
-    assert paraphrase({**rows[0], "facts": ["mine"] * len(rows[0]["facts"])}, 7)["questions"] == []
+    assert paraphrase({**rows[0], "question_ids": ["mine"] * len(rows[0]["question_ids"])}, 7)["questions"] == []
 
 
 def test_agreement_by_hand(model, processor, rows):
     """Pairs of x: 0.6-0.4 differ, 0.6-0.9 agree, 0.4-0.9 differ; of y, both no. The second image has no pair."""
 
-    def one(image_id: str, fact: str, probability: float) -> Prediction:
-        return Prediction("a", image_id, "k", "l", fact, "?", "yes", None, probability, 0.0)
+    def one(image_id: str, question_id: str, probability: float) -> Prediction:
+        return Prediction("a", image_id, "k", "l", question_id, "?", "yes", None, probability, 0.0)
 
     asked = [("1", "x", 0.6), ("1", "x", 0.4), ("1", "x", 0.9), ("1", "y", 0.1), ("1", "y", 0.3), ("2", "x", 0.7)]
     found = agreement([one(*question) for question in asked])
     assert found == {"same": 0.5, "change": pytest.approx((0.2 + 0.3 + 0.5 + 0.2) / 4), "pairs": 4, "questions": 2}
-    by_kind = paraphrase_agreement(model, processor, [rows[0], rows[3]])
-    assert by_kind["all"]["pairs"] == sum(one["pairs"] for kind, one in by_kind.items() if kind != "all") > 50
+    by_question_type = paraphrase_agreement(model, processor, [rows[0], rows[3]])
+    assert (
+        by_question_type["all"]["pairs"]
+        == sum(one["pairs"] for question_type, one in by_question_type.items() if question_type != "all")
+        > 50
+    )
 
 
 def test_corruptions_are_repeatable_and_change_the_image(processor, rows):
@@ -489,7 +508,7 @@ def test_a_planted_map_decides_the_pointing_accuracy(model, processor, patch, hi
         attention_maps=attention_maps, encode_images=model.encode_images, device=model.device
     )
     results = score_pointing(stand_in, processor, [street()])
-    assert [(one.source, one.label, one.highest) for one in results] == [("mine", "car", hit)] * 2
+    assert [(one.source, one.category, one.highest) for one in results] == [("mine", "car", hit)] * 2
     assert results[0].random == pytest.approx(10 / 196)
 
 
@@ -502,14 +521,17 @@ def test_a_report_holds_what_the_metrics_give(model, processor, rows):
     predictions = predict(model, processor, rows)
     found = balanced_accuracy(predictions)
     assert report["yes_no"]["all"]["balanced_accuracy"] == found.value
-    assert report["yes_no"]["all"]["facts"] == found.facts
+    assert report["yes_no"]["all"]["question_ids"] == found.question_ids
     assert report["yes_no"]["by_source"] == {"synthetic": report["yes_no"]["all"]}
-    assert sum(row["all_questions"] for row in report["yes_no"]["by_kind"].values()) == report["questions"]["yes_no"]
+    assert (
+        sum(row["all_questions"] for row in report["yes_no"]["by_question_type"].values())
+        == report["questions"]["yes_no"]
+    )
     assert report["words"]["all"]["exact_match"] == exact_match(predictions).value
     assert report["images_by_source"] == {"synthetic": 6} and report["baselines"] == "evaluated"
     assert report["robustness"]["images"] == 2 and len(report["robustness"]["conditions"]) == 5
-    by_class = report["pointing"]["by_class"].values()
-    assert sum(row["questions"] for row in by_class) == report["pointing"]["all"]["questions"] > 0
+    by_category = report["pointing"]["by_category"].values()
+    assert sum(row["questions"] for row in by_category) == report["pointing"]["all"]["questions"] > 0
     examples = report["examples"]
     assert len({one["row"] for one in examples}) == len(examples) > 0
     assert all(one["question"] in rows[one["row"]]["questions"] for one in examples)
@@ -528,11 +550,13 @@ def test_the_mean_is_over_sources(model, processor, rows):
     values = [row["accuracy"] for row in found["by_source"].values()]
     assert list(found["by_source"]) == ["a", "b"]
     assert found["mean_over_sources"]["accuracy"] == pytest.approx(sum(values) / 2)
-    assert found["by_source"]["a"]["facts"] == 0 and found["mean_over_sources"]["error"] == found["all"]["error"]
+    assert (
+        found["by_source"]["a"]["question_ids"] == 0 and found["mean_over_sources"]["error"] == found["all"]["error"]
+    )
     assert found["mean_over_sources"]["all_questions"] == found["all"]["all_questions"]
-    assert report["robustness"] == report["phrasings"] == report["pointing"] == report["perplexity"] == {}
+    assert report["robustness"] == report["paraphrases"] == report["pointing"] == report["perplexity"] == {}
     text = to_markdown(report)
-    assert "mean over sources" in text and all(f"| {name} |" in text for name in found["by_source_and_kind"])
+    assert "mean over sources" in text and all(f"| {name} |" in text for name in found["by_source_and_question_type"])
 
 
 def test_yes_no_questions_alone_and_words_alone(model, processor, rows):
@@ -569,11 +593,11 @@ def test_the_script_writes_a_report_plots_and_the_temperature(folder, model_fold
     options = ("--model", model, "--dataset", folder, "--train_dataset", folder, "--output_dir", output)
     sizes = ("--batch_size", 3, "--corrupted_images", 2, "--paraphrased_images", 2, "--no_progress")
     run_script(monkeypatch, *options, *sizes, "--bf16", "--write_temperature")
-    names = {"report.json", "report.md", "reliability.png", "kinds.png", "examples.png"}
+    names = {"report.json", "report.md", "reliability.png", "question_types.png", "examples.png"}
     assert {file.name for file in output.iterdir()} == names
     report, text = json.loads((output / "report.json").read_text()), (output / "report.md").read_text()
     assert report["datasets"] == [str(folder)] and report["images"] == 6
-    assert {name for name in names if name in text} == {"reliability.png", "kinds.png", "examples.png"}
+    assert {name for name in names if name in text} == {"reliability.png", "question_types.png", "examples.png"}
     for path in output.glob("*.png"):
         with Image.open(path) as plot:
             assert min(plot.size) > 300

@@ -62,9 +62,9 @@ def test_hand_written_questions_get_defaults(tmp_path):
         "image": None,
         "questions": ["Is there a car?"],
         "answers": ["yes"],
-        "kinds": ["own"],
-        "labels": ["own"],
-        "facts": ["Is there a car?"],
+        "question_types": ["own"],
+        "categories": ["own"],
+        "question_ids": ["Is there a car?"],
         "source": "drive1/val",
         "image_id": "0",
     }

@@ -199,7 +199,7 @@ def test_yolo_class_names(tmp_path, file, text, name):
         assert problems.counts == {"unknown class": 1} and "a.txt:1: class 'id 1'" in problems.messages[0]
     else:
         label = "traffic light" if name == "red light" else "car"
-        assert [item.label for item in record.scene.objects] == [label] and not problems.counts
+        assert [item.category for item in record.scene.objects] == [label] and not problems.counts
 
 
 def test_kitti(tmp_path):
@@ -224,14 +224,14 @@ def test_bdd100k(tmp_path, wrap):
     files = {"labels.json": wrap([frame(*labels)])}
     car = SceneObject("car", (10.0, 20.0, 30.0, 40.0), visible=0.7**2)
     light = SceneObject("traffic light", (1.0, 2.0, 3.0, 4.0), attributes={"state": "green"})
-    facts, attributed = {"view": "driver", "weather": "cloudy"}, {"traffic light": frozenset({"state"})}
-    found = read_scene(tmp_path, source(tmp_path, "bdd100k", files, facts={"view": "driver"}, **keys))
-    assert same(found, scene(car, light, facts=facts, attributed=attributed))
+    scene_attributes, attributed = {"view": "driver", "weather": "cloudy"}, {"traffic light": frozenset({"state"})}
+    found = read_scene(tmp_path, source(tmp_path, "bdd100k", files, scene_attributes={"view": "driver"}, **keys))
+    assert same(found, scene(car, light, scene_attributes=scene_attributes, attributed=attributed))
     # One light of an unknown state: not every light has a state.
     unknown = bdd_label("light", 1, 2, 3, 4, trafficLightColor="NA")
     files = {"labels.json": wrap([frame(*labels, unknown, attributes={"weather": "undefined"})])}
     found = read_scene(tmp_path, source(tmp_path, "bdd100k", files, **keys))
-    assert found.attributed == {} and found.facts == {}
+    assert found.attributed == {} and found.scene_attributes == {}
     assert [item.attributes for item in found.objects[1:]] == [{"state": "green"}, {}]
 
 
@@ -249,10 +249,10 @@ def test_masks(tmp_path, presence):
     mapping = source(tmp_path, "masks", {"masks/a.png": mask, "classes.json": ids}, **keys)
     car, bike = np.zeros((14, 14)), np.zeros((14, 14))
     car[2, 2:4], car[3, 2:4], bike[0, 0] = 1.0, 0.5, 5 / 200
-    cells = [tuple(map(tuple, coverage)) for coverage in (car, bike)]
+    coverage = [tuple(map(tuple, coverage)) for coverage in (car, bike)]
     expected = scene(
-        SceneObject("car", (40.0, 20.0, 80.0, 35.0), 600.0, cells=cells[0], is_instance=False),
-        SceneObject("motorcycle", (0.0, 0.0, 5.0, 1.0), 5.0, visible=0.0, cells=cells[1], is_instance=False),
+        SceneObject("car", (40.0, 20.0, 80.0, 35.0), 600.0, coverage=coverage[0], is_instance=False),
+        SceneObject("motorcycle", (0.0, 0.0, 5.0, 1.0), 5.0, visible=0.0, coverage=coverage[1], is_instance=False),
     )
     assert same(read_scene(tmp_path, mapping), expected)
 
@@ -260,7 +260,7 @@ def test_masks(tmp_path, presence):
 @pytest.mark.parametrize(
     ("name", "objects", "uncertain"),
     [
-        ("minivan", [replace(CAR, label="vehicle")], {"car"}),  # may be a car
+        ("minivan", [replace(CAR, category="vehicle")], {"car"}),  # may be a car
         ("DontCare", [], {"car", "vehicle", "pedestrian"}),  # a region that was not labeled
     ],
 )
@@ -274,7 +274,11 @@ def test_a_lost_light_makes_lights_uncertain(tmp_path):
     keys = {"exhaustive": ["traffic light"], "attributed": {"traffic light": ["state"]}}
     [record], problems = read(tmp_path, source(tmp_path, "coco", files, **keys))
     assert problems.counts == {"bad box": 1} and not record.scene.exhaustive and not record.scene.attributed
-    answers = {truth.fact: truth.answer for truth in enumerate_questions(record.scene) if truth.kind == "light_state"}
+    answers = {
+        truth.question_id: truth.answer
+        for truth in enumerate_questions(record.scene)
+        if truth.question_type == "light_state"
+    }
     assert answers == {"light_state/traffic light/any/red": "yes"}
 
 
@@ -390,9 +394,9 @@ def test_yolo_names_that_cannot_be_read(tmp_path, text):
 
 
 def test_images_without_a_label_can_be_excluded(tmp_path):
-    mapping = source(tmp_path, "coco", {"labels.json": coco()}, unlabelled="empty")
+    mapping = source(tmp_path, "coco", {"labels.json": coco()}, unlabeled="empty")
     records, problems = read(tmp_path, mapping)
-    assert not records and problems.counts == {"unlabelled image": 1, "empty source": 1}
+    assert not records and problems.counts == {"unlabeled image": 1, "empty source": 1}
     with pytest.raises(DataError, match="'test' has no usable image"):  # the unlabeled image itself is no error
         list(read_source(tmp_path, mapping, problems=Problems(strict=True)))
 
@@ -419,7 +423,9 @@ odd_values = st.recursive(
 @given(data=st.data(), format=st.sampled_from(["coco", "bdd100k", "masks"]))
 def test_odd_values_in_json_are_records_or_problems(tmp_path, data, format):
     """Also in the mapping: it loads, or is a `DataError`."""
-    source(tmp_path, format, presence={"absent": 2, "present": 10, "at": [280, 140]}, facts={"view": "driver"})
+    source(
+        tmp_path, format, presence={"absent": 2, "present": 10, "at": [280, 140]}, scene_attributes={"view": "driver"}
+    )
     path = tmp_path / data.draw(st.sampled_from(["mapping.json"] + ["labels.json"] * (format != "masks")))
     raw = json.loads(path.read_text())
     for _ in range(3):
@@ -445,13 +451,15 @@ def test_odd_values_in_json_are_records_or_problems(tmp_path, data, format):
 def test_splits_select_images_and_patterns_give_scene_attributes(tmp_path):
     folders = {"images": "images", "labels": "labels"}
     splits = {"train": folders | {"except": ["a*"]}, "dev": folders | {"only": ["a*"]}}
-    facts_of = {"a*": {"time of day": "day"}, "a2": {"weather": "rainy"}}
+    scene_attributes_of = {"a*": {"time of day": "day"}, "a2": {"weather": "rainy"}}
     files = {f"images/{name}.jpg": (9, 9) for name in ("b1", "a2")} | {
         f"labels/{name}.txt": "" for name in ("b1", "a2")
     }
-    mapping = source(tmp_path, "kitti", files, splits=splits, facts_of=facts_of)
+    mapping = source(tmp_path, "kitti", files, splits=splits, scene_attributes_of=scene_attributes_of)
     assert [record.scene.image_id for record in read_source(tmp_path, mapping)] == ["images/b1.jpg"]
-    assert [(record.scene.image_id, record.scene.facts) for record in read_source(tmp_path, mapping, "dev")] == [
+    assert [
+        (record.scene.image_id, record.scene.scene_attributes) for record in read_source(tmp_path, mapping, "dev")
+    ] == [
         ("images/a.jpg", {"time of day": "day"}),
         ("images/a2.jpg", {"time of day": "day", "weather": "rainy"}),
     ]
@@ -493,15 +501,15 @@ def test_shipped_mappings_differ_in_name():
         ({"exhaustive": ["bus"]}, "exhaustive: 'bus' is not one of vehicle, car"),
         ({"attributed": {"car": ["mood"]}}, "attributed of 'car': 'mood' is not one of color"),
         ({"attributed": {"bus": ["color"]}}, "attributed: 'bus' is not one of"),
-        ({"facts": {"view": "above"}}, "view: 'above' is not one of driver, camera"),
-        ({"facts_of": {"a*": {"weather": "hot"}}}, "weather: 'hot' is not one of clear"),
+        ({"scene_attributes": {"view": "above"}}, "view: 'above' is not one of driver, camera"),
+        ({"scene_attributes_of": {"a*": {"weather": "hot"}}}, "weather: 'hot' is not one of clear"),
         ({"values": {"weather": {"from": "w", "values": {"x": "hot"}}}}, "weather: 'hot' is not one of"),
         ({"values": {"weather": {"from": "w"}}}, "values of 'weather' needs from and values"),
         ({"format": "voc"}, "format: 'voc' is not one of coco, yolo, kitti"),
         ({"splits": {"train": {"images": "x"}}}, "split 'train' does not name its annotations"),
         ({"splits": {"train": {"images": 3, "annotations": "x"}}}, "split 'train': 'images' must be a path"),
         ({"exhaustiv": []}, "keys: 'exhaustiv' is not one of name, format"),
-        ({"unlabelled": "no"}, "unlabelled: 'no' is not one of empty"),
+        ({"unlabeled": "no"}, "unlabeled: 'no' is not one of empty"),
         ({"presence": {"absent": 3}}, "presence needs absent, present and at"),
         ({"presence": {"absent": 3, "present": 5, "at": [0, 0]}}, "presence needs absent, present and at"),
     ],

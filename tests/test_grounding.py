@@ -31,8 +31,8 @@ def test_patches_of_a_word_do_not_depend_on_the_answer():
 
 
 def test_patches_of_a_word_are_those_of_the_mask_not_of_its_box():
-    cells = tuple(tuple(float(i == j) for j in range(4)) for i in range(4))  # a diagonal, whose box is the image
-    scene = Scene(40, 40, (SceneObject("road", (0, 0, 40, 40), cells=cells, is_instance=False),))
+    coverage = tuple(tuple(float(i == j) for j in range(4)) for i in range(4))  # a diagonal, whose box is the image
+    scene = Scene(40, 40, (SceneObject("road", (0, 0, 40, 40), coverage=coverage, is_instance=False),))
     question = Question("Is there a road?", "yes", "presence", "road", "presence/road", ((0, 0, 40, 40),))
     [(_, _, found)] = word_patches([question], scene, GRID)
     assert (found.reshape(GRID) == np.eye(4, dtype=bool)).all()

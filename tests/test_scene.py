@@ -24,9 +24,9 @@ def example() -> Scene:
         objects=(
             SceneObject("car", (10.0, 20.0, 50.0, 60.0), attributes={"color": "red"}),
             SceneObject("bus", (200.0, 0.0, 280.0, 100.0), area=6000.0, visible=0.5),
-            SceneObject("tree", (40.0, 20.0, 200.0, 90.0), area=mask.sum(), cells=grid(mask), is_instance=False),
+            SceneObject("tree", (40.0, 20.0, 200.0, 90.0), area=mask.sum(), coverage=grid(mask), is_instance=False),
         ),
-        facts={"weather": "rainy"},
+        scene_attributes={"weather": "rainy"},
         exhaustive=frozenset({"car", "bus", "vehicle"}),
         attributed={"car": frozenset({"color"})},
         source="test",
@@ -42,7 +42,7 @@ def test_json_gives_an_equal_scene():
 def test_mirroring_twice_changes_nothing():
     assert example().flipped().flipped() == example()
     assert example().flipped().objects[0].box == (230.0, 20.0, 270.0, 60.0)
-    assert example().flipped().objects[2].cells[5] == example().objects[2].cells[5][::-1]
+    assert example().flipped().objects[2].coverage[5] == example().objects[2].coverage[5][::-1]
 
 
 def test_mirroring_makes_values_of_signs_unknown():
@@ -57,14 +57,14 @@ def test_mirroring_makes_values_of_signs_unknown():
 def test_without_removes_attributes():
     known = example()
     unknown = known.without("color", "weather")
-    assert unknown.facts == unknown.attributed == unknown.objects[0].attributes == {}
+    assert unknown.scene_attributes == unknown.attributed == unknown.objects[0].attributes == {}
     assert known.without("value", "view") == known
 
 
 def test_a_window_of_the_whole_image_changes_nothing():
     cropped = example().cropped(0, 0, 280, 140)
     assert cropped.objects[:2] == example().objects[:2]
-    np.testing.assert_allclose(cropped.objects[2].cells, example().objects[2].cells, atol=1e-4)
+    np.testing.assert_allclose(cropped.objects[2].coverage, example().objects[2].coverage, atol=1e-4)
 
 
 def test_cropping_makes_attributes_that_may_be_cut_off_unknown():
@@ -76,7 +76,7 @@ def test_cropping_makes_attributes_that_may_be_cut_off_unknown():
     assert [item.attributes for item in cut.objects] == [{}, {"value": "50"}]  # the red lamp is outside
     assert cut.attributed == {"traffic sign": frozenset({"value"})}
     assert scene.cropped(40, 0, 100, 100).attributed == attributed  # true of the remaining lights
-    assert cut.facts == {"weather": "clear"}  # near and far cannot be derived from a position in the window
+    assert cut.scene_attributes == {"weather": "clear"}  # near and far cannot be derived from a position in the window
     assert scene.cropped(0, 0, 100, 100) == scene
 
 
@@ -85,8 +85,8 @@ def test_cropping_cuts_boxes_and_reduces_their_visibility():
     car, bus, _ = scene.objects
     assert (car.box, car.visible) == ((0, 20.0, 20.0, 60.0), 0.5)
     assert (bus.box, bus.visible, bus.area) == ((170.0, 0, 210, 100.0), 0.25, 3000.0)
-    assert (scene.width, scene.height, scene.facts) == (210, 140, {"weather": "rainy"})
-    assert [item.label for item in example().cropped(0, 100, 280, 140).objects] == []
+    assert (scene.width, scene.height, scene.scene_attributes) == (210, 140, {"weather": "rainy"})
+    assert [item.category for item in example().cropped(0, 100, 280, 140).objects] == []
 
 
 @given(st.tuples(*[st.integers(0, 100)] * 2), st.tuples(st.integers(1, 180), st.integers(1, 40)))
@@ -97,13 +97,13 @@ def test_patches_of_a_window_are_the_coverage_of_its_mask(corner, size):
     left, top = corner
     right, bottom = left + size[0], top + size[1]
     part = mask[top:bottom, left:right]
-    trees = [item for item in example().cropped(left, top, right, bottom).objects if item.label == "tree"]
+    trees = [item for item in example().cropped(left, top, right, bottom).objects if item.category == "tree"]
     assert bool(trees) == bool(part.any())
     if trees:
         assert trees[0].area == pytest.approx(part.sum(), rel=0.01, abs=1)
         rows = np.repeat(np.repeat(part, 14, axis=0), 14, axis=1)  # divides into 14 × 14 patches of whole pixels
         expected = rows.reshape(14, size[1], 14, size[0]).mean((1, 3))
-        np.testing.assert_allclose(trees[0].cells, expected, atol=1e-3)
+        np.testing.assert_allclose(trees[0].coverage, expected, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_patches_of_a_window_are_the_coverage_of_its_mask(corner, size):
         (lambda: SceneObject("car", (0, 0, 1, 1), attributes={"color": "loud"}), "loud"),
         (lambda: Scene(0, 10), "0 × 10"),
         (lambda: Scene(10, 10, (SceneObject("car", (0, 0, 11, 5)),)), "leaves its image"),
-        (lambda: Scene(10, 10, facts={"weather": "hot"}), "hot"),
+        (lambda: Scene(10, 10, scene_attributes={"weather": "hot"}), "hot"),
         (lambda: Scene(10, 10, exhaustive=frozenset({"ufo"})), "ufo"),
         (lambda: example().cropped(0, 0, 300, 10), "300"),
         (lambda: example().cropped(10, 0, 10, 10), "empty"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from traffic_vlm.data.ground_truth import View
-from traffic_vlm.data.scene import CLASSES, COLORS, FACTS, LIGHT_STATES, SPEED_LIMITS, is_a
+from traffic_vlm.data.scene import CLASSES, COLORS, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, is_a
 from traffic_vlm.data.synthetic import draw, make_plan, render, street
 from traffic_vlm.data.synthetic.figures import make_pedestrian
 from traffic_vlm.data.synthetic.geometry import Builder, Camera
@@ -83,9 +83,9 @@ def test_a_size_below_16_pixels_is_refused():
 
 def test_a_larger_image_shows_the_same_scene():
     small, large = render(5)[1], render(5, 448)[1]
-    assert large.width == 448 and large.facts == small.facts
+    assert large.width == 448 and large.scene_attributes == small.scene_attributes
     for item in (item for item in small.objects if item.is_instance and item.size > 100):
-        twins = [other for other in large.objects if other.label == item.label]
+        twins = [other for other in large.objects if other.category == item.category]
         assert any(np.allclose(np.array(twin.box) / 2, item.box, atol=3) for twin in twins)
 
 
@@ -96,11 +96,11 @@ def test_annotations_are_consistent(scenes):
             left, top, right, bottom = item.box
             assert 0 <= left < right <= 224 and 0 <= top < bottom <= 224
             assert 0 < item.area <= (right - left) * (bottom - top) and 0 < item.visible <= 1
-            assert item.label in EXHAUSTIVE and (item.cells is None) == item.is_instance
-            assert item.is_instance or abs(np.array(item.cells).sum() * 16 * 16 - item.area) < 20
+            assert item.category in EXHAUSTIVE and (item.coverage is None) == item.is_instance
+            assert item.is_instance or abs(np.array(item.coverage).sum() * 16 * 16 - item.area) < 20
         assert sum(item.area for item in scene.objects) <= 224 * 224 * 1.01
-        for label, names in scene.attributed.items():
-            assert all(names <= item.attributes.keys() for item in scene.objects if item.label == label)
+        for category, names in scene.attributed.items():
+            assert all(names <= item.attributes.keys() for item in scene.objects if item.category == category)
 
 
 @pytest.mark.parametrize("seed", [0, 2, 4, 9])
@@ -111,13 +111,15 @@ def test_leaving_a_thing_out_changes_its_pixels_and_no_others(seed):
     image, items = pixels(plan), instances(plan)
     changes, areas = 0, 0.0
     for index, thing in enumerate(things):
-        if thing.label not in PRESENCE or (things[index + 1 : index + 2] and things[index + 1].carried):
+        if thing.category not in PRESENCE or (things[index + 1 : index + 2] and things[index + 1].carried):
             continue
         plan.things = things[:index] + things[index + 1 :]
-        rest = [(item.label, item.box, item.area) for item in instances(plan)]
-        gone = [item for item in items if (item.label, item.box, item.area) not in rest]  # and those that it covered
+        rest = [(item.category, item.box, item.area) for item in instances(plan)]
+        gone = [
+            item for item in items if (item.category, item.box, item.area) not in rest
+        ]  # and those that it covered
         changed = np.abs(image - pixels(plan)).max(axis=2) > 0
-        own = [item for item in gone if item.label == thing.label]
+        own = [item for item in gone if item.category == thing.category]
         changes, areas = changes + int(changed.sum()), areas + sum(item.area for item in own)
         for left, top, right, bottom in (item.box for item in own):
             changed[int(top) : math.ceil(bottom), int(left) : math.ceil(right)] = False
@@ -161,7 +163,7 @@ def test_the_nearer_covers_the_farther_in_any_order():
 
 def test_a_long_bus_does_not_cover_a_pedestrian_in_front_of_its_side():
     bus = make_vehicle(plain(), "bus", "city", -3.0, 10.5, 0.0, False)  # its center is nearer than the pedestrian
-    items = {item.label: item for item in instances(plain(bus, make_pedestrian(plain(), -1.2, 14.0)))}
+    items = {item.category: item for item in instances(plain(bus, make_pedestrian(plain(), -1.2, 14.0)))}
     assert items["pedestrian"].visible > 0.95
 
 
@@ -187,9 +189,11 @@ def test_a_car_casts_a_shadow_on_a_clear_day():
 def test_no_driver_view_where_near_and_far_would_be_wrong(camera, z, place, known):
     plan = plain(car(z), camera=camera)
     scene = draw(plan, 224)[1]
-    assert View(scene).groups["car"].clear[0].at(place) and scene.facts.get("view") == ("driver" if known else None)
+    assert View(scene).groups["car"].clear[0].at(place) and scene.scene_attributes.get("view") == (
+        "driver" if known else None
+    )
     plan.view = "camera"
-    assert draw(plan, 224)[1].facts["view"] == "camera"
+    assert draw(plan, 224)[1].scene_attributes["view"] == "camera"
 
 
 @pytest.mark.parametrize(
@@ -267,7 +271,7 @@ def traffic_light(state: str, y: float) -> Thing:
 @pytest.mark.parametrize("state", LIGHT_STATES)
 def test_the_state_of_a_light_is_known_only_if_its_lit_lamp_is_visible(state):
     def known(lit: str, y: float, *things: Thing) -> str | None:
-        items = {item.label: item for item in instances(plain(traffic_light(lit, y), *things))}
+        items = {item.category: item for item in instances(plain(traffic_light(lit, y), *things))}
         return items["traffic light"].attributes.get("state")
 
     assert known(state, 2.0) == state
@@ -307,16 +311,16 @@ def test_each_speed_limit_looks_different():
 
 
 def test_every_class_appears_in_a_fair_share_of_the_scenes(scenes):
-    counts = Counter(label for _, scene in scenes for label in {item.label for item in scene.objects})
+    counts = Counter(category for _, scene in scenes for category in {item.category for item in scene.objects})
     assert counts.keys() == EXHAUSTIVE - {"vehicle", "person", "animal"} <= CLASSES.keys()
-    for label in PRESENCE:
-        assert (0.03 if is_a(label, "animal") else 0.06) <= counts[label] / len(scenes) <= 0.7, label
+    for category in PRESENCE:
+        assert (0.03 if is_a(category, "animal") else 0.06) <= counts[category] / len(scenes) <= 0.7, category
 
 
 def test_facts_and_attributes_are_spread(scenes):
-    facts = Counter(pair for _, scene in scenes for pair in scene.facts.items())
-    for name, value in ((name, value) for name, values in FACTS.items() for value in values):
-        assert 0.08 <= facts[name, value] / len(scenes) <= 0.6, (name, value)
+    scene_attributes = Counter(pair for _, scene in scenes for pair in scene.scene_attributes.items())
+    for name, value in ((name, value) for name, values in SCENE_ATTRIBUTES.items() for value in values):
+        assert 0.08 <= scene_attributes[name, value] / len(scenes) <= 0.6, (name, value)
     items = [item for _, scene in scenes for item in scene.objects if item.visible >= 0.3]
     values = Counter(pair for item in items for pair in item.attributes.items())
     for name, names in (("color", COLORS), ("state", LIGHT_STATES)):
@@ -327,6 +331,6 @@ def test_facts_and_attributes_are_spread(scenes):
 
 def test_scenes_range_from_empty_to_crowded(scenes):
     vehicles = [
-        sum(is_a(item.label, "vehicle") and item.visible >= 0.3 for item in scene.objects) for _, scene in scenes
+        sum(is_a(item.category, "vehicle") and item.visible >= 0.3 for item in scene.objects) for _, scene in scenes
     ]
     assert vehicles.count(0) > 8 and sum(count >= 8 for count in vehicles) > 8

@@ -84,8 +84,8 @@ def test_patches_follow_window_and_mirroring():
 
 def test_masks_are_present_by_their_area():
     def scene(columns, filled, visible=1.0):
-        cells = [[filled if column in columns else 0.0 for column in range(14)] for _ in range(14)]
-        item = SceneObject("sky", (0, 0, 140, 140), 1.0, visible, {}, tuple(map(tuple, cells)), False)
+        coverage = [[filled if column in columns else 0.0 for column in range(14)] for _ in range(14)]
+        item = SceneObject("sky", (0, 0, 140, 140), 1.0, visible, {}, tuple(map(tuple, coverage)), False)
         return Scene(140, 140, (item,), exhaustive=frozenset({"sky"}))
 
     assert region_of(scene({0}, 1.0), "sky") == [1, 1, 0, 0]
@@ -96,8 +96,8 @@ def test_masks_are_present_by_their_area():
 
 
 def test_masks_of_a_class_are_masks_of_its_superclass():
-    cells = tuple((1.0,) + (0.0,) * 13 for _ in range(14))
-    item = SceneObject("pedestrian", (0, 0, 10, 140), 1.0, 1.0, {}, cells, False)
+    coverage = tuple((1.0,) + (0.0,) * 13 for _ in range(14))
+    item = SceneObject("pedestrian", (0, 0, 10, 140), 1.0, 1.0, {}, coverage, False)
     scene = Scene(140, 140, (item,), exhaustive=frozenset({"person", "pedestrian", "rider"}))
     assert region_of(scene, "person") == region_of(scene, "pedestrian") == [1, 1, 0, 0]
     assert region_of(scene, "rider") == [0, 0, 0, 0]
@@ -389,7 +389,8 @@ def test_the_script_trains_and_predicts(data, tmp_path):
     assert "error: the tower" in run("--predict", folder, "--tower", tmp_path).stderr
     assert "pass --data" in run("--images", 8).stderr
     assert (
-        "unknown sources ['moon']" in run("--data", data, "--output_dir", tmp_path, "--shares", '{"moon": 1}').stderr
+        "unknown sources ['moon']"
+        in run("--data", data, "--output_dir", tmp_path, "--source_weights", '{"moon": 1}').stderr
     )
 
 

@@ -17,7 +17,7 @@ from ..data.patches import GRID
 from ..data.presence import CATEGORIES, REGIONS, image_labels, targets
 from ..data.questions import Question, ask
 from ..data.scene import Scene
-from ..data.templates import phrasings
+from ..data.templates import paraphrases_of
 
 
 @dataclass
@@ -87,22 +87,22 @@ class SupervisedCollator(TrafficCollator):
         for question, end in zip(item.questions, ends):
             if question.answer not in ("yes", "no"):
                 continue
-            word = view.compared(tuple(question.fact.split("/")))
+            word = view.compared(tuple(question.question_id.split("/")))
             if word is not None:
                 words[end] = tokenizer.convert_tokens_to_ids(word)
-            if question.fact and question.fact in end_of:
-                pairs[end_of[question.fact]] = pairs[end] = pairs.max() + 1
-            end_of[question.fact] = end
+            if question.question_id and question.question_id in end_of:
+                pairs[end_of[question.question_id]] = pairs[end] = pairs.max() + 1
+            end_of[question.question_id] = end
 
     def ask(self, scene: Scene, rng: random.Random) -> list[Question]:
         """Questions, some of which are paraphrases of others; all of them count for the balance of yes and no."""
         balancer = self.balancers[scene.source]
-        asked = ask(scene, rng, self.questions_per_image - self.paraphrases, balancer, self.kinds)
+        asked = ask(scene, rng, self.questions_per_image - self.paraphrases, balancer, self.question_types)
         repeated: list[Question] = []
         for question in asked:
-            others = [text for text in phrasings(question.fact) if text != question.text]
+            others = [text for text in paraphrases_of(question.question_id) if text != question.text]
             if len(repeated) == self.paraphrases or not others or question.answer not in ("yes", "no"):
                 continue
-            if balancer.accepts(tuple(question.fact.split("/")), question.answer, rng):
+            if balancer.accepts(tuple(question.question_id.split("/")), question.answer, rng):
                 repeated.append(replace(question, text=rng.choice(others)))
         return asked + repeated

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from transformers import TrainingArguments
 
-from ..data.questions import KINDS
+from ..data.questions import QUESTION_TYPES
 
 
 @dataclass
@@ -67,7 +67,8 @@ class DataOptions:
     images_per_epoch: int = field(default=8192, metadata={"help": "images between two checkpoints"})
     questions_per_image: int = field(default=8, metadata={"help": "questions asked about each image"})
     question_types: list[str] = field(
-        default_factory=lambda: list(KINDS), metadata={"help": f"question types to learn, of {' '.join(KINDS)}"}
+        default_factory=lambda: list(QUESTION_TYPES),
+        metadata={"help": f"question types to learn, of {' '.join(QUESTION_TYPES)}"},
     )
     presence_weight: float = field(
         default=1.0, metadata={"help": "weight of the presence loss: categories by region and patch"}
@@ -119,8 +120,10 @@ def check_arguments(arguments: TrainingArguments) -> None:
 
 def check_options(model: ModelOptions, data: DataOptions) -> None:
     """Raise a ValueError for options that exclude or require each other."""
-    if unknown := set(data.question_types) - set(KINDS):
-        raise ValueError(f"unknown --question_types {', '.join(sorted(unknown))}; expected some of {', '.join(KINDS)}")
+    if unknown := set(data.question_types) - set(QUESTION_TYPES):
+        raise ValueError(
+            f"unknown --question_types {', '.join(sorted(unknown))}; expected some of {', '.join(QUESTION_TYPES)}"
+        )
     if model.model_name_or_path and model.vision_tower:
         raise ValueError(
             f"pass either --model_name_or_path {model.model_name_or_path}, which has a vision tower, or "

@@ -145,10 +145,10 @@ class TowerTrainer:
         pixels, targets = batch["pixels"].float(), [batch[name] for name in ("region", "patch", "source")]
         if pixels.shape[1] == self.options.sizes[-1][0]:
             return list(self.loss(forward(self.model, pixels), *targets))
-        share = np.random.default_rng([self.options.seed, self.step]).beta(MIXUP, MIXUP)
-        logits = forward(self.model, pixels.lerp(pixels.roll(1, 0), 1 - share))
+        fraction = np.random.default_rng([self.options.seed, self.step]).beta(MIXUP, MIXUP)
+        logits = forward(self.model, pixels.lerp(pixels.roll(1, 0), 1 - fraction))
         own, other = self.loss(logits, *targets), self.loss(logits, *(target.roll(1, 0) for target in targets))
-        return [share * a + (1 - share) * b for a, b in zip(own, other)]
+        return [fraction * a + (1 - fraction) * b for a, b in zip(own, other)]
 
     @torch.no_grad()
     def _update_average(self) -> None:
@@ -189,10 +189,12 @@ class TowerTrainer:
         self.step, self.seconds, self.loss.counts = state["step"], state["seconds"], state["counts"]
         self.waited = state["waited"]
 
-    def batches(self, frames: Sequence[Frame], pixels: np.ndarray, shares: dict[str, float]) -> Any:
+    def batches(self, frames: Sequence[Frame], pixels: np.ndarray, source_weights: dict[str, float]) -> Any:
         """Batches from the next step on, prepared in a separate process."""
         options = self.options
-        dataset = FrameBatches(frames, pixels, shares, options.batch_size, options.size_of, self.step, options.seed)
+        dataset = FrameBatches(
+            frames, pixels, source_weights, options.batch_size, options.size_of, self.step, options.seed
+        )
         return iter(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1, prefetch_factor=8))
 
     def run(self, batches: Any, every: Callable[["TowerTrainer", list[tuple[float, float]]], None]) -> None:

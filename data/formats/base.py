@@ -137,7 +137,7 @@ class SceneBuilder:
     def __post_init__(self) -> None:
         """Read the image's size; raise `SkippedImage` if that is impossible."""
         self.image = self.source.path("images") / self.name
-        self.facts = self.source.mapping.scene_facts(os.path.splitext(self.name)[0])
+        self.scene_attributes = self.source.mapping.scene_attributes_for(os.path.splitext(self.name)[0])
         if os.path.isabs(self.name) or ".." in PurePosixPath(self.name).parts:
             raise SkippedImage("bad record", f"image {self.name!r} is outside the image folder")
         try:
@@ -202,16 +202,16 @@ class SceneBuilder:
     def finish(self) -> Record | None:
         """Return the record, or None if the image has no label and the mapping excludes such images."""
         mapping = self.source.mapping
-        if mapping.unlabelled == "empty" and not self.num_labels:
+        if mapping.unlabeled == "empty" and not self.num_labels:
             message = "has no label; in this source such images are not empty, but were not labeled"
-            self.source.problems.add("unlabelled image", self.image, message, expected=True)
+            self.source.problems.add("unlabeled image", self.image, message, expected=True)
             return None
         attributed = given_to_all(mapping.attributed, self.objects)
         scene = Scene(
             self.width,
             self.height,
             tuple(self.objects),
-            facts=self.facts,
+            scene_attributes=self.scene_attributes,
             exhaustive=mapping.exhaustive - self.uncertain,
             attributed={category: names for category, names in attributed.items() if category not in self.uncertain},
             source=mapping.name,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ..scene import ATTRIBUTES, FACTS
+from ..scene import ATTRIBUTES, SCENE_ATTRIBUTES
 from .base import ImageEntry, SceneBuilder, SkippedImage, Source, to_number
 
 
@@ -21,7 +21,7 @@ def add_labels(scene: SceneBuilder, frame: dict[str, Any], where: str) -> None:
     labels = frame.get("labels") or []
     if not isinstance(labels, list):
         raise SkippedImage("bad record", "'labels' is not a list")
-    scene.facts |= _translate(scene.source, FACTS, frame, where)
+    scene.scene_attributes |= _translate(scene.source, SCENE_ATTRIBUTES, frame, where)
     for i, label in enumerate(labels):
         label_where, label = f"{where}, label {i}", label if isinstance(label, dict) else {}
         name = str(label.get("category"))

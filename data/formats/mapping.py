@@ -11,12 +11,13 @@ All keys of a mapping file but the first four are optional:
                       make no difference.
     exhaustive        categories of which every visible object is labeled
     attributed        {category: [attributes that every object of it has]}
-    facts, facts_of   scene attributes of every image; {pattern of image paths: scene attributes of these images}
+    scene_attributes  {name: value} of every image
+    scene_attributes_of  {pattern of image paths: {name: value} of these images}
     values            {scene attribute or attribute: {"from": key, "values": {value of the source: ours or null}}},
                       for bdd100k
     names             class names of the source in the order of their ids, if none of its files lists them
     presence          {"absent": pixels, "present": pixels, "at": [width, height]}: the minimum size of a mask
-    unlabelled        "empty": an image without labels was not labeled, rather than being an empty scene
+    unlabeled         "empty": an image without labels was not labeled, rather than being an empty scene
     license, notes    for human readers
 """
 
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from ...utils import DataError
-from ..scene import ATTRIBUTES, CLASSES, FACTS, is_a
+from ..scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES, is_a
 
 
 MAPPINGS = Path(__file__).parent / "mappings"
@@ -43,9 +44,17 @@ LAYOUTS = {  # required keys of a split; "yolo" and "masks" may also have the fi
     "masks": {"images", "masks"},
 }
 OPTIONAL: dict[str, Any] = {
-    **{"exhaustive": [], "attributed": {}, "facts": {}, "facts_of": {}, "values": {}, "names": []},
-    **{"presence": {"absent": 0, "present": 0, "at": [1, 1]}, "unlabelled": ""},
+    "exhaustive": [],
+    "attributed": {},
+    "scene_attributes": {},
+    "scene_attributes_of": {},
+    "values": {},
+    "names": [],
+    "presence": {"absent": 0, "present": 0, "at": [1, 1]},
+    "unlabeled": "",
 }
+# Since version 0.2; old mapping files are still read.
+RENAMED_KEYS = {"facts": "scene_attributes", "facts_of": "scene_attributes_of", "unlabelled": "unlabeled"}
 
 
 @dataclass(frozen=True)
@@ -67,24 +76,24 @@ class SourceMapping:
     classes: dict[str, ClassMapping]
     exhaustive: frozenset[str]
     attributed: dict[str, frozenset[str]]
-    facts: dict[str, str]
-    facts_of: dict[str, dict[str, str]]
+    scene_attributes: dict[str, str]
+    scene_attributes_of: dict[str, dict[str, str]]
     values: dict[str, dict[str, Any]]
     names: tuple[str, ...]
     presence: dict[str, Any]
-    unlabelled: str
+    unlabeled: str
 
     def find(self, name: str) -> ClassMapping | None:
         """Return the meaning of a class name, or None if the mapping does not list it."""
         return self.classes.get(_normalize(name))
 
-    def scene_facts(self, stem: str) -> dict[str, str]:
+    def scene_attributes_for(self, stem: str) -> dict[str, str]:
         """Return the scene attributes of the image with this path below its folder, without suffix."""
-        facts = dict(self.facts)
-        for pattern, more in self.facts_of.items():
+        scene_attributes = dict(self.scene_attributes)
+        for pattern, more in self.scene_attributes_of.items():
             if fnmatchcase(stem, pattern):
-                facts |= more
-        return facts
+                scene_attributes |= more
+        return scene_attributes
 
 
 @lru_cache(maxsize=4096)
@@ -136,6 +145,7 @@ def _check(where: str, found: Iterable[Any], allowed: Iterable[Any]) -> None:
 
 
 def _parse(raw: dict[str, Any]) -> SourceMapping:
+    raw = {RENAMED_KEYS.get(key, key): value for key, value in raw.items()}
     _check("keys", raw, [*SourceMapping.__dataclass_fields__, "license", "notes"])
     raw = OPTIONAL | raw
     for key, default in ({"name": "", "splits": {}, "classes": {}} | OPTIONAL).items():
@@ -149,20 +159,20 @@ def _parse(raw: dict[str, Any]) -> SourceMapping:
             texts = value if key in ("only", "except") else [value]
             if not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
                 raise ValueError(f"split {split!r}: {key!r} must be a path, or patterns in a list, got {value!r}")
-    if raw["unlabelled"]:
-        _check("unlabelled", [raw["unlabelled"]], ["empty"])
+    if raw["unlabeled"]:
+        _check("unlabeled", [raw["unlabeled"]], ["empty"])
     presence = raw["presence"]
     sizes = [presence.get("absent"), presence.get("present"), *presence.get("at", [])]
     are_numbers = all(isinstance(size, int | float) for size in sizes)
     if len(presence) != 3 or len(sizes) != 4 or not are_numbers or min(presence["at"]) <= 0:
         raise ValueError(f"presence needs absent, present and at: [width, height] in pixels, got {presence}")
-    for facts in (raw["facts"], *raw["facts_of"].values()):
-        for name, value in facts.items():
-            _check(name, [value], FACTS.get(name, ()))
+    for scene_attributes in (raw["scene_attributes"], *raw["scene_attributes_of"].values()):
+        for name, value in scene_attributes.items():
+            _check(name, [value], SCENE_ATTRIBUTES.get(name, ()))
     for name, rule in raw["values"].items():
         if rule.keys() != {"from", "values"} or not isinstance(rule["from"], str):
             raise ValueError(f"values of {name!r} needs from and values, got {rule}")
-        _check(name, rule["values"].values(), [None, *(FACTS | ATTRIBUTES).get(name, ())])
+        _check(name, rule["values"].values(), [None, *(SCENE_ATTRIBUTES | ATTRIBUTES).get(name, ())])
 
     classes: dict[str, ClassMapping] = {}
     for name, entry in raw["classes"].items():

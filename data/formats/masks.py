@@ -58,6 +58,8 @@ def add_labels(scene: SceneBuilder, annotation: Any, where: str) -> None:
         rows, columns = np.flatnonzero(filled.any(1)), np.flatnonzero(filled.any(0))
         box = (float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1))
         visible = 0.0 if area < presence["present"] * scale else 1.0
-        cells = tuple(map(tuple, mask_coverage(filled).round(4).tolist()))
-        item = SceneObject(mapping.category, box, float(area), visible, mapping.attributes, cells, is_instance=False)
+        coverage = tuple(map(tuple, mask_coverage(filled).round(4).tolist()))
+        item = SceneObject(
+            mapping.category, box, float(area), visible, mapping.attributes, coverage, is_instance=False
+        )
         scene.objects.append(item)

@@ -59,8 +59,8 @@ def number_things(things: list[Thing], first: int) -> list[int]:
     """The number of each thing on the canvas: its own, counted from `first`, or that of its class."""
     numbers = []
     for thing in things:
-        numbers.append(STUFF.get(thing.label, min(first, 255)))
-        first += thing.label not in STUFF
+        numbers.append(STUFF.get(thing.category, min(first, 255)))
+        first += thing.category not in STUFF
     return numbers
 
 

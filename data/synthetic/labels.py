@@ -63,22 +63,22 @@ def describe(drawing: Drawing) -> Scene:
     objects += [item for crosswalk in drawing.crosswalks if (item := describe_crosswalk(drawing, crosswalk))]
     misplaced = False
     for index, thing in enumerate(plan.things):
-        if thing.label not in STUFF and (item := describe_thing(drawing, index)):
+        if thing.category not in STUFF and (item := describe_thing(drawing, index)):
             objects.append(item)
             misplaced = misplaced or is_misplaced(drawing, index, item)
-    facts = {"weather": plan.light.weather, "time of day": plan.light.time}
+    scene_attributes = {"weather": plan.light.weather, "time of day": plan.light.time}
     if plan.light.time == "night" and plan.light.weather in ("clear", "cloudy"):
-        del facts["weather"]  # not visible
+        del scene_attributes["weather"]  # not visible
     if plan.view and not misplaced:
-        facts["view"] = plan.view
+        scene_attributes["view"] = plan.view
     attributed = {
-        label: frozenset({name})
-        for label, name in ATTRIBUTES.items()
-        if all(name in item.attributes for item in objects if item.label == label)
+        category: frozenset({name})
+        for category, name in ATTRIBUTES.items()
+        if all(name in item.attributes for item in objects if item.category == category)
     }
     # Far roofs are not annotated as buildings, but look like them.
     exhaustive = EXHAUSTIVE - {"building"} if plan.setting == "city" and plan.skyline else EXHAUSTIVE
-    return Scene(size, size, tuple(objects), facts, exhaustive, attributed, "synthetic", str(plan.seed))
+    return Scene(size, size, tuple(objects), scene_attributes, exhaustive, attributed, "synthetic", str(plan.seed))
 
 
 def bounding_box(mask: np.ndarray, scale: int, left: int = 0, top: int = 0) -> tuple[float, float, float, float]:
@@ -88,18 +88,18 @@ def bounding_box(mask: np.ndarray, scale: int, left: int = 0, top: int = 0) -> t
 
 
 def describe_stuff(ids: np.ndarray) -> list[SceneObject]:
-    """Sky, road and other classes without instances, with the fraction of each cell that they fill.
+    """Sky, road and other classes without instances, with the fraction of each patch that they fill.
 
     Args:
         ids: object numbers, [size, size].
     """
     objects = []
-    for label, number in STUFF.items():
+    for category, number in STUFF.items():
         mask = ids == number
         if area := int(np.count_nonzero(mask)):
             filled = cv2.resize(mask.astype(np.float32), (CELLS, CELLS), interpolation=cv2.INTER_AREA)
-            cells = tuple(tuple(row) for row in np.round(filled.astype(float), 3).tolist())
-            objects.append(SceneObject(label, bounding_box(mask, 1), area, cells=cells, is_instance=False))
+            coverage = tuple(tuple(row) for row in np.round(filled.astype(float), 3).tolist())
+            objects.append(SceneObject(category, bounding_box(mask, 1), area, coverage=coverage, is_instance=False))
     return objects
 
 
@@ -146,7 +146,7 @@ def describe_thing(drawing: Drawing, index: int) -> SceneObject | None:
         too_small = height < min_width or width < min_width * 0.75
         if too_small or visible < 0.85 or hidden > 0.6 or bright < 0.25:
             del attributes["value"]
-    return SceneObject(thing.label, box, count / SCALE**2, visible, attributes)
+    return SceneObject(thing.category, box, count / SCALE**2, visible, attributes)
 
 
 def shows_lamp(drawing: Drawing, index: int, lamp: Lamp) -> bool:
@@ -163,7 +163,7 @@ def shows_lamp(drawing: Drawing, index: int, lamp: Lamp) -> bool:
 def is_misplaced(drawing: Drawing, index: int, item: SceneObject) -> bool:
     """Whether its row in a driver's view suggests a wrong distance, as with a long lens or a high camera."""
     plan, size = drawing.plan, len(drawing.image)
-    if plan.view != "driver" or item.label not in GROUNDED or item.size * PATCHES < NOTHING * size * size:
+    if plan.view != "driver" or item.category not in GROUNDED or item.size * PATCHES < NOTHING * size * size:
         return False
     seen = Seen(item, Scene(size, size), 0.0)
     if not seen.at("near") and not seen.at("far"):

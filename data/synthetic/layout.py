@@ -58,7 +58,7 @@ class Planner:
         self.nearest = camera.height * math.cos(down) / max(math.sin(down), 0.05) if camera.height > 3 else 0.0
         self.jam = dice.chance(0.2)
         self.density = dice.pick((0.0, 0.6, 1.0, 1.0, 1.0, 1.4, 1.8))  # from empty to crowded
-        self.wants = {label: dice.chance(probability) for label, probability in PRESENCE.items()}
+        self.wants = {category: dice.chance(probability) for category, probability in PRESENCE.items()}
         self.crowd = dice.pick(CROWDS)
         self.crosswalks = lay_ground(plan)
         self.backdrop(zoom)
@@ -76,13 +76,13 @@ class Planner:
         if zoom:
             self.aim()
 
-    def number(self, label: str) -> int:
+    def number(self, category: str) -> int:
         """How many of a class to place."""
         dice = self.dice
-        if not self.wants[label]:
+        if not self.wants[category]:
             return 0
         count = dice.pick((1, 1, 1, 2, 2, 3, 4))
-        if label == self.crowd:
+        if category == self.crowd:
             count = dice.integer(6, 11) if self.jam else dice.integer(2, 8)
         return max(1, round(count * self.density)) if self.density or dice.chance(0.15) else 0
 
@@ -212,19 +212,19 @@ class Planner:
 
     def vehicles(self) -> None:
         """Cars, vans, buses and trucks in lanes, parked, and on the crossing road."""
-        for label in ("bus", "truck", "van", "car"):
-            for _ in range(self.number(label)):
+        for category in ("bus", "truck", "van", "car"):
+            for _ in range(self.number(category)):
                 for _ in range(TRIES):
-                    if self.vehicle(label):
+                    if self.vehicle(category):
                         break
 
-    def vehicle(self, label: str) -> bool:
+    def vehicle(self, category: str) -> bool:
         """Try one place for a vehicle."""
         dice, road = self.dice, self.road
-        shape = dice.pick(SHAPES[label])
-        long, wide = LENGTH_AND_WIDTH[label]
+        shape = dice.pick(SHAPES[category])
+        long, wide = LENGTH_AND_WIDTH[category]
         choice = dice.random()
-        z = self.ahead(long / 2 + (4.0 if label in ("car", "van") else 6.0), 45 if self.camera.height < 3 else 32)
+        z = self.ahead(long / 2 + (4.0 if category in ("car", "van") else 6.0), 45 if self.camera.height < 3 else 32)
         moving, half_x, half_z = True, wide / 2, long / 2
         if road.junction and choice < 0.3:  # on the crossing road
             way = dice.pick((-1, 1))
@@ -235,7 +235,7 @@ class Planner:
             x, z = dice.uniform(road.left, road.right), road.junction[0] + dice.uniform(-2, 2)
             heading = dice.uniform(0, 2 * math.pi)
             half_x = long / 2
-        elif (road.parking > 2 and choice < 0.62 and label != "bus") or choice > 0.93:  # parked
+        elif (road.parking > 2 and choice < 0.62 and category != "bus") or choice > 0.93:  # parked
             side = dice.pick((-1, 1))
             x = road.side(side, -1.1 if road.parking > 2 else wide * 0.8)
             heading, moving = road.heading(z) + dice.pick((0.0, math.pi)), False
@@ -249,16 +249,16 @@ class Planner:
             return False
         if (not moving and road.crossing(z, long / 2)) or not self.free(x, z, half_x, half_z):
             return False
-        self.plan.things.append(make_vehicle(self.plan, label, shape, wx, wz, heading, moving))
+        self.plan.things.append(make_vehicle(self.plan, category, shape, wx, wz, heading, moving))
         return True
 
     def cycles(self) -> None:
         """Motorcycles and bicycles, most with riders."""
-        for label in ("motorcycle", "bicycle"):
-            for _ in range(self.number(label)):
+        for category in ("motorcycle", "bicycle"):
+            for _ in range(self.number(category)):
                 ridden = self.dice.chance(0.78)
                 if place := self.place(0.6, 0.9, self.ride if ridden else self.parked_cycle):
-                    self.plan.things += make_cycle(self.plan, label, ridden, *place)
+                    self.plan.things += make_cycle(self.plan, category, ridden, *place)
 
     def ride(self) -> Point3:
         """x, z and heading of a rider in a lane, or across the road."""
@@ -382,10 +382,10 @@ class Planner:
     def aim(self) -> None:
         """Turn the camera to a thing, mostly a light or sign, and zoom in on it."""
         dice, plan, camera = self.dice, self.plan, self.camera
-        good = [thing for thing in plan.things if thing.label in ("traffic light", *SIGNS)]
+        good = [thing for thing in plan.things if thing.category in ("traffic light", *SIGNS)]
         if not good or dice.chance(0.2):
             dull = ("pole", "fence", "tree", "building", "rider")  # a rider comes with what is ridden
-            good = [thing for thing in plan.things if thing.label not in dull] or good
+            good = [thing for thing in plan.things if thing.category not in dull] or good
         good = [thing for thing in good if not self.hidden(thing)]
         if not good:
             return
@@ -408,9 +408,9 @@ class Planner:
         x, _, z = thing.place
         distance, bearing = math.hypot(x - self.camera.x, z), self.camera.bearing(x, z)
         for other in self.plan.things:
-            if other.label in BIG and other is not thing:
+            if other.category in BIG and other is not thing:
                 ox, _, oz = other.place
                 nearer = math.hypot(ox - self.camera.x, oz)
-                if nearer < distance and abs(self.camera.bearing(ox, oz) - bearing) < BIG[other.label] / nearer:
+                if nearer < distance and abs(self.camera.bearing(ox, oz) - bearing) < BIG[other.category] / nearer:
                     return True
         return False

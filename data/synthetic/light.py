@@ -58,7 +58,7 @@ class Light:
     """The light of a scene, and the flaws of its photograph.
 
     Attributes:
-        weather, time: values of the scene facts "weather" and "time of day".
+        weather, time: values of the scene attributes "weather" and "time of day".
         ambient: light that reaches every face, as factors of red, green, blue.
         sun: light that the sun adds to a face towards it; the sun casts shadows above 0.2.
         sun_direction: unit vector towards the sun.

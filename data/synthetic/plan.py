@@ -49,7 +49,7 @@ class Thing:
     """One object of a scene: meshes with colors at a place.
 
     Attributes:
-        label: its class.
+        category: its class.
         meshes: its parts, each painted at its own depth.
         palette: RGB of the meshes' color names.
         place: x, y, z in meters.
@@ -60,7 +60,7 @@ class Thing:
         shadow: whether it casts one.
     """
 
-    label: str
+    category: str
     meshes: tuple[Mesh, ...]
     palette: dict[str, Color]
     place: Point3
@@ -143,7 +143,7 @@ class Plan:
 
     Attributes:
         setting: "city", "suburb", "rural" or "highway".
-        view: value of the scene fact "view", None for neither.
+        view: value of the scene attribute "view", None for neither.
         land: color of the ground beside the road.
         skyline: outline of far hills or roofs: (x as a fraction of the width, height in image sizes).
         hood: color of the own vehicle at the lower border, None if it is out of view.

@@ -128,12 +128,12 @@ def make_sign(plan: Plan, kind: str, x: float, y: float, z: float, width: float,
         field = (246, 200, 40)
     palette = {"field": vary(dice, field, 6), "ring": ring, "ink": ink, "back": (136, 138, 140)}
     heading = plan.camera.bearing(x, z) + dice.uniform(-0.3, 0.3)
-    label = kind if kind.endswith("sign") else "traffic sign"
+    category = kind if kind.endswith("sign") else "traffic sign"
     attributes = {"value": text} if text else {}
     second = "parking" if not text and dice.chance(0.5) else ""
     mesh = sign(kind, text or (second if kind == "ban" else ""))
     scale = (width, width, width)
-    return Thing(label, (mesh,), palette, (x, y, z), heading, scale, attributes=attributes, carried=True)
+    return Thing(category, (mesh,), palette, (x, y, z), heading, scale, attributes=attributes, carried=True)
 
 
 @functools.cache

@@ -193,7 +193,7 @@ def truck_load(shape: str) -> Mesh:
     return b.build()
 
 
-def make_vehicle(plan: Plan, label: str, shape: str, x: float, z: float, heading: float, moving: bool) -> Thing:
+def make_vehicle(plan: Plan, category: str, shape: str, x: float, z: float, heading: float, moving: bool) -> Thing:
     """A car, van, bus or truck of a random color at a place in meters."""
     dice, weather, time = plan.dice, plan.light.weather, plan.light.time
     color = dice.pick(tuple(PAINT))
@@ -201,7 +201,7 @@ def make_vehicle(plan: Plan, label: str, shape: str, x: float, z: float, heading
     lit = moving and (time != "day" or (weather != "clear" and dice.chance(0.6)) or dice.chance(0.15))
     brake = moving and dice.chance(0.35)
     glass = dice.pick(GLASS)
-    glowing = label == "bus" and time == "night" and moving
+    glowing = category == "bus" and time == "night" and moving
     palette = FIXED | {
         "body": body,
         "shade": scaled(body, 0.75) if color != "black" else (54, 54, 56),
@@ -212,8 +212,8 @@ def make_vehicle(plan: Plan, label: str, shape: str, x: float, z: float, heading
         "plate": dice.pick(PLATES),
     }
     bright = ("head",) * lit + ("tail",) * (brake or lit) + ("glass", "display") * glowing
-    make_mesh = {"bus": bus, "truck": truck_load}.get(label, cabin_car)
-    meshes = (truck_cab(),) * (label == "truck") + (make_mesh(shape),)
+    make_mesh = {"bus": bus, "truck": truck_load}.get(category, cabin_car)
+    meshes = (truck_cab(),) * (category == "truck") + (make_mesh(shape),)
     lamps = []
     if lit:
         glow = (0.9 if time == "night" else 0.35) * (1.5 if weather in ("rainy", "foggy") else 1.0)
@@ -223,7 +223,7 @@ def make_vehicle(plan: Plan, label: str, shape: str, x: float, z: float, heading
             lamps.append(Lamp((side, 0.75, meshes[-1].low[2]), RED, glow * (0.7 if brake else 0.4), -1))
     grow = dice.uniform(0.94, 1.08)
     scale = (grow * dice.uniform(0.97, 1.03), grow * dice.uniform(0.96, 1.05), grow)
-    return Thing(label, meshes, palette, (x, 0.0, z), heading, scale, bright, {"color": color}, tuple(lamps))
+    return Thing(category, meshes, palette, (x, 0.0, z), heading, scale, bright, {"color": color}, tuple(lamps))
 
 
 @functools.cache
@@ -280,7 +280,7 @@ def bicycle(side_view: bool) -> Mesh:
     return b.build()
 
 
-def make_cycle(plan: Plan, label: str, ridden: bool, x: float, z: float, heading: float) -> list[Thing]:
+def make_cycle(plan: Plan, category: str, ridden: bool, x: float, z: float, heading: float) -> list[Thing]:
     """A motorcycle or bicycle and its rider, in side view where it is across the line of sight."""
     dice = plan.dice
     color = dice.pick(tuple(PAINT))
@@ -288,7 +288,7 @@ def make_cycle(plan: Plan, label: str, ridden: bool, x: float, z: float, heading
     across, along = math.sin(heading - sight), math.cos(heading - sight)
     side_view = abs(across) > 0.6
     facing = "side" if side_view else "back" if along > 0 else "front"
-    motor, scooter = label == "motorcycle", dice.chance(0.4)
+    motor, scooter = category == "motorcycle", dice.chance(0.4)
     body = vary(dice, PAINT[color], 6)
     lit = ridden and motor and plan.light.time != "day" and not side_view
     palette = FIXED | {
@@ -304,7 +304,7 @@ def make_cycle(plan: Plan, label: str, ridden: bool, x: float, z: float, heading
     lamps = (Lamp((0.0, 0.75, 0.0), *color_and_reach),) * lit
     mesh = motorcycle(side_view, scooter) if motor else bicycle(side_view)
     bright = ("tail",) * lit
-    cycle = Thing(label, (mesh,), palette, (x, 0.0, z), sight, scale, bright, {"color": color}, lamps)
+    cycle = Thing(category, (mesh,), palette, (x, 0.0, z), sight, scale, bright, {"color": color}, lamps)
     if not ridden:
         return [cycle]
     return [cycle, make_rider(plan, cycle, facing, motor)]
