@@ -35,10 +35,8 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .cache_traffic_vlm import KeyValues, TrafficVLMCache, TrafficVLMStaticCache, holds_image
 from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
-from .generation_traffic_vlm import (
-    MAX_NEW_TOKENS,
-    TrafficVLMGenerationMixin,
-)
+from .fusing_traffic_vlm import fuse
+from .generation_traffic_vlm import MAX_NEW_TOKENS, TrafficVLMGenerationMixin
 from .masking_traffic_vlm import (
     check_image_mask,
     check_inputs,
@@ -171,8 +169,14 @@ class TrafficVLMAttention(nn.Module):
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         dropout = self.config.attention_dropout if self.training else 0.0
+        implementation = self.config._attn_implementation
+        if query.shape[2] == 1 and implementation == "sdpa" and not is_torchdynamo_compiling():
+            # The query heads that share a key head become rows of one product, several times faster for one token.
+            query = query.unflatten(1, (key.shape[1], -1))[:, :, :, 0]  # [B,H,1,D] → [B,K,H/K,D]
+            grouped = nn.functional.scaled_dot_product_attention(query, key, value, mask, dropout, scale=self.scaling)
+            return self.o_proj(grouped.flatten(1)[:, None]), None  # [B,K,H/K,D] → [B,1,C]
+        attention = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         output, weights = attention(self, query, key, value, mask, scaling=self.scaling, dropout=dropout, **kwargs)
         return self.o_proj(output.flatten(2)), weights  # [B,L,H,D] → [B,L,C]
 
@@ -305,6 +309,14 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
                 "bfloat16 is slow on this CPU (AVX2): float32 is several times faster. Load with dtype=torch.float32."
             )
         return loaded
+
+    def fuse_for_inference(self) -> "TrafficVLMPreTrainedModel":
+        """Make passes without gradients on a CPU faster: batch normalization folded, weights in oneDNN's layout.
+
+        Outputs change by rounding only. Saving, training and moving the model work as before.
+        """
+        fuse(self)
+        return self
 
     def get_decoder(self) -> "TrafficVLMTextModel":
         """The text decoder of any of the models."""

@@ -127,7 +127,7 @@ class TrafficVLM:
 
     def __init__(self, config: TrafficVLMConfig, processor: TrafficVLMProcessor, **placement: Any):
         self.processor = processor
-        self.model: Any = build(TrafficVLMForConditionalGeneration, config, **placement)
+        self.model: Any = build(TrafficVLMForConditionalGeneration, config, **placement).fuse_for_inference()
 
     def yes_no_run(self, pixel_values: torch.Tensor, questions: Questions) -> Run:
         """A run that returns P(yes) [N] of all questions, in order; pixel_values are [I,3,H,W]."""

@@ -65,6 +65,7 @@ class Answerer:
             self.model = model.to(self.device)
         except AssertionError as error:  # raised by torch builds without support for the device
             raise RuntimeError(f"{self.device}: {error}") from error
+        self.model.fuse_for_inference()
         self.text_config = self.model.config.get_text_config()
         self.thread = ThreadPoolExecutor(1)  # generates streamed answers
         # Cached because the same questions are usually asked about many images.

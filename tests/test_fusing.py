@@ -1,0 +1,81 @@
+"""`fuse_for_inference`: the same answers as the model's own passes, before and after its weights change."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+from tiny import TINY_TEXT, TINY_TOWER
+from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
+from traffic_vlm.fusing_traffic_vlm import FusedForward, is_supported
+from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
+
+
+IDS = torch.tensor([[1, 9, 30, 41], [1, 12, 7, 5]])
+PIXELS = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch is built without oneDNN")
+
+
+@pytest.fixture
+def model() -> TrafficVLMForConditionalGeneration:
+    torch.manual_seed(0)
+    model = TrafficVLMForConditionalGeneration(TrafficVLMConfig(TINY_TOWER, TINY_TEXT))
+    for norm in (module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)):
+        norm.running_mean.uniform_(-0.5, 0.5)
+        norm.running_var.uniform_(0.5, 2.0)
+    return model.eval()
+
+
+def logits(model, **kwargs) -> torch.Tensor:
+    with torch.no_grad():
+        return model(IDS, PIXELS.to(model.dtype), **kwargs).logits[..., 1:].float()
+
+
+def packed(model) -> list[FusedForward]:
+    found = (module.__dict__.get("forward") for module in model.modules())
+    return [forward for forward in found if isinstance(forward, FusedForward) and forward.packed is not None]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_outputs_change_by_rounding_only(model, dtype):
+    exact = logits(copy.deepcopy(model).double())
+    model = model.to(dtype)
+    if not is_supported(model.lm_head.weight):
+        pytest.skip("this CPU has no bfloat16 instructions")
+    own = logits(model)
+    fused = logits(model.fuse_for_inference())
+    linear = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
+    assert len(packed(model)) > linear > 20
+    assert (fused - exact).abs().mean() < 1.5 * (own - exact).abs().mean()
+    prompt = {"input_ids": IDS, "pixel_values": PIXELS.to(dtype), "max_new_tokens": 4, "do_sample": False}
+    assert model.generate(**prompt).shape[0] == 2
+
+
+def test_changed_weights_are_packed_again(model):
+    logits(model.fuse_for_inference())
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.1)
+        next(module for module in other.modules() if isinstance(module, torch.nn.BatchNorm2d)).running_mean.add_(1.0)
+    plain = TrafficVLMForConditionalGeneration(model.config).eval()
+    plain.load_state_dict(other.state_dict())
+    torch.testing.assert_close(logits(other), logits(plain), atol=1e-4, rtol=1e-4)
+    assert (logits(other) - logits(model)).abs().max() > 1e-2
+
+
+def test_training_moving_and_saving_work_as_before(model, tmp_path):
+    own = model.state_dict()
+    model.fuse_for_inference()
+    logits(model)
+    assert model.state_dict().keys() == own.keys()
+    model.save_pretrained(tmp_path)
+    assert pickle.loads(pickle.dumps(model)).state_dict().keys() == own.keys()
+    model.train()(IDS, PIXELS, labels=IDS).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.model.vision_tower.parameters())
+    half = model.eval().half()  # oneDNN has no float16 on CPUs: the own passes are used
+    assert not torch.isnan(logits(half)).any() and not packed(half)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert model.float()(IDS, PIXELS).logits.dtype == torch.bfloat16
