@@ -171,7 +171,7 @@ class TrafficVLMAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         dropout = self.config.attention_dropout if self.training else 0.0
         implementation = self.config._attn_implementation
-        if query.shape[2] == 1 and implementation == "sdpa" and not is_torchdynamo_compiling():
+        if query.shape[2] == 1 and implementation == "sdpa":
             # The query heads that share a key head become rows of one product, several times faster for one token.
             query = query.unflatten(1, (key.shape[1], -1))[:, :, :, 0]  # [B,H,1,D] → [B,K,H/K,D]
             grouped = nn.functional.scaled_dot_product_attention(query, key, value, mask, dropout, scale=self.scaling)
