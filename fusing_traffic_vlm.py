@@ -79,9 +79,9 @@ def pack_linear(linear: nn.Linear) -> Pass:
 def pack_convolution(block: Any) -> Pass:
     """Pack a `TrafficVLMConvNorm`; its batch normalization is folded into weight and bias in float32."""
     convolution, norm, activation = block
-    fields = (norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
-    statistics = (field.float() if isinstance(field, torch.Tensor) else field for field in fields)
-    folded = fuse_conv_bn_weights(convolution.weight.float(), None, *statistics)
+    mean, variance = norm.running_mean.float(), norm.running_var.float()
+    scale, shift = norm.weight.float(), norm.bias.float()
+    folded = fuse_conv_bn_weights(convolution.weight.float(), None, mean, variance, norm.eps, scale, shift)
     weight, bias = (tensor.detach().to(convolution.weight.dtype) for tensor in folded)
     shape = (convolution.padding, convolution.stride, convolution.dilation, convolution.groups)
     weight = weight.contiguous(memory_format=torch.channels_last)

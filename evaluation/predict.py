@@ -3,8 +3,8 @@
     rows {image, questions, answers, ...} → images encoded once → first word of each answer ─┬─ yes, no: the answer
                                                                                              └─ other: generate words
 
-The ground truth has no part in this: the model's first word decides between yes, no and words, as in
-`serving.answerer`. Answers are compared with the ground truth afterwards.
+The ground truth has no part in this: questions are answered as in serving, by `answering.py`. Answers are compared
+with the ground truth afterwards.
 """
 
 import math
@@ -18,8 +18,8 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
+from ..answering import first_words, generate_answers
 from ..data.folders import COLUMNS, LISTS
-from ..generation_traffic_vlm import MAX_NEW_TOKENS, suppressed_tokens
 from ..images_traffic_vlm import to_rgb
 
 
@@ -157,47 +157,13 @@ def _answer(
     model: Any, processor: Any, encoded: Any, questions: list[list[str]], generate_words: bool
 ) -> list[tuple[str | None, float, float]]:
     """Text, P(yes) and l_yes - l_no of each question; `questions` has one list for each encoded image."""
-    inputs = processor(text=questions, packed=True, on_unknown="ignore", return_tensors="pt").to(model.device)
-    logits = torch.cat(model.question_logits(**inputs, encoded_images=encoded)).float()  # [Q,V]
-    text_config = model.config.get_text_config()
-    yes, no = text_config.yes_token_id, text_config.no_token_id
-    margins = (logits[:, yes] - logits[:, no]).tolist()
+    found = [one for row in first_words(model, processor, encoded, questions) for one in row]
     asked = [(image, question) for image, row in enumerate(questions) for question in row]
-    for (_, question), margin in zip(asked, margins):
-        if not math.isfinite(margin):
-            raise FloatingPointError(f"the model answers {question!r} with l_yes - l_no = {margin}")
-    first_words = logits.index_fill(-1, torch.tensor(suppressed_tokens(text_config), device=logits.device), -math.inf)
-    in_words = [token not in (yes, no) for token in first_words.argmax(-1).tolist()]
-    open_questions = [one for one, is_open in zip(asked, in_words) if is_open]
-    words: Iterator[str | None] = iter([None] * len(open_questions))
-    if generate_words and open_questions:
-        words = iter(_generate(model, processor, encoded, open_questions))
-    texts = [next(words) if is_open else "yes" if margin >= 0 else "no" for is_open, margin in zip(in_words, margins)]
-    return list(zip(texts, model.yes_probability(logits).tolist(), margins))
-
-
-def _generate(model: Any, processor: Any, encoded: Any, asked: list[tuple[int, str]]) -> list[str]:
-    """Greedy answers to questions (image, text). A question that leaves no room for an answer gets ""."""
-    inputs = processor(text=[question for _, question in asked], on_unknown="ignore", return_tensors="pt")
-    lengths = inputs["attention_mask"].sum(-1).tolist()
-    limit = model.config.get_text_config().max_position_embeddings  # of a question with its answer
-    short = [i for i, length in enumerate(lengths) if length <= limit - MAX_NEW_TOKENS]
-    long = [[i] for i, length in enumerate(lengths) if limit - MAX_NEW_TOKENS < length < limit]  # each on its own
-    texts = [""] * len(asked)
-    for chosen in [short, *long] if short else long:
-        width = max(lengths[i] for i in chosen)
-        output = model.generate(
-            input_ids=inputs["input_ids"][chosen, -width:].to(model.device),  # padded on the left
-            attention_mask=inputs["attention_mask"][chosen, -width:].to(model.device),
-            encoded_images=encoded,
-            image_index=torch.tensor([asked[i][0] for i in chosen], device=model.device),
-            max_new_tokens=min(MAX_NEW_TOKENS, limit - width),
-            do_sample=False,
-            num_beams=1,
-        )
-        for i, text in zip(chosen, processor.batch_decode(output[:, width:], skip_special_tokens=True)):
-            texts[i] = text
-    return texts
+    in_words = [pair for pair, one in zip(asked, found) if not one.is_yes_no]
+    texts: Iterator[str | None] = iter([None] * len(in_words))
+    if generate_words and in_words:
+        texts = iter([text for text, _ in generate_answers(model, processor, encoded, in_words)])
+    return [(one.text if one.is_yes_no else next(texts), one.yes_probability, one.logit_margin) for one in found]
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..generation_traffic_vlm import suppressed_tokens
 from ..scoring_traffic_vlm import YesNoScorer
@@ -86,7 +87,7 @@ class ExportedModel:
         image_index: torch.Tensor,
         max_new_tokens: int,
         **unused: Any,
-    ) -> torch.Tensor:
+    ) -> GenerateDecoderOnlyOutput:
         """Return left-padded prompts [N,L] with greedy answers: [N, L + max_new_tokens], padded on the right."""
         lengths = attention_mask.sum(-1)
         pad = self.config.get_text_config().pad_token_id
@@ -95,7 +96,7 @@ class ExportedModel:
             rows = (lengths == length).nonzero().flatten()
             images = encoded_images.rows(image_index[rows].tolist())
             answers[rows] = self._continue(input_ids[rows, -length:].numpy(), images, max_new_tokens)
-        return torch.cat([input_ids, answers], 1)
+        return GenerateDecoderOnlyOutput(sequences=torch.cat([input_ids, answers], 1))
 
     def _continue(self, ids: np.ndarray, images: dict[str, np.ndarray], max_new_tokens: int) -> torch.Tensor:
         """Generate greedily after prompts [N,L] without padding; return the new tokens [N, max_new_tokens]."""

@@ -3,7 +3,7 @@
     images → read → encode once → classify all questions in one packed pass ─┬─ yes or no: done, with P(yes)
                                                                              └─ other: generate the answer
 
-The first token decides the type of an answer: `[YES]` and `[NO]` are final, any other token starts an answer in words.
+The rule is in `answering.py`, which evaluation shares.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import TextIteratorStreamer
 
-from ..generation_traffic_vlm import MAX_NEW_TOKENS
+from ..answering import FirstWord, first_words, generate_answers
 from ..processing_traffic_vlm import QUESTION_END, TrafficVLMProcessor
 from ..utils import load_weights
 
@@ -103,20 +103,16 @@ class Answerer:
     @torch.no_grad()
     def classify(self, encoded: Any, questions: Sequence[Sequence[str]]) -> list[list[Answer | None]]:
         """Answer yes/no questions in one pass. Questions whose answer starts with another token get None."""
-        rows = [list(row) for row in questions]
-        unknown_words = {question: self.check_question(question) for row in rows for question in row}
-        inputs = self.processor(text=rows, packed=True, on_unknown="ignore", return_tensors="pt").to(self.device)
-        answers: list[list[Answer | None]] = []
-        for row, logits in zip(rows, self.model.question_logits(**inputs, encoded_images=encoded)):  # [Q,V]
-            answers.append([])
-            first_tokens, yes = logits.argmax(-1).tolist(), self.model.yes_probability(logits).tolist()
-            for question, token, p_yes in zip(row, first_tokens, yes):
-                answer = None
-                if token in (self.text_config.yes_token_id, self.text_config.no_token_id):
-                    text, probability = ("yes", p_yes) if p_yes >= 0.5 else ("no", 1 - p_yes)
-                    answer = Answer(question, text, probability, p_yes, unknown_words[question])
-                answers[-1].append(answer)
-        return answers
+        for question in {question for row in questions for question in row}:
+            self.check_question(question)
+        first = first_words(self.model, self.processor, encoded, questions)
+        return [[self._to_answer(question, word) for question, word in zip(*row)] for row in zip(questions, first)]
+
+    def _to_answer(self, question: str, first: FirstWord) -> Answer | None:
+        if not first.is_yes_no:
+            return None
+        p_yes = first.yes_probability
+        return Answer(question, first.text, max(p_yes, 1 - p_yes), p_yes, self.check_question(question))
 
     def stream(self, encoded: Any, question: str, timeout: float | None = None) -> Iterator[str | Answer]:
         """Generate an answer in words about one encoded image: yield its growing text, then the `Answer`.
@@ -130,7 +126,7 @@ class Answerer:
         streamer = TextIteratorStreamer(
             self.processor.tokenizer, skip_prompt=True, skip_special_tokens=True, timeout=timeout
         )
-        generated = self.thread.submit(self._generate_batch, encoded, [(0, question)], streamer)
+        generated = self.thread.submit(self._generate, encoded, [(0, question)], streamer)
         generated.add_done_callback(lambda _: streamer.end())  # also after an error
         text = ""
         try:
@@ -157,40 +153,12 @@ class Answerer:
             raise ValueError(f"The model knows no word of the question {question!r}.")
         return unknown
 
-    def _generate(self, encoded: Any, asked: Sequence[tuple[int, str]]) -> list[Answer]:
+    def _generate(self, encoded: Any, asked: Sequence[tuple[int, str]], streamer: Any = None) -> list[Answer]:
         """Generate the answer to each (image index, question)."""
         if not asked:
             return []
-        inputs = self.processor(text=[question for _, question in asked], on_unknown="ignore")
-        limit = self.text_config.max_position_embeddings - MAX_NEW_TOKENS
-        # Long questions form a batch of their own: they leave less room, and would cut the answers to short ones.
-        batches: dict[bool, list[tuple[int, str]]] = {}
-        for pair, ids in zip(asked, inputs["input_ids"]):
-            batches.setdefault(len(ids) > limit, []).append(pair)
-        answers: dict[tuple[int, str], Answer] = {}
-        for batch in batches.values():
-            answers.update(zip(batch, self._generate_batch(encoded, batch)))
-        return [answers[pair] for pair in asked]
-
-    def _generate_batch(self, encoded: Any, asked: Sequence[tuple[int, str]], streamer: Any = None) -> list[Answer]:
-        image_index, questions = zip(*asked)
-        inputs = self.processor(text=list(questions), on_unknown="ignore", return_tensors="pt").to(self.device)
-        length = inputs["input_ids"].shape[1]
-        output = self.model.generate(
-            **inputs,
-            encoded_images=encoded,
-            image_index=torch.tensor(image_index, device=self.device),
-            max_new_tokens=min(MAX_NEW_TOKENS, self.text_config.max_position_embeddings - length),
-            do_sample=False,
-            streamer=streamer,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-        tokens = output.sequences[:, length:]  # [N,T]
-        log_p = torch.stack(output.logits, 1).float().log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
-        log_p = log_p.masked_fill(tokens == self.text_config.pad_token_id, 0.0).sum(-1)
-        texts = self.processor.batch_decode(tokens, skip_special_tokens=True)
+        found = generate_answers(self.model, self.processor, encoded, asked, streamer)
         return [
-            Answer(question, text, probability, unknown_words=self.check_question(question))
-            for question, text, probability in zip(questions, texts, log_p.exp().tolist())
+            Answer(question, text, probability or 0.0, unknown_words=self.check_question(question))
+            for (_, question), (text, probability) in zip(asked, found)
         ]
