@@ -152,12 +152,12 @@ def score_pointing(
 
 
 def pointing_accuracy(results: Sequence[PointingScore]) -> dict[str, Any]:
-    """Mean scores of all, by source and by category; empty without results. "hit" is the pointing accuracy."""
+    """Mean scores of all, by source and by category; empty without results."""
 
     def means(members: Sequence[PointingScore]) -> dict[str, Any]:
         return {
-            "hit": mean(one.highest for one in members),
-            "centre": mean(one.center for one in members),
+            "pointing_accuracy": mean(one.highest for one in members),
+            "central_patch": mean(one.center for one in members),
             "random": mean(one.random for one in members),
             "questions": len(members),
         }

@@ -12,7 +12,7 @@ BASELINES = {
 YES_NO = {
     "balanced accuracy": "balanced_accuracy",
     "±": "error",
-    "mean image": "blind",
+    "mean image": "mean_image",
     "difference": "difference",
     "accuracy": "accuracy",
     "mean image, accuracy": "blind_accuracy",
@@ -24,7 +24,7 @@ YES_NO = {
 WORDS = {
     "exact match": "exact_match",
     "±": "error",
-    "mean image": "blind",
+    "mean image": "mean_image",
     "difference": "difference",
     "majority": "majority",
     "questions": "questions",
@@ -32,8 +32,8 @@ WORDS = {
 PERPLEXITY = {"perplexity": "words", "cross-entropy": "cross_entropy", "tokens": "tokens"}
 PARAPHRASES = {"same answer": "same", "mean change of P(yes)": "change", "pairs": "pairs", "questions": "questions"}
 POINTING = {
-    "pointing accuracy": "hit",
-    "central patch": "centre",
+    "pointing accuracy": "pointing_accuracy",
+    "central patch": "central_patch",
     "random patch": "random",
     "questions": "questions",
 }

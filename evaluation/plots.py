@@ -60,7 +60,7 @@ def draw_question_types(yes_no: Mapping[str, Any], path: Path) -> None:
     axes.axvline(0.5, color="gray", linestyle="--", zorder=0.5)
     y = np.arange(len(rows))
     values, baseline, errors = (
-        [row[key] or 0.0 for row in rows.values()] for key in ("balanced_accuracy", "blind", "error")
+        [row[key] or 0.0 for row in rows.values()] for key in ("balanced_accuracy", "mean_image", "error")
     )
     axes.barh(y + 0.19, values, height=0.36, color=MODEL, label="model", xerr=errors, capsize=2)
     axes.barh(y - 0.19, baseline, height=0.36, color=BASELINE, label="mean image")

@@ -154,7 +154,7 @@ def _metrics(
     value = score.value
     metrics: Metrics = {
         metric.__name__: value,
-        "blind": base,
+        "mean_image": base,
         "difference": None if value is None or base is None else value - base,
         "error": score.error,
         "majority_accuracy" if is_yes_no else "majority": majority.accuracy(predictions),

@@ -100,7 +100,7 @@ def print_summary(report: dict[str, Any]) -> None:
     found = report["yes_no"]
     rows = {"mean over sources": found["mean_over_sources"], "all together": found["all"], **found["by_source"]}
     for name, row in rows.items():
-        values = [format_value(row[key]) for key in ("balanced_accuracy", "blind")]
+        values = [format_value(row[key]) for key in ("balanced_accuracy", "mean_image")]
         print(f"  {name:<20} balanced accuracy {values[0]}, of the mean image {values[1]}")
     print(f"  fitted temperature of P(yes): {report['calibration']['fitted_temperature']:.3f}")
 

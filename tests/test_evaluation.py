@@ -492,8 +492,8 @@ def test_word_maps_are_those_of_questions_asked_alone(model, processor, rows):
         assert one is None or torch.equal(one, last)
 
 
-@pytest.mark.parametrize(("patch", "hit"), [((8, 2), 1.0), ((8, 12), 0.0)])
-def test_a_planted_map_decides_the_pointing_accuracy(model, processor, patch, hit):
+@pytest.mark.parametrize(("patch", "accuracy"), [((8, 2), 1.0), ((8, 12), 0.0)])
+def test_a_planted_map_decides_the_pointing_accuracy(model, processor, patch, accuracy):
     """The car fills rows 6 to 10 and columns 1 to 2 of the patches; only its word attends to `patch`."""
 
     def attention_maps(input_ids, **inputs):
@@ -508,7 +508,7 @@ def test_a_planted_map_decides_the_pointing_accuracy(model, processor, patch, hi
         attention_maps=attention_maps, encode_images=model.encode_images, device=model.device
     )
     results = score_pointing(stand_in, processor, [street()])
-    assert [(one.source, one.category, one.highest) for one in results] == [("mine", "car", hit)] * 2
+    assert [(one.source, one.category, one.highest) for one in results] == [("mine", "car", accuracy)] * 2
     assert results[0].random == pytest.approx(10 / 196)
 
 
