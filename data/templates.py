@@ -17,7 +17,7 @@ from .scene import CLASSES
 
 
 # Nouns without article and plural: "sky", not "a sky" or "skies".
-MASS_NOUNS = {"sky"}
+MASS_NOUNS = {"sky", "road construction"}
 
 IN = ("in the image", "in the scene", "in this picture")
 PLACES: dict[str, tuple[str, ...]] = {
@@ -26,8 +26,10 @@ PLACES: dict[str, tuple[str, ...]] = {
     "right": ("on the right", "on the right side", "on the right side of the image", "to the right"),
     "near": ("near us", "close to us", "near the camera", "nearby"),
     "far": ("far away", "in the distance", "far from us"),
+    "road": ("on the road", "in the road", "crossing the road", "crossing the street"),
     "ahead": ("ahead", "ahead of us", "in front of us", "straight ahead"),
 }
+PREPOSITIONS = {"parking area": "in", "intersection": "at", "tunnel": "in"}  # of road types; "on" a street
 RELATIONS: dict[str, tuple[str, ...]] = {
     "left": ("left of", "to the left of", "on the left of"),
     "right": ("right of", "to the right of", "on the right of"),
@@ -299,6 +301,77 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
         "Was this taken {at}, please?",
         "Please say if it is {v}.",
     ),
+    ("road_surface", "what"): (
+        "What is the road like?",
+        "What is the road surface like?",
+        "How is the road?",
+        "What is the status of the road surface?",
+        "Is the road dry, wet or snowy?",
+        "Please describe the road surface.",
+    ),
+    ("road_surface", "is"): (
+        "Is the road {v}?",
+        "Is the street {v}?",
+        "Is the ground {v}?",
+        "Is the road surface {v}?",
+        "Does the road look {v}?",
+        "Is the road {v}, please?",
+        "Please say if the road is {v}.",
+    ),
+    ("traffic_density", "what"): (
+        "How much traffic is there?",
+        "How busy is it?",
+        "How busy is the road?",
+        "How heavy is the traffic?",
+        "What is the traffic like?",
+        "Please describe the traffic.",
+    ),
+    ("traffic_density", "is empty"): (
+        "Is the road empty?",
+        "Is the street empty?",
+        "Is the road empty now?",
+        "Is the road clear of traffic?",
+        "Please say if the road is empty.",
+    ),
+    ("traffic_density", "is light"): (
+        "Is there light traffic?",
+        "Is there just light traffic {in}?",
+        "Is there very light traffic?",
+        "Please say if there is light traffic.",
+    ),
+    ("traffic_density", "is busy"): (
+        "Is it busy?",
+        "Is the road busy?",
+        "Is the street busy?",
+        "Is the traffic heavy?",
+        "Is there heavy traffic?",
+        "Is there much traffic?",
+        "Please say if the road is busy.",
+    ),
+    ("traffic_density", "is jam"): (
+        "Is there a traffic jam?",
+        "Is there a traffic jam {in}?",
+        "Is this a traffic jam?",
+        "Can you see a traffic jam?",
+        "Please say if there is a traffic jam.",
+    ),
+    ("road_type", "what"): (
+        "What type of road is this?",
+        "What type of road is it?",
+        "What type of street is this?",
+        "Which type of road do you see?",
+        "Which type of road is {in}?",
+        "What type of road is this, please?",
+        "Please say what type of road this is.",
+    ),
+    ("road_type", "is"): (
+        "Is this {av}?",
+        "Is this {av}, please?",
+        "Does the image show {av}?",
+        "Are we {on}?",
+        "Was this image taken {on}?",
+        "Please say if this is {av}.",
+    ),
     ("view", "what"): (
         "Is this the view of a driver or of a camera?",
         "Is this seen by a driver or by a traffic camera?",
@@ -351,6 +424,9 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
 }
 
 
+ABOUT_VALUES = {("view", "is"), ("traffic_density", "is")}  # each value has templates of its own
+
+
 def with_article(words: str) -> str:
     return ("an " if words[0] in "aeiou" else "a ") + words
 
@@ -386,8 +462,11 @@ def paraphrases_of(question_id: str) -> tuple[str, ...]:
         slots["where"] = (RELATIONS if question_type == "relation" else PLACES).get(form, ())
     elif question_type == "side":
         slots["where"] = PLACES.get(value, ())
-    elif (question_type, form) == ("view", "is") or (question_type, form, value) == ("count", "over", "1"):
+    elif (question_type, form) in ABOUT_VALUES or (question_type, form, value) == ("count", "over", "1"):
         template_form = f"{form} {value}"
+    elif question_type == "road_type" and value:
+        on_road = " or ".join(f"{PREPOSITIONS.get(one, 'on')} {with_article(one)}" for one in value.split(" or "))
+        slots |= {"av": with_article(" or a ".join(value.split(" or "))), "on": on_road}
     if category in CLASSES:
         singular, plural, _ = CLASSES[category]
         slots |= {"s": singular, "p": plural, "av": with_article(f"{value} {singular}")}

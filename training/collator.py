@@ -97,7 +97,8 @@ class SupervisedCollator(TrafficCollator):
     def ask(self, scene: Scene, rng: random.Random) -> list[Question]:
         """Questions, some of which are paraphrases of others; all of them count for the balance of yes and no."""
         balancer = self.balancers[scene.source]
-        asked = ask(scene, rng, self.questions_per_image - self.paraphrases, balancer, self.question_types)
+        count = self.questions_per_image - self.paraphrases
+        asked = ask(scene, rng, count, balancer, self.question_types, self.knows_none)
         repeated: list[Question] = []
         for question in asked:
             others = [text for text in paraphrases_of(question.question_id) if text != question.text]
