@@ -10,7 +10,7 @@ import io
 import random
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -91,6 +91,8 @@ class Prepared:
     image: Image.Image
     questions: list[Question]
     scene: Scene | None
+    source: str = ""
+    image_id: str = ""
 
 
 @dataclass
@@ -136,7 +138,12 @@ class TrafficCollator:
         prepared = [self._with_new_questions(row, rng) for row in rows] if self.training else []
         if not any(item.questions for item in prepared):
             prepared = [self._with_stored_questions(row, rng) for row in rows]
-        prepared = [item for item in prepared if item.questions]
+        named = zip(rows, prepared)
+        prepared = [
+            replace(item, source=str(row.get("source", "")), image_id=str(row.get("image_id", "")))
+            for row, item in named
+            if item.questions
+        ]
         if not prepared:
             raise ValueError(f"none of the {len(rows)} images of this batch has a question or a scene to ask about")
         batch = self.processor(

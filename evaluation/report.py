@@ -29,6 +29,14 @@ from .metrics import (
 )
 from .predict import Prediction, perplexity, predict
 from .robustness import corruptions, paraphrase_agreement
+from .trust import (
+    answer_types,
+    contradictions,
+    presuppositions,
+    taught_coverage,
+    untaught_questions,
+    word_gains,
+)
 
 
 Rows = Sequence[Mapping[str, Any]]
@@ -94,7 +102,7 @@ def evaluate_model(
 
     Returns:
         values for JSON: "images", "questions", "baselines", "yes_no", "words", "calibration", "perplexity",
-        "paraphrases", "robustness", "pointing", "examples". A metric without questions is None.
+        "trust", "paraphrases", "robustness", "pointing", "examples". A metric without questions is None.
 
     Raises:
         ValueError: no images, no questions, or a row that lacks a column.
@@ -129,6 +137,14 @@ def evaluate_model(
         "words": _compare(predictions, baseline, majority, is_yes_no=False),
         "calibration": calibration(predictions, model.config.yes_no_temperature),
         "perplexity": {name: found | vocabulary for name, found in uncertainty.items()},
+        "trust": {
+            "presuppositions": presuppositions(predictions),
+            "answer_types": answer_types(predictions),
+            "contradictions": contradictions(model, processor, paraphrased, **settings("contradictions")),
+            "taught_words": taught_coverage(processor.taught_words, processor.tokenizer.get_vocab()),
+            "untaught_questions": untaught_questions(model, processor, paraphrased, **settings("untaught words")),
+            "word_gains": word_gains(predictions, baseline, processor),
+        },
         "paraphrases": paraphrase_agreement(model, processor, paraphrased, **settings("paraphrases")),
         "robustness": _robustness(
             model, processor, select_evenly(rows, options.corrupted_images), predictions, settings

@@ -80,6 +80,7 @@ def print_table(path: Path, answers: list[Any]) -> None:
     print(path)
     for answer in answers:
         unknown = f"   (unknown: {', '.join(answer.unknown_words)})" if answer.unknown_words else ""
+        unknown += f"   (not taught: {', '.join(answer.untaught_words)})" if answer.untaught_words else ""
         print(f"  {answer.question:<{width}}  {answer.answer}, {answer.probability:.2f}{unknown}")
 
 

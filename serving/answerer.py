@@ -30,6 +30,7 @@ class Answer:
         probability: of this answer. For yes and no relative to each other, for words relative to all other texts.
         yes_probability: calibrated P(yes); None for an answer in words.
         unknown_words: words of the question that are not in the vocabulary; the model ignores them.
+        untaught_words: words of the question that the model was not taught; it guesses what they mean.
     """
 
     question: str
@@ -37,6 +38,7 @@ class Answer:
     probability: float
     yes_probability: float | None = None
     unknown_words: tuple[str, ...] = ()
+    untaught_words: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -112,7 +114,7 @@ class Answerer:
         if not first.is_yes_no:
             return None
         p_yes = first.yes_probability
-        return Answer(question, first.text, max(p_yes, 1 - p_yes), p_yes, self.check_question(question))
+        return Answer(question, first.text, max(p_yes, 1 - p_yes), p_yes, **self.check_question(question))
 
     def stream(self, encoded: Any, question: str, timeout: float | None = None) -> Iterator[str | Answer]:
         """Generate an answer in words about one encoded image: yield its growing text, then the `Answer`.
@@ -137,8 +139,8 @@ class Answerer:
         finally:
             generated.cancel()  # if it has not started, there is no reader left
 
-    def _check_question(self, question: str) -> tuple[str, ...]:
-        """Return the words of a question that are not in the vocabulary.
+    def _check_question(self, question: str) -> dict[str, Any]:
+        """The fields of an `Answer` about words of the question: "unknown_words" and "untaught_words".
 
         Raises:
             ValueError: no word is known, or the question leaves no room for an answer.
@@ -151,7 +153,7 @@ class Answerer:
             raise ValueError(f"A question of {length} tokens leaves no room for an answer: both have at most {limit}.")
         if unknown and not any(token.isalnum() for token in tokenizer.convert_ids_to_tokens(ids)):
             raise ValueError(f"The model knows no word of the question {question!r}.")
-        return unknown
+        return {"unknown_words": unknown, "untaught_words": tuple(self.processor.untaught_words(question))}
 
     def _generate(self, encoded: Any, asked: Sequence[tuple[int, str]], streamer: Any = None) -> list[Answer]:
         """Generate the answer to each (image index, question)."""
@@ -159,6 +161,6 @@ class Answerer:
             return []
         found = generate_answers(self.model, self.processor, encoded, asked, streamer)
         return [
-            Answer(question, text, probability or 0.0, unknown_words=self.check_question(question))
+            Answer(question, text, probability or 0.0, **self.check_question(question))
             for (_, question), (text, probability) in zip(asked, found)
         ]

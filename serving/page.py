@@ -90,9 +90,11 @@ class Page:
         self.answerer, self.processor = answerer, answerer.processor
 
     def list_unknown_words(self, text: str) -> str:
-        """Return the words in the questions that the model ignores, as HTML."""
-        unknown = self.processor.unknown_words(text.strip())
-        return f"unknown words, ignored: {html.escape(', '.join(unknown))}" if unknown else ""
+        """Return the words in the questions that the model ignores, or was not taught, as HTML."""
+        unknown, untaught = self.processor.unknown_words(text.strip()), self.processor.untaught_words(text.strip())
+        notes = [f"unknown words, ignored: {html.escape(', '.join(unknown))}"] if unknown else []
+        notes += [f"words that the model was not taught: {html.escape(', '.join(untaught))}"] if untaught else []
+        return "<br>".join(notes)
 
     def encode(self, path: str | None, last: EncodedPicture | None) -> tuple[EncodedPicture, float]:
         """Return the encoded image, `last` if it is the same one, and the seconds that encoding took."""

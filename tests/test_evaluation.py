@@ -45,7 +45,7 @@ from traffic_vlm.evaluation.metrics import (
     fit_temperature,
     reliability,
 )
-from traffic_vlm.evaluation.predict import Prediction, perplexity, predict
+from traffic_vlm.evaluation.predict import Prediction, normalize, perplexity, predict
 from traffic_vlm.evaluation.report import Options, evaluate_model, quick_metrics
 from traffic_vlm.evaluation.robustness import agreement, corruptions, paraphrase, paraphrase_agreement
 from traffic_vlm.serving.answerer import Answerer
@@ -277,13 +277,13 @@ def test_evaluation_measures_what_serving_answers(model, model_folder, processor
     asked = [(row, i) for row in rows for i in range(len(row["questions"]))]
     assert len(found) == len(asked)
     for one, (row, i), answer in zip(found, asked, [answer for answers in served for answer in answers]):
-        assert (one.question, one.answer) == (row["questions"][i], row["answers"][i])
+        assert (one.question, [one.answer]) == (row["questions"][i], normalize(processor, [row["answers"][i]]))
         assert (one.question_type, one.category, one.question_id) == tuple(row[name][i] for name in LISTS[2:])
         assert (one.source, one.image_id) == (row["source"], row["image_id"])
         assert one.text == answer.answer
         if answer.yes_probability is not None:
             assert one.probability == pytest.approx(answer.yes_probability, abs=1e-5)
-    assert 10 < sum(one.text in ("yes", "no") for one in found) < len(found) - 10
+    assert 5 < sum(one.text in ("yes", "no") for one in found) < len(found) - 5
 
 
 def test_the_ground_truth_does_not_decide_how_a_question_is_asked(model, processor, rows):
@@ -403,7 +403,7 @@ def test_agreement_by_hand(model, processor, rows):
     assert (
         by_question_type["all"]["pairs"]
         == sum(one["pairs"] for question_type, one in by_question_type.items() if question_type != "all")
-        > 50
+        > 30
     )
 
 

@@ -31,6 +31,7 @@ from .head import QueryHead, add_training_head, load_training_head, save_trainin
 from .options import DataOptions, ModelOptions, check_arguments, check_options
 from .tower import is_tower_folder, load_tower
 from .trainer import LOSSES, FreezeTower, RefuseBrokenGradients, StartEpoch, TrafficTrainer, freeze_blocks, unwrap
+from .word_counts import COUNTS_FILE, SaveWordCounts, WordCounter
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -282,7 +283,9 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     loss_weights = {name: getattr(data_options, f"{name}_weight") for name in LOSSES}
     if model_options.lora_rank:
         loss_weights["presence"] = 0.0  # it would train tower and head, which LoRA leaves as they are
-    callbacks: list[Any] = [StartEpoch(mixture, collator), RefuseBrokenGradients()]
+    counter = WordCounter(processor.tokenizer, processor.taught_words)
+    processor.taught_words = None  # words are being taught: none is refused
+    callbacks: list[Any] = [StartEpoch(mixture, collator), RefuseBrokenGradients(), SaveWordCounts(counter)]
     if model_options.thaw_after_epochs is not None:
         callbacks.append(FreezeTower(model_options.thaw_after_epochs, model_options.freeze_blocks))
     trainer = TrafficTrainer(
@@ -293,16 +296,20 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         eval_dataset=eval_rows,
         loss_weights=loss_weights,
         evaluator=lambda model, rows: quick_metrics(model, processor, rows, arguments.per_device_eval_batch_size),
+        word_counter=counter,
         processing_class=processor,
         callbacks=callbacks,
     )
     checkpoint = arguments.resume_from_checkpoint or last_checkpoint(folder)
     if checkpoint and arguments.should_log:
         print(f"resuming from {checkpoint}")
+    if checkpoint and (Path(checkpoint) / COUNTS_FILE).is_file():  # absent: a run of version 0.1
+        counter.load(Path(checkpoint) / COUNTS_FILE)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if trainer.is_world_process_zero():
         finished = trainer.accelerator.unwrap_model(trainer.model)
         finished = finished.merge_and_unload() if model_options.lora_rank else finished
+        processor.taught_words = counter.taught_words()
         save_folder(finished, processor, folder)
         final = final_figures(trainer.state, arguments.load_best_model_at_end)
         base, datasets = model_options.model_name_or_path, data_options.train_dataset
