@@ -423,8 +423,9 @@ def test_auxiliary_losses_are_divided_by_the_number_of_accumulated_passes(start,
     model = prepare_model(ModelOptions(model_name_or_path=str(start)), DataOptions(), processes=1)[0].eval()
     batch = SupervisedCollator(processor, 8, grid=(4, 4), paraphrases=2)(rows)
     batch["pixel_values"] = torch.nn.functional.interpolate(batch["pixel_values"], (64, 64))
-    pairs = batch["agreement_pairs"]
-    batch["agreement_pairs"] = torch.cat([pairs, pairs[:, [2, 3, 0, 1, 4]]])  # in one direction there is a loss
+    (row, column), (other, another) = ((batch["labels"] == 4) | (batch["labels"] == 5)).nonzero()[:2].tolist()
+    ends = (row, column - 1, other, another - 1)  # as if each implied the other: in one direction there is a loss
+    batch["agreement_pairs"] = torch.tensor([(*ends, 0), (*ends[2:], *ends[:2], 0)])
 
     def loss(passes: int, **loss_weights: float) -> float:
         arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
