@@ -26,7 +26,8 @@ VALUES_OF_TYPE: dict[str, tuple[str, ...]] = {
     "color": COLORS,
     **{name.replace(" ", "_"): values for name, values in SCENE_ATTRIBUTES.items()},
 }
-NUMBER, ANY_WORDS = r"\d+", r"[\w' -]+"
+NUMBER = r"\d+"
+ANY_WORDS = r"[\w' -]+"  # for slots and values that are not listed here
 
 
 @lru_cache(maxsize=4096)  # the same questions are usually asked about many images

@@ -6,8 +6,8 @@ Threshold: balanced accuracy (the mean of the fractions of yes and of no that ar
 0.02, ..., 0.99. Of all thresholds within one standard error of the best, the one closest to 0.5 is taken: with few
 questions the best one is chance.
 
-Band: it begins where answers no become less accurate than a target, and ends where answers yes reach it; in these
-accuracies one more right and one more wrong answer are counted, so that a few right answers are not enough.
+Band: below it the answers no, and above it the answers yes, reach a target accuracy. Each of the two accuracies counts
+one more right and one more wrong answer than there are, so that a few right answers are not enough.
 
 Accuracies and precision depend on how often yes is true. The questions of scripts/make_dataset.py have about as many
 yes as no; where yes is rarer, precision is lower.
@@ -65,7 +65,7 @@ def fit_operating_point(
     if min(len(yes), len(no)) < MIN_ANSWERS:
         return None
     threshold = _choose_threshold(yes, no)
-    right, wrong = _count_from(yes, threshold), _count_from(no, threshold)
+    right, wrong = int((yes >= threshold).sum()), int((no >= threshold).sum())
     return OperatingPoint(
         threshold,
         _choose_band(yes, no, threshold, target_accuracy),
@@ -74,11 +74,6 @@ def fit_operating_point(
         yes=len(yes),
         no=len(no),
     )
-
-
-def _count_from(values: np.ndarray, limit: float) -> int:
-    """How many of the sorted values are at least `limit`."""
-    return len(values) - int(np.searchsorted(values, limit))
 
 
 def _choose_threshold(yes: np.ndarray, no: np.ndarray) -> float:
@@ -98,15 +93,18 @@ def _choose_band(
     yes: np.ndarray, no: np.ndarray, threshold: float, target_accuracy: float
 ) -> tuple[float, float] | None:
     """The smallest band, in steps of 0.01; a side that never reaches the target reaches to 0 or 1."""
-    high = threshold
-    right, wrong = _count_from(yes, high), _count_from(no, high)
-    while (right + 1) / (right + wrong + 2) < target_accuracy and high < 1:
-        high = round(high + 0.01, 2)
-        # Values at the end of the band belong to it.
-        right, wrong = (int((values > high).sum()) for values in (yes, no))
-    low = threshold
-    right, wrong = (int((values < low).sum()) for values in (no, yes))
-    while (right + 1) / (right + wrong + 2) < target_accuracy and low > 0:
-        low = round(low - 0.01, 2)
-        right, wrong = (int((values < low).sum()) for values in (no, yes))
-    return None if low == high else (low, high)
+    below = _band_width(threshold - no[no < threshold], threshold - yes[yes < threshold], target_accuracy)
+    above = _band_width(yes[yes >= threshold] - threshold, no[no >= threshold] - threshold, target_accuracy)
+    if below == above == 0:
+        return None
+    return round(max(0.0, threshold - below), 2), round(min(1.0, threshold + above), 2)
+
+
+def _band_width(right: np.ndarray, wrong: np.ndarray, target_accuracy: float) -> float:
+    """How far the band reaches to one side; `right` and `wrong` are distances of its answers to the threshold."""
+    for width in np.arange(100) / 100:
+        # Answers at the end of a band belong to it; the tolerance is for rounding.
+        counts = [int((values > width + 1e-9).sum()) if width else len(values) for values in (right, wrong)]
+        if (counts[0] + 1) / (sum(counts) + 2) >= target_accuracy:
+            return float(width)
+    return 1.0

@@ -1,6 +1,7 @@
 """Operating points: the question type of a text, thresholds.json, the fit against closed forms, and answers."""
 
 import json
+import pickle
 import random
 from dataclasses import replace
 
@@ -60,6 +61,7 @@ POINTS = OperatingPoints(
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path):
+    assert pickle.loads(pickle.dumps(POINTS)) == POINTS  # Ray sends it to other machines
     (tmp_path / "a.json").write_text(json.dumps(POINTS.to_dict()))
     points = load_operating_points(tmp_path / "a.json")
     assert points == POINTS
