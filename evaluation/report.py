@@ -91,7 +91,12 @@ def quick_metrics(model: Any, processor: Any, rows: Rows, batch_size: int = 16) 
 
 
 def evaluate_model(
-    model: Any, processor: Any, rows: Rows, options: Options | None = None, train_rows: Rows | None = None
+    model: Any,
+    processor: Any,
+    rows: Rows,
+    options: Options | None = None,
+    train_rows: Rows | None = None,
+    predictions: list[Prediction] | None = None,
 ) -> dict[str, Any]:
     """Compute all metrics.
 
@@ -99,6 +104,7 @@ def evaluate_model(
         model, processor, rows: as for `predict`; rows have a length and can be indexed.
         options: on how many images.
         train_rows: rows for the mean image and the most frequent answers; by default `rows`.
+        predictions: those of `predict` for `rows`, if they are known.
 
     Returns:
         values for JSON: "images", "questions", "baselines", "yes_no", "words", "calibration", "perplexity",
@@ -117,7 +123,8 @@ def evaluate_model(
     baseline_rows = rows if train_rows is None else train_rows
     majority = Majority(without_images(baseline_rows), processor)
     average = mean_image(select_evenly(baseline_rows, MEAN_IMAGES), processor)
-    predictions = predict(model, processor, rows, **settings("questions"))
+    if predictions is None:
+        predictions = predict(model, processor, rows, **settings("questions"))
     if not predictions:
         raise ValueError(f"none of the {len(rows)} images has a question to evaluate")
     baseline = predict(model, processor, rows, image=average, **settings("mean image"))

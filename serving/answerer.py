@@ -3,7 +3,8 @@
     images → read → encode once → classify all questions in one packed pass ─┬─ yes or no: done, with P(yes)
                                                                              └─ other: generate the answer
 
-The rule is in `answering.py`, which evaluation shares.
+The rule is in `answering.py`, which evaluation shares. With operating points, the threshold between yes and no depends
+on the question type.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ import torch
 from transformers import TextIteratorStreamer
 
 from ..answering import FirstWord, first_words, generate_answers
+from ..operating_points import OperatingPoints
 from ..processing_traffic_vlm import QUESTION_END, TrafficVLMProcessor
 from ..utils import load_weights
 
@@ -31,6 +33,8 @@ class Answer:
         yes_probability: calibrated P(yes); None for an answer in words.
         unknown_words: words of the question that are not in the vocabulary; the model ignores them.
         untaught_words: words of the question that the model was not taught; it guesses what they mean.
+        not_sure: whether P(yes) lies in the band of its operating point; None for an answer in words, and without
+            operating points.
     """
 
     question: str
@@ -39,9 +43,18 @@ class Answer:
     yes_probability: float | None = None
     unknown_words: tuple[str, ...] = ()
     untaught_words: tuple[str, ...] = ()
+    not_sure: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """The fields for JSON; `not_sure` only if it is known."""
+        values = asdict(self)
+        if self.not_sure is None:
+            del values["not_sure"]
+        return values
+
+    def to_text(self) -> str:
+        """ "yes, 0.97" or "yes, 0.55, not sure" """
+        return f"{self.answer}, {self.probability:.2f}{', not sure' if self.not_sure else ''}"
 
 
 class Answerer:
@@ -51,6 +64,7 @@ class Answerer:
         folder: a model folder, or the name of a repository on the Hub.
         device: "cpu", "cuda", ...; by default a GPU if there is one.
         dtype: by default bfloat16 on a GPU and float32 on a CPU.
+        operating_points: thresholds on P(yes); by default the more likely of yes and no is the answer.
 
     Raises:
         OSError: no such model, or it has no weights.
@@ -58,7 +72,14 @@ class Answerer:
         RuntimeError: no such device.
     """
 
-    def __init__(self, folder: str | Path, device: str | None = None, dtype: torch.dtype | None = None):
+    def __init__(
+        self,
+        folder: str | Path,
+        device: str | None = None,
+        dtype: torch.dtype | None = None,
+        operating_points: OperatingPoints | None = None,
+    ):
+        self.operating_points = operating_points
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = dtype or (torch.float32 if self.device.type == "cpu" else torch.bfloat16)
         self.processor: Any = TrafficVLMProcessor.from_pretrained(str(folder))
@@ -113,8 +134,13 @@ class Answerer:
     def _to_answer(self, question: str, first: FirstWord) -> Answer | None:
         if not first.is_yes_no:
             return None
-        p_yes = first.yes_probability
-        return Answer(question, first.text, max(p_yes, 1 - p_yes), p_yes, **self.check_question(question))
+        p_yes, about = first.yes_probability, self.check_question(question)
+        if self.operating_points is None:
+            return Answer(question, first.text, max(p_yes, 1 - p_yes), p_yes, **about)
+        point = self.operating_points.of(question)
+        answer = point.answer(p_yes)
+        probability = p_yes if answer == "yes" else 1 - p_yes
+        return Answer(question, answer, probability, p_yes, **about, not_sure=point.is_unsure(p_yes))
 
     def stream(self, encoded: Any, question: str, timeout: float | None = None) -> Iterator[str | Answer]:
         """Generate an answer in words about one encoded image: yield its growing text, then the `Answer`.

@@ -74,9 +74,10 @@ def table(rows: Sequence[tuple[str, Answer | str | None, float | None]]) -> str:
         text = answer.answer if isinstance(answer, Answer) else answer or "…"
         p_yes = answer.yes_probability if isinstance(answer, Answer) else None
         meter = "" if p_yes is None else f'<meter value="{p_yes:.2f}" aria-label="P(yes)"></meter>{p_yes:.2f}'
+        unsure = ", not sure" if isinstance(answer, Answer) and answer.not_sure else ""
         took = "" if seconds is None else f"{1000 * seconds:.1f} ms"
         lines.append(
-            f"<tr><td>{html.escape(question)}</td><td><strong>{html.escape(text)}</strong></td>"
+            f"<tr><td>{html.escape(question)}</td><td><strong>{html.escape(text)}</strong>{unsure}</td>"
             f'<td class="number">{meter}</td><td class="number">{took}</td></tr>'
         )
     head = "<tr><th>question</th><th>answer</th><th>P(yes)</th><th>time</th></tr>"
