@@ -19,6 +19,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from traffic_vlm.evaluation.predict import Prediction, predict, write_prediction
 from traffic_vlm.evaluation.report import Options, evaluate_model
 from traffic_vlm.evaluation.thresholds import MIN_ANSWERS, fit_operating_points
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
+from traffic_vlm.taught_traffic_vlm import TAUGHT_FILE, TaughtWords
 from traffic_vlm.utils import DataError, atomic_write_text, load_weights, option_parser
 
 
@@ -57,6 +59,10 @@ class Arguments:
     int8: bool = field(default=False, metadata={"help": "with --exported: the graphs with int8 weights"})
     write_temperature: bool = field(
         default=False, metadata={"help": "write the fitted temperature of P(yes) to the model folder"}
+    )
+    write_taught_words: bool = field(
+        default=False,
+        metadata={"help": "write to taught_words.json of the model folder how much better than blind each word is"},
     )
 
     def __post_init__(self) -> None:
@@ -106,6 +112,8 @@ def evaluate(arguments: Arguments, options: Options) -> None:
         # Thresholds are for the model as it is now.
         predictions = [replace(one, probability=float(expit(one.logit_margin / temperature))) for one in predictions]
     write_thresholds(predictions, output_dir / "thresholds.json")
+    if arguments.write_taught_words:
+        write_word_gains(Path(arguments.model), processor.taught_words, report["trust"]["word_gains"])
 
 
 def print_summary(report: dict[str, Any]) -> None:
@@ -129,6 +137,15 @@ def write_thresholds(predictions: list[Prediction], path: Path) -> None:
         return
     atomic_write_text(path, json.dumps(points.to_dict(), indent=1, allow_nan=False))
     print(f"wrote {path}")
+
+
+def write_word_gains(folder: Path, taught: TaughtWords | None, gains: Mapping[str, Mapping[str, float]]) -> None:
+    """Add the measures of `word_gains` to the counts of the model folder."""
+    if taught is None:
+        raise DataError(f"--write_taught_words: {folder} has no {TAUGHT_FILE}; scripts/train.py counts the words")
+    words = {word: {**entry, **gains.get(word, {})} for word, entry in taught.words.items()}
+    atomic_write_text(folder / TAUGHT_FILE, TaughtWords(words).to_json())
+    print(f"wrote {folder / TAUGHT_FILE}")
 
 
 def write_temperature(folder: Path, temperature: float) -> None:

@@ -10,6 +10,7 @@ from tiny import ROOT
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.taught_traffic_vlm import TAUGHT_FILE, TaughtWords, is_content_word
 from traffic_vlm.training.word_counts import WordCounter
+from traffic_vlm.utils import DataError
 
 
 COUNTED = {"questions": 200, "images": 50, "yes": 100, "no": 100}
@@ -100,6 +101,21 @@ def test_words_are_counted_once_a_question_by_answer_and_image(tmp_path):
         assert "red" not in words  # an answer, not a word of a question
     resumed.add(batch)
     assert resumed.taught_words().words["car"]["questions"] == 9 and resumed.taught_words().words["car"]["images"] == 4
+
+
+def test_evaluation_writes_how_much_better_than_blind_each_word_is(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import evaluate
+
+    (tmp_path / TAUGHT_FILE).write_text(TaughtWords({"car": COUNTED, "bus": COUNTED}).to_json())
+    taught = TaughtWords.load(tmp_path / TAUGHT_FILE, ["car", "bus"])
+    evaluate.write_word_gains(
+        tmp_path, taught, {"car": {"gain": 0.2, "error": 0.05}, "van": {"gain": 0.1, "error": 0.1}}
+    )
+    after = TaughtWords.load(tmp_path / TAUGHT_FILE, ["car", "bus"])
+    assert (after.status("car"), after.status("bus"), after.status("van")) == ("taught", "unreliable", "untaught")
+    with pytest.raises(DataError, match=r"--write_taught_words: .* has no taught_words\.json"):
+        evaluate.write_word_gains(tmp_path, None, {})
 
 
 def test_content_words():
