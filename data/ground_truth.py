@@ -44,7 +44,7 @@ DEPTH_STEP = 0.08  # fraction of the height, between the lower edges of two obje
 
 MAX_COUNT = 10
 MAX_WORDS = 24  # in a description
-MAX_AHEAD = 4  # classes in an answer to "What is ahead?"
+MAX_LISTED = 4  # classes in an answer to "What is ahead?"
 # A sentence needs a class of each set labeled exhaustively: one that omits the cars or people of a street is wrong.
 REQUIRED_FOR_SENTENCES = ({"vehicle", "car"}, {"person", "pedestrian"})
 
@@ -389,17 +389,20 @@ class View:
         return (known if form == "what" else "yes" if value == known else "no"), ()
 
     def ahead(self, category: str, form: str) -> Found | None:
-        """ "a car and 2 trucks": the objects whose middle is in the center of a driver's view."""
+        return self.objects(category, "center") if self.driver else None
+
+    def objects(self, category: str, region: str) -> Found | None:
+        """ "a car and 2 trucks": the objects whose middle is in a third of the image."""
         parts = []
         for name, clear, unclear in self._things():
             sides = [seen.third() for seen in clear]
-            number = sides.count("center")
-            if not self.driver or (number == 0 and None in sides):
+            number = sides.count(region)
+            if number == 0 and None in sides:
                 return None
             if number:
-                is_exact = None not in sides and not any(seen.at("center") is not False for seen in unclear)
+                is_exact = None not in sides and not any(seen.at(region) is not False for seen in unclear)
                 parts.append(amount(number, name, is_exact=is_exact and number <= MAX_COUNT))
-        return (enumeration(parts), ()) if 0 < len(parts) <= MAX_AHEAD else None
+        return (enumeration(parts), ()) if 0 < len(parts) <= MAX_LISTED else None
 
     def description(self, category: str, form: str) -> Found | None:
         """ "a red car and 2 pedestrians on the left, a bus in the center": all objects, as precisely as is known."""
@@ -452,6 +455,7 @@ _METHODS: dict[str, Callable[..., Found | None]] = {
     "time_of_day": View.scene_attribute,
     "view": View.scene_attribute,
     "ahead": View.ahead,
+    "objects": View.objects,
     "description": View.description,
 }
 

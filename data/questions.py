@@ -37,6 +37,7 @@ QUESTION_TYPE_WEIGHTS = {
     "time_of_day": 1.0,
     "view": 0.5,
     "ahead": 1.0,
+    "objects": 1.0,
     "description": 0.5,
 }
 QUESTION_TYPES = tuple(QUESTION_TYPE_WEIGHTS)
@@ -246,6 +247,8 @@ def _keys(view: View, question_type: str, rng: random.Random | None = None) -> S
         return _scene_attribute_keys(view, question_type, rng)
     if question_type in ("ahead", "description"):
         return ((question_type, "scene", "what"),)
+    if question_type == "objects":
+        return tuple((question_type, "scene", third) for third in THIRDS)
     return _KEYS[question_type](view, rng)
 
 

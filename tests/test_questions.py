@@ -289,6 +289,9 @@ CHECKS = {
     "traffic_density": check_scene_attribute,
     "road_type": check_scene_attribute,
     "ahead": lambda scene, category, answer, form: check_sentence(scene, category, f"{answer} in the center", form),
+    "objects": lambda scene, category, answer, side: check_sentence(
+        scene, category, f"{answer} {'in' if side == 'center' else 'on'} the {side}", side
+    ),
     "description": check_sentence,
 }
 
@@ -342,7 +345,7 @@ def test_knowing_less_removes_questions_and_changes_no_answer(scene, rng):
     less = answers(replace(scene, exhaustive=fewer, scene_attributes=scene_attributes, attributed={}))
     more = answers(scene)
     for question_id, answer in less.items():
-        if question_id.split("/")[0] not in ("ahead", "description"):
+        if question_id.split("/")[0] not in ("ahead", "objects", "description"):
             assert more[question_id] == answer
 
 
@@ -731,7 +734,7 @@ def test_answers_survive_tokenization(category):
 @settings(max_examples=50, deadline=None)
 def test_descriptions_survive_tokenization(scene):
     for truth in enumerate_questions(scene):
-        if truth.question_type in ("ahead", "description"):
+        if truth.question_type in ("ahead", "objects", "description"):
             ids = TOKENIZER(truth.answer, add_special_tokens=False)["input_ids"]
             assert TOKENIZER.decode(ids) == truth.answer
 
@@ -755,7 +758,8 @@ def test_each_question_id_has_several_paraphrases_of_its_own(scene, rng):
 
 
 def test_every_question_type_has_a_template_with_please():
-    for texts in TEMPLATES.values():
+    for question_type in QUESTION_TYPES:
+        texts = [text for key, templates in TEMPLATES.items() if key[0] == question_type for text in templates]
         assert any("please" in text.lower() for text in texts)
 
 
