@@ -18,9 +18,13 @@ import torch
 from transformers import TextIteratorStreamer
 
 from ..answering import FirstWord, first_words, generate_answers
+from ..data.ground_truth import NONE
 from ..operating_points import OperatingPoints
 from ..processing_traffic_vlm import QUESTION_END, TrafficVLMProcessor
 from ..utils import load_weights
+
+
+SHOWN = {NONE: "none seen"}  # an answer of the model: how it is shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +191,6 @@ class Answerer:
             return []
         found = generate_answers(self.model, self.processor, encoded, asked, streamer)
         return [
-            Answer(question, text, probability or 0.0, **self.check_question(question))
+            Answer(question, SHOWN.get(text, text), probability or 0.0, **self.check_question(question))
             for (_, question), (text, probability) in zip(asked, found)
         ]

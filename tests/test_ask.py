@@ -14,8 +14,10 @@ from transformers.utils import logging
 
 from tiny import ROOT, save_folder, tiny_model, yes_no_model
 from traffic_vlm.data.synthetic import render
+from traffic_vlm.serving import answerer as answerer_module
 from traffic_vlm.serving.answerer import Answerer
 from traffic_vlm.serving.overlay import asked_word, draw_overlay, heat_over
+from traffic_vlm.taught_traffic_vlm import TaughtWords
 
 
 QUESTIONS = ["Is there a car?", "What color is the traffic light?", "Please describe the scene.", "Is it raining?"]
@@ -70,6 +72,16 @@ def test_words_are_those_of_generate(answerer, picture):
             assert answer.yes_probability == pytest.approx(float(probability), abs=1e-4)
             assert answer.answer == ("yes" if probability >= 0.5 else "no") == text.split()[0]
     assert any(answer.yes_probability is None for answer in answers)
+
+
+def test_nothing_there_is_shown_in_words_and_untaught_words_are_named(answerer, picture, monkeypatch):
+    monkeypatch.setattr(answerer_module, "generate_answers", lambda *args: [("none", 0.9)])
+    monkeypatch.setattr(answerer.processor, "taught_words", TaughtWords({}))
+    answerer.check_question.cache_clear()
+    [answer] = answerer._generate(None, [(0, "What color is the bus?")])
+    answerer.check_question.cache_clear()
+    assert (answer.answer, answer.probability) == ("none seen", 0.9)
+    assert answer.untaught_words == ("color", "bus") == tuple(answer.to_dict()["untaught_words"])
 
 
 def test_one_encoding_serves_all_questions(answerer, picture):
