@@ -24,6 +24,7 @@ from ..modeling_traffic_vlm import (
     TrafficVLMRMSNorm,
 )
 from ..processing_traffic_vlm import TrafficVLMProcessor
+from ..tokenization_traffic_vlm import TrafficVLMTokenizer
 from ..utils import atomic_write_text, load_weights
 from .card import write_card
 from .collator import SupervisedCollator
@@ -31,6 +32,7 @@ from .head import QueryHead, add_training_head, load_training_head, save_trainin
 from .options import DataOptions, ModelOptions, check_arguments, check_options
 from .tower import is_tower_folder, load_tower
 from .trainer import LOSSES, FreezeTower, RefuseBrokenGradients, StartEpoch, TrafficTrainer, freeze_blocks, unwrap
+from .words import TAUGHT_FILE, add_words, read_taught_words, renamed_counts
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,16 +70,22 @@ def hold_back(datasets: list[Any]) -> tuple[list[Any], list[Any]]:
     return kept, held
 
 
+def own_questions(rows: Any) -> list[tuple[str, str]]:
+    """The different questions of a dataset with their answers; [] if they come from our templates."""
+    if "scene" in getattr(rows, "column_names", ("scene",)):
+        return []
+    texts = rows.select_columns(["questions", "answers"])
+    return list({pair: None for row in texts for pair in zip(row["questions"], row["answers"])})
+
+
 def check_rows(rows: Any, processor: Any) -> None:
     """Raise a ValueError if a dataset's own questions have unknown words, or are empty or too long."""
-    if "scene" in getattr(rows, "column_names", ("scene",)):
-        return  # its questions come from our templates
-    texts = rows.select_columns(["questions", "answers"])
-    pairs = list({pair: None for row in texts for pair in zip(row["questions"], row["answers"])})
-    if unknown := processor.unknown_words(sorted({text for pair in pairs for text in pair})):
+    pairs = own_questions(rows)
+    texts = sorted({text for pair in pairs for text in pair})
+    if texts and (unknown := processor.unknown_words(texts)):
         raise ValueError(
             f"{len(unknown)} words of the questions and answers are not among the 500 of the vocabulary: "
-            f"{', '.join(unknown[:20])}"
+            f"{', '.join(unknown[:20])}. --add_words {' '.join(unknown[:20])} teaches them in place of others"
         )
     if pairs:  # the processor rejects empty and long questions: now, rather than in the middle of an epoch
         questions, answers = zip(*pairs)
@@ -223,10 +231,36 @@ def prepare_model(model_options: ModelOptions, data_options: DataOptions, proces
     return model, processor
 
 
-def prepare_rows(processor: Any, options: DataOptions, arguments: TrainingArguments) -> tuple[Mixture, Any]:
-    """The rows to train on, and those to evaluate on (None without evaluation)."""
+def open_rows(options: DataOptions, arguments: TrainingArguments) -> tuple[list[Any], list[Any]]:
+    """The datasets to train on, and those to evaluate on."""
     rows = open_datasets(options.train_dataset, prefer="train")
-    held = open_datasets(options.eval_dataset) if arguments.eval_strategy != "no" else []
+    return rows, open_datasets(options.eval_dataset) if arguments.eval_strategy != "no" else []
+
+
+def prepare_words(
+    model: Any, tokenizer: Any, options: ModelOptions, datasets: list[Any], checkpoint: Path | str | None
+) -> Any:
+    """The tokenizer with the words of --add_words, and their rows in the model; or the tokenizer of a checkpoint."""
+    if not options.add_words:
+        return tokenizer
+    if checkpoint:  # its weights are loaded later, and belong to its words
+        return TrafficVLMTokenizer.from_pretrained(str(checkpoint))
+    taught = read_taught_words(options.model_name_or_path) if options.model_name_or_path else None
+    texts = {text for dataset in datasets for pair in own_questions(dataset) for text in pair}
+    return add_words(model, tokenizer, options.add_words, taught, texts)
+
+
+def save_counts(folder: Path, base: str | None, tokenizer: Any) -> None:
+    """Write the counts of taught words, if the weights to start from have them, with the words of --add_words."""
+    if base and (taught := read_taught_words(base)):
+        counts = renamed_counts(taught, tokenizer.added_words)
+        atomic_write_text(folder / TAUGHT_FILE, json.dumps(counts, indent=1))
+
+
+def prepare_rows(
+    processor: Any, rows: list[Any], held: list[Any], options: DataOptions, arguments: TrainingArguments
+) -> tuple[Mixture, Any]:
+    """The rows to train on, and those to evaluate on (None without evaluation), from the datasets of `open_rows`."""
     for dataset in (*rows, *held):
         check_rows(dataset, processor)
     eval_rows = None
@@ -269,7 +303,10 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     arguments.eval_on_start = arguments.eval_strategy != "no"  # a baseline for later evaluations
     model, processor = prepare_model(model_options, data_options, arguments.world_size)
     vision = model.config.vision_config
-    mixture, eval_rows = prepare_rows(processor, data_options, arguments)
+    checkpoint = arguments.resume_from_checkpoint or last_checkpoint(folder)
+    rows, held = open_rows(data_options, arguments)
+    processor.tokenizer = prepare_words(unwrap(model), processor.tokenizer, model_options, [*rows, *held], checkpoint)
+    mixture, eval_rows = prepare_rows(processor, rows, held, data_options, arguments)
     num_questions = data_options.questions_per_image
     collator = SupervisedCollator(
         processor,
@@ -296,7 +333,6 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         processing_class=processor,
         callbacks=callbacks,
     )
-    checkpoint = arguments.resume_from_checkpoint or last_checkpoint(folder)
     if checkpoint and arguments.should_log:
         print(f"resuming from {checkpoint}")
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -304,6 +340,8 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         finished = trainer.accelerator.unwrap_model(trainer.model)
         finished = finished.merge_and_unload() if model_options.lora_rank else finished
         save_folder(finished, processor, folder)
+        if model_options.add_words:
+            save_counts(folder, model_options.model_name_or_path, processor.tokenizer)
         final = final_figures(trainer.state, arguments.load_best_model_at_end)
         base, datasets = model_options.model_name_or_path, data_options.train_dataset
         write_card(folder, base, datasets, trainer.state.global_step, final)
