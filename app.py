@@ -21,6 +21,7 @@ class Options:
     model: str = field(
         default=os.environ.get("MODEL", str(ROOT)), metadata={"help": "model folder, or the name of a repository"}
     )
+    thresholds: Path | None = field(default=None, metadata={"help": "thresholds.json of scripts/evaluate.py"})
 
 
 def find_package() -> None:
@@ -38,6 +39,7 @@ def main() -> None:
 
     [options] = option_parser([Options], __doc__).parse_args_into_dataclasses()
     try:
+        from traffic_vlm.operating_points import load_operating_points
         from traffic_vlm.serving.answerer import Answerer
         from traffic_vlm.serving.page import build_page, launch
     except ModuleNotFoundError as error:
@@ -46,7 +48,8 @@ def main() -> None:
         sys.exit('the page needs gradio: pip install "traffic_vlm[demo]"')
     examples = sorted((ROOT / "docs").glob("example*.jpg"))
     try:
-        answerer = Answerer(options.model)
+        points = load_operating_points(options.thresholds) if options.thresholds else None
+        answerer = Answerer(options.model, operating_points=points)
     except (OSError, ValueError) as error:
         sys.exit(str(error))
     launch(build_page(answerer, examples), examples)

@@ -24,8 +24,10 @@ import torch
 from transformers import BatchFeature
 from transformers.image_processing_utils import get_size_dict
 from transformers.processing_utils import ImagesKwargs, ProcessingKwargs, ProcessorMixin, TextKwargs
+from transformers.utils import cached_file, logging
 
 from .images_traffic_vlm import to_rgb
+from .taught_traffic_vlm import TAUGHT_FILE, TaughtWords
 from .tokenization_traffic_vlm import TrafficVLMTokenizer
 
 
@@ -57,6 +59,9 @@ DECISION_TEMPLATE = """\
 {{- bos_token ~ " " ~ (found.words | join(" ")).rstrip(" .?!…。？！") ~ " ?" -}}
 """
 
+logger = logging.get_logger(__name__)
+
+HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 MAX_WIDTH = 1_000_000  # tokens of a padded row; a wider row is a mistake and would exhaust the memory
 ROW_TOKENS = 512  # of a packed row. Attention costs L²; with a limit, the cost grows linearly with the questions
 NOT_YES_NO = "not a yes/no question"  # the problem that `post_process_yes_no` reports
@@ -292,7 +297,12 @@ class TrafficVLMProcessor(ProcessorMixin):
         image_processor: an image processor of transformers that returns pixels [I,3,224,224].
         tokenizer: the `TrafficVLMTokenizer`.
         chat_template: a Jinja template; by default it makes a prompt of the last user message's text.
+
+    Attributes:
+        taught_words: which words the weights of the folder were taught; None if the folder does not tell.
     """
+
+    taught_words: TaughtWords | None = None
 
     def __init__(self, image_processor: Any, tokenizer: Any, chat_template: str | None = None, **kwargs: Any):
         super().__init__(image_processor, tokenizer, chat_template=chat_template or CHAT_TEMPLATE, **kwargs)
@@ -308,6 +318,36 @@ class TrafficVLMProcessor(ProcessorMixin):
     ) -> TrafficVLMTokenizer:
         # Use the class imported above, so that loading the tokenizer runs no further code from the folder.
         return TrafficVLMTokenizer.from_pretrained(pretrained_model_name_or_path, subfolder=subfolder, **kwargs)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any) -> "TrafficVLMProcessor":
+        """As in the library; also loads `taught_words.json`, if the folder has it.
+
+        Raises:
+            ValueError: that file is damaged, or counts words that are not in the vocabulary.
+        """
+        processor: Any = super().from_pretrained(pretrained_model_name_or_path, **kwargs)
+        path = cached_file(
+            str(pretrained_model_name_or_path),
+            TAUGHT_FILE,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+            **{name: kwargs[name] for name in HUB_OPTIONS if kwargs.get(name) is not None},
+        )
+        if path is not None:
+            processor.taught_words = TaughtWords.load(path, processor.tokenizer.get_vocab())
+        else:
+            logger.warning_once(
+                f"{pretrained_model_name_or_path} has no {TAUGHT_FILE}: it is unknown which words its weights were "
+                "taught, and answers to questions with other words are guesses."
+            )
+        return processor
+
+    def to_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """As in the library, without `taught_words`, which has a file of its own."""
+        fields = super().to_dict(*args, **kwargs)
+        fields.pop("taught_words", None)
+        return fields
 
     @property
     def model_input_names(self) -> list[str]:
@@ -337,7 +377,8 @@ class TrafficVLMProcessor(ProcessorMixin):
             packed: whether a row holds several questions about one image.
             row_tokens: maximum number of tokens of a packed row; an image with more gets several rows. "fit" reorders
                 the questions of an image into rows with the fewest tokens in total, for training.
-            on_unknown: "warn", "raise" or "ignore" if words are not in the vocabulary.
+            on_unknown: "warn", "raise" or "ignore" if words are not in the vocabulary, or not taught (see
+                `untaught_words`).
             return_tensors: "pt", "np", or None for lists.
             kwargs: ``truncation=True`` shortens questions longer than ``max_length`` (at most
                 ``tokenizer.model_max_length``) instead of raising; ``padding`` (by default True if tensors are
@@ -460,6 +501,8 @@ class TrafficVLMProcessor(ProcessorMixin):
                 raise ValueError(f"`{name}` has an empty string: {value!r}; expected words")
         if on_unknown != "ignore" and any(tokenizer.unk_token_id in words for words in ids):
             self._report_unknown(questions + answers, on_unknown)
+        if on_unknown != "ignore" and (untaught := self._find_untaught(ids[: len(typed)])):
+            self._report(f"words that the model was not taught: {', '.join(map(repr, untaught))}", on_unknown)
 
         longest = min(tokenizer.model_max_length, options.get("max_length") or math.inf)
         start, end = [tokenizer.bos_token_id], [tokenizer.convert_tokens_to_ids("?")]
@@ -522,10 +565,30 @@ class TrafficVLMProcessor(ProcessorMixin):
         return data
 
     def _report_unknown(self, texts: list[str], on_unknown: str) -> None:
-        message = "words that are not in the vocabulary: " + ", ".join(map(repr, self._find_unknown(texts)))
+        words = ", ".join(map(repr, self._find_unknown(texts)))
+        reading = "" if on_unknown == "raise" else f"; the model reads them as {self.tokenizer.unk_token}"
+        self._report(f"words that are not in the vocabulary: {words}{reading}", on_unknown)
+
+    def _report(self, message: str, on_unknown: str) -> None:
         if on_unknown == "raise":
             raise ValueError(message)
-        warnings.warn(f"{message}; the model reads them as {self.tokenizer.unk_token}", UserWarning, stacklevel=4)
+        warnings.warn(message, UserWarning, stacklevel=5)
+
+    def _find_untaught(self, ids: list[list[int]]) -> list[str]:
+        if self.taught_words is None:
+            return []
+        words = self.tokenizer.convert_ids_to_tokens(list(dict.fromkeys(id for row in ids for id in row)))
+        return [word for word in words if not self.taught_words.is_taught(word)]
+
+    def untaught_words(self, text: str | Sequence[str]) -> list[str]:
+        """Words of the vocabulary that the model was not taught, or not reliably, each once, in order of appearance.
+
+        Empty if `taught_words` is None: nothing is known then.
+        """
+        if self.taught_words is None or not text:
+            return []
+        rows = _rows(text, "text")
+        return self._find_untaught(self._tokenize([self._question_words(item) for row in rows for item in row]))
 
     def _find_unknown(self, texts: list[str]) -> list[str]:
         found: dict[str, str] = {}
@@ -564,12 +627,13 @@ class TrafficVLMProcessor(ProcessorMixin):
         Returns:
             per image, a list of ``{"question", "answer", "probability"}``. The probability is P(yes) for both
             answers: "no" with 0.1 means that "no" has probability 0.9. A question that by `is_yes_no_question` asks
-            for words has answer and probability None, and ``"problem": "not a yes/no question"``.
+            for words has answer and probability None, and ``"problem": "not a yes/no question"``. A question with
+            words that the model was not taught also has ``"untaught_words"``.
         """
         rows = _rows(text, "text")
         if len(rows) != len(probabilities):
             raise ValueError(f"`text` is about {len(rows)} images, but `probabilities` is for {len(probabilities)}")
-        results = []
+        results: list[list[dict[str, Any]]] = []
         for image, (questions, scores) in enumerate(zip(rows, probabilities)):
             values = torch.as_tensor(scores, dtype=torch.float64).flatten().tolist()
             if len(values) != len(questions):
@@ -578,6 +642,9 @@ class TrafficVLMProcessor(ProcessorMixin):
                 if not 0.0 <= value <= 1.0:
                     raise ValueError(f"image {image} has a P(yes) of {value}; expected 0..1")
             results.append([_yes_no_item(question, value, threshold) for question, value in zip(questions, values)])
+            for item in results[-1]:
+                if untaught := self.untaught_words(item["question"]):
+                    item["untaught_words"] = untaught
         return results
 
     def post_process_image_text_to_text(
@@ -599,6 +666,8 @@ class TrafficVLMProcessor(ProcessorMixin):
         """As in the library; also saves the template of the ``decision`` pipeline."""
         files = super().save_pretrained(str(save_directory))
         (Path(save_directory) / "decision_template.jinja").write_text(DECISION_TEMPLATE, encoding="utf-8")
+        if self.taught_words is not None:
+            (Path(save_directory) / TAUGHT_FILE).write_text(self.taught_words.to_json(), encoding="utf-8")
         if push_to_hub:
             self.push_to_hub(kwargs.pop("repo_id", None) or Path(save_directory).name, **kwargs)
         return files

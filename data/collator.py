@@ -9,8 +9,8 @@ counts match the image that the model sees. Changes of light keep the names of c
 import io
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from PIL import Image, ImageFilter
 
 from ..images_traffic_vlm import to_rgb
 from ..processing_traffic_vlm import ROW_TOKENS
+from .ground_truth import NONE
 from .questions import QUESTION_TYPES, Balancer, Question, ask
 from .scene import Scene
 
@@ -90,6 +91,8 @@ class Prepared:
     image: Image.Image
     questions: list[Question]
     scene: Scene | None
+    source: str = ""
+    image_id: str = ""
 
 
 @dataclass
@@ -115,7 +118,7 @@ class TrafficCollator:
     Balancers exist as long as their worker.
     """
 
-    processor: Callable[..., Any]
+    processor: Any
     questions_per_image: int = 16
     question_types: Sequence[str] = QUESTION_TYPES
     training: bool = True
@@ -135,7 +138,12 @@ class TrafficCollator:
         prepared = [self._with_new_questions(row, rng) for row in rows] if self.training else []
         if not any(item.questions for item in prepared):
             prepared = [self._with_stored_questions(row, rng) for row in rows]
-        prepared = [item for item in prepared if item.questions]
+        named = zip(rows, prepared)
+        prepared = [
+            replace(item, source=str(row.get("source", "")), image_id=str(row.get("image_id", "")))
+            for row, item in named
+            if item.questions
+        ]
         if not prepared:
             raise ValueError(f"none of the {len(rows)} images of this batch has a question or a scene to ask about")
         batch = self.processor(
@@ -161,6 +169,11 @@ class TrafficCollator:
             self.rng = random.Random(f"{self.seed}/{self.epoch}/{0 if worker is None else worker.seed}")
         return self.rng
 
+    @property
+    def knows_none(self) -> bool:
+        """Whether the vocabulary has the word "none", the answer to questions about objects that are not there."""
+        return NONE in self.processor.tokenizer.get_vocab()
+
     def finish(self, batch: dict[str, torch.Tensor], prepared: list[Prepared]) -> dict[str, torch.Tensor]:
         """Hook for subclasses that add tensors to the batch."""
         return batch
@@ -179,19 +192,21 @@ class TrafficCollator:
 
     def ask(self, scene: Scene, rng: random.Random) -> list[Question]:
         """At most `questions_per_image` questions, balanced within the source."""
-        return ask(scene, rng, self.questions_per_image, self.balancers[scene.source], self.question_types)
+        balancer = self.balancers[scene.source]
+        return ask(scene, rng, self.questions_per_image, balancer, self.question_types, self.knows_none)
 
     def _with_stored_questions(self, row: dict[str, Any], rng: random.Random) -> Prepared:
         """An image with the questions of its row, or else with questions from its scene; in training, in new light."""
         image, count = to_rgb(row["image"]), self.questions_per_image
         scene = Scene.from_json(row["scene"]) if row.get("scene") else None
         pairs = zip(row.get("questions") or (), row.get("answers") or ())
-        questions = [Question(text, answer, "", "", "") for text, answer in pairs]
+        known = (pair for pair in pairs if pair[1] != NONE or self.knows_none)
+        questions = [Question(text, answer, "", "", "") for text, answer in known]
         if self.training and len(questions) > count:
             questions = rng.sample(questions, count)
         questions = questions[:count]
         if not questions and scene is not None:
             # Without training the questions depend only on the row, so that they are the same each time.
             row_rng = rng if self.training else random.Random(f"{self.seed}/{row['scene']}")
-            questions = ask(scene, row_rng, count, question_types=self.question_types)
+            questions = ask(scene, row_rng, count, None, self.question_types, self.knows_none)
         return Prepared(change_light(image, rng) if self.training else image, questions, scene)

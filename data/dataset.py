@@ -15,7 +15,7 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from .folders import LISTS
 from .formats import Problems, Record, check_sources, load_mapping, read_source
 from .questions import Balancer, Question, ask, rebalance
 from .scene import Scene
+from .scene_labels import read_scene_labels, with_scene_labels
 from .synthetic import render
 
 
@@ -64,6 +65,9 @@ class DatasetOptions:
     source: list[str] = field(
         default_factory=lambda: ["synthetic"],
         metadata={"help": "synthetic, or NAME=FOLDER with the name or path of a mapping file"},
+    )
+    scene_labels: Path | None = field(
+        default=None, metadata={"help": "folder of scene labels: a file FOLDER.jsonl for the folder of each source"}
     )
     num_images: int = field(default=1000, metadata={"help": "number of synthetic images"})
     split: str = field(default="train", metadata={"help": "split of the sources, and of the dataset"})
@@ -122,7 +126,10 @@ def read_items(options: DatasetOptions, problems: Problems) -> dict[str, list[It
     items: dict[str, list[Item]] = {}
     for source, (name, _, folder) in parts.items():
         if folder:
-            items[source] = list(read_source(folder, mappings[name], options.split, problems))
+            records = list(read_source(folder, mappings[name], options.split, problems))
+            if options.scene_labels is not None:
+                records = add_scene_labels(records, Path(folder), options.scene_labels, problems)
+            items[source] = list(records)
         elif name == "synthetic":
             offset = 0 if options.split == "train" else (1 + zlib.crc32(options.split.encode())) << 32
             items[source] = [offset + options.first_seed + i for i in range(options.num_images)]
@@ -132,6 +139,25 @@ def read_items(options: DatasetOptions, problems: Problems) -> dict[str, list[It
         found = "; ".join(problems.messages[:3]) or "--num_images is 0"
         raise DataError(f"the sources {options.source} have no usable image: {found}")
     return items
+
+
+def add_scene_labels(records: Sequence[Record], folder: Path, scene_labels: Path, problems: Problems) -> list[Record]:
+    """Add scene labels to the records of a source; images without any are added to `problems`.
+
+    Raises:
+        DataError: the source has no file of scene labels.
+    """
+    path = scene_labels / f"{folder.resolve().name}.jsonl"
+    if not path.is_file():
+        raise DataError(f"{path} does not exist; --scene_labels needs a file for the folder of each source")
+    labels, found = dict(read_scene_labels(path, problems)), []
+    for record in records:
+        name = f"{folder.resolve().name}/{record.image.relative_to(folder).as_posix()}"
+        if name not in labels:
+            problems.add("image without scene labels", record.image, f"{path} has no line for {name}")
+        scene = with_scene_labels(record.scene, labels[name]) if name in labels else record.scene
+        found.append(replace(record, scene=scene))
+    return found
 
 
 def _check_plan(options: DatasetOptions, items: dict[str, list[Item]]) -> None:

@@ -44,14 +44,14 @@ DEPTH_STEP = 0.08  # fraction of the height, between the lower edges of two obje
 
 MAX_COUNT = 10
 MAX_WORDS = 24  # in a description
-MAX_AHEAD = 4  # classes in an answer to "What is ahead?"
+MAX_LISTED = 4  # classes in an answer to "What is ahead?"
 # A sentence needs a class of each set labeled exhaustively: one that omits the cars or people of a street is wrong.
 REQUIRED_FOR_SENTENCES = ({"vehicle", "car"}, {"person", "pedestrian"})
 
 # Stuff and things as in panoptic segmentation: surfaces and structures, and separate objects.
-STUFF = frozenset({"sky", "road", "sidewalk", "building", "tree", "fence", "barrier", "pole"})
+STUFF = frozenset({"sky", "road", "sidewalk", "building", "tree", "fence", "barrier", "pole", "road construction"})
 THINGS = tuple(category for category in CLASSES if category not in STUFF)
-UNCOUNTED = frozenset({"sky", "road", "sidewalk"})
+UNCOUNTED = frozenset({"sky", "road", "sidewalk", "road construction"})
 # Objects on the ground: the lower edge of their box indicates their distance.
 GROUNDED = frozenset(
     category
@@ -62,10 +62,23 @@ GROUNDED = frozenset(
 LOOKS_LIKE = {"gray": {"silver"}, "silver": {"gray", "white"}, "white": {"silver"}}
 MAY_HOLD_TOO = {
     "rainy": {"cloudy"},
-    "snowy": {"cloudy"},
     "foggy": {"cloudy"},
     "dusk": {"day", "night"},
+    "snowy": {"cloudy", "wet"},
+    # Traffic and streets have no sharp borders.
+    "light": {"busy"},
+    "busy": {"light", "jam"},
+    "jam": {"busy"},
+    "city street": {"residential street", "highway", "intersection"},
+    "residential street": {"city street", "rural road", "intersection"},
+    "highway": {"city street", "rural road", "bridge or tunnel"},
+    "rural road": {"residential street", "highway", "intersection"},
+    "intersection": {"city street", "residential street", "rural road"},
+    "parking area": {"city street", "residential street"},
+    "bridge or tunnel": {"city street", "highway", "rural road"},
 }
+UNNAMED = {"other", "bridge or tunnel"}  # values that are no answer in words
+NONE = "none"  # the answer to a question that presupposes an object that is not there
 
 Box = tuple[float, float, float, float]
 Key = tuple[str, ...]  # a question id, split: (type, class, form, value), of two to four parts
@@ -178,7 +191,6 @@ class View:
 
     def __init__(self, scene: Scene):
         self.scene = scene
-        self.exhaustive = scene.exhaustive
         self.driver = scene.scene_attributes.get("view") == "driver"
         self.groups: dict[str, Group] = {}
         self.has_masks = False
@@ -196,6 +208,9 @@ class View:
                     if group is None:
                         group = self.groups[category] = Group()
                     (group.clear if seen.clear else group.unclear).append(seen)
+        # A class that is known to be absent is labeled completely: it has no object.
+        absent = {name for name, is_present in scene.presence.items() if not is_present}
+        self.exhaustive = scene.exhaustive | absent & CLASSES.keys() - self.groups.keys()
 
     def find(self, key: Key) -> Found | None:
         """The answer to a key and the objects that make it a yes; None if the answer is unknown."""
@@ -209,7 +224,7 @@ class View:
         question_type, category, form = (*key, "", "")[:3]
         asked = {"is": "what", "are": "what_all", "over": "what"}.get(form)
         found = self.find((question_type, category, asked)) if asked else None
-        return found[0] if found else None
+        return found[0] if found and found[0] != NONE else None
 
     def boxes(self, key: Key, found: Found) -> tuple[Box, ...]:
         """Boxes in pixels of the objects that make a yes; boxes of masks are cut to the third in the question."""
@@ -248,6 +263,8 @@ class View:
         values = [seen.item.attributes.get(attribute) for seen in group.clear]
         if value in values:
             return "yes", [seen for seen, known in zip(group.clear, values) if known == value]
+        if self.is_absent(category):
+            return "no", ()
         complete = category in self.exhaustive and attribute in self.scene.attributed.get(category, ())
         if not complete or group.unclear or any(k is None or value in LOOKS_LIKE.get(k, ()) for k in values):
             return None
@@ -259,6 +276,8 @@ class View:
         In a class that is not labeled exhaustively, "the traffic light" may refer to the labeled one, if the source
         gives the value of every light that it labels. Questions about all lights are unknown there.
         """
+        if form == "what" and self.is_absent(category):
+            return NONE, ()
         group = self.groups.get(category, NO_GROUP)
         values = {seen.item.attributes.get(attribute) for seen in group.clear + group.unclear}
         known = values.pop() if len(values) == 1 else None
@@ -273,16 +292,27 @@ class View:
             return "yes", group.clear
         return None if value in LOOKS_LIKE.get(known, ()) else ("no", ())
 
+    def _known_presence(self, name: str) -> Found | None:
+        """ "yes" or "no" where scene labels tell whether the image shows it."""
+        is_present = self.scene.presence.get(name)
+        return None if is_present is None else ("yes" if is_present else "no", ())
+
+    def is_absent(self, category: str) -> bool:
+        """Whether the scene certainly has no object of a class."""
+        return category in self.exhaustive and category not in self.groups
+
     # Question types
 
     def presence(self, category: str) -> Found | None:
         group = self.groups.get(category, NO_GROUP)
-        if group.clear:
+        if group.clear or self.scene.presence.get(category):
             return "yes", group.clear
         return ("no", ()) if category in self.exhaustive and not group.unclear else None
 
     def place(self, category: str, region: str) -> Found | None:
         """An object that is not clearly visible prevents a "no" only in the regions where it may be."""
+        if region == "road":
+            return self._known_presence(f"{category} on the road")
         region = "center" if region == "ahead" else region
         group = self.groups.get(category, NO_GROUP)
         inside = [seen.at(region) for seen in group.clear]
@@ -306,7 +336,7 @@ class View:
 
     def light_state(self, category: str, form: str, state: str = "") -> Found | None:
         if form == "any":
-            return self._any_has(category, "state", state)
+            return self._any_has(category, "state", state) or self._known_presence(f"{state} light")
         return self._all_have(category, "state", form, state)
 
     def color(self, category: str, form: str, color: str = "") -> Found | None:
@@ -319,6 +349,8 @@ class View:
 
     def sign_value(self, category: str, form: str, value: str = "") -> Found | None:
         if form == "which":
+            if self.is_absent(category):
+                return NONE, ()
             sign = self.one(category)
             return None if sign is None or sign.item.category == category else (sign.item.category, ())
         return self._all_have(category, "value", form, value)
@@ -339,6 +371,8 @@ class View:
         return "yes" if holds else "no", ()
 
     def side(self, category: str, form: str, side: str = "") -> Found | None:
+        if form == "what" and self.is_absent(category):
+            return NONE, ()
         seen = self.one(category)
         if seen is None:
             return None
@@ -350,22 +384,25 @@ class View:
 
     def scene_attribute(self, category: str, form: str, value: str = "") -> Found | None:
         known = self.scene.scene_attributes.get(category)
-        if known is None or value in MAY_HOLD_TOO.get(known, ()):
+        if known is None or value in MAY_HOLD_TOO.get(known, ()) or (form == "what" and known in UNNAMED):
             return None
         return (known if form == "what" else "yes" if value == known else "no"), ()
 
     def ahead(self, category: str, form: str) -> Found | None:
-        """ "a car and 2 trucks": the objects whose middle is in the center of a driver's view."""
+        return self.objects(category, "center") if self.driver else None
+
+    def objects(self, category: str, region: str) -> Found | None:
+        """ "a car and 2 trucks": the objects whose middle is in a third of the image."""
         parts = []
         for name, clear, unclear in self._things():
             sides = [seen.third() for seen in clear]
-            number = sides.count("center")
-            if not self.driver or (number == 0 and None in sides):
+            number = sides.count(region)
+            if number == 0 and None in sides:
                 return None
             if number:
-                is_exact = None not in sides and not any(seen.at("center") is not False for seen in unclear)
+                is_exact = None not in sides and not any(seen.at(region) is not False for seen in unclear)
                 parts.append(amount(number, name, is_exact=is_exact and number <= MAX_COUNT))
-        return (enumeration(parts), ()) if 0 < len(parts) <= MAX_AHEAD else None
+        return (enumeration(parts), ()) if 0 < len(parts) <= MAX_LISTED else None
 
     def description(self, category: str, form: str) -> Found | None:
         """ "a red car and 2 pedestrians on the left, a bus in the center": all objects, as precisely as is known."""
@@ -412,9 +449,13 @@ _METHODS: dict[str, Callable[..., Found | None]] = {
     "comparison": View.comparison,
     "side": View.side,
     "weather": View.scene_attribute,
+    "road_surface": View.scene_attribute,
+    "traffic_density": View.scene_attribute,
+    "road_type": View.scene_attribute,
     "time_of_day": View.scene_attribute,
     "view": View.scene_attribute,
     "ahead": View.ahead,
+    "objects": View.objects,
     "description": View.description,
 }
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from .ground_truth import MIN_VISIBLE
 from .patches import GRID, box_coverage, resampling
-from .scene import CLASSES, LIGHT_STATES, SPEED_LIMITS, Scene
+from .scene import CLASSES, LIGHT_STATES, PRESENT_IN_CROP, SPEED_LIMITS, Scene
 from .scene_labels import SCENE_VALUES, SEEN, SEEN_BY_DRIVERS, SceneLabels
 
 
@@ -42,7 +42,6 @@ VEHICLES = [name for name in SEEN if name in CLASSES and CLASSES[name][2] == "ve
 
 MIN_SIDE = 5.0  # pixels, when the shorter side of the window is resized to 224
 MASK_PRESENT, MASK_ABSENT = 0.25, 0.035  # area in patches that a mask fills, of 196
-PRESENT_IN_CROP = 0.7  # fraction of the image's area
 UNCUT = 0.9  # fraction of an object; with less, the lit lamp or a digit may be missing
 PATCH_PRESENT, PATCH_ABSENT = 0.5, 0.03  # fraction of a patch that is covered
 
@@ -92,7 +91,7 @@ def image_labels(scene: Scene, seen: SceneLabels | None = None) -> ImageLabels:
         members[row, [INDEX[name] for name in names if name in INDEX]] = True
     exhaustive = np.zeros(len(CATEGORIES), bool)
     exhaustive[[INDEX[name] for name in scene.exhaustive if name in INDEX]] = True
-    if "state" in scene.attributed.get("traffic light", ()):  # some sources do not category yellow lights
+    if "state" in scene.attributed.get("traffic light", ()):  # some sources do not label yellow lights
         exhaustive[[INDEX["red light"], INDEX["green light"]]] = True
         exhaustive[INDEX["yellow light"]] = "traffic light" in scene.exhaustive
     if "value" in scene.attributed.get("speed limit sign", ()) and "speed limit sign" in scene.exhaustive:

@@ -13,7 +13,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from .ground_truth import GROUNDED, NO_GROUP, STUFF, THINGS, THIRDS, UNCOUNTED, Box, Key, View
+from .ground_truth import GROUNDED, NO_GROUP, NONE, STUFF, THINGS, THIRDS, UNCOUNTED, Box, Key, View
 from .scene import CLASSES, COLORS, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, Scene, is_a
 from .templates import RELATIONS, paraphrases_of, random_paraphrase
 
@@ -31,9 +31,13 @@ QUESTION_TYPE_WEIGHTS = {
     "comparison": 1.0,
     "side": 4.0,
     "weather": 2.5,
+    "road_surface": 1.5,
+    "traffic_density": 2.0,
+    "road_type": 1.5,
     "time_of_day": 1.0,
     "view": 0.5,
     "ahead": 1.0,
+    "objects": 1.0,
     "description": 0.5,
 }
 QUESTION_TYPES = tuple(QUESTION_TYPE_WEIGHTS)
@@ -41,9 +45,12 @@ SCENE_ATTRIBUTE_OF_TYPE = {name.replace(" ", "_"): name for name in SCENE_ATTRIB
 # Every place or relation of an absent class has the answer "no", which adds nothing to its absence. `ask` considers
 # this fraction of the absent classes, so that most "no" answers are about objects that are somewhere else.
 ABSENT_FRACTION = 0.25
+# Maximum fraction of "none" and of "0" among the answers to a question such as "What color is the traffic light?"
+NONE_FRACTION = 0.25
 # "What color is the car?" is a single key beside many keys of "Is the car red?", so it is listed this many times.
 OPEN_QUESTION_COPIES = 3
 OVER = (1, 2, 3)  # limits of "Are there more than 2 cars?"
+COLORED = tuple(category for category in CLASSES if is_a(category, "vehicle") and category != "train")
 MAX_TRIES = 8  # keys tried for each question: limits the time spent on scenes with few questions
 
 
@@ -88,7 +95,7 @@ class Balancer:
     The rarer of yes and no is always accepted, the more frequent one half of the time, until their counts differ by
     `tolerance`. This holds for every (type, class), every (type, class, form) and every question id. So a question
     whose answer is nearly always yes is soon asked only as often as its answer is no. Other answers are balanced less
-    strictly: the frequency of each answer is pulled toward its square root.
+    strictly: the frequency of each answer is pulled toward its square root. "none" and "0" are limited.
 
     Attributes:
         tolerance: maximum difference between the number of yes and of no.
@@ -111,6 +118,8 @@ class Balancer:
             keys = [key]
             counter = self.counts.get(key, _NO_ANSWERS)
             fair = counter.total() / max(2, len(counter)) + 1
+            if answer in (NONE, "0") and counter[answer] > NONE_FRACTION * counter.total():
+                return False
             if rng.random() * (counter.get(answer, 0) + 1) > fair:
                 return False
         for prefix in keys:
@@ -144,6 +153,7 @@ def ask(
     count: int,
     balancer: Balancer | None = None,
     question_types: Sequence[str] = QUESTION_TYPES,
+    presuppose: bool = True,
 ) -> list[Question]:
     """Sample questions with different ids about a scene.
 
@@ -153,6 +163,7 @@ def ask(
         count: maximum number of questions. There are fewer where the scene has fewer or the balancer accepts fewer.
         balancer: balances answers over all scenes; by default this scene is balanced by itself.
         question_types: question types to ask, in proportion to QUESTION_TYPE_WEIGHTS.
+        presuppose: also ask for the color, state, value or side of objects that are not there; the answer is "none".
     """
     balancer = Balancer() if balancer is None else balancer
     view = View(scene)
@@ -173,6 +184,8 @@ def ask(
             pool.pop()
             found = None if key in taken else view.find(key)
             taken.add(key)  # also if the balancer refused it: a key that is listed several times gets one try
+            if found is not None and found[0] == NONE and not presuppose:
+                continue
             if found is not None and balancer.accepts(key, found[0], rng):
                 question_id = "/".join(key)
                 text = random_paraphrase(question_id, rng)
@@ -234,6 +247,8 @@ def _keys(view: View, question_type: str, rng: random.Random | None = None) -> S
         return _scene_attribute_keys(view, question_type, rng)
     if question_type in ("ahead", "description"):
         return ((question_type, "scene", "what"),)
+    if question_type == "objects":
+        return tuple((question_type, "scene", third) for third in THIRDS)
     return _KEYS[question_type](view, rng)
 
 
@@ -258,11 +273,13 @@ def _values(values: Sequence[str], true: Container[str], rng: random.Random | No
 
 
 def _presence_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
-    return [("presence", category) for category in _categories(view)]
+    seen = [name for name in view.scene.presence if name in CLASSES and view.scene.presence[name]]
+    return [("presence", category) for category in dict.fromkeys([*_categories(view), *seen])]
 
 
 def _place_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
-    return [key for category in _categories(view, rng) for key in _regions(category, view.driver)]
+    keys = [key for category in _categories(view, rng) for key in _regions(category, view.driver)]
+    return [*keys, ("place", "pedestrian", "road")] if "pedestrian on the road" in view.scene.presence else keys
 
 
 @lru_cache(maxsize=256)
@@ -324,14 +341,25 @@ def _attribute_keys(
     return keys
 
 
+def _absent_keys(view: View, question_type: str, categories: Sequence[str], rng: random.Random | None) -> list[Key]:
+    """Open questions about classes that are not there, or with `rng` some of them; their answer is "none"."""
+    absent = (category for category in categories if view.is_absent(category))
+    return [(question_type, one, "what") for one in absent if rng is None or rng.random() < ABSENT_FRACTION]
+
+
 def _light_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
     forms = ("what", "what_all", "is", "are", "any")
-    return _attribute_keys(view, "light_state", "traffic light", "state", LIGHT_STATES, forms, rng)
+    keys = _attribute_keys(view, "light_state", "traffic light", "state", LIGHT_STATES, forms, rng)
+    seen = [state for state in LIGHT_STATES if f"{state} light" in view.scene.presence]
+    keys += [("light_state", "traffic light", "any", state) for state in seen]
+    return keys + _absent_keys(view, "light_state", ("traffic light",), rng)
 
 
 def _sign_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
     keys = _attribute_keys(view, "sign_value", "speed limit sign", "value", SPEED_LIMITS, ("what", "is"), rng)
-    return [*keys, ("sign_value", "traffic sign", "which")] if "traffic sign" in view.groups else keys
+    if "traffic sign" in view.groups or view.is_absent("traffic sign"):
+        keys.append(("sign_value", "traffic sign", "which"))
+    return keys + _absent_keys(view, "sign_value", ("speed limit sign",), rng)
 
 
 def _color_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
@@ -341,7 +369,7 @@ def _color_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
         several = len(view.groups.get(category, NO_GROUP).clear) > 1
         forms = ("what_all", "are", "any") if several else ("what", "is", "any")
         keys += _attribute_keys(view, "color", category, "color", COLORS, forms, rng)
-    return keys
+    return keys + _absent_keys(view, "color", COLORED, rng)
 
 
 def _count_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
@@ -372,14 +400,16 @@ def _comparisons(category: str, exhaustive: frozenset[str]) -> tuple[Key, ...]:
 def _side_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
     categories = [category for category in view.groups if category not in STUFF and view.one(category) is not None]
     keys: list[Key] = [("side", category, "what") for category in categories]
-    return keys + [("side", category, "is", side) for category in categories for side in THIRDS]
+    keys += [("side", category, "is", side) for category in categories for side in THIRDS]
+    return keys + _absent_keys(view, "side", THINGS, rng)
 
 
 def _scene_attribute_keys(view: View, question_type: str, rng: random.Random | None) -> Sequence[Key]:
     name = SCENE_ATTRIBUTE_OF_TYPE[question_type]
     if name not in view.scene.scene_attributes:
         return ()
-    values = _values(SCENE_ATTRIBUTES[name], (view.scene.scene_attributes[name],), rng)
+    asked = [value for value in SCENE_ATTRIBUTES[name] if value != "other"]
+    values = _values(asked, (view.scene.scene_attributes[name],), rng)
     return [(question_type, name, "what"), *((question_type, name, "is", value) for value in values)]
 
 

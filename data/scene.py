@@ -22,6 +22,7 @@ from .patches import resampling
 CLASSES: dict[str, tuple[str, str, str | None]] = {
     "vehicle": ("vehicle", "vehicles", None),
     "car": ("car", "cars", "vehicle"),
+    "parked car": ("parked car", "parked cars", "car"),
     "van": ("van", "vans", "vehicle"),
     "bus": ("bus", "buses", "vehicle"),
     "truck": ("truck", "trucks", "vehicle"),
@@ -29,6 +30,7 @@ CLASSES: dict[str, tuple[str, str, str | None]] = {
     "train": ("train", "trains", "vehicle"),
     "rickshaw": ("rickshaw", "rickshaws", "vehicle"),
     "ambulance": ("ambulance", "ambulances", "vehicle"),
+    "emergency vehicle": ("emergency vehicle", "emergency vehicles", "vehicle"),
     "motorcycle": ("motorcycle", "motorcycles", "vehicle"),
     "bicycle": ("bicycle", "bicycles", "vehicle"),
     "person": ("person", "people", None),
@@ -48,6 +50,7 @@ CLASSES: dict[str, tuple[str, str, str | None]] = {
     "crosswalk": ("crosswalk", "crosswalks", None),
     "cone": ("traffic cone", "traffic cones", None),
     "barrier": ("barrier", "barriers", None),
+    "road construction": ("road construction", "road construction", None),
     "fence": ("fence", "fences", None),
     "pole": ("pole", "poles", None),
     "building": ("building", "buildings", None),
@@ -63,8 +66,17 @@ SPEED_LIMITS = tuple(str(limit) for limit in range(10, 131, 10))
 SCENE_ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "weather": ("clear", "cloudy", "rainy", "snowy", "foggy"),
     "time of day": ("day", "night", "dusk"),
-    "view": ("driver", "camera"),  # from a vehicle on the road, or from a fixed camera above the road
+    "view": ("driver", "camera", "other"),  # from a vehicle on the road, or from a fixed camera above the road
+    "road surface": ("dry", "wet", "snowy"),
+    "traffic density": ("empty", "light", "busy", "jam"),  # light: at most 4 vehicles
+    "road type": (
+        *("city street", "residential street", "highway", "rural road", "intersection", "parking area"),
+        "bridge or tunnel",
+    ),
 }
+# Beside CLASSES: what scene labels tell of the whole image.
+PRESENCE_ONLY = frozenset({*(f"{state} light" for state in LIGHT_STATES), "pedestrian on the road"})
+PRESENT_IN_CROP = 0.7  # a crop of this fraction of the area is assumed to show what the image shows
 RENAMED_FIELDS = {"facts": "scene_attributes", "label": "category", "cells": "coverage"}  # since version 0.2
 ATTRIBUTES: dict[str, tuple[str, ...]] = {"color": COLORS, "state": LIGHT_STATES, "value": SPEED_LIMITS}
 
@@ -126,6 +138,8 @@ class Scene:
         attributed: attributes that the source gives for every object of a class: {"traffic light": {"state"}}.
         source: name of the dataset.
         image_id: name of the image within the source.
+        presence: whether the image shows a class or one of PRESENCE_ONLY, {name: bool}, where neither boxes nor masks
+            tell it; a missing name is unknown.
 
     Raises:
         ValueError: the size is not positive, a box leaves the image, or a scene attribute or class is unknown.
@@ -139,6 +153,7 @@ class Scene:
     attributed: dict[str, frozenset[str]] = field(default_factory=dict)
     source: str = ""
     image_id: str = ""
+    presence: dict[str, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.width <= 0 or self.height <= 0:
@@ -155,6 +170,8 @@ class Scene:
                 )
         if unknown := self.exhaustive - CLASSES.keys():
             raise ValueError(f"unknown exhaustive classes {sorted(unknown)}")
+        if unseen := self.presence.keys() - CLASSES.keys() - PRESENCE_ONLY:
+            raise ValueError(f"presence of unknown classes {sorted(unseen)}")
 
     def of(self, category: str) -> list[SceneObject]:
         """Objects of a class or of its subclasses."""
@@ -196,12 +213,19 @@ class Scene:
             raise ValueError(f"the window {window} is empty or leaves the image of {size}")
         parts = (_crop_object(item, self, (left, top, right, bottom)) for item in self.objects)
         objects = tuple(part for part in parts if part is not None)
-        scene_attributes = self.scene_attributes
+        scene_attributes, presence = self.scene_attributes, self.presence
+        if (right - left) * (bottom - top) < PRESENT_IN_CROP * self.width * self.height:
+            presence = {name: False for name, is_present in presence.items() if not is_present}
         if (right - left, bottom - top) != (self.width, self.height):
             # Near, far and ahead depend on the position in a driver's whole view, which a window moves.
             scene_attributes = {name: value for name, value in scene_attributes.items() if name != "view"}
         seen = replace(
-            self, width=right - left, height=bottom - top, objects=objects, scene_attributes=scene_attributes
+            self,
+            width=right - left,
+            height=bottom - top,
+            objects=objects,
+            scene_attributes=scene_attributes,
+            presence=presence,
         )
         return replace(seen, attributed=given_to_all(self.attributed, objects))
 

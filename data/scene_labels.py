@@ -3,17 +3,19 @@
     {"image": path, "weather": ..., "time_of_day": ..., "road": ..., "traffic": ..., "place": ..., "view": ...,
      "present": [categories], "unsure": [categories]}
 
-A value of null is unknown. A category in neither list is absent.
+A value of null is unknown. A category in neither list is absent; objects below about 1 % of the image were often
+missed.
 """
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..utils import DataError
 from .formats import Problems
+from .scene import CLASSES, PRESENCE_ONLY, Scene, is_a
 
 
 SCENE_VALUES: dict[str, tuple[str, ...]] = {
@@ -37,6 +39,18 @@ SEEN = (
     *("crosswalk", "roadworks", "animal", "emergency vehicle", "train", "pedestrian on the road"),
 )
 SEEN_BY_DRIVERS = ("red light", "green light", "yellow light", "parked car", "traffic island", "own hood", "glare")
+
+# field of scene labels: (scene attribute, {value: value of the scene attribute, where it differs})
+SCENE_ATTRIBUTE_OF: dict[str, tuple[str, dict[str, str]]] = {
+    "weather": ("weather", {"rain": "rainy", "fog": "foggy", "snow": "snowy"}),
+    "time_of_day": ("time of day", {}),
+    "road": ("road surface", {}),
+    "traffic": ("traffic density", {}),
+    "place": ("road type", {"parking": "parking area"}),
+    "view": ("view", {"roadside": "other", "close-up": "other", "drawing": "other"}),
+}
+CLASS_OF = {"roadworks": "road construction"}  # category of scene labels: class of scenes, where it differs
+VEHICLES = frozenset({"car", "van", "truck", "bus", "motorcycle", "bicycle", "rickshaw", "emergency vehicle", "train"})
 
 
 @dataclass(frozen=True)
@@ -85,3 +99,25 @@ def _parse(entry: dict[str, Any], asked: frozenset[str]) -> tuple[str, SceneLabe
     if unknown := sorted((present | unsure) - asked):
         raise ValueError(f"unknown categories {unknown}; expected some of {', '.join(sorted(asked))}")
     return str(entry["image"]), SceneLabels(values, present, unsure, asked)
+
+
+def with_scene_labels(scene: Scene, labels: SceneLabels) -> Scene:
+    """Add what scene labels tell to a scene; where the scene's source labels a class itself, its objects decide."""
+    attributes = {}
+    for name, value in labels.values.items():
+        attribute, renamed = SCENE_ATTRIBUTE_OF[name]
+        if value != "none":
+            attributes[attribute] = renamed.get(value, value)
+    presence = {
+        CLASS_OF.get(name, name): name in labels.present
+        for name in sorted(labels.asked - labels.unsure)
+        if CLASS_OF.get(name, name) in CLASSES.keys() | PRESENCE_ONLY
+    }
+    if labels.asked >= VEHICLES and not VEHICLES & (labels.present | labels.unsure):
+        presence["vehicle"] = False
+    elif VEHICLES & labels.present:
+        presence["vehicle"] = True
+    boxed = {name for item in scene.objects for name in CLASSES if is_a(item.category, name)}
+    known = scene.exhaustive | boxed
+    presence = {name: is_present for name, is_present in presence.items() if name not in known}
+    return replace(scene, scene_attributes=scene.scene_attributes | attributes, presence=presence)

@@ -17,17 +17,19 @@ from .scene import CLASSES
 
 
 # Nouns without article and plural: "sky", not "a sky" or "skies".
-MASS_NOUNS = {"sky"}
+MASS_NOUNS = {"sky", "road construction"}
 
 IN = ("in the image", "in the scene", "in this picture")
 PLACES: dict[str, tuple[str, ...]] = {
     "left": ("on the left", "on the left side", "on the left side of the image", "to the left"),
     "center": ("in the center", "in the middle of the image", "in the center of the scene"),
     "right": ("on the right", "on the right side", "on the right side of the image", "to the right"),
-    "near": ("near us", "close to us", "near the camera", "nearby"),
+    "near": ("near us", "close to us", "near the camera", "nearby", "near the ego car"),
     "far": ("far away", "in the distance", "far from us"),
-    "ahead": ("ahead", "ahead of us", "in front of us", "straight ahead"),
+    "road": ("on the road", "in the road", "crossing the road", "crossing the street"),
+    "ahead": ("ahead", "ahead of us", "in front of us", "straight ahead", "in front of the ego car"),
 }
+PREPOSITIONS = {"parking area": "in", "intersection": "at", "tunnel": "in"}  # of road types; "on" a street
 RELATIONS: dict[str, tuple[str, ...]] = {
     "left": ("left of", "to the left of", "on the left of"),
     "right": ("right of", "to the right of", "on the right of"),
@@ -271,6 +273,20 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
         "What is the weather like, please?",
         "Please describe the weather.",
     ),
+    ("weather", "is clear"): ("Is the sky clear?", "Is the weather clear now?"),
+    ("weather", "is cloudy"): ("Is it overcast?", "Is the sky overcast?", "Is the sky cloudy?"),
+    ("weather", "is rainy"): (
+        "Is there rain?",
+        "Is there rain {in}?",
+        "Can you see rain?",
+        "Does the image show rain?",
+    ),
+    ("weather", "is foggy"): (
+        "Is there fog?",
+        "Is there any fog {in}?",
+        "Can you see fog?",
+        "Does the image show fog?",
+    ),
     ("weather", "is"): (
         "Is it {v}?",
         "Is the weather {v}?",
@@ -290,6 +306,7 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
         "What time of day is it, please?",
         "Please say what time of day it is.",
     ),
+    ("time_of_day", "is night"): ("Is it dark?", "Is it dark {in}?", "Is it dark now?", "Please say if it is dark."),
     ("time_of_day", "is"): (
         "Is it {v}?",
         "Is it {v} {in}?",
@@ -298,6 +315,82 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
         "Was this image taken {at}?",
         "Was this taken {at}, please?",
         "Please say if it is {v}.",
+    ),
+    ("road_surface", "what"): (
+        "What is the road like?",
+        "What is the road surface like?",
+        "How is the road?",
+        "What is the status of the road surface?",
+        "Is the road dry, wet or snowy?",
+        "Please describe the road surface.",
+    ),
+    ("road_surface", "is snowy"): (
+        "Is there snow on the road?",
+        "Is there any snow on the ground?",
+        "Can you see snow on the road?",
+    ),
+    ("road_surface", "is"): (
+        "Is the road {v}?",
+        "Is the street {v}?",
+        "Is the ground {v}?",
+        "Is the road surface {v}?",
+        "Does the road look {v}?",
+        "Is the road {v}, please?",
+        "Please say if the road is {v}.",
+    ),
+    ("traffic_density", "what"): (
+        "How much traffic is there?",
+        "How busy is it?",
+        "How busy is the road?",
+        "How heavy is the traffic?",
+        "What is the traffic like?",
+        "Please describe the traffic.",
+    ),
+    ("traffic_density", "is empty"): (
+        "Is the road empty?",
+        "Is the street empty?",
+        "Is the road empty now?",
+        "Is the road clear of traffic?",
+        "Please say if the road is empty.",
+    ),
+    ("traffic_density", "is light"): (
+        "Is there light traffic?",
+        "Is there just light traffic {in}?",
+        "Is there very light traffic?",
+        "Please say if there is light traffic.",
+    ),
+    ("traffic_density", "is busy"): (
+        "Is it busy?",
+        "Is the road busy?",
+        "Is the street busy?",
+        "Is the traffic heavy?",
+        "Is there heavy traffic?",
+        "Is there much traffic?",
+        "Please say if the road is busy.",
+    ),
+    ("traffic_density", "is jam"): (
+        "Is there a traffic jam?",
+        "Is there a traffic jam {in}?",
+        "Is this a traffic jam?",
+        "Can you see a traffic jam?",
+        "Please say if there is a traffic jam.",
+    ),
+    ("road_type", "what"): (
+        "What type of road is this?",
+        "What type of road is it?",
+        "What type of street is this?",
+        "Which type of road do you see?",
+        "Which type of road is {in}?",
+        "What type of road is this, please?",
+        "Please say what type of road this is.",
+    ),
+    ("road_type", "is"): (
+        "Is this {av}?",
+        "Is this {av}, please?",
+        "Does the image show {av}?",
+        "Are we {on}?",
+        "Was this image taken {on}?",
+        "Please say if this is {av}.",
     ),
     ("view", "what"): (
         "Is this the view of a driver or of a camera?",
@@ -331,10 +424,24 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
         "What can you see ahead?",
         "What do you see ahead of us?",
         "What is there in front of us?",
+        "What is in front of the ego car?",
+        "What objects are ahead of the ego vehicle?",
         "What is ahead, please?",
         "Please say what is ahead.",
     ),
+    ("objects", ""): (
+        "What is {where}?",
+        "What is there {where}?",
+        "What can you see {where}?",
+        "What do you see {where}?",
+        "What objects are {where}?",
+        "Which objects do you see {where}?",
+        "Please describe what is {where}.",
+    ),
     ("description", "what"): (
+        "Describe the objects.",
+        "What objects do you see?",
+        "What are the objects {in}?",
         "Describe the scene.",
         "Describe the image.",
         "Describe what you see.",
@@ -379,15 +486,18 @@ def paraphrases_of(question_id: str) -> tuple[str, ...]:
     """
     parts = question_id.split("/")
     question_type, category, form, value = (parts + [""] * 4)[:4]
-    template_form = form  # except where the form is a slot, or the value has templates of its own
+    forms = (form, f"{form} {value}")  # some values have templates of their own
     slots: dict[str, str | tuple[str, ...]] = {"in": IN, "v": value}
-    if question_type in ("presence", "place", "relation"):
-        template_form = ""
+    if question_type in ("presence", "place", "relation", "objects"):
+        forms = ("",)  # the form is a slot
         slots["where"] = (RELATIONS if question_type == "relation" else PLACES).get(form, ())
     elif question_type == "side":
         slots["where"] = PLACES.get(value, ())
-    elif (question_type, form) == ("view", "is") or (question_type, form, value) == ("count", "over", "1"):
-        template_form = f"{form} {value}"
+    elif (question_type, form, value) == ("count", "over", "1"):
+        forms = ("over 1",)  # "more than one car", not "more than 1 cars"
+    elif question_type == "road_type" and value:
+        on_road = " or ".join(f"{PREPOSITIONS.get(one, 'on')} {with_article(one)}" for one in value.split(" or "))
+        slots |= {"av": with_article(" or a ".join(value.split(" or "))), "on": on_road}
     if category in CLASSES:
         singular, plural, _ = CLASSES[category]
         slots |= {"s": singular, "p": plural, "av": with_article(f"{value} {singular}")}
@@ -397,7 +507,7 @@ def paraphrases_of(question_id: str) -> tuple[str, ...]:
     if value.isdecimal():
         slots["next"] = str(int(value) + 1)
     slots["at"] = "by day" if value == "day" else f"at {value}"
-    templates = TEMPLATES.get((question_type, template_form), ())
+    templates = tuple(template for one in forms for template in TEMPLATES.get((question_type, one), ()))
     if category in MASS_NOUNS:
         templates = tuple(template for template in templates if "{p}" not in template)
     try:

@@ -31,6 +31,13 @@ WORDS = {
 }
 PERPLEXITY = {"perplexity": "words", "cross-entropy": "cross_entropy", "tokens": "tokens"}
 PARAPHRASES = {"same answer": "same", "mean change of P(yes)": "change", "pairs": "pairs", "questions": "questions"}
+NONE_ANSWERS = {
+    '"none" if not there': "none_if_absent",
+    '"none" if there': "none_if_present",
+    "not there": "absent",
+    "there": "present",
+}
+ANSWER_TYPES = {"value of its own type": "own_type", "questions": "questions"}
 POINTING = {
     "pointing accuracy": "pointing_accuracy",
     "central patch": "central_patch",
@@ -75,6 +82,7 @@ def to_markdown(report: Mapping[str, Any]) -> str:
         "words": _words,
         "calibration": _calibration,
         "perplexity": _perplexity,
+        "trust": _trust,
         "paraphrases": _paraphrases,
         "robustness": _robustness,
         "pointing": _pointing,
@@ -147,6 +155,35 @@ def _perplexity(found: Mapping[str, Any]) -> list[str]:
         f"model is as uncertain as between so many equally likely words, of {found['all']['of']}."
     )
     return ["## Perplexity", text, table("source", PERPLEXITY, found)]
+
+
+def _trust(found: Mapping[str, Any]) -> list[str]:
+    parts = ["## Trust"]
+    if found["presuppositions"]:
+        text = 'Open questions about something that is not there ("What color is the traffic light?") should be '
+        text += 'answered "none", and only these.'
+        parts += [text, table("question type", NONE_ANSWERS, found["presuppositions"])]
+    if found["answer_types"]:
+        text = "The fraction of open questions that are answered with a value of their own type."
+        parts += [text, table("question type", ANSWER_TYPES, found["answer_types"])]
+    if pairs := found["contradictions"]:
+        worst = sorted(pairs["by_pair"].items(), key=lambda pair: -pair[1])[:10]
+        rows = {name: {"violated": value} for name, value in worst}
+        text = (
+            f"Pairs of answers about an image that contradict each other by more than 0.1: {pairs['violated']:.1%} of "
+            f"{pairs['pairs']} on {pairs['images']} images. The ten worst:"
+        )
+        parts += [text, table("pair", {"contradict": "violated"}, rows)]
+    words = found["taught_words"]
+    parts += [f"{name.capitalize()}: {len(listed)} words. {', '.join(listed)}" for name, listed in words.items()]
+    if not words:
+        parts.append("Which words the weights were taught is unknown.")
+    if asked := found["untaught_questions"]:
+        parts.append(
+            f"{asked['questions']} questions with untaught words: mean P(yes) {asked['mean']:.2f}, above 0.9 or below "
+            f"0.1 in {asked['confident']:.1%}."
+        )
+    return parts
 
 
 def _paraphrases(found: Mapping[str, Any]) -> list[str]:

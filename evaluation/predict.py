@@ -12,8 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from PIL import Image
 from tqdm import tqdm
@@ -21,6 +24,7 @@ from tqdm import tqdm
 from ..answering import first_words, generate_answers
 from ..data.folders import COLUMNS, LISTS
 from ..images_traffic_vlm import to_rgb
+from ..utils import atomic_write
 
 
 Transform = Callable[[Image.Image], Image.Image]
@@ -111,6 +115,22 @@ def predict(
                     Prediction(str(row["source"]), str(row["image_id"]), *asked, answer, *next(answers))
                 )
     return predictions
+
+
+def write_predictions(predictions: Sequence[Prediction], path: Path) -> None:
+    """Write predictions as Parquet, one row for each.
+
+    The columns are source, image_id, question_type, category, question_id, question, ground_truth, yes_probability
+    (P(yes), also where the answer is in words), answer and is_right.
+    """
+    names = ("source", "image_id", "question_type", "category", "question_id", "question")
+    columns: dict[str, list[Any]] = {name: [getattr(one, name) for one in predictions] for name in names}
+    columns["ground_truth"] = [one.answer for one in predictions]
+    columns["yes_probability"] = [one.probability for one in predictions]
+    columns["answer"] = [one.text for one in predictions]
+    columns["is_right"] = [one.is_right for one in predictions]
+    with atomic_write(path) as temporary:
+        pq.write_table(pa.table(columns), temporary, compression="zstd")
 
 
 def batches(rows: Iterable[Row], batch_size: int, progress: str | None = None) -> Iterator[list[Row]]:

@@ -29,6 +29,14 @@ from .metrics import (
 )
 from .predict import Prediction, perplexity, predict
 from .robustness import corruptions, paraphrase_agreement
+from .trust import (
+    answer_types,
+    contradictions,
+    presuppositions,
+    taught_coverage,
+    untaught_questions,
+    word_gains,
+)
 
 
 Rows = Sequence[Mapping[str, Any]]
@@ -83,7 +91,12 @@ def quick_metrics(model: Any, processor: Any, rows: Rows, batch_size: int = 16) 
 
 
 def evaluate_model(
-    model: Any, processor: Any, rows: Rows, options: Options | None = None, train_rows: Rows | None = None
+    model: Any,
+    processor: Any,
+    rows: Rows,
+    options: Options | None = None,
+    train_rows: Rows | None = None,
+    predictions: list[Prediction] | None = None,
 ) -> dict[str, Any]:
     """Compute all metrics.
 
@@ -91,10 +104,11 @@ def evaluate_model(
         model, processor, rows: as for `predict`; rows have a length and can be indexed.
         options: on how many images.
         train_rows: rows for the mean image and the most frequent answers; by default `rows`.
+        predictions: those of `predict` for `rows`, if they are known.
 
     Returns:
         values for JSON: "images", "questions", "baselines", "yes_no", "words", "calibration", "perplexity",
-        "paraphrases", "robustness", "pointing", "examples". A metric without questions is None.
+        "trust", "paraphrases", "robustness", "pointing", "examples". A metric without questions is None.
 
     Raises:
         ValueError: no images, no questions, or a row that lacks a column.
@@ -109,7 +123,8 @@ def evaluate_model(
     baseline_rows = rows if train_rows is None else train_rows
     majority = Majority(without_images(baseline_rows), processor)
     average = mean_image(select_evenly(baseline_rows, MEAN_IMAGES), processor)
-    predictions = predict(model, processor, rows, **settings("questions"))
+    if predictions is None:
+        predictions = predict(model, processor, rows, **settings("questions"))
     if not predictions:
         raise ValueError(f"none of the {len(rows)} images has a question to evaluate")
     baseline = predict(model, processor, rows, image=average, **settings("mean image"))
@@ -129,6 +144,14 @@ def evaluate_model(
         "words": _compare(predictions, baseline, majority, is_yes_no=False),
         "calibration": calibration(predictions, model.config.yes_no_temperature),
         "perplexity": {name: found | vocabulary for name, found in uncertainty.items()},
+        "trust": {
+            "presuppositions": presuppositions(predictions),
+            "answer_types": answer_types(predictions),
+            "contradictions": contradictions(model, processor, paraphrased, **settings("contradictions")),
+            "taught_words": taught_coverage(processor.taught_words, processor.tokenizer.get_vocab()),
+            "untaught_questions": untaught_questions(model, processor, paraphrased, **settings("untaught words")),
+            "word_gains": word_gains(predictions, baseline, processor),
+        },
         "paraphrases": paraphrase_agreement(model, processor, paraphrased, **settings("paraphrases")),
         "robustness": _robustness(
             model, processor, select_evenly(rows, options.corrupted_images), predictions, settings

@@ -5,7 +5,8 @@
     python scripts/ask.py "frames/*.jpg" "Is it raining?" --overlay out.png   # one image, with attention maps
 
 IMAGE is a file, a folder, or a pattern in quotes. The number after an answer is the probability of that answer, a "no"
-included. The exit status is 1 if an image or question could not be read, and 2 if nothing was asked.
+included. With --thresholds an answer is yes from the threshold of its question type, and may be marked "not sure". The
+exit status is 1 if an image or question could not be read, and 2 if nothing was asked.
 """
 
 import glob
@@ -28,6 +29,7 @@ class AskOptions:
     model: str = field(default=str(ROOT), metadata={"help": "model folder"})
     overlay: Path | None = field(default=None, metadata={"help": "PNG to write: attention maps of one image"})
     device: str | None = field(default=None, metadata={"help": "cpu, cuda, ...; by default a GPU if there is one"})
+    thresholds: Path | None = field(default=None, metadata={"help": "thresholds.json of scripts/evaluate.py"})
 
 
 def find_images(name: str) -> list[Path]:
@@ -63,16 +65,18 @@ def load_answerer(options: AskOptions) -> Any:
     """Load the model without the library's warnings.
 
     Raises:
-        ValueError, OSError, RuntimeError: no such model, damaged weights, no such device.
+        ValueError, OSError, RuntimeError: no such model, damaged weights, no such device, invalid thresholds.
     """
     from transformers.utils import logging
 
+    from traffic_vlm.operating_points import load_operating_points
     from traffic_vlm.serving.answerer import Answerer
 
     warnings.filterwarnings("ignore")
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    return Answerer(options.model, options.device)
+    points = load_operating_points(options.thresholds) if options.thresholds else None
+    return Answerer(options.model, options.device, operating_points=points)
 
 
 def print_table(path: Path, answers: list[Any]) -> None:
@@ -80,13 +84,14 @@ def print_table(path: Path, answers: list[Any]) -> None:
     print(path)
     for answer in answers:
         unknown = f"   (unknown: {', '.join(answer.unknown_words)})" if answer.unknown_words else ""
-        print(f"  {answer.question:<{width}}  {answer.answer}, {answer.probability:.2f}{unknown}")
+        unknown += f"   (not taught: {', '.join(answer.untaught_words)})" if answer.untaught_words else ""
+        print(f"  {answer.question:<{width}}  {answer.to_text()}{unknown}")
 
 
 def save_overlay(answerer: Any, path: Path, encoded: Any, answers: list[Any], output: Path) -> None:
     from traffic_vlm.serving.overlay import draw_overlay
 
-    captions = [(answer.question, f"{answer.answer}, {answer.probability:.2f}") for answer in answers]
+    captions = [(answer.question, answer.to_text()) for answer in answers]
     sheet = draw_overlay(answerer.model, answerer.processor, path, encoded, captions)
     with atomic_write(output) as temporary:
         sheet.save(temporary, "PNG")

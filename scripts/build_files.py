@@ -5,7 +5,8 @@
 
 The files are config.json, generation_config.json, decision.json, and those of the tokenizer and the processor. The
 temperature and the dtype in config.json belong to the weights and are kept. With --questions the script also prints
-how many words of a list of questions the tokenizer knows: one question per line, in the last column if there are tabs.
+how many words of a list of questions the tokenizer knows, and how many the weights in the output folder were taught:
+one question per line, in the last column if there are tabs.
 """
 
 import json
@@ -22,6 +23,7 @@ from transformers import GenerationConfig, SiglipImageProcessorPil
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.generation_traffic_vlm import MAX_NEW_TOKENS
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
+from traffic_vlm.taught_traffic_vlm import TAUGHT_FILE, TaughtWords
 from traffic_vlm.tokenization_traffic_vlm import ANSWER_TOKENS, SPECIAL_TOKENS, TrafficVLMTokenizer
 from traffic_vlm.utils import option_parser
 
@@ -119,7 +121,7 @@ def read_questions(path: Path) -> list[str]:
 
 @dataclass
 class Coverage:
-    """How many words of some questions, without punctuation, and how many whole questions the tokenizer knows."""
+    """How many words of some questions, without punctuation, and how many whole questions the model knows."""
 
     words: int = 0
     known_words: int = 0
@@ -137,18 +139,22 @@ class Coverage:
         return "\n".join(lines)
 
 
-def measure_coverage(tokenizer: TrafficVLMTokenizer, questions: Iterable[str]) -> Coverage:
-    """Count the words and the questions that the tokenizer knows."""
+def measure_coverage(
+    tokenizer: TrafficVLMTokenizer, questions: Iterable[str], taught: TaughtWords | None = None
+) -> Coverage:
+    """Count the words and the questions that the tokenizer knows, or with `taught` those that weights were taught."""
     coverage = Coverage()
     for question in questions:
         tokens = tokenizer.tokenize(question, split_special_tokens=True)
         words = [token for token in tokens if token == tokenizer.unk_token or re.search(r"\w", token)]
-        known = sum(token != tokenizer.unk_token for token in words)
+        is_known = [token != tokenizer.unk_token and (not taught or taught.is_taught(token)) for token in words]
+        known = sum(is_known)
         coverage.words += len(words)
         coverage.known_words += known
         coverage.questions += 1
         coverage.known_questions += known == len(words)
-        coverage.unknown.update(word.lower() for word in tokenizer.unknown_words(question))
+        unknown = [token for token, known_token in zip(words, is_known) if not known_token]
+        coverage.unknown.update(unknown if taught else map(str.lower, tokenizer.unknown_words(question)))
     return coverage
 
 
@@ -159,7 +165,11 @@ def main() -> None:
     for path in build(options.output_dir, tokenizer):
         print(path)
     if options.questions is not None:
-        print(measure_coverage(tokenizer, read_questions(options.questions)))
+        questions = read_questions(options.questions)
+        print(measure_coverage(tokenizer, questions))
+        if (options.output_dir / TAUGHT_FILE).is_file():
+            taught = TaughtWords.load(options.output_dir / TAUGHT_FILE, tokenizer.get_vocab())
+            print(f"words that were taught:\n{measure_coverage(tokenizer, questions, taught)}")
 
 
 if __name__ == "__main__":

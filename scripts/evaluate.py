@@ -7,27 +7,37 @@
     python scripts/evaluate.py --model . --exported runs/onnx --int8 --dataset runs/val --output_dir runs/report_int8
 
 The first one takes a minute on a CPU. A dataset is a folder that scripts/make_dataset.py writes, or images beside a
-metadata.jsonl. The output is report.json, report.md and plots.
+metadata.jsonl. The output is
+
+- report.json, report.md and plots;
+- predictions.parquet: each question with its image, ground truth, P(yes) and answer, for FiftyOne or pandas;
+- thresholds.json: the P(yes) from which a question of each type is answered yes, and a band of answers that are not
+  sure; ask.py, watch.py, label.py and serve.py take it as --thresholds. evaluation/thresholds.py describes the fit.
 """
 
 import json
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import disable_progress_bars
+from scipy.special import expit
 from transformers.utils import logging
 
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.data.folders import load_rows
 from traffic_vlm.evaluation.markdown import format_value, to_markdown
 from traffic_vlm.evaluation.plots import draw_examples, draw_question_types, draw_reliability
+from traffic_vlm.evaluation.predict import Prediction, predict, write_predictions
 from traffic_vlm.evaluation.report import Options, evaluate_model
+from traffic_vlm.evaluation.thresholds import MIN_ANSWERS, fit_operating_points
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
+from traffic_vlm.taught_traffic_vlm import TAUGHT_FILE, TaughtWords
 from traffic_vlm.utils import DataError, atomic_write_text, load_weights, option_parser
 
 
@@ -49,6 +59,10 @@ class Arguments:
     int8: bool = field(default=False, metadata={"help": "with --exported: the graphs with int8 weights"})
     write_temperature: bool = field(
         default=False, metadata={"help": "write the fitted temperature of P(yes) to the model folder"}
+    )
+    write_taught_words: bool = field(
+        default=False,
+        metadata={"help": "write to taught_words.json of the model folder how much better than blind each word is"},
     )
 
     def __post_init__(self) -> None:
@@ -77,7 +91,9 @@ def evaluate(arguments: Arguments, options: Options) -> None:
         about["graphs"] = f"{arguments.exported}{', int8' if arguments.int8 else ''}"
     output_dir = arguments.output_dir
     with torch.autocast(device, torch.bfloat16, enabled=arguments.bf16):
-        report = evaluate_model(evaluated, processor, rows, options, train_rows)
+        progress = "questions" if options.progress else None
+        predictions = predict(evaluated, processor, rows, options.batch_size, progress=progress)
+        report = evaluate_model(evaluated, processor, rows, options, train_rows, predictions)
         draw_examples(model, processor, rows, report["examples"], output_dir / "examples.png")
     report = about | {"datasets": list(map(str, arguments.dataset))} | report
     if report["yes_no"]:
@@ -85,12 +101,19 @@ def evaluate(arguments: Arguments, options: Options) -> None:
         draw_question_types(report["yes_no"], output_dir / "question_types.png")
     atomic_write_text(output_dir / "report.json", json.dumps(report, indent=1, allow_nan=False))
     atomic_write_text(output_dir / "report.md", to_markdown(report))
+    write_predictions(predictions, output_dir / "predictions.parquet")
     print_summary(report)
-    print(f"wrote {output_dir / 'report.md'}, report.json and plots")
+    print(f"wrote {output_dir / 'report.md'}, report.json, predictions.parquet and plots")
     if arguments.write_temperature:
         if not report["calibration"]:
             raise DataError("--write_temperature needs yes/no questions, to fit a temperature to")
-        write_temperature(Path(arguments.model), report["calibration"]["fitted_temperature"])
+        temperature = report["calibration"]["fitted_temperature"]
+        write_temperature(Path(arguments.model), temperature)
+        # Thresholds are for the model as it is now.
+        predictions = [replace(one, probability=float(expit(one.logit_margin / temperature))) for one in predictions]
+    write_thresholds(predictions, output_dir / "thresholds.json")
+    if arguments.write_taught_words:
+        write_word_gains(Path(arguments.model), processor.taught_words, report["trust"]["word_gains"])
 
 
 def print_summary(report: dict[str, Any]) -> None:
@@ -103,6 +126,26 @@ def print_summary(report: dict[str, Any]) -> None:
         values = [format_value(row[key]) for key in ("balanced_accuracy", "mean_image")]
         print(f"  {name:<20} balanced accuracy {values[0]}, of the mean image {values[1]}")
     print(f"  fitted temperature of P(yes): {report['calibration']['fitted_temperature']:.3f}")
+
+
+def write_thresholds(predictions: list[Prediction], path: Path) -> None:
+    """Write the operating points, or remove those of an earlier run if there are too few questions to fit any."""
+    points = fit_operating_points(predictions)
+    if points is None:
+        path.unlink(missing_ok=True)
+        print(f"no {path.name}: it needs at least {MIN_ANSWERS} questions with the answer yes, and as many with no")
+        return
+    atomic_write_text(path, json.dumps(points.to_dict(), indent=1, allow_nan=False))
+    print(f"wrote {path}")
+
+
+def write_word_gains(folder: Path, taught: TaughtWords | None, gains: Mapping[str, Mapping[str, float]]) -> None:
+    """Add the measures of `word_gains` to the counts of the model folder."""
+    if taught is None:
+        raise DataError(f"--write_taught_words: {folder} has no {TAUGHT_FILE}; scripts/train.py counts the words")
+    words = {word: {**entry, **gains.get(word, {})} for word, entry in taught.words.items()}
+    atomic_write_text(folder / TAUGHT_FILE, TaughtWords(words).to_json())
+    print(f"wrote {folder / TAUGHT_FILE}")
 
 
 def write_temperature(folder: Path, temperature: float) -> None:

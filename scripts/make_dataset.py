@@ -2,6 +2,7 @@
 
     python scripts/make_dataset.py --source synthetic --num_images 1000 --output_dir runs/synthetic
     python scripts/make_dataset.py --source camvid=/data/camvid synthetic --num_images 500 --output_dir runs/mix
+    python scripts/make_dataset.py --source highway=DATA/highway --scene_labels DATA/scene_labels --output_dir runs/hw
     python scripts/make_dataset.py --source my_map.json=/data/mine --split val --output_dir runs/mine
 
 A source is "synthetic" or NAME=FOLDER, where NAME is a file of data/formats/mappings or the path of your own mapping.

@@ -4,6 +4,8 @@
     curl -F image=@frame.jpg -F "questions=Is there a bus?" -F "questions=Is it raining?" localhost:8000/v1/answer
     curl -F image=@frame.jpg -F "question=What is ahead?" localhost:8000/v1/generate     # words as they are generated
 
+With --thresholds an answer is yes from the threshold of its question type, and has a field not_sure.
+
 Runs on Ray Serve, on this machine or on a cluster (--address). Ctrl-C stops it. /metrics is for Prometheus, /healthz
 for a supervisor. If the environment variable TRAFFIC_VLM_API_KEY is set, all requests but /healthz must send that key.
 Put a proxy with TLS in front of it where strangers can reach it.

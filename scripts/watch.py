@@ -11,8 +11,11 @@ after a kill, the timeline is in timeline.csv: one line per answer, written at o
 frames of a live source are dropped, and counted, when the model is late.
 
 An event begins where P(yes) reaches --on, ends where it falls below --off, and lasts at least --shortest seconds; with
---fps 1, one frame counts as one second. The exit status is 0; 1 if frames are missing (a broken file, a lost camera);
-2 if the run could not start or failed; 130 after Ctrl-C.
+--fps 1, one frame counts as one second. With --thresholds both are the threshold of the question's type, timeline and
+events get a column not_sure, and the timeline one of answers.
+
+The exit status is 0; 1 if frames are missing (a broken file, a lost camera); 2 if the run could not start or failed;
+130 after Ctrl-C.
 """
 
 import signal

@@ -3,7 +3,8 @@
     images → read → encode once → classify all questions in one packed pass ─┬─ yes or no: done, with P(yes)
                                                                              └─ other: generate the answer
 
-The rule is in `answering.py`, which evaluation shares.
+The rule is in `answering.py`, which evaluation shares. With operating points, the threshold between yes and no depends
+on the question type.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ import torch
 from transformers import TextIteratorStreamer
 
 from ..answering import FirstWord, first_words, generate_answers
+from ..operating_points import OperatingPoints
 from ..processing_traffic_vlm import QUESTION_END, TrafficVLMProcessor
 from ..utils import load_weights
 
@@ -30,6 +32,9 @@ class Answer:
         probability: of this answer. For yes and no relative to each other, for words relative to all other texts.
         yes_probability: calibrated P(yes); None for an answer in words.
         unknown_words: words of the question that are not in the vocabulary; the model ignores them.
+        untaught_words: words of the question that the model was not taught; it guesses what they mean.
+        not_sure: whether P(yes) lies in the band of its operating point; None for an answer in words, and without
+            operating points.
     """
 
     question: str
@@ -37,9 +42,19 @@ class Answer:
     probability: float
     yes_probability: float | None = None
     unknown_words: tuple[str, ...] = ()
+    untaught_words: tuple[str, ...] = ()
+    not_sure: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """The fields for JSON; `not_sure` only if it is known."""
+        values = asdict(self)
+        if self.not_sure is None:
+            del values["not_sure"]
+        return values
+
+    def to_text(self) -> str:
+        """ "yes, 0.97" or "yes, 0.55, not sure" """
+        return f"{self.answer}, {self.probability:.2f}{', not sure' if self.not_sure else ''}"
 
 
 class Answerer:
@@ -49,6 +64,7 @@ class Answerer:
         folder: a model folder, or the name of a repository on the Hub.
         device: "cpu", "cuda", ...; by default a GPU if there is one.
         dtype: by default bfloat16 on a GPU and float32 on a CPU.
+        operating_points: thresholds on P(yes); by default the more likely of yes and no is the answer.
 
     Raises:
         OSError: no such model, or it has no weights.
@@ -56,7 +72,14 @@ class Answerer:
         RuntimeError: no such device.
     """
 
-    def __init__(self, folder: str | Path, device: str | None = None, dtype: torch.dtype | None = None):
+    def __init__(
+        self,
+        folder: str | Path,
+        device: str | None = None,
+        dtype: torch.dtype | None = None,
+        operating_points: OperatingPoints | None = None,
+    ):
+        self.operating_points = operating_points
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = dtype or (torch.float32 if self.device.type == "cpu" else torch.bfloat16)
         self.processor: Any = TrafficVLMProcessor.from_pretrained(str(folder))
@@ -111,8 +134,13 @@ class Answerer:
     def _to_answer(self, question: str, first: FirstWord) -> Answer | None:
         if not first.is_yes_no:
             return None
-        p_yes = first.yes_probability
-        return Answer(question, first.text, max(p_yes, 1 - p_yes), p_yes, self.check_question(question))
+        p_yes, about = first.yes_probability, self.check_question(question)
+        if self.operating_points is None:
+            return Answer(question, first.text, max(p_yes, 1 - p_yes), p_yes, **about)
+        point = self.operating_points.of(question)
+        answer = point.answer(p_yes)
+        probability = p_yes if answer == "yes" else 1 - p_yes
+        return Answer(question, answer, probability, p_yes, **about, not_sure=point.is_unsure(p_yes))
 
     def stream(self, encoded: Any, question: str, timeout: float | None = None) -> Iterator[str | Answer]:
         """Generate an answer in words about one encoded image: yield its growing text, then the `Answer`.
@@ -137,8 +165,8 @@ class Answerer:
         finally:
             generated.cancel()  # if it has not started, there is no reader left
 
-    def _check_question(self, question: str) -> tuple[str, ...]:
-        """Return the words of a question that are not in the vocabulary.
+    def _check_question(self, question: str) -> dict[str, Any]:
+        """The fields of an `Answer` about words of the question: "unknown_words" and "untaught_words".
 
         Raises:
             ValueError: no word is known, or the question leaves no room for an answer.
@@ -151,7 +179,7 @@ class Answerer:
             raise ValueError(f"A question of {length} tokens leaves no room for an answer: both have at most {limit}.")
         if unknown and not any(token.isalnum() for token in tokenizer.convert_ids_to_tokens(ids)):
             raise ValueError(f"The model knows no word of the question {question!r}.")
-        return unknown
+        return {"unknown_words": unknown, "untaught_words": tuple(self.processor.untaught_words(question))}
 
     def _generate(self, encoded: Any, asked: Sequence[tuple[int, str]], streamer: Any = None) -> list[Answer]:
         """Generate the answer to each (image index, question)."""
@@ -159,6 +187,6 @@ class Answerer:
             return []
         found = generate_answers(self.model, self.processor, encoded, asked, streamer)
         return [
-            Answer(question, text, probability or 0.0, unknown_words=self.check_question(question))
+            Answer(question, text, probability or 0.0, **self.check_question(question))
             for (_, question), (text, probability) in zip(asked, found)
         ]

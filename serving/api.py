@@ -216,8 +216,8 @@ LIMITED: dict[str, Any] = {
 }
 
 
-@router.post("/v1/answer", openapi_extra=describe_body(AnswerRequest), **LIMITED)
-async def answer(request: Request) -> AnswerResponse:
+@router.post("/v1/answer", response_model=AnswerResponse, openapi_extra=describe_body(AnswerRequest), **LIMITED)
+async def answer(request: Request) -> JSONResponse:
     """Answer questions about an image, each with its probability, and with P(yes) if it is yes or no."""
     service, metrics, begin = request.app.state.service, request.app.state.metrics, time.perf_counter()
     async with asyncio.timeout(service.settings.seconds):
@@ -225,7 +225,8 @@ async def answer(request: Request) -> AnswerResponse:
         answers, cached = await service.answer(item)
     metrics.images.labels(str(cached).lower()).inc()
     metrics.questions.inc(len(answers))
-    return AnswerResponse(answers=answers, image=item.key, cached=cached, seconds=time.perf_counter() - begin)
+    response = {"image": item.key, "cached": cached, "seconds": time.perf_counter() - begin}
+    return JSONResponse({"answers": [one.to_dict() for one in answers], **response})
 
 
 @router.post(

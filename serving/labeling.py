@@ -33,6 +33,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from ..data.formats import IMAGE_SUFFIXES
+from ..operating_points import load_operating_points
 from ..utils import DataError
 from .answerer import Answerer
 from .cluster import load_ray, process_with_actors, share_machines, start_ray
@@ -49,6 +50,7 @@ PLAN = "_plan.parquet"  # readers of Parquet folders skip names with an undersco
 DECODING_THREADS = 4
 COLUMNS = ("key", "question", "probability", "answer", "error")
 SCHEMA = pa.schema([(name, pa.float32() if name == "probability" else pa.string()) for name in COLUMNS])
+NOT_SURE = pa.field("not_sure", pa.bool_())  # another column, with --thresholds
 
 
 def _option(default: Any, help: str) -> Any:
@@ -71,12 +73,15 @@ class LabelOptions:
     threads: int = _option(2, "CPU cores of an actor")
     batch_size: int = _option(32, "images in one pass of the model")
     device: Literal["cpu", "cuda"] | None = _option(None, "without it, GPUs if the machines have any")
+    thresholds: str | None = _option(None, "thresholds.json of scripts/evaluate.py")
 
     def __post_init__(self) -> None:
         for name in ("images_per_part", "actors", "threads", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name} must be at least 1, got {value}")
+        # Read here: the machines of a cluster need not have the file.
+        self.operating_points = None if self.thresholds is None else load_operating_points(self.thresholds)
         self.ask = check_questions(self.ask)
         self.output_dir = _absolute(self.output_dir)
         if os.path.isdir(self.model):
@@ -93,6 +98,7 @@ class LabelOptions:
             "images_per_part": self.images_per_part,
             "dtype": "bfloat16" if self.bf16 else None,
             "weights": weights_digest(self.model),
+            "thresholds": hashlib.sha256(Path(self.thresholds).read_bytes()).hexdigest() if self.thresholds else None,
         }
 
 
@@ -313,7 +319,9 @@ class Labeler:
         if threads:
             torch.set_num_threads(threads)
         self.options, self.folder = options, LabelFolder(options.output_dir)
-        self.answerer = Answerer(options.model, device, torch.bfloat16 if options.bf16 else None)
+        dtype = torch.bfloat16 if options.bf16 else None
+        self.answerer = Answerer(options.model, device, dtype, options.operating_points)
+        self.schema = SCHEMA if options.operating_points is None else SCHEMA.append(NOT_SURE)
 
     def ready(self) -> None:
         """Return when the model is loaded."""
@@ -330,7 +338,7 @@ class Labeler:
         part, questions = files[0]["part"], len(self.options.ask)
         result = {"part": part, "images": 0, "errors": 0, "problem": ""}
         try:
-            labels = pa.Table.from_pylist(list(self.label(read_part(files, self.options))), SCHEMA)
+            labels = pa.Table.from_pylist(list(self.label(read_part(files, self.options))), self.schema)
             self.folder.write(labels, f"part-{part:06d}.parquet")
         except OSError as error:  # of a network or a disk: another run may succeed
             return result | {"problem": f"{files[0]['path']}: {str(error) or type(error).__name__}"}
@@ -378,7 +386,8 @@ class Labeler:
                 continue
             for answer in next(answers):
                 probability = answer.probability if answer.yes_probability is None else answer.yes_probability
-                yield {"key": key, "question": answer.question, "probability": probability, "answer": answer.answer}
+                row = {"key": key, "question": answer.question, "probability": probability, "answer": answer.answer}
+                yield row | {"not_sure": answer.not_sure}  # only with --thresholds a column of the file
 
 
 def check_model(options: LabelOptions) -> None:
@@ -393,6 +402,9 @@ def check_model(options: LabelOptions) -> None:
         if answer.unknown_words:
             words = ", ".join(answer.unknown_words)
             raise DataError(f"{answer.question!r}: the model does not know {words}. Correct or rephrase the question")
+        if answer.untaught_words:
+            words = ", ".join(answer.untaught_words)
+            print(f"{answer.question!r} has words that the model was not taught: {words}", file=sys.stderr)
 
 
 def label(source: str, options: LabelOptions) -> None:

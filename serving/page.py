@@ -74,9 +74,10 @@ def table(rows: Sequence[tuple[str, Answer | str | None, float | None]]) -> str:
         text = answer.answer if isinstance(answer, Answer) else answer or "…"
         p_yes = answer.yes_probability if isinstance(answer, Answer) else None
         meter = "" if p_yes is None else f'<meter value="{p_yes:.2f}" aria-label="P(yes)"></meter>{p_yes:.2f}'
+        unsure = ", not sure" if isinstance(answer, Answer) and answer.not_sure else ""
         took = "" if seconds is None else f"{1000 * seconds:.1f} ms"
         lines.append(
-            f"<tr><td>{html.escape(question)}</td><td><strong>{html.escape(text)}</strong></td>"
+            f"<tr><td>{html.escape(question)}</td><td><strong>{html.escape(text)}</strong>{unsure}</td>"
             f'<td class="number">{meter}</td><td class="number">{took}</td></tr>'
         )
     head = "<tr><th>question</th><th>answer</th><th>P(yes)</th><th>time</th></tr>"
@@ -90,9 +91,11 @@ class Page:
         self.answerer, self.processor = answerer, answerer.processor
 
     def list_unknown_words(self, text: str) -> str:
-        """Return the words in the questions that the model ignores, as HTML."""
-        unknown = self.processor.unknown_words(text.strip())
-        return f"unknown words, ignored: {html.escape(', '.join(unknown))}" if unknown else ""
+        """Return the words in the questions that the model ignores, or was not taught, as HTML."""
+        unknown, untaught = self.processor.unknown_words(text.strip()), self.processor.untaught_words(text.strip())
+        notes = [f"unknown words, ignored: {html.escape(', '.join(unknown))}"] if unknown else []
+        notes += [f"words that the model was not taught: {html.escape(', '.join(untaught))}"] if untaught else []
+        return "<br>".join(notes)
 
     def encode(self, path: str | None, last: EncodedPicture | None) -> tuple[EncodedPicture, float]:
         """Return the encoded image, `last` if it is the same one, and the seconds that encoding took."""

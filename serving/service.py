@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from cachetools import TTLCache
 
+from ..operating_points import load_operating_points
 from ..scoring_traffic_vlm import EncodedImages
 from .answerer import Answer, Answerer
 from .fetching import FetchError, fetch
@@ -42,12 +43,15 @@ class Settings:
     cached_images: int = field(default=256, metadata={"help": "encoded images to keep, 1.4 MB each in float32"})
     cache_seconds: float = field(default=600.0, metadata={"help": "time to keep an encoded image"})
     allow_urls: bool = field(default=False, metadata={"help": "fetch image_url from public addresses"})
+    thresholds: str | None = field(default=None, metadata={"help": "thresholds.json of scripts/evaluate.py"})
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if is_number and (value < 0 or (value == 0 and not name.startswith("cache"))):
                 raise ValueError(f"--{name} must be positive, got {value}")
+        # Read here: the machines of a cluster need not have the file.
+        self.operating_points = None if self.thresholds is None else load_operating_points(self.thresholds)
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,8 @@ class Service:
     def __init__(self, settings: Settings):
         self.settings = settings
         torch.set_num_threads(settings.threads)
-        self.answerer = Answerer(settings.model, settings.device, torch.bfloat16 if settings.bf16 else None)
+        dtype = torch.bfloat16 if settings.bf16 else None
+        self.answerer = Answerer(settings.model, settings.device, dtype, settings.operating_points)
         self.decoders = ThreadPoolExecutor(4)
         self.waiting = 0  # requests that have no response yet
         self.queue: deque[tuple[Item, Future]] = deque()

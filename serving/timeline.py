@@ -14,6 +14,7 @@ from .events import Event
 
 
 COLUMNS = {"frame": pa.int64(), "time": pa.float64(), "question": pa.string(), "probability": pa.float32()}
+ANSWER_COLUMNS = {"answer": pa.string(), "not_sure": pa.bool_()}  # follow with --thresholds
 BLOCK_BYTES = 1 << 24  # of CSV that become one row group
 MAX_POINTS = 1200  # of a curve in the picture
 LINE, RANGE, EVENT, THRESHOLD = "#2166ac", "#a9c9e4", "#f4a582", "#8a8a8a"
@@ -28,7 +29,7 @@ class CsvLog:
         self.writer = csv.writer(self.file)
         self.add([list(columns)])
 
-    def add(self, rows: Iterable[Sequence]) -> None:
+    def add(self, rows: Iterable[Iterable]) -> None:
         self.writer.writerows(rows)
         self.file.flush()
 
@@ -42,7 +43,7 @@ def convert_to_parquet(source: Path, path: Path) -> None:
         source,
         read_options=pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES),
         parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
-        convert_options=pyarrow.csv.ConvertOptions(column_types=COLUMNS),
+        convert_options=pyarrow.csv.ConvertOptions(column_types=COLUMNS | ANSWER_COLUMNS),
     )
     with atomic_write(path) as temporary, reader, pyarrow.parquet.ParquetWriter(temporary, reader.schema) as writer:
         for batch in reader:
@@ -78,7 +79,7 @@ def draw_timeline(
     timeline: Path,
     questions: Sequence[str],
     events: Sequence[tuple[str, Event]],
-    thresholds: Sequence[float],
+    thresholds: Sequence[Sequence[float]],
     path: Path,
 ) -> None:
     """Draw a PNG with one row per question: P(yes), thresholds and events.
@@ -86,6 +87,7 @@ def draw_timeline(
     Args:
         timeline: Parquet file of `convert_to_parquet`.
         events: (question, event) for every event, each with an end.
+        thresholds: of each question.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -99,7 +101,7 @@ def draw_timeline(
         found = [event for of_question, event in events if of_question == question]
         for event in found:
             axes.axvspan(event.start, event.end, color=EVENT, alpha=0.55, linewidth=0)
-        for threshold in thresholds:
+        for threshold in thresholds[index]:
             axes.axhline(threshold, color=THRESHOLD, linewidth=0.7, linestyle=":")
         axes.fill_between(seconds, low[:, index], high[:, index], color=RANGE, linewidth=0)
         axes.plot(seconds, mean[:, index], color=LINE, linewidth=1.2)

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -25,12 +25,13 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
+from ..operating_points import load_operating_points
 from ..utils import DataError, atomic_write_text
 from .annotation import AnnotatedVideo, check_path, video_size
 from .answerer import Answerer
 from .events import Event, EventDetector
 from .questions import check_questions
-from .timeline import COLUMNS, CsvLog, clock_time, convert_to_parquet, draw_timeline
+from .timeline import ANSWER_COLUMNS, COLUMNS, CsvLog, clock_time, convert_to_parquet, draw_timeline
 from .video import Frame, Source, open_source
 
 
@@ -54,6 +55,9 @@ class WatchOptions:
     on: float = field(default=0.6, metadata={"help": "P(yes) from which an event begins"})
     off: float = field(default=0.4, metadata={"help": "P(yes) below which it ends"})
     shortest: float = field(default=0.5, metadata={"help": "seconds; a shorter yes or no is flicker"})
+    thresholds: Path | None = field(
+        default=None, metadata={"help": "thresholds.json of scripts/evaluate.py, in place of --on and --off"}
+    )
     model: str = field(default=str(ROOT), metadata={"help": "model folder"})
     device: str | None = field(default=None, metadata={"help": "cpu, cuda, ...; by default a GPU if there is one"})
     bf16: bool = field(default=False, metadata={"help": "compute in bfloat16, as always on a GPU"})
@@ -66,10 +70,21 @@ class WatchOptions:
             if value is not None and not 0 < value < float("inf"):
                 raise DataError(f"--{name} must be above 0, got {value}")
         EventDetector(self.on, self.off, self.shortest)  # checks the three values
+        self.operating_points = load_operating_points(self.thresholds) if self.thresholds else None
+        if self.thresholds and (self.on, self.off) != (WatchOptions.on, WatchOptions.off):
+            raise DataError("--thresholds takes the place of --on and --off: give either")
         if self.video is not None:
             check_path(self.video)
             if self.video.exists() and not self.overwrite:
                 raise DataError(f"--video {self.video}: exists; choose another name, or --overwrite")
+
+
+def event_limits(question: str, options: WatchOptions) -> tuple[float, float]:
+    """P(yes) from which an event of a question begins, and below which it ends."""
+    if options.operating_points is None:
+        return options.on, options.off
+    threshold = options.operating_points.of(question).threshold
+    return threshold, threshold
 
 
 class QuestionScorer:
@@ -91,6 +106,9 @@ class QuestionScorer:
             if answer.unknown_words:
                 words = ", ".join(answer.unknown_words)
                 self.notes.append(f"{answer.question!r} has words that the model does not know: {words}")
+            if answer.untaught_words:
+                words = ", ".join(answer.untaught_words)
+                self.notes.append(f"{answer.question!r} has words that the model was not taught: {words}")
             if answer.yes_probability is None:
                 self.notes.append(f"{answer.question!r} is answered with words; its P(yes) may mean little")
 
@@ -177,9 +195,12 @@ class Recorder:
         self.started, self.start = datetime.now().astimezone(), time.monotonic()
         self.ended_by = "an error"
         self.events: list[tuple[str, Event]] = []  # those that have ended
-        self.detectors = [EventDetector(options.on, options.off, options.shortest) for _ in self.questions]
-        self.timeline = CsvLog(self.folder / "timeline.csv", COLUMNS)
-        self.log = CsvLog(self.folder / "events.csv", EVENT_COLUMNS)
+        self.limits = [event_limits(question, options) for question in self.questions]
+        self.detectors = [EventDetector(on, off, options.shortest) for on, off in self.limits]
+        has_points = options.operating_points is not None
+        answer_columns, event_columns = (ANSWER_COLUMNS, ("not_sure",)) if has_points else ((), ())
+        self.timeline = CsvLog(self.folder / "timeline.csv", (*COLUMNS, *answer_columns))
+        self.log = CsvLog(self.folder / "events.csv", (*EVENT_COLUMNS, *event_columns))
 
     def add(self, frames: Sequence[Frame], probabilities: np.ndarray) -> None:
         """Record frames in their order, with P(yes) [B,Q] of the questions about them.
@@ -194,7 +215,7 @@ class Recorder:
             self.frames, self.seconds = self.frames + 1, frame.seconds
             # 9 digits keep every float32.
             self.timeline.add(
-                (frame.index, frame.seconds, question, f"{value:.9g}")
+                (frame.index, frame.seconds, question, f"{value:.9g}", *self._decide(question, value))
                 for question, value in zip(self.questions, values)
             )
             for question, detector, value in zip(self.questions, self.detectors, values):
@@ -202,6 +223,20 @@ class Recorder:
             if self.video is not None and frame.picture is not None:
                 is_event = [detector.is_event for detector in self.detectors]
                 self.video.add(frame.seconds, frame.picture, values, is_event)
+
+    def _decide(self, question: str, p_yes: float) -> tuple[str, bool] | tuple[()]:
+        """The answer and whether it is not sure; nothing without operating points."""
+        if self.options.operating_points is None:
+            return ()
+        point = self.options.operating_points.of(question)
+        return point.answer(p_yes), point.is_unsure(p_yes)
+
+    def _describe(self, question: str, event: Event) -> dict[str, Any]:
+        """An event as a row of events.csv. It is not sure if even its peak is not."""
+        row = {"question": question, **asdict(event)}
+        if decided := self._decide(question, event.peak):
+            row["not_sure"] = decided[1]
+        return row
 
     def _keep(self, question: str, changes: Sequence[Event]) -> None:
         for event in changes:
@@ -211,7 +246,7 @@ class Recorder:
             end = round(event.end, 3)
             event = Event(round(event.start, 3), end, round(event.peak, 4), event.is_cut)
             self.events.append((question, event))
-            self.log.add([(question, *astuple(event))])
+            self.log.add([self._describe(question, event).values()])
             tqdm.write(f"{clock_time(end):>9}  ends    {question} (peak {event.peak:.2f})")
 
     def close(self) -> None:
@@ -232,14 +267,17 @@ class Recorder:
             self._keep(question, detector.close(end))
 
     def _complete_timeline(self) -> None:
-        path, thresholds = self.folder / "timeline.parquet", (self.options.on, self.options.off)
+        path = self.folder / "timeline.parquet"
         convert_to_parquet(self.timeline.path, path)
         self.timeline.path.unlink()
-        draw_timeline(path, self.questions, self.events, thresholds, self.folder / "timeline.png")
+        draw_timeline(path, self.questions, self.events, self.limits, self.folder / "timeline.png")
 
     def write_summary(self, source: Source) -> None:
         """Write summary.json, and its main figures to standard error; call `close` first."""
         names = ("on", "off", "shortest", "batch_size")
+        used = {"questions": self.questions, **{name: getattr(self.options, name) for name in names}}
+        if self.options.operating_points is not None:
+            used |= {"on": None, "off": None, "thresholds": [on for on, _ in self.limits]}
         summary = {
             "source": source.name,
             "model": self.options.model,
@@ -253,9 +291,9 @@ class Recorder:
             "broken": source.broken,
             "notes": source.notes,
             "problems": source.problems,
-            "options": {"questions": self.questions, **{name: getattr(self.options, name) for name in names}},
+            "options": used,
             "frames": self.frames,
-            "events": [{"question": question, **asdict(event)} for question, event in self.events],
+            "events": [self._describe(question, event) for question, event in self.events],
         }
         atomic_write_text(self.folder / "summary.json", json.dumps(summary, indent=1, allow_nan=False))
         print(
@@ -285,6 +323,8 @@ def watch(
     check_output(options, name)
     if options.threads:
         torch.set_num_threads(options.threads)
+    for question in questions:
+        EventDetector(*event_limits(question, options), options.shortest)  # refuses a threshold of 0
     answerer = Answerer(options.model, options.device, torch.bfloat16 if options.bf16 else None)
     scorer = QuestionScorer(answerer, questions)
     # Opened last: the buffer of a camera would overflow while the model is loaded.

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tiny import ROOT, save_folder, tiny_model
+from tiny import ROOT, save_folder, tiny_model, yes_no_model
 
 
 for name in ("aiohttp", "cachetools", "fastapi", "httpx", "prometheus_client"):
@@ -109,6 +109,18 @@ def test_answers_are_those_of_the_answerer(client, model):
             assert (got["question"], got["answer"], got["unknown_words"]) == (want.question, want.answer, [])
             assert got["probability"] == pytest.approx(want.probability, abs=1e-4)
             assert got["yes_probability"] == pytest.approx(want.yes_probability, abs=1e-4)
+
+
+def test_thresholds_decide_and_mark_answers(tmp_path):
+    (tmp_path / "thresholds.json").write_text('{"default": {"threshold": 0.001, "band": [0, 1]}}')
+    model, answers = str(save_folder(yes_no_model(), tmp_path / "model")), []
+    for thresholds in (None, str(tmp_path / "thresholds.json")):
+        with TestClient(build_app(Settings(model, "cpu", threads=1, thresholds=thresholds))) as client:
+            answers.append(ask(client).json()["answers"])
+    for plain, answer in zip(*answers, strict=True):
+        assert "not_sure" not in plain
+        assert (answer["answer"], answer["not_sure"]) == ("yes", True)
+        assert answer["probability"] == answer["yes_probability"] == pytest.approx(plain["yes_probability"])
 
 
 def test_a_second_request_uses_the_encoded_image_of_the_first(client):

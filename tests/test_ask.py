@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from transformers.utils import logging
 
-from tiny import ROOT, save_folder, tiny_model
+from tiny import ROOT, save_folder, tiny_model, yes_no_model
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.processing_traffic_vlm import is_yes_no_question
 from traffic_vlm.serving.answerer import Answerer
@@ -147,6 +147,22 @@ def test_the_script_prints_tables_and_json_and_draws(folder, picture, tmp_path):
     other.unlink()
 
 
+def test_thresholds_decide_and_mark_answers(picture, tmp_path, monkeypatch, capsys, loud):
+    folder = save_folder(yes_no_model(), tmp_path / "model")
+    [[answer]] = Answerer(folder, device="cpu")([picture], [QUESTIONS[:1]])
+    point = {"threshold": answer.yes_probability, "band": [0, 1]}
+    (tmp_path / "thresholds.json").write_text(json.dumps({"default": point}))
+    command = ["ask.py", str(picture), answer.question, "--model", str(folder), "--thresholds"]
+    for options in ([], ["--json"]):
+        monkeypatch.setattr(sys, "argv", [*command, str(tmp_path / "thresholds.json"), *options])
+        with pytest.raises(SystemExit):
+            runpy.run_path(str(ROOT / "scripts/ask.py"), run_name="__main__")
+    table, line = capsys.readouterr().out.rsplit("\n", 2)[:2]
+    assert f"  yes, {answer.yes_probability:.2f}, not sure" in table
+    [found] = json.loads(line)["answers"]
+    assert (found["answer"], found["not_sure"]) == ("yes", True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -164,6 +180,10 @@ def test_the_script_prints_tables_and_json_and_draws(folder, picture, tmp_path):
         (["scene.png", "Is there a car?", "--device", "abacus"], "abacus"),
         (["scene.png", "Is there a car?", "--device", "xpu"], "xpu"),
         (["scene.png", "Is there a car?", "--model", "torn"], "torn: the weights cannot be read"),
+        (
+            ["scene.png", "Is there a car?", "--thresholds", "nowhere.json"],
+            "nowhere.json: cannot be read: No such file",
+        ),
     ],
 )
 def test_bad_input_is_an_error(folder, picture, tmp_path, monkeypatch, capsys, loud, arguments, message):

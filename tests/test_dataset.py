@@ -315,3 +315,33 @@ def test_no_image_is_lost_to_the_balance():
     questions = [[Question("Is there a car?", "yes", "presence", "car", "presence/car")]] * 3
     assert rebalance(questions) == questions
     assert [len(left) for left in rebalance([questions[0] * 2, *questions])] == [1, 1, 1, 1]
+
+
+def test_scene_labels_add_what_boxes_do_not_tell(tmp_path):
+    source = coco(tmp_path / "mine")
+    line = {"weather": "rain", "time_of_day": "day", "road": "wet", "traffic": "busy", "place": "parking"}
+    line |= {"view": "roadside", "present": ["truck", "car"], "unsure": ["bus"]}
+    entries = [{"image": f"mine/train/{i}.png"} | line for i in range(2)]
+    (tmp_path / "labels").mkdir()
+    path = tmp_path / "labels" / "mine.jsonl"
+    path.write_text("\n".join(map(json.dumps, entries)))
+    report = make(tmp_path / "out", source=[source], scene_labels=tmp_path / "labels")
+    assert report["skipped"]["image without scene labels"] == 1 and report["images"] == 3
+    rows = load_dataset(str(tmp_path / "out"), split="train")
+    scene = Scene.from_json(rows[0]["scene"])
+    assert scene.scene_attributes == {
+        **{"weather": "rainy", "time of day": "day", "view": "other"},
+        **{"road surface": "wet", "traffic density": "busy", "road type": "parking area"},
+    }
+    presence = {"truck": True, "train": False, "road construction": False}
+    assert scene.presence.items() >= presence.items()
+    assert not {"car", "vehicle", "bus"} & scene.presence.keys()  # boxed, of a boxed class, and unsure
+    crop = scene.cropped(0, 0, 40, 30)
+    assert "truck" not in crop.presence and crop.presence["train"] is False
+    assert crop.scene_attributes.keys() == scene.scene_attributes.keys() - {"view"}
+    with pytest.raises(DataError, match=r"labels/other.jsonl does not exist; --scene_labels needs a file"):
+        shutil.copytree(tmp_path / "mine", tmp_path / "other")
+        make(tmp_path / "next", source=[source[:-4] + "other"], scene_labels=tmp_path / "labels")
+    path.write_text(json.dumps(entries[0] | {"weather": "hot"}))
+    with pytest.raises(DataError, match=r"mine.jsonl:1.*weather is 'hot'"):
+        make(tmp_path / "next", source=[source], scene_labels=tmp_path / "labels", strict=True)

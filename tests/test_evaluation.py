@@ -10,6 +10,7 @@ import types
 from dataclasses import replace
 
 import numpy as np
+import pyarrow.parquet as parquet
 import pytest
 import torch
 from datasets import Dataset
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tiny import ROOT, save_folder, tiny_model
+from tiny import ROOT, save_folder, tiny_model, yes_no_model
 from traffic_vlm.data.dataset import FEATURES, make_row, synthetic_rows
 from traffic_vlm.data.folders import load_rows
 from traffic_vlm.data.questions import Question
@@ -45,25 +46,15 @@ from traffic_vlm.evaluation.metrics import (
     fit_temperature,
     reliability,
 )
-from traffic_vlm.evaluation.predict import Prediction, perplexity, predict
+from traffic_vlm.evaluation.predict import Prediction, normalize, perplexity, predict
 from traffic_vlm.evaluation.report import Options, evaluate_model, quick_metrics
 from traffic_vlm.evaluation.robustness import agreement, corruptions, paraphrase, paraphrase_agreement
+from traffic_vlm.operating_points import load_operating_points
 from traffic_vlm.serving.answerer import Answerer
 
 
 LISTS = ("questions", "answers", "question_types", "categories", "question_ids")
 FEW = Options(progress=False, corrupted_images=2, paraphrased_images=2)
-
-
-def yes_no_model(**fields):
-    """A tiny model whose answers are all yes or no."""
-    model = tiny_model(**fields)
-    text = model.config.get_text_config()
-    with torch.no_grad():
-        yes = model.lm_head.weight[text.yes_token_id].clone()
-        model.lm_head.weight.zero_()
-        model.lm_head.weight[text.yes_token_id], model.lm_head.weight[text.no_token_id] = yes, -yes
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -277,13 +268,13 @@ def test_evaluation_measures_what_serving_answers(model, model_folder, processor
     asked = [(row, i) for row in rows for i in range(len(row["questions"]))]
     assert len(found) == len(asked)
     for one, (row, i), answer in zip(found, asked, [answer for answers in served for answer in answers]):
-        assert (one.question, one.answer) == (row["questions"][i], row["answers"][i])
+        assert (one.question, [one.answer]) == (row["questions"][i], normalize(processor, [row["answers"][i]]))
         assert (one.question_type, one.category, one.question_id) == tuple(row[name][i] for name in LISTS[2:])
         assert (one.source, one.image_id) == (row["source"], row["image_id"])
         assert one.text == answer.answer
         if answer.yes_probability is not None:
             assert one.probability == pytest.approx(answer.yes_probability, abs=1e-5)
-    assert 10 < sum(one.text in ("yes", "no") for one in found) < len(found) - 10
+    assert 5 < sum(one.text in ("yes", "no") for one in found) < len(found) - 5
 
 
 def test_the_ground_truth_does_not_decide_how_a_question_is_asked(model, processor, rows):
@@ -403,7 +394,7 @@ def test_agreement_by_hand(model, processor, rows):
     assert (
         by_question_type["all"]["pairs"]
         == sum(one["pairs"] for question_type, one in by_question_type.items() if question_type != "all")
-        > 50
+        > 30
     )
 
 
@@ -594,6 +585,7 @@ def test_the_script_writes_a_report_plots_and_the_temperature(folder, model_fold
     sizes = ("--batch_size", 3, "--corrupted_images", 2, "--paraphrased_images", 2, "--no_progress")
     run_script(monkeypatch, *options, *sizes, "--bf16", "--write_temperature")
     names = {"report.json", "report.md", "reliability.png", "question_types.png", "examples.png"}
+    names |= {"predictions.parquet", "thresholds.json"}
     assert {file.name for file in output.iterdir()} == names
     report, text = json.loads((output / "report.json").read_text()), (output / "report.md").read_text()
     assert report["datasets"] == [str(folder)] and report["images"] == 6
@@ -602,6 +594,21 @@ def test_the_script_writes_a_report_plots_and_the_temperature(folder, model_fold
         with Image.open(path) as plot:
             assert min(plot.size) > 300
     assert "balanced accuracy" in capsys.readouterr().out
+    table = parquet.read_table(output / "predictions.parquet").to_pylist()
+    rows = load_rows([folder])
+    assert [row["question"] for row in table] == [question for row in rows for question in row["questions"]]
+    yes_no = [row for row in table if row["ground_truth"] in OTHER]
+    right = [row["is_right"] for row in yes_no]
+    assert report["yes_no"]["all"]["accuracy"] == pytest.approx(sum(right) / len(right))
+    assert [row["answer"] == row["ground_truth"] for row in yes_no] == right
+    # The fitted temperature was written, so the thresholds are for P(yes) at this temperature.
+    points = load_operating_points(output / "thresholds.json")
+    scale = 1 / report["calibration"]["fitted_temperature"]  # the model's own temperature is 1
+    truth, p = [row["ground_truth"] for row in yes_no], [row["yes_probability"] for row in yes_no]
+    answers = [points.default.answer(p_yes(scale * math.log(x / (1 - x)))) for x in p]
+    found = sum(answer == "yes" == true for answer, true in zip(answers, truth))
+    assert points.default.recall == pytest.approx(found / truth.count("yes"), abs=1e-4)
+    assert (points.default.yes, points.default.no) == (truth.count("yes"), truth.count("no"))
     temperature = report["calibration"]["fitted_temperature"]
     after = {file.name: file.read_bytes() for file in model.iterdir()}
     assert after.keys() == before.keys() | {"decision.json"}

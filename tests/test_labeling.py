@@ -17,7 +17,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from tiny import ROOT, save_folder, tiny_model
+from tiny import ROOT, save_folder, tiny_model, yes_no_model
 
 
 pa = pytest.importorskip("pyarrow")
@@ -94,6 +94,22 @@ def test_labels_are_the_answers_of_the_answerer(model, tmp_path):
         expected = answer.probability if answer.yes_probability is None else answer.yes_probability
         assert (row["question"], row["answer"], row["error"]) == (answer.question, answer.answer, None)
         assert row["probability"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_thresholds_add_a_column_and_belong_to_the_job(tmp_path):
+    model = str(save_folder(yes_no_model(), tmp_path / "model"))
+    images, path = write_images(tmp_path / "in", 2), tmp_path / "thresholds.json"
+    path.write_text('{"default": {"threshold": 0.001, "band": [0, 1]}}')
+    run_here(images, tmp_path / "out", model, QUESTIONS, thresholds=str(path))
+    run_here(images, tmp_path / "plain", model, QUESTIONS)
+    for row, plain in zip(read(tmp_path / "out"), read(tmp_path / "plain"), strict=True):
+        assert row["probability"] == plain["probability"] and "not_sure" not in plain
+        assert (row["answer"], row["not_sure"]) == ("yes", True)
+    path.write_text('{"default": {"threshold": 0.6}}')
+    with pytest.raises(DataError, match="another job: thresholds"):
+        run_here(images, tmp_path / "out", model, QUESTIONS, thresholds=str(path))
+    with pytest.raises(DataError, match="cannot be read"):
+        LabelOptions(QUESTIONS, str(tmp_path / "new"), model, thresholds="")
 
 
 def test_parquet_and_tars_give_the_same_labels_as_files(model, tmp_path):

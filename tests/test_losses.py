@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tiny import tiny_model
-from traffic_vlm.training.losses import consistency_loss, grounding_loss, intermediate_loss, recording
+from traffic_vlm.training.losses import agreement_loss, consistency_loss, grounding_loss, intermediate_loss, recording
 
 
 def test_grounding_loss_is_the_negative_log_of_attention_on_the_object():
@@ -28,6 +28,16 @@ def test_consistency_loss_is_the_symmetric_divergence():
     loss.backward()
     assert log_odds.grad[0] > 0 > log_odds.grad[2] and not log_odds.grad[1::2].any()
     assert consistency_loss(log_odds[:0], pairs[:0]).item() == 0
+
+
+def test_agreement_loss_is_the_excess_of_probability():
+    first, second = torch.tensor([2.0, -1.0, 2.0], requires_grad=True), torch.tensor([0.0, 1.0, 1.0])
+    loss = agreement_loss(first, second, torch.tensor([False, False, True]))
+    p = first.detach().sigmoid()
+    assert loss.item() == pytest.approx(float((p[0] - 0.5) + (p[2] + second[2].sigmoid() - 1)) / 3)
+    loss.backward()
+    assert first.grad[0] > 0 and first.grad[1] == 0 and first.grad[2] > 0
+    assert agreement_loss(first[:0], second[:0], torch.zeros(0, dtype=torch.bool)).item() == 0
 
 
 def test_intermediate_loss_is_the_cross_entropy_of_the_models_own_head():

@@ -71,6 +71,9 @@ def test_answers_in_words_grow(page, picture, monkeypatch):
 def test_the_table_shows_finished_partial_and_missing_answers():
     rows = [("a?", Answer("a?", "yes", 0.9, 0.9), 0.01), ("b?", "a red", 0.2), ("c?", None, None)]
     table = page_module.table(rows)
+    assert "not sure" not in table
+    unsure = page_module.table([("a?", Answer("a?", "yes", 0.4, 0.4, not_sure=True), 0.01)])
+    assert "<strong>yes</strong>, not sure</td>" in unsure
     assert '<meter value="0.90"' in table and "10.0 ms" in table and "<strong>a red</strong>" in table
     assert "<td>c?</td><td><strong>…</strong></td>" in table
 

@@ -22,6 +22,7 @@ from traffic_vlm.data.dataset import Mixture, SyntheticRows
 from traffic_vlm.data.folders import load_rows
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
+from traffic_vlm.taught_traffic_vlm import TAUGHT_FILE
 from traffic_vlm.training.card import MARK, write_card
 from traffic_vlm.training.collator import SupervisedCollator
 from traffic_vlm.training.head import HEAD_FILE, QueryHead, load_training_head
@@ -108,7 +109,7 @@ def test_a_run_trains_logs_and_saves_a_folder_that_loads(start, tmp_path):
     run(start, tmp_path / "out", "--num_train_epochs", "1", "--questions_per_image", "8")
     logged = [entry for entry in figures(tmp_path / "out") if "loss" in entry]
     assert {"answer_loss", "words", "yes_no_accuracy"} <= logged[0].keys()
-    extra = [f"{name}_loss" for name in LOSSES]
+    extra = [f"{name}_loss" for name in LOSSES if name != "agreement"]  # which few pairs may leave at 0
     assert all(max(entry[name] for entry in logged) > 0 for name in extra)
     assert 0 <= logged[0]["yes_no_accuracy"] <= 1 and logged[0]["words"] > 1
     assert [entry["step"] for entry in figures(tmp_path / "out") if "eval_balanced_accuracy" in entry] == [0, 2]
@@ -145,6 +146,11 @@ def test_a_resumed_run_has_the_result_of_an_uninterrupted_one(start, tmp_path, t
     train(start, stopped, *options)
     first, second = weights(tmp_path / "whole"), weights(stopped)
     assert all(torch.equal(first[name], second[name]) for name in first)
+    counts = [json.loads((tmp_path / name / TAUGHT_FILE).read_text())["words"] for name in ("whole", "stopped")]
+    assert counts[0] == counts[1] and counts[0]["there"]["questions"] > 10
+    assert all(
+        sum(entry[name] for name in ("yes", "no", "words")) == entry["questions"] for entry in counts[0].values()
+    )
 
 
 @pytest.mark.slow
@@ -417,6 +423,9 @@ def test_auxiliary_losses_are_divided_by_the_number_of_accumulated_passes(start,
     model = prepare_model(ModelOptions(model_name_or_path=str(start)), DataOptions(), processes=1)[0].eval()
     batch = SupervisedCollator(processor, 8, grid=(4, 4), paraphrases=2)(rows)
     batch["pixel_values"] = torch.nn.functional.interpolate(batch["pixel_values"], (64, 64))
+    (row, column), (other, another) = ((batch["labels"] == 4) | (batch["labels"] == 5)).nonzero()[:2].tolist()
+    ends = (row, column - 1, other, another - 1)  # as if each implied the other: in one direction there is a loss
+    batch["agreement_pairs"] = torch.tensor([(*ends, 0), (*ends[2:], *ends[:2], 0)])
 
     def loss(passes: int, **loss_weights: float) -> float:
         arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")

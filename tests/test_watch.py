@@ -173,6 +173,28 @@ def test_a_run_is_recorded(tmp_path):
     assert not (tmp_path / "timeline.csv").exists()
 
 
+def test_thresholds_take_the_place_of_on_and_off(tmp_path):
+    """Brightness 0.55 is a yes from 0.5 for a pedestrian, but not sure; for a bus (0.45) it is a sure no."""
+    path = tmp_path / "thresholds.json"
+    presence, place = {"threshold": 0.5, "band": [0.5, 0.7]}, {"threshold": 0.9}
+    path.write_text(json.dumps({"default": place, "question_types": {"presence": presence}}))
+    options = watcher.WatchOptions(output_dir=tmp_path, thresholds=path)
+    recorder = watcher.Recorder(["Is there a pedestrian?", "Is there a bus on the left?"], options, RATE)
+    frames = list(make_frames([20] * 20 + [140] * 20 + [250] * 20))
+    recorder.add(frames[:40], brightness(frames[:40]))
+    recorder.close()
+    rows = parquet.read_table(tmp_path / "timeline.parquet").to_pylist()
+    assert [*rows[0]] == ["frame", "time", "question", "probability", "answer", "not_sure"]
+    decided = [(row["answer"], row["not_sure"]) for row in rows]
+    assert decided[::2] == [("no", False)] * 20 + [("yes", True)] * 20
+    assert decided[1::2] == [("yes", False)] * 20 + [("no", False)] * 20
+    assert (tmp_path / "events.csv").read_text().splitlines() == [
+        "question,start,end,peak,is_cut,not_sure",
+        "Is there a bus on the left?,0.0,2.0,0.9216,False,False",
+        "Is there a pedestrian?,2.0,4.0,0.549,True,True",
+    ]
+
+
 def test_a_probability_that_is_not_a_number_is_an_error(tmp_path):
     recorder = make_recorder(tmp_path)
     with pytest.raises(ValueError, match="frame 0: the model returned"):
@@ -330,6 +352,9 @@ CAR = asking("Is there a car?")
         ([*CAR, "--on", "0.2"], "on=0.2 and off=0.4"),
         ([*CAR, "--shortest", "-1"], "0 seconds or more, got -1.0"),
         ([*CAR, "--fps", "0"], "--fps must be above 0"),
+        ([*CAR, "--thresholds", "file"], "file: is no JSON"),
+        ([*CAR, "--thresholds", "zero.json"], "got on=0 and off=0"),
+        ([*CAR, "--thresholds", "zero.json", "--on", "0.7"], "--thresholds takes the place of --on and --off"),
         ([*CAR, "--frame_rate", "nan"], "--frame_rate must be above 0"),
         ([*CAR, "--batch_size", "none"], "invalid int value"),
         ([*CAR, "--device", "tpu9"], "tpu9"),
@@ -347,6 +372,7 @@ CAR = asking("Is there a car?")
 def test_bad_input_is_an_error_that_keeps_earlier_files(command, clip, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
+    (tmp_path / "zero.json").write_text('{"default": {"threshold": 0}}')
     shutil.copy(clip, tmp_path / "own.mp4")
     (tmp_path / "out").mkdir()
     for name in watcher.FILES:

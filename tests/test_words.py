@@ -17,15 +17,13 @@ from traffic_vlm.data.questions import ask
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
+from traffic_vlm.taught_traffic_vlm import TAUGHT_FILE, TaughtWords
 from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer, plural_of
 from traffic_vlm.training.words import (
-    TAUGHT_FILE,
     add_words,
     entries_to_replace,
     kin_words,
     parse_words,
-    read_taught_words,
-    renamed_counts,
     template_words,
 )
 
@@ -88,10 +86,8 @@ def test_a_synonym_can_become_a_word():
 def test_a_saved_tokenizer_keeps_its_words(tmp_path):
     changed = TOKENIZER.replace_words({"forklift": "overturned", "tow": "stroller"})
     changed.save_pretrained(tmp_path)
-    by_file = Tokenizer.from_file(
-        str(tmp_path / "tokenizer.json")
-    )  # the library reads it, or builds it from its words
-    built = TrafficVLMTokenizer.from_pretrained(tmp_path)
+    by_file = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    built = TrafficVLMTokenizer.from_pretrained(tmp_path)  # the library builds it from the vocabulary
     text = "two forklifts tow a pram, upside down"
     assert built.added_words == changed.added_words
     assert ids(built, text) == ids(changed, text) == by_file.encode(text, add_special_tokens=False).ids
@@ -128,23 +124,21 @@ def test_words_of_our_own_questions_are_never_given_away():
 
 
 def test_the_last_unused_words_of_the_vocabulary_go_first():
-    assert entries_to_replace(TOKENIZER, 3) == ["clearly", "wrong", "involved"]
-    assert entries_to_replace(TOKENIZER, 2, keep={"wrong"}) == ["clearly", "involved"]
+    assert entries_to_replace(TOKENIZER, 3) == ["clearly", "wrong", "future"]
+    assert entries_to_replace(TOKENIZER, 2, keep={"wrong"}) == ["clearly", "future"]
     with pytest.raises(ValueError, match=r"has 500 words, but only [1-3]\d\d entries can be given away"):
         entries_to_replace(TOKENIZER, 500)
     changed = TOKENIZER.replace_words({"forklift": "clearly"})
-    assert entries_to_replace(changed, 2) == ["wrong", "involved"]  # an added word stays
+    assert entries_to_replace(changed, 2) == ["wrong", "future"]  # an added word stays
 
 
 def test_untaught_words_go_first_and_taught_ones_never():
-    taught = {word: {"taught": "real"} for word in TOKENIZER.get_vocab()}
-    taught |= {"smoke": {"taught": "unreliable"}, "wrong": {"taught": "no"}, "car": {"taught": "no"}}
-    taught |= {"clearly": {"taught": "synthetic"}, "debris": {"taught": "no"}}
-    assert entries_to_replace(TOKENIZER, 3, taught) == ["wrong", "debris", "smoke"]
+    counted = {"questions": 300, "images": 50, "yes": 100, "no": 200}
+    taught = {word: counted | {"gain": 0.2, "error": 0.01} for word in TOKENIZER.get_vocab()}
+    taught |= {"smoke": counted, "wrong": {}, "car": {}, "because": {}, "debris": {"questions": 5}}
+    assert entries_to_replace(TOKENIZER, 3, TaughtWords(taught)) == ["wrong", "debris", "smoke"]
     with pytest.raises(ValueError, match="has 4 words, but only 3"):
-        entries_to_replace(TOKENIZER, 4, taught)
-    with pytest.raises(ValueError, match="'smoke' has taught='maybe'"):
-        entries_to_replace(TOKENIZER, 1, taught | {"smoke": {"taught": "maybe"}})
+        entries_to_replace(TOKENIZER, 4, TaughtWords(taught))
 
 
 @pytest.mark.parametrize(
@@ -174,29 +168,15 @@ def test_rows_start_from_the_mean_of_their_kin(tied):
     assert (tables[0] is tables[1]) == tied
     before = [table.detach().clone() for table in tables]
     changed = add_words(model, TOKENIZER, ["forklift:vehicle", "glare:sunny", "gate"], texts=["Is it clearly wrong?"])
-    assert list(changed.added_words.values()) == ["involved", "able", "likely"]  # "clearly", "wrong" are asked about
+    assert list(changed.added_words.values()) == ["future", "small", "large"]  # "clearly", "wrong" are asked about
     for old, new in zip(before, tables):
         for word, kin in (("forklift", "vehicle"), ("glare", "sunny"), ("gate", None)):
             expected = old[TOKENIZER.convert_tokens_to_ids(kin_words(kin))].mean(0)
             torch.testing.assert_close(new[changed.convert_tokens_to_ids(word)], expected)
         different = (old != new).any(-1).nonzero().flatten().tolist()
-        assert sorted(different) == sorted(TOKENIZER.convert_tokens_to_ids(["involved", "able", "likely"]))
+        assert sorted(different) == sorted(TOKENIZER.convert_tokens_to_ids(["future", "small", "large"]))
     assert {"vehicle", "car", "rickshaw"} <= set(kin_words("vehicle")) < set(kin_words(None))
     assert kin_words("traffic light") == ["light"]
-
-
-def test_counts_follow_the_words(tmp_path):
-    taught = {"car": {"questions": 5, "taught": "real"}, "wrong": {"questions": 1, "taught": "no"}}
-    counts = renamed_counts(taught, {"gate": "wrong"})
-    assert counts.keys() == {"car", "gate"}
-    assert counts["gate"] == {"questions": 0, "images": 0, "yes": 0, "no": 0, "taught": "no"}
-    learned = counts | {"gate": {"questions": 300, "taught": "real"}}
-    assert renamed_counts(learned, {"gate": "wrong", "tow": "able"})["gate"]["taught"] == "real"
-    assert read_taught_words(tmp_path) is None
-    for text, message in (("{", "not valid JSON"), ("[]", "expected"), ('{"car": 5}', "expected")):
-        (tmp_path / TAUGHT_FILE).write_text(text)
-        with pytest.raises(ValueError, match=message):
-            read_taught_words(tmp_path)
 
 
 # --- training ---
@@ -217,9 +197,9 @@ def start(tmp_path_factory):
     torch.manual_seed(0)
     model = TrafficVLMForConditionalGeneration(TrafficVLMConfig(TOWER, TINY_TEXT))
     folder = save_folder(model, tmp_path_factory.mktemp("start"))
-    taught = {word: {"taught": "real"} for word in TOKENIZER.get_vocab()}
-    taught |= {word: {"taught": "no"} for word in ("clearly", "smoke")}
-    (folder / TAUGHT_FILE).write_text(json.dumps(taught))
+    counted = {"questions": 300, "images": 50, "yes": 100, "no": 200, "gain": 0.2, "error": 0.01}
+    taught = {word: counted for word in TOKENIZER.get_vocab() if word not in ("clearly", "smoke")}
+    (folder / TAUGHT_FILE).write_text(TaughtWords(taught).to_json())
     return folder
 
 
@@ -240,8 +220,8 @@ def test_a_run_teaches_a_new_word_and_its_folder_loads_in_a_new_process(start, t
     assert result.returncode == 0, result.stderr[-2000:]
     zebra = [2, *ids(TOKENIZER, "is there a"), entry, *ids(TOKENIZER, "?")]
     assert result.stdout.splitlines() == [f"{zebra} ['clearly']", "500 500 {'zebra': 'clearly'}"]
-    counts = json.loads((out / TAUGHT_FILE).read_text())
-    assert counts.keys() - TOKENIZER.get_vocab().keys() == {"zebra"} and "clearly" not in counts
+    counts = TaughtWords.load(out / TAUGHT_FILE, [*TOKENIZER.get_vocab(), "zebra"]).words
+    assert counts["bus"]["questions"] > 300 and "clearly" not in counts
     before, after = (load_file(folder / "model.safetensors")[EMBEDDINGS] for folder in (start, out))
     kin = before[TOKENIZER.convert_tokens_to_ids(kin_words("animal"))].mean(0)
     assert (after[entry] - kin).norm() < 0.3 * (before[entry] - kin).norm()  # trained from there on
@@ -250,6 +230,6 @@ def test_a_run_teaches_a_new_word_and_its_folder_loads_in_a_new_process(start, t
     learn(out, tmp_path / "more", *options, "1", "--add_words", "okapi")
     words = TrafficVLMProcessor.from_pretrained(tmp_path / "more").tokenizer.added_words
     assert words == {"zebra": "clearly", "okapi": "smoke"}
-    message = refuse(out, tmp_path / "most", *options, "1", "--add_words", "okapi", "emu")
-    assert "--add_words has 2 words, but only 1 entries can be given away" in message
+    message = refuse(start, tmp_path / "most", *options, "1", "--add_words", "okapi", "emu", "gnu")
+    assert "--add_words has 3 words, but only 2 entries can be given away" in message
     assert "--lora_rank trains only" in refuse(start, tmp_path / "l", "--add_words", "okapi", "--lora_rank", "2")

@@ -61,6 +61,17 @@ def tiny_model(seed: int = 0, **fields) -> TrafficVLMForConditionalGeneration:
     return TrafficVLMForConditionalGeneration(tiny_config(**fields)).eval()
 
 
+def yes_no_model(**fields) -> TrafficVLMForConditionalGeneration:
+    """A tiny model whose answers are all yes or no."""
+    model = tiny_model(**fields)
+    text = model.config.get_text_config()
+    with torch.no_grad():
+        yes = model.lm_head.weight[text.yes_token_id].clone()
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[text.yes_token_id], model.lm_head.weight[text.no_token_id] = yes, -yes
+    return model
+
+
 def save_folder(model: TrafficVLMForConditionalGeneration, folder: Path) -> Path:
     """Save a model folder: this model, and the processor of the repository."""
     model.save_pretrained(folder)

@@ -4,12 +4,14 @@ images with 20 to 230 tokens of questions each → packed rows of equal length, 
 """
 
 import random
+import zlib
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 import torch
 
+from ..data.agreement import exclusions, implications
 from ..data.collator import Prepared, TrafficCollator
 from ..data.ground_truth import View
 from ..data.grounding import find_word, word_patches
@@ -29,6 +31,9 @@ class SupervisedCollator(TrafficCollator):
     - `grounding_targets` bool [R,L,P]: for words that name an object in the image, its patches; else all False;
     - `intermediate_targets` [R,L]: at the last token of a question about a value ("Is the light red?") the id of the
       word for the true value ("green"); else 0;
+    - `agreement_pairs` [K,5]: row and column of the last tokens of two questions about an image whose answers must
+      agree, and 1 if they exclude each other, 0 if the first implies the second;
+    - `image_keys` [I], a number of each image, and `is_synthetic` bool [I], for the counts of words;
     - `paraphrase_pairs` [R,L]: at the last tokens of two paraphrases of a yes/no question the id of their pair, from
       1; else 0.
 
@@ -55,6 +60,7 @@ class SupervisedCollator(TrafficCollator):
         patch = np.full((len(prepared), len(CATEGORIES), *self.grid), -1, np.int8)
         grounding = torch.zeros(*batch["input_ids"].shape, self.grid[0] * self.grid[1], dtype=torch.bool)
         words, pairs = torch.zeros_like(batch["input_ids"]), torch.zeros_like(batch["input_ids"])
+        related: list[tuple[int, ...]] = []
         images, questions, ends = (batch[name] for name in ("image_index", "question_index", "question_ends"))
         position_of = {  # (image, question) → (row, column of the prompt's last token)
             (int(images[row]), int(questions[row, q])): (row, int(ends[row, q]))
@@ -73,8 +79,20 @@ class SupervisedCollator(TrafficCollator):
                     grounding[row, inside[position]] = torch.from_numpy(patches)
             ends_of_item = [position_of[image, i] for i in range(len(item.questions))]
             self._add_words_and_pairs(item, ends_of_item, words, pairs)
-        extra = {"grounding_targets": grounding, "intermediate_targets": words, "paraphrase_pairs": pairs}
-        extra |= {"region_targets": torch.from_numpy(region), "patch_targets": torch.from_numpy(patch)}
+            ids = [question.question_id for question in item.questions]
+            related += [(*ends_of_item[i], *ends_of_item[j], 0) for i, j in implications(ids)]
+            related += [(*ends_of_item[i], *ends_of_item[j], 1) for i, j in exclusions(ids)]
+        keys = [zlib.crc32(f"{item.source}/{item.image_id}".encode()) for item in prepared]
+        extra = {
+            "region_targets": torch.from_numpy(region),
+            "patch_targets": torch.from_numpy(patch),
+            "grounding_targets": grounding,
+            "intermediate_targets": words,
+            "paraphrase_pairs": pairs,
+            "agreement_pairs": torch.tensor(related, dtype=torch.long).reshape(-1, 5),
+            "image_keys": torch.tensor(keys),
+            "is_synthetic": torch.tensor([item.source == "synthetic" for item in prepared]),
+        }
         unused = ("question_ends", "question_index")  # the model needs them only for scoring
         return {name: value for name, value in batch.items() if name not in unused} | extra
 
@@ -97,7 +115,8 @@ class SupervisedCollator(TrafficCollator):
     def ask(self, scene: Scene, rng: random.Random) -> list[Question]:
         """Questions, some of which are paraphrases of others; all of them count for the balance of yes and no."""
         balancer = self.balancers[scene.source]
-        asked = ask(scene, rng, self.questions_per_image - self.paraphrases, balancer, self.question_types)
+        count = self.questions_per_image - self.paraphrases
+        asked = ask(scene, rng, count, balancer, self.question_types, self.knows_none)
         repeated: list[Question] = []
         for question in asked:
             others = [text for text in paraphrases_of(question.question_id) if text != question.text]

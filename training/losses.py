@@ -4,6 +4,7 @@
     intermediate: mid-layer states of the decoder [N,C] → norm, lm_head ↔ the true value ("green" for "Is the light
     red?")
     consistency: log-odds of yes [N] ↔ log-odds of a paraphrase
+    agreement: P(yes) of a question ≤ P(yes) of one that it implies; P(yes) of two that exclude each other ≤ 1 in sum
 
 These losses have no weights of their own; the presence loss of `head.py` has.
 """
@@ -49,6 +50,17 @@ def consistency_loss(log_odds: torch.Tensor, pairs: torch.Tensor) -> torch.Tenso
     ordered = log_odds[pairs.argsort()].float()
     first, second = ordered[0::2], ordered[1::2]
     return ((first.sigmoid() - second.sigmoid()) * (first - second)).sum() / max(1, len(first))
+
+
+def agreement_loss(first: torch.Tensor, second: torch.Tensor, is_exclusion: torch.Tensor) -> torch.Tensor:
+    """By how much pairs of answers contradict each other, mean over pairs.
+
+    Args:
+        first, second: log-odds of yes [N] of two questions. is_exclusion: bool [N], True if at most one of them can
+            be answered yes, False if the first implies the second.
+    """
+    p, q = first.float().sigmoid(), second.float().sigmoid()
+    return torch.where(is_exclusion, p + q - 1, p - q).clamp(min=0).sum() / max(1, len(p))
 
 
 class Recorded:

@@ -94,6 +94,9 @@ class DataOptions:
             "0 asks no paraphrases"
         },
     )
+    agreement_weight: float = field(
+        default=0.5, metadata={"help": "weight of the agreement loss: no answers that contradict each other"}
+    )
 
 
 RENAMED = {

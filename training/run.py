@@ -24,6 +24,7 @@ from ..modeling_traffic_vlm import (
     TrafficVLMRMSNorm,
 )
 from ..processing_traffic_vlm import TrafficVLMProcessor
+from ..taught_traffic_vlm import TaughtWords
 from ..tokenization_traffic_vlm import TrafficVLMTokenizer
 from ..utils import atomic_write_text, load_weights
 from .card import write_card
@@ -32,7 +33,8 @@ from .head import QueryHead, add_training_head, load_training_head, save_trainin
 from .options import DataOptions, ModelOptions, check_arguments, check_options
 from .tower import is_tower_folder, load_tower
 from .trainer import LOSSES, FreezeTower, RefuseBrokenGradients, StartEpoch, TrafficTrainer, freeze_blocks, unwrap
-from .words import TAUGHT_FILE, add_words, read_taught_words, renamed_counts
+from .word_counts import COUNTS_FILE, SaveWordCounts, WordCounter
+from .words import add_words
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -238,23 +240,20 @@ def open_rows(options: DataOptions, arguments: TrainingArguments) -> tuple[list[
 
 
 def prepare_words(
-    model: Any, tokenizer: Any, options: ModelOptions, datasets: list[Any], checkpoint: Path | str | None
-) -> Any:
-    """The tokenizer with the words of --add_words, and their rows in the model; or the tokenizer of a checkpoint."""
+    model: Any, processor: Any, options: ModelOptions, datasets: list[Any], checkpoint: Path | str | None
+) -> None:
+    """Add the words of --add_words to the tokenizer and the model; or take the tokenizer of a checkpoint."""
     if not options.add_words:
-        return tokenizer
+        return
     if checkpoint:  # its weights are loaded later, and belong to its words
-        return TrafficVLMTokenizer.from_pretrained(str(checkpoint))
-    taught = read_taught_words(options.model_name_or_path) if options.model_name_or_path else None
-    texts = {text for dataset in datasets for pair in own_questions(dataset) for text in pair}
-    return add_words(model, tokenizer, options.add_words, taught, texts)
-
-
-def save_counts(folder: Path, base: str | None, tokenizer: Any) -> None:
-    """Write the counts of taught words, if the weights to start from have them, with the words of --add_words."""
-    if base and (taught := read_taught_words(base)):
-        counts = renamed_counts(taught, tokenizer.added_words)
-        atomic_write_text(folder / TAUGHT_FILE, json.dumps(counts, indent=1))
+        processor.tokenizer = TrafficVLMTokenizer.from_pretrained(str(checkpoint))
+    else:
+        texts = {text for dataset in datasets for pair in own_questions(dataset) for text in pair}
+        processor.tokenizer = add_words(model, processor.tokenizer, options.add_words, processor.taught_words, texts)
+    if processor.taught_words is not None:
+        known = processor.tokenizer.get_vocab()
+        counts = {word: entry for word, entry in processor.taught_words.words.items() if word in known}
+        processor.taught_words = TaughtWords(counts)
 
 
 def prepare_rows(
@@ -305,7 +304,7 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     vision = model.config.vision_config
     checkpoint = arguments.resume_from_checkpoint or last_checkpoint(folder)
     rows, held = open_rows(data_options, arguments)
-    processor.tokenizer = prepare_words(unwrap(model), processor.tokenizer, model_options, [*rows, *held], checkpoint)
+    prepare_words(unwrap(model), processor, model_options, [*rows, *held], checkpoint)
     mixture, eval_rows = prepare_rows(processor, rows, held, data_options, arguments)
     num_questions = data_options.questions_per_image
     collator = SupervisedCollator(
@@ -319,7 +318,9 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     loss_weights = {name: getattr(data_options, f"{name}_weight") for name in LOSSES}
     if model_options.lora_rank:
         loss_weights["presence"] = 0.0  # it would train tower and head, which LoRA leaves as they are
-    callbacks: list[Any] = [StartEpoch(mixture, collator), RefuseBrokenGradients()]
+    counter = WordCounter(processor.tokenizer, processor.taught_words)
+    processor.taught_words = None  # words are being taught: none is refused
+    callbacks: list[Any] = [StartEpoch(mixture, collator), RefuseBrokenGradients(), SaveWordCounts(counter)]
     if model_options.thaw_after_epochs is not None:
         callbacks.append(FreezeTower(model_options.thaw_after_epochs, model_options.freeze_blocks))
     trainer = TrafficTrainer(
@@ -330,18 +331,20 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         eval_dataset=eval_rows,
         loss_weights=loss_weights,
         evaluator=lambda model, rows: quick_metrics(model, processor, rows, arguments.per_device_eval_batch_size),
+        word_counter=counter,
         processing_class=processor,
         callbacks=callbacks,
     )
     if checkpoint and arguments.should_log:
         print(f"resuming from {checkpoint}")
+    if checkpoint and (Path(checkpoint) / COUNTS_FILE).is_file():  # absent: a run of version 0.1
+        counter.load(Path(checkpoint) / COUNTS_FILE)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if trainer.is_world_process_zero():
         finished = trainer.accelerator.unwrap_model(trainer.model)
         finished = finished.merge_and_unload() if model_options.lora_rank else finished
+        processor.taught_words = counter.taught_words()
         save_folder(finished, processor, folder)
-        if model_options.add_words:
-            save_counts(folder, model_options.model_name_or_path, processor.tokenizer)
         final = final_figures(trainer.state, arguments.load_best_model_at_end)
         base, datasets = model_options.model_name_or_path, data_options.train_dataset
         write_card(folder, base, datasets, trainer.state.global_step, final)

@@ -12,10 +12,11 @@ import torch
 from transformers import Trainer, TrainerCallback
 
 from .head import PATCH_WEIGHT
-from .losses import Recorded, consistency_loss, grounding_loss, intermediate_loss, recording
+from .losses import Recorded, agreement_loss, consistency_loss, grounding_loss, intermediate_loss, recording
+from .word_counts import WordCounter
 
 
-LOSSES = ("presence", "grounding", "intermediate", "consistency")
+LOSSES = ("presence", "grounding", "intermediate", "consistency", "agreement")
 ADVICE = (
     "training stops before the weights become NaN, and the checkpoints are not affected. A smaller --learning_rate or "
     "--max_grad_norm, or --bf16 false, may help"
@@ -62,6 +63,7 @@ class TrafficTrainer(Trainer):
         loss_weights: weights of the auxiliary losses by name, of LOSSES; a loss with weight 0 or without a weight is
             not computed. "presence" needs a model with a training head.
         evaluator: computes metrics {name: value} from a model and the evaluation rows.
+        word_counter: counts the words of the questions.
 
     Raises:
         FloatingPointError: during training, if the loss is NaN or infinite. The last checkpoint is not affected.
@@ -72,11 +74,12 @@ class TrafficTrainer(Trainer):
         *args: Any,
         loss_weights: Mapping[str, float] | None = None,
         evaluator: Callable[[Any, Any], dict[str, float]] | None = None,
+        word_counter: WordCounter | None = None,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
         self.loss_weights = {name: weight for name, weight in (loss_weights or {}).items() if weight}
-        self.evaluator = evaluator
+        self.evaluator, self.word_counter = evaluator, word_counter
         self.sums: dict[str, tuple[Any, Any]] = {}  # {name: (sum, count)} since the last log
 
     def compute_loss(
@@ -84,8 +87,15 @@ class TrafficTrainer(Trainer):
     ) -> Any:
         full = unwrap(self.accelerator.unwrap_model(model))
         keep_statistics(full.model.vision_tower)
-        names = ("region_targets", "patch_targets", "grounding_targets", "intermediate_targets", "paraphrase_pairs")
+        names = [
+            *("region_targets", "patch_targets", "grounding_targets", "intermediate_targets"),
+            *("paraphrase_pairs", "agreement_pairs"),
+        ]
         targets = {name: inputs.pop(name, None) for name in names}
+        if self.word_counter is not None:
+            self.word_counter.add(inputs)
+        for name in ("image_keys", "is_synthetic"):
+            inputs.pop(name, None)
         inputs["use_cache"] = False
         with recording(full) as recorded:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
@@ -123,6 +133,11 @@ class TrafficTrainer(Trainer):
         pairs = targets["paraphrase_pairs"]
         if "consistency" in self.loss_weights and pairs is not None:
             losses["consistency"] = consistency_loss(self._log_odds(logits[pairs > 0]), pairs[pairs > 0])
+        related = targets["agreement_pairs"]
+        if "agreement" in self.loss_weights and related is not None:
+            row, column, other_row, other_column, kind = related.unbind(-1)
+            first, second = self._log_odds(logits[row, column]), self._log_odds(logits[other_row, other_column])
+            losses["agreement"] = agreement_loss(first, second, kind.bool())
         return losses
 
     def _log_odds(self, logits: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,77 @@
+"""Pairs of yes/no questions about one image whose answers must agree.
+
+    "Is there a car on the left?" implies "Is there a car?"     P(first) ≤ P(second)
+    "Is the road wet?" excludes "Is the road dry?"               P(first) + P(second) ≤ 1
+
+Questions are given by their ids; see `questions.py`.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from .ground_truth import MAY_HOLD_TOO
+from .scene import CLASSES
+
+
+Pair = tuple[int, int]  # indices of two questions
+
+
+@lru_cache(maxsize=1 << 14)
+def implied_by(question_id: str) -> frozenset[str]:
+    """The ids of all questions whose answer is yes if the answer to this one is."""
+    question_type, category, form, value = (question_id.split("/") + [""] * 4)[:4]
+    if question_type not in ("presence", "place", "relation", "color", "light_state", "count"):
+        return frozenset()
+    broader = CLASSES[category][2] if category in CLASSES else None
+    found: set[str] = set()
+    if question_type == "presence":
+        found |= {f"presence/{broader}"} if broader else set()
+    elif form in ("what", "what_all", "is", "are") and question_type in ("color", "light_state", "count"):
+        return frozenset()  # these presuppose the object
+    else:
+        found.add(f"presence/{category}")
+    if question_type == "place" and broader and form != "road":
+        found.add(f"place/{broader}/{form}")
+    if question_type == "relation":
+        found.add(f"presence/{value}")
+    if question_type == "count":
+        found |= {f"count/{category}/over/{limit}" for limit in range(1, int(value))}
+        found |= {f"count/{broader}/over/{value}"} if broader else set()
+    for one in tuple(found):
+        found |= implied_by(one)
+    return frozenset(found)
+
+
+def implications(question_ids: Sequence[str]) -> list[Pair]:
+    """Pairs (i, j) where a yes to question i implies a yes to question j."""
+    return [
+        (i, j)
+        for i, one in enumerate(question_ids)
+        for j, other in enumerate(question_ids)
+        if other in implied_by(one)
+    ]
+
+
+def exclusions(question_ids: Sequence[str]) -> list[Pair]:
+    """Pairs (i, j), i < j, of which at most one can be answered yes: two values of a scene attribute."""
+    parts = [question_id.split("/") for question_id in question_ids]
+    return [
+        (i, j)
+        for i, (one, *_, value) in enumerate(parts)
+        for j, (other, *rest, another) in enumerate(parts)
+        if i < j and one == other and rest[-1:] == ["is"] and rest[0] not in CLASSES and value != another
+        if another not in MAY_HOLD_TOO.get(value, ()) and value not in MAY_HOLD_TOO.get(another, ())
+    ]
+
+
+# Asked together by evaluation: 27 implications and 14 exclusions.
+PROBES = (
+    *(f"presence/{name}" for name in ("vehicle", "car", "bus", "truck", "motorcycle", "person", "pedestrian")),
+    *("presence/traffic light", "light_state/traffic light/any/red", "presence/traffic sign"),
+    *(f"place/{name}/{side}" for name in ("car", "pedestrian") for side in ("left", "center", "right")),
+    *(f"count/car/over/{limit}" for limit in (1, 2, 3)),
+    *(f"road_surface/road surface/is/{value}" for value in ("dry", "wet", "snowy")),
+    *(f"time_of_day/time of day/is/{value}" for value in ("day", "night")),
+    *(f"weather/weather/is/{value}" for value in ("clear", "cloudy", "rainy", "snowy", "foggy")),
+    *(f"traffic_density/traffic density/is/{value}" for value in ("empty", "light", "busy", "jam")),
+)

@@ -1,0 +1,197 @@
+"""Operating points: the question type of a text, thresholds.json, the fit against closed forms, and answers."""
+
+import json
+import pickle
+import random
+from dataclasses import replace
+
+import pytest
+from PIL import Image
+
+from tiny import save_folder, yes_no_model
+from traffic_vlm.data.question_types import question_type_of
+from traffic_vlm.data.questions import QUESTION_TYPES, enumerate_questions
+from traffic_vlm.data.scene import SCENE_ATTRIBUTES
+from traffic_vlm.data.synthetic import render
+from traffic_vlm.data.templates import paraphrases_of
+from traffic_vlm.evaluation.predict import Prediction
+from traffic_vlm.evaluation.thresholds import fit_operating_point, fit_operating_points
+from traffic_vlm.operating_points import OperatingPoint, OperatingPoints, load_operating_points
+from traffic_vlm.serving.answerer import Answerer
+from traffic_vlm.utils import DataError
+
+
+def test_every_question_of_the_grammar_has_its_type():
+    """Two paraphrases of each question that may be asked about some scenes."""
+    seen = set()
+    for seed in range(16):
+        scene = render(seed)[1]
+        more = {name: random.Random(seed).choice(values) for name, values in SCENE_ATTRIBUTES.items()}
+        for truth in enumerate_questions(replace(scene, scene_attributes=more | scene.scene_attributes)):
+            seen.add(truth.question_type)
+            for text in random.Random(seed).sample(paraphrases_of(truth.question_id), 2):
+                assert question_type_of(text) == truth.question_type, (text, truth.question_id)
+    assert seen == set(QUESTION_TYPES)
+
+
+@pytest.mark.parametrize(
+    ("question", "question_type"),
+    [
+        ("is there a  BUS", "presence"),
+        ("Is there a bus left of the truck?", "relation"),
+        ("Is there a red car?", "color"),
+        ("Is the traffic light red?", "light_state"),
+        ("Is it foggy?", "weather"),
+        ("Is it night?", "time_of_day"),
+        ("Are there more than 7 cars?", "count"),
+        ("Is the bus late?", None),
+        ("Is there a bus and a car?", None),
+        ("", None),
+    ],
+)
+def test_the_type_of_a_free_question(question, question_type):
+    assert question_type_of(question) == question_type
+
+
+# The file
+
+
+POINTS = OperatingPoints(
+    OperatingPoint(0.5),
+    {"presence": OperatingPoint(0.3, (0.2, 0.6), 0.8, 0.9, 50, 60), "count": OperatingPoint(1)},
+    0.9,
+)
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path):
+    assert pickle.loads(pickle.dumps(POINTS)) == POINTS  # Ray sends it to other machines
+    (tmp_path / "a.json").write_text(json.dumps(POINTS.to_dict()))
+    points = load_operating_points(tmp_path / "a.json")
+    assert points == POINTS
+    assert points.of("Is there a bus?").threshold == 0.3
+    assert points.of("Is there a bus on the left?") is points.of("Will it rain?") is points.default
+    (tmp_path / "a.json").write_text('{"default": {"threshold": 0.4}}')
+    assert load_operating_points(tmp_path / "a.json") == OperatingPoints(OperatingPoint(0.4))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read"),
+        ("{", "is no JSON"),
+        ("\x00", "is no JSON"),
+        ("[" * 100_000, "is no JSON"),
+        ([1], "the file must be an object with default"),
+        ({}, "the file has no default"),
+        ({"default": {"threshold": 0.5}, "threshold": 1}, "the file has an unknown field 'threshold'"),
+        ({"default": 0.5}, "default must be an object with threshold"),
+        ({"default": {}}, "default has no threshold"),
+        ({"default": {"threshold": 1.5}}, "default: threshold must be a number in 0..1, got 1.5"),
+        ({"default": {"threshold": -0.1}}, "got -0.1"),
+        ({"default": {"threshold": "0.5"}}, "got '0.5'"),
+        ({"default": {"threshold": True}}, "got True"),
+        ({"default": {"threshold": None}}, "got None"),
+        ('{"default": {"threshold": NaN}}', "got nan"),
+        ({"default": {"threshold": 0.5, "recall": 2}}, "recall must be a number in 0..1, got 2"),
+        ({"default": {"threshold": 0.5, "yes": -1}}, "yes must be a number of questions, got -1"),
+        ({"default": {"threshold": 0.5, "band": 0.5}}, "band must be [low, high] or null, got 0.5"),
+        ({"default": {"threshold": 0.5, "band": [0.4, 1.2]}}, "band must be a number in 0..1, got 1.2"),
+        ({"default": {"threshold": 0.5, "band": [0.6, 0.7]}}, "band must include the threshold 0.5, got (0.6, 0.7)"),
+        ({"default": {"threshold": 0.5, "margin": 1}}, "default has an unknown field 'margin'"),
+        ({"default": {"threshold": 0.5}, "target_accuracy": 9}, "target_accuracy must be a number in 0..1, got 9"),
+        ({"default": {"threshold": 0.5}, "question_types": []}, "question_types must be an object, got []"),
+        ({"default": {"threshold": 0.5}, "question_types": {"smell": {}}}, "unknown question type 'smell'; known are"),
+        ({"default": {"threshold": 0.5}, "question_types": {"count": {"threshold": 7}}}, "count: threshold must be"),
+    ],
+)
+def test_an_invalid_file_is_an_error_with_file_and_value(tmp_path, content, message):
+    path = tmp_path / "thresholds.json"
+    if content is not None:
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(DataError) as caught:
+        load_operating_points(path)
+    assert str(caught.value).startswith(f"{path}: ") and message in str(caught.value)
+
+
+# The fit
+
+
+def fit(yes: list[float], no: list[float], target_accuracy: float = 0.9) -> OperatingPoint | None:
+    pairs = [(p, True) for p in yes] + [(p, False) for p in no]
+    return fit_operating_point(pairs, target_accuracy)
+
+
+def test_separate_answers_have_no_band():
+    assert fit([0.9] * 20, [0.1] * 30) == OperatingPoint(0.5, None, 1.0, 1.0, 20, 30)
+    # The threshold closest to 0.5 that separates them.
+    assert fit([0.9] * 20, [0.7] * 20).threshold == 0.71
+    assert fit([0.3] * 20, [0.1] * 20).threshold == 0.3
+
+
+def test_precision_recall_and_band_by_hand():
+    """Half of the answers between 0.4 and 0.6 are wrong, all others are right."""
+    yes, no = [0.9] * 60 + [0.55] * 20 + [0.45] * 20, [0.1] * 60 + [0.55] * 20 + [0.45] * 20
+    point = fit(yes, no)
+    assert point.threshold == 0.5
+    assert (point.precision, point.recall) == (0.8, 0.8)  # 80 right of 100, and 80 of 100 found
+    assert point.band == (0.45, 0.55)  # the smallest one that includes these answers
+    assert point.is_unsure(0.45) and point.is_unsure(0.55) and not point.is_unsure(0.56)
+    assert fit(yes, no, target_accuracy=0.75).band is None
+    # 60 of 60 counts as 61 of 62.
+    assert fit(yes, no, target_accuracy=61 / 62).band == (0.45, 0.55)
+    assert fit(yes, no, target_accuracy=0.99).band == (0.0, 1.0)
+
+
+def test_a_band_can_be_on_one_side():
+    """Answers no are right, answers yes are right from 0.8."""
+    point = fit([0.9] * 30 + [0.6] * 10, [0.1] * 100 + [0.6] * 10)
+    assert point.band == (point.threshold, 0.6)
+
+
+def test_few_questions_move_no_threshold_and_prove_no_accuracy():
+    assert fit([0.9] * 9, [0.1] * 100) is None and fit([], []) is None
+    # 0.9 is the best threshold, by one question of ten: within one standard error of 0.5.
+    few = fit([0.95] * 10, [0.1] * 9 + [0.8])
+    many = fit([0.95] * 1000, [0.1] * 900 + [0.8] * 100)
+    assert (few.threshold, many.threshold) == (0.5, 0.81)
+    # Random answers: nothing is sure.
+    rng = random.Random(0)
+    assert fit(*([rng.random() for _ in range(200)] for _ in range(2))).band == (0.0, 1.0)
+
+
+def prediction(question: str, truth: str, p_yes: float, question_type: str = "") -> Prediction:
+    return Prediction("a", "1", question_type, "", "", question, truth, truth, p_yes, 0.0)
+
+
+def test_points_are_fitted_by_the_words_of_the_questions():
+    bus, red, other = "Is there a bus?", "Is the traffic light red?", "Will it rain?"
+    made = [
+        *(prediction(bus, "yes" if i % 2 else "no", 0.4 if i % 2 else 0.2, "mine") for i in range(40)),
+        *(prediction(red, "yes" if i % 2 else "no", 0.9, "mine") for i in range(18)),  # 9 of each
+        *(prediction(other, "yes" if i % 2 else "no", 0.9 if i % 2 else 0.1, "count") for i in range(40)),
+        prediction("What is ahead?", "a bus", 0.1, "ahead"),
+    ]
+    points = fit_operating_points(made)
+    assert list(points.question_types) == ["presence"] and points.question_types["presence"].threshold == 0.4
+    assert (points.default.yes, points.default.no, points.target_accuracy) == (49, 49, 0.9)
+    assert points.of(red) is points.of(other) is points.default
+    assert fit_operating_points(made[-1:]) is None
+
+
+# Answers
+
+
+def test_the_answerer_uses_the_threshold_of_the_type(tmp_path):
+    folder, image = save_folder(yes_no_model(), tmp_path), Image.new("RGB", (64, 48), "gray")
+    questions = ["Is there a car?", "Is it raining?"]
+    [plain] = Answerer(folder, "cpu")([image], [questions])
+    p = plain[0].yes_probability
+    assert 0 < p < 1 and all(answer.not_sure is None and "not_sure" not in answer.to_dict() for answer in plain)
+    for threshold, band, text, not_sure in ((p, None, "yes", False), (1.0, (p, 1.0), "no", True)):
+        points = OperatingPoints(OperatingPoint(0.5), {"presence": OperatingPoint(threshold, band)})
+        [answers] = Answerer(folder, "cpu", operating_points=points)([image], [questions])
+        assert (answers[0].answer, answers[0].not_sure) == (text, not_sure)
+        assert answers[0].probability == (p if text == "yes" else 1 - p) and answers[0].yes_probability == p
+        assert answers[0].to_dict()["not_sure"] is not_sure
+        assert answers[0].to_text().endswith("not sure") == not_sure
+        assert answers[1] == replace(plain[1], not_sure=False)  # the default is 0.5

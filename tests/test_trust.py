@@ -1,0 +1,72 @@
+"""The report on trust: presupposing questions, answer types, contradictions and words."""
+
+import pytest
+
+from tiny import ROOT
+from traffic_vlm.data.agreement import PROBES, exclusions, implications, implied_by
+from traffic_vlm.data.questions import enumerate_questions
+from traffic_vlm.data.synthetic import render
+from traffic_vlm.evaluation.predict import Prediction
+from traffic_vlm.evaluation.trust import answer_types, presuppositions, taught_coverage, word_gains
+from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
+from traffic_vlm.taught_traffic_vlm import TaughtWords
+
+
+def words(question_type: str, answer: str, text: str, question: str = "?") -> Prediction:
+    return Prediction("a", "1", question_type, "car", f"{question_type}/car/what", question, answer, text, 0.5, 0.0)
+
+
+def test_implications_follow_from_the_meaning():
+    assert implied_by("place/car/left") == {"presence/car", "presence/vehicle", "place/vehicle/left"}
+    assert implied_by("count/car/over/3") >= {"count/car/over/1", "count/car/over/2", "presence/car"}
+    assert implied_by("color/car/is/red") == implied_by("weather/weather/is/rainy") == frozenset()
+    ids = ["presence/vehicle", "presence/car", "road_surface/road surface/is/wet", "road_surface/road surface/is/dry"]
+    assert implications(ids) == [(1, 0)] and exclusions(ids) == [(2, 3)]
+    rainy, cloudy, clear = (f"weather/weather/is/{value}" for value in ("rainy", "cloudy", "clear"))
+    assert exclusions([rainy, cloudy, clear]) == [(0, 2), (1, 2)]  # rain comes from clouds
+    assert len(implications(PROBES)) == 27 and len(exclusions(PROBES)) == 14
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_ground_truth_never_contradicts_itself(seed):
+    found = {truth.question_id: truth.answer for truth in enumerate_questions(render(seed)[1])}
+    ids = [question_id for question_id, answer in found.items() if answer in ("yes", "no")]
+    pairs = implications(ids)
+    assert len(pairs) > 20
+    assert not [(ids[i], ids[j]) for i, j in pairs if (found[ids[i]], found[ids[j]]) == ("yes", "no")]
+    assert not [(ids[i], ids[j]) for i, j in exclusions(ids) if found[ids[i]] == found[ids[j]] == "yes"]
+
+
+def test_presuppositions_and_answer_types_in_closed_form():
+    asked = [
+        words("light_state", "none", "none"),
+        words("light_state", "none", "red"),
+        words("light_state", "red", "none"),
+        words("light_state", "red", "left"),
+        words("weather", "rainy", "rainy"),
+    ]
+    found = presuppositions(asked)
+    assert found == {
+        name: {"none_if_absent": 0.5, "none_if_present": 0.5, "absent": 2, "present": 2}
+        for name in ("all", "light_state")
+    }
+    types = answer_types(asked)
+    assert types["light_state"] == {"own_type": 0.75, "questions": 4} and types["all"]["own_type"] == 0.8
+    assert presuppositions([asked[-1]]) == {}
+
+
+def test_word_gains_and_coverage():
+    processor = TrafficVLMProcessor.from_pretrained(ROOT)
+    right, wrong = (words("color", "red", answered, "What color is the car?") for answered in ("red", "blue"))
+    gains = word_gains([right, right, wrong], [wrong, right, wrong], processor)
+    assert gains["car"]["gain"] == pytest.approx(1 / 3) and gains["car"]["error"] == pytest.approx(1 / 3)
+    assert "the" not in gains
+    entry = {"questions": 300, "images": 50, "yes": 1, "no": 1, "gain": 0.5, "error": 0.1}
+    taught = TaughtWords({"car": entry, "bus": entry | {"synthetic": 200}, "truck": entry | {"gain": 0.1}})
+    assert taught_coverage(taught, ["car", "bus", "truck", "van", "the"]) == {
+        "taught on real images": ["car"],
+        "taught on synthetic images only": ["bus"],
+        "unreliable": ["truck"],
+        "untaught": ["van"],
+    }
+    assert taught_coverage(None, ["car"]) == {}
