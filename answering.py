@@ -1,7 +1,10 @@
-"""How a question is answered, for serving and evaluation alike: the first word decides.
+"""How a question is answered, for serving and evaluation alike: its own words and the first word of the answer decide.
 
-packed questions → logits [V] after each ─┬─ [YES] or [NO]: the answer, with P(yes)
-                                          └─ any other word: generate the answer
+packed questions → logits [V] after each ─┬─ [YES] or [NO] to a yes/no question: the answer, with P(yes)
+                                          └─ otherwise: generate the answer, which does not begin with yes or no
+
+`is_yes_no_question` reads the words of a question: "How busy is it?" gets no yes, even if the model prefers it because
+it was never taught such questions.
 """
 
 import math
@@ -12,6 +15,7 @@ from typing import Any
 import torch
 
 from .generation_traffic_vlm import MAX_NEW_TOKENS, suppressed_tokens
+from .processing_traffic_vlm import is_yes_no_question
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +23,7 @@ class FirstWord:
     """What the model answers first.
 
     Attributes:
-        is_yes_no: whether the most likely word is yes or no.
+        is_yes_no: whether the most likely word is yes or no, and the question asks for one of them.
         yes_probability: calibrated P(yes), relative to no, whatever the answer is.
         logit_margin: l_yes - l_no, without temperature.
     """
@@ -50,8 +54,10 @@ def first_words(model: Any, processor: Any, encoded: Any, questions: Sequence[Se
             if not math.isfinite(margin):
                 raise FloatingPointError(f"the model answers {question!r} with l_yes - l_no = {margin}")
         tokens = logits.index_fill(-1, torch.tensor(hidden, device=logits.device), -math.inf).argmax(-1).tolist()
-        columns = zip(tokens, model.yes_probability(logits).tolist(), margins)
-        found.append([FirstWord(token in yes_no, p, margin) for token, p, margin in columns])
+        columns = zip(row, tokens, model.yes_probability(logits).tolist(), margins)
+        found.append(
+            [FirstWord(token in yes_no and is_yes_no_question(text), p, margin) for text, token, p, margin in columns]
+        )
     return found
 
 
@@ -60,7 +66,8 @@ def generate_answers(
 ) -> list[tuple[str, float | None]]:
     """Greedy answers to questions (image index, text) in words, each with its probability among all texts.
 
-    A question that leaves no room for an answer gets "". The probability is None if the model returns no logits.
+    No answer begins with yes or no. A question that leaves no room for an answer gets "". The probability is None if
+    the model returns no logits.
     """
     inputs = processor(text=[question for _, question in asked], on_unknown="ignore", return_tensors="pt")
     lengths = inputs["attention_mask"].sum(-1).tolist()
@@ -78,6 +85,7 @@ def generate_answers(
             encoded_images=encoded,
             image_index=torch.tensor([asked[i][0] for i in chosen], device=model.device),
             max_new_tokens=min(MAX_NEW_TOKENS, limit - length),
+            begin_suppress_tokens=[text_config.yes_token_id, text_config.no_token_id],
             do_sample=False,
             num_beams=1,
             streamer=streamer,

@@ -6,10 +6,14 @@ What is special here:
 - the words "yes" and "no" become `[YES]` and `[NO]`. These tokens are not special: skipping special tokens keeps them,
   and they are decoded as "yes" and "no";
 - a number outside the vocabulary is split into its digits, so no number is unknown;
-- a word that is not in the vocabulary becomes `[UNK]` and is never dropped; `unknown_words` lists such words.
+- a word that is not in the vocabulary becomes `[UNK]` and is never dropped; `unknown_words` lists such words;
+- `replace_words` gives the entries of some words to a user's own words.
 """
 
-from collections.abc import Sequence
+import re
+import unicodedata
+from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
@@ -279,18 +283,47 @@ _WHOLE_WORDS |= {str(number): word for number, word in enumerate(_NUMBERS) if wo
 _WHOLE_WORDS |= {str(10 * number): word for number, word in enumerate(_TENS, start=2)}
 
 
-def _normalizer() -> normalizers.Normalizer:
-    """Lower-case the text and rewrite it to words of the vocabulary. A rule without a match costs about 0.1 µs."""
+def plural_of(word: str) -> str:
+    """The regular plural of a word: boxes, lorries, cars."""
+    if re.search(r"(?:s|x|z|ch|sh)$", word):
+        return word + "es"
+    return word[:-1] + "ies" if re.search(r"[^aeiou]y$", word) else word + "s"
+
+
+def _rewrites(vocab: Collection[str], added_words: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The rules of the normalizer, as (regular expression, replacement).
+
+    With `added_words` no rule writes a word that they replaced or rewrites one of them, and their plurals become them.
+    """
+    removed = set(added_words.values()) - set(vocab)
     rewrites = list(_SPELLING)
-    rewrites += [(f"{_START}(?:{words})(?=s?{_END})", word) for word, words in _SYNONYMS.items()]
+    for word, synonyms in _SYNONYMS.items():
+        plural = "" if f"{word}s" in removed else "s?"
+        rewrites.append((f"{_START}(?:{synonyms})(?={plural}{_END})", word))
     rewrites += [(f"{_START}(?:{words}){_END}", word) for word, words in _WHOLE_WORDS.items()]
+    if not added_words:
+        return rewrites
+    plurals = {plural: word for word in added_words if (plural := plural_of(word)) not in vocab}
+    kept = []
+    for pattern, replacement in rewrites:
+        replace = normalizers.Replace(Regex(pattern), replacement)
+        spared = [word for word in (*added_words, *plurals) if replace.normalize_str(word) != word]
+        if spared:  # "scooter" was a synonym of "motorcycle"
+            pattern = f"(?!(?:{'|'.join(spared)}){_END})(?:{pattern})"
+        if not removed & set(replacement.split()):
+            kept.append((pattern, replacement))
+    return kept + [(f"{_START}{plural}{_END}", word) for plural, word in plurals.items()]
+
+
+def _normalizer(vocab: Collection[str], added_words: Mapping[str, str]) -> normalizers.Normalizer:
+    """Lower-case the text and rewrite it to words of the vocabulary. A rule without a match costs about 0.1 µs."""
     return normalizers.Sequence(
         [
             # Before NFKC, which turns some of these apostrophes into a space and an accent.
             normalizers.Replace(Regex(r"[\u2018-\u201b\u02bc\u2032\u00b4\u0060]"), "'"),
             normalizers.NFKC(),
             normalizers.Lowercase(),
-            *(normalizers.Replace(Regex(pattern), replacement) for pattern, replacement in rewrites),
+            *(normalizers.Replace(Regex(pattern), text) for pattern, text in _rewrites(vocab, added_words)),
         ]
     )
 
@@ -333,6 +366,7 @@ class TrafficVLMTokenizer(PreTrainedTokenizerFast):
             six tokens only. Ignored if `tokenizer_file` or `tokenizer_object` is given.
         bos_token, eos_token, unk_token, pad_token: the special tokens; `[YES]` and `[NO]` are not special.
         model_max_length: maximum number of tokens of a question with its answer.
+        added_words: words that `replace_words` added, each with the word whose entry it has.
 
     Raises:
         ValueError: the vocabulary does not begin with the six tokens, or its ids are not contiguous.
@@ -351,10 +385,13 @@ class TrafficVLMTokenizer(PreTrainedTokenizerFast):
         pad_token: str = "[PAD]",
         model_max_length: int = 128,
         clean_up_tokenization_spaces: bool = False,
+        added_words: Mapping[str, str] | None = None,
         **kwargs: Any,
     ):
         if kwargs.get("tokenizer_object") is None and kwargs.get("tokenizer_file") is None:
-            self._tokenizer = self._build_backend(vocab)
+            self._tokenizer = self._build_backend(vocab, added_words or {})
+        if added_words:  # saved in tokenizer_config.json: the library may rebuild the tokenizer from its vocabulary
+            kwargs["added_words"] = dict(added_words)
         super().__init__(
             bos_token=bos_token,
             eos_token=eos_token,
@@ -366,7 +403,7 @@ class TrafficVLMTokenizer(PreTrainedTokenizerFast):
         )
 
     @staticmethod
-    def _build_backend(vocab: dict[str, int] | None) -> Tokenizer:
+    def _build_backend(vocab: dict[str, int] | None, added_words: Mapping[str, str]) -> Tokenizer:
         expected = SPECIAL_TOKENS + ANSWER_TOKENS
         vocab = {token: i for i, token in enumerate(expected)} if vocab is None else vocab
         words = sorted(vocab, key=lambda word: vocab[word])
@@ -374,7 +411,7 @@ class TrafficVLMTokenizer(PreTrainedTokenizerFast):
             raise ValueError(f"vocab must hold contiguous ids from 0 and begin with {expected}, got {words[:6]}.")
 
         backend = Tokenizer(WordLevel(vocab, unk_token="[UNK]"))
-        backend.normalizer = _normalizer()
+        backend.normalizer = _normalizer(vocab, added_words)
         backend.pre_tokenizer = _pre_tokenizer(vocab)
         backend.decoder = _decoder()
         backend.post_processor = processors.TemplateProcessing(
@@ -385,6 +422,39 @@ class TrafficVLMTokenizer(PreTrainedTokenizerFast):
         backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
         backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in ANSWER_TOKENS])
         return backend
+
+    @property
+    def added_words(self) -> dict[str, str]:
+        """The words that `replace_words` added, each with the word whose entry it has."""
+        return dict(self.init_kwargs.get("added_words", {}))
+
+    def replace_words(self, replacements: Mapping[str, str]) -> "TrafficVLMTokenizer":
+        """A copy in which new words have the entries of old ones: {"forklift": "overturned"}.
+
+        - Synonyms and spellings of an old word are no longer rewritten: they are unknown, like the old word.
+        - The plural of a new word is read as the word ("forklifts"), unless it is a word of its own.
+        - A new word that was a synonym ("scooter" of "motorcycle") is one no longer.
+
+        Raises:
+            ValueError: a new word is in the vocabulary already, or is not a single word of letters; an old word is
+                not in the vocabulary, or is one of the first six entries.
+        """
+        vocab, fixed = self.get_vocab(), SPECIAL_TOKENS + ANSWER_TOKENS
+        for new, old in replacements.items():
+            if new in vocab:
+                raise ValueError(f"{new!r} is in the vocabulary already")
+            if not new.isalpha() or unicodedata.normalize("NFKC", new).lower() != new:
+                raise ValueError(f"{new!r} is not a single word of lower-case letters")
+            if old not in vocab or old in fixed:
+                raise ValueError(f"{old!r} has no entry of the vocabulary that {new!r} could get")
+            vocab[new] = vocab.pop(old)
+        copy = deepcopy(self)
+        copy.init_kwargs["added_words"] = self.added_words | dict(replacements)
+        copy._tokenizer = self._build_backend(vocab, copy.added_words)
+        for new in replacements:
+            if copy.tokenize(new) != [new]:
+                raise ValueError(f"{new!r} is split or rewritten by the tokenizer: choose another word")
+        return copy
 
     def unknown_words(self, text: str | Sequence[str]) -> list[str]:
         """The words that become `[UNK]`, as written in the text or texts, each once, in order of appearance."""

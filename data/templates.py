@@ -486,7 +486,7 @@ def paraphrases_of(question_id: str) -> tuple[str, ...]:
     """
     parts = question_id.split("/")
     question_type, category, form, value = (parts + [""] * 4)[:4]
-    forms = (form, f"{form} {value}")  # some values have templates of their own
+    forms: tuple[str, ...] = (form, f"{form} {value}")  # some values have templates of their own
     slots: dict[str, str | tuple[str, ...]] = {"in": IN, "v": value}
     if question_type in ("presence", "place", "relation", "objects"):
         forms = ("",)  # the form is a slot

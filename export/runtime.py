@@ -86,19 +86,26 @@ class ExportedModel:
         encoded_images: ExportedImages,
         image_index: torch.Tensor,
         max_new_tokens: int,
+        begin_suppress_tokens: Sequence[int] = (),
         **unused: Any,
     ) -> GenerateDecoderOnlyOutput:
-        """Return left-padded prompts [N,L] with greedy answers: [N, L + max_new_tokens], padded on the right."""
+        """Return left-padded prompts [N,L] with greedy answers: [N, L + max_new_tokens], padded on the right.
+
+        No answer begins with one of `begin_suppress_tokens`.
+        """
         lengths = attention_mask.sum(-1)
         pad = self.config.get_text_config().pad_token_id
         answers = torch.full((len(input_ids), max_new_tokens), pad)
         for length in lengths.unique().tolist():  # the graph knows no padding: one batch for each length
             rows = (lengths == length).nonzero().flatten()
             images = encoded_images.rows(image_index[rows].tolist())
-            answers[rows] = self._continue(input_ids[rows, -length:].numpy(), images, max_new_tokens)
+            ids = input_ids[rows, -length:].numpy()
+            answers[rows] = self._continue(ids, images, max_new_tokens, begin_suppress_tokens)
         return GenerateDecoderOnlyOutput(sequences=torch.cat([input_ids, answers], 1))
 
-    def _continue(self, ids: np.ndarray, images: dict[str, np.ndarray], max_new_tokens: int) -> torch.Tensor:
+    def _continue(
+        self, ids: np.ndarray, images: dict[str, np.ndarray], max_new_tokens: int, suppressed_first: Sequence[int]
+    ) -> torch.Tensor:
         """Generate greedily after prompts [N,L] without padding; return the new tokens [N, max_new_tokens]."""
         text = self.config.get_text_config()
         empty = (text.num_hidden_layers, len(ids), text.num_key_value_heads, 0, text.head_dim)
@@ -109,7 +116,7 @@ class ExportedModel:
         for step in range(max_new_tokens):
             inputs = {"input_ids": ids, "past_keys": keys, "past_values": values} | images
             logits, keys, values = self.sessions["decode"].run(None, inputs)
-            logits[:, suppressed] = -np.inf
+            logits[:, [*suppressed, *(suppressed_first if step == 0 else ())]] = -np.inf
             tokens = logits.argmax(-1)
             answers[unfinished, step] = tokens[unfinished]
             unfinished &= tokens != text.eos_token_id

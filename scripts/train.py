@@ -5,6 +5,8 @@
     # fine-tune weights on your own labeled images (see make_dataset.py), in one or several processes
     python scripts/train.py --model_name_or_path . --train_dataset runs/mine --eval_dataset runs/mine_val --bf16
     torchrun --nproc_per_node 2 scripts/train.py --model_name_or_path . --train_dataset runs/mine
+    # teach a word of your own questions, which starts as the mean of all vehicles
+    python scripts/train.py --model_name_or_path . --train_dataset runs/mine --add_words forklift:vehicle
     # start from a tower of train_tower.py, or from another one that is frozen for one epoch; or train with LoRA
     python scripts/train.py --vision_tower tower --freeze_vision true
     python scripts/train.py --vision_tower google/siglip-base-patch16-224 --freeze_vision true --thaw_after_epochs 1

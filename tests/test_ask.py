@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from tiny import ROOT, save_folder, tiny_model, yes_no_model
 from traffic_vlm.data.synthetic import render
+from traffic_vlm.processing_traffic_vlm import is_yes_no_question
 from traffic_vlm.serving import answerer as answerer_module
 from traffic_vlm.serving.answerer import Answerer
 from traffic_vlm.serving.overlay import asked_word, draw_overlay, heat_over
@@ -45,24 +46,29 @@ def test_yes_and_no_are_those_of_score_yes_no(answerer, picture, monkeypatch):
     original = answerer.model.compute_logits
     bias = 1e4 * torch.nn.functional.one_hot(torch.tensor(4), 500)  # the first token of every answer is [YES]
     monkeypatch.setattr(answerer.model, "compute_logits", lambda states: original(states) + bias)
-    answers = answerer([picture, Image.new("RGB", (50, 40))], [QUESTIONS, QUESTIONS[:1]])
-    assert [len(row) for row in answers] == [4, 1]
+    yes_no = [QUESTIONS[0], QUESTIONS[3]]
+    answers = answerer([picture, Image.new("RGB", (50, 40))], [yes_no, yes_no[:1]])
+    assert [len(row) for row in answers] == [2, 1]
     assert {answer.answer for row in answers for answer in row} == {"yes"}
     assert all(answer.probability == answer.yes_probability for row in answers for answer in row)
     inputs = answerer.processor(
-        images=[picture, Image.new("RGB", (50, 40))], text=[QUESTIONS, QUESTIONS[:1]], packed=True, return_tensors="pt"
+        images=[picture, Image.new("RGB", (50, 40))], text=[yes_no, yes_no[:1]], packed=True, return_tensors="pt"
     )
     for row, scores in zip(answers, answerer.model.score_yes_no(**inputs)):
         assert [answer.yes_probability for answer in row] == pytest.approx(scores.tolist(), abs=1e-5)
+    [[answer]] = answerer([picture], [["How busy is it?"]])  # "yes" is no answer, though the model prefers it
+    assert answer.yes_probability is None
+    assert answer.answer.split()[0] not in ("yes", "no")
+    assert answer.probability < 1e-6
 
 
 def test_words_are_those_of_generate(answerer, picture):
     [answers] = answerer([picture], [QUESTIONS])
     for question, answer in zip(QUESTIONS, answers):
         inputs = answerer.processor(images=picture, text=question, return_tensors="pt")
-        output = answerer.model.generate(**inputs, max_new_tokens=32, do_sample=False)[
-            :, inputs["input_ids"].shape[1] :
-        ]
+        options = {} if is_yes_no_question(question) else {"begin_suppress_tokens": [4, 5]}  # [YES], [NO]
+        output = answerer.model.generate(**inputs, max_new_tokens=32, do_sample=False, **options)
+        output = output[:, inputs["input_ids"].shape[1] :]
         [text] = answerer.processor.batch_decode(output, skip_special_tokens=True)
         if answer.yes_probability is None:
             assert answer.answer == text

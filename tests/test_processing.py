@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
+from traffic_vlm.data.templates import TEMPLATES
 from traffic_vlm.images_traffic_vlm import to_rgb
-from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
+from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor, is_yes_no_question
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -628,22 +629,92 @@ def test_decision_prompt_equals_the_processor_prompt(processor, image):
 
 
 def test_post_process_yes_no(processor):
+    sign = "Is there a sign?"
     scores = [torch.tensor([0.9, 0.1]), torch.tensor([0.5])]
-    assert processor.post_process_yes_no(scores, [[CAR, BUS], [RED]]) == [
+    assert processor.post_process_yes_no(scores, [[CAR, BUS], [sign]]) == [
         [
             {"question": CAR, "answer": "yes", "probability": pytest.approx(0.9)},
             {"question": BUS, "answer": "no", "probability": pytest.approx(0.1)},
         ],
-        [{"question": RED, "answer": "yes", "probability": 0.5}],
+        [{"question": sign, "answer": "yes", "probability": 0.5}],
     ]
     assert processor.post_process_yes_no([torch.tensor([0.6])], CAR, threshold=0.7)[0][0]["answer"] == "no"
     assert [row[0]["answer"] for row in processor.post_process_yes_no([[0.6], [0.4]], [CAR, BUS])] == ["yes", "no"]
     with pytest.raises(ValueError, match=r"2 images.*is for 1"):
-        processor.post_process_yes_no(scores[:1], [[CAR, BUS], [RED]])
+        processor.post_process_yes_no(scores[:1], [[CAR, BUS], [sign]])
     with pytest.raises(ValueError, match=r"image 0 has 1 questions, but 2"):
-        processor.post_process_yes_no(scores, [[CAR], [RED]])
+        processor.post_process_yes_no(scores, [[CAR], [sign]])
     with pytest.raises(ValueError, match=r"P\(yes\) of 3"):
         processor.post_process_yes_no([torch.tensor([3.0])], CAR)
+
+
+def test_open_questions_have_a_problem_in_place_of_an_answer(processor):
+    [[item, other]] = processor.post_process_yes_no([torch.tensor([0.98, 0.98])], [["How busy is it?", CAR]])
+    assert item == {
+        "question": "How busy is it?",
+        "answer": None,
+        "probability": None,
+        "problem": "not a yes/no question",
+    }
+    assert other == {"question": CAR, "answer": "yes", "probability": pytest.approx(0.98)}
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        *(
+            "is there a car",
+            "ARE THERE KIDS?",
+            "any pedestrians?",
+            "a red car",
+            "Isn\u2019t it raining?",
+            "isnt it wet?",
+        ),
+        *("Can you see a dog?", "Please say if it is night.", "tell me whether there's a bus", "What about buses?"),
+        *("Can you tell me if there is a bus?", "Please answer: are there any cars?", "So, is it safe to cross?"),
+        *("When it is dark, are the lights on?", "If the light is red, may we go?", "In this image is there a bus?"),
+        *("Is there a car or a bus?", "Are there 2 or more cars?", "Is a car or truck stuck in traffic or smoke?"),
+        *("Answer yes or no: how about a car?", "There is a car; is it red?", "Is the car where it should be?"),
+    ],
+)
+def test_yes_no_questions_by_their_words(question):
+    assert is_yes_no_question(question)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        *("How busy is it?", "what's ahead", "Whats the weather", "WHERE\u2019S the bus?", "Which lane are we in?"),
+        *("On which side is the car?", "In this picture how many cars are there?", "When was this taken?", "Why?"),
+        *("Describe the scene.", "Could you please describe it?", "Can you tell me what color it is?", "When?"),
+        *("Please say where the car is.", "tell me on which side it is", "Count the cars.", "Number of cars?"),
+        *(
+            "Is it day or night?",
+            "Is the traffic light red, yellow or green?",
+            "Is the car on the left or on the right?",
+        ),
+        *("The parked car is what?", "There is a car; what is it doing?", "Based on this scene, what should we do?"),
+    ],
+)
+def test_open_questions_by_their_words(question):
+    assert not is_yes_no_question(question)
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "?", ",", ";;", "when, now", "please", "can you", "tell me", "on", "\u00bf?"]
+)
+def test_any_text_is_either(text):
+    assert is_yes_no_question(text)
+
+
+def test_the_words_of_every_template_say_whether_it_is_a_yes_no_question():
+    fillings = {"a": "a car", "s": "car", "p": "cars", "av": "a red car", "v": "red", "q": "buses", "b": "bus"}
+    fillings |= {"where": "on the left", "next": "3", "at": "at night", "in": "in the scene", "on": "on a highway"}
+    for (question_type, form), templates in TEMPLATES.items():
+        is_open = form in ("what", "what_all", "which") or question_type == "objects"
+        for template in templates:
+            text = template.format(**fillings)
+            assert is_yes_no_question(text) == (not is_open), text
 
 
 # --- saving and loading ---

@@ -210,7 +210,8 @@ def test_processor_and_model_answer_together(folder, processor):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
     answers = processor.post_process_yes_no(packed, text)
     assert [[answer["question"] for answer in row] for row in answers] == text
-    assert answers[1][0]["probability"] == pytest.approx(packed[1][0].item())
+    assert answers[0][1]["probability"] == pytest.approx(packed[0][1].item())
+    assert answers[1][0]["problem"] == "not a yes/no question"
     batch = processor(images=images, text=text, suffix=[["yes", "no"], ["2"]], packed=True, return_tensors="pt")
     alone = processor(images=images, text=text, suffix=[["yes", "no"], ["2"]], return_tensors="pt")
     torch.testing.assert_close(model(**batch).loss, model(**alone).loss, atol=1e-4, rtol=1e-4)

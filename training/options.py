@@ -31,6 +31,13 @@ class ModelOptions:
     hidden_dropout: float | None = field(
         default=None, metadata={"help": "dropout of the decoder; default: as in the model's configuration"}
     )
+    add_words: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "new words of your questions, as WORD or WORD:KIN; each gets the entry of a word that was never "
+            "taught, and starts from the mean of a category or word that is its kin"
+        },
+    )
     attn_implementation: str = field(
         default="sdpa",
         metadata={"help": "attention of the decoder; on a CPU in bfloat16, eager trains 20 %% faster than sdpa"},
@@ -136,6 +143,8 @@ def check_options(model: ModelOptions, data: DataOptions) -> None:
         raise ValueError("--thaw_after_epochs needs --freeze_vision true")
     if model.thaw_after_epochs is not None and model.lora_rank:
         raise ValueError("--lora_rank trains only LoRA matrices and never the tower: leave out --thaw_after_epochs")
+    if model.add_words and model.lora_rank:
+        raise ValueError("--lora_rank trains only LoRA matrices and no new words: leave out --add_words")
     if data.questions_per_image < 1:
         raise ValueError(
             f"--questions_per_image must be at least 1, got {data.questions_per_image}; scripts/train_tower.py trains "

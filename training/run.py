@@ -24,6 +24,8 @@ from ..modeling_traffic_vlm import (
     TrafficVLMRMSNorm,
 )
 from ..processing_traffic_vlm import TrafficVLMProcessor
+from ..taught_traffic_vlm import TaughtWords
+from ..tokenization_traffic_vlm import TrafficVLMTokenizer
 from ..utils import atomic_write_text, load_weights
 from .card import write_card
 from .collator import SupervisedCollator
@@ -32,6 +34,7 @@ from .options import DataOptions, ModelOptions, check_arguments, check_options
 from .tower import is_tower_folder, load_tower
 from .trainer import LOSSES, FreezeTower, RefuseBrokenGradients, StartEpoch, TrafficTrainer, freeze_blocks, unwrap
 from .word_counts import COUNTS_FILE, SaveWordCounts, WordCounter
+from .words import add_words
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,16 +72,22 @@ def hold_back(datasets: list[Any]) -> tuple[list[Any], list[Any]]:
     return kept, held
 
 
+def own_questions(rows: Any) -> list[tuple[str, str]]:
+    """The different questions of a dataset with their answers; [] if they come from our templates."""
+    if "scene" in getattr(rows, "column_names", ("scene",)):
+        return []
+    texts = rows.select_columns(["questions", "answers"])
+    return list({pair: None for row in texts for pair in zip(row["questions"], row["answers"])})
+
+
 def check_rows(rows: Any, processor: Any) -> None:
     """Raise a ValueError if a dataset's own questions have unknown words, or are empty or too long."""
-    if "scene" in getattr(rows, "column_names", ("scene",)):
-        return  # its questions come from our templates
-    texts = rows.select_columns(["questions", "answers"])
-    pairs = list({pair: None for row in texts for pair in zip(row["questions"], row["answers"])})
-    if unknown := processor.unknown_words(sorted({text for pair in pairs for text in pair})):
+    pairs = own_questions(rows)
+    texts = sorted({text for pair in pairs for text in pair})
+    if texts and (unknown := processor.unknown_words(texts)):
         raise ValueError(
             f"{len(unknown)} words of the questions and answers are not among the 500 of the vocabulary: "
-            f"{', '.join(unknown[:20])}"
+            f"{', '.join(unknown[:20])}. --add_words {' '.join(unknown[:20])} teaches them in place of others"
         )
     if pairs:  # the processor rejects empty and long questions: now, rather than in the middle of an epoch
         questions, answers = zip(*pairs)
@@ -224,10 +233,33 @@ def prepare_model(model_options: ModelOptions, data_options: DataOptions, proces
     return model, processor
 
 
-def prepare_rows(processor: Any, options: DataOptions, arguments: TrainingArguments) -> tuple[Mixture, Any]:
-    """The rows to train on, and those to evaluate on (None without evaluation)."""
+def open_rows(options: DataOptions, arguments: TrainingArguments) -> tuple[list[Any], list[Any]]:
+    """The datasets to train on, and those to evaluate on."""
     rows = open_datasets(options.train_dataset, prefer="train")
-    held = open_datasets(options.eval_dataset) if arguments.eval_strategy != "no" else []
+    return rows, open_datasets(options.eval_dataset) if arguments.eval_strategy != "no" else []
+
+
+def prepare_words(
+    model: Any, processor: Any, options: ModelOptions, datasets: list[Any], checkpoint: Path | str | None
+) -> None:
+    """Add the words of --add_words to the tokenizer and the model; or take the tokenizer of a checkpoint."""
+    if not options.add_words:
+        return
+    if checkpoint:  # its weights are loaded later, and belong to its words
+        processor.tokenizer = TrafficVLMTokenizer.from_pretrained(str(checkpoint))
+    else:
+        texts = {text for dataset in datasets for pair in own_questions(dataset) for text in pair}
+        processor.tokenizer = add_words(model, processor.tokenizer, options.add_words, processor.taught_words, texts)
+    if processor.taught_words is not None:
+        known = processor.tokenizer.get_vocab()
+        counts = {word: entry for word, entry in processor.taught_words.words.items() if word in known}
+        processor.taught_words = TaughtWords(counts)
+
+
+def prepare_rows(
+    processor: Any, rows: list[Any], held: list[Any], options: DataOptions, arguments: TrainingArguments
+) -> tuple[Mixture, Any]:
+    """The rows to train on, and those to evaluate on (None without evaluation), from the datasets of `open_rows`."""
     for dataset in (*rows, *held):
         check_rows(dataset, processor)
     eval_rows = None
@@ -270,7 +302,10 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     arguments.eval_on_start = arguments.eval_strategy != "no"  # a baseline for later evaluations
     model, processor = prepare_model(model_options, data_options, arguments.world_size)
     vision = model.config.vision_config
-    mixture, eval_rows = prepare_rows(processor, data_options, arguments)
+    checkpoint = arguments.resume_from_checkpoint or last_checkpoint(folder)
+    rows, held = open_rows(data_options, arguments)
+    prepare_words(unwrap(model), processor, model_options, [*rows, *held], checkpoint)
+    mixture, eval_rows = prepare_rows(processor, rows, held, data_options, arguments)
     num_questions = data_options.questions_per_image
     collator = SupervisedCollator(
         processor,
@@ -300,7 +335,6 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         processing_class=processor,
         callbacks=callbacks,
     )
-    checkpoint = arguments.resume_from_checkpoint or last_checkpoint(folder)
     if checkpoint and arguments.should_log:
         print(f"resuming from {checkpoint}")
     if checkpoint and (Path(checkpoint) / COUNTS_FILE).is_file():  # absent: a run of version 0.1

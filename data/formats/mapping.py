@@ -198,7 +198,11 @@ def _parse_class(name: str, entry: Any, exhaustive: list[str]) -> ClassMapping:
     """Parse one entry of "classes". By default a broad category may be any of its exhaustively labeled members."""
     attributes = dict(entry) if isinstance(entry, dict) else {"class": entry}
     category = attributes.pop("class")
-    _check(repr(name), [category], [None, *CLASSES])
+    if category not in [None, *CLASSES]:
+        raise ValueError(
+            f"{name!r}: {category!r} is not one of null, {', '.join(CLASSES)}. Ignore such a class with null, and "
+            "teach its word with questions of your own: see train.py --add_words"
+        )
     members = [member for member in CLASSES if category and member in exhaustive and CLASSES[member][2] == category]
     maybe = attributes.pop("maybe", members)
     _check(repr(name), maybe, CLASSES)

@@ -1,0 +1,235 @@
+"""A user's own words: their entries in the tokenizer, their rows in the weights, and a training run with them."""
+
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_train import NO_BEST, TOWER, learn, own_folder, refuse
+from tokenizers import Tokenizer
+
+from tiny import ROOT, TINY_TEXT, save_folder, tiny_model
+from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
+from traffic_vlm.data.questions import ask
+from traffic_vlm.data.synthetic import render
+from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
+from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
+from traffic_vlm.taught_traffic_vlm import TAUGHT_FILE, TaughtWords
+from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer, plural_of
+from traffic_vlm.training.words import (
+    add_words,
+    entries_to_replace,
+    kin_words,
+    parse_words,
+    template_words,
+)
+
+
+TOKENIZER = TrafficVLMTokenizer.from_pretrained(ROOT)
+EMBEDDINGS = "model.text_model.embed_tokens.weight"
+
+
+def ids(tokenizer: TrafficVLMTokenizer, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+# --- the tokenizer ---
+
+
+def test_a_new_word_has_the_entry_of_an_old_one():
+    changed = TOKENIZER.replace_words({"forklift": "overturned", "tow": "stroller"})
+    assert len(changed) == len(TOKENIZER) == 500
+    assert ids(changed, "Forklift tow") == ids(TOKENIZER, "overturned stroller")
+    assert changed.unknown_words("an overturned stroller") == ["overturned", "stroller"]
+    assert changed.added_words == {"forklift": "overturned", "tow": "stroller"}
+    assert TOKENIZER.unknown_words("a forklift") == ["forklift"]  # the original is unchanged
+    assert TOKENIZER.added_words == {}
+    known = "Are the 2 lorries' headlights lit, or isn't it a carriageway at 25 kmh? Yes!"
+    assert ids(changed, known) == ids(TOKENIZER, known)
+
+
+def test_synonyms_of_a_removed_word_are_unknown():
+    removed = {"stroller": "tow", "fire": "rail", "cause": "gate", "bicycles": "kart", "overturned": "drone"}
+    assert TOKENIZER.unknown_words("prams fire engine reason bikes bike upside down") == ["prams"]  # has no plural
+    changed = TOKENIZER.replace_words({new: old for old, new in removed.items()})
+    state = json.loads(changed.backend_tokenizer.to_str())
+    words = {word for rule in state["normalizer"]["normalizers"] for word in rule.get("content", "").split()}
+    assert not words & removed.keys()
+    unknown = changed.unknown_words("pram fire engine reason bikes bike upside down")
+    assert unknown == ["pram", "fire", "engine", "reason", "bikes", "upside"]
+
+
+def test_the_plural_is_the_word_or_a_word_of_its_own():
+    one = TOKENIZER.replace_words({"forklift": "overturned"})
+    assert ids(one, "FORKLIFTS") == ids(one, "forklift")
+    both = TOKENIZER.replace_words({"forklift": "overturned", "forklifts": "broken"})
+    assert ids(both, "forklift forklifts") == ids(TOKENIZER, "overturned broken")
+    later = one.replace_words({"forklifts": "broken"})
+    assert ids(later, "forklift forklifts") == ids(both, "forklift forklifts")
+    assert later.added_words == {"forklift": "overturned", "forklifts": "broken"}
+    assert ids(TOKENIZER.replace_words({"bu": "broken"}), "bus") == ids(TOKENIZER, "bus")  # known: no plural of "bu"
+    assert [plural_of(word) for word in ("car", "box", "bench", "ferry", "tray")] == [
+        *("cars", "boxes", "benches", "ferries", "trays")
+    ]
+
+
+def test_a_synonym_can_become_a_word():
+    changed = TOKENIZER.replace_words({"scooter": "overturned", "pickup": "broken"})
+    assert ids(changed, "scooter scooters") == 2 * ids(TOKENIZER, "overturned")
+    assert ids(changed, "mopeds") == ids(TOKENIZER, "motorcycles")  # by the same rule
+    assert ids(changed, "pickup truck, lorries") == ids(TOKENIZER, "broken truck, trucks")
+
+
+def test_a_saved_tokenizer_keeps_its_words(tmp_path):
+    changed = TOKENIZER.replace_words({"forklift": "overturned", "tow": "stroller"})
+    changed.save_pretrained(tmp_path)
+    by_file = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    built = TrafficVLMTokenizer.from_pretrained(tmp_path)  # the library builds it from the vocabulary
+    text = "two forklifts tow a pram, upside down"
+    assert built.added_words == changed.added_words
+    assert ids(built, text) == ids(changed, text) == by_file.encode(text, add_special_tokens=False).ids
+    assert ids(built.replace_words({"gate": "wrong"}), text) == ids(changed, text)
+
+
+@pytest.mark.parametrize(
+    ("replacements", "message"),
+    [
+        ({"car": "broken"}, "'car' is in the vocabulary already"),
+        ({"fork lift": "broken"}, "'fork lift' is not a single word of lower-case letters"),
+        ({"r2d2": "broken"}, "'r2d2' is not a single word"),
+        ({"Forklift": "broken"}, "'Forklift' is not a single word"),
+        ({"forklift": "zebra"}, "'zebra' has no entry"),
+        ({"forklift": "[YES]"}, "'\\[YES\\]' has no entry"),
+        ({"forklift": "broken", "tow": "broken"}, "'broken' has no entry"),
+        ({"isnt": "broken"}, "'isnt' is split or rewritten"),
+    ],
+)
+def test_invalid_replacements_are_refused(replacements, message):
+    with pytest.raises(ValueError, match=message):
+        TOKENIZER.replace_words(replacements)
+
+
+# --- the choice of entries ---
+
+
+def test_words_of_our_own_questions_are_never_given_away():
+    rng, protected = random.Random(0), template_words(TOKENIZER)
+    for seed in range(12):
+        for question in ask(render(seed)[1], rng, 64):
+            tokens = TOKENIZER.tokenize(f"{question.text} {question.answer}")
+            assert {token for token in tokens if token.isalpha()} <= protected, question
+
+
+def test_the_last_unused_words_of_the_vocabulary_go_first():
+    assert entries_to_replace(TOKENIZER, 3) == ["clearly", "wrong", "future"]
+    assert entries_to_replace(TOKENIZER, 2, keep={"wrong"}) == ["clearly", "future"]
+    with pytest.raises(ValueError, match=r"has 500 words, but only [1-3]\d\d entries can be given away"):
+        entries_to_replace(TOKENIZER, 500)
+    changed = TOKENIZER.replace_words({"forklift": "clearly"})
+    assert entries_to_replace(changed, 2) == ["wrong", "future"]  # an added word stays
+
+
+def test_untaught_words_go_first_and_taught_ones_never():
+    counted = {"questions": 300, "images": 50, "yes": 100, "no": 200}
+    taught = {word: counted | {"gain": 0.2, "error": 0.01} for word in TOKENIZER.get_vocab()}
+    taught |= {"smoke": counted, "wrong": {}, "car": {}, "because": {}, "debris": {"questions": 5}}
+    assert entries_to_replace(TOKENIZER, 3, TaughtWords(taught)) == ["wrong", "debris", "smoke"]
+    with pytest.raises(ValueError, match="has 4 words, but only 3"):
+        entries_to_replace(TOKENIZER, 4, TaughtWords(taught))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["forklift", "Forklift:vehicle"], "'forklift' is given twice"),
+        (["bus"], "'bus' is in the vocabulary already"),
+        (["fork-lift"], "'fork-lift' is not a single word of letters"),
+        (["forklift:tractor"], "'tractor' is neither a category nor a word of the vocabulary"),
+        (["forklift:[PAD]"], "neither a category"),
+        ([""], "'' is not a single word"),
+    ],
+)
+def test_invalid_words_are_refused(options, message):
+    with pytest.raises(ValueError) as error:
+        parse_words(options, TOKENIZER)
+    assert message in str(error.value)
+
+
+# --- the weights ---
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_rows_start_from_the_mean_of_their_kin(tied):
+    model = tiny_model(tie_word_embeddings=tied)
+    tables = [model.get_input_embeddings().weight, model.get_output_embeddings().weight]
+    assert (tables[0] is tables[1]) == tied
+    before = [table.detach().clone() for table in tables]
+    changed = add_words(model, TOKENIZER, ["forklift:vehicle", "glare:sunny", "gate"], texts=["Is it clearly wrong?"])
+    assert list(changed.added_words.values()) == ["future", "small", "large"]  # "clearly", "wrong" are asked about
+    for old, new in zip(before, tables):
+        for word, kin in (("forklift", "vehicle"), ("glare", "sunny"), ("gate", None)):
+            expected = old[TOKENIZER.convert_tokens_to_ids(kin_words(kin))].mean(0)
+            torch.testing.assert_close(new[changed.convert_tokens_to_ids(word)], expected)
+        different = (old != new).any(-1).nonzero().flatten().tolist()
+        assert sorted(different) == sorted(TOKENIZER.convert_tokens_to_ids(["future", "small", "large"]))
+    assert {"vehicle", "car", "rickshaw"} <= set(kin_words("vehicle")) < set(kin_words(None))
+    assert kin_words("traffic light") == ["light"]
+
+
+# --- training ---
+
+FRESH = """
+import sys
+from transformers import AutoModel, AutoProcessor
+model = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
+processor = AutoProcessor.from_pretrained(sys.argv[1], trust_remote_code=True)
+print(processor(text="Is there a zebra?")["input_ids"][0], processor.unknown_words("zebras and clearly"))
+print(model.get_input_embeddings().weight.shape[0], len(processor.tokenizer), processor.tokenizer.added_words)
+"""
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """A folder with a tiny model, the project's processor, and counts of taught words."""
+    torch.manual_seed(0)
+    model = TrafficVLMForConditionalGeneration(TrafficVLMConfig(TOWER, TINY_TEXT))
+    folder = save_folder(model, tmp_path_factory.mktemp("start"))
+    counted = {"questions": 300, "images": 50, "yes": 100, "no": 200, "gain": 0.2, "error": 0.01}
+    taught = {word: counted for word in TOKENIZER.get_vocab() if word not in ("clearly", "smoke")}
+    (folder / TAUGHT_FILE).write_text(TaughtWords(taught).to_json())
+    return folder
+
+
+def test_a_run_teaches_a_new_word_and_its_folder_loads_in_a_new_process(start, tmp_path, capsys):
+    mine, out = str(own_folder(tmp_path / "mine", "zebra")), tmp_path / "out"
+    options = ["--train_dataset", mine, "--eval_strategy", "no", *NO_BEST, "--num_train_epochs"]
+    assert "zebra. --add_words zebra teaches" in refuse(start, tmp_path / "not", *options, "1")
+    learn(start, out, *options, "1", "--add_words", "zebra:animal")
+    assert "holds a run with --add_words ['zebra:animal'], not ['zebra']" in refuse(
+        start, out, *options, "2", "--add_words", "zebra"
+    )
+    learn(start, out, *options, "2", "--add_words", "zebra:animal")
+    assert "resuming from" in capsys.readouterr().out
+    entry = TOKENIZER.convert_tokens_to_ids("clearly")
+    environment = {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1", "PATH": "", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-P", "-c", FRESH, str(out)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120)
+    assert result.returncode == 0, result.stderr[-2000:]
+    zebra = [2, *ids(TOKENIZER, "is there a"), entry, *ids(TOKENIZER, "?")]
+    assert result.stdout.splitlines() == [f"{zebra} ['clearly']", "500 500 {'zebra': 'clearly'}"]
+    counts = TaughtWords.load(out / TAUGHT_FILE, [*TOKENIZER.get_vocab(), "zebra"]).words
+    assert counts["bus"]["questions"] > 300 and "clearly" not in counts
+    before, after = (load_file(folder / "model.safetensors")[EMBEDDINGS] for folder in (start, out))
+    kin = before[TOKENIZER.convert_tokens_to_ids(kin_words("animal"))].mean(0)
+    assert (after[entry] - kin).norm() < 0.3 * (before[entry] - kin).norm()  # trained from there on
+    # A second word takes the last entry that is left, and the first one stays.
+    options[1] = str(own_folder(tmp_path / "both", "okapi zebra"))
+    learn(out, tmp_path / "more", *options, "1", "--add_words", "okapi")
+    words = TrafficVLMProcessor.from_pretrained(tmp_path / "more").tokenizer.added_words
+    assert words == {"zebra": "clearly", "okapi": "smoke"}
+    message = refuse(start, tmp_path / "most", *options, "1", "--add_words", "okapi", "emu", "gnu")
+    assert "--add_words has 3 words, but only 2 entries can be given away" in message
+    assert "--lora_rank trains only" in refuse(start, tmp_path / "l", "--add_words", "okapi", "--lora_rank", "2")
