@@ -4,7 +4,8 @@
     convolution, norm, ReLU6   → one convolution with folded batch normalization, and the weight in that layout
 
 oneDNN otherwise rearranges a weight in every pass, which for one row of text takes as long as the product itself. The
-parameters stay as they are: the rearranged weights are copies, made in the first pass and again after a change.
+parameters stay as they are: the rearranged weights are copies, made in the first pass and again after a change. Only a
+change in place through `.data` is not noticed, as torch does not count it.
 """
 
 from collections.abc import Callable

@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parent
 MODEL_FILES = ("model.safetensors", "config.json", "generation_config.json", "decision.json")
 PROCESSOR_FILES = ("tokenizer.json", "tokenizer_config.json", "processor_config.json")
 TEMPLATES = ("chat_template.jinja", "decision_template.jinja")
-OPTIONAL_FILES = ("training_head.safetensors",)  # for further training
+# The head is for further training; the counts say which words the weights were taught.
+OPTIONAL_FILES = ("training_head.safetensors", "taught_words.json")
 # Of the model folder if it has a README.md, else of this repository.
 CARD_FILES = ("README.md", "LICENSE*", "docs/**/*")
 CARD_FIELDS = ("license", "library_name", "pipeline_tag", "tags")

@@ -502,7 +502,8 @@ class TrafficVLMProcessor(ProcessorMixin):
         if on_unknown != "ignore" and any(tokenizer.unk_token_id in words for words in ids):
             self._report_unknown(questions + answers, on_unknown)
         if on_unknown != "ignore" and (untaught := self._find_untaught(ids[: len(typed)])):
-            self._report(f"words that the model was not taught: {', '.join(map(repr, untaught))}", on_unknown)
+            listed = ", ".join(map(repr, untaught))
+            self._report(f"words that the model was not taught, or not reliably: {listed}", on_unknown, stacklevel=4)
 
         longest = min(tokenizer.model_max_length, options.get("max_length") or math.inf)
         start, end = [tokenizer.bos_token_id], [tokenizer.convert_tokens_to_ids("?")]
@@ -567,12 +568,12 @@ class TrafficVLMProcessor(ProcessorMixin):
     def _report_unknown(self, texts: list[str], on_unknown: str) -> None:
         words = ", ".join(map(repr, self._find_unknown(texts)))
         reading = "" if on_unknown == "raise" else f"; the model reads them as {self.tokenizer.unk_token}"
-        self._report(f"words that are not in the vocabulary: {words}{reading}", on_unknown)
+        self._report(f"words that are not in the vocabulary: {words}{reading}", on_unknown, stacklevel=5)
 
-    def _report(self, message: str, on_unknown: str) -> None:
+    def _report(self, message: str, on_unknown: str, stacklevel: int) -> None:
         if on_unknown == "raise":
             raise ValueError(message)
-        warnings.warn(message, UserWarning, stacklevel=5)
+        warnings.warn(message, UserWarning, stacklevel=stacklevel)
 
     def _find_untaught(self, ids: list[list[int]]) -> list[str]:
         if self.taught_words is None:

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from .ground_truth import MAY_HOLD_TOO
-from .scene import CLASSES
+from .scene import CLASSES, SCENE_ATTRIBUTES
 
 
 Pair = tuple[int, int]  # indices of two questions
+FORMS_IS = {(name, "is") for name in SCENE_ATTRIBUTES}
 
 
 @lru_cache(maxsize=1 << 14)
@@ -54,12 +55,13 @@ def implications(question_ids: Sequence[str]) -> list[Pair]:
 
 def exclusions(question_ids: Sequence[str]) -> list[Pair]:
     """Pairs (i, j), i < j, of which at most one can be answered yes: two values of a scene attribute."""
-    parts = [question_id.split("/") for question_id in question_ids]
+    asked = [tuple(question_id.split("/")) for question_id in question_ids]
+    values = [(i, key) for i, key in enumerate(asked) if key[1:3] in FORMS_IS]
     return [
         (i, j)
-        for i, (one, *_, value) in enumerate(parts)
-        for j, (other, *rest, another) in enumerate(parts)
-        if i < j and one == other and rest[-1:] == ["is"] and rest[0] not in CLASSES and value != another
+        for i, (one, *_, value) in values
+        for j, (other, *_, another) in values
+        if i < j and one == other and value != another
         if another not in MAY_HOLD_TOO.get(value, ()) and value not in MAY_HOLD_TOO.get(another, ())
     ]
 

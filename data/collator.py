@@ -59,8 +59,9 @@ def change_light(image: Image.Image, rng: random.Random) -> Image.Image:
 
 
 def darken(image: Image.Image, scene: Scene, rng: random.Random) -> tuple[Image.Image, Scene]:
-    """Darken an image strongly. Colors, weather and time of day become unknown, as they can hardly be recognized."""
-    return _with_tones(image, rng.uniform(1.4, 2.4), 0.0), scene.without("color", "weather", "time of day")
+    """Darken an image strongly. Colors, weather, time of day and wetness become unknown: they are hard to see."""
+    hidden = ("color", "weather", "time of day", "road surface")
+    return _with_tones(image, rng.uniform(1.4, 2.4), 0.0), scene.without(*hidden)
 
 
 def _with_tones(image: Image.Image, gamma: float, contrast: float) -> Image.Image:

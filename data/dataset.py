@@ -150,7 +150,13 @@ def add_scene_labels(records: Sequence[Record], folder: Path, scene_labels: Path
     path = scene_labels / f"{folder.resolve().name}.jsonl"
     if not path.is_file():
         raise DataError(f"{path} does not exist; --scene_labels needs a file for the folder of each source")
-    labels, found = dict(read_scene_labels(path, problems)), []
+    labels, found = {}, []
+    for name, entry in read_scene_labels(path, problems):
+        if name in labels:
+            problems.add("bad scene label", path, f"{name} has two lines")
+        elif not (folder.resolve().parent / name).is_file():
+            problems.add("scene labels without image", path, f"{name} does not exist")
+        labels[name] = entry
     for record in records:
         name = f"{folder.resolve().name}/{record.image.relative_to(folder).as_posix()}"
         if name not in labels:

@@ -69,10 +69,10 @@ MAY_HOLD_TOO = {
     "light": {"busy"},
     "busy": {"light", "jam"},
     "jam": {"busy"},
-    "city street": {"residential street", "highway", "intersection"},
-    "residential street": {"city street", "rural road", "intersection"},
+    "city street": {"residential street", "highway", "intersection", "parking area", "bridge or tunnel"},
+    "residential street": {"city street", "rural road", "intersection", "parking area"},
     "highway": {"city street", "rural road", "bridge or tunnel"},
-    "rural road": {"residential street", "highway", "intersection"},
+    "rural road": {"residential street", "highway", "intersection", "bridge or tunnel"},
     "intersection": {"city street", "residential street", "rural road"},
     "parking area": {"city street", "residential street"},
     "bridge or tunnel": {"city street", "highway", "rural road"},
@@ -384,6 +384,8 @@ class View:
 
     def scene_attribute(self, category: str, form: str, value: str = "") -> Found | None:
         known = self.scene.scene_attributes.get(category)
+        if known == "empty" and self.groups.get("vehicle", NO_GROUP).clear:
+            return None  # they are parked, or far away
         if known is None or value in MAY_HOLD_TOO.get(known, ()) or (form == "what" and known in UNNAMED):
             return None
         return (known if form == "what" else "yes" if value == known else "no"), ()
@@ -427,6 +429,9 @@ class View:
 
     def _things(self) -> list[tuple[str, list[Seen], list[Seen]]]:
         """For each class of countable objects, without its subclasses: its name, clear objects, unclear objects."""
+        present = (name for name, is_present in self.scene.presence.items() if is_present and name in THINGS)
+        if any(name not in self.groups for name in present):  # it would be omitted
+            return []
         if any(self.exhaustive.isdisjoint(labels) for labels in REQUIRED_FOR_SENTENCES):
             return []
         things = []

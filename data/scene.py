@@ -68,7 +68,7 @@ SCENE_ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "time of day": ("day", "night", "dusk"),
     "view": ("driver", "camera", "other"),  # from a vehicle on the road, or from a fixed camera above the road
     "road surface": ("dry", "wet", "snowy"),
-    "traffic density": ("empty", "light", "busy", "jam"),  # light: at most 4 vehicles
+    "traffic density": ("empty", "light", "busy", "jam"),  # of moving traffic; parked cars do not count
     "road type": (
         *("city street", "residential street", "highway", "rural road", "intersection", "parking area"),
         "bridge or tunnel",
@@ -216,6 +216,8 @@ class Scene:
         scene_attributes, presence = self.scene_attributes, self.presence
         if (right - left) * (bottom - top) < PRESENT_IN_CROP * self.width * self.height:
             presence = {name: False for name, is_present in presence.items() if not is_present}
+            if scene_attributes.get("traffic density") != "empty":
+                scene_attributes = {name: v for name, v in scene_attributes.items() if name != "traffic density"}
         if (right - left, bottom - top) != (self.width, self.height):
             # Near, far and ahead depend on the position in a driver's whole view, which a window moves.
             scene_attributes = {name: value for name, value in scene_attributes.items() if name != "view"}

@@ -26,6 +26,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "right": ("on the right", "on the right side", "on the right side of the image", "to the right"),
     "near": ("near us", "close to us", "near the camera", "nearby", "near the ego car"),
     "far": ("far away", "in the distance", "far from us"),
+    # Labels do not tell who crosses the road and who walks along it.
     "road": ("on the road", "in the road", "crossing the road", "crossing the street"),
     "ahead": ("ahead", "ahead of us", "in front of us", "straight ahead", "in front of the ego car"),
 }
@@ -274,7 +275,7 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
         "Please describe the weather.",
     ),
     ("weather", "is clear"): ("Is the sky clear?", "Is the weather clear now?"),
-    ("weather", "is cloudy"): ("Is it overcast?", "Is the sky overcast?", "Is the sky cloudy?"),
+    ("weather", "is cloudy"): ("Is the sky cloudy?", "Is the sky cloudy {in}?"),
     ("weather", "is rainy"): (
         "Is there rain?",
         "Is there rain {in}?",
@@ -326,13 +327,12 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     ("road_surface", "is snowy"): (
         "Is there snow on the road?",
-        "Is there any snow on the ground?",
+        "Is there any snow on the road?",
         "Can you see snow on the road?",
     ),
     ("road_surface", "is"): (
         "Is the road {v}?",
         "Is the street {v}?",
-        "Is the ground {v}?",
         "Is the road surface {v}?",
         "Does the road look {v}?",
         "Is the road {v}, please?",
@@ -387,8 +387,6 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
     ("road_type", "is"): (
         "Is this {av}?",
         "Is this {av}, please?",
-        "Does the image show {av}?",
-        "Are we {on}?",
         "Was this image taken {on}?",
         "Please say if this is {av}.",
     ),

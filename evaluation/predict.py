@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from ..answering import first_words, generate_answers
 from ..data.folders import COLUMNS, LISTS
+from ..data.ground_truth import NONE
 from ..images_traffic_vlm import to_rgb
 from ..utils import atomic_write
 
@@ -87,7 +88,7 @@ def predict(
         generate_words: generate the answers that are neither yes nor no; otherwise their text is None.
         transform: change each image, upright and RGB, before it is encoded.
         image: ask about this image in place of the rows' own; it is encoded once.
-        progress: category of a progress bar; None shows no bar.
+        progress: title of a progress bar; None shows no bar.
 
     Returns:
         one prediction per question, in the order of the rows and of their questions.
@@ -168,9 +169,12 @@ def encode(model: Any, processor: Any, images: Sequence[Image.Image]) -> Any:
 
 
 def normalize(processor: Any, answers: Sequence[str]) -> list[str]:
-    """Write answers as the tokenizer does: "gray" for "grey", [UNK] for a word outside the vocabulary."""
+    """Write answers as the tokenizer does: "gray" for "grey", [UNK] for a word outside the vocabulary.
+
+    "none" stays, because vocabularies of version 0.1 do not have it: such a model is wrong, as it should be.
+    """
     ids = processor.tokenizer(list(answers), add_special_tokens=False, split_special_tokens=True)["input_ids"]
-    return processor.batch_decode(ids)
+    return [NONE if answer == NONE else text for answer, text in zip(answers, processor.batch_decode(ids))]
 
 
 def _answer(

@@ -117,8 +117,8 @@ def evaluate_model(
     if not len(rows):
         raise ValueError("there are no images to evaluate")
 
-    def settings(category: str) -> dict[str, Any]:
-        return {"batch_size": options.batch_size, "progress": category if options.progress else None}
+    def settings(title: str) -> dict[str, Any]:
+        return {"batch_size": options.batch_size, "progress": title if options.progress else None}
 
     baseline_rows = rows if train_rows is None else train_rows
     majority = Majority(without_images(baseline_rows), processor)

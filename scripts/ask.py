@@ -84,7 +84,7 @@ def print_table(path: Path, answers: list[Any]) -> None:
     print(path)
     for answer in answers:
         unknown = f"   (unknown: {', '.join(answer.unknown_words)})" if answer.unknown_words else ""
-        unknown += f"   (not taught: {', '.join(answer.untaught_words)})" if answer.untaught_words else ""
+        unknown += f"   (not taught reliably: {', '.join(answer.untaught_words)})" if answer.untaught_words else ""
         print(f"  {answer.question:<{width}}  {answer.to_text()}{unknown}")
 
 

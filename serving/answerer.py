@@ -24,9 +24,6 @@ from ..processing_traffic_vlm import QUESTION_END, TrafficVLMProcessor
 from ..utils import load_weights
 
 
-SHOWN = {NONE: "none seen"}  # an answer of the model: how it is shown
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The answer to one question.
@@ -49,16 +46,21 @@ class Answer:
     untaught_words: tuple[str, ...] = ()
     not_sure: bool | None = None
 
+    @property
+    def shown(self) -> str:
+        """The answer as people read it: "none seen" for "none"."""
+        return "none seen" if self.answer == NONE else self.answer
+
     def to_dict(self) -> dict[str, Any]:
-        """The fields for JSON; `not_sure` only if it is known."""
-        values = asdict(self)
+        """The fields for JSON, with the answer as shown; `not_sure` only if it is known."""
+        values = asdict(self) | {"answer": self.shown}
         if self.not_sure is None:
             del values["not_sure"]
         return values
 
     def to_text(self) -> str:
         """ "yes, 0.97" or "yes, 0.55, not sure" """
-        return f"{self.answer}, {self.probability:.2f}{', not sure' if self.not_sure else ''}"
+        return f"{self.shown}, {self.probability:.2f}{', not sure' if self.not_sure else ''}"
 
 
 class Answerer:
@@ -191,6 +193,6 @@ class Answerer:
             return []
         found = generate_answers(self.model, self.processor, encoded, asked, streamer)
         return [
-            Answer(question, SHOWN.get(text, text), probability or 0.0, **self.check_question(question))
+            Answer(question, text, probability or 0.0, **self.check_question(question))
             for (_, question), (text, probability) in zip(asked, found)
         ]

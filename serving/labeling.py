@@ -404,7 +404,10 @@ def check_model(options: LabelOptions) -> None:
             raise DataError(f"{answer.question!r}: the model does not know {words}. Correct or rephrase the question")
         if answer.untaught_words:
             words = ", ".join(answer.untaught_words)
-            print(f"{answer.question!r} has words that the model was not taught: {words}", file=sys.stderr)
+            print(
+                f"{answer.question!r} has words not taught, or not reliably: {words}",
+                file=sys.stderr,
+            )
 
 
 def label(source: str, options: LabelOptions) -> None:

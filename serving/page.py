@@ -71,7 +71,7 @@ def table(rows: Sequence[tuple[str, Answer | str | None, float | None]]) -> str:
     """Return questions, answers (a partial text, or None before it) and their seconds as an HTML table."""
     lines = []
     for question, answer, seconds in rows:
-        text = answer.answer if isinstance(answer, Answer) else answer or "…"
+        text = answer.shown if isinstance(answer, Answer) else answer or "…"
         p_yes = answer.yes_probability if isinstance(answer, Answer) else None
         meter = "" if p_yes is None else f'<meter value="{p_yes:.2f}" aria-label="P(yes)"></meter>{p_yes:.2f}'
         unsure = ", not sure" if isinstance(answer, Answer) and answer.not_sure else ""
@@ -92,9 +92,11 @@ class Page:
 
     def list_unknown_words(self, text: str) -> str:
         """Return the words in the questions that the model ignores, or was not taught, as HTML."""
-        unknown, untaught = self.processor.unknown_words(text.strip()), self.processor.untaught_words(text.strip())
-        notes = [f"unknown words, ignored: {html.escape(', '.join(unknown))}"] if unknown else []
-        notes += [f"words that the model was not taught: {html.escape(', '.join(untaught))}"] if untaught else []
+        notes = []
+        if unknown := self.processor.unknown_words(text.strip()):
+            notes.append(f"unknown words, ignored: {html.escape(', '.join(unknown))}")
+        if untaught := self.processor.untaught_words(text.strip()):
+            notes.append(f"words not taught, or not reliably: {html.escape(', '.join(untaught))}")
         return "<br>".join(notes)
 
     def encode(self, path: str | None, last: EncodedPicture | None) -> tuple[EncodedPicture, float]:

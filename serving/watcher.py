@@ -108,7 +108,7 @@ class QuestionScorer:
                 self.notes.append(f"{answer.question!r} has words that the model does not know: {words}")
             if answer.untaught_words:
                 words = ", ".join(answer.untaught_words)
-                self.notes.append(f"{answer.question!r} has words that the model was not taught: {words}")
+                self.notes.append(f"{answer.question!r} has words not taught, or not reliably: {words}")
             if answer.yes_probability is None:
                 self.notes.append(f"{answer.question!r} is answered with words; its P(yes) may mean little")
 

@@ -86,7 +86,8 @@ def test_nothing_there_is_shown_in_words_and_untaught_words_are_named(answerer, 
     answerer.check_question.cache_clear()
     [answer] = answerer._generate(None, [(0, "What color is the bus?")])
     answerer.check_question.cache_clear()
-    assert (answer.answer, answer.probability) == ("none seen", 0.9)
+    assert (answer.answer, answer.shown, answer.to_dict()["answer"]) == ("none", "none seen", "none seen")
+    assert answer.to_text() == "none seen, 0.90"
     assert answer.untaught_words == ("color", "bus") == tuple(answer.to_dict()["untaught_words"])
 
 

@@ -338,7 +338,7 @@ def test_scene_labels_add_what_boxes_do_not_tell(tmp_path):
     assert not {"car", "vehicle", "bus"} & scene.presence.keys()  # boxed, of a boxed class, and unsure
     crop = scene.cropped(0, 0, 40, 30)
     assert "truck" not in crop.presence and crop.presence["train"] is False
-    assert crop.scene_attributes.keys() == scene.scene_attributes.keys() - {"view"}
+    assert crop.scene_attributes.keys() == scene.scene_attributes.keys() - {"view", "traffic density"}
     with pytest.raises(DataError, match=r"labels/other.jsonl does not exist; --scene_labels needs a file"):
         shutil.copytree(tmp_path / "mine", tmp_path / "other")
         make(tmp_path / "next", source=[source[:-4] + "other"], scene_labels=tmp_path / "labels")

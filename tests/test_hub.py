@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tiny import ROOT, random_ids, random_pixels, tiny_model
-from traffic_vlm.hub import PublishError, check_card, check_loading, collect_files, publish, push
+from traffic_vlm.hub import OPTIONAL_FILES, PublishError, check_card, check_loading, collect_files, publish, push
 
 
 SCRIPT = ROOT / "scripts" / "push_to_hub.py"
@@ -115,11 +115,11 @@ def test_dry_run_checks_everything_and_uploads_nothing(saved, hub, tmp_path, mon
 
 
 def test_card_licenses_and_docs_come_from_the_folder_of_the_card(folder):
-    for name in ("LICENSE_DATA.md", "docs/images/scene.png", "training_head.safetensors", "notes.md"):
+    for name in ("LICENSE_DATA.md", "docs/images/scene.png", *OPTIONAL_FILES, "notes.md"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("mine")
     files = collect_files(folder)
-    assert files.keys() == EXPECTED | {"LICENSE_DATA.md", "docs/images/scene.png", "training_head.safetensors"}
+    assert files.keys() == EXPECTED | {"LICENSE_DATA.md", "docs/images/scene.png", *OPTIONAL_FILES}
     assert files["LICENSE"] == ROOT / "LICENSE" and files["README.md"] == folder / "README.md"
     (folder / "README.md").unlink()
     files = collect_files(folder)

@@ -368,6 +368,18 @@ def test_nothing_is_presupposed():
     assert colors["red"] > 5 * colors[NONE] > 0
 
 
+def test_what_is_there_without_a_box_is_not_left_out():
+    car = placed(("car", 270, 300, {}))
+    assert "description/scene/what" in answers(car)
+    known = replace(car, exhaustive=EXHAUSTIVE - {"truck"}, presence={"truck": True})
+    assert answers(known).keys().isdisjoint({"description/scene/what", "ahead/scene/what", "objects/scene/center"})
+    empty = {"traffic density": "empty"}
+    assert "traffic_density/traffic density/what" not in answers(replace(car, scene_attributes=empty))  # it is parked
+    assert answers(placed(scene_attributes=empty))["traffic_density/traffic density/what"] == "empty"
+    busy = replace(car, scene_attributes={"traffic density": "busy", "weather": "clear"})
+    assert busy.cropped(0, 0, 200, 200).scene_attributes == {"weather": "clear"}  # the traffic may be elsewhere
+
+
 def test_a_pedestrian_on_the_road_and_a_red_light_without_boxes():
     scene = placed(
         exhaustive=frozenset(), presence={"pedestrian on the road": True, "red light": False}, scene_attributes={}

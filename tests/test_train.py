@@ -22,7 +22,7 @@ from traffic_vlm.data.dataset import Mixture, SyntheticRows
 from traffic_vlm.data.folders import load_rows
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
-from traffic_vlm.taught_traffic_vlm import TAUGHT_FILE
+from traffic_vlm.taught_traffic_vlm import TAUGHT_FILE, TaughtWords
 from traffic_vlm.training.card import MARK, write_card
 from traffic_vlm.training.collator import SupervisedCollator
 from traffic_vlm.training.head import HEAD_FILE, QueryHead, load_training_head
@@ -118,6 +118,7 @@ def test_a_run_trains_logs_and_saves_a_folder_that_loads(start, tmp_path):
     assert after.keys() == before.keys()
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == before.keys()
     assert (tmp_path / "out" / HEAD_FILE).is_file()  # for further training
+    assert not (tmp_path / "out" / TAUGHT_FILE).is_file()  # unknown, as for the weights that it started from
     assert any(not torch.equal(after[name], before[name]) for name in after)
     assert not after["model.text_model.embed_tokens.weight"][0].any()  # no loss trains [PAD]
     script = f"""
@@ -136,6 +137,8 @@ print(inputs["pixel_values"].shape[-1], float(model.score_yes_no(**inputs)[0]))
 @pytest.mark.parametrize(("train", "workers"), [(learn, "0"), (run, "1")])
 def test_a_resumed_run_has_the_result_of_an_uninterrupted_one(start, tmp_path, train, workers):
     # Compares the last weights: the best ones may have been saved before the stop.
+    start = shutil.copytree(start, tmp_path / "start")
+    (start / TAUGHT_FILE).write_text(TaughtWords({}).to_json())
     options = ["--num_train_epochs", "2", "--load_best_model_at_end", "false", "--dataloader_num_workers", workers]
     train(start, tmp_path / "whole", *options)
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")

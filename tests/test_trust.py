@@ -24,6 +24,7 @@ def test_implications_follow_from_the_meaning():
     assert implications(ids) == [(1, 0)] and exclusions(ids) == [(2, 3)]
     rainy, cloudy, clear = (f"weather/weather/is/{value}" for value in ("rainy", "cloudy", "clear"))
     assert exclusions([rainy, cloudy, clear]) == [(0, 2), (1, 2)]  # rain comes from clouds
+    assert exclusions(["weather/weather/what", rainy, ""]) == implications(["weather/weather/what", rainy, ""]) == []
     assert len(implications(PROBES)) == 27 and len(exclusions(PROBES)) == 14
 
 
@@ -58,8 +59,10 @@ def test_presuppositions_and_answer_types_in_closed_form():
 def test_word_gains_and_coverage():
     processor = TrafficVLMProcessor.from_pretrained(ROOT)
     right, wrong = (words("color", "red", answered, "What color is the car?") for answered in ("red", "blue"))
-    gains = word_gains([right, right, wrong], [wrong, right, wrong], processor)
-    assert gains["car"]["gain"] == pytest.approx(1 / 3) and gains["car"]["error"] == pytest.approx(1 / 3)
+    gains = word_gains([right, right, wrong] * 10, [wrong, right, wrong] * 10, processor)
+    assert gains["car"]["gain"] == pytest.approx(1 / 3)
+    assert gains["car"]["error"] == pytest.approx((2 / 9 / 29) ** 0.5)
+    assert word_gains([right] * 29, [wrong] * 29, processor) == {}  # too few
     assert "the" not in gains
     entry = {"questions": 300, "images": 50, "yes": 1, "no": 1, "gain": 0.5, "error": 0.1}
     taught = TaughtWords({"car": entry, "bus": entry | {"synthetic": 200}, "truck": entry | {"gain": 0.1}})

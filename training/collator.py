@@ -106,8 +106,9 @@ class SupervisedCollator(TrafficCollator):
             if question.answer not in ("yes", "no"):
                 continue
             word = view.compared(tuple(question.question_id.split("/")))
-            if word is not None:
-                words[end] = tokenizer.convert_tokens_to_ids(word)
+            token = None if word is None else tokenizer.convert_tokens_to_ids(word)
+            if token not in (None, tokenizer.unk_token_id):  # values of several words, such as "city street"
+                words[end] = token
             if question.question_id and question.question_id in end_of:
                 pairs[end_of[question.question_id]] = pairs[end] = pairs.max() + 1
             end_of[question.question_id] = end

@@ -91,6 +91,7 @@ class PresenceLoss(nn.Module):
         region: torch.Tensor,
         patch: torch.Tensor,
         source: torch.Tensor,
+        count: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Region loss and patch loss, unweighted.
 
@@ -98,10 +99,12 @@ class PresenceLoss(nn.Module):
             logits: of `QueryHead`.
             region: int8 [B,categories,4]; patch: int8 [B,categories,rows,columns]; both 1, 0 or -1 for unknown.
             source: index of each image's source [B].
+            count: whether to update the running counts.
         """
         answers = torch.stack([region == 0, region == 1], 1).float()  # [B,2,categories,4]
-        by_source = DECAY * self.counts[:-1].index_add(0, source, answers * (1 - DECAY) / DECAY)
-        self.counts = torch.cat([by_source, by_source.sum(0, keepdim=True)])
+        if count:
+            by_source = DECAY * self.counts[:-1].index_add(0, source, answers * (1 - DECAY) / DECAY)
+            self.counts = torch.cat([by_source, by_source.sum(0, keepdim=True)])
         # The total weight of yes, and of no: smaller where one is so rare that its weight would exceed MAX_WEIGHT.
         both = torch.minimum(self.counts.sum(1) / 2, MAX_WEIGHT * self.counts.amin(1))
         weight = both[:, None] / self.counts.clamp(min=1e-9)  # [sources + 1,2,categories,4]

@@ -318,9 +318,13 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     loss_weights = {name: getattr(data_options, f"{name}_weight") for name in LOSSES}
     if model_options.lora_rank:
         loss_weights["presence"] = 0.0  # it would train tower and head, which LoRA leaves as they are
-    counter = WordCounter(processor.tokenizer, processor.taught_words)
+    # Counts are complete only from scratch, or if those of the first weights are known.
+    base = processor.taught_words if model_options.model_name_or_path else TaughtWords({})
+    counter = None if base is None else WordCounter(processor.tokenizer, base)
     processor.taught_words = None  # words are being taught: none is refused
-    callbacks: list[Any] = [StartEpoch(mixture, collator), RefuseBrokenGradients(), SaveWordCounts(counter)]
+    callbacks: list[Any] = [StartEpoch(mixture, collator), RefuseBrokenGradients()]
+    if counter is not None:
+        callbacks.append(SaveWordCounts(counter))
     if model_options.thaw_after_epochs is not None:
         callbacks.append(FreezeTower(model_options.thaw_after_epochs, model_options.freeze_blocks))
     trainer = TrafficTrainer(
@@ -337,13 +341,13 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     )
     if checkpoint and arguments.should_log:
         print(f"resuming from {checkpoint}")
-    if checkpoint and (Path(checkpoint) / COUNTS_FILE).is_file():  # absent: a run of version 0.1
+    if checkpoint and counter is not None:
         counter.load(Path(checkpoint) / COUNTS_FILE)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if trainer.is_world_process_zero():
         finished = trainer.accelerator.unwrap_model(trainer.model)
         finished = finished.merge_and_unload() if model_options.lora_rank else finished
-        processor.taught_words = counter.taught_words()
+        processor.taught_words = None if counter is None else counter.taught_words()
         save_folder(finished, processor, folder)
         final = final_figures(trainer.state, arguments.load_best_model_at_end)
         base, datasets = model_options.model_name_or_path, data_options.train_dataset

@@ -147,7 +147,8 @@ class TowerTrainer:
             return list(self.loss(forward(self.model, pixels), *targets))
         fraction = np.random.default_rng([self.options.seed, self.step]).beta(MIXUP, MIXUP)
         logits = forward(self.model, pixels.lerp(pixels.roll(1, 0), 1 - fraction))
-        own, other = self.loss(logits, *targets), self.loss(logits, *(target.roll(1, 0) for target in targets))
+        own = self.loss(logits, *targets)
+        other = self.loss(logits, *(target.roll(1, 0) for target in targets), count=False)  # they are counted above
         return [fraction * a + (1 - fraction) * b for a, b in zip(own, other)]
 
     @torch.no_grad()

@@ -17,7 +17,9 @@ COUNTS_FILE = "word_counts.json"  # in each checkpoint
 
 
 class WordCounter:
-    """Counts of the words of questions, by token id.
+    """Counts of the words of questions, by token id. With several processes, those of the first process.
+
+    Images are counted up to 50 in each training; further training adds its own count, also of the same images.
 
     Args:
         tokenizer: names the ids.
@@ -74,6 +76,10 @@ class WordCounter:
         atomic_write_text(path, json.dumps(state))
 
     def load(self, path: Path) -> None:
+        """Continue the counts of a checkpoint; without its file, as after a kill while it was written, say so."""
+        if not path.is_file():
+            print(f"{path} does not exist: the questions before this checkpoint are missing in the counts of words")
+            return
         state = json.loads(path.read_text(encoding="utf-8"))
         self.counts.update({int(token): entry for token, entry in state["counts"].items()})
         self.images.update({int(token): set(keys) for token, keys in state["images"].items()})
@@ -86,4 +92,5 @@ class SaveWordCounts(TrainerCallback):
         self.counter = counter
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.counter.save(Path(args.output_dir) / f"checkpoint-{state.global_step}" / COUNTS_FILE)
+        if state.is_world_process_zero:
+            self.counter.save(Path(args.output_dir) / f"checkpoint-{state.global_step}" / COUNTS_FILE)

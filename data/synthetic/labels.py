@@ -6,6 +6,7 @@ import cv2
 import numpy as np
 
 from ..ground_truth import GROUNDED, NOTHING, PATCHES, Seen
+from ..patches import GRID
 from ..scene import Scene, SceneObject
 from .backdrop import Crosswalk
 from .geometry import SCALE
@@ -21,7 +22,6 @@ ATTRIBUTES = {
     "traffic light": "state",
     "speed limit sign": "value",
 }
-CELLS = 14
 LEGIBLE = {2: 16.0, 3: 21.0}  # digits of a speed limit: min width of its sign in pixels of a 224-pixel image
 # Light that reaches the camera from a thing, below which it is hard to see, and the factor of `visible` then.
 DARK, UNSEEN = 0.17, 0.25
@@ -97,7 +97,7 @@ def describe_stuff(ids: np.ndarray) -> list[SceneObject]:
     for category, number in STUFF.items():
         mask = ids == number
         if area := int(np.count_nonzero(mask)):
-            filled = cv2.resize(mask.astype(np.float32), (CELLS, CELLS), interpolation=cv2.INTER_AREA)
+            filled = cv2.resize(mask.astype(np.float32), (GRID, GRID), interpolation=cv2.INTER_AREA)
             coverage = tuple(tuple(row) for row in np.round(filled.astype(float), 3).tolist())
             objects.append(SceneObject(category, bounding_box(mask, 1), area, coverage=coverage, is_instance=False))
     return objects
