@@ -48,7 +48,9 @@ def first_words(model: Any, processor: Any, encoded: Any, questions: Sequence[Se
     text_config = model.config.get_text_config()
     yes_no, hidden = (text_config.yes_token_id, text_config.no_token_id), suppressed_tokens(text_config)
     found = []
-    for row, logits in zip(rows, model.question_logits(**inputs, encoded_images=encoded)):  # [Q,V]
+    # Exported graphs return one tensor for each packed row, the model one for each image.
+    by_image = torch.cat(list(model.question_logits(**inputs, encoded_images=encoded))).split(list(map(len, rows)))
+    for row, logits in zip(rows, by_image):  # [Q,V]
         margins = (logits[:, yes_no[0]].float() - logits[:, yes_no[1]].float()).tolist()
         for question, margin in zip(row, margins):
             if not math.isfinite(margin):

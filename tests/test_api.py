@@ -117,8 +117,12 @@ def test_thresholds_decide_and_mark_answers(tmp_path):
     for thresholds in (None, str(tmp_path / "thresholds.json")):
         with TestClient(build_app(Settings(model, "cpu", threads=1, thresholds=thresholds))) as client:
             answers.append(ask(client).json()["answers"])
+    assert [answer["yes_probability"] is None for answer in answers[0]] == [False, True, False]  # "What color ...?"
     for plain, answer in zip(*answers, strict=True):
         assert "not_sure" not in plain
+        if plain["yes_probability"] is None:
+            assert "not_sure" not in answer
+            continue
         assert (answer["answer"], answer["not_sure"]) == ("yes", True)
         assert answer["probability"] == answer["yes_probability"] == pytest.approx(plain["yes_probability"])
 
