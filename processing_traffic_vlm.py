@@ -15,6 +15,7 @@ import re
 import unicodedata
 import warnings
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,7 @@ def _first_fit(lengths: list[int], limit: int) -> list[list[int]]:
     return rows
 
 
+@lru_cache(maxsize=4096)  # the same questions are usually asked about many images
 def is_yes_no_question(text: str) -> bool:
     """Whether a question asks for yes or no, by its words alone: "Is there a car?", but not "How busy is it?".
 

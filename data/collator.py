@@ -173,7 +173,8 @@ class TrafficCollator:
     @property
     def knows_none(self) -> bool:
         """Whether the vocabulary has the word "none", the answer to questions about objects that are not there."""
-        return NONE in self.processor.tokenizer.get_vocab()
+        tokenizer = self.processor.tokenizer
+        return tokenizer.convert_tokens_to_ids(NONE) != tokenizer.unk_token_id
 
     def finish(self, batch: dict[str, torch.Tensor], prepared: list[Prepared]) -> dict[str, torch.Tensor]:
         """Hook for subclasses that add tensors to the batch."""
