@@ -67,6 +67,10 @@ class Options:
         default="{}",
         metadata={"help": 'JSON {"source": sampling weight}; default: the square root of its number of images'},
     )
+    sizes: str = field(
+        default="[[128, 0.6], [160, 0.8], [192, 0.92], [224, 1.0]]",
+        metadata={"help": "JSON list of [side of the images in pixels, fraction of the run at which it ends]"},
+    )
     seed: int = field(default=0, metadata={"help": "seed of batches and new weights"})
     cache_dir: str | None = field(
         default=None, metadata={"help": "folder for decoded images; default: OUTPUT_DIR/cache"}
@@ -82,7 +86,12 @@ def make_trainer(options: Options, sources: list[str]) -> TowerTrainer:
     """A trainer of the tower in a folder `tower/`, or of the convolutions of a model with a new neck."""
     torch.manual_seed(options.seed)
     run = TowerOptions(
-        options.images, options.batch_size, options.learning_rate, options.tower_learning_rate, seed=options.seed
+        options.images,
+        options.batch_size,
+        options.learning_rate,
+        options.tower_learning_rate,
+        sizes=read_sizes(options.sizes),
+        seed=options.seed,
     )
     if is_tower_folder(options.start_from):
         model = load_tower(Path(options.start_from))
@@ -98,6 +107,20 @@ def make_trainer(options: Options, sources: list[str]) -> TowerTrainer:
     tower.convolutions.load_state_dict(known.model.vision_tower.convolutions.state_dict())
     new = {name for name, _ in tower.named_children()} - {"convolutions"}
     return TowerTrainer(tower, QueryHead(config.hidden_size), run, new, sources)
+
+
+def read_sizes(text: str) -> list[tuple[int, float]]:
+    """Parse --sizes. Raises DataError unless sides are multiples of 32 up to 256 and fractions rise to 1."""
+    try:
+        sizes = [(int(side), float(end)) for side, end in json.loads(text)]
+        ends = [end for _, end in sizes]
+        if not sizes or ends != sorted(set(ends)) or ends[0] <= 0 or ends[-1] != 1:
+            raise ValueError("the fractions must rise to 1")
+        if any(side % 32 or not 0 < side <= 256 for side, _ in sizes):
+            raise ValueError("sides must be multiples of 32, at most 256")
+    except (ValueError, TypeError) as error:
+        raise DataError(f"--sizes must be JSON such as [[128, 0.8], [224, 1.0]], got {text!r}: {error}") from error
+    return sizes
 
 
 def read_source_weights(text: str) -> dict[str, float]:

@@ -392,6 +392,7 @@ def test_the_script_trains_and_predicts(data, tmp_path):
         "unknown sources ['moon']"
         in run("--data", data, "--output_dir", tmp_path, "--source_weights", '{"moon": 1}').stderr
     )
+    assert "fractions must rise to 1" in run("--data", data, "--output_dir", tmp_path, "--sizes", "[[64, 0.5]]").stderr
 
 
 def test_categories_have_unique_names():
