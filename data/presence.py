@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .ground_truth import MIN_VISIBLE
+from .ground_truth import MIN_VISIBLE, THIRDS
 from .patches import GRID, box_coverage, resampling
-from .scene import CLASSES, LIGHT_STATES, PRESENT_IN_CROP, SPEED_LIMITS, Scene
-from .scene_labels import SCENE_VALUES, SEEN, SEEN_BY_DRIVERS, SceneLabels
+from .scene import CLASSES, LIGHT_STATES, PRESENT_IN_CROP, SCENE_ATTRIBUTES, SPEED_LIMITS, Scene
+from .scene_labels import CLASS_OF, SCENE_ATTRIBUTE_OF, SCENE_VALUES, SEEN, SEEN_BY_DRIVERS, SceneLabels
 
 
 REGIONS = ("whole", "left", "middle", "right")
@@ -73,6 +73,29 @@ class ImageLabels:
     exhaustive: np.ndarray
     whole: np.ndarray
     always: np.ndarray
+
+
+def _questions() -> dict[str, tuple[int, int]]:
+    found = {}
+    for name in (*BOXED, *WHOLE_ONLY):
+        category = CLASS_OF.get(name, name)
+        if category in CLASSES:
+            found[f"presence/{category}"] = (INDEX[name], 0)
+        if name in BOXED and category in CLASSES:
+            found |= {f"place/{category}/{third}": (INDEX[name], i) for i, third in enumerate(THIRDS, start=1)}
+    found["place/pedestrian/road"] = (INDEX["pedestrian on the road"], 0)
+    found |= {f"light_state/traffic light/any/{state}": (INDEX[name], 0) for state, name in LIGHTS.items()}
+    for field, (attribute, renamed) in SCENE_ATTRIBUTE_OF.items():
+        for value in SCENE_VALUES[field]:
+            asked = renamed.get(value, value)
+            if asked in SCENE_ATTRIBUTES[attribute] and asked != "other":
+                question_id = f"{attribute.replace(' ', '_')}/{attribute}/is/{asked}"
+                found[question_id] = (INDEX[f"{field}: {value}"], 0)
+    return found
+
+
+# Yes/no questions that the query head answers: {question id: (index of the category, index of the region)}.
+HEAD_QUESTIONS = _questions()
 
 
 def image_labels(scene: Scene, seen: SceneLabels | None = None) -> ImageLabels:

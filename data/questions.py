@@ -75,7 +75,10 @@ class GroundTruth:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A `GroundTruth` with `text`, one of the paraphrases of its question."""
+    """A `GroundTruth` with `text`, one of the paraphrases of its question.
+
+    With `is_labeled=False` the true answer is unknown, and `answer` means nothing.
+    """
 
     text: str
     answer: str
@@ -83,6 +86,7 @@ class Question:
     category: str
     question_id: str
     boxes: tuple[Box, ...] = ()
+    is_labeled: bool = True
 
 
 _NO_ANSWERS: Counter[str] = Counter()

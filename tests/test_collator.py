@@ -16,10 +16,11 @@ from traffic_vlm.data.collator import TrafficCollator, augment, change_light
 from traffic_vlm.data.dataset import Mixture, SyntheticRows, synthetic_rows
 from traffic_vlm.data.ground_truth import View
 from traffic_vlm.data.grounding import class_words
-from traffic_vlm.data.presence import CATEGORIES, INDEX
+from traffic_vlm.data.presence import CATEGORIES, HEAD_QUESTIONS, INDEX
 from traffic_vlm.data.questions import Balancer
 from traffic_vlm.data.scene import CLASSES, Scene, SceneObject
 from traffic_vlm.data.synthetic import render
+from traffic_vlm.data.templates import paraphrases_of
 from traffic_vlm.training.collator import SupervisedCollator
 
 
@@ -73,6 +74,24 @@ def test_intermediate_targets_are_the_true_values(processor):
     assert all(value == "foggy" for text, value in found.items() if "weather" in text)
 
 
+def test_the_query_head_answers_questions_without_a_label(processor):
+    scenes = [render(seed)[1] for seed in range(4)]
+    rows = [{"image": render(seed)[0], "scene": scene.to_json(), "source": "x"} for seed, scene in enumerate(scenes)]
+    batch = SupervisedCollator(processor, 16, unlabeled=4)(rows)
+    answers = {value: question_id for question_id, value in HEAD_QUESTIONS.items()}
+    unlabeled = 0
+    for row, column, image, category, region in batch["head_questions"].tolist():
+        segment = batch["segment_ids"][row] == batch["segment_ids"][row, column]
+        text = processor.decode(batch["input_ids"][row, : column + 1][segment[: column + 1]])
+        paraphrases = [processor.tokenizer(one).input_ids for one in paraphrases_of(answers[category, region])]
+        assert text.rstrip("?.") in {processor.decode(ids[:-1]).rstrip("?.") for ids in paraphrases}
+        assert batch["image_index"][row] == image
+        unlabeled += bool((batch["labels"][row, segment] == -100).all())
+    assert unlabeled == 4 * 4 < len(batch["head_questions"])
+    with pytest.raises(ValueError, match="must be fewer than questions_per_image=4, got 1 and 3"):
+        SupervisedCollator(processor, 4, paraphrases=1, unlabeled=3)
+
+
 def test_some_questions_are_paraphrased(processor):
     rows = [{"image": image, "scene": scene.to_json()} for image, scene in map(render, range(4))]
     batch = SupervisedCollator(processor, 16, paraphrases=3)(rows)
@@ -86,7 +105,7 @@ def test_some_questions_are_paraphrased(processor):
             texts.add(processor.decode(batch["input_ids"][row, : end + 1][question]))
         assert len(texts) == 2 and len(answers) == 1 and answers <= {4, 5}
     assert all(count_questions(batch, image) <= 16 for image in range(4))
-    with pytest.raises(ValueError, match="paraphrases must be fewer than questions_per_image=2, got 2"):
+    with pytest.raises(ValueError, match="must be fewer than questions_per_image=2, got 2 and 0"):
         SupervisedCollator(processor, 2, paraphrases=2)
     without = SupervisedCollator(processor, 16)(rows)
     assert not without["paraphrase_pairs"].any()

@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from tiny import tiny_model
-from traffic_vlm.training.losses import agreement_loss, consistency_loss, grounding_loss, intermediate_loss, recording
+from traffic_vlm.training.losses import (
+    agreement_loss,
+    consistency_loss,
+    distillation_loss,
+    grounding_loss,
+    intermediate_loss,
+    recording,
+)
 
 
 def test_grounding_loss_is_the_negative_log_of_attention_on_the_object():
@@ -28,6 +35,15 @@ def test_consistency_loss_is_the_symmetric_divergence():
     loss.backward()
     assert log_odds.grad[0] > 0 > log_odds.grad[2] and not log_odds.grad[1::2].any()
     assert consistency_loss(log_odds[:0], pairs[:0]).item() == 0
+
+
+def test_distillation_loss_is_least_at_the_probabilities_of_the_head():
+    head = torch.tensor([2.0, -1.0], requires_grad=True)
+    equal = head.detach().clone().requires_grad_()
+    distillation_loss(equal, head).backward()
+    assert equal.grad.abs().max() < 1e-6 and head.grad is None
+    assert distillation_loss(torch.tensor([2.5, -1.0]), head) > distillation_loss(equal, head)
+    assert distillation_loss(head[:0], head[:0]).item() == 0
 
 
 def test_agreement_loss_is_the_excess_of_probability():

@@ -339,6 +339,31 @@ def test_training_starts_from_a_tower_trained_alone_and_its_head(tmp_path):
             assert torch.equal(mine.state_dict()[name], value.bfloat16().to(value.dtype)), name
 
 
+def test_a_decoder_continues_on_another_tower_and_learns_from_its_head(start, tmp_path):
+    config = TrafficVLMVisionConfig(**TINY_TOWER, neck="depthwise", neck_width=16)
+    trained = torch.nn.ModuleDict({"tower": TrafficVLMVisionModel(config), "head": QueryHead(24)})
+    save_tower(trained, tmp_path / "tower")
+    options = ["--vision_tower", str(tmp_path / "tower"), "--image_size", "64", "--freeze_vision", "true"]
+    learning = [*options, "--distillation_weight", "1", "--presence_weight", "0", "--max_steps", "2", *NO_BEST]
+    learn(start, tmp_path / "out", *learning)
+    assert all("distillation_loss" in entry for entry in figures(tmp_path / "out") if "loss" in entry)
+    before, after = weights(start), weights(tmp_path / "out")
+    prefix = "model.vision_tower."
+    for name, value in trained["tower"].state_dict().items():
+        assert torch.equal(after[prefix + name].float(), value.bfloat16().float()), name
+    decoder = [name for name in before if not name.startswith(prefix)]
+    assert all((after[name] - before[name]).abs().max() < 0.1 for name in decoder)
+    assert any(not torch.equal(after[name], before[name]) for name in decoder)
+    saved = load_training_head(tmp_path / "out")
+    assert torch.equal(saved.patch.weight.bfloat16(), trained["head"].patch.weight.bfloat16())
+
+    assert "needs a trained query head" in refuse(start, tmp_path / "other", "--distillation_weight", "1")
+    trained["tower"] = TrafficVLMVisionModel(TrafficVLMVisionConfig(**TINY_TOWER | {"hidden_size": 32}))
+    save_tower(torch.nn.ModuleDict({"tower": trained["tower"], "head": QueryHead(32)}), tmp_path / "wide")
+    message = refuse(start, tmp_path / "other", "--vision_tower", str(tmp_path / "wide"))
+    assert "gives tokens of 32 numbers, the decoder reads 24" in message
+
+
 def test_another_vision_tower_can_be_used(tmp_path):
     from transformers import SiglipVisionConfig, SiglipVisionModel
 
@@ -508,7 +533,8 @@ def test_a_gradient_of_nan_stops_training_before_the_weights_are_changed(start, 
         (["--image_size", "60"], "image_size=60"),
         (["--questions_per_image", "0"], "--questions_per_image must be at least 1, got 0"),
         (["--model_name_or_path", "no/such/model"], "no/such/model"),
-        (["--vision_tower", "some/tower"], "has a vision tower, or --vision_tower some/tower, not both"),
+        (["--vision_tower", "some/tower"], "--vision_tower must be a folder of train_tower.py, got some/tower"),
+        (["--distillation_weight", "1", "--lora_rank", "2"], "--lora_rank keeps no query head"),
         (["--thaw_after_epochs", "1"], "--thaw_after_epochs needs --freeze_vision true"),
         (
             ["--thaw_after_epochs", "1", "--freeze_vision", "true", "--lora_rank", "2"],

@@ -16,10 +16,11 @@ from ..data.collator import Prepared, TrafficCollator
 from ..data.ground_truth import View
 from ..data.grounding import find_word, word_patches
 from ..data.patches import GRID
-from ..data.presence import CATEGORIES, REGIONS, image_labels, targets
+from ..data.presence import CATEGORIES, HEAD_QUESTIONS, REGIONS, image_labels, targets
 from ..data.questions import Question, ask
 from ..data.scene import Scene
-from ..data.templates import paraphrases_of
+from ..data.templates import paraphrases_of, random_paraphrase
+from ..processing_traffic_vlm import IGNORED_LABEL
 
 
 @dataclass
@@ -33,26 +34,31 @@ class SupervisedCollator(TrafficCollator):
       word for the true value ("green"); else 0;
     - `agreement_pairs` [K,5]: row and column of the last tokens of two questions about an image whose answers must
       agree, and 1 if they exclude each other, 0 if the first implies the second;
+    - `head_questions` [K,5]: row and column of the last token of each yes/no question that the query head answers,
+      too, its image, and the category and region of the head's output;
     - `image_keys` [I], a number of each image, and `is_synthetic` bool [I], for the counts of words;
     - `paraphrase_pairs` [R,L]: at the last tokens of two paraphrases of a yes/no question the id of their pair, from
       1; else 0.
 
-    Up to `paraphrases` of the questions about an image are paraphrases of another one. Rows are packed with hardly
+    Up to `paraphrases` of the questions about an image are paraphrases of another one, and `unlabeled` are questions
+    for the query head whose true answer is unknown; their labels are ignored. Rows are packed with hardly
     any padding (`row_tokens="fit"`): with one row per image, 30 % of the tokens would be padding.
 
     Raises:
-        ValueError: `paraphrases` is not smaller than `questions_per_image`.
+        ValueError: `paraphrases` and `unlabeled` together are not fewer than `questions_per_image`.
     """
 
     grid: tuple[int, int] = (GRID, GRID)
     paraphrases: int = 0
+    unlabeled: int = 0
     row_tokens: int | str = "fit"
 
     def __post_init__(self) -> None:
-        if self.paraphrases and self.paraphrases >= self.questions_per_image:
+        extra = self.paraphrases + self.unlabeled
+        if extra and extra >= self.questions_per_image:
             raise ValueError(
-                f"paraphrases must be fewer than questions_per_image={self.questions_per_image}, got "
-                f"{self.paraphrases}"
+                f"paraphrases and unlabeled questions must be fewer than questions_per_image="
+                f"{self.questions_per_image}, got {self.paraphrases} and {self.unlabeled}"
             )
 
     def finish(self, batch: dict[str, torch.Tensor], prepared: list[Prepared]) -> dict[str, torch.Tensor]:
@@ -61,6 +67,7 @@ class SupervisedCollator(TrafficCollator):
         grounding = torch.zeros(*batch["input_ids"].shape, self.grid[0] * self.grid[1], dtype=torch.bool)
         words, pairs = torch.zeros_like(batch["input_ids"]), torch.zeros_like(batch["input_ids"])
         related: list[tuple[int, ...]] = []
+        of_head: list[tuple[int, ...]] = []
         images, questions, ends = (batch[name] for name in ("image_index", "question_index", "question_ends"))
         position_of = {  # (image, question) → (row, column of the prompt's last token)
             (int(images[row]), int(questions[row, q])): (row, int(ends[row, q]))
@@ -80,6 +87,12 @@ class SupervisedCollator(TrafficCollator):
             ends_of_item = [position_of[image, i] for i in range(len(item.questions))]
             self._add_words_and_pairs(item, ends_of_item, words, pairs)
             ids = [question.question_id for question in item.questions]
+            of_head += [
+                (*end, image, *HEAD_QUESTIONS[one]) for one, end in zip(ids, ends_of_item) if one in HEAD_QUESTIONS
+            ]
+            for question, (row, end) in zip(item.questions, ends_of_item):
+                if not question.is_labeled:
+                    batch["labels"][row, batch["segment_ids"][row] == batch["segment_ids"][row, end]] = IGNORED_LABEL
             related += [(*ends_of_item[i], *ends_of_item[j], 0) for i, j in implications(ids)]
             related += [(*ends_of_item[i], *ends_of_item[j], 1) for i, j in exclusions(ids)]
         keys = [zlib.crc32(f"{item.source}/{item.image_id}".encode()) for item in prepared]
@@ -90,6 +103,7 @@ class SupervisedCollator(TrafficCollator):
             "intermediate_targets": words,
             "paraphrase_pairs": pairs,
             "agreement_pairs": torch.tensor(related, dtype=torch.long).reshape(-1, 5),
+            "head_questions": torch.tensor(of_head, dtype=torch.long).reshape(-1, 5),
             "image_keys": torch.tensor(keys),
             "is_synthetic": torch.tensor([item.source == "synthetic" for item in prepared]),
         }
@@ -103,7 +117,7 @@ class SupervisedCollator(TrafficCollator):
         view, tokenizer = View(cast(Scene, item.scene)), cast(Any, self.processor).tokenizer
         end_of: dict[str, tuple[int, int]] = {}  # of the last question with each question id
         for question, end in zip(item.questions, ends):
-            if question.answer not in ("yes", "no"):
+            if question.answer not in ("yes", "no") or not question.is_labeled:
                 continue
             word = view.compared(tuple(question.question_id.split("/")))
             token = None if word is None else tokenizer.convert_tokens_to_ids(word)
@@ -114,9 +128,12 @@ class SupervisedCollator(TrafficCollator):
             end_of[question.question_id] = end
 
     def ask(self, scene: Scene, rng: random.Random) -> list[Question]:
-        """Questions, some of which are paraphrases of others; all of them count for the balance of yes and no."""
+        """Questions, some of which are paraphrases of others or unlabeled.
+
+        All but the unlabeled ones count for the balance of yes and no.
+        """
         balancer = self.balancers[scene.source]
-        count = self.questions_per_image - self.paraphrases
+        count = self.questions_per_image - self.paraphrases - self.unlabeled
         asked = ask(scene, rng, count, balancer, self.question_types, self.knows_none)
         repeated: list[Question] = []
         for question in asked:
@@ -125,4 +142,16 @@ class SupervisedCollator(TrafficCollator):
                 continue
             if balancer.accepts(tuple(question.question_id.split("/")), question.answer, rng):
                 repeated.append(replace(question, text=rng.choice(others)))
-        return asked + repeated
+        return asked + repeated + (self._unlabeled(scene, rng) if asked else [])
+
+    def _unlabeled(self, scene: Scene, rng: random.Random) -> list[Question]:
+        """Random questions for the query head whose true answer is unknown."""
+        view, found = View(scene), []
+        for question_id in rng.sample(list(HEAD_QUESTIONS), len(HEAD_QUESTIONS)):
+            key = tuple(question_id.split("/"))
+            if len(found) == self.unlabeled:
+                break
+            if key[0] in self.question_types and view.find(key) is None:
+                text = random_paraphrase(question_id, rng)
+                found.append(Question(text, "no", key[0], key[1], question_id, is_labeled=False))
+        return found

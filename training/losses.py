@@ -4,6 +4,7 @@
     intermediate: mid-layer states of the decoder [N,C] → norm, lm_head ↔ the true value ("green" for "Is the light
     red?")
     consistency: log-odds of yes [N] ↔ log-odds of a paraphrase
+    distillation: P(yes) ↔ P of the query head for the same category and region
     agreement: P(yes) of a question ≤ P(yes) of one that it implies; P(yes) of two that exclude each other ≤ 1 in sum
 
 These losses have no weights of their own; the presence loss of `head.py` has.
@@ -61,6 +62,17 @@ def agreement_loss(first: torch.Tensor, second: torch.Tensor, is_exclusion: torc
     """
     p, q = first.float().sigmoid(), second.float().sigmoid()
     return torch.where(is_exclusion, p + q - 1, p - q).clamp(min=0).sum() / max(1, len(p))
+
+
+def distillation_loss(log_odds: torch.Tensor, head_logits: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of P(yes) and the probabilities of the query head, mean over questions.
+
+    Args:
+        log_odds: log-odds of yes [N]. head_logits: of the query head for the same questions [N]; without gradient.
+    """
+    targets = head_logits.detach().float().sigmoid()
+    entropy = nn.functional.binary_cross_entropy_with_logits(log_odds.float(), targets, reduction="sum")
+    return entropy / max(1, len(targets))
 
 
 class Recorded:

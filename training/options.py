@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from transformers import TrainingArguments
 
 from ..data.questions import QUESTION_TYPES
+from .tower import is_tower_folder
 
 
 @dataclass
@@ -94,6 +95,13 @@ class DataOptions:
             "0 asks no paraphrases"
         },
     )
+    distillation_weight: float = field(
+        default=0.0,
+        metadata={
+            "help": "weight of the distillation loss: the probabilities of a trained query head, also where the true "
+            "answer is unknown, which is one in four questions"
+        },
+    )
     agreement_weight: float = field(
         default=0.5, metadata={"help": "weight of the agreement loss: no answers that contradict each other"}
     )
@@ -134,11 +142,13 @@ def check_options(model: ModelOptions, data: DataOptions) -> None:
         raise ValueError(
             f"unknown --question_types {', '.join(sorted(unknown))}; expected some of {', '.join(QUESTION_TYPES)}"
         )
-    if model.model_name_or_path and model.vision_tower:
+    if model.model_name_or_path and model.vision_tower and not is_tower_folder(model.vision_tower):
         raise ValueError(
-            f"pass either --model_name_or_path {model.model_name_or_path}, which has a vision tower, or "
-            f"--vision_tower {model.vision_tower}, not both"
+            f"with --model_name_or_path {model.model_name_or_path}, --vision_tower must be a folder of "
+            f"train_tower.py, got {model.vision_tower}"
         )
+    if data.distillation_weight and model.lora_rank:
+        raise ValueError("--lora_rank keeps no query head: leave out --distillation_weight")
     if model.thaw_after_epochs is not None and not model.freeze_vision:
         raise ValueError("--thaw_after_epochs needs --freeze_vision true")
     if model.thaw_after_epochs is not None and model.lora_rank:

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import ConcatDataset
 from transformers import BaseImageProcessor, PreTrainedConfig, TrainerState, TrainingArguments
 
-from ..configuration_traffic_vlm import TrafficVLMConfig
+from ..configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig
 from ..data.dataset import Mixture, SyntheticRows, synthetic_rows
 from ..data.folders import load_rows, select_evenly, source_names
 from ..evaluation.report import quick_metrics
@@ -27,6 +27,7 @@ from ..processing_traffic_vlm import TrafficVLMProcessor
 from ..taught_traffic_vlm import TaughtWords
 from ..tokenization_traffic_vlm import TrafficVLMTokenizer
 from ..utils import atomic_write_text, load_weights
+from ..vision_traffic_vlm import TrafficVLMVisionModel
 from .card import write_card
 from .collator import SupervisedCollator
 from .head import QueryHead, add_training_head, load_training_head, save_training_head
@@ -42,6 +43,7 @@ OPTIONS_FILE = "training_options.json"  # beside the checkpoints
 RUNTIME_ONLY_OPTIONS = ("attn_implementation", "compile_decoder")  # may change when a run is resumed
 IDENTITY_OPTIONS = ("learning_rate", "seed")  # options of the library that must not change when a run is resumed
 EVAL_FRACTION = 0.1  # of the training images, held back if no other images are given for evaluation
+QUESTIONS_PER_UNLABELED = 4
 QUESTIONS_PER_PARAPHRASE = 5  # 1 of 8 questions about an image is a paraphrase, 3 of 16, none of 4
 
 
@@ -105,7 +107,10 @@ def build_model(options: ModelOptions) -> Any:
             setattr(config.vision_config, name, value)
         for name, value in text.items():
             setattr(config.text_config, name, value)
-        return load_weights(options.model_name_or_path, config=config, dtype=torch.float32, **attention)
+        model = load_weights(options.model_name_or_path, config=config, dtype=torch.float32, **attention)
+        if options.vision_tower:
+            replace_tower(model, Path(options.vision_tower), vision)
+        return model
     tower_fields = vision
     if options.vision_tower:
         tower_fields = PreTrainedConfig.get_config_dict(options.vision_tower)[0]
@@ -125,6 +130,20 @@ def build_model(options: ModelOptions) -> Any:
             options.vision_tower, config=tower.config, dtype=torch.float32
         )
     return model
+
+
+def replace_tower(model: Any, folder: Path, fields: dict[str, Any]) -> None:
+    """Give a model the vision tower of a folder of `train_tower.py`; `fields` change the tower's configuration.
+
+    Raises:
+        ValueError: the tower's tokens have another width than the decoder reads.
+    """
+    trained, width = load_tower(folder)["tower"], model.config.vision_config.hidden_size
+    if trained.config.hidden_size != width:
+        raise ValueError(f"{folder} gives tokens of {trained.config.hidden_size} numbers, the decoder reads {width}")
+    config = TrafficVLMVisionConfig.from_dict(trained.config.to_dict() | fields)
+    model.config.vision_config, model.model.vision_tower = config, TrafficVLMVisionModel(config)
+    model.model.vision_tower.load_state_dict(trained.state_dict())
 
 
 def find_head(options: ModelOptions) -> QueryHead | None:
@@ -217,8 +236,11 @@ def prepare_model(model_options: ModelOptions, data_options: DataOptions, proces
         setattr(processor.image_processor, name, value)
     if model_options.lora_rank:
         model = add_lora(model, model_options.lora_rank)
-    elif data_options.presence_weight:
-        add_training_head(model, find_head(model_options))
+    elif data_options.presence_weight or data_options.distillation_weight:
+        head = find_head(model_options)
+        if head is None and data_options.distillation_weight:
+            raise ValueError("--distillation_weight needs a trained query head: pass --vision_tower TOWER")
+        add_training_head(model, head)
     full = unwrap(model)
     if model_options.compile_decoder:
         compile_decoder(full)
@@ -314,6 +336,7 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         seed=arguments.seed,
         grid=(vision.image_size // vision.patch_size,) * 2,
         paraphrases=num_questions // QUESTIONS_PER_PARAPHRASE if data_options.consistency_weight else 0,
+        unlabeled=num_questions // QUESTIONS_PER_UNLABELED if data_options.distillation_weight else 0,
     )
     loss_weights = {name: getattr(data_options, f"{name}_weight") for name in LOSSES}
     if model_options.lora_rank:

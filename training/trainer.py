@@ -12,11 +12,19 @@ import torch
 from transformers import Trainer, TrainerCallback
 
 from .head import PATCH_WEIGHT
-from .losses import Recorded, agreement_loss, consistency_loss, grounding_loss, intermediate_loss, recording
+from .losses import (
+    Recorded,
+    agreement_loss,
+    consistency_loss,
+    distillation_loss,
+    grounding_loss,
+    intermediate_loss,
+    recording,
+)
 from .word_counts import WordCounter
 
 
-LOSSES = ("presence", "grounding", "intermediate", "consistency", "agreement")
+LOSSES = ("presence", "grounding", "intermediate", "consistency", "agreement", "distillation")
 ADVICE = (
     "training stops before the weights become NaN, and the checkpoints are not affected. A smaller --learning_rate or "
     "--max_grad_norm, or --bf16 false, may help"
@@ -61,7 +69,7 @@ class TrafficTrainer(Trainer):
 
     Args:
         loss_weights: weights of the auxiliary losses by name, of LOSSES; a loss with weight 0 or without a weight is
-            not computed. "presence" needs a model with a training head.
+            not computed. "presence" and "distillation" need a model with a training head.
         evaluator: computes metrics {name: value} from a model and the evaluation rows.
         word_counter: counts the words of the questions.
 
@@ -89,7 +97,7 @@ class TrafficTrainer(Trainer):
         keep_statistics(full.model.vision_tower)
         names = [
             *("region_targets", "patch_targets", "grounding_targets", "intermediate_targets"),
-            *("paraphrase_pairs", "agreement_pairs"),
+            *("paraphrase_pairs", "agreement_pairs", "head_questions"),
         ]
         targets = {name: inputs.pop(name, None) for name in names}
         if self.word_counter is not None:
@@ -116,12 +124,18 @@ class TrafficTrainer(Trainer):
         """Auxiliary losses by name: those that have a weight and whose targets are in the batch."""
         losses = {}
         region, patch = targets["region_targets"], targets["patch_targets"]
-        if "presence" in self.loss_weights and region is not None:
+        if self.loss_weights.keys() & {"presence", "distillation"} and region is not None:
             tokens = recorded.image_tokens[:, -patch[0, 0].numel() :]  # leaves out a class token, if there is one
             head_logits = full.training_head["head"](tokens, tuple(patch.shape[2:]))
+        if "presence" in self.loss_weights and region is not None:
             source = torch.zeros(len(region), dtype=torch.long, device=region.device)
             regions, patches = full.training_head["loss"](head_logits, region, patch, source)
             losses["presence"] = regions + PATCH_WEIGHT * patches
+        asked = targets["head_questions"]
+        if "distillation" in self.loss_weights and asked is not None:
+            row, column, image, category, third = asked.unbind(-1)
+            teacher = head_logits[0][image, category, third]
+            losses["distillation"] = distillation_loss(self._log_odds(logits[row, column]), teacher)
         grounding = targets["grounding_targets"]
         if "grounding" in self.loss_weights and grounding is not None:
             words = grounding.any(-1).nonzero(as_tuple=True)
