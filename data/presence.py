@@ -37,7 +37,6 @@ WHOLE_ONLY = tuple(name for name in (*SEEN, *SEEN_BY_DRIVERS) if name not in BOX
 CATEGORIES: tuple[str, ...] = BOXED + WHOLE_ONLY + VALUES
 INDEX = {name: index for index, name in enumerate(CATEGORIES)}
 FINE = np.isin(CATEGORIES, [*LIGHTS.values(), *LIMITS.values()])  # [C], recognized by a small part of the object
-VALUE_NAMES = {"rainy": "rain", "snowy": "snow", "foggy": "fog"}  # value of Scene: value of scene labels
 VEHICLES = [name for name in SEEN if name in CLASSES and CLASSES[name][2] == "vehicle"]
 
 MIN_SIDE = 5.0  # pixels, when the shorter side of the window is resized to 224
@@ -94,12 +93,13 @@ def _questions() -> dict[str, tuple[int, int]]:
     return found
 
 
+PRESENCE = {CLASS_OF.get(name, name): INDEX[name] for name in (*BOXED, *WHOLE_ONLY)}  # names of `Scene.presence`
 # Yes/no questions that the query head answers: {question id: (index of the category, index of the region)}.
 HEAD_QUESTIONS = _questions()
 
 
 def image_labels(scene: Scene, seen: SceneLabels | None = None) -> ImageLabels:
-    """Combine the boxes or masks of a scene with scene labels."""
+    """Combine the boxes or masks of a scene with its scene labels, or with those in `seen`, which have more values."""
     boxed = [item for item in scene.objects if item.coverage is None]
     masked = [
         (item, INDEX[name])
@@ -120,6 +120,8 @@ def image_labels(scene: Scene, seen: SceneLabels | None = None) -> ImageLabels:
     if "value" in scene.attributed.get("speed limit sign", ()) and "speed limit sign" in scene.exhaustive:
         exhaustive[[INDEX[name] for name in LIMITS.values()]] = True
     whole, always = np.full(len(CATEGORIES), -1, np.int8), np.zeros(len(CATEGORIES), bool)
+    for name in PRESENCE.keys() & scene.presence.keys():
+        whole[PRESENCE[name]] = scene.presence[name]
     if seen is not None:
         _add_seen(seen, whole)
     _add_values(scene.scene_attributes, seen, whole, always)
@@ -149,12 +151,15 @@ def _add_values(
     scene_attributes: dict[str, str], seen: SceneLabels | None, whole: np.ndarray, always: np.ndarray
 ) -> None:
     """Add weather, time of day, view, ...: from scene labels, or else as the source reports them."""
-    values = {name.replace(" ", "_"): VALUE_NAMES.get(value, value) for name, value in scene_attributes.items()}
-    values |= seen.values if seen is not None else {}
-    for name, known in values.items():
-        for value in SCENE_VALUES[name] if known != "none" else ():
-            whole[INDEX[f"{name}: {value}"]] = value == known
-            always[INDEX[f"{name}: {value}"]] = True
+    for field, (attribute, renamed) in SCENE_ATTRIBUTE_OF.items():
+        values, known = SCENE_VALUES[field], scene_attributes.get(attribute)
+        possible = {value for value in values if renamed.get(value, value) == known}  # several views are "other"
+        if seen is not None and field in seen.values:
+            possible = {seen.values[field]}.intersection(values)  # empty for "none"
+        for value in values if possible else ():
+            if value not in possible or len(possible) == 1:
+                whole[INDEX[f"{field}: {value}"]] = value in possible
+                always[INDEX[f"{field}: {value}"]] = True
 
 
 def targets(

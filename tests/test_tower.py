@@ -14,9 +14,9 @@ from tiny import ROOT, TINY_TOWER
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
 from traffic_vlm.data.formats import Problems
 from traffic_vlm.data.frames import FrameBatches, augmented, load_frames, read_frames
-from traffic_vlm.data.presence import CATEGORIES, INDEX, REGIONS, image_labels, targets
+from traffic_vlm.data.presence import CATEGORIES, INDEX, REGIONS, VALUES, image_labels, targets
 from traffic_vlm.data.scene import Scene, SceneObject
-from traffic_vlm.data.scene_labels import SCENE_VALUES, SEEN, read_scene_labels
+from traffic_vlm.data.scene_labels import SCENE_VALUES, SEEN, read_scene_labels, with_scene_labels
 from traffic_vlm.evaluation.presence import auc, judge, region_targets, table
 from traffic_vlm.training.head import PresenceLoss, QueryHead, region_weights
 from traffic_vlm.training.tower import (
@@ -139,6 +139,19 @@ def test_scene_labels_hold_for_the_whole_image_and_some_of_them_for_crops(tmp_pa
     assert region_of(scene, "weather: rain", seen, window=(0.0, 0.0, 0.6, 0.6))[0] == 1
     assert region_of(scene, "weather: fog", seen)[0] == 0
     assert region_of(scene, "road: wet", seen)[0] == -1 and region_of(scene, "time_of_day: day", seen)[0] == -1
+
+
+def test_a_scene_that_has_its_scene_labels_gives_the_same_targets(tmp_path):
+    fields = {"weather": "rain", "time_of_day": "night", "road": "wet", "place": "parking"}
+    seen = labels_of(tmp_path, **fields, view="driver", present=["bicycle", "roadworks"], unsure=["truck"])
+    alone, merged = image_labels(cars(), seen), image_labels(with_scene_labels(cars(), seen))
+    assert (alone.whole[alone.whole >= 0] == 1).sum() == 8 and (alone.always == merged.always).all()
+    for name in set(with_scene_labels(cars(), seen).presence) & INDEX.keys():
+        assert alone.whole[INDEX[name]] == merged.whole[INDEX[name]], name
+    values = [INDEX[name] for name in VALUES]
+    assert (alone.whole[values] == merged.whole[values]).all()
+    other = image_labels(with_scene_labels(cars(), labels_of(tmp_path, view="roadside")))
+    assert [other.whole[INDEX[f"view: {name}"]] for name in ("driver", "camera", "roadside")] == [0, 0, -1]
 
 
 @pytest.mark.parametrize(
