@@ -66,8 +66,9 @@ def first_words(model: Any, processor: Any, encoded: Any, questions: Sequence[Se
 def generate_answers(
     model: Any, processor: Any, encoded: Any, asked: Sequence[tuple[int, str]], streamer: Any = None
 ) -> list[tuple[str, float | None]]:
-    """Greedy answers to questions (image index, text) in words, each with its probability among all texts.
+    """Greedy answers to questions (image index, text) in words, each with its mean probability of a word.
 
+    That is the geometric mean over its words and its end: the probability of a whole sentence is always near 0.
     No answer begins with yes or no. A question that leaves no room for an answer gets "". The probability is None if
     the model returns no logits.
     """
@@ -98,8 +99,8 @@ def generate_answers(
         probabilities: list[float | None] = [None] * len(chosen)
         if output.logits is not None:
             log_p = torch.stack(output.logits, 1).float().log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
-            log_p = log_p.masked_fill(tokens == text_config.pad_token_id, 0.0)
-            probabilities = log_p.sum(-1).exp().tolist()
+            is_word = tokens != text_config.pad_token_id  # padding follows the end
+            probabilities = (log_p.masked_fill(~is_word, 0.0).sum(-1) / is_word.sum(-1)).exp().tolist()
         texts = processor.batch_decode(tokens, skip_special_tokens=True)
         for i, text, probability in zip(chosen, texts, probabilities):
             answers[i] = text, probability

@@ -15,7 +15,7 @@ from transformers import Cache, PreTrainedConfig
 from transformers.generation import GenerationMixin, LogitsProcessorList, SuppressTokensLogitsProcessor
 
 from .cache_traffic_vlm import add_image_room, holds_image
-from .masking_traffic_vlm import check_masks, check_token_ids
+from .masking_traffic_vlm import check_masks, check_prompt_ends, check_token_ids
 
 
 MAX_NEW_TOKENS = 32  # default for an answer: sentences have up to 24 words, and punctuation
@@ -37,8 +37,9 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         """As in the library, with `pixel_values` or `encoded_images`, and `image_index` [B] if rows share images.
 
         Raises:
-            ValueError: packed or right-padded rows; a number of images that does not match the text; a prompt that
-                with `max_new_tokens` would exceed `max_position_embeddings`.
+            ValueError: packed or right-padded rows; a prompt that ends in `[EOS]`; a number of images that does not
+                match the text; a prompt that with `max_new_tokens` would exceed `max_position_embeddings`;
+                `stop_strings` or `assistant_early_exit`.
         """
         for name in ("segment_ids", "question_ends"):
             if kwargs.pop(name, None) is not None:
@@ -49,6 +50,7 @@ class TrafficVLMGenerationMixin(GenerationMixin):
             check_token_ids(ids, self.config.get_text_config().vocab_size, check_values=False)
             if kwargs.get("past_key_values") is None:
                 check_masks(ids, kwargs.get("attention_mask"), kwargs.get("position_ids"))
+                check_prompt_ends(ids[:, -1], self.config.get_text_config().eos_token_id)
         if hasattr(self, "encode_images"):
             self._encode_images_once(inputs, kwargs)
         self._check_padding(ids, kwargs)
@@ -94,6 +96,7 @@ class TrafficVLMGenerationMixin(GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
+        self._check_options(generation_config)
         self._check_generated_positions(generation_config, model_kwargs)
         is_given = model_kwargs.get("past_key_values") is not None
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
@@ -101,6 +104,15 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         has_image = any(model_kwargs.get(name) is not None for name in ("encoded_images", "encoder_hidden_states"))
         if cache is not None and has_image and not is_given:
             model_kwargs["past_key_values"] = add_image_room(cache)
+
+    def _check_options(self, generation_config: Any) -> None:
+        if generation_config.stop_strings is not None:
+            raise ValueError(
+                "stop_strings need a tokenizer that writes any text, and this one has whole words only: pass the ids "
+                "of the words at which to stop, eos_token_id=[eos_token_id, tokenizer.convert_tokens_to_ids(word)]."
+            )
+        if generation_config.assistant_early_exit is not None:
+            raise ValueError("assistant_early_exit is not supported: pass a smaller model as assistant_model.")
 
     def _check_generated_positions(self, generation_config: Any, model_kwargs: dict[str, Any]) -> None:
         position_ids = model_kwargs["position_ids"]

@@ -3,6 +3,7 @@
 What is special here:
 - a photograph is rotated upright (EXIF), and transparent pixels become white, not the hidden color of the file;
 - 16-bit gray is scaled to 8 bits, where Pillow alone would clip values above 255 to white;
+- pixels are scaled by one rule for arrays, tensors and PIL images, and what it cannot decide is an error;
 - an image that cannot be read is an error that names the file or the array.
 """
 
@@ -10,6 +11,7 @@ import base64
 import io
 import math
 import os
+import warnings
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,8 @@ from transformers.image_utils import load_image
 
 ORIENTATION = 0x0112  # the EXIF tag
 CHANNELS = (1, 3, 4)
+UNIT, BYTE = 1.05, 16  # floats up to UNIT are 0..1 (resampling can overshoot), above BYTE 0..255; between is an error
+INTEGER_TOPS = (255, 1023, 4095, 65535)  # of 8, 10, 12 and 16 bits
 
 
 def to_rgb(image: Any, channels_first: bool | None = None) -> Image.Image:
@@ -27,8 +31,9 @@ def to_rgb(image: Any, channels_first: bool | None = None) -> Image.Image:
 
     Args:
         image: a PIL image of any mode, the path of an image file, a URL or base64 data, or an array or tensor of shape
-            [H,W], [H,W,C] or [C,H,W] with C of 1 (gray), 3 (RGB) or 4 (RGBA). Integers are 0..255 (``uint16``:
-            0..65535), booleans black and white, floats 0..1 or 0..255.
+            [H,W], [H,W,C] or [C,H,W] with C of 1 (gray), 3 (RGB) or 4 (RGBA). Booleans are black and white. Other
+            pixels are scaled by type and maximum: integers of 8, 10, 12 or 16 bits by the first that holds the maximum
+            (a warning says so where the type means another), floats are 0..1 up to 1.05 and 0..255 above 16.
         channels_first: how to read an array whose first and last dimensions could both be channels; by default a
             tensor is [C,H,W] and an array [H,W,C].
 
@@ -79,9 +84,7 @@ def _convert(image: Image.Image) -> Image.Image:
         is_rotated = False
     if is_rotated:
         image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I"):  # "I" has 32 bits, but files that open as "I" hold 16-bit gray
-        image = Image.fromarray(_to_uint8(np.asarray(image).clip(0, 65535).astype(np.uint16)))
-    elif image.mode == "F":
+    if image.mode == "F" or image.mode.startswith("I"):
         image = Image.fromarray(_to_uint8(np.asarray(image)))
     if image.mode in ("La", "RGBa"):  # premultiplied alpha
         image = image.convert(image.mode.upper())
@@ -110,10 +113,10 @@ def _array_to_image(array: np.ndarray | torch.Tensor, channels_first: bool | Non
 
 
 def _to_uint8(array: np.ndarray) -> np.ndarray:
-    """Scale pixels of any number type to 0..255. The type gives their range; floats are 0..1 or 0..255, by value."""
-    kind = array.dtype.kind
+    """Scale pixels of any number type to 0..255; `to_rgb` has the rule."""
     if array.dtype == np.uint8:
         return array
+    kind = array.dtype.kind
     if kind == "b":
         return array.astype(np.uint8) * np.uint8(255)
     if kind not in "uif":
@@ -121,10 +124,28 @@ def _to_uint8(array: np.ndarray) -> np.ndarray:
     low, high = float(array.min()), float(array.max())
     if not math.isfinite(low + high):
         raise ValueError("some pixels are NaN or infinite")
-    top = 65535 if kind == "u" and array.dtype.itemsize == 2 else 255
-    if kind == "f" and low >= -0.05 and high <= 1.05:  # resampling can overshoot slightly
-        top, low, high = 1, 0.0, 1.0
-    if low < 0 or high > top:
-        ranges = "0..1 or 0..255 (not normalized)" if kind == "f" else f"0..{top}"
-        raise ValueError(f"{array.dtype} pixels must be in {ranges}, got {low:g}..{high:g}")
+    top = _float_top(array.dtype, low, high) if kind == "f" else _integer_top(array.dtype, low, high)
     return np.rint(array.astype(np.float32) * (255 / top)).clip(0, 255).astype(np.uint8)
+
+
+def _float_top(dtype: np.dtype, low: float, high: float) -> int:
+    """The value of white of float pixels in low..high."""
+    if low >= 1 - UNIT and high <= UNIT:
+        return 1
+    if low < 0 or not BYTE < high <= 255:
+        ranges = f"0..1 (up to {UNIT}) or 0..255 (the maximum above {BYTE})"
+        raise ValueError(f"{dtype} pixels must be in {ranges}, not normalized, got {low:g}..{high:g}")
+    return 255
+
+
+def _integer_top(dtype: np.dtype, low: float, high: float) -> int:
+    """The value of white of integer pixels in low..high: the type gives it, unless the maximum is far below."""
+    top = next((top for top in INTEGER_TOPS if high <= top), 0)
+    if low < 0 or not top:
+        raise ValueError(f"{dtype} pixels must be in 0..255 or 0..65535, got {low:g}..{high:g}")
+    is_16_bit = dtype.kind == "u" and dtype.itemsize == 2
+    if high > 0 and top not in ((65535,) if is_16_bit else (255, 65535)):
+        # Without the maximum, so that one warning is shown for all images of a camera.
+        reading = f"{dtype} pixels of at most {top} are read as 0..{top}; convert to uint8 if this is wrong"
+        warnings.warn(reading, stacklevel=2)
+    return top

@@ -15,6 +15,7 @@ from transformers.utils import is_torchdynamo_compiling
 
 
 INTEGER_DTYPES = (torch.int64, torch.int32)  # accepted for token ids, positions and image indices
+MAX_PIXEL = 10.0  # of normalized pixels; the common means and standard deviations give at most 2.7
 
 
 def check_inputs(
@@ -44,6 +45,8 @@ def check_inputs(
     text: Any = input_ids if input_ids is not None else inputs_embeds
     if input_ids is not None:
         check_token_ids(input_ids, config.vocab_size, check_values)
+        if check_values and attention_mask is None and segment_ids is None:
+            check_left_padding(input_ids, config.pad_token_id)
     has_cache = past_key_values is not None
     check_masks(text, attention_mask, position_ids, segment_ids, past_length, has_cache, implementation)
     if check_values and position_ids is None:
@@ -95,6 +98,44 @@ def check_token_ids(input_ids: torch.Tensor, vocab_size: int, check_values: bool
             raise ValueError(
                 f"input_ids must be in [0, {vocab_size}), the vocabulary; got {low if low < 0 else high}."
             )
+
+
+def check_left_padding(input_ids: torch.Tensor, pad_token_id: int | None) -> None:
+    """Raise `ValueError` if a row of input_ids [B,L] without attention mask begins with `[PAD]`.
+
+    The text would read the padding, and its positions would be counted from it. On the right, padding changes nothing.
+    """
+    if pad_token_id is not None and bool((input_ids[:, 0] == pad_token_id).any()):
+        raise ValueError(
+            f"input_ids have [PAD] ({pad_token_id}) on the left: pass attention_mask, 0 at padding; the processor "
+            "returns it."
+        )
+
+
+def check_prompt_ends(last_ids: torch.Tensor, eos_token_id: int | list[int] | None) -> None:
+    """Raise `ValueError` if the last token [N] of a prompt is `[EOS]`: no answer follows the end of a text."""
+    if eos_token_id is None or is_torchdynamo_compiling():
+        return
+    if bool(torch.isin(last_ids, torch.tensor(eos_token_id, device=last_ids.device)).any()):
+        raise ValueError(
+            f"A prompt ends in [EOS] ({eos_token_id}), which the tokenizer adds to a complete text, so no answer can "
+            "follow. Pass questions to the processor, which leaves [EOS] out."
+        )
+
+
+def check_normalized(pixel_values: torch.Tensor) -> None:
+    """Raise `ValueError` for pixels that the processor cannot have made: integers, beyond ±10, NaN or infinite."""
+    if not pixel_values.is_floating_point():
+        got = describe(pixel_values)
+        raise ValueError(f"pixel_values must be normalized floats, as the processor returns them, got {got}.")
+    if is_torchdynamo_compiling() or not pixel_values.numel():
+        return
+    low, high = pixel_values.aminmax()  # NaN if a pixel is
+    if not bool((low >= -MAX_PIXEL) & (high <= MAX_PIXEL)):
+        raise ValueError(
+            f"pixel_values must be normalized, as the processor returns them, in {-MAX_PIXEL:g}..{MAX_PIXEL:g}, "
+            f"without NaN or infinity; got {float(low):g}..{float(high):g}."
+        )
 
 
 def check_labels(labels: torch.Tensor, logits: torch.Tensor, check_values: bool = True) -> None:

@@ -14,6 +14,8 @@ Shapes: B rows of text, L tokens, I images, P image tokens (196), S keys to read
 heads, K key/value heads, D head size, C hidden size, V vocabulary.
 """
 
+from collections.abc import Mapping
+from copy import copy
 from typing import Any, cast
 
 import torch
@@ -41,6 +43,7 @@ from .masking_traffic_vlm import (
     check_image_mask,
     check_inputs,
     check_labels,
+    check_normalized,
     check_token_ids,
     count_positions,
     packed_mask,
@@ -371,7 +374,8 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
 
         Args:
             input_ids: [B,L]; or pass inputs_embeds [B,L,C].
-            attention_mask: [B, past + L], 0 at padding (left or right); or a prepared mask [B,1,L,S].
+            attention_mask: [B, past + L], 0 at padding (left or right); or a prepared mask [B,1,L,S]. Rows with
+                `[PAD]` on the left need it.
             position_ids: [B,L]; by default counted from the mask, or without one from the length of the cache.
             encoder_hidden_states: image tokens [B,P,encoder_hidden_size], needed until the cache holds the image.
             encoder_attention_mask: [B,P], 0 at image tokens to hide; the cache keeps it for later steps.
@@ -520,15 +524,14 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
             With `output_hidden_states=True` and a tower of transformers also `hidden_states`.
 
         Raises:
-            ValueError: pixels of another shape, or NaN or infinite pixels.
+            ValueError: pixels of another shape, or pixels that are not normalized: integers, beyond ±10, NaN.
         """
         vision = self.config.vision_config
         channels, (height, width) = getattr(vision, "num_channels", 3), height_and_width(vision.image_size)
         if pixel_values.ndim != 4 or pixel_values.shape[1:] != (channels, height, width):
             shape = list(pixel_values.shape)
             raise ValueError(f"pixel_values must be [images,{channels},{height},{width}], got {shape}.")
-        if not is_torchdynamo_compiling() and not bool(torch.isfinite(pixel_values).all()):
-            raise ValueError("pixel_values must be finite numbers, got NaN or infinity.")
+        check_normalized(pixel_values)
         outputs = self.vision_tower(pixel_values.to(self.vision_tower.dtype), return_dict=True, **kwargs)
         return BaseModelOutputWithPooling(
             last_hidden_state=outputs.last_hidden_state,
@@ -583,6 +586,14 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
         super().__init__(config)
         text_config = config.get_text_config()
         self.lm_head = nn.Linear(text_config.hidden_size, text_config.vocab_size, bias=False)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As in torch; weights of a saved folder are complete, though a tied `lm_head.weight` is not among them."""
+        [(tied, source)] = self._tied_weights_keys.items()
+        if self.lm_head.weight is self.get_input_embeddings().weight and source in state_dict:
+            state_dict = copy(state_dict)
+            state_dict.setdefault(tied, state_dict[source])  # type: ignore[attr-defined]
+        return super().load_state_dict(state_dict, *args, **kwargs)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Logits [...,V] of states [...,C]; that of `[PAD]` is the minimum of the dtype, so it gets no gradient."""

@@ -70,6 +70,10 @@ IGNORED_LABEL = -100  # ignored by torch.nn.functional.cross_entropy
 QUESTION_END = " .?!…。？！"  # removed from the end of a question and replaced by one "?"
 # Chat templates put these characters around control tokens in user text.
 CONTROL_MARKERS = str.maketrans("", "", "\U000f0000\U000f0001")
+# Signs that the tokenizer would drop: "> 3" and "< 3", "-50" and "50" would be one prompt.
+_SIGNS = re.compile(r"(?<![-=<>])[<>]=?(?=\s*\d)|(?<!\S)[<>]=?(?!\S)|[\u2264\u2265]|(?<![\w-])[-\u2212\u2013](?=\d)")
+_SIGN_WORDS = {">": "more than", "<": "less than", ">=": "at least", "\u2265": "at least", "<=": "at most"}
+_SIGN_WORDS |= {"\u2264": "at most", "-": "minus", "\u2212": "minus", "\u2013": "minus"}
 _NO_APOSTROPHES = str.maketrans("", "", "'\u2018\u2019\u02bc\u2032\u00b4\u0060\"")
 TEXT_OPTIONS = frozenset(
     "padding padding_side truncation max_length pad_to_multiple_of return_attention_mask add_special_tokens "
@@ -117,6 +121,11 @@ def _image_list(images: Any) -> list[Any]:
         if isinstance(image, list | tuple) and len(image) != 1:
             raise ValueError(f"row {row} of `images` holds {len(image)} images; a question is about exactly one image")
     return [image[0] if isinstance(image, list | tuple) else image for image in images]
+
+
+def _spell_signs(text: str) -> str:
+    """Signs before numbers in words: "> 3 cars" is "more than 3 cars", "-50" is "minus 50"."""
+    return _SIGNS.sub(lambda match: f" {_SIGN_WORDS[match[0]]} ", text)
 
 
 def _nesting(value: Any) -> str:
@@ -381,7 +390,7 @@ class TrafficVLMProcessor(ProcessorMixin):
                 the questions of an image into rows with the fewest tokens in total, for training.
             on_unknown: "warn", "raise" or "ignore" if words are not in the vocabulary, or not taught (see
                 `untaught_words`).
-            return_tensors: "pt", "np", or None for lists.
+            return_tensors: "pt", "np", or None for lists (packed: for "pt").
             kwargs: ``truncation=True`` shortens questions longer than ``max_length`` (at most
                 ``tokenizer.model_max_length``) instead of raising; ``padding`` (by default True if tensors are
                 returned), ``padding_side``, ``pad_to_multiple_of``; the options of the image processor. All are also
@@ -413,6 +422,8 @@ class TrafficVLMProcessor(ProcessorMixin):
         if on_unknown not in ("warn", "raise", "ignore"):
             raise ValueError(f'on_unknown must be "warn", "raise" or "ignore", got {on_unknown!r}')
         text_options, image_options, return_tensors = self._split_options(dict(kwargs), return_tensors)
+        if packed and return_tensors is None:
+            return_tensors = "pt"
         image_list = None if images is None else _image_list(images)
         data: dict[str, Any] = {}
         if text is not None:
@@ -463,9 +474,9 @@ class TrafficVLMProcessor(ProcessorMixin):
         return self.image_processor(pictures, return_tensors=return_tensors, **options)["pixel_values"]
 
     def _question_words(self, question: str) -> str:
-        """The question without a leading ``[SOS]`` and closing punctuation, which the prompt adds itself."""
+        """The question without a leading ``[SOS]`` and closing punctuation, which the prompt adds; signs are words."""
         question = question.strip().removeprefix(self.tokenizer.bos_token or "").translate(CONTROL_MARKERS)
-        return " ".join(question.split()).rstrip(QUESTION_END)
+        return " ".join(_spell_signs(question).split()).rstrip(QUESTION_END)
 
     def _answers(self, text: Any, rows: list[list[str]], suffix: Any) -> list[list[str]] | None:
         if suffix is None:
@@ -494,7 +505,7 @@ class TrafficVLMProcessor(ProcessorMixin):
         tokenizer = self.tokenizer
         typed = [question for row in rows for question in row]
         questions = [self._question_words(question) for question in typed]
-        answers = [answer.strip() for row in answer_rows or [] for answer in row]
+        answers = [_spell_signs(answer).strip() for row in answer_rows or [] for answer in row]
         ids = self._tokenize(questions + answers)
         for index, (string, words) in enumerate(zip(questions + answers, ids)):
             is_answer = index >= len(typed)
@@ -605,7 +616,15 @@ class TrafficVLMProcessor(ProcessorMixin):
         return self._find_unknown([self._question_words(item) for row in rows for item in row])
 
     def apply_chat_template(self, conversation: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in the library; also tokenizes messages whose content is a string, with every version of transformers."""
+        """As in the library; also tokenizes messages whose content is a string, with every version of transformers.
+
+        Warns once if there are other messages than the last one of the user, because they are not read.
+        """
+        is_batch = bool(conversation) and isinstance(conversation[0], list | tuple)
+        if any(len(messages) > 1 for messages in (conversation if is_batch else [conversation])):
+            logger.warning_once(
+                "Only the last user message is read: earlier turns, answers and system messages are not."
+            )
 
         # transformers 5.5 looks for images and expects each content to be a list of blocks.
         def as_blocks(value: Any) -> Any:

@@ -12,10 +12,16 @@ from typing import Any
 
 import torch
 from transformers import Cache
-from transformers.utils import is_torchdynamo_compiling
+from transformers.utils import is_torchdynamo_compiling, logging
 
 from .cache_traffic_vlm import KeyValues, holds_image
-from .masking_traffic_vlm import INTEGER_DTYPES, check_image_mask, check_token_ids, describe
+from .masking_traffic_vlm import INTEGER_DTYPES, check_image_mask, check_prompt_ends, check_token_ids, describe
+
+
+logger = logging.get_logger(__name__)
+
+# What a module of PEFT keeps outside its tensors, and what decides which adapters it adds.
+ADAPTER_STATE = ("_disable_adapters", "_active_adapter", "merged_adapters", "scaling")
 
 
 def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
@@ -66,12 +72,21 @@ class EncodedImages:
             return self
         return replace(self, key_values=tuple((key.to(dtype), value.to(dtype)) for key, value in self.key_values))
 
-    def __getitem__(self, index: int | slice | list[int] | torch.Tensor) -> "EncodedImages":
-        """Select images by an integer, a slice, or a list or tensor of integers."""
-        if isinstance(index, int):
-            if not -len(self) <= index < len(self):
-                raise IndexError(f"image index {index} is out of range for {len(self)} images")
-            index = slice(index, index + 1 or None)
+    def __getitem__(self, index: Any) -> "EncodedImages":
+        """Select images by an integer, a slice, or a list of integers; arrays and tensors of integers are both.
+
+        Raises:
+            TypeError: another index. IndexError: an index out of range.
+        """
+        if not isinstance(index, slice):
+            indices = torch.as_tensor(index)
+            if indices.dtype.is_floating_point or indices.dtype == torch.bool or indices.ndim > 1:
+                raise TypeError(f"an image index must be an integer, a slice or a list of integers, got {index!r}")
+            for i in indices.reshape(-1).tolist():
+                if not -len(self) <= i < len(self):
+                    raise IndexError(f"image index {i} is out of range for {len(self)} images")
+            # A slice is a view.
+            index = indices.long() if indices.ndim else slice(int(indices), int(indices) + 1 or None)
         return self._map(lambda tensor: tensor[index])
 
     @staticmethod
@@ -107,7 +122,7 @@ class EncodedImages:
         """One image for each of `batch_size` rows of text: image `image_index[i]` for row i, or by default image i."""
         chosen = self.check_index(image_index, batch_size)
         check_image_mask(self.attention_mask, self.key_values[0][0])
-        return self if image_index is None else replace(self, pixel_values=None)[chosen]
+        return self if image_index is None else replace(self, pixel_values=None)._map(lambda tensor: tensor[chosen])
 
     def check_index(self, image_index: torch.Tensor | None, batch_size: int) -> torch.Tensor:
         """Check and return the index [batch_size] of each row's image; None means image i for row i.
@@ -150,14 +165,22 @@ class ImageEncoder:
         return EncodedImages(key_values, attention_mask=attention_mask, pixel_values=pixel_values)
 
     def weights_version(self) -> int:
-        """A number that changes when a weight or buffer used to encode images is replaced or modified in place.
+        """A number that changes with what encodes images: weights, buffers, and which adapters are active.
 
-        It does not read the values: torch counts the in-place changes of each tensor. It is valid within one process.
+        It does not read the values: torch counts the changes in place of each tensor, except those through `.data`
+        and of offloaded weights. It is valid within one process.
         """
         cross_attention = [layer.cross_attn for layer in self.text_model.layers]
         parts = [self.vision_tower, self.projector, *(p for c in cross_attention for p in (c.k_proj, c.v_proj))]
-        tensors = (tensor for part in parts for tensor in chain(part.parameters(), part.buffers()))
-        return hash(tuple((id(tensor), 0 if tensor.is_inference() else tensor._version) for tensor in tensors))
+        state: list[Any] = [id(self)]
+        for module in chain.from_iterable(part.modules() for part in parts):
+            # As module.parameters() and module.buffers(), which are slower.
+            for tensor in chain(module._parameters.values(), module._buffers.values()):
+                if tensor is not None and not tensor.is_meta:  # offloaded weights are other tensors after each pass
+                    state += (id(tensor), 0 if tensor.is_inference() else tensor._version)
+            if "_disable_adapters" in module.__dict__:
+                state += (str(module.__dict__.get(name)) for name in ADAPTER_STATE)
+        return hash(tuple(state))
 
     def choose_images(
         self,
@@ -187,8 +210,9 @@ class ImageEncoder:
             encoded_images = replace(encoded_images, weights_version=None)  # check once, not in every later pass
         if encoder_attention_mask is not None:
             encoded_images = replace(encoded_images, attention_mask=encoder_attention_mask)
-        if not torch.is_autocast_enabled(self.device.type):  # the images may come from an autocast block
-            encoded_images = encoded_images.cast(self.projector.weight.dtype)
+        # The images may come from an autocast block. Weights may be offloaded (their device is meta) or quantized.
+        if not torch.is_autocast_enabled(encoded_images.device.type):
+            encoded_images = encoded_images.cast(self.text_model.dtype)
         return encoded_images
 
 
@@ -208,6 +232,11 @@ class ImageReader:
 
         encoder_attention_mask [I,P] hides image tokens where it is 0. No gradients are kept.
         """
+        if self.model.vision_tower.training:
+            logger.warning_once(
+                "encode_images in training mode: batch normalization mixes the images, and asking later gives other "
+                "answers than in evaluation. Call model.eval() first."
+            )
         images = self.model.encode(pixel_values, encoder_attention_mask)
         return replace(images, weights_version=self.model.weights_version())
 
@@ -345,7 +374,7 @@ class YesNoScorer(ImageReader):
 
         Raises:
             ValueError: no image; a number of images that does not match the rows; packed rows without `question_ends`
-                or `position_ids`; labels that cover a whole row.
+                or `position_ids`; labels that cover a whole row; a question that ends in `[EOS]`.
         """
         encoded_images = self.model.choose_images(pixel_values, encoded_images, encoder_attention_mask)
         if encoded_images is None:
@@ -383,6 +412,8 @@ class YesNoScorer(ImageReader):
     ) -> torch.Tensor:
         in_order = len(image_index) == len(encoded_images) and bool((image_index.diff() == 1).all())
         images = {"encoded_images": encoded_images, "image_index": None if in_order else image_index}
+        last_ids = self.question_states(text["input_ids"], text["attention_mask"], question_ends)  # type: ignore[arg-type]
+        check_prompt_ends(last_ids, self.config.get_text_config().eos_token_id)
         hidden_states = self.model(**images, **text, use_cache=False, return_dict=True).last_hidden_state
         return self.compute_logits(self.question_states(hidden_states, text["attention_mask"], question_ends))
 

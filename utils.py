@@ -45,7 +45,8 @@ def atomic_write_text(path: str | Path, text: str) -> None:
 def load_weights(name: str | Path, **options: Any) -> TrafficVLMForConditionalGeneration:
     """Load the full model from a folder or the Hub, with every weight present.
 
-    `from_pretrained` fills missing tensors with random numbers and warns. Here a missing tensor is an error.
+    `from_pretrained` fills missing tensors with random numbers and ignores tensors that the model does not have. Here
+    both are errors, and so are NaN and infinity.
 
     Args:
         name: a folder, or the name of a repository on the Hub.
@@ -53,7 +54,8 @@ def load_weights(name: str | Path, **options: Any) -> TrafficVLMForConditionalGe
 
     Raises:
         OSError: there is no such model, or it has no weights.
-        ValueError: the file is damaged, tensors are missing or have another shape; the message names them.
+        ValueError: the file is damaged; tensors are missing, unexpected, of another shape, NaN or infinite; the
+            message names them.
     """
     try:
         model, loaded = TrafficVLMForConditionalGeneration.from_pretrained(
@@ -63,6 +65,7 @@ def load_weights(name: str | Path, **options: Any) -> TrafficVLMForConditionalGe
         raise ValueError(f"{name}: the weights cannot be read: {error}") from error
     for problem, names in (
         ("no", sorted(loaded["missing_keys"])),
+        ("unexpected tensors:", sorted(loaded["unexpected_keys"])),
         ("another shape of", sorted(key for key, *_ in loaded["mismatched_keys"])),
     ):
         if names:
@@ -70,6 +73,9 @@ def load_weights(name: str | Path, **options: Any) -> TrafficVLMForConditionalGe
                 f"{name}: the weights have {problem} {', '.join(names[:3])} ({len(names)} in all): they do not belong "
                 "to the model that its config.json describes"
             )
+    damaged = [key for key, tensor in model.state_dict().items() if not bool(tensor.isfinite().all())]
+    if damaged:
+        raise ValueError(f"{name}: NaN or infinite weights in {', '.join(damaged[:3])} ({len(damaged)} in all)")
     return model
 
 

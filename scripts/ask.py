@@ -5,8 +5,9 @@
     python scripts/ask.py "frames/*.jpg" "Is it raining?" --overlay out.png   # one image, with attention maps
 
 IMAGE is a file, a folder, or a pattern in quotes. The number after an answer is the probability of that answer, a "no"
-included. With --thresholds an answer is yes from the threshold of its question type, and may be marked "not sure". The
-exit status is 1 if an image or question could not be read, and 2 if nothing was asked.
+included; after words, the mean of the words. With --thresholds an answer is yes from the threshold of its question
+type, and may be marked "not sure". The exit status is 1 if an image or question could not be read, and 2 if nothing
+was asked.
 """
 
 import glob

@@ -6,11 +6,11 @@
 
 INPUT is a folder or a glob of images, of Parquet files with a column of images, or of WebDataset tars, local or on any
 file system of fsspec. The output folder gets part-*.parquet with a row for each image and question: key, question,
-probability (P(yes); of an answer in words, its own), answer, and for an image that cannot be read its error. With
---thresholds an answer is yes from the threshold of its question type, and a column not_sure follows. Questions
-with a word that the model does not know are refused. If the command is stopped or killed, run it again: it continues,
-and each image is labeled once. On a cluster (--address) all machines must have this package and see INPUT, the output
-folder and the model. If the cluster asks for a token, set RAY_AUTH_MODE=token and store the token in
+probability (P(yes); of an answer in words, the mean of its words), answer, and for an image that cannot be read its
+error. With --thresholds an answer is yes from the threshold of its question type, and a column not_sure follows.
+Questions with a word that the model does not know are refused. If the command is stopped or killed, run it again: it
+continues, and each image is labeled once. On a cluster (--address) all machines must have this package and see INPUT,
+the output folder and the model. If the cluster asks for a token, set RAY_AUTH_MODE=token and store the token in
 ~/.ray/auth_token.
 
 The exit status is 0, even if some images have errors (their number is printed); 2 if something is wrong or cannot be

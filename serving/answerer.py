@@ -30,7 +30,7 @@ class Answer:
 
     Attributes:
         answer: "yes", "no", or words.
-        probability: of this answer. For yes and no relative to each other, for words relative to all other texts.
+        probability: of this answer. For yes and no relative to each other, for words the mean of its words.
         yes_probability: calibrated P(yes); None for an answer in words.
         unknown_words: words of the question that are not in the vocabulary; the model ignores them.
         untaught_words: words of the question that the model was not taught; it guesses what they mean.

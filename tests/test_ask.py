@@ -68,11 +68,14 @@ def test_words_are_those_of_generate(answerer, picture):
         inputs = answerer.processor(images=picture, text=question, return_tensors="pt")
         options = {} if is_yes_no_question(question) else {"begin_suppress_tokens": [4, 5]}  # [YES], [NO]
         output = answerer.model.generate(**inputs, max_new_tokens=32, do_sample=False, **options)
-        output = output[:, inputs["input_ids"].shape[1] :]
+        length = inputs["input_ids"].shape[1]
+        log_p = answerer.model(output, inputs["pixel_values"]).logits[:, length - 1 : -1].log_softmax(-1)
+        output = output[:, length:]
         [text] = answerer.processor.batch_decode(output, skip_special_tokens=True)
         if answer.yes_probability is None:
             assert answer.answer == text
-            assert 0 <= answer.probability <= 1
+            mean = log_p.gather(-1, output[..., None]).mean().exp()  # of a word and the end
+            assert answer.probability == pytest.approx(float(mean), abs=1e-5)
         else:
             [probability] = answerer.model.score_yes_no(**inputs)
             assert answer.yes_probability == pytest.approx(float(probability), abs=1e-4)

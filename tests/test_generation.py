@@ -391,6 +391,11 @@ def test_packed_rows_raise(model):
         ({"pixel_values": random_pixels(1), "image_index": torch.tensor([0, 2])}, "got 2"),
         ({"pixel_value": random_pixels(2)}, "pixel_value"),
         ({"image_index": torch.tensor([0, 0])}, "image_index needs"),
+        ({"stop_strings": ["car"]}, "stop_strings need .* eos_token_id="),
+        (
+            {"assistant_early_exit": 1},
+            "assistant_early_exit is not supported: pass a smaller model as assistant_model",
+        ),
     ],
 )
 def test_bad_input_raises(model, arguments, named):

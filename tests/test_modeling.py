@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import nn
 from transformers import DynamicCache, StaticCache
 
@@ -643,6 +644,19 @@ def test_export_with_any_batch_and_length(model):
     close(program(random_ids(3, 9), random_pixels(3)), model(random_ids(3, 9), random_pixels(3)).logits)
 
 
+def test_tied_weights_of_a_saved_folder_are_complete(tmp_path):
+    tiny_model(seed=1).save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert "lm_head.weight" not in saved
+    model = tiny_model()
+    assert model.load_state_dict(saved).missing_keys == []  # as the library's Trainer loads checkpoints
+    assert "lm_head.weight" not in saved
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+    assert torch.equal(model.lm_head.weight, saved["model.text_model.embed_tokens.weight"])
+    with pytest.raises(RuntimeError, match=r"lm_head\.weight"):
+        tiny_model(tie_word_embeddings=False).load_state_dict(saved)
+
+
 def test_embeddings_can_be_resized():
     model = tiny_model()
     model.resize_token_embeddings(510)
@@ -656,6 +670,39 @@ def test_compiled_model_equals_eager_model(model):
     ids, image = random_ids(1, 6), model.encode_images(random_pixels(1))
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     close(compiled(ids, encoded_images=image, use_cache=False).logits, model(ids, encoded_images=image).logits)
+
+
+@pytest.mark.parametrize("to_disk", [False, True])
+@torch.no_grad()
+def test_offloaded_model_equals_the_model(tmp_path, to_disk):
+    accelerate = pytest.importorskip("accelerate")
+    model, ids, pixels = tiny_model(), random_ids(2, 5), random_pixels(2)
+    scores, maps = torch.cat(model.score_yes_no(ids, pixels)), model.attention_maps(ids, pixels)
+    text = model.generate(ids, pixel_values=pixels, max_new_tokens=4)
+    options = {"execution_device": torch.device("cpu")}
+    if to_disk:
+        accelerate.disk_offload(model, tmp_path, **options)
+    else:
+        accelerate.cpu_offload(model, **options)
+    assert model.device.type == "meta"
+    encoded = model.encode_images(pixels)
+    for image in ({"pixel_values": pixels}, {"encoded_images": encoded}, {"encoded_images": encoded}):
+        close(torch.cat(model.score_yes_no(ids, **image)), scores)
+        close(model.attention_maps(ids, **image), maps)
+        assert torch.equal(model.generate(ids, max_new_tokens=4, **image), text)
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated", "ignore:.*torch.ao")
+@torch.no_grad()
+def test_quantize_dynamic(model):
+    ids, pixels = random_ids(2, 5), random_pixels(2)
+    model = copy.deepcopy(model)
+    scores = torch.cat(model.score_yes_no(ids, pixels))
+    small = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    found = torch.cat(small.score_yes_no(ids, encoded_images=small.encode_images(pixels)))
+    assert not torch.equal(found, scores) and (found - scores).abs().max() < 0.2
+    close(torch.cat(small.fuse_for_inference().score_yes_no(ids, pixels)), found)
+    assert small.generate(ids, pixel_values=pixels, max_new_tokens=3).shape[0] == 2
 
 
 @torch.no_grad()
@@ -734,8 +781,15 @@ def test_image_for_a_decoder_without_cross_attention_raises():
         ({"pixel_values": torch.randn(2, 3, 200, 224)}, ["200", "224"]),
         ({"pixel_values": torch.randn(2, 1, 224, 224)}, [r"\[2, 1, 224, 224\]"]),
         ({"pixel_values": torch.randn(3, 224, 224)}, [r"\[3, 224, 224\]"]),
-        ({"pixel_values": torch.full((2, 3, 224, 224), math.nan)}, ["NaN"]),
-        ({"pixel_values": torch.full((2, 3, 224, 224), math.inf)}, ["infinity"]),
+        ({"pixel_values": torch.full((2, 3, 224, 224), math.nan)}, ["NaN", r"got nan\.\.nan"]),
+        ({"pixel_values": torch.full((2, 3, 224, 224), math.inf)}, ["infinity", r"got inf\.\.inf"]),
+        ({"pixel_values": 60 * random_pixels(2).abs()}, [r"normalized, .* in -10\.\.10", "got 0"]),
+        ({"pixel_values": torch.full((2, 3, 224, 224), -10.1)}, [r"got -10\.1\.\.-10\.1"]),
+        ({"pixel_values": torch.ones(2, 3, 224, 224, dtype=torch.uint8)}, ["normalized floats", "got uint8"]),
+        (
+            {"input_ids": torch.tensor([[0, 7], [7, 7]]), "pixel_values": random_pixels(2)},
+            [r"\[PAD\] \(0\) on the left"],
+        ),
         ({"pixel_values": random_pixels(3)}, ["2 rows", "3 images"]),
         ({"pixel_values": random_pixels(1), "image_index": torch.tensor([0, 1])}, [r"\[0, 1\)", "got 1"]),
         ({"pixel_values": random_pixels(1), "image_index": torch.tensor([0, -1])}, ["-1"]),
@@ -748,7 +802,7 @@ def test_image_for_a_decoder_without_cross_attention_raises():
 def test_bad_input_of_the_full_model_raises(model, arguments, named):
     for name in named:
         with pytest.raises(ValueError, match=name):
-            model(random_ids(2, 5), **arguments)
+            model(**({"input_ids": random_ids(2, 5)} | arguments))
 
 
 def test_classification_labels_of_another_shape_raise():

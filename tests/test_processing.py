@@ -97,6 +97,9 @@ def test_return_types(processor, image):
     arrays = processor(images=image, text=[[CAR, BUS]], return_tensors="np")
     assert arrays["input_ids"].shape == (2, 7) and arrays["input_ids"].dtype == np.int64
     assert arrays["pixel_values"].dtype == np.float32
+    packed = processor(images=image, text=[[CAR, BUS]], packed=True)  # for score_yes_no(**packed)
+    expected = processor(images=image, text=[[CAR, BUS]], packed=True, return_tensors="pt")
+    assert set(packed) == set(expected) and all(torch.equal(packed[name], expected[name]) for name in packed)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -158,6 +161,42 @@ def test_truncation_keeps_the_question_mark_and_the_answer(processor):
     assert answered["input_ids"][0][-4:] == [mark, *words(processor, "a bus"), EOS]
     with pytest.raises(ValueError, match="128"):
         processor(text=CAR, suffix="car " * 128, truncation=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("Are there > 3 cars?", "Are there more than 3 cars?"),
+        ("Are there <3 cars?", "Are there less than 3 cars?"),
+        ("Are there >= 3 cars?", "Are there at least 3 cars?"),
+        ("Are there \u2264 3 cars?", "Are there at most 3 cars?"),
+        ("cars > trucks?", "cars more than trucks?"),
+        ("Is the limit -50?", "Is the limit minus 50?"),
+        ("Is the limit \u221250?", "Is the limit minus 50?"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:words that are not in the vocabulary")
+def test_signs_are_spelled_out(processor, text, same):
+    def ids(text, **options):
+        return processor(text=text, **options)["input_ids"]
+
+    assert ids(text) == ids(same)
+    assert ids(text) != ids("".join(c for c in text if c not in "<>-\u2212\u2264="))
+    chat = [{"role": "user", "content": text}]
+    assert processor.apply_chat_template(chat, tokenize=True) == ids(same)
+    assert ids("a", suffix=text) == ids("a", suffix=same)
+    assert processor.unknown_words(text) == (["minus"] if "minus" in same else [])
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [("30-50 km/h", "30 50 km/h"), ("a T-junction", "a T junction"), ("<b>car</b>", "b car b"), ("a -> b", "a b")],
+)
+def test_hyphens_brackets_and_arrows_are_no_signs(processor, text, same):
+    assert (
+        processor(text=text, on_unknown="ignore")["input_ids"]
+        == processor(text=same, on_unknown="ignore")["input_ids"]
+    )
 
 
 # --- packing and labels ---
@@ -335,6 +374,28 @@ def test_16_bit_gray_keeps_its_shades(tmp_path):
         assert seen.shape == (16, 16, 3) and (seen == GRAY8[..., None]).all()
 
 
+@pytest.mark.parametrize("bits", [8, 10, 12])
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
+def test_integers_are_judged_by_type_and_maximum(tmp_path, bits, dtype):
+    top = 2**bits - 1
+    gray = np.rint(shades(256) * (top / 255)).astype(dtype).reshape(16, 16)
+    sources = [gray, torch.from_numpy(gray), Image.fromarray(gray)]
+    if dtype == np.uint16:
+        sources[2].save(tmp_path / "gray.png")
+        sources.append(tmp_path / "gray.png")
+    for source in sources:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            seen = np.asarray(to_rgb(source))
+        assert (seen == GRAY8[..., None]).all()
+        assert len(caught) == (bits > 8 or dtype == np.uint16)
+        assert all(f"are read as 0..{top}" in str(one.message) for one in caught)
+    black = np.zeros((4, 4), dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is a guess
+        assert pixel(to_rgb(black)) == (0, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("mode", "fill", "seen"),
     [
@@ -451,6 +512,7 @@ def test_input_data_format_sets_the_layout(processor):
 
 NAN, INFINITE = np.zeros((4, 4, 3)), np.zeros((4, 4, 3), dtype=np.float32)
 NAN[1, 1, 1], INFINITE[1, 1, 1] = np.nan, np.inf
+OVER = np.linspace(0, 1.1, 16, dtype=np.float32).reshape(4, 4)  # an image times 1.1
 
 
 @pytest.mark.parametrize(
@@ -465,9 +527,16 @@ NAN[1, 1, 1], INFINITE[1, 1, 1] = np.nan, np.inf
         (np.zeros((0, 4, 3)), ValueError, r"shape \(0, 4, 3\)"),
         (np.zeros((1, 2, 4, 4, 3)), ValueError, r"shape \(1, 2, 4, 4, 3\)"),
         (Image.new("RGB", (0, 5)), ValueError, r"no pixels.*0 x 5"),
-        (np.full((4, 4), 300), ValueError, r"int64 pixels must be in 0\.\.255, got 300\.\.300"),
-        (np.full((4, 4), -1.0), ValueError, r"0\.\.1 or 0\.\.255 .*got -1\.\.-1"),
-        (np.linspace(-2, 2.5, 16).reshape(4, 4), ValueError, r"not normalized\), got -2\.\.2\.5"),
+        (np.full((4, 4), 65536), ValueError, r"int64 pixels must be in 0\.\.255 or 0\.\.65535, got 65536\.\.65536"),
+        (np.full((4, 4), -1), ValueError, r"int64 pixels .* got -1\.\.-1"),
+        (Image.new("I", (4, 4), -1), ValueError, r"int32 pixels .* got -1\.\.-1"),
+        (np.full((4, 4), -1.0), ValueError, r"0\.\.1 .*or 0\.\.255 .*got -1\.\.-1"),
+        (np.linspace(-2, 2.5, 16).reshape(4, 4), ValueError, r"not normalized, got -2\.\.2\.5"),
+        *[
+            (image, ValueError, r"0\.\.1 \(up to 1\.05\) or 0\.\.255 \(the maximum above 16\), .* got 0\.\.1\.1")
+            for image in (OVER, torch.tensor(OVER), Image.fromarray(OVER))
+        ],
+        (np.full((4, 4), 16.0), ValueError, r"got 16\.\.16"),
         (np.linspace(0, 256, 16).reshape(4, 4), ValueError, r"got 0\.\.256"),
         (np.full((4, 4), 1j), TypeError, r"complex128"),
         (np.full((4, 4), "car"), TypeError, r"<U3"),
@@ -584,6 +653,19 @@ def test_chat_template_uses_the_last_question(processor):
     assert ids["input_ids"] == processor(text=CAR)["input_ids"][0]  # the tokenizer alone gives the same prompt
     with pytest.raises(ValueError, match="empty string"):
         processor.apply_chat_template([{"role": "assistant", "content": "no"}], tokenize=True)
+
+
+@pytest.mark.parametrize(
+    ("roles", "is_told"), [(["user"], False), (["user", "assistant", "user"], True), (["system", "user"], True)]
+)
+def test_messages_that_are_not_read_are_told(processor, monkeypatch, roles, is_told):
+    told = []
+    monkeypatch.setattr(sys.modules[type(processor).__module__].logger, "warning_once", told.append)
+    chat = [{"role": role, "content": CAR} for role in roles]
+    for conversation in (chat, [chat, chat]):
+        told.clear()
+        processor.apply_chat_template(conversation)
+        assert len(told) == is_told and all("Only the last user message is read" in text for text in told)
 
 
 def test_removing_the_prompt_leaves_the_answer(processor):

@@ -5,13 +5,15 @@ import pickle
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tiny import pack, random_ids, random_pixels, tiny_model
+from tiny import TINY_TOWER, pack, random_ids, random_pixels, tiny_model
+from traffic_vlm import scoring_traffic_vlm
 from traffic_vlm.masking_traffic_vlm import packed_mask
 from traffic_vlm.processing_traffic_vlm import _pack
 from traffic_vlm.scoring_traffic_vlm import EncodedImages
@@ -224,6 +226,19 @@ def test_scores_without_an_image_raise(model):
         model.score_yes_no(random_ids(1, 4))
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_questions_that_end_in_eos_raise(model, processor, packed):
+    pixels, ids = random_pixels(1), processor.tokenizer("Is it night?", return_tensors="pt")["input_ids"]
+    assert ids[0, -1] == 3
+    row = pack([random_ids(4), ids[0]]) if packed else {"input_ids": ids}
+    with pytest.raises(ValueError, match=r"ends in \[EOS\] \(3\)"):
+        model.score_yes_no(**row, pixel_values=pixels)
+    padded = nn.functional.pad(ids, (2, 0))
+    with pytest.raises(ValueError, match=r"ends in \[EOS\]"):
+        model.generate(padded, pixel_values=pixels, max_new_tokens=2)
+    assert len(model.score_yes_no(ids[:, :-1], pixels)) == 1
+
+
 # Encoded images
 
 
@@ -237,10 +252,17 @@ def test_encoded_images_replace_pixels(model):
     assert torch.equal(model.score_yes_no(ids, encoded_images=encoded)[1], model.score_yes_no(ids, pixels)[1])
     for index in (1, slice(1, 2), [1], torch.tensor([1])):
         close(model(ids[1:2], encoded_images=encoded[index]).logits, model(ids[1:2], pixels[1:2]).logits)
+    for index in (np.int64(1), torch.tensor(1), np.array([1]), [np.int64(-2)]):
+        assert len(encoded[index]) == 1
+        close(encoded[index].pixel_values, pixels[1:2])
     assert len(encoded[-1]) == 1
     assert [len(image) for image in encoded] == [1, 1, 1]
-    with pytest.raises(IndexError, match="index 3 is out of range for 3 images"):
-        encoded[3]
+    for index in (3, [0, 3], torch.tensor([3])):
+        with pytest.raises(IndexError, match="index 3 is out of range for 3 images"):
+            encoded[index]
+    for index in (1.0, [True, False, True], torch.tensor([[1]])):
+        with pytest.raises(TypeError, match="an integer, a slice or a list of integers, got"):
+            encoded[index]
 
 
 @torch.no_grad()
@@ -278,6 +300,49 @@ def test_encoded_images_of_changed_weights_raise():
                 parameter.mul_(1.5).add_(1e-3)
         with pytest.raises(ValueError, match="changed"):
             model(ids, encoded_images=encoded)
+
+
+@torch.no_grad()
+def test_encoded_images_of_moved_batch_norm_statistics_raise(monkeypatch):
+    said = []
+    monkeypatch.setattr(scoring_traffic_vlm.logger, "warning_once", said.append)
+    model, pixels = tiny_model(vision=TINY_TOWER | {"model_type": "traffic_vlm_vision"}), random_pixels(2)
+    encoded, ids = model.encode_images(pixels), random_ids(2, 4)
+    assert model.score_yes_no(ids, encoded_images=encoded) and not said
+    model.train().encode_images(pixels)
+    assert len(said) == 1 and "Call model.eval() first" in said[0]
+    with pytest.raises(ValueError, match="changed"):
+        model.eval().score_yes_no(ids, encoded_images=encoded)
+
+
+def test_encoded_images_of_another_adapter_raise():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["k_proj", "v_proj", "q_proj"], init_lora_weights=False)
+    model, ids = peft.get_peft_model(tiny_model(), config).eval(), random_ids(1, 4)
+    model.add_adapter("other", config)
+    layer = model.base_model.model.model.text_model.layers[0].cross_attn.k_proj
+
+    def is_refused():
+        try:
+            model.score_yes_no(ids, encoded_images=encoded)
+        except ValueError as error:
+            assert "changed" in str(error)
+            return True
+        return False
+
+    encoded = model.encode_images(random_pixels(1))
+    with model.disable_adapter():
+        assert is_refused()
+    assert not is_refused()
+    model.set_adapter("other")
+    assert is_refused()
+    model.set_adapter("default")
+    layer.scale_layer(0.5)
+    assert is_refused()
+    layer.unscale_layer(0.5)
+    assert not is_refused()
+    model.merge_adapter()
+    assert is_refused()
 
 
 @torch.no_grad()

@@ -185,6 +185,9 @@ def test_forward_does_not_change_the_weights_layout(tmp_path):
     tower(pixels(1, 3, 32, 32))
     assert all(weight.is_contiguous() for weight in tower.parameters())
     save_file(tower.state_dict(), tmp_path / "tower.safetensors")  # fails for other layouts
+    assert (
+        torch.nn.utils.parameters_to_vector(tower.parameters()).numel() == tower.num_parameters()
+    )  # and so does this
 
 
 @pytest.mark.parametrize(
