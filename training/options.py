@@ -7,10 +7,17 @@ from transformers import TrainingArguments
 from ..data.questions import QUESTION_TYPES
 
 
+SAVE_DTYPES = ("bfloat16", "float32")
+
+
 @dataclass
 class ModelOptions:
     model_name_or_path: str | None = field(
-        default=None, metadata={"help": "weights to start from; without them training starts from scratch"}
+        default=None, metadata={"help": "weights to start from; without them --from_scratch true is needed"}
+    )
+    from_scratch: bool = field(
+        default=False,
+        metadata={"help": "start from random weights, or with --vision_tower from that tower and a random decoder"},
     )
     vision_tower: str | None = field(
         default=None,
@@ -48,6 +55,10 @@ class ModelOptions:
     compile_decoder: bool = field(
         default=False,
         metadata={"help": "torch.compile the decoder: 25 %% less time per step, after half a minute of compilation"},
+    )
+    save_dtype: str = field(
+        default="bfloat16",
+        metadata={"help": "dtype of the finished weights, bfloat16 or float32; checkpoints are in float32"},
     )
 
 
@@ -139,6 +150,17 @@ def check_options(model: ModelOptions, data: DataOptions) -> None:
             f"pass either --model_name_or_path {model.model_name_or_path}, which has a vision tower, or "
             f"--vision_tower {model.vision_tower}, not both"
         )
+    if model.model_name_or_path and model.from_scratch:
+        raise ValueError(
+            f"pass either --model_name_or_path {model.model_name_or_path} or --from_scratch true, not both"
+        )
+    if not model.model_name_or_path and not model.from_scratch:
+        raise ValueError(
+            "training needs weights to start from: --model_name_or_path . for those of this folder. --from_scratch "
+            "true starts from random ones, which takes many more images and hours"
+        )
+    if model.save_dtype not in SAVE_DTYPES:
+        raise ValueError(f"--save_dtype must be one of {', '.join(SAVE_DTYPES)}, got {model.save_dtype!r}")
     if model.thaw_after_epochs is not None and not model.freeze_vision:
         raise ValueError("--thaw_after_epochs needs --freeze_vision true")
     if model.thaw_after_epochs is not None and model.lora_rank:
