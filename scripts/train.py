@@ -21,7 +21,6 @@ folder holds the TensorBoard logs and the finished model (in bfloat16, see `--sa
 `AutoModel.from_pretrained(output_dir, trust_remote_code=True)`. The last lines say whether it became better.
 """
 
-import shutil
 import sys
 from dataclasses import dataclass, field
 
@@ -66,10 +65,9 @@ def main() -> None:
     except Exception as error:
         text = str(error).strip()
         if is_write_error(error):
-            free = shutil.disk_usage(arguments.output_dir).free
             sys.exit(
-                f"{arguments.output_dir}: a file could not be written, the disk is full ({free / 1e6:.0f} MB free) or "
-                f"the size of files is limited: {text}. Complete checkpoints are kept; the same command resumes"
+                f"{arguments.output_dir}: a file could not be written, the disk is full or the size of files is limited "
+                f"({text}); complete checkpoints are kept, and the same command resumes"
             )
         if not isinstance(error, ValueError | OSError | FloatingPointError | RuntimeError | SafetensorError):
             raise

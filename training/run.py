@@ -318,16 +318,14 @@ def start_message(options: ModelOptions) -> str:
     if options.model_name_or_path:
         return f"Fine-tuning {options.model_name_or_path}."
     if options.vision_tower:
-        return (
-            f"Training from scratch, with the vision tower {options.vision_tower}: the decoder's weights are random."
-        )
+        return f"Training from scratch with the vision tower {options.vision_tower}: the decoder's weights are random."
     return "Training from scratch: all weights are random."
 
 
 def is_write_error(error: BaseException) -> bool:
     """Whether a file could not be written, as on a full disk: torch, safetensors and tokenizers raise no OSError."""
     numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    pattern = rf"inline_container|os error ({'|'.join(map(str, numbers))})\b"
+    pattern = rf"inline_container(?!.*StreamReader)|os error ({'|'.join(map(str, numbers))})\b"
     return getattr(error, "errno", None) in numbers or re.search(pattern, str(error)) is not None
 
 
