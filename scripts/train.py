@@ -66,8 +66,8 @@ def main() -> None:
         text = str(error).strip()
         if is_write_error(error):
             sys.exit(
-                f"{arguments.output_dir}: a file could not be written, the disk is full or the size of files is limited "
-                f"({text}); complete checkpoints are kept, and the same command resumes"
+                f"{arguments.output_dir}: a file could not be written, the disk is full or the size of files is "
+                f"limited ({text}); complete checkpoints are kept, and the same command resumes"
             )
         if not isinstance(error, ValueError | OSError | FloatingPointError | RuntimeError | SafetensorError):
             raise
