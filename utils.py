@@ -16,6 +16,11 @@ from transformers import HfArgumentParser
 from .modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 
 
+_UMASK = os.umask(0o022)  # reading it sets it
+os.umask(_UMASK)
+FILE_MODE = 0o666 & ~_UMASK  # of files that `open` makes; safetensors makes its files readable for their owner only
+
+
 class DataError(ValueError):
     """Invalid input data. The message names the file, and the line or record."""
 
@@ -24,13 +29,15 @@ class DataError(ValueError):
 def atomic_write(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path to write to, and rename it to `path` at the end of the block. Creates missing folders.
 
-    After an error inside the block the temporary file is removed and `path` is unchanged.
+    After an error inside the block the temporary file is removed and `path` is unchanged. The file's mode
+    follows the umask.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
+        temporary.chmod(FILE_MODE)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -201,7 +201,7 @@ class TrafficCollator:
         """An image with the questions of its row, or else with questions from its scene; in training, in new light."""
         image, count = to_rgb(row["image"]), self.questions_per_image
         scene = Scene.from_json(row["scene"]) if row.get("scene") else None
-        pairs = zip(row.get("questions") or (), row.get("answers") or ())
+        pairs = zip(row.get("questions") or (), row.get("answers") or (), strict=True)
         known = (pair for pair in pairs if pair[1] != NONE or self.knows_none)
         questions = [Question(text, answer, "", "", "") for text, answer in known]
         if self.training and len(questions) > count:

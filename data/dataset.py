@@ -26,8 +26,9 @@ from PIL import Image as PILImage
 from tqdm import tqdm
 
 from ..utils import DataError, atomic_write, atomic_write_text
-from .folders import LISTS
+from .folders import LISTS, select_evenly
 from .formats import Problems, Record, check_sources, load_mapping, read_source
+from .formats.drafting import draft_mapping
 from .questions import Balancer, Question, ask, rebalance
 from .scene import Scene
 from .scene_labels import read_scene_labels, with_scene_labels
@@ -42,6 +43,7 @@ FEATURES = Features(
         **{name: Value("string") for name in ("source", "image_id", "scene")},
     }
 )
+SYNTHETIC_IMAGES = 1000  # by default
 JPEG_QUALITY = 92  # of synthetic images: about 20 kB each, without visible artifacts
 # With the hash of the files: without it `load_dataset` may load another folder of the same name from its cache.
 CARD = """---
@@ -64,12 +66,18 @@ class DatasetOptions:
     output_dir: Path = field(metadata={"help": "folder to write to"})
     source: list[str] = field(
         default_factory=lambda: ["synthetic"],
-        metadata={"help": "synthetic, or NAME=FOLDER with the name or path of a mapping file"},
+        metadata={
+            "help": "synthetic, NAME=FOLDER with the name or path of a mapping file, or a FOLDER with data.yaml, COCO "
+            "or Pascal VOC files, for which a mapping file is drafted beside output_dir"
+        },
     )
     scene_labels: Path | None = field(
         default=None, metadata={"help": "folder of scene labels: a file FOLDER.jsonl for the folder of each source"}
     )
-    num_images: int = field(default=1000, metadata={"help": "number of synthetic images"})
+    num_images: int | None = field(
+        default=None,
+        metadata={"help": "maximum number of images of each source, evenly spread; default: all, 1000 synthetic ones"},
+    )
     split: str = field(default="train", metadata={"help": "split of the sources, and of the dataset"})
     questions_per_image: int = field(default=16, metadata={"help": "maximum number of questions for each image"})
     first_seed: int = field(default=0, metadata={"help": "seed of the first synthetic image"})
@@ -117,28 +125,45 @@ def read_items(options: DatasetOptions, problems: Problems) -> dict[str, list[It
     Raises:
         DataError: a source is unknown or given twice, or no source has a usable image.
     """
-    parts = {source: source.partition("=") for source in options.source}
-    mappings = {name: load_mapping(name) for name, _, folder in parts.values() if folder}
+    parts = {source: _find_mapping(source, options.output_dir) for source in options.source}
+    mappings = {name: load_mapping(name) for name, folder in parts.values() if folder}
     check_sources(mappings.values())
-    folders = [(mappings[name].name, Path(folder).resolve()) for name, _, folder in parts.values() if folder]
+    folders = [(mappings[name].name, Path(folder).resolve()) for name, folder in parts.values() if folder]
     if len(parts) < len(options.source) or len(set(folders)) < len(folders):
         raise DataError(f"a source is given twice: {' '.join(options.source)}")
     items: dict[str, list[Item]] = {}
-    for source, (name, _, folder) in parts.items():
+    for source, (name, folder) in parts.items():
         if folder:
             records = list(read_source(folder, mappings[name], options.split, problems))
             if options.scene_labels is not None:
                 records = add_scene_labels(records, Path(folder), options.scene_labels, problems)
-            items[source] = list(records)
-        elif name == "synthetic":
-            offset = 0 if options.split == "train" else (1 + zlib.crc32(options.split.encode())) << 32
-            items[source] = [offset + options.first_seed + i for i in range(options.num_images)]
+            count = len(records) if options.num_images is None else options.num_images
+            items[source] = list(select_evenly(records, count))
         else:
-            raise DataError(f"source {name!r} needs a folder: --source {name}=FOLDER")
+            count = SYNTHETIC_IMAGES if options.num_images is None else options.num_images
+            offset = 0 if options.split == "train" else (1 + zlib.crc32(options.split.encode())) << 32
+            items[source] = [offset + options.first_seed + i for i in range(count)]
     if not any(items.values()):
         found = "; ".join(problems.messages[:3]) or "--num_images is 0"
         raise DataError(f"the sources {options.source} have no usable image: {found}")
     return items
+
+
+def _find_mapping(source: str, output_dir: Path) -> tuple[str, str]:
+    """Return (mapping, folder) of a value of --source, with a drafted mapping if it is a folder alone.
+
+    For "synthetic" both are empty.
+    """
+    if source == "synthetic":
+        return "", ""
+    if Path(source).is_dir():
+        path = output_dir.parent / f"{output_dir.name}_{Path(source).resolve().name}.json"
+        print(draft_mapping(Path(source), path))
+        return str(path), source
+    mapping, _, folder = source.partition("=")
+    if not folder:
+        raise DataError(f"source {source!r} is no folder, and a mapping needs one: --source {source}=FOLDER")
+    return mapping, folder
 
 
 def add_scene_labels(records: Sequence[Record], folder: Path, scene_labels: Path, problems: Problems) -> list[Record]:

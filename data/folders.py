@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, concatenate_datasets, load_dataset
+from datasets import Dataset, Image, concatenate_datasets, load_dataset
 
 from ..utils import DataError
 
@@ -100,7 +100,23 @@ def _load_folder(folder: Path, source: str, split: str | None, prefer: str | Non
     rows = rows.rename_columns({old: new for old, new in RENAMED_COLUMNS.items() if old in rows.column_names})
     if missing := [column for column in REQUIRED if column not in rows.column_names]:
         raise DataError(f"{folder}: has no column {', '.join(missing)}; required are {', '.join(REQUIRED)}")
+    if "scene" not in rows.column_names:  # others are made by scripts/make_dataset.py
+        _check_own_questions(folder, rows)
     return _add_defaults(rows, source)
+
+
+def _check_own_questions(folder: Path, rows: Dataset) -> None:
+    """Raise a `DataError` that names the first row whose questions and answers do not belong together."""
+    for i, row in enumerate(rows.select_columns(["questions", "answers"])):
+        problem = ""
+        for column, texts in row.items():
+            if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+                problem = problem or f"{column} must be a list of texts, got {texts!r}"
+        if not problem and len(row["questions"]) != len(row["answers"]):
+            problem = f"{len(row['questions'])} questions have {len(row['answers'])} answers"
+        if problem:
+            image = rows.cast_column("image", Image(decode=False))[i]["image"]["path"]
+            raise DataError(f"{folder}: row {i + 1} ({Path(image).name if image else 'no path'}): {problem}")
 
 
 def _choose_split(folder: Path, splits: Collection[str], split: str | None, prefer: str | None) -> str:

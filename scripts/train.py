@@ -1,23 +1,24 @@
 """Train or fine-tune Traffic VLM with the library's Trainer.
 
     # from scratch, on scenes rendered while training; takes a minute on a CPU and only shows that training works
-    python scripts/train.py --output_dir runs/try --images_per_epoch 64 --num_train_epochs 2
+    python scripts/train.py --from_scratch true --output_dir runs/try --images_per_epoch 64 --num_train_epochs 2
     # fine-tune weights on your own labeled images (see make_dataset.py), in one or several processes
     python scripts/train.py --model_name_or_path . --train_dataset runs/mine --eval_dataset runs/mine_val --bf16
     torchrun --nproc_per_node 2 scripts/train.py --model_name_or_path . --train_dataset runs/mine
     # teach a word of your own questions, which starts as the mean of all vehicles
     python scripts/train.py --model_name_or_path . --train_dataset runs/mine --add_words forklift:vehicle
     # start from a tower of train_tower.py, or from another one that is frozen for one epoch; or train with LoRA
-    python scripts/train.py --vision_tower tower --freeze_vision true
-    python scripts/train.py --vision_tower google/siglip-base-patch16-224 --freeze_vision true --thaw_after_epochs 1
+    python scripts/train.py --from_scratch true --vision_tower tower --freeze_vision true
+    python scripts/train.py --from_scratch true --vision_tower google/siglip-base-patch16-224 --freeze_vision true \
+        --thaw_after_epochs 1
     python scripts/train.py --model_name_or_path . --lora_rank 16 --train_dataset runs/mine
 
 All options of the library's TrainingArguments are accepted, except `--dataloader_persistent_workers` and
 `--label_smoothing_factor`. An epoch is `--images_per_epoch` images drawn from all datasets. The same command resumes a
 stopped run from its last complete checkpoint. Resumed from the end of an epoch (the default), the result is that of an
 uninterrupted run; resumed within an epoch (`--save_steps`), the images are the same, but not the questions. The output
-folder holds the TensorBoard logs and the finished model, for `AutoModel.from_pretrained(output_dir,
-trust_remote_code=True)`.
+folder holds the TensorBoard logs and the finished model (in bfloat16, see `--save_dtype`), for
+`AutoModel.from_pretrained(output_dir, trust_remote_code=True)`. The last lines say whether it became better.
 """
 
 import sys
@@ -27,7 +28,7 @@ from safetensors import SafetensorError
 from transformers import TrainingArguments
 
 from traffic_vlm.training.options import RENAMED, DataOptions, ModelOptions
-from traffic_vlm.training.run import train
+from traffic_vlm.training.run import is_write_error, train
 from traffic_vlm.utils import option_parser
 
 
@@ -61,9 +62,16 @@ def main() -> None:
         train(arguments, model_options, data_options)
     except KeyboardInterrupt:
         sys.exit("stopped; the same command resumes from the last checkpoint")
-    except (ValueError, OSError, FloatingPointError, RuntimeError, SafetensorError) as error:
-        # The message of an error in a data worker is a traceback; its last line is the error itself.
+    except Exception as error:
         text = str(error).strip()
+        if is_write_error(error):
+            sys.exit(
+                f"{arguments.output_dir}: a file could not be written, the disk is full or the size of files is "
+                f"limited ({text}); complete checkpoints are kept, and the same command resumes"
+            )
+        if not isinstance(error, ValueError | OSError | FloatingPointError | RuntimeError | SafetensorError):
+            raise
+        # The message of an error in a data worker is a traceback; its last line is the error itself.
         sys.exit(text.splitlines()[-1] if "Original Traceback" in text else f"{type(error).__name__}: {text}")
 
 

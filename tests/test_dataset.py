@@ -21,7 +21,7 @@ from PIL import Image
 from tiny import ROOT
 from traffic_vlm.data import dataset
 from traffic_vlm.data.dataset import DatasetOptions, SyntheticRows, make_dataset, skipped_path, write_shard
-from traffic_vlm.data.formats import Problems, Record
+from traffic_vlm.data.formats import Problems, Record, load_mapping, read_source
 from traffic_vlm.data.questions import Balancer, Question, ask, rebalance
 from traffic_vlm.data.scene import Scene
 from traffic_vlm.data.synthetic import render
@@ -128,6 +128,102 @@ def test_sources_are_mixed_and_problems_are_counted(tmp_path):
     with pytest.raises(DataError, match=r"1\.png: the image cannot be read"):
         make(tmp_path / "strict", source=[source], strict=True)
     assert not list((tmp_path / "strict").rglob("*.parquet"))
+
+
+CLASS_NAMES = ["car", "motor_bike", "forklift"]  # a name of ours, a synonym, and one that has no category
+VAL = {5, 11}  # of twelve images; the others are for training
+
+
+def write_unmapped(folder: Path, format: str) -> None:
+    """Write twelve images of 80 × 60: each has a motor bike, every second one a car, the first one a forklift."""
+    bike, car, forklift = (1, 50, 10, 75, 50), (0, 5, 10, 45, 40), (2, 0, 0, 5, 5)
+    coco: dict = {split: {"images": [], "annotations": []} for split in ("train", "val")}
+    for i in range(12):
+        split, labels = "val" if i in VAL else "train", [car] * (i % 2) + [bike] + [forklift] * (i == 0)
+        path = folder / ("JPEGImages" if format == "voc" else f"images/{split}") / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (80, 60), (i, 0, 0)).save(path)
+        coco[split]["images"].append({"id": i, "file_name": f"{i}.png"})
+        lines, objects = [], []
+        for name, left, top, right, bottom in labels:
+            box = [left, top, right - left, bottom - top]
+            coco[split]["annotations"].append({"image_id": i, "category_id": name, "bbox": box})
+            lines.append(f"{name} {(left + right) / 160} {(top + bottom) / 120} {box[2] / 80} {box[3] / 60}\n")
+            corners = zip(("xmin", "ymin", "xmax", "ymax"), (left + 1, top + 1, right, bottom))
+            box_xml = "".join(f"<{key}>{value}</{key}>" for key, value in corners)
+            objects.append(f"<object><name>{CLASS_NAMES[name]}</name><bndbox>{box_xml}</bndbox></object>")
+        file, text = {
+            "coco": ("annotations/captions_train2017.json", '{"images": [], "annotations": []}'),
+            "yolo": (f"labels/{split}/{i}.txt", "".join(lines)),
+            "voc": (f"Annotations/{i}.xml", f"<annotation>{''.join(objects)}</annotation>"),
+        }[format]
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(text)
+    for split, data in coco.items():
+        numbers = [image["id"] for image in data["images"]]
+        data["categories"] = [{"id": i, "name": name} for i, name in enumerate([*CLASS_NAMES, "never used"])]
+        file, text = {
+            "coco": (f"annotations/instances_{split}2017.json", json.dumps(data)),
+            "yolo": ("data.yaml", f"train: ../images/train\nval: images/val\nnames: {CLASS_NAMES}\n"),
+            "voc": (f"ImageSets/Main/{split}.txt", "\n".join(map(str, numbers))),
+        }[format]
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(text)
+
+
+@pytest.mark.parametrize("format", ["coco", "yolo", "voc"])
+def test_a_folder_alone_is_read_by_the_names_of_its_classes(tmp_path, capsys, format):
+    folder, draft = tmp_path / "mine", tmp_path / "out_mine.json"
+    write_unmapped(folder, format)
+    report = make(tmp_path / "out", source=[str(folder)], num_images=None)
+    assert report["sources"] == {"mine": 10} and report["skipped"] == {"unknown class 'forklift'": 1}
+    assert report["yes_rates"]["presence/car"] == 0.5
+    printed = capsys.readouterr().out
+    assert f"{folder} is read as {format}, by {draft}:" in printed and f"--source {draft}={folder}" in printed
+    assert all(text in printed for text in ("car = car", "motor_bike = motorcycle", "No category for forklift:"))
+    mapping = load_mapping(draft)
+    assert set(mapping.splits) == {"train", "val"} and mapping.exhaustive == {"car"}  # not each motorcycle, perhaps
+    [first, *_] = read_source(folder, mapping, "val")
+    assert [item.category for item in first.scene.objects] == ["car", "motorcycle"]
+    assert first.scene.objects[1].box == pytest.approx((50, 10, 75, 50), abs=1e-6)
+    draft.write_text(draft.read_text().replace('"car": "car"', '"car": "vehicle"').replace('    "car"\n', ""))
+    with pytest.raises(DataError, match=f"out_mine.json was edited: --source .*out_mine.json={folder} uses it"):
+        make(tmp_path / "out", source=[str(folder)], num_images=None)
+    assert make(tmp_path / "second", source=[f"{draft}={folder}"], split="val", num_images=None)["images"] == 2
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "has none of a data.yaml with image folders, COCO JSON files or Pascal VOC XML files"),
+        ({"data.yaml": "names: [car]\ntrain: nowhere"}, "data.yaml: train, val and test are no folders"),
+        ({"data.yaml": "- car"}, "data.yaml: splits and class names cannot be read: it has no 'names'"),
+        (
+            {"data.yaml": "names: [forklift]\ntrain: ."},
+            r"none of its classes \(forklift\) .* 'classes' of .*out_mine.json, and",
+        ),
+        ({"Annotations/1.xml": "<annotation/>"}, "has none of its 1 images"),
+        (
+            {"a/1.xml": "<annotation/>", "a/1.png": "", "b/1.xml": "<annotation/>", "b/1.png": ""},
+            "a and .*/b both have the split train",
+        ),
+    ],
+)
+def test_a_folder_alone_that_cannot_be_read(tmp_path, files, message):
+    for name, text in files.items():
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / name).write_text(text)
+    (tmp_path / "mine").mkdir(exist_ok=True)
+    with pytest.raises(DataError, match=message):
+        make(tmp_path / "out", source=[str(tmp_path / "mine")])
+
+
+def test_the_number_of_images_is_a_maximum_for_each_source(tmp_path):
+    source = coco(tmp_path / "mine")
+    for count, expected in {None: (3, 1000), 2: (2, 2), 5: (3, 5)}.items():
+        options = DatasetOptions(tmp_path, source=[source, "synthetic"], num_images=count)
+        items = dataset.read_items(options, Problems())
+        assert tuple(len(part) for part in items.values()) == expected
 
 
 @pytest.mark.parametrize("script", ["make_dataset.py", "measure_loading.py", "contact_sheet.py", "build_files.py"])

@@ -72,6 +72,31 @@ def test_hand_written_questions_get_defaults(tmp_path):
     assert source_names(deep) == ["drive1/frames/val", "drive2/frames/val", "other"]
 
 
+GOOD = (["Is there a car?"], ["yes"])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([GOOD, (["Is there a car?", "Is it night?"], ["yes"])], r"row 2 \(2.png\): 2 questions have 1 answers"),
+        ([GOOD, (None, ["yes"])], r"row 2 \(2.png\): questions must be a list of texts, got None"),
+        ([GOOD, (["Is there a car?"], [None])], r"row 2 \(2.png\): answers must be a list of texts, got \[None\]"),
+        ([(["Is it night?"], [3])], r"row 1 \(1.png\): answers must be a list of texts, got \[3\]"),
+        ([(["Is it night?"], "yes")], r"row 1 \(1.png\): answers must be a list of texts, got 'yes'"),
+        ([("Is it night?", ["yes"])], r"row 1 \(1.png\): questions must be a list of texts, got 'Is it night"),
+        ([GOOD, (["Is it night?"], [True])], "in row 1"),  # the message of `datasets`, which counts from 0
+    ],
+)
+def test_own_questions_need_as_many_answers_which_are_texts(tmp_path, rows, message):
+    lines = []
+    for i, (questions, answers) in enumerate(rows, start=1):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{i}.png")
+        lines.append(json.dumps({"file_name": f"{i}.png", "questions": questions, "answers": answers}))
+    (tmp_path / "metadata.jsonl").write_text("\n".join(lines))
+    with pytest.raises(DataError, match=message):
+        load_rows([tmp_path])
+
+
 @pytest.mark.parametrize(
     ("problem", "message"),
     [

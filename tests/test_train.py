@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from functools import cache
 from pathlib import Path
 
@@ -26,14 +27,17 @@ from traffic_vlm.taught_traffic_vlm import TAUGHT_FILE, TaughtWords
 from traffic_vlm.training.card import MARK, write_card
 from traffic_vlm.training.collator import SupervisedCollator
 from traffic_vlm.training.head import HEAD_FILE, QueryHead, load_training_head
-from traffic_vlm.training.options import RENAMED, DataOptions, ModelOptions
+from traffic_vlm.training.options import RENAMED, DataOptions, ModelOptions, check_options
 from traffic_vlm.training.run import (
     build_model,
     compile_decoder,
     hold_back,
+    is_write_error,
+    judge,
     last_checkpoint,
     prepare_model,
     read_normalization,
+    start_message,
     train,
 )
 from traffic_vlm.training.tower import save_tower
@@ -45,7 +49,7 @@ from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 TOWER = TINY_TOWER | {"image_size": 64}
 FAST = ["--use_cpu", "--images_per_epoch", "8", "--per_device_train_batch_size", "4", "--questions_per_image", "4"]
 FAST += ["--max_eval_images", "24", "--logging_steps", "1", "--dataloader_num_workers", "0", "--learning_rate", "1e-3"]
-FAST += ["--warmup_steps", "0", "--lr_scheduler_type", "constant"]
+FAST += ["--warmup_steps", "0", "--lr_scheduler_type", "constant", "--save_dtype", "float32"]
 NO_BEST = ["--load_best_model_at_end", "false"]
 
 
@@ -240,7 +244,7 @@ def test_another_run_in_the_same_folder_is_refused(start, tmp_path, capsys):
 
 def test_a_card_has_the_license_of_the_base_and_hand_written_cards_are_kept(tmp_path):
     for base in (None, "somebody/traffic-vlm", str(ROOT)):  # a license that cannot be read is not guessed
-        write_card(tmp_path, base, ["runs/a", "runs/b"], 20, {})
+        write_card(tmp_path, base, ["runs/a", "runs/b"], 20, {}, {})
         card = (tmp_path / "README.md").read_text()
         assert "on `a`, `b`, 20 steps" in card and "not evaluated" in card
         assert ("Trained from scratch" in card) == (base is None)
@@ -250,14 +254,14 @@ def test_a_card_has_the_license_of_the_base_and_hand_written_cards_are_kept(tmp_
     (tmp_path / "outside").write_text("not to be touched")
     for head in (b"license: [mit", b"license: mit\nlicense_link:", b"- mit", b"\xff\xfe", b"license_link: ../outside"):
         (base / "README.md").write_bytes(b"---\n" + head + b"\n---\n")  # a broken card must not make a run fail
-        write_card(tmp_path / "tuned", str(base), ["runs/a"], 20, {})
+        write_card(tmp_path / "tuned", str(base), ["runs/a"], 20, {}, {})
         assert (tmp_path / "tuned/README.md").exists()
     assert (tmp_path / "outside").read_text() == "not to be touched"
     (base / "README.md").write_bytes(b"\xff mine")
-    write_card(base, None, ["runs/a"], 20, {})
+    write_card(base, None, ["runs/a"], 20, {}, {})
     assert (base / "README.md").read_bytes() == b"\xff mine"
     (tmp_path / "README.md").write_text(mine := card.replace(MARK, "Mine."))
-    write_card(tmp_path, None, ["runs/a"], 20, {})
+    write_card(tmp_path, None, ["runs/a"], 20, {}, {})
     assert (tmp_path / "README.md").read_text() == mine
 
 
@@ -408,6 +412,57 @@ def test_our_tower_starts_from_a_folder_at_another_image_size(tmp_path):
     assert model.config.vision_config.image_size == 64
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        (0.839, 0.850, "better: balanced accuracy 0.839 before, 0.850 after."),
+        (0.839, 0.821, "WORSE: balanced accuracy 0.839 before, 0.821 after. The weights that it started from are"),
+        (0.839, 0.839, "no better: "),
+        (None, 0.8, "Whether training made the model better is not known"),
+    ],
+)
+def test_the_verdict_compares_the_finished_weights_with_those_before(tmp_path, before, after, verdict):
+    arguments = TrainingArguments(str(tmp_path), metric_for_best_model="balanced_accuracy", use_cpu=True)
+    arguments.load_best_model_at_end = True
+    entries = [(0, before), (2, after), (4, 0.1)]  # the checkpoint of step 2 is the best one
+    history = [{"step": step, "eval_balanced_accuracy": value} for step, value in entries if value is not None]
+    outcome = judge(TrainerState(log_history=[{"step": 1, "loss": 3.0}, *history], best_global_step=2), arguments)
+    assert verdict in outcome.verdict
+    write_card(tmp_path, None, ["runs/a"], 20, outcome.before, outcome.after, outcome.verdict)
+    card = (tmp_path / "README.md").read_text()
+    assert verdict in card and f"| {'' if before is None else f'{before:.3f}'} | {after:.3f} |" in card
+
+
+def test_training_without_weights_must_be_asked_for(start, tmp_path):
+    with pytest.raises(
+        ValueError, match=r"needs weights to start from: --model_name_or_path \. .* --from_scratch true"
+    ):
+        check_options(ModelOptions(), DataOptions())
+    message = refuse(start, tmp_path, "--from_scratch", "true")
+    assert f"either --model_name_or_path {start} or --from_scratch true, not both" in message
+    options = ModelOptions(from_scratch=True)
+    check_options(options, DataOptions())
+    assert start_message(options) == "Training from scratch: all weights are random."
+
+
+def test_the_finished_folder_is_bfloat16_and_all_files_can_be_read(start, tmp_path, capsys):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        learn(start, tmp_path, "--num_train_epochs", "1", "--save_dtype", "bfloat16", "--use_cpu", "false")
+    assert not [warning for warning in caught if "pin_memory" in str(warning.message)]
+    printed = capsys.readouterr().out
+    assert f"Fine-tuning {start}." in printed and "Training made the model" in printed
+    assert f"The model is in {tmp_path}" in printed and f"--model {tmp_path}" in printed
+    dtypes = [{value.dtype for value in weights(folder).values()} for folder in (tmp_path, tmp_path / "checkpoint-2")]
+    assert dtypes == [{torch.bfloat16, torch.int64}, {torch.float32, torch.int64}]
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    modes = {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.suffix in (".json", ".safetensors")}
+    assert len(modes) == 1  # that of files made by `open`
+    assert "--save_dtype must be one of bfloat16, float32, got 'int8'" in refuse(
+        start, tmp_path, "--save_dtype", "int8"
+    )
+
+
 def own_folder(folder: Path, answer: str = "yes", images: int = 8) -> Path:
     """A folder of images with hand-written questions and answers."""
     folder.mkdir()
@@ -496,14 +551,31 @@ def test_the_script_ends_with_an_error_message_and_no_traceback(start, tmp_path,
     assert not (tmp_path / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError(28, "No space left on device"), True),
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 372160 vs 372052"), True),  # torch
+        (Exception("No space left on device (os error 28)"), True),  # tokenizers
+        (RuntimeError("[enforce fail at inline_container.cc:3] . PytorchStreamReader failed"), False),  # damaged
+        (OSError(2, "No such file or directory"), False),
+        (Exception("No such file or directory (os error 2)"), False),
+    ],
+)
+def test_errors_of_a_full_disk_are_recognized(error, expected):
+    assert is_write_error(error) == expected
+
+
 @pytest.mark.slow
-def test_a_full_disk_is_an_error_and_keeps_the_last_checkpoint(start, tmp_path):
+@pytest.mark.parametrize("kilobytes", [64, 400])  # too few for the weights, and for the state of the optimizer
+def test_a_full_disk_is_an_error_and_keeps_the_last_checkpoint(start, tmp_path, kilobytes):
     learn(start, tmp_path, "--num_train_epochs", "1")
     (tmp_path / "model.safetensors").unlink()
     before = weights(tmp_path / "checkpoint-2")
-    full = ["bash", "-c", 'ulimit -f 64; exec "$@"', "bash", sys.executable]  # files of at most 64 KiB
+    full = ["bash", "-c", f'ulimit -f {kilobytes}; exec "$@"', "bash", sys.executable]  # limits the size of files
     result = run(start, tmp_path, "--num_train_epochs", "2", "--save_total_limit", "1", launcher=full, code=1)
-    assert "File too large" in result.stderr and "Traceback" not in result.stderr
+    assert f"{tmp_path}: a file could not be written, the disk is full or" in result.stderr
+    assert "Traceback" not in result.stderr
     assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
     assert all(torch.equal(before[name], weight) for name, weight in weights(tmp_path / "checkpoint-2").items())
     assert not (tmp_path / "model.safetensors").exists()

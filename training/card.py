@@ -51,8 +51,18 @@ def read_metadata(card: Path) -> dict[str, Any]:
     return metadata if isinstance(metadata, dict) else {}
 
 
+def _format(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
 def write_card(
-    folder: Path, base: str | None, datasets: Sequence[str], steps: int, figures: Mapping[str, float]
+    folder: Path,
+    base: str | None,
+    datasets: Sequence[str],
+    steps: int,
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    verdict: str = "",
 ) -> None:
     """Write README.md of a trained model, and copy the license file that it names.
 
@@ -62,7 +72,8 @@ def write_card(
         base: folder or Hub name of the initial weights; None if trained from scratch. The license is taken from the
             card in that folder. Without such a card the license is marked as not chosen yet.
         datasets: folders or names of the training datasets.
-        figures: metrics of the last evaluation by name; may be empty.
+        before, after: metrics by name, before training and of the finished weights; may be empty.
+        verdict: a sentence on the difference.
     """
     path = folder / "README.md"
     if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
@@ -78,9 +89,10 @@ def write_card(
         shutil.copyfile(base_folder / link, folder / link)
     metadata = {name: own_metadata[name] for name in COPIED_FIELDS if name in own_metadata} | fields
     metrics = "It was not evaluated; `scripts/evaluate.py` does that."
-    if figures:
-        rows = [f"| {name} | {value:.3f} |" for name, value in figures.items()]
-        metrics = "\n".join(["| evaluated while training | |", "|---|--:|", *rows])
+    if after:
+        rows = [f"| {name} | {_format(before.get(name))} | {value:.3f} |" for name, value in after.items()]
+        header = ["| evaluated while training | before | after |", "|---|--:|--:|"]
+        metrics = "\n".join([verdict, "", *header, *rows]).strip()
     card = TEMPLATE.format(
         metadata=ModelCardData(**metadata).to_yaml(),
         mark=MARK,

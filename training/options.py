@@ -8,10 +8,17 @@ from ..data.questions import QUESTION_TYPES
 from .tower import is_tower_folder
 
 
+SAVE_DTYPES = ("bfloat16", "float32")
+
+
 @dataclass
 class ModelOptions:
     model_name_or_path: str | None = field(
-        default=None, metadata={"help": "weights to start from; without them training starts from scratch"}
+        default=None, metadata={"help": "weights to start from; without them --from_scratch true is needed"}
+    )
+    from_scratch: bool = field(
+        default=False,
+        metadata={"help": "start from random weights, or with --vision_tower from that tower and a random decoder"},
     )
     vision_tower: str | None = field(
         default=None,
@@ -49,6 +56,10 @@ class ModelOptions:
     compile_decoder: bool = field(
         default=False,
         metadata={"help": "torch.compile the decoder: 25 %% less time per step, after half a minute of compilation"},
+    )
+    save_dtype: str = field(
+        default="bfloat16",
+        metadata={"help": "dtype of the finished weights, bfloat16 or float32; checkpoints are in float32"},
     )
 
 
@@ -149,6 +160,17 @@ def check_options(model: ModelOptions, data: DataOptions) -> None:
         )
     if data.distillation_weight and model.lora_rank:
         raise ValueError("--lora_rank keeps no query head: leave out --distillation_weight")
+    if model.model_name_or_path and model.from_scratch:
+        raise ValueError(
+            f"pass either --model_name_or_path {model.model_name_or_path} or --from_scratch true, not both"
+        )
+    if not model.model_name_or_path and not model.from_scratch:
+        raise ValueError(
+            "training needs weights to start from: --model_name_or_path . for those of this folder. --from_scratch "
+            "true starts from random ones, which takes many more images and hours"
+        )
+    if model.save_dtype not in SAVE_DTYPES:
+        raise ValueError(f"--save_dtype must be one of {', '.join(SAVE_DTYPES)}, got {model.save_dtype!r}")
     if model.thaw_after_epochs is not None and not model.freeze_vision:
         raise ValueError("--thaw_after_epochs needs --freeze_vision true")
     if model.thaw_after_epochs is not None and model.lora_rank:

@@ -1,10 +1,12 @@
 """A training run: open datasets, build the model, train, and save the finished folder."""
 
+import errno
 import json
+import re
 import shutil
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +28,7 @@ from ..modeling_traffic_vlm import (
 from ..processing_traffic_vlm import TrafficVLMProcessor
 from ..taught_traffic_vlm import TaughtWords
 from ..tokenization_traffic_vlm import TrafficVLMTokenizer
-from ..utils import atomic_write_text, load_weights
+from ..utils import FILE_MODE, atomic_write_text, load_weights
 from ..vision_traffic_vlm import TrafficVLMVisionModel
 from .card import write_card
 from .collator import SupervisedCollator
@@ -40,7 +42,8 @@ from .words import add_words
 
 ROOT = Path(__file__).resolve().parent.parent
 OPTIONS_FILE = "training_options.json"  # beside the checkpoints
-RUNTIME_ONLY_OPTIONS = ("attn_implementation", "compile_decoder")  # may change when a run is resumed
+# These may change when a run is resumed.
+RUNTIME_ONLY_OPTIONS = ("attn_implementation", "compile_decoder", "from_scratch", "save_dtype")
 IDENTITY_OPTIONS = ("learning_rate", "seed")  # options of the library that must not change when a run is resumed
 EVAL_FRACTION = 0.1  # of the training images, held back if no other images are given for evaluation
 QUESTIONS_PER_UNLABELED = 4
@@ -214,15 +217,19 @@ def check_same_run(folder: Path, options: dict[str, Any]) -> None:
     atomic_write_text(path, json.dumps(options, indent=1))
 
 
-def save_folder(model: Any, processor: Any, folder: Path) -> None:
-    """Write the finished model with its code, its processor and the training head; each file is complete or absent."""
+def save_folder(model: Any, processor: Any, folder: Path, dtype: str) -> None:
+    """Write the finished model with its code, its processor and the training head; each file is complete or absent.
+
+    The model is converted to `dtype`; the training head stays in float32.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".save-") as temporary:
         if hasattr(model, "training_head"):
             save_training_head(model, Path(temporary))
-        model.save_pretrained(temporary)
+        model.to(getattr(torch, dtype)).save_pretrained(temporary)
         processor.save_pretrained(temporary)
         for path in Path(temporary).iterdir():
+            path.chmod(FILE_MODE)
             shutil.move(path, folder / path.name)
 
 
@@ -298,12 +305,50 @@ def prepare_rows(
     return Mixture(rows, options.train_weights, options.images_per_epoch, arguments.seed), eval_rows
 
 
-def final_figures(state: TrainerState, is_best: bool) -> dict[str, float]:
-    """Metrics of the last evaluation, or with `is_best` of the evaluation that selected the best checkpoint."""
+@dataclass(frozen=True)
+class Outcome:
+    """Metrics by name before and after training; empty without evaluation."""
+
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    verdict: str  # a sentence
+
+
+def judge(state: TrainerState, arguments: TrainingArguments) -> Outcome:
+    """Compare the evaluation before training with the last one, or that of the checkpoint selected as best."""
     logged = [entry for entry in state.log_history if any(name.startswith("eval_") for name in entry)]
-    best = [entry for entry in logged if is_best and entry["step"] == state.best_global_step]
-    chosen = (best or logged or [{}])[-1]
-    return {name.removeprefix("eval_"): value for name, value in chosen.items() if name.startswith("eval_")}
+    is_best = arguments.load_best_model_at_end
+    chosen = [entry for entry in logged if is_best and entry["step"] == state.best_global_step] or logged[-1:]
+    first = [entry for entry in logged if entry["step"] == 0]
+    before, after = (
+        {name.removeprefix("eval_"): value for name, value in entry.items() if name.startswith("eval_")}
+        for entry in ((first or [{}])[0], (chosen or [{}])[-1])
+    )
+    metric = (arguments.metric_for_best_model or "balanced_accuracy").removeprefix("eval_")
+    if metric not in before or metric not in after:
+        return Outcome(before, after, "Whether training made the model better is not known: it was not evaluated.")
+    change = after[metric] - before[metric]
+    gain = change if arguments.greater_is_better is not False else -change
+    result = "better" if gain > 0 else "no better" if gain == 0 else "WORSE"
+    advice = " The weights that it started from are better on these images." if gain < 0 else ""
+    figures = f"{metric.replace('_', ' ')} {before[metric]:.3f} before, {after[metric]:.3f} after."
+    return Outcome(before, after, f"Training made the model {result}: {figures}{advice}")
+
+
+def start_message(options: ModelOptions) -> str:
+    """A line that says which weights training starts from."""
+    if options.model_name_or_path:
+        return f"Fine-tuning {options.model_name_or_path}."
+    if options.vision_tower:
+        return f"Training from scratch with the vision tower {options.vision_tower}: the decoder's weights are random."
+    return "Training from scratch: all weights are random."
+
+
+def is_write_error(error: BaseException) -> bool:
+    """Whether a file could not be written, as on a full disk: torch, safetensors and tokenizers raise no OSError."""
+    numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    pattern = rf"inline_container(?!.*StreamReader)|os error ({'|'.join(map(str, numbers))})\b"
+    return getattr(error, "errno", None) in numbers or re.search(pattern, str(error)) is not None
 
 
 def train(arguments: TrainingArguments, model_options: ModelOptions, data_options: DataOptions) -> dict[str, float]:
@@ -318,6 +363,9 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     check_options(model_options, data_options)
     folder = Path(arguments.output_dir)
     identity = {name: getattr(arguments, name) for name in IDENTITY_OPTIONS}
+    arguments.dataloader_pin_memory &= arguments.device.type != "cpu"  # torch warns that it does nothing there
+    if arguments.should_log:
+        print(start_message(model_options))
     check_same_run(folder, asdict(model_options) | asdict(data_options) | identity)
     torch.manual_seed(arguments.seed)
     push, arguments.push_to_hub = arguments.push_to_hub, False  # the finished folder is pushed, not each checkpoint
@@ -371,10 +419,12 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         finished = trainer.accelerator.unwrap_model(trainer.model)
         finished = finished.merge_and_unload() if model_options.lora_rank else finished
         processor.taught_words = None if counter is None else counter.taught_words()
-        save_folder(finished, processor, folder)
-        final = final_figures(trainer.state, arguments.load_best_model_at_end)
+        save_folder(finished, processor, folder, model_options.save_dtype)
+        outcome = judge(trainer.state, arguments)
         base, datasets = model_options.model_name_or_path, data_options.train_dataset
-        write_card(folder, base, datasets, trainer.state.global_step, final)
+        write_card(folder, base, datasets, trainer.state.global_step, outcome.before, outcome.after, outcome.verdict)
+        print(f"{outcome.verdict}\nThe model is in {folder}. Ask it:")
+        print(f'    python scripts/ask.py docs/crossing.jpg "Is there a car?" --model {folder}')
         if push:
             token, private = arguments.hub_token, arguments.hub_private_repo
             publish(folder, arguments.hub_model_id or folder.name, report=print, token=token, private=private)

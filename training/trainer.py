@@ -6,11 +6,13 @@ evaluation → `quick_metrics`, the same metrics as in `scripts/evaluate.py`
 
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import Trainer, TrainerCallback
 
+from ..utils import FILE_MODE
 from .head import PATCH_WEIGHT
 from .losses import (
     Recorded,
@@ -175,6 +177,11 @@ class TrafficTrainer(Trainer):
         """Add to a mean in the log. Values stay tensors until then: reading one would wait for the GPU."""
         total, number = self.sums.get(name, (0.0, 0))
         self.sums[name] = (total + value.detach(), number + count)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        super()._save(output_dir, state_dict)
+        for path in Path(output_dir or self.args.output_dir).glob("*.safetensors"):
+            path.chmod(FILE_MODE)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add our metrics to those of the library; `words` is the perplexity of the answers, exp(answer loss)."""

@@ -1,6 +1,7 @@
-"""Readers of annotated images: COCO JSON, YOLO, KITTI, BDD100K JSON and semantic masks → records of image and scene.
+"""Readers of annotated images: COCO, YOLO, Pascal VOC, KITTI, BDD100K and masks → records of image and scene.
 
-- A mapping file says what the class names of a source mean, and which categories are labeled exhaustively.
+- A mapping file says what the class names of a source mean, and which categories are labeled exhaustively. `drafting`
+  writes one for a YOLO, COCO or Pascal VOC folder.
 - A label that is unclear or unusable limits only its own scene: see `SceneBuilder`.
 - Bad input is counted and skipped (`Problems`), or with `strict=True` an error that names the file and the line or
   record.
@@ -11,18 +12,19 @@ labels of one image to a `SceneBuilder`.
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ...utils import DataError
-from . import bdd100k, coco, kitti, masks, yolo
+from . import bdd100k, coco, kitti, masks, voc, yolo
 from .base import IMAGE_SUFFIXES as IMAGE_SUFFIXES
 from .base import Problems, Record, SceneBuilder, SkippedImage, Source
 from .mapping import SourceMapping, load_mapping
 from .mapping import check_sources as check_sources
 
 
-READERS = {"coco": coco, "yolo": yolo, "kitti": kitti, "bdd100k": bdd100k, "masks": masks}
+READERS = {"coco": coco, "yolo": yolo, "voc": voc, "kitti": kitti, "bdd100k": bdd100k, "masks": masks}
 
 
 def read_source(
@@ -47,8 +49,11 @@ def read_source(
 
 def _read(source: Source) -> Iterator[Record]:
     reader, is_empty = READERS[source.mapping.format], True
-    for name, where, annotation in reader.list_images(source):
-        if not source.selects(os.path.splitext(name)[0]):
+    images = [entry for entry in reader.list_images(source) if source.selects(os.path.splitext(entry[0])[0])]
+    uses = Counter(PurePosixPath(name) for name, _, _ in images)
+    for name, where, annotation in images:
+        if (times := uses[PurePosixPath(name)]) > 1:  # each entry may lack the labels of the others
+            source.problems.add("bad record", where, f"image {name} is listed {times} times")
             continue
         try:
             scene = SceneBuilder(source, name)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,11 +16,12 @@ from PIL import ExifTags, Image
 from ...utils import DataError
 from ..patches import GRID
 from ..scene import CLASSES, Scene, SceneObject, given_to_all, is_a
-from .mapping import ClassMapping, SourceMapping
+from .mapping import ClassMapping, SourceMapping, normalize
 
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
 IMAGE_ERRORS = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # raised by Pillow for bad files
+VISIBLE_IF_FLAGGED = 0.7  # where "occluded" and "truncated" are only yes or no
 ImageEntry = tuple[str, str, Any]  # path below the image folder; file and record, for messages; annotation
 
 
@@ -71,9 +73,36 @@ class Source:
         return self.root / self.layout[key]
 
     def selects(self, stem: str) -> bool:
-        """Return whether the image with this path, without suffix, matches "only" and "except" of the split."""
+        """Return whether "only", "except" and "list" of the split select the image with this path, without suffix."""
+        if self.listed is not None and stem not in self.listed:
+            return False
         is_included = any(fnmatchcase(stem, pattern) for pattern in self.layout.get("only", ["*"]))
         return is_included and not any(fnmatchcase(stem, pattern) for pattern in self.layout.get("except", []))
+
+    @cached_property
+    def listed(self) -> frozenset[str] | None:
+        """The image paths, without suffix, in the split's file "list"; None if it has none."""
+        if "list" not in self.layout:
+            return None
+        try:
+            return frozenset(fields[0] for _, fields in read_lines(self.path("list")))
+        except SkippedImage as error:
+            self.problems.add("bad file", self.path("list"), error.args[1])
+            return frozenset()
+
+    def class_names(self, found: dict[int, str], path: Path) -> dict[int, str]:
+        """Return {id: class name} of the mapping's "names" and of those `found` in a file of the source.
+
+        Raises:
+            DataError: they name an id differently. Taking either would give every label of it a wrong category.
+        """
+        listed = dict(enumerate(self.mapping.names))
+        if any(normalize(listed[i]) != normalize(found[i]) for i in listed.keys() & found.keys()):
+            raise DataError(
+                f"'names' of the mapping {self.mapping.name!r} are {list(listed.values())}, but {path} has "
+                f"{list(found.values())}: remove 'names' from the mapping file, or correct it"
+            )
+        return listed | found
 
     def pairs(self, key: str, *suffixes: str) -> Iterator[ImageEntry]:
         """Yield each image that has a file of the same path but for the suffix in the split's folder `key`."""
@@ -159,8 +188,22 @@ class SceneBuilder:
         mapping = self.source.mapping.find(name)
         if mapping is None:
             message = f"class {name!r} is not in the mapping of {self.source.mapping.name!r}"
-            self.reject("unknown class", where, message)
+            self.reject(f"unknown class {name!r}", where, message)
         return mapping
+
+    def scale_from(self, width: float, height: float) -> tuple[float, float]:
+        """Return the factors from the annotated size, in pixels, to that of the image file; 1.0 if it is unknown.
+
+        Raises:
+            SkippedImage: they differ, so the image was not just resized.
+        """
+        if not (0 < width < math.inf and 0 < height < math.inf):
+            return 1.0, 1.0
+        scale_x, scale_y = self.width / width, self.height / height
+        if abs(scale_x - scale_y) > 0.02 * max(scale_x, scale_y):
+            message = f"the image is {self.width} × {self.height}, its annotation is for {width:g} × {height:g}"
+            raise SkippedImage("image size", message)
+        return scale_x, scale_y
 
     def mark_uncertain(self, mapping: ClassMapping, lost: bool = False) -> None:
         """Mark what an object may be besides its category; also the category itself if the object is `lost`."""

@@ -4,10 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..scene import ATTRIBUTES, SCENE_ATTRIBUTES
-from .base import ImageEntry, SceneBuilder, SkippedImage, Source, to_number
-
-
-VISIBLE_IF_FLAGGED = 0.7  # "occluded" and "truncated" are only yes or no
+from .base import VISIBLE_IF_FLAGGED, ImageEntry, SceneBuilder, SkippedImage, Source, to_number
 
 
 def list_images(source: Source) -> Iterator[ImageEntry]:

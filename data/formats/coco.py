@@ -1,37 +1,57 @@
 """COCO JSON: boxes of instances and crowds. Boxes are scaled if an image was resized in proportion."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from .base import ImageEntry, SceneBuilder, SkippedImage, Source, to_number
+from ...utils import DataError
+from ..scene import CLASSES
+from .base import ImageEntry, SceneBuilder, Source, to_number
 
 
 def list_images(source: Source) -> Iterator[ImageEntry]:
-    """Yield the images; the annotation is (entry of the image, [(file and record, class name, label)])."""
+    """Yield the images; the annotation is (entry of the image, [(file and record, class name, label)], complete).
+
+    `complete` is False if a label of the file may belong to any image: its id is none that an image of this file has
+    or could have, or no label at all belongs to an image.
+
+    Raises:
+        DataError: two categories have one id.
+    """
     data = source.read_json(source.path("annotations"), "categories", "images", "annotations")
-    names = {str(category.get("id")): str(category.get("name")) for _, category in data["categories"]}
-    uses = Counter((key, str(image.get(key))) for _, image in data["images"] for key in ("id", "file_name"))
-    labels: dict[str, list[Any]] = {str(image.get("id")): [] for _, image in data["images"]}
+    names: dict[int | str | None, str] = {}
+    for where, category in data["categories"]:
+        key, name = _key(category.get("id")), str(category.get("name"))
+        if names.setdefault(key, name) != name:
+            raise DataError(f"{where}: categories {names[key]!r} and {name!r} have the same id {key}")
+    uses = Counter(_key(image.get("id")) for _, image in data["images"])
+    labels: dict[int | str | None, list[Any]] = {key: [] for key in uses if key is not None}
+    types = {type(key) for key in labels}
+    all_placed = True
     for where, label in data["annotations"]:
-        image_id, category_id = str(label.get("image_id")), str(label.get("category_id"))
-        if image_id in labels:
-            labels[image_id].append((where, names.get(category_id, f"id {category_id}"), label))
+        image_key, category_key = _key(label.get("image_id")), _key(label.get("category_id"))
+        if image_key in labels:
+            labels[image_key].append((where, names.get(category_key, f"id {label.get('category_id')}"), label))
         else:
             source.problems.add("annotation without image", where, f"there is no image {label.get('image_id')!r}")
+            all_placed = all_placed and type(image_key) in types
+    all_placed = all_placed and (not data["annotations"] or any(labels.values()))
     for where, image in data["images"]:
-        if repeated := [key for key in ("id", "file_name") if uses[key, str(image.get(key))] > 1]:
-            message = f"another image has the same {repeated[0]} {image.get(repeated[0])}"
-            source.problems.add("bad record", where, message)
+        key = _key(image.get("id"))
+        if uses[key] > 1:
+            source.problems.add("bad record", where, f"another image has the same id {image.get('id')}")
         else:
-            yield str(image.get("file_name")), where, (image, labels[str(image.get("id"))])
+            yield str(image.get("file_name")), where, (image, labels.get(key, []), all_placed and key is not None)
 
 
 def add_labels(scene: SceneBuilder, annotation: Any, where: str) -> None:
     """Add the boxes of one image. A crowd is not an instance."""
-    image, labels = annotation
-    scale_x, scale_y = _scale(scene, to_number(image.get("width")), to_number(image.get("height")))
+    image, labels, is_complete = annotation
+    if not is_complete:
+        scene.uncertain |= CLASSES.keys()
+    scale_x, scale_y = scene.scale_from(to_number(image.get("width")), to_number(image.get("height")))
     for label_where, name, label in labels:
         bbox = label.get("bbox")
         values = bbox if isinstance(bbox, list) and len(bbox) == 4 else [None] * 4
@@ -43,12 +63,10 @@ def add_labels(scene: SceneBuilder, annotation: Any, where: str) -> None:
         scene.add(name, box, label_where, area=area if is_known else None, is_instance=not label.get("iscrowd"))
 
 
-def _scale(scene: SceneBuilder, width: float, height: float) -> tuple[float, float]:
-    """Return the factors from the annotated size to the size of the image file."""
-    if not (0 < width < math.inf and 0 < height < math.inf):
-        return 1.0, 1.0
-    scale_x, scale_y = scene.width / width, scene.height / height
-    if abs(scale_x - scale_y) > 0.02 * max(scale_x, scale_y):
-        message = f"the image is {scene.width} × {scene.height}, its annotation is for {width:g} × {height:g}"
-        raise SkippedImage("image size", message)
-    return scale_x, scale_y
+def _key(value: Any) -> int | str | None:
+    """Return an id as a number where it is one, as 1, 1.0 (pandas writes that) and "1" are; None if it is no id."""
+    if isinstance(value, str):
+        return int(value.partition(".")[0]) if re.fullmatch(r"[0-9]{1,18}(\.0*)?", value) else value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return int(value) if isinstance(value, float) and value.is_integer() else None

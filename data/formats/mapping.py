@@ -2,10 +2,10 @@
 
 All keys of a mapping file but the first four are optional:
 
-    name, format      the source's name, and "coco", "yolo", "kitti", "bdd100k" or "masks"
+    name, format      the source's name, and "coco", "yolo", "voc", "kitti", "bdd100k" or "masks"
     splits            {"train": {"images": folder, and "annotations", "labels", "masks", "classes" as the format needs;
-                      "only", "except": lists of patterns of image paths below that folder, without suffix}}; paths are
-                      relative to the source's folder
+                      "only", "except": lists of patterns of image paths below that folder, without suffix; "list": a
+                      text file of such paths}}; paths are relative to the source's folder
     classes           {class name of the source: category}; null ignores the class. The long form is {"class": category
                       or null, "maybe": [other possible categories], attribute: value}. Case, "_" and "-" in a name
                       make no difference.
@@ -15,7 +15,8 @@ All keys of a mapping file but the first four are optional:
     scene_attributes_of  {pattern of image paths: {name: value} of these images}
     values            {scene attribute or attribute: {"from": key, "values": {value of the source: ours or null}}},
                       for bdd100k
-    names             class names of the source in the order of their ids, if none of its files lists them
+    names             class names of the source in the order of their ids, if none of its files lists them. A file with
+                      another name for an id is an error
     presence          {"absent": pixels, "present": pixels, "at": [width, height]}: the minimum size of a mask
     unlabeled         "empty": an image without labels was not labeled, rather than being an empty scene
     license, notes    for human readers
@@ -39,10 +40,12 @@ SHIPPED = sorted(path.stem for path in MAPPINGS.glob("*.json"))
 LAYOUTS = {  # required keys of a split; "yolo" and "masks" may also have the file "classes"
     "coco": {"images", "annotations"},
     "yolo": {"images", "labels"},
+    "voc": {"images", "annotations"},
     "kitti": {"images", "labels"},
     "bdd100k": {"images", "annotations"},
     "masks": {"images", "masks"},
 }
+REQUIRED = ("name", "format", "splits", "classes")
 OPTIONAL: dict[str, Any] = {
     "exhaustive": [],
     "attributed": {},
@@ -85,7 +88,7 @@ class SourceMapping:
 
     def find(self, name: str) -> ClassMapping | None:
         """Return the meaning of a class name, or None if the mapping does not list it."""
-        return self.classes.get(_normalize(name))
+        return self.classes.get(normalize(name))
 
     def scene_attributes_for(self, stem: str) -> dict[str, str]:
         """Return the scene attributes of the image with this path below its folder, without suffix."""
@@ -97,7 +100,8 @@ class SourceMapping:
 
 
 @lru_cache(maxsize=4096)
-def _normalize(name: str) -> str:
+def normalize(name: str) -> str:
+    """Return a class name without differences of case, "_" and "-"."""
     return " ".join(re.sub("[_-]", " ", name.casefold()).split())
 
 
@@ -115,8 +119,8 @@ def load_mapping(mapping: str | Path) -> SourceMapping:
     except OSError as error:
         shipped = ", ".join(SHIPPED)
         raise DataError(f"{path}: cannot be read ({error.strerror}); shipped mappings are {shipped}") from error
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{path}: not a mapping file: {error!r}") from error
+    except (TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path}: not a mapping file: {error}") from error
     except ValueError as error:
         raise DataError(f"{path}: {error}") from error
 
@@ -144,7 +148,11 @@ def _check(where: str, found: Iterable[Any], allowed: Iterable[Any]) -> None:
             raise ValueError(f"{where}: {value!r} is not one of {', '.join(map(str, allowed)) or 'none'}")
 
 
-def _parse(raw: dict[str, Any]) -> SourceMapping:
+def _parse(raw: Any) -> SourceMapping:
+    if not isinstance(raw, dict):
+        raise ValueError(f"not a mapping file: expected a JSON object, got a {type(raw).__name__}")
+    if missing := [key for key in REQUIRED if key not in raw]:
+        raise ValueError(f"not a mapping file: it has no {' and no '.join(map(repr, missing))}")
     raw = {RENAMED_KEYS.get(key, key): value for key, value in raw.items()}
     _check("keys", raw, [*SourceMapping.__dataclass_fields__, "license", "notes"])
     raw = OPTIONAL | raw
@@ -177,7 +185,7 @@ def _parse(raw: dict[str, Any]) -> SourceMapping:
     classes: dict[str, ClassMapping] = {}
     for name, entry in raw["classes"].items():
         mapping = _parse_class(name, entry, raw["exhaustive"])
-        if classes.setdefault(_normalize(name), mapping) != mapping:
+        if classes.setdefault(normalize(name), mapping) != mapping:
             raise ValueError(f"classes: {name!r} occurs twice, in two spellings, with different meanings")
     mapped = [category for category in CLASSES if any(mapping.category == category for mapping in classes.values())]
     labeled = [category for category in CLASSES if any(is_a(member, category) for member in mapped)]
@@ -197,6 +205,8 @@ def _parse(raw: dict[str, Any]) -> SourceMapping:
 def _parse_class(name: str, entry: Any, exhaustive: list[str]) -> ClassMapping:
     """Parse one entry of "classes". By default a broad category may be any of its exhaustively labeled members."""
     attributes = dict(entry) if isinstance(entry, dict) else {"class": entry}
+    if "class" not in attributes:
+        raise ValueError(f"{name!r}: {entry} has no 'class'")
     category = attributes.pop("class")
     if category not in [None, *CLASSES]:
         raise ValueError(

@@ -14,13 +14,14 @@ from .mapping import ClassMapping
 
 def list_images(source: Source) -> Iterator[ImageEntry]:
     """Yield the images; the annotation is (path of the mask, {id: class name})."""
-    names = dict(enumerate(source.mapping.names))
+    found: dict[int, str] = {}
     if "classes" in source.layout:
         for where, entry in source.read_json(source.path("classes"), "categories")["categories"]:
             if isinstance(entry.get("id"), int):
-                names[entry["id"]] = str(entry.get("name"))
+                found[entry["id"]] = str(entry.get("name"))
             else:
                 source.problems.add("bad record", where, f"id must be a whole number, got {entry.get('id')!r}")
+    names = source.class_names(found, source.path("classes") if "classes" in source.layout else source.root)
     for name, where, path in source.pairs("masks", ".png", ".bmp", ".tif", ".tiff"):
         yield name, where, (path, names)
 

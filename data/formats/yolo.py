@@ -11,7 +11,7 @@ from .base import ImageEntry, SceneBuilder, Source, read_lines, to_number
 
 def list_images(source: Source) -> Iterator[ImageEntry]:
     """Yield the images; the annotation is (path of the text file, {id: class name})."""
-    names = dict(enumerate(source.mapping.names)) or _read_names(source)
+    names = _read_names(source)
     for name, where, path in source.pairs("labels", ".txt"):
         yield name, where, (path, names)
 
@@ -36,10 +36,12 @@ def add_labels(scene: SceneBuilder, annotation: Any, where: str) -> None:
 def _read_names(source: Source) -> dict[int, str]:
     """Read {id: class name} from lines of `classes.txt` or from "names" of `data.yaml`, a list or {id: name}.
 
-    An id without a name, or with a blank one, is left out.
+    An id without a name, or with a blank one, is left out. Without such a file the names are those of the mapping.
     """
     options = [source.layout["classes"]] if "classes" in source.layout else ["data.yaml", "classes.txt"]
     path = next((source.root / name for name in options if (source.root / name).is_file()), source.root / options[0])
+    if source.mapping.names and not path.is_file():
+        return source.class_names({}, path)
     try:
         text = path.read_text(encoding="utf-8")
         # BaseLoader keeps every value as text: a class may be named "no" or "050".
@@ -51,4 +53,4 @@ def _read_names(source: Source) -> dict[int, str]:
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
         source.problems.add("bad file", path, f"class names cannot be read: {' '.join(str(error).split())}")
         return {}
-    return found
+    return source.class_names(found, path)

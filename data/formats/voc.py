@@ -1,0 +1,36 @@
+"""Pascal VOC: an XML file of boxes beside each image, as LabelImg and CVAT write them too."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+from .base import VISIBLE_IF_FLAGGED, ImageEntry, SceneBuilder, SkippedImage, Source, to_number
+
+
+def list_images(source: Source) -> Iterator[ImageEntry]:
+    """Yield the images; the annotation is the path of the XML file."""
+    return source.pairs("annotations", ".xml")
+
+
+def read_xml(path: Path) -> ElementTree.Element:
+    """Return the root of an XML file; raise `SkippedImage` if it cannot be read."""
+    try:
+        return ElementTree.parse(path).getroot()
+    except (OSError, ValueError, LookupError, ElementTree.ParseError) as error:
+        raise SkippedImage("bad file", f"cannot be read: {error}") from error
+
+
+def add_labels(scene: SceneBuilder, path: Path, where: str) -> None:
+    """Add the boxes of one image. A difficult object is there, but no question is about its category."""
+    annotation = read_xml(path)
+    width, height = (to_number(annotation.findtext(f"size/{key}")) for key in ("width", "height"))
+    scale_x, scale_y = scene.scale_from(width, height)
+    for i, item in enumerate(annotation.iterfind("object")):
+        left, top, right, bottom = (
+            to_number(item.findtext(f"bndbox/{key}")) for key in ("xmin", "ymin", "xmax", "ymax")
+        )
+        # The first pixel is 1 in the original data and 0 by some tools.
+        box = (max(left - 1, 0.0) * scale_x, max(top - 1, 0.0) * scale_y, right * scale_x, bottom * scale_y)
+        flags = [item.findtext(key) == "1" for key in ("occluded", "truncated")]
+        visible = 0.0 if item.findtext("difficult") == "1" else VISIBLE_IF_FLAGGED ** sum(flags)
+        scene.add(str(item.findtext("name")), box, f"{where}, object {i}", visible)
