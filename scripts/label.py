@@ -42,7 +42,7 @@ def main() -> int:
     try:
         options, arguments = parser.parse_args_into_dataclasses()
         label(arguments.input, options)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
