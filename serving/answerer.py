@@ -20,7 +20,8 @@ from transformers import TextIteratorStreamer
 from ..answering import FirstWord, first_words, generate_answers
 from ..data.ground_truth import NONE
 from ..operating_points import OperatingPoints
-from ..processing_traffic_vlm import QUESTION_END, TrafficVLMProcessor
+from ..processing_traffic_vlm import TrafficVLMProcessor
+from ..questions_traffic_vlm import QUESTION_END
 from ..utils import load_weights
 
 
