@@ -477,7 +477,7 @@ class Labeler:
             return str(error) or type(error).__name__
 
     def _answer(self, batch: Sequence[Pending]) -> Iterator[tuple[Rows, Rows]]:
-        decoded = [image.pixels and image.pixels.result() for image in batch]
+        decoded: list[Any] = [image.pixels and image.pixels.result() for image in batch]
         asked = [(pixels, image.missing) for pixels, image in zip(decoded, batch) if isinstance(pixels, torch.Tensor)]
         answers: Iterator[list[Any]] = iter(())
         if asked:
