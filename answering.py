@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .generation_traffic_vlm import MAX_NEW_TOKENS, suppressed_tokens
-from .processing_traffic_vlm import is_yes_no_question
+from .questions_traffic_vlm import is_yes_no_question
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ What is special here:
 - a photograph is rotated upright (EXIF), and transparent pixels become white, not the hidden color of the file;
 - 16-bit gray is scaled to 8 bits, where Pillow alone would clip values above 255 to white;
 - pixels are scaled by one rule for arrays, tensors and PIL images, and what it cannot decide is an error;
-- an image that cannot be read is an error that names the file or the array.
+- an image that cannot be read is an error that names the file or the array;
+- files are read without torch and transformers, for `scripts/ask_onnx.py`.
 """
 
 import base64
@@ -15,9 +16,7 @@ import warnings
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps
-from transformers.image_utils import load_image
 
 
 ORIENTATION = 0x0112  # the EXIF tag
@@ -40,7 +39,8 @@ def to_rgb(image: Any, channels_first: bool | None = None) -> Image.Image:
     Raises:
         TypeError: the value is not an image. ValueError: it cannot be read; the message names the file or the value.
     """
-    if isinstance(image, np.ndarray | torch.Tensor):
+    is_array = isinstance(image, np.ndarray) or _is_tensor(image)
+    if is_array:
         name = f"the {type(image).__name__} of shape {tuple(image.shape)}"
     elif isinstance(image, Image.Image):
         name = f"the image {getattr(image, 'filename', '') or image!r}"
@@ -53,7 +53,7 @@ def to_rgb(image: Any, channels_first: bool | None = None) -> Image.Image:
     try:
         if isinstance(image, Image.Image):
             return _convert(image)
-        if isinstance(image, np.ndarray | torch.Tensor):
+        if is_array:
             return _convert(_array_to_image(image, channels_first))
         with _open(image) as opened:
             return _convert(opened)
@@ -61,11 +61,17 @@ def to_rgb(image: Any, channels_first: bool | None = None) -> Image.Image:
         raise (TypeError if isinstance(error, TypeError) else ValueError)(f"cannot read {name}: {error}") from error
 
 
+def _is_tensor(image: Any) -> bool:
+    return hasattr(image, "detach")
+
+
 def _open(source: str | os.PathLike) -> Image.Image:
     name = os.fspath(source)
     if os.path.isfile(name):
         return Image.open(name)
     if name.startswith(("http://", "https://")):
+        from transformers.image_utils import load_image
+
         return load_image(name)  # already RGB: the library does not return the mode of the file
     try:
         data = name.partition(",")[2] if name.startswith("data:image/") else name
@@ -95,10 +101,10 @@ def _convert(image: Image.Image) -> Image.Image:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _array_to_image(array: np.ndarray | torch.Tensor, channels_first: bool | None) -> Image.Image:
-    if isinstance(array, torch.Tensor):
+def _array_to_image(array: Any, channels_first: bool | None) -> Image.Image:
+    if _is_tensor(array):
         channels_first = True if channels_first is None else channels_first
-        array = (array.float() if array.dtype is torch.bfloat16 else array).detach().cpu().numpy()
+        array = (array.float() if array.is_floating_point() else array).detach().cpu().numpy()  # NumPy has no bfloat16
     if array.ndim not in (2, 3) or array.size == 0:
         raise ValueError("expected [H,W], [H,W,C] or [C,H,W], no dimension zero")
     if array.ndim == 3:

@@ -11,12 +11,9 @@ What is special here:
 
 import math
 import os
-import re
 import unicodedata
 import warnings
 from collections.abc import Sequence
-from functools import lru_cache
-from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +25,7 @@ from transformers.processing_utils import ImagesKwargs, ProcessingKwargs, Proces
 from transformers.utils import cached_file, logging
 
 from .images_traffic_vlm import to_rgb
+from .questions_traffic_vlm import is_yes_no_question, question_words, spell_signs
 from .taught_traffic_vlm import TAUGHT_FILE, TaughtWords
 from .tokenization_traffic_vlm import TrafficVLMTokenizer
 
@@ -67,38 +65,11 @@ MAX_WIDTH = 1_000_000  # tokens of a padded row; a wider row is a mistake and wo
 ROW_TOKENS = 512  # of a packed row. Attention costs L²; with a limit, the cost grows linearly with the questions
 NOT_YES_NO = "not a yes/no question"  # the problem that `post_process_yes_no` reports
 IGNORED_LABEL = -100  # ignored by torch.nn.functional.cross_entropy
-QUESTION_END = " .?!…。？！"  # removed from the end of a question and replaced by one "?"
 # Chat templates put these characters around control tokens in user text.
 CONTROL_MARKERS = str.maketrans("", "", "\U000f0000\U000f0001")
-# Signs that the tokenizer would drop: "> 3" and "< 3", "-50" and "50" would be one prompt.
-_SIGNS = re.compile(r"(?<![-=<>])[<>]=?(?=\s*\d)|(?<!\S)[<>]=?(?!\S)|[\u2264\u2265]|(?<![\w-])[-\u2212\u2013](?=\d)")
-_SIGN_WORDS = {">": "more than", "<": "less than", ">=": "at least", "\u2265": "at least", "<=": "at most"}
-_SIGN_WORDS |= {"\u2264": "at most", "-": "minus", "\u2212": "minus", "\u2013": "minus"}
-_NO_APOSTROPHES = str.maketrans("", "", "'\u2018\u2019\u02bc\u2032\u00b4\u0060\"")
 TEXT_OPTIONS = frozenset(
     "padding padding_side truncation max_length pad_to_multiple_of return_attention_mask add_special_tokens "
     "sanitize_control_tokens verbose".split()
-)
-
-# The words that `is_yes_no_question` looks for at the beginning of a clause, without apostrophes.
-_QUESTION_WORDS = frozenset("what which who whom whose where when why how".split())
-_QUESTION_WORDS |= {word + ending for word in _QUESTION_WORDS for ending in ("s", "re", "d", "ll")}
-_AUXILIARIES = frozenset(
-    "is are was were am do does did has have had can could will would shall should may might must".split()
-)
-_AUXILIARIES |= {word + "nt" for word in _AUXILIARIES} | {"cant", "wont"}
-_FILLERS = frozenset("please and so now ok okay hey hello hi also but then well or just".split())
-_SAYING = frozenset("say tell answer know check show see look".split())  # ask for what follows: "say if", "say what"
-_REQUESTS = frozenset(
-    "describe list name count explain identify predict select choose determine estimate give summarize read find "
-    "specify classify categorize caption compare".split()
-)
-_PREPOSITIONS = frozenset("in on at from to of for by with under along near towards toward about within".split())
-_PROPERTY = re.compile(r"(?:the )?(?:number|amount|colou?r|type|kind|status|state|location|position|side) of\b")
-# "Is the light red or green?", "Is it on the left or on the right?": one of the alternatives is the answer.
-_ALTERNATIVES = re.compile(
-    r"(?:is|are|was|were) (?:(?:it|this|that|these|those)\b|the(?: \w+){1,2}?)"
-    r"(?:(?: \w+,)* \w+,? or \w+| .*\bor (?:on|in|at|by|of|to|from|an?|the) .*)"
 )
 
 Segment = tuple[list[int], list[int]]  # the ids of one prompt and of its answer (empty without answers)
@@ -121,11 +92,6 @@ def _image_list(images: Any) -> list[Any]:
         if isinstance(image, list | tuple) and len(image) != 1:
             raise ValueError(f"row {row} of `images` holds {len(image)} images; a question is about exactly one image")
     return [image[0] if isinstance(image, list | tuple) else image for image in images]
-
-
-def _spell_signs(text: str) -> str:
-    """Signs before numbers in words: "> 3 cars" is "more than 3 cars", "-50" is "minus 50"."""
-    return _SIGNS.sub(lambda match: f" {_SIGN_WORDS[match[0]]} ", text)
 
 
 def _nesting(value: Any) -> str:
@@ -193,55 +159,6 @@ def _first_fit(lengths: list[int], limit: int) -> list[list[int]]:
         rows[row].append(index)
         room[row] -= lengths[index]
     return rows
-
-
-@lru_cache(maxsize=4096)  # the same questions are usually asked about many images
-def is_yes_no_question(text: str) -> bool:
-    """Whether a question asks for yes or no, by its words alone: "Is there a car?", but not "How busy is it?".
-
-    The first clause that begins with an auxiliary verb ("is", "does", "can"), with a question word ("what", "how"),
-    or with a request ("describe", "say if") decides. Text without any of them ("a red car") counts as a yes/no
-    question. Alternatives ("Is the light red or green?") do not.
-    """
-    text = " ".join(text.casefold().translate(_NO_APOSTROPHES).split()).strip(QUESTION_END)
-    if "yes or no" in text:
-        return True
-    if _PROPERTY.match(text) or _ALTERNATIVES.fullmatch(text.removeprefix("please ").removesuffix(", please")):
-        return False
-    clauses = [words for clause in re.split(f"[,;:{QUESTION_END.strip()}]", text) if (words := clause.split())]
-    decisions = (_asks_yes_no(words, words is clauses[-1]) for words in clauses)
-    return next((decision for decision in decisions if decision is not None), True)
-
-
-def _asks_yes_no(words: list[str], is_last: bool) -> bool | None:
-    """Whether a clause asks for yes or no; None if it does not decide, like "There is a car" in "...; what is it?"."""
-    words = list(dropwhile(_FILLERS.__contains__, words)) or [""]
-    if words[0] in _AUXILIARIES and words[1:2] == ["you"]:  # "Could you describe it?" is a request
-        rest = list(dropwhile(_FILLERS.__contains__, words[2:]))
-        is_request = bool(_REQUESTS & set(rest[:1])) or _asks_for_words(rest, _SAYING - {"see"})
-        return not is_request
-    first = words[0]
-    if first in _AUXILIARIES:
-        return True
-    if first in _REQUESTS or _asks_for_words(words, _SAYING):
-        return False
-    if first in _QUESTION_WORDS:
-        if first == "when" and not is_last and not _AUXILIARIES & set(words[1:2]):
-            return None  # "When it is dark, are the lights on?"
-        return words[1:2] == ["about"]  # "What about buses?"
-    if is_last and _QUESTION_WORDS & set(words[-2:]):  # "The parked car is in what lane?"
-        return False
-    if first in _PREPOSITIONS:  # "In this image how many cars are there?"
-        return next((word in _AUXILIARIES for word in words if word in _AUXILIARIES | _QUESTION_WORDS), None)
-    return None
-
-
-def _asks_for_words(words: list[str], verbs: frozenset[str]) -> bool:
-    """Whether words are like "tell me what color it is" or "say on which side it is"."""
-    if not words or words[0] not in verbs:
-        return False
-    rest = [word for word in words[1:4] if word not in ("me", "us", "please")]
-    return bool(_QUESTION_WORDS & set(rest[: 2 if _PREPOSITIONS & set(rest[:1]) else 1]))
 
 
 def _yes_no_item(question: str, probability: float, threshold: float) -> dict[str, Any]:
@@ -476,7 +393,7 @@ class TrafficVLMProcessor(ProcessorMixin):
     def _question_words(self, question: str) -> str:
         """The question without a leading ``[SOS]`` and closing punctuation, which the prompt adds; signs are words."""
         question = question.strip().removeprefix(self.tokenizer.bos_token or "").translate(CONTROL_MARKERS)
-        return " ".join(_spell_signs(question).split()).rstrip(QUESTION_END)
+        return question_words(question)
 
     def _answers(self, text: Any, rows: list[list[str]], suffix: Any) -> list[list[str]] | None:
         if suffix is None:
@@ -505,7 +422,7 @@ class TrafficVLMProcessor(ProcessorMixin):
         tokenizer = self.tokenizer
         typed = [question for row in rows for question in row]
         questions = [self._question_words(question) for question in typed]
-        answers = [_spell_signs(answer).strip() for row in answer_rows or [] for answer in row]
+        answers = [spell_signs(answer).strip() for row in answer_rows or [] for answer in row]
         ids = self._tokenize(questions + answers)
         for index, (string, words) in enumerate(zip(questions + answers, ids)):
             is_answer = index >= len(typed)

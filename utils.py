@@ -5,6 +5,7 @@ This module needs neither `datasets` nor OpenCV.
 
 import argparse
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from .modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 _UMASK = os.umask(0o022)  # reading it sets it
 os.umask(_UMASK)
 FILE_MODE = 0o666 & ~_UMASK  # of files that `open` makes; safetensors makes its files readable for their owner only
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # of a repository: user/model
 
 
 class DataError(ValueError):
@@ -60,16 +62,24 @@ def load_weights(name: str | Path, **options: Any) -> TrafficVLMForConditionalGe
         options: passed to `from_pretrained`: config, dtype, attn_implementation, ...
 
     Raises:
-        OSError: there is no such model, or it has no weights.
+        OSError: there is no such folder or model on the Hub, or it has no weights.
         ValueError: the file is damaged; tensors are missing, unexpected, of another shape, NaN or infinite; the
             message names them.
     """
+    is_folder = os.path.isdir(name)
+    if not is_folder and not HUB_NAME.fullmatch(str(name)):
+        raise FileNotFoundError(f"{name}: no such folder")
     try:
         model, loaded = TrafficVLMForConditionalGeneration.from_pretrained(
             str(name), output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
     except SafetensorError as error:
         raise ValueError(f"{name}: the weights cannot be read: {error}") from error
+    except OSError as error:
+        if is_folder:
+            raise
+        reason = str(error).partition("\n")[0]
+        raise OSError(f"{name}: no such folder, and it cannot be loaded from the Hub: {reason}") from error
     for problem, names in (
         ("no", sorted(loaded["missing_keys"])),
         ("unexpected tensors:", sorted(loaded["unexpected_keys"])),
@@ -91,10 +101,18 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefa
 
 
 class _OptionParser(HfArgumentParser):
-    """Report unknown options like argparse, before the dataclasses check the values of the known ones."""
+    """Report unknown options like argparse, before the dataclasses check the values of the known ones.
+
+    Positional arguments can stand between options.
+    """
 
     def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
         namespace, unknown = super().parse_known_args(*args, **kwargs)
+        lists = [action.dest for action in self._get_positional_actions() if action.nargs in ("*", "+")]
+        if lists and not any(word.startswith("-") for word in unknown):
+            # argparse fills a list from one place only; in IMAGE --json QUESTION it would leave the question over.
+            getattr(namespace, lists[-1]).extend(unknown)
+            return namespace, []
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return namespace, unknown

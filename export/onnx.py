@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from ..generation_traffic_vlm import suppressed_tokens
+from ..generation_traffic_vlm import MAX_NEW_TOKENS, suppressed_tokens
 from ..modeling_traffic_vlm import rotary_embedding
 from ..scoring_traffic_vlm import KeyValues, height_and_width, yes_probability
 from ..utils import load_weights
@@ -222,12 +222,16 @@ def describe(model: Any, processor: Any) -> dict[str, Any]:
     """Return what a program needs beside the graphs, as plain values: sizes, token ids and image preprocessing."""
     text, images = model.config.get_text_config(), processor.image_processor
     return {
+        "graphs": NAMES,
         "layers": text.num_hidden_layers,
         "key_value_heads": text.num_key_value_heads,
         "head_dim": text.head_dim,
         "max_tokens": text.max_position_embeddings,
+        "max_new_tokens": MAX_NEW_TOKENS,
         "start": text.bos_token_id,
         "end": text.eos_token_id,
+        "pad": text.pad_token_id,
+        "yes_no": [text.yes_token_id, text.no_token_id],
         "never": suppressed_tokens(text),
         "image_size": list(height_and_width(model.config.vision_config.image_size)),
         "resample": int(images.resample),

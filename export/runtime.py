@@ -11,6 +11,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from ..generation_traffic_vlm import suppressed_tokens
 from ..scoring_traffic_vlm import YesNoScorer
+from .greedy import generate
 from .onnx import NAMES
 
 
@@ -94,33 +95,20 @@ class ExportedModel:
         No answer begins with one of `begin_suppress_tokens`.
         """
         lengths = attention_mask.sum(-1)
-        pad = self.config.get_text_config().pad_token_id
-        answers = torch.full((len(input_ids), max_new_tokens), pad)
+        text = self.config.get_text_config()
+        answers = torch.full((len(input_ids), max_new_tokens), text.pad_token_id)
         for length in lengths.unique().tolist():  # the graph knows no padding: one batch for each length
             rows = (lengths == length).nonzero().flatten()
-            images = encoded_images.rows(image_index[rows].tolist())
-            ids = input_ids[rows, -length:].numpy()
-            answers[rows] = self._continue(ids, images, max_new_tokens, begin_suppress_tokens)
+            tokens, _ = generate(
+                self.sessions["decode"],
+                input_ids[rows, -length:].numpy(),
+                encoded_images.rows(image_index[rows].tolist()),
+                (text.num_hidden_layers, text.num_key_value_heads, text.head_dim),
+                max_new_tokens,
+                text.eos_token_id,
+                text.pad_token_id,
+                suppressed_tokens(text),
+                begin_suppress_tokens,
+            )
+            answers[rows] = torch.from_numpy(tokens)
         return GenerateDecoderOnlyOutput(sequences=torch.cat([input_ids, answers], 1))
-
-    def _continue(
-        self, ids: np.ndarray, images: dict[str, np.ndarray], max_new_tokens: int, suppressed_first: Sequence[int]
-    ) -> torch.Tensor:
-        """Generate greedily after prompts [N,L] without padding; return the new tokens [N, max_new_tokens]."""
-        text = self.config.get_text_config()
-        empty = (text.num_hidden_layers, len(ids), text.num_key_value_heads, 0, text.head_dim)
-        keys, values = np.zeros(empty, np.float32), np.zeros(empty, np.float32)
-        answers = np.full((len(ids), max_new_tokens), text.pad_token_id)
-        suppressed = suppressed_tokens(text)
-        unfinished = np.ones(len(ids), bool)
-        for step in range(max_new_tokens):
-            inputs = {"input_ids": ids, "past_keys": keys, "past_values": values} | images
-            logits, keys, values = self.sessions["decode"].run(None, inputs)
-            logits[:, [*suppressed, *(suppressed_first if step == 0 else ())]] = -np.inf
-            tokens = logits.argmax(-1)
-            answers[unfinished, step] = tokens[unfinished]
-            unfinished &= tokens != text.eos_token_id
-            if not unfinished.any():
-                break
-            ids = tokens[:, None]
-        return torch.from_numpy(answers)

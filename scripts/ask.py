@@ -1,24 +1,28 @@
 """Ask questions about images.
 
     python scripts/ask.py docs/example.jpg "Is there a pedestrian?" "What color is the traffic light?"
-    python scripts/ask.py frames/ "Is there a bus?" --json                  # all images of a folder, a line each
-    python scripts/ask.py "frames/*.jpg" "Is it raining?" --overlay out.png   # one image, with attention maps
+    python scripts/ask.py frames/ "Is there a bus?" --json                # all images of a folder, a line each
+    python scripts/ask.py a.jpg b.jpg --ask "Is it raining?" --overlay out.png    # attention maps of each image
 
-IMAGE is a file, a folder, or a pattern in quotes. The number after an answer is the probability of that answer, a "no"
-included; after words, the mean of the words. With --thresholds an answer is yes from the threshold of its question
-type, and may be marked "not sure". The exit status is 1 if an image or question could not be read, and 2 if nothing
-was asked.
+IMAGE is a file, a folder, or a pattern in quotes. Of the words after the first, those that exist as a file or folder,
+end like an image file, or have a * are images, too, and all others are questions; --ask QUESTION is always one.
+For several images, --overlay out.png writes out_1_a.png, out_2_b.png and so on.
+
+The number after an answer is the probability of that answer, a "no" included; after words, the mean of the words. With
+--thresholds an answer is yes from the threshold of its question type, and may be marked "not sure". The exit status is
+1 if an image or question could not be read, and 2 if nothing was asked.
 """
 
 import glob
 import json
+import os
 import sys
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from traffic_vlm.serving.pictures import list_images
+from traffic_vlm.serving.pictures import SUFFIXES, list_images
 from traffic_vlm.utils import atomic_write, option_parser
 
 
@@ -28,7 +32,9 @@ ROOT = Path(__file__).resolve().parent.parent
 @dataclass
 class AskOptions:
     model: str = field(default=str(ROOT), metadata={"help": "model folder"})
-    overlay: Path | None = field(default=None, metadata={"help": "PNG to write: attention maps of one image"})
+    overlay: Path | None = field(
+        default=None, metadata={"help": "PNG to write: attention maps, a file for each image"}
+    )
     device: str | None = field(default=None, metadata={"help": "cpu, cuda, ...; by default a GPU if there is one"})
     thresholds: Path | None = field(default=None, metadata={"help": "thresholds.json of scripts/evaluate.py"})
 
@@ -50,16 +56,31 @@ def find_images(name: str) -> list[Path]:
     return found
 
 
-def check_overlay(output: Path, paths: list[Path]) -> None:
-    """Raise a ValueError unless the overlay of these images can be written to `output`."""
-    if len(paths) > 1:
-        raise ValueError(f"--overlay draws one image, not {len(paths)}")
+def is_image(word: str) -> bool:
+    """Whether a word of the command line is an image or several, and not a question."""
+    return os.path.exists(word) or "*" in word or Path(word).suffix.lower() in SUFFIXES
+
+
+def name_overlays(output: Path, paths: list[Path]) -> list[Path]:
+    """The file of the overlay of each image.
+
+    Raises:
+        ValueError: they cannot be written there.
+    """
     if output.suffix.lower() != ".png":
         raise ValueError(f"--overlay must be a PNG file, got {str(output)!r}")
     if not output.parent.is_dir():
         raise ValueError(f"--overlay {output}: there is no folder {output.parent}")
-    if output.exists() and output.samefile(paths[0]):
-        raise ValueError(f"--overlay {output}: is the image that is asked about")
+    outputs = [output]
+    if len(paths) > 1:  # numbered, as images of different folders can have the same name
+        digits = len(str(len(paths)))
+        names = [f"{output.stem}_{i:0{digits}}_{path.stem}{output.suffix}" for i, path in enumerate(paths, start=1)]
+        outputs = [output.with_name(name) for name in names]
+    images = {path.resolve() for path in paths}
+    for path in outputs:
+        if path.resolve() in images:
+            raise ValueError(f"--overlay {output}: {path} is an image that is asked about")
+    return outputs
 
 
 def load_answerer(options: AskOptions) -> Any:
@@ -101,31 +122,35 @@ def save_overlay(answerer: Any, path: Path, encoded: Any, answers: list[Any], ou
 
 def main() -> int:
     parser = option_parser([AskOptions], __doc__)
-    parser.add_argument("image", metavar="IMAGE", help="a file, a folder, or a pattern in quotes")
-    parser.add_argument("question", metavar="QUESTION", nargs="+", help="in quotes")
+    parser.add_argument("image", metavar="IMAGE", help="a file, a folder, or a pattern in quotes; more can follow")
+    parser.add_argument("words", metavar="QUESTION", nargs="*", help="in quotes")
+    parser.add_argument("--ask", action="append", default=[], metavar="QUESTION", help="may be given many times")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each image")
     options, asked = parser.parse_args_into_dataclasses()
+    questions = [word for word in asked.words if not is_image(word)] + asked.ask
+    if not questions:
+        parser.error("there is no question: write it in quotes after the images, or after --ask")
     try:
-        paths = find_images(asked.image)
-        if options.overlay:
-            check_overlay(options.overlay, paths)
+        images = [asked.image, *filter(is_image, asked.words)]
+        paths = [path for image in images for path in find_images(image)]
+        overlays = name_overlays(options.overlay, paths) if options.overlay else [None] * len(paths)
         answerer = load_answerer(options)
     except (ValueError, OSError, RuntimeError) as error:
         print(error, file=sys.stderr)
         return 2
     failed = 0
-    for path in paths:
+    for path, overlay in zip(paths, overlays):
         try:
             encoded = answerer.encode(answerer.read([path]))
-            [answers] = answerer.ask(encoded, [asked.question])
+            [answers] = answerer.ask(encoded, [questions])
             if asked.json:
                 line = {"image": str(path), "answers": [answer.to_dict() for answer in answers]}
                 print(json.dumps(line), flush=True)
             else:
                 print_table(path, answers)
-            if options.overlay:
-                save_overlay(answerer, path, encoded, answers, options.overlay)
-        except (ValueError, TypeError, OSError) as error:
+            if overlay:
+                save_overlay(answerer, path, encoded, answers, overlay)
+        except (ValueError, TypeError, OSError, FloatingPointError) as error:
             print(error, file=sys.stderr)
             failed += 1
     return 1 if failed else 0

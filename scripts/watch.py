@@ -62,7 +62,8 @@ def main() -> int:
         options, what = parser.parse_args_into_dataclasses()
         stop = StopSignal()
         problems = watch(what.source, what.ask, options, stop)
-    except (ValueError, OSError, RuntimeError) as error:  # the last for a missing device, or memory of a GPU
+    # RuntimeError for a missing device, or memory of a GPU; FloatingPointError for damaged weights.
+    except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:

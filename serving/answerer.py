@@ -20,7 +20,8 @@ from transformers import TextIteratorStreamer
 from ..answering import FirstWord, first_words, generate_answers
 from ..data.ground_truth import NONE
 from ..operating_points import OperatingPoints
-from ..processing_traffic_vlm import QUESTION_END, TrafficVLMProcessor
+from ..processing_traffic_vlm import TrafficVLMProcessor
+from ..questions_traffic_vlm import QUESTION_END
 from ..utils import load_weights
 
 
@@ -88,8 +89,8 @@ class Answerer:
         self.operating_points = operating_points
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = dtype or (torch.float32 if self.device.type == "cpu" else torch.bfloat16)
+        model: Any = load_weights(folder, dtype=dtype).eval()  # first, as it says when there is no such folder
         self.processor: Any = TrafficVLMProcessor.from_pretrained(str(folder))
-        model: Any = load_weights(folder, dtype=dtype).eval()
         try:
             self.model = model.to(self.device)
         except AssertionError as error:  # raised by torch builds without support for the device

@@ -3,8 +3,10 @@
     folder or glob of images │ Parquet files │ tars ──→ plan: numbered parts ──→ Ray actors, one part each at a time
     in an actor: images decoded by threads → all questions of an image in one packed row → part-000012.parquet
 
-The plan is made once and stored with the labels. A part is done when its file exists. A file appears complete, by
-renaming. So a run that was killed can be repeated: it labels the missing parts, and each image is in one file only.
+The plan is stored with the labels; images that come later get new parts at its end. A part is done when its file has
+an answer to every question about every image. Otherwise the next run asks only what is missing, and replaces the file
+by renaming. So a run that was killed can be repeated, images can be added or repaired, and questions can be added:
+each image is in one file only, and no answer is lost.
 """
 
 import hashlib
@@ -16,12 +18,13 @@ import tarfile
 import time
 import uuid
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import fsspec
 import pyarrow as pa
@@ -46,11 +49,14 @@ KINDS = {
     "parquet": (".parquet",),
     "tar": (".tar", ".tar.gz", ".tgz"),
 }
-PLAN = "_plan.parquet"  # readers of Parquet folders skip names with an underscore
+PLAN = "_plan"  # Parquet, but *.parquet matches only labels; readers of folders skip names with an underscore
+OLD_PLAN = "_plan.parquet"  # of earlier versions
 DECODING_THREADS = 4
+READING_THREADS = 16  # for the labels of earlier runs, which may be on a slow file system
 COLUMNS = ("key", "question", "probability", "answer", "error")
 SCHEMA = pa.schema([(name, pa.float32() if name == "probability" else pa.string()) for name in COLUMNS])
 NOT_SURE = pa.field("not_sure", pa.bool_())  # another column, with --thresholds
+PLAN_SCHEMA = pa.schema({"part": pa.int64(), "kind": pa.string(), "path": pa.binary(), "group": pa.int64()})
 
 
 def _option(default: Any, help: str) -> Any:
@@ -88,14 +94,12 @@ class LabelOptions:
             self.model = os.path.abspath(self.model)
 
     def job(self, source: str) -> dict[str, Any]:
-        """What identifies the job that a folder of labels belongs to. It cannot change while the job is continued."""
+        """What identifies the job that a folder of labels belongs to. Runs that add to the folder cannot change it."""
         return {
             "source": _absolute(source),
-            "questions": self.ask,
             "model": self.model,
             "column": self.column,
             "key_column": self.key_column,
-            "images_per_part": self.images_per_part,
             "dtype": "bfloat16" if self.bf16 else None,
             "weights": weights_digest(self.model),
             "thresholds": hashlib.sha256(Path(self.thresholds).read_bytes()).hexdigest() if self.thresholds else None,
@@ -141,28 +145,37 @@ def list_input(source: str) -> tuple[str, list[str]]:
     ]
 
 
-def make_plan(job: dict[str, Any]) -> pa.Table:
-    """A row for each image, row group or tar, with "part", "kind", "path" and "group", sorted by part.
+def extend_plan(plan: pa.Table, job: dict[str, Any], images_per_part: int) -> pa.Table:
+    """Add a row for each image, row group or tar that the plan does not have, sorted by part.
+
+    Args:
+        plan: rows with "part", "kind", "path" (bytes: names of files need not be UTF-8) and "group".
 
     Raises:
-        DataError: the input cannot be listed, or a Parquet file lacks a column.
+        DataError: the input cannot be listed, a Parquet file lacks a column, or it has other row groups than before.
     """
     kind, paths = list_input(job["source"])
-    if kind == "parquet":
-        rows = [(path, group) for path in paths for group in range(_count_row_groups(path, job))]
-    else:
-        rows = [(path, 0) for path in paths]
-    if not rows:
+    planned = Counter(plan["path"].to_pylist())  # number of row groups
+    rows = []
+    for path in paths:
+        groups = _count_row_groups(path, job) if kind == "parquet" else 1
+        known = planned[os.fsencode(path)]
+        if known and known != groups:
+            raise DataError(
+                f"{path}: has {groups} row groups, but {known} when its labels began. Choose another folder"
+            )
+        rows += [(path, group) for group in range(known, groups)]
+    if not rows and not plan.num_rows:
         raise DataError(f"{job['source']}: its files hold no rows")
-    part_size = job["images_per_part"] if kind == "image" else 1
-    return pa.table(
-        {
-            "part": [index // part_size for index in range(len(rows))],
-            "kind": [kind] * len(rows),
-            "path": [path for path, _ in rows],
-            "group": [group for _, group in rows],
-        }
-    )
+    first = plan["part"][-1].as_py() + 1 if plan.num_rows else 0
+    part_size = images_per_part if kind == "image" else 1
+    new = {
+        "part": [first + index // part_size for index in range(len(rows))],
+        "kind": [kind] * len(rows),
+        "path": [os.fsencode(path) for path, _ in rows],
+        "group": [group for _, group in rows],
+    }
+    return pa.concat_tables([plan, pa.table(new, PLAN_SCHEMA)])
 
 
 def _count_row_groups(path: str, job: dict[str, Any]) -> int:
@@ -191,10 +204,43 @@ class LabelFolder:
         except (ValueError, ImportError) as error:
             raise DataError(f"{url}: cannot be written to: {error}") from error
 
-    def done(self) -> set[int]:
-        """The numbers of the parts whose labels exist."""
+    def parts(self) -> list[int]:
+        """The numbers of the parts that have labels."""
         names = (re.search(r"/part-(\d+)\.parquet$", name) for name in self.fs.find(self.path, maxdepth=1))
-        return {int(name[1]) for name in names if name}
+        return sorted(int(name[1]) for name in names if name)
+
+    def read(self, part: int, columns: list[str] | None = None) -> pa.Table | None:
+        """The labels of a part; None if it has none.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        path = f"{self.path}/{part_name(part)}"
+        try:
+            with self.fs.open(path) as file:
+                return pq.read_table(file, columns=columns)
+        except FileNotFoundError:
+            return None
+        except pa.ArrowException as error:
+            raise DataError(f"{path}: is damaged: {error}. Remove it, and its images are labeled again") from error
+
+    def find_done(self, questions: Sequence[str]) -> tuple[set[int], set[str]]:
+        """The parts whose images all have answers to these questions, and the other questions that have answers here.
+
+        Raises:
+            DataError: a file is damaged.
+        """
+
+        def check(part: int) -> tuple[set[str], bool]:
+            table: Any = self.read(part, ["question", "error"])
+            answered, has_errors = set(table["question"].unique().to_pylist()), table["error"].null_count < len(table)
+            return answered, not has_errors and (answered.issuperset(questions) or not len(table))
+
+        parts = self.parts()
+        with ThreadPoolExecutor(READING_THREADS) as pool:
+            found = list(pool.map(check, parts))
+        done = {part for part, (_, is_done) in zip(parts, found) if is_done}
+        return done, set().union(*(answered for answered, _ in found)).difference(questions)
 
     def write(self, table: pa.Table, name: str) -> None:
         """Write a file that appears complete or not at all, even if several machines write it at once."""
@@ -209,37 +255,51 @@ class LabelFolder:
             if name.endswith(".tmp"):
                 self.fs.rm(name)
 
-    def open_plan(self, job: dict[str, Any]) -> pa.Table:
-        """The plan that is stored here; if there is none, make and store it.
+    def open_plan(self, job: dict[str, Any], images_per_part: int) -> pa.Table:
+        """The plan that is stored here, extended by new images; if there is none, make and store it.
 
         Raises:
-            DataError: the labels here belong to another job, or have no plan.
+            DataError: the input cannot be used; the labels here belong to another job, or have no plan.
         """
         self.fs.makedirs(self.path, exist_ok=True)
-        if not self.fs.exists(f"{self.path}/{PLAN}"):
-            if self.done():
-                raise DataError(f"{self.path}: holds labels, but not their plan ({PLAN}). Choose another folder")
-            plan = make_plan(job).replace_schema_metadata({"job": json.dumps(job)})
-            self.write(plan, PLAN)
-            return plan
-        with self.fs.open(f"{self.path}/{PLAN}") as file:
-            plan = pq.read_table(file)
-        before = json.loads(plan.schema.metadata[b"job"])
-        before.setdefault("weights", job["weights"])  # plans of early versions have none
-        changes = [f"{name} {before.get(name)!r}, now {job[name]!r}" for name in job if before.get(name) != job[name]]
-        if changes:
-            raise DataError(f"{self.path}: holds labels of another job: {'; '.join(changes)}. Choose another folder")
+        path, old = f"{self.path}/{PLAN}", f"{self.path}/{OLD_PLAN}"
+        if self.fs.exists(old):
+            self.fs.mv(old, path)
+        stored = PLAN_SCHEMA.empty_table()
+        if self.fs.exists(path):
+            with self.fs.open(path) as file:
+                stored = pq.read_table(file)
+            before = json.loads(stored.schema.metadata[b"job"])
+            before.setdefault("weights", job["weights"])  # plans of early versions have none
+            changes = [
+                f"{name} {before.get(name)!r}, now {job[name]!r}" for name in job if before.get(name) != job[name]
+            ]
+            if changes:
+                raise DataError(
+                    f"{self.path}: holds labels of another job: {'; '.join(changes)}. Choose another folder"
+                )
+        elif self.parts():
+            raise DataError(f"{self.path}: holds labels, but not their plan ({PLAN}). Choose another folder")
+        plan = extend_plan(stored.replace_schema_metadata().cast(PLAN_SCHEMA), job, images_per_part)
+        if len(plan) > len(stored):
+            self.write(plan.replace_schema_metadata({"job": json.dumps(job)}), PLAN)
         return plan
 
 
+def part_name(part: int) -> str:
+    return f"part-{part:06d}.parquet"
+
+
 def missing_parts(plan: pa.Table, done: set[int]) -> Iterator[list[dict[str, Any]]]:
-    """The rows of the plan of each part that is not done."""
+    """The rows of the plan of each part that is not done, with paths as text."""
     rows = (row for batch in plan.to_batches(max_chunksize=1000) for row in batch.to_pylist())
+    rows = (row | {"path": os.fsdecode(row["path"])} for row in rows)
     for part, files in groupby(rows, key=lambda row: row["part"]):
         if part not in done:
             yield list(files)
 
 
+Rows = list[dict[str, Any]]  # of labels
 Content = bytes | Exception | None  # an encoded image, or what is wrong with it; None: in the file that the key names
 
 
@@ -308,6 +368,22 @@ def is_permanent(error: Exception, path: str) -> bool:
     return isinstance(error, FileNotFoundError | PermissionError) and os.path.isdir(os.path.dirname(path))
 
 
+class Pending(NamedTuple):
+    """An image to ask about.
+
+    Attributes:
+        key: as written to the labels.
+        known: its rows of earlier runs.
+        missing: questions that have no answer yet.
+        pixels: [3,H,W], or what is wrong with the image; None if no question is missing.
+    """
+
+    key: str
+    known: Rows
+    missing: list[str]
+    pixels: Future | None
+
+
 class Labeler:
     """A Ray actor that holds a model and labels parts.
 
@@ -327,36 +403,61 @@ class Labeler:
         """Return when the model is loaded."""
 
     def process(self, files: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Label a part and write its file.
+        """Ask what has no answer about the images of a part, and write its file.
 
         Args:
             files: rows of the plan.
 
         Returns:
-            "part", its number; "images" and, among them, "errors"; "problem", why the part is not done, or "".
+            "part", its number; "images" that were asked about and, among them, "errors"; "problem", why the part is
+            not done, or "".
         """
-        part, questions = files[0]["part"], len(self.options.ask)
+        part = files[0]["part"]
         result = {"part": part, "images": 0, "errors": 0, "problem": ""}
         try:
-            labels = pa.Table.from_pylist(list(self.label(read_part(files, self.options))), self.schema)
-            self.folder.write(labels, f"part-{part:06d}.parquet")
+            before = self.folder.read(part)
+            known = [] if before is None else before.to_pylist()
+            rows: Rows = []
+            for new, old in self.label(read_part(files, self.options), known):
+                rows += old + new
+                result["images"] += bool(new)
+                result["errors"] += any("error" in row for row in new)
+            labels = pa.Table.from_pylist(rows, self.schema)
+            if before is None or not labels.equals(before):
+                self.folder.write(labels, part_name(part))
         except OSError as error:  # of a network or a disk: another run may succeed
-            return result | {"problem": f"{files[0]['path']}: {str(error) or type(error).__name__}"}
-        errors = labels.num_rows - labels["error"].null_count
-        return result | {"images": labels.num_rows // questions, "errors": errors // questions}
+            problem = f"{files[0]['path']}: {str(error) or type(error).__name__}"
+            return {"part": part, "images": 0, "errors": 0, "problem": problem}
+        return result
 
-    def label(self, images: Iterable[tuple[str, Content]]) -> Iterator[dict[str, Any]]:
-        """Rows of labels, decoding one batch of images ahead of the model."""
+    def label(self, images: Iterable[tuple[str, Content]], known: Rows) -> Iterator[tuple[Rows, Rows]]:
+        """Yield new and known rows of labels of each image, decoding one batch of images ahead of the model.
+
+        Args:
+            known: rows of earlier runs. Questions that they answer are not asked again. An image that could not be
+                read is asked all questions that they have.
+        """
+        questions = list(dict.fromkeys([*(row["question"] for row in known), *self.options.ask]))
+        answered = rows_by_image(known)
         images = iter(images)
-        ahead: list[tuple[str, Future]] = []
+        counts: Counter[str] = Counter()
+        ahead: list[Pending] = []
         with ThreadPoolExecutor(DECODING_THREADS) as pool:
             while True:
-                batch = islice(images, self.options.batch_size)
-                decoding = [(key, pool.submit(self.decode, key, content)) for key, content in batch]
+                batch = []
+                for key, content in islice(images, self.options.batch_size):
+                    written = to_utf8(key)
+                    rows = answered.pop((written, counts[written]), [])
+                    counts[written] += 1
+                    asked = {row["question"] for row in rows}
+                    missing = [question for question in questions if question not in asked]
+                    pixels = pool.submit(self.decode, key, content) if missing else None
+                    batch.append(Pending(written, rows, missing, pixels))
                 yield from self._answer(ahead)
-                if not decoding:
-                    return
-                ahead = decoding
+                if not batch:
+                    break
+                ahead = batch
+        yield from (([], rows) for rows in answered.values() if rows)  # their file breaks off earlier than before
 
     def decode(self, key: str, content: Content) -> torch.Tensor | str:
         """Pixels [3,H,W] of an image, or what is wrong with it.
@@ -375,19 +476,42 @@ class Labeler:
                 raise
             return str(error) or type(error).__name__
 
-    def _answer(self, batch: Sequence[tuple[str, Future]]) -> Iterator[dict[str, Any]]:
-        decoded = [(key, future.result()) for key, future in batch]
-        pixels = [value for _, value in decoded if not isinstance(value, str)]
-        encoded = self.answerer.encode(torch.stack(pixels)) if pixels else None
-        answers = iter(self.answerer.ask(encoded, [self.options.ask] * len(pixels)) if pixels else ())
-        for key, value in decoded:
-            if isinstance(value, str):
-                yield from ({"key": key, "question": question, "error": value} for question in self.options.ask)
-                continue
-            for answer in next(answers):
-                probability = answer.probability if answer.yes_probability is None else answer.yes_probability
-                row = {"key": key, "question": answer.question, "probability": probability, "answer": answer.answer}
-                yield row | {"not_sure": answer.not_sure}  # only with --thresholds a column of the file
+    def _answer(self, batch: Sequence[Pending]) -> Iterator[tuple[Rows, Rows]]:
+        decoded: list[Any] = [image.pixels and image.pixels.result() for image in batch]
+        asked = [(pixels, image.missing) for pixels, image in zip(decoded, batch) if isinstance(pixels, torch.Tensor)]
+        answers: Iterator[list[Any]] = iter(())
+        if asked:
+            encoded = self.answerer.encode(torch.stack([pixels for pixels, _ in asked]))
+            answers = iter(self.answerer.ask(encoded, [missing for _, missing in asked]))
+        for value, image in zip(decoded, batch):
+            if isinstance(value, torch.Tensor):
+                yield [to_row(image.key, answer) for answer in next(answers)], image.known
+            else:
+                yield [{"key": image.key, "question": q, "error": to_utf8(value)} for q in image.missing], image.known
+
+
+def to_row(key: str, answer: Any) -> dict[str, Any]:
+    """An answer as a row of labels."""
+    probability = answer.probability if answer.yes_probability is None else answer.yes_probability
+    row = {"key": key, "question": answer.question, "probability": probability, "answer": answer.answer}
+    return row | {"not_sure": answer.not_sure}  # only with --thresholds a column of the file
+
+
+def to_utf8(text: str) -> str:
+    """Replace the bytes of a file name that are not UTF-8 by escapes such as \\xe9: Parquet has only UTF-8."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def rows_by_image(rows: Rows) -> dict[tuple[str, int], Rows]:
+    """The rows without an error of each image: its key, and how many images of the part before it have that key."""
+    found: dict[tuple[str, int], Rows] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        pair = row["key"], row["question"]
+        of_image = found.setdefault((row["key"], counts[pair]), [])
+        of_image += [row] if row["error"] is None else []
+        counts[pair] += 1
+    return found
 
 
 def check_model(options: LabelOptions) -> None:
@@ -411,7 +535,7 @@ def check_model(options: LabelOptions) -> None:
 
 
 def label(source: str, options: LabelOptions) -> None:
-    """Label the parts that are missing, with the machines of Ray, and print the progress to standard error.
+    """Label what has no labels yet, with the machines of Ray, and print the progress to standard error.
 
     Args:
         source: a folder, a glob, a Parquet file or a tar, or a folder or glob of these; a path or a URL of fsspec.
@@ -423,9 +547,11 @@ def label(source: str, options: LabelOptions) -> None:
     ray = load_ray("labeling")
     check_model(options)
     folder = LabelFolder(options.output_dir)
-    plan = folder.open_plan(options.job(source))
-    done, total = folder.done(), plan["part"][-1].as_py() + 1
+    plan = folder.open_plan(options.job(source), options.images_per_part)
+    (done, others), total = folder.find_done(options.ask), plan["part"][-1].as_py() + 1
     folder.remove_temporary_files()
+    if others:
+        print(f"{folder.path} also has answers to {', '.join(map(repr, sorted(others)))}", file=sys.stderr)
     if len(done) == total:
         print(f"all {total} parts are labeled", file=sys.stderr)
         return

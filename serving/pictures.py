@@ -12,6 +12,7 @@ from ..utils import DataError
 
 MAX_PIXELS = 40_000_000  # an 8K frame has 33 million
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # other formats are rare, or start programs
+SUFFIXES = {suffix for suffix, image_format in Image.registered_extensions().items() if image_format in FORMATS}
 
 
 def open_picture(source: str | Path | bytes, name: str = "", max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -47,10 +48,9 @@ def list_images(folder: Path) -> list[Path]:
     Raises:
         DataError: there is none.
     """
-    suffixes = {suffix for suffix, image_format in Image.registered_extensions().items() if image_format in FORMATS}
-    found = [path for path in folder.iterdir() if path.suffix.lower() in suffixes and path.is_file()]
+    found = [path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file()]
     if not found:
-        raise DataError(f"{folder}: has no images ({', '.join(sorted(suffixes))})")
+        raise DataError(f"{folder}: has no images ({', '.join(sorted(SUFFIXES))})")
     # Odd parts of a name are its numbers. The name itself keeps 1.png and 01.png in a fixed order.
     parts = {path: re.split(r"(\d+)", path.name) for path in found}
     return sorted(found, key=lambda path: ([int(p) if i % 2 else p for i, p in enumerate(parts[path])], path.name))

@@ -8,6 +8,7 @@
 """
 
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +27,10 @@ from .pictures import list_images, open_picture
 MAX_PIXELS = 8192 * 8192  # per frame: twice an 8K video
 DEFAULT_RATE = 25.0  # frames per second of images, and of videos that declare no rate
 TIMEOUT = 10.0  # seconds without data after which a stream counts as lost
-TOLERANCE = 1.5  # seconds that a complete video may lack: a file can declare the duration of its longer sound
+# What a complete video may lack: frames of the duration that it declares for its pictures, or seconds of any other
+# duration, which can be that of the longer sound, or estimated.
+TOLERANCE_FRAMES = 1.5
+TOLERANCE = 1.5
 CAMERA_FORMATS = {"linux": "v4l2", "darwin": "avfoundation", "win32": "dshow"}
 # These send at their own pace, whether frames are read or not. HTTP sends as fast as it is read.
 LIVE_PROTOCOLS = ("rtsp", "rtsps", "rtmp", "rtmps", "rtp", "srt", "tcp", "udp")
@@ -211,8 +215,9 @@ class VideoSource(Source):
         return streams[0]
 
     def _decode(self) -> Iterator[tuple[int, float, av.VideoFrame]]:
-        index, seconds = -1, 0.0
+        index, seconds, end = -1, 0.0, 0.0
         last: float | None = None
+        start = self.stream.start_time or 0
         base = float(self.stream.time_base)  # after an error, the last frames come without it
         with self.container:
             for index, picture in enumerate(self._decode_packets()):
@@ -222,8 +227,10 @@ class VideoSource(Source):
                 elif index:  # also where a second recording starts within the file, and its time stamps at 0
                     seconds += 1 / self.rate
                 last = stamp
+                if picture.pts is not None:  # the last picture of a recorded screen can stand for seconds
+                    end = max(end, (picture.pts - start + (picture.duration or 0)) * base)
                 yield index, seconds, picture
-        self._check_end(index + 1, seconds + 1 / self.rate)
+        self._check_end(index + 1, max(end, seconds + 1 / self.rate))
 
     def _decode_packets(self) -> Iterator[av.VideoFrame]:
         for packet in self._read_packets():
@@ -253,8 +260,23 @@ class VideoSource(Source):
             self.problems.append(f"{self.name}: no frame can be decoded")
         elif self.duration is not None:
             own = self.stream.duration and float(self.stream.duration * self.stream.time_base)
-            declared = own or self.duration
-            if seconds < declared - TOLERANCE:
+            declared = self._declared_seconds()
+            tolerance = TOLERANCE if declared is None else TOLERANCE_FRAMES / self.rate
+            declared = declared or own or self.duration
+            if seconds < declared - tolerance:
                 self.problems.append(
                     f"{self.name}: the end is missing: {seconds:.1f} s of {declared:.1f} s ({frames} frames) were read"
                 )
+
+    def _declared_seconds(self) -> float | None:
+        """The duration of the pictures as the file declares it, whatever is left of the file; None if it does not.
+
+        FFmpeg estimates the duration of other files by their last time stamps.
+        """
+        stream, name = self.stream, self.container.format.name
+        if "matroska" in name:
+            match = re.fullmatch(r"(\d+):(\d+):([\d.]+)", stream.metadata.get("DURATION", ""))  # to the end
+            end = match and 3600 * int(match[1]) + 60 * int(match[2]) + float(match[3])
+            return end and end - float((stream.start_time or 0) * stream.time_base)
+        ticks = {"avi": stream.frames, "mov,mp4,m4a,3gp,3g2,mj2": stream.duration}.get(name)
+        return float(ticks * stream.time_base) if ticks else None

@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from tiny import ROOT, save_folder, tiny_model, yes_no_model
 from traffic_vlm.data.synthetic import render
-from traffic_vlm.processing_traffic_vlm import is_yes_no_question
+from traffic_vlm.questions_traffic_vlm import is_yes_no_question
 from traffic_vlm.serving import answerer as answerer_module
 from traffic_vlm.serving.answerer import Answerer
 from traffic_vlm.serving.overlay import asked_word, draw_overlay, heat_over
@@ -157,10 +157,56 @@ def test_the_script_prints_tables_and_json_and_draws(folder, picture, tmp_path):
     assert all(question in table.stdout for question in QUESTIONS)
     assert Image.open(tmp_path / "out.png").width > 300
     both = ask(folder, picture.parent / "*.[jp][pn]g", QUESTIONS[0], "--json")
+    assert both.returncode == 0, both.stderr
     lines = [json.loads(line) for line in both.stdout.splitlines()]
     assert [line["image"] for line in lines] == [str(other), str(picture)]
     assert lines[0]["answers"][0]["question"] == QUESTIONS[0]
     other.unlink()
+
+
+@pytest.fixture
+def run_script(folder, monkeypatch, capsys, loud):
+    """Runs the script in this process, as starting another takes seconds; returns status, output and errors."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ask.py", "--model", str(folder), *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(ROOT / "scripts/ask.py"), run_name="__main__")
+        return end.value.code, *capsys.readouterr()
+
+    return run
+
+
+def test_images_and_questions_can_be_in_any_order(picture, tmp_path, monkeypatch, run_script):
+    """A path that exists or ends like an image is an image, wherever it stands; --ask is always a question."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.jpg", "b.JPG", "frames/c.png", "night"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.open(picture).save(name, "PNG")
+    car, bus = "Is there a car?", "Is there a bus?"
+    for words, images, questions in [
+        (["a.jpg", "b.JPG", car], ["a.jpg", "b.JPG"], [car]),
+        (["a.jpg", car, "frames", "night", "*.JPG", bus], ["a.jpg", "frames/c.png", "night", "b.JPG"], [car, bus]),
+        (["a.jpg", "b.JPG", "--ask", car, "--ask", "night"], ["a.jpg", "b.JPG"], [car, "night"]),
+        (["--ask", bus, "a.jpg", car, "--device", "cpu", "b.JPG"], ["a.jpg", "b.JPG"], [car, bus]),
+    ]:
+        status, output, errors = run_script(*words, "--json")
+        lines = [json.loads(line) for line in output.splitlines()]
+        found = [(line["image"], [answer["question"] for answer in line["answers"]]) for line in lines]
+        assert (status, found) == (0, [(image, questions) for image in images]), errors
+
+
+def test_each_image_has_its_overlay(picture, tmp_path, run_script):
+    (tmp_path / "more").mkdir()
+    for path in (tmp_path / "scene.png", tmp_path / "more/scene.jpg"):
+        Image.new("RGB", (64, 48), "green").save(path)
+    arguments = (tmp_path / "scene.png", tmp_path / "more", QUESTIONS[0], "--overlay", tmp_path / "seen.png")
+    status, _, errors = run_script(*arguments)
+    assert status == 0, errors
+    assert sorted(path.name for path in tmp_path.glob("seen*")) == ["seen_1_scene.png", "seen_2_scene.png"]
+    assert all(Image.open(path).width > 300 for path in tmp_path.glob("seen*"))
+    status, _, errors = run_script(arguments[0], tmp_path / "seen_1_scene.png", *arguments[2:])
+    assert status == 2 and "seen_1_scene.png is an image that is asked about" in errors
 
 
 def test_thresholds_decide_and_mark_answers(picture, tmp_path, monkeypatch, capsys, loud):
@@ -183,15 +229,18 @@ def test_thresholds_decide_and_mark_answers(picture, tmp_path, monkeypatch, caps
     ("arguments", "message"),
     [
         (["missing.jpg", "Is there a car?"], "missing.jpg: no such image"),
+        (["scene.png", "missing.jpg", "Is there a car?"], "missing.jpg: no such image"),
+        (["scene.png", "second.png"], "there is no question"),
         (["text.jpg", "Is there a car?"], "text.jpg"),
         (["scene.png", "zebra qux?"], "no word of the question"),
         (["scene.png", " "], "empty"),
         (["scene.png", "car " * 200], "at most 128"),
-        (["scene.png", "Is there a car?", "--model", "nowhere"], "nowhere"),
-        (["*.png", "Is there a car?", "--overlay", "out.png"], "--overlay draws one image"),
+        (["scene.png", "Is there a car?", "--model", "nowhere"], "nowhere: no such folder"),
+        (["scene.png", "Is there a car?", "--model", "runs/nowhere"], "runs/nowhere: no such folder, and it cannot"),
+        (["*.png", "Is there a car?", "--overlay", "out/all.png"], "there is no folder out"),
         (["scene.png", "Is there a car?", "--overlay", "nowhere/out.png"], "there is no folder nowhere"),
         (["scene.png", "Is there a car?", "--overlay", "full/out.png"], "Is a directory"),
-        (["scene.png", "Is there a car?", "--overlay", "./scene.png"], "is the image that is asked about"),
+        (["scene.png", "Is there a car?", "--overlay", "./scene.png"], "is an image that is asked about"),
         (["scene.png", "Is there a car?", "--overlay", "out.jpg"], "must be a PNG file, got 'out.jpg'"),
         (["scene.png", "Is there a car?", "--device", "abacus"], "abacus"),
         (["scene.png", "Is there a car?", "--device", "xpu"], "xpu"),

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
 from tiny import ROOT, TINY_TEXT, TINY_TOWER, random_ids, random_pixels, save_folder
 
@@ -38,7 +39,13 @@ QUESTIONS = ["Is there a car?", "Is the traffic light red?", "Is it raining?", "
 def folder(tmp_path_factory):
     torch.manual_seed(0)
     config = TrafficVLMConfig({"model_type": "traffic_vlm_vision"} | TINY_TOWER, TINY_TEXT, yes_no_temperature=1.7)
-    return save_folder(TrafficVLMForConditionalGeneration(config).eval(), tmp_path_factory.mktemp("model"))
+    model = TrafficVLMForConditionalGeneration(config).eval()
+    weight = model.lm_head.weight.detach()
+    last = weight[
+        Tokenizer.from_file(str(ROOT / "tokenizer.json")).token_to_id("?")
+    ]  # of every prompt, so most likely
+    weight[4], weight[5] = 1.2 * last, 1.2 * last + 0.5 * weight[5]  # [YES] and [NO] are more likely
+    return save_folder(model, tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +114,7 @@ def test_decode_equals_the_model(folder, run, rows, length, steps):
 
 @torch.no_grad()
 @pytest.mark.slow
-def test_committed_weights_on_the_example_images(tmp_path):
+def test_committed_weights_on_the_example_images(tmp_path, monkeypatch, capsys):
     export(ROOT, tmp_path / "onnx", ["onnx"])
     answerer = Answerer(ROOT, "cpu")
     graphs = ExportedModel(tmp_path / "onnx", answerer.model.config)
@@ -117,6 +124,9 @@ def test_committed_weights_on_the_example_images(tmp_path):
     actual = graphs.question_logits(**inputs, encoded_images=graphs.encode_images(pixels))
     for logits, expected_logits in zip(actual, expected, strict=True):
         assert_near(logits[:, 1:], expected_logits[:, 1:])
+    [answers] = answerer([ROOT / "docs/example.jpg"], [[*ASKED, "What is ahead?"]])
+    ask_onnx(monkeypatch, tmp_path / "onnx", ROOT / "docs/example.jpg", *(answer.question for answer in answers))
+    assert_same_answers(capsys.readouterr().out.splitlines()[1:], answers)
 
 
 def test_predictions_equal_those_of_the_model(folder, exported, tmp_path):
@@ -164,35 +174,86 @@ def test_int8_graphs_are_close_and_smaller(folder, exported):
         assert (exported / f"{name}_int8.onnx").stat().st_size < (exported / f"{name}.onnx").stat().st_size
 
 
+def ask_onnx(monkeypatch, *arguments):
+    """Runs the script in this process."""
+    monkeypatch.setattr(sys, "argv", ["ask_onnx.py", *map(str, arguments)])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    runpy.run_path(str(ROOT / "scripts/ask_onnx.py"), run_name="__main__")
+
+
+def write_pictures(folder):
+    """Images that a simple reader shows white, black, on a wrong background or turned."""
+    random = np.random.default_rng(0)
+    scene = Image.open(ROOT / "docs/example.jpg").convert("L")
+    paths = [folder / name for name in ("transparent.png", "16 bit.png", "float.tiff", "turned.jpg")]
+    Image.fromarray(random.integers(0, 256, (90, 120, 4), dtype=np.uint8)).save(paths[0])
+    Image.fromarray(np.asarray(scene, np.uint16) * 257).save(paths[1])
+    Image.fromarray(np.asarray(scene, np.float32) / 255).save(paths[2])
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    scene.save(paths[3], exif=turned)
+    return paths
+
+
+ASKED = [
+    *QUESTIONS,
+    "Is  there a car…",
+    "Is there a bus？",
+    "How busy is it?",
+    "What is [EOS] ahead",
+    "Is there a zebra?",
+]
+
+
+def assert_same_answers(lines, answers):
+    """Lines of ask_onnx.py and answers of the Answerer, with numbers equal but for rounding."""
+    lines = [line.removesuffix("   (with unknown words)") for line in lines]
+    for line, answer in zip(lines, answers, strict=True):
+        text, _, number = answer.to_text().rpartition(", ")
+        assert line.startswith(f"  {answer.question} ") and line.rpartition(", ")[0].endswith(f"  {text}")
+        assert float(line.rpartition(", ")[2]) == pytest.approx(float(number), abs=0.011)
+
+
+def test_ask_onnx_gives_the_answers_and_numbers_of_ask(folder, exported, tmp_path, monkeypatch, capsys):
+    answerer, paths = Answerer(folder, "cpu"), write_pictures(tmp_path)
+    expected = answerer(paths, [ASKED] * len(paths))
+    is_yes_no = {answer.yes_probability is not None for answers in expected for answer in answers}
+    assert is_yes_no == {True, False} and expected[0][6].yes_probability is None
+    for path, answers in zip(paths, expected):
+        ask_onnx(monkeypatch, exported, path, *ASKED)
+        name, *lines = capsys.readouterr().out.splitlines()
+        assert name == str(path)
+        assert_same_answers(lines, answers)
+        assert [line.endswith("(with unknown words)") for line in lines] == [bool(a.unknown_words) for a in answers]
+
+
 @pytest.mark.slow
-def test_ask_onnx_answers_like_the_model_without_torch(folder, exported, tmp_path):
-    path = tmp_path / "transparent.png"
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 120, 4), dtype=np.uint8)).save(path)
-    questions = [*QUESTIONS, "Is  there a car…", "Is there a bus？", "Is there a zebra?"]
+def test_ask_onnx_needs_no_torch(folder, exported):
+    image = ROOT / "docs/example.jpg"
     code = "import runpy, sys; sys.modules['torch'] = sys.modules['transformers'] = None; sys.argv = sys.argv[1:]; "
     code += "runpy.run_path(sys.argv[0], run_name='__main__')"
-    command = [sys.executable, "-c", code, ROOT / "scripts/ask_onnx.py", exported, path, *questions]
+    command = [sys.executable, "-c", code, ROOT / "scripts/ask_onnx.py", exported, image, *ASKED]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    answerer = Answerer(folder, "cpu")
-    inputs = answerer.processor(images=[Image.open(path)], text=[questions], packed=True, return_tensors="pt")
-    [scores] = answerer.model.score_yes_no(**inputs)
-    *lines, last = done.stdout.splitlines()
-    assert "(with unknown words)" in last and "unknown" not in "".join(lines)
-    printed = [line.removesuffix("  (with unknown words)").rsplit("  ", 2) for line in (*lines, last)]
-    assert [line[0] for line in printed] == questions
-    assert [float(line[2]) for line in printed] == pytest.approx(scores.tolist(), abs=2e-3)
+    assert_same_answers(done.stdout.splitlines()[1:], Answerer(folder, "cpu")([image], [ASKED])[0])
 
 
-def test_ask_onnx_refuses_bad_arguments(exported, monkeypatch):
+def test_ask_onnx_refuses_bad_arguments(exported, tmp_path, monkeypatch):
     image = str(ROOT / "docs/example.jpg")
+    old = shutil.copytree(exported, tmp_path / "old", ignore=shutil.ignore_patterns("*.onnx", "*.pt2"))
+    (old / "export.json").write_text("{}")
     for arguments, message in (
-        ([image, "car " * 130], "a question has 132 tokens, at most 128 are allowed"),
-        ([image], "ask_onnx.py runs/onnx docs/example.jpg"),
+        ([exported, image, "car " * 130], "A question of 132 tokens leaves no room for an answer"),
+        ([exported, image, "Is there a car?", image], "example.jpg: is a file, and not a question"),
+        ([exported, image, "zebra qux?"], "The model knows no word of the question 'zebra qux\\?'"),
+        ([exported, "nowhere.jpg", "Is there a car?"], "nowhere.jpg: no such image"),
+        ([exported, exported / "export.json", "Is there a car?"], "cannot read the image .*export.json"),
+        ([exported, image], "ask_onnx.py runs/onnx docs/example.jpg"),
+        ([tmp_path, image, "Is there a car?"], "No such file .*export.json"),
+        ([old, image, "Is there a car?"], "old: written by an earlier version"),
     ):
-        monkeypatch.setattr(sys, "argv", ["ask_onnx.py", str(exported), *arguments])
         with pytest.raises(SystemExit, match=message):
-            runpy.run_path(str(ROOT / "scripts/ask_onnx.py"))
+            ask_onnx(monkeypatch, *arguments)
 
 
 def test_export_json_describes_the_model(exported):

@@ -71,7 +71,8 @@ def run_here(source, output_dir, model, ask=QUESTIONS[:1], **options) -> list[di
     """Label the missing parts without Ray; what each part reports."""
     options = LabelOptions(ask, str(output_dir), model, batch_size=2, **options)
     folder = LabelFolder(options.output_dir)
-    parts = missing_parts(folder.open_plan(options.job(str(source))), folder.done())
+    plan = folder.open_plan(options.job(str(source)), options.images_per_part)
+    parts = missing_parts(plan, folder.find_done(options.ask)[0])
     return [Labeler(options, "cpu").process(files) for files in parts]
 
 
@@ -81,6 +82,11 @@ def report(part: int, images: int, errors: int = 0) -> dict:
 
 def read(folder) -> list[dict]:
     return pq.read_table(folder).to_pylist()
+
+
+def without_numbers(rows: list[dict]) -> list[dict]:
+    """Rows of labels without probabilities, which depend slightly on what is in the same pass."""
+    return [{name: value for name, value in row.items() if name != "probability"} for row in rows]
 
 
 def test_labels_are_the_answers_of_the_answerer(model, tmp_path):
@@ -174,15 +180,103 @@ def test_a_damaged_row_group_is_a_row_with_an_error(model, tmp_path):
     assert [bool(row["error"]) for row in read(tmp_path / "out")] == [True, False, False]
 
 
-def test_a_second_run_labels_only_the_missing_parts_of_the_first_plan(model, tmp_path):
+def test_a_second_run_labels_missing_parts_and_new_images(model, tmp_path):
     images, output = write_images(tmp_path / "in", 4), tmp_path / "out"
     run_here(images, output, model, images_per_part=2)
     (output / "part-000001.parquet").unlink()
     before = (output / "part-000000.parquet").stat().st_mtime_ns
-    (images / "new.png").write_bytes(encoded_image(9))  # the plan does not have it
-    assert run_here(images, output, model, images_per_part=2) == [report(1, 2)]
+    (images / "000-new.png").write_bytes(encoded_image(9))  # before those that the plan has
+    assert run_here(images, output, model, images_per_part=3) == [report(1, 2), report(2, 1)]
     assert (output / "part-000000.parquet").stat().st_mtime_ns == before
-    assert len(read(output)) == 4 and run_here(images, output, model, images_per_part=2) == []
+    assert {row["key"] for row in read(output)} == {str(path) for path in images.iterdir()}
+    assert len(read(output)) == 5 and run_here(images, output, model) == []
+
+
+def test_repaired_images_are_labeled_again(model, tmp_path):
+    images, output = write_images(tmp_path / "in", 3), tmp_path / "out"
+    good = (images / "001.png").read_bytes()
+    (images / "001.png").write_bytes(good[:100])
+    assert run_here(images, output, model, QUESTIONS) == [report(0, 3, errors=1)]
+    before = (output / "part-000000.parquet").stat().st_mtime_ns
+    assert run_here(images, output, model, QUESTIONS) == [report(0, 1, errors=1)]  # still broken
+    assert (output / "part-000000.parquet").stat().st_mtime_ns == before
+    (images / "001.png").write_bytes(good)
+    assert run_here(images, output, model, QUESTIONS) == [report(0, 1)]
+    assert run_here(images, output, model, QUESTIONS) == []
+    run_here(images, tmp_path / "at once", model, QUESTIONS)
+    assert without_numbers(read(output)) == without_numbers(read(tmp_path / "at once"))
+
+
+def test_a_repaired_tar_has_each_image_once(model, tmp_path):
+    contents = {f"{index}.png": encoded_image(index) for index in range(4)}
+    path = write_tar(tmp_path / "in.tar", contents | {"3.png": encoded_image(0)})
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert run_here(path, tmp_path / "out", model)[0]["errors"] == 1
+    path.write_bytes(whole)
+    assert run_here(path, tmp_path / "out", model)[0]["errors"] == 0
+    rows = read(tmp_path / "out")
+    assert [row["key"] for row in rows] == [f"{path}#{index}.png" for index in range(4)]
+    assert not any(row["error"] for row in rows)
+
+
+def test_questions_can_be_added_and_corrected(model, tmp_path):
+    """A part of a run that was stopped has the question with the typo; its answers stay."""
+    images, output = write_images(tmp_path / "in", 4), tmp_path / "out"
+    run_here(images, output, model, ["Is there a card?"], images_per_part=2)
+    (output / "part-000001.parquet").unlink()
+    assert run_here(images, output, model, QUESTIONS, images_per_part=2) == [report(0, 2), report(1, 2)]
+    assert run_here(images, output, model, QUESTIONS) == []
+    rows, paths = read(output), sorted(map(str, images.iterdir()))
+    asked = {key: [row["question"] for row in rows if row["key"] == key] for key in paths}
+    assert [asked[path] for path in paths] == [["Is there a card?", *QUESTIONS]] * 2 + [QUESTIONS] * 2
+    run_here(images, tmp_path / "at once", model, QUESTIONS)
+    kept = [row for row in rows if row["question"] in QUESTIONS]
+    assert without_numbers(kept) == without_numbers(read(tmp_path / "at once"))
+    assert LabelFolder(str(output)).find_done(QUESTIONS) == ({0, 1}, {"Is there a card?"})
+
+
+def test_images_with_the_same_key_keep_their_own_answers(model, tmp_path):
+    table = pa.table({"image": [encoded_image(0), b"", encoded_image(2)], "id": ["same"] * 3})
+    pq.write_table(table, tmp_path / "in.parquet")
+    for ask in (QUESTIONS[:1], QUESTIONS):
+        run_here(tmp_path / "in.parquet", tmp_path / "out", model, ask, key_column="id")
+    run_here(tmp_path / "in.parquet", tmp_path / "at once", model, QUESTIONS, key_column="id")
+    rows, expected = read(tmp_path / "out"), read(tmp_path / "at once")
+    assert without_numbers(rows) == without_numbers(expected)
+    assert [row["probability"] for row in rows] == pytest.approx([row["probability"] for row in expected], abs=1e-4)
+
+
+def test_a_parquet_file_with_other_row_groups_than_planned_is_refused(model, tmp_path):
+    path = write_parquet(tmp_path / "in.parquet", 4)
+    run_here(path, tmp_path / "out", model)
+    write_parquet(path, 5)
+    with pytest.raises(DataError, match="has 3 row groups, but 2 when its labels began"):
+        run_here(path, tmp_path / "out", model)
+
+
+def test_a_damaged_file_of_labels_is_named(model, tmp_path):
+    images, output = write_images(tmp_path / "in", 2), tmp_path / "out"
+    run_here(images, output, model)
+    os.truncate(output / "part-000000.parquet", 100)
+    with pytest.raises(DataError, match=r"part-000000.parquet: is damaged: .* Remove it"):
+        run_here(images, output, model)
+
+
+def test_a_file_name_that_is_not_utf8_is_labeled(model, tmp_path):
+    images = write_images(tmp_path / "in", 1)
+    (images / os.fsdecode(b"caf\xe9.png")).write_bytes(encoded_image(1))
+    (images / os.fsdecode(b"torn\xff.png")).write_bytes(b"")
+    tars = tmp_path / "tars"
+    tars.mkdir()
+    write_tar(tars / os.fsdecode(b"t\xe9.tar"), {os.fsdecode(b"n\xe9.png"): encoded_image(1)})
+    for _ in range(2):
+        run_here(images, tmp_path / "out", model)
+    labels = {row["key"]: row["error"] for row in read(tmp_path / "out")}
+    assert [key.rpartition("/")[2] for key in labels] == ["000.png", r"caf\xe9.png", r"torn\xff.png"]
+    assert [bool(error) for error in labels.values()] == [False, False, True]
+    assert run_here(tars, tmp_path / "from tar", model) == [report(0, 1)]
+    assert read(tmp_path / "from tar")[0]["key"].endswith(r"t\xe9.tar#n\xe9.png")
 
 
 def test_a_file_that_could_not_be_written_does_not_appear(tmp_path, monkeypatch):
@@ -195,7 +289,7 @@ def test_a_file_that_could_not_be_written_does_not_appear(tmp_path, monkeypatch)
     monkeypatch.setattr(pq, "write_table", write_half)
     with pytest.raises(OSError, match="disk full"):
         folder.write(pa.table({"a": [1]}), "part-000000.parquet")
-    assert folder.done() == set() and [path.suffix for path in tmp_path.iterdir()] == [".tmp"]
+    assert folder.parts() == [] and [path.suffix for path in tmp_path.iterdir()] == [".tmp"]
     folder.remove_temporary_files()
     assert not list(tmp_path.iterdir())
 
@@ -203,16 +297,14 @@ def test_a_file_that_could_not_be_written_does_not_appear(tmp_path, monkeypatch)
 def test_a_folder_of_another_job_is_refused(model, tmp_path):
     images, folder = write_images(tmp_path / "in", 2), LabelFolder(str(tmp_path / "out"))
 
-    def job(*questions):
-        return LabelOptions([*questions], folder.path, model).job(str(images))
-
-    folder.open_plan(job(*QUESTIONS))
-    with pytest.raises(DataError, match=r"another job: questions \[.*\], now \['Is it raining\?'\]\. Choose another"):
-        folder.open_plan(job("Is it raining?"))
+    job = LabelOptions(QUESTIONS, folder.path, model).job(str(images))
+    folder.open_plan(job, 10)
+    with pytest.raises(DataError, match=r"another job: column 'image', now 'picture'\. Choose another folder"):
+        folder.open_plan(job | {"column": "picture"}, 10)
     (tmp_path / "other").mkdir()
     (tmp_path / "other/part-000000.parquet").write_bytes(b"")
     with pytest.raises(DataError, match="holds labels, but not their plan"):
-        LabelFolder(str(tmp_path / "other")).open_plan(job(*QUESTIONS))
+        LabelFolder(str(tmp_path / "other")).open_plan(job, 10)
 
 
 def test_other_weights_in_the_same_model_folder_are_another_job(tmp_path):
@@ -222,17 +314,20 @@ def test_other_weights_in_the_same_model_folder_are_another_job(tmp_path):
         (weights / name).write_text("one")
     options, folder = LabelOptions(QUESTIONS, str(tmp_path / "out"), str(weights)), LabelFolder(str(tmp_path / "out"))
     job = options.job(str(images))
-    plan = folder.open_plan(job)
+    plan = folder.open_plan(job, 10)
     (weights / "README.md").write_text("two")
-    assert folder.open_plan(options.job(str(images))).equals(plan)
+    assert folder.open_plan(options.job(str(images)), 10).equals(plan)
     for name in ("model.safetensors", "config.json"):
         (weights / name).write_text("two")
         with pytest.raises(DataError, match="another job: weights"):
-            folder.open_plan(options.job(str(images)))
+            folder.open_plan(options.job(str(images)), 10)
         (weights / name).write_text("one")
-    old = {name: value for name, value in job.items() if name != "weights"}  # as stored by an early version
-    folder.write(plan.replace_schema_metadata({"job": json.dumps(old)}), labeling.PLAN)
-    assert folder.open_plan(job).num_rows == 2
+    # As stored by an early version: with text as paths, under another name.
+    old = {name: value for name, value in job.items() if name != "weights"} | {"questions": ["Is it night?"]}
+    text = plan.set_column(2, "path", plan["path"].cast(pa.string()))
+    folder.write(text.replace_schema_metadata({"job": json.dumps(old)}), labeling.OLD_PLAN)
+    assert folder.open_plan(job, 10).equals(plan)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["_plan"]
 
 
 def test_input_and_output_can_be_on_another_file_system(model):
@@ -242,7 +337,9 @@ def test_input_and_output_can_be_on_another_file_system(model):
     assert list_input("memory://frames/[12].png")[1] == [f"memory:///frames/{index}.png" for index in (1, 2)]
     assert run_here("memory://frames", "memory://labels", model) == [report(0, 3)]
     names = [name.rpartition("/")[2] for name in fs.find("/labels")]
-    assert names == ["_plan.parquet", "part-000000.parquet"]
+    assert names == ["_plan", "part-000000.parquet"]
+    assert run_here("memory://frames", "memory://labels", model, QUESTIONS) == [report(0, 3)]
+    assert [len(fs.glob("/labels/*.parquet")), len(fs.glob("/labels/*"))] == [1, 2]
 
 
 def test_a_glob_lists_each_image_once(tmp_path):
@@ -271,10 +368,13 @@ def test_after_a_network_error_the_part_is_not_done(model, tmp_path, monkeypatch
 
 def test_a_missing_disk_leaves_the_part_undone_but_a_missing_file_is_an_error_row(model, tmp_path):
     images, output = write_images(tmp_path / "in", 3), tmp_path / "out"
-    LabelFolder(str(output)).open_plan(LabelOptions(QUESTIONS[:1], str(output), model).job(str(images)))
-    images.rename(tmp_path / "away")
-    [failed] = run_here(images, output, model)
-    assert "No such file" in failed["problem"] and LabelFolder(str(output)).done() == set()
+    options = LabelOptions(QUESTIONS[:1], str(output), model)
+    plan = LabelFolder(str(output)).open_plan(options.job(str(images)), 10)
+    images.rename(tmp_path / "away")  # while the run goes on
+    [failed] = [Labeler(options, "cpu").process(files) for files in missing_parts(plan, set())]
+    assert "No such file" in failed["problem"] and LabelFolder(str(output)).parts() == []
+    with pytest.raises(DataError, match=r"found none|cannot be listed"):
+        run_here(images, output, model)
     (tmp_path / "away").rename(images)
     (images / "001.png").unlink()
     assert run_here(images, output, model) == [report(0, 3, errors=1)]
@@ -294,7 +394,8 @@ def test_input_that_cannot_be_labeled_is_refused(tmp_path):
         "other.parquet": "has no column 'image'; its columns are picture",
     }.items():
         with pytest.raises(DataError, match=message):
-            labeling.make_plan(LabelOptions(QUESTIONS, "out").job(str(tmp_path / name)))
+            job = LabelOptions(QUESTIONS, "out").job(str(tmp_path / name))
+            labeling.extend_plan(labeling.PLAN_SCHEMA.empty_table(), job, 10)
 
 
 def test_an_image_is_the_same_from_bytes_and_from_a_file(tmp_path):
@@ -369,22 +470,25 @@ def test_a_killed_run_continues_and_labels_each_image_once(model, tmp_path):
     (images / "broken.png").write_text("no image")
     folder = LabelFolder(str(output))
     run = start(images, output, model, "--actors", "1")
-    wait_for(lambda: len(folder.done()) > 5, run)
+    wait_for(lambda: len(folder.parts()) > 5, run)
     run.kill()
     run.communicate()
-    assert len(folder.done()) < parts
+    assert len(folder.parts()) < parts
     again = start(images, output, model, "--actors", "1")
     for worker in wait_for(lambda: workers(again), again):
         worker.kill()  # Ray starts another one
     messages = again.communicate(timeout=300)[1]
     assert again.returncode == 0, messages
-    names = {"_plan.parquet"} | {f"part-{part:06d}.parquet" for part in range(parts)}
+    names = {"_plan"} | {f"part-{part:06d}.parquet" for part in range(parts)}
     assert {path.name for path in output.iterdir()} == names
     rows = read(output)
     assert len({(row["key"], row["question"]) for row in rows}) == len(rows) == 2 * parts * len(QUESTIONS)
     assert {row["key"].rpartition("/")[2] for row in rows if row["error"]} == {"broken.png"}
-    last = subprocess.run(command(images, output, model), capture_output=True, text=True, timeout=120)
-    assert f"all {parts} parts are labeled" in last.stderr and last.returncode == 0
+    (images / "broken.png").write_bytes(encoded_image(0))
+    for message in ("1 images, 0 broken", f"all {parts} parts are labeled"):
+        last = subprocess.run(command(images, output, model), capture_output=True, text=True, timeout=120)
+        assert message in last.stderr and last.returncode == 0, last.stderr
+    assert not any(row["error"] for row in read(output))
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from traffic_vlm.data.templates import TEMPLATES
 from traffic_vlm.images_traffic_vlm import to_rgb
-from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor, is_yes_no_question
+from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
+from traffic_vlm.questions_traffic_vlm import is_yes_no_question
 
 
 ROOT = Path(__file__).resolve().parent.parent

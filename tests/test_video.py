@@ -2,6 +2,7 @@
 
 import itertools
 import wave
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -12,11 +13,11 @@ from tiny import ROOT
 from traffic_vlm.utils import DataError
 
 
-pytest.importorskip("av", reason="videos need PyAV")
+av = pytest.importorskip("av", reason="videos need PyAV")
 
-from traffic_vlm.serving import video
-from traffic_vlm.serving.annotation import video_size
-from traffic_vlm.serving.video import open_source
+from traffic_vlm.serving import video  # noqa: E402
+from traffic_vlm.serving.annotation import video_size  # noqa: E402
+from traffic_vlm.serving.video import open_source  # noqa: E402
 
 
 def levels_of(frames):
@@ -126,6 +127,49 @@ def test_a_truncated_video_keeps_its_beginning(tmp_path, suffix):
     source = open_source(str(path))
     assert 25 <= len(list(source.frames(size=8))) <= 32
     assert "the end is missing" in source.problems[-1] and "of 6.0 s" in source.problems[-1]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "codec", "options"),
+    [
+        ("mp4", "libx264", {"movflags": "faststart"}),
+        ("mp4", "libx264", {"movflags": "frag_keyframe+empty_moov"}),
+        ("mkv", "libx264", None),
+        ("webm", "libvpx", None),
+        ("avi", "mpeg4", None),
+    ],
+)
+@pytest.mark.parametrize("kept", [0.93, 1.0])
+def test_half_a_second_less_is_a_missing_end(tmp_path, suffix, codec, options, kept):
+    whole = encode(tmp_path / f"whole.{suffix}", noise(60), codec=codec, options=options).read_bytes()
+    path = tmp_path / f"cut.{suffix}"
+    path.write_bytes(whole[: int(len(whole) * kept)])
+    source = open_source(str(path))
+    frames = len(list(source.frames(size=8)))
+    assert ["the end is missing" in problem for problem in source.problems] == [True] * (kept < 1), source.problems
+    assert frames == 60 if kept == 1 else 50 <= frames <= 57
+
+
+@pytest.mark.parametrize("suffix", ["mp4", "mkv"])
+def test_a_long_last_frame_and_a_longer_sound_are_no_missing_end(tmp_path, suffix):
+    path = tmp_path / f"whole.{suffix}"
+    with av.open(str(path), "w") as container:
+        stream, sound = container.add_stream("libx264", rate=RATE), container.add_stream("aac", rate=8000)
+        stream.height, stream.width, stream.pix_fmt = 48, 64, "yuv420p"
+        stream.time_base = stream.codec_context.time_base = Fraction(1, RATE)
+        for pts in (5, 6, 7, 20):  # starts late, and one frame lasts 1.3 s
+            frame = av.VideoFrame.from_ndarray(noise(1)[0])
+            frame.pts = pts
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+        for index in range(30):
+            silence = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
+            silence.sample_rate, silence.pts = 8000, index * 1024
+            container.mux(sound.encode(silence))
+        container.mux(sound.encode())
+    source = open_source(str(path))
+    assert len(list(source.frames(size=8))) == 4
+    assert source.problems == []
 
 
 def test_damage_in_the_middle_costs_only_the_damaged_frames(tmp_path):

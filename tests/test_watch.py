@@ -15,6 +15,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -402,12 +403,21 @@ def test_a_run_that_fails_keeps_its_frames_and_names_the_error(command, clip, tm
     assert parquet.read_table(tmp_path / "out/timeline.parquet").num_rows == 5
 
 
+def test_damaged_weights_end_the_run_and_write_no_nan(command, clip, tmp_path):
+    model = tiny_model()
+    with torch.no_grad():
+        model.lm_head.weight[4:6] = float("nan")  # [YES] and [NO]
+    status, errors = command(clip, *CAR, "--model", save_folder(model, tmp_path / "damaged"))
+    assert status == 2 and "nan" in errors.lower()
+    assert not any("nan" in path.read_text().lower() for path in (tmp_path / "out").glob("*"))
+
+
 def test_a_broken_file_keeps_its_beginning_and_exits_with_1(command, tmp_path):
     whole = encode(tmp_path / "whole.mkv", noise(40)).read_bytes()
-    (tmp_path / "cut.mkv").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "cut.mkv").write_bytes(whole[: len(whole) * 9 // 10])  # 0.4 s are missing
     status, errors = command(tmp_path / "cut.mkv", *CAR)
     assert status == 1 and "the end is missing" in errors
-    assert 15 <= parquet.read_table(tmp_path / "out/timeline.parquet").num_rows <= 25
+    assert 30 <= parquet.read_table(tmp_path / "out/timeline.parquet").num_rows <= 38
     assert json.loads((tmp_path / "out/summary.json").read_text())["problems"]
 
 
