@@ -29,8 +29,8 @@ def generate(
         suppressed_first: tokens that no answer begins with.
 
     Returns:
-        the new tokens [N, max_new_tokens], padded after the end, and the mean probability of a token of each answer [N]
-        (geometric).
+        the new tokens [N, max_new_tokens], padded after the end, and the geometric mean of the probabilities of the
+        tokens of each answer [N].
     """
     layers, heads, width = cache_shape
     keys = values = np.zeros((layers, len(ids), heads, 0, width), np.float32)

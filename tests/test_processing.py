@@ -588,8 +588,9 @@ def test_all_image_types_give_the_same_pixels(processor, tmp_path):
 
 
 def test_urls_are_loaded_by_the_library(monkeypatch, image):
-    module = sys.modules[to_rgb.__module__]
-    monkeypatch.setattr(module, "load_image", lambda url: image if url == "https://a.test/b.png" else None)
+    monkeypatch.setattr(
+        "transformers.image_utils.load_image", lambda url: image if url == "https://a.test/b.png" else None
+    )
     assert pixel(to_rgb("https://a.test/b.png")) == RGB
 
 
