@@ -454,7 +454,6 @@ def label(source: str, options: LabelOptions) -> None:
         ValueError: the input, the folder, a question or the device cannot be used.
         OSError: Ray or the model cannot start, or parts cannot be labeled now. Repeating the call tries them again.
     """
-    ray = load_ray("labeling")
     check_model(options)
     folder = LabelFolder(options.output_dir)
     plan = folder.open_plan(options.job(source))
@@ -463,6 +462,7 @@ def label(source: str, options: LabelOptions) -> None:
     if len(done) == total:
         print(f"all {total} parts are labeled", file=sys.stderr)
         return
+    ray = load_ray(options.address)
     start_ray(ray, options.address)
     try:
         resources, room = share_machines(ray.nodes(), options.device, options.threads, options.actors or 0)
