@@ -1,19 +1,22 @@
 """Traffic VLM: a small vision-language model that encodes a traffic scene once and answers many questions about it."""
 
 import sys
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
-from .modeling_traffic_vlm import (
-    EncodedImages,
-    TrafficVLMForCausalLM,
-    TrafficVLMForConditionalGeneration,
-    TrafficVLMForSequenceClassification,
-    TrafficVLMModel,
-    TrafficVLMTextModel,
-)
-from .processing_traffic_vlm import TrafficVLMProcessor
-from .tokenization_traffic_vlm import TrafficVLMTokenizer
+
+if TYPE_CHECKING:
+    from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
+    from .modeling_traffic_vlm import (
+        EncodedImages,
+        TrafficVLMForCausalLM,
+        TrafficVLMForConditionalGeneration,
+        TrafficVLMForSequenceClassification,
+        TrafficVLMModel,
+        TrafficVLMTextModel,
+    )
+    from .processing_traffic_vlm import TrafficVLMProcessor
+    from .tokenization_traffic_vlm import TrafficVLMTokenizer
 
 
 # Modules of version 0.1: an import of one names its successor.
@@ -59,3 +62,13 @@ __all__ = [
     "TrafficVLMTextModel",
     "TrafficVLMTokenizer",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a class when it is first used: the HTTP proxy of the service imports this package, but needs no torch."""
+    if name in __all__:
+        for module in ("configuration", "tokenization", "processing", "modeling"):
+            found = import_module(f".{module}_traffic_vlm", __name__)
+            if hasattr(found, name):
+                return getattr(found, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,9 @@ In a Space the package need not be installed, and the environment variable MODEL
 
 import importlib.util
 import os
+import signal
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +40,17 @@ def main() -> None:
     from traffic_vlm.utils import option_parser
 
     [options] = option_parser([Options], __doc__).parse_args_into_dataclasses()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that a supervisor's end deletes uploads, too
+    parent = os.environ.get("GRADIO_TEMP_DIR")
+    if parent:
+        os.makedirs(parent, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="traffic_vlm-", dir=parent, ignore_cleanup_errors=True) as uploads:
+        os.environ["GRADIO_TEMP_DIR"] = os.path.realpath(uploads)  # Gradio reads it when it is imported
+        serve(options)
+
+
+def serve(options: Options) -> None:
+    """Load the model, and serve the page until the process is stopped."""
     try:
         from traffic_vlm.operating_points import load_operating_points
         from traffic_vlm.serving.answerer import Answerer

@@ -1,4 +1,4 @@
-"""Helpers for all packages: `DataError`, atomic writes, loading of weights, command-line options.
+"""Helpers for all packages: `DataError`, checks of files, atomic writes, loading of weights, command-line options.
 
 This module needs neither `datasets` nor OpenCV.
 """
@@ -6,6 +6,8 @@ This module needs neither `datasets` nor OpenCV.
 import argparse
 import os
 import re
+import stat
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,16 +29,31 @@ class DataError(ValueError):
     """Invalid input data. The message names the file, and the line or record."""
 
 
+def check_file(path: str | Path, folder: str | Path) -> None:
+    """Check that a file of a folder can be read: links could lead to files of others, and a FIFO would be waited for.
+
+    Raises:
+        DataError: the file is outside of the folder once all links are followed, or it is not a regular file.
+        OSError: for example, there is no such file.
+    """
+    target, root = os.path.realpath(path), os.path.realpath(folder)
+    if os.path.commonpath([target, root]) != root:
+        raise DataError(f"{path} leads to {target}, which is outside of {folder}: files of other folders are not read")
+    if not stat.S_ISREG(os.stat(target).st_mode):
+        raise DataError(f"{path} is not a regular file")
+
+
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path to write to, and rename it to `path` at the end of the block. Creates missing folders.
 
-    After an error inside the block the temporary file is removed and `path` is unchanged. The file's mode
-    follows the umask.
+    After an error inside the block the temporary file is removed and `path` is unchanged. Several writers of one file,
+    on one machine or many, each have a temporary file of their own; the last one to finish wins.
+    The file's mode follows the umask.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         yield temporary
         temporary.chmod(FILE_MODE)

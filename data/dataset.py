@@ -9,8 +9,11 @@ that is stopped at any moment and started again writes the same files as one tha
 import hashlib
 import io
 import json
+import multiprocessing
+import os
 import random
 import re
+import threading
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -236,7 +239,7 @@ def _write_shards(options: DatasetOptions, items: list[Item]) -> list[Path]:
     done = len(items) - sum(map(len, shards.values()))
     with (
         tqdm(total=len(items), initial=done, unit="image") as progress,
-        ProcessPoolExecutor(max_workers=options.num_workers) as pool,
+        ProcessPoolExecutor(options.num_workers, initializer=end_with_parent) as pool,
     ):
         futures = {pool.submit(write_shard, paths[i], shard, i, options): shard for i, shard in shards.items()}
         try:
@@ -247,6 +250,17 @@ def _write_shards(options: DatasetOptions, items: list[Item]) -> list[Path]:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return paths
+
+
+def end_with_parent() -> None:
+    """Make this worker end with its parent, whatever ended that: a worker of a killed parent would wait for good."""
+    parent: Any = multiprocessing.parent_process()
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def write_shard(path: Path, items: Sequence[Item], index: int, options: DatasetOptions) -> None:

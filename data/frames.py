@@ -7,7 +7,6 @@ only on the seed and its index, so a resumed run draws the same batches as an un
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from ..images_traffic_vlm import to_rgb
-from ..utils import DataError, atomic_write_text
+from ..utils import DataError, atomic_write, atomic_write_text
 from .formats import Problems, read_source
 from .presence import INDEX, SCENE_VALUES, ImageLabels, image_labels, targets
 from .scene_labels import read_scene_labels
@@ -93,19 +92,17 @@ def load_frames(frames: Sequence[Frame], cache: Path, problems: Problems) -> tup
     known = json.loads(index.read_text(encoding="utf-8")) if index.is_file() and pixels.is_file() else {}
     if known.get("files") != files:
         known = {"files": files, "rows": [], "unreadable": []}
-        cache.mkdir(parents=True, exist_ok=True)
-        temporary = cache / f"frames.{os.getpid()}.tmp"
-        array = np.lib.format.open_memmap(temporary, "w+", np.uint8, (len(files), SIDE, SIDE, 3))
-        for row, frame in enumerate(tqdm(frames, desc="decoding images", mininterval=5)):
-            try:
-                array[len(known["rows"])] = decode(frame.path)
-                known["rows"].append(row)
-            except (ValueError, TypeError) as error:
-                known["unreadable"].append([str(frame.path), str(error)])
-        array.flush()
-        del array
-        index.unlink(missing_ok=True)
-        os.replace(temporary, pixels)
+        with atomic_write(pixels) as temporary:
+            array = np.lib.format.open_memmap(temporary, "w+", np.uint8, (len(files), SIDE, SIDE, 3))
+            for row, frame in enumerate(tqdm(frames, desc="decoding images", mininterval=5)):
+                try:
+                    array[len(known["rows"])] = decode(frame.path)
+                    known["rows"].append(row)
+                except (ValueError, TypeError) as error:
+                    known["unreadable"].append([str(frame.path), str(error)])
+            array.flush()
+            del array
+            index.unlink(missing_ok=True)
         atomic_write_text(index, json.dumps(known))
     for name, error_text in known["unreadable"]:
         problems.add("corrupt image", name, error_text)

@@ -25,11 +25,11 @@ import sys
 
 from transformers.utils import logging
 
-from traffic_vlm.serving.cluster import load_ray
+from traffic_vlm.serving.cluster import require_ray
 from traffic_vlm.utils import option_parser
 
 
-load_ray("labeling")  # exits with a message if the extra "scale" is not installed
+require_ray("labeling")
 
 from traffic_vlm.serving.labeling import LabelOptions, label  # noqa: E402
 

@@ -13,18 +13,17 @@ Put a proxy with TLS in front of it where strangers can reach it.
 
 import os
 import signal
+import socket
 import sys
 import threading
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from traffic_vlm.serving.cluster import load_ray, share_machines, start_ray
+from traffic_vlm.serving.cluster import load_ray, require_ray, share_machines, start_ray
 from traffic_vlm.utils import option_parser
 
 
-ray = load_ray("serving")  # exits with a message if the extra "scale" is not installed
-
-from ray import serve  # noqa: E402
+require_ray("serving")
 
 from traffic_vlm.serving.api import API_KEY, build_app  # noqa: E402
 from traffic_vlm.serving.service import Settings  # noqa: E402
@@ -47,17 +46,43 @@ def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
+def reserve_port(host: str, port: int) -> socket.socket:
+    """Check that a port is free: Ray Serve would share it with any other process of the same user.
+
+    Returns:
+        a lock, held while it is open, against a second server that starts before this one listens.
+
+    Raises:
+        OSError: the port is in use or above 65535, or the address is not one of this machine.
+    """
+    lock = socket.socket(socket.AF_UNIX)
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections do not matter
+            probe.bind((host, port))
+        if sys.platform == "linux":
+            lock.bind(f"\0traffic_vlm {host} {port}")  # a name without a file: it ends with the process
+    except (OSError, OverflowError) as error:
+        lock.close()
+        raise OSError(f"--host {host} --port {port}: {error}") from error
+    return lock
+
+
 def run(options: ServeOptions) -> None:
     """Serve until interrupted.
 
     Raises:
         ValueError: an empty API key, or more replicas than fit on the machines.
-        OSError: Ray does not start.
+        OSError: the port is in use, or Ray does not start.
     """
     api_key = os.environ.get(API_KEY)
     if api_key == "":
         raise ValueError(f"{API_KEY} is set, but empty: unset it to require no key")
     settings = Settings(**{one.name: getattr(options, one.name) for one in fields(Settings)})
+    lock = reserve_port(options.host, options.port) if options.address is None else None
+    ray = load_ray(options.address)
+    from ray import serve
+
     start_ray(ray, options.address)
     signal.signal(signal.SIGTERM, interrupt)  # Ray has replaced it
     try:
@@ -85,6 +110,8 @@ def run(options: ServeOptions) -> None:
         raise OSError(f"Ray Serve does not start: {error}") from error
     finally:
         ray.shutdown()
+        if lock is not None:
+            lock.close()
 
 
 def main() -> int:

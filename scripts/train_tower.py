@@ -40,7 +40,7 @@ from traffic_vlm.training.tower import (  # noqa: E402
     predict,
     save_tower,
 )
-from traffic_vlm.utils import DataError, atomic_write, atomic_write_text, option_parser  # noqa: E402
+from traffic_vlm.utils import DataError, atomic_write, atomic_write_text, check_file, option_parser  # noqa: E402
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel  # noqa: E402
 
 
@@ -223,6 +223,7 @@ def answer(options: Options) -> None:
             names, pixels = [], []
             for path in paths[start : start + CHUNK]:
                 try:
+                    check_file(path, folder)
                     pixels.append(decode(path))
                     names.append(path.relative_to(folder).as_posix())
                 except (ValueError, TypeError) as error:

@@ -86,7 +86,6 @@ class GenerateRequest(ImageRequest):
 class AnswerResponse(BaseModel):
     answers: list[Answer]
     image: Annotated[str, Field(description="hash of the image's bytes")]
-    cached: bool
     seconds: float
 
 
@@ -225,7 +224,7 @@ async def answer(request: Request) -> JSONResponse:
         answers, cached = await service.answer(item)
     metrics.images.labels(str(cached).lower()).inc()
     metrics.questions.inc(len(answers))
-    response = {"image": item.key, "cached": cached, "seconds": time.perf_counter() - begin}
+    response = {"image": item.key, "seconds": time.perf_counter() - begin}
     return JSONResponse({"answers": [one.to_dict() for one in answers], **response})
 
 

@@ -1,7 +1,9 @@
 """Ray: start it, share the machines among processes that hold a model each, and give these work."""
 
+import importlib.util
 import math
 import os
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -10,16 +12,35 @@ from typing import Any
 MAX_CONNECTIONS = 3
 
 
-def load_ray(task: str) -> Any:
-    """Import Ray, with few log messages. `task` is what needs it, for the message if it is not installed."""
-    # Ray reads both when it is imported. Its default of 5 s (three times that in all) is too short for Ray Serve's
-    # proxy to start on a busy machine.
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "20")
-    try:
-        import ray
-    except ModuleNotFoundError:
-        raise SystemExit(f'{task} needs Ray: pip install "traffic_vlm[scale]"') from None
+def require_ray(task: str) -> None:
+    """Exit with a message if Ray, and so the extra "scale", is not installed. `task` is what needs it."""
+    if importlib.util.find_spec("ray") is None:
+        raise SystemExit(f'{task} needs Ray: pip install "traffic_vlm[scale]"')
+
+
+def load_ray(address: str | None) -> Any:
+    """Import Ray with our settings, which it reads when it is imported. Those of the user's environment come first.
+
+    Without an address, Ray will run on this machine for this command alone: it listens on the loopback interface, and
+    asks for a token that only the processes of the command know.
+    """
+    settings = {
+        "RAY_BACKEND_LOG_LEVEL": "fatal",
+        # The default of 5 s (three times that in all) is too short for the proxy to start on a busy machine.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "traffic_vlm.serving.proxy.middlewares",
+    }
+    if address is None:
+        settings |= {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            # Without clusters of several machines, as on macOS, Ray uses the loopback address only.
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        }
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+    import ray
+
     return ray
 
 
@@ -31,7 +52,7 @@ def start_ray(ray: Any, address: str | None) -> None:
     """
     for attempt in range(1, MAX_CONNECTIONS + 1):
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR")
             return
         except Exception as error:  # Ray raises many types, `Exception` itself among them
             if isinstance(error, ConnectionAbortedError) and attempt < MAX_CONNECTIONS:

@@ -9,6 +9,7 @@ by renaming. So a run that was killed can be repeated, images can be added or re
 each image is in one file only, and no answer is lost.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -20,7 +21,7 @@ import uuid
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from pathlib import Path
@@ -37,10 +38,10 @@ from tqdm import tqdm
 
 from ..data.formats import IMAGE_SUFFIXES
 from ..operating_points import load_operating_points
-from ..utils import DataError
+from ..utils import DataError, check_file
 from .answerer import Answerer
 from .cluster import load_ray, process_with_actors, share_machines, start_ray
-from .pictures import open_picture
+from .pictures import MAX_BYTES, open_picture
 from .questions import check_questions
 
 
@@ -53,6 +54,12 @@ PLAN = "_plan"  # Parquet, but *.parquet matches only labels; readers of folders
 OLD_PLAN = "_plan.parquet"  # of earlier versions
 DECODING_THREADS = 4
 READING_THREADS = 16  # for the labels of earlier runs, which may be on a slow file system
+LARGE = 10_000_000  # bytes: of such images, one at a time waits to be decoded
+MAX_HEADER = 1_000_000  # bytes of one of these in a tar
+TAR_HEADERS = (
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+)
 COLUMNS = ("key", "question", "probability", "answer", "error")
 SCHEMA = pa.schema([(name, pa.float32() if name == "probability" else pa.string()) for name in COLUMNS])
 NOT_SURE = pa.field("not_sure", pa.bool_())  # another column, with --thresholds
@@ -126,7 +133,7 @@ def list_input(source: str) -> tuple[str, list[str]]:
     """The kind of the input ("image", "parquet" or "tar"), and its files in order, as local paths or URLs.
 
     Raises:
-        DataError: no such files, or files of several kinds.
+        DataError: no such files, files of several kinds, a link out of the source, or a FIFO.
     """
     try:
         fs, path = url_to_fs(source)
@@ -140,9 +147,13 @@ def list_input(source: str) -> tuple[str, list[str]]:
         counts = ", ".join(f"{len(files[kind])} of kind {kind}" for kind in found) or "none"
         raise DataError(f"{source}: must hold images, Parquet files or tars, one of these kinds; found {counts}")
     kind = found[0]
-    return kind, files[kind] if isinstance(fs, LocalFileSystem) else [
-        fs.unstrip_protocol(name) for name in files[kind]
-    ]
+    if not isinstance(fs, LocalFileSystem):
+        return kind, [fs.unstrip_protocol(name) for name in files[kind]]
+    root = path if fs.exists(path) else re.split(r"[*?[]", path)[0].rpartition("/")[0] or "/"
+    for name in files[kind]:
+        with contextlib.suppress(OSError):  # a file that has just been removed gets a row with this error
+            check_file(name, root)
+    return kind, files[kind]
 
 
 def extend_plan(plan: pa.Table, job: dict[str, Any], images_per_part: int) -> pa.Table:
@@ -329,16 +340,35 @@ def read_part(files: Sequence[dict[str, Any]], options: LabelOptions) -> Iterato
 
 
 def read_file(path: str) -> bytes:
+    """The content of a file. Raises a DataError if it has more than MAX_BYTES."""
     with fsspec.open(path) as file:
-        return file.read()
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise DataError(f"{os.path.basename(path)} has more than {MAX_BYTES:,} bytes.")
+    return content
 
 
-def _read_tar(path: str) -> Iterator[tuple[str, bytes]]:
-    with fsspec.open(path) as file, tarfile.open(fileobj=file, mode="r|*") as tar:
+class _TarInfo(tarfile.TarInfo):
+    """A member of a tar, with a limit on what `tarfile` reads by itself: name and attributes of the next member."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> Any:
+        if self.type in TAR_HEADERS and self.size > MAX_HEADER:
+            raise tarfile.ReadError(f"a header of {self.size:,} bytes; at most {MAX_HEADER:,} are read")
+        return super()._proc_member(tar)  # type: ignore[misc]
+
+
+def _read_tar(path: str) -> Iterator[tuple[str, Content]]:
+    with fsspec.open(path) as file, tarfile.open(fileobj=file, mode="r|*", tarinfo=_TarInfo) as tar:
         for member in tar:
-            if member.isfile() and member.name.lower().endswith(KINDS["image"]):
-                content: Any = tar.extractfile(member)
-                yield f"{path}#{member.name}", content.read()
+            tar.members.clear()  # type: ignore[attr-defined]  # they would fill the memory
+            if not member.isfile() or not member.name.lower().endswith(KINDS["image"]):
+                continue
+            if member.size > MAX_BYTES:  # a small compressed tar can hold it
+                error = f"{os.path.basename(member.name)} has {member.size:,} bytes; at most {MAX_BYTES:,} are read."
+                yield f"{path}#{member.name}", DataError(error)
+                continue
+            content: Any = tar.extractfile(member)
+            yield f"{path}#{member.name}", content.read()
 
 
 def _read_row_group(path: str, group: int, options: LabelOptions) -> Iterator[tuple[str, bytes]]:
@@ -452,6 +482,8 @@ class Labeler:
                     asked = {row["question"] for row in rows}
                     missing = [question for question in questions if question not in asked]
                     pixels = pool.submit(self.decode, key, content) if missing else None
+                    if pixels is not None and isinstance(content, bytes) and len(content) > LARGE:
+                        wait([pixels])
                     batch.append(Pending(written, rows, missing, pixels))
                 yield from self._answer(ahead)
                 if not batch:
@@ -544,7 +576,6 @@ def label(source: str, options: LabelOptions) -> None:
         ValueError: the input, the folder, a question or the device cannot be used.
         OSError: Ray or the model cannot start, or parts cannot be labeled now. Repeating the call tries them again.
     """
-    ray = load_ray("labeling")
     check_model(options)
     folder = LabelFolder(options.output_dir)
     plan = folder.open_plan(options.job(source), options.images_per_part)
@@ -555,6 +586,7 @@ def label(source: str, options: LabelOptions) -> None:
     if len(done) == total:
         print(f"all {total} parts are labeled", file=sys.stderr)
         return
+    ray = load_ray(options.address)
     start_ray(ray, options.address)
     try:
         resources, room = share_machines(ray.nodes(), options.device, options.threads, options.actors or 0)

@@ -22,7 +22,8 @@ from .pictures import open_picture
 
 
 MAX_QUESTIONS = 64
-SESSION_SECONDS = 3600.0  # after which the encoded image of a session is dropped
+SESSION_SECONDS = 3600  # after which the encoded image of a session and uploaded files are deleted
+DELETING = (300, SESSION_SECONDS)  # every 300 seconds, files that are older
 PICTURE_WIDTH = 896  # of the picture under the attention, pixels
 
 QUESTIONS = "Is there a pedestrian?\nIs there a bus on the left?\nWhat color is the traffic light?\nWhat is ahead?"
@@ -103,7 +104,10 @@ class Page:
         """Return the encoded image, `last` if it is the same one, and the seconds that encoding took."""
         if path is None:
             raise ValueError("Choose an image first.")
-        key = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        try:
+            key = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        except FileNotFoundError as error:
+            raise ValueError("The image has been deleted, as all are after an hour. Choose it again.") from error
         if last is not None and last.key == key:
             return last, 0.0
         picture = open_picture(path)
@@ -187,7 +191,7 @@ def build_page(answerer: Answerer, examples: Sequence[Path]) -> gr.Blocks:
         choices = gr.Dropdown(choices=page.words(text), value=first)
         yield status, answers, image, choices, page.overlay(first, image)
 
-    with gr.Blocks(title="Traffic VLM", analytics_enabled=False) as blocks:
+    with gr.Blocks(title="Traffic VLM", analytics_enabled=False, delete_cache=DELETING) as blocks:
         gr.Markdown(INTRODUCTION)
         encoded = gr.State(None, time_to_live=SESSION_SECONDS)
         with gr.Row():

@@ -7,10 +7,11 @@ from pathlib import Path
 from PIL import Image
 
 from ..images_traffic_vlm import to_rgb
-from ..utils import DataError
+from ..utils import DataError, check_file
 
 
 MAX_PIXELS = 40_000_000  # an 8K frame has 33 million
+MAX_BYTES = 200_000_000  # of a file: MAX_PIXELS without compression are 120 million
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # other formats are rare, or start programs
 SUFFIXES = {suffix for suffix, image_format in Image.registered_extensions().items() if image_format in FORMATS}
 
@@ -46,11 +47,13 @@ def list_images(folder: Path) -> list[Path]:
     """List the image files of a folder by name, numbers in names by value: 9.jpg comes before 10.jpg.
 
     Raises:
-        DataError: there is none.
+        DataError: there is none, or one is a link out of the folder.
     """
     found = [path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file()]
     if not found:
         raise DataError(f"{folder}: has no images ({', '.join(sorted(SUFFIXES))})")
+    for path in found:
+        check_file(path, folder)
     # Odd parts of a name are its numbers. The name itself keeps 1.png and 01.png in a fixed order.
     parts = {path: re.split(r"(\d+)", path.name) for path in found}
     return sorted(found, key=lambda path: ([int(p) if i % 2 else p for i, p in enumerate(parts[path])], path.name))

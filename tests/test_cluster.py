@@ -1,11 +1,12 @@
 """Ray: what a process asks of the machines, and how work is given to actors."""
 
 import os
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from traffic_vlm.serving.cluster import load_ray, process_with_actors, share_machines, start_ray
+from traffic_vlm.serving.cluster import load_ray, process_with_actors, require_ray, share_machines, start_ray
 
 
 def node(alive=True, **resources):
@@ -38,11 +39,31 @@ def test_missing_machines_are_an_error():
 def test_ray_serve_has_time_to_start_but_the_users_setting_counts(monkeypatch, own):
     pytest.importorskip("ray")
     name = "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"
-    monkeypatch.setenv(name, own or "")
-    if own is None:
-        monkeypatch.delenv(name)
-    load_ray("testing")
+    monkeypatch.setattr(os, "environ", {} if own is None else {name: own})
+    load_ray("auto")
     assert os.environ[name] == (own or "20")
+
+
+def test_only_ray_on_this_machine_gets_a_token_of_its_own_and_the_loopback_address(monkeypatch):
+    pytest.importorskip("ray")
+    settings = []
+    for address in (None, None, "auto"):
+        monkeypatch.setattr(os, "environ", {})
+        load_ray(address)
+        settings.append([os.environ.get(f"RAY_{name}") for name in ("AUTH_MODE", "ENABLE_WINDOWS_OR_OSX_CLUSTER")])
+        settings[-1].append(os.environ.get("RAY_AUTH_TOKEN"))
+    first, second, cluster = settings
+    assert first[:2] == second[:2] == ["token", "0"] and len(first[2]) == 64 and first[2] != second[2]
+    assert cluster == [None, None, None]
+    monkeypatch.setattr(os, "environ", {"RAY_AUTH_MODE": "disabled"})
+    load_ray(None)
+    assert os.environ["RAY_AUTH_MODE"] == "disabled"
+
+
+def test_a_missing_ray_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(SystemExit, match=r'testing needs Ray: pip install "traffic_vlm\[scale\]"'):
+        require_ray("testing")
 
 
 def ray_that_fails(*errors):

@@ -1,5 +1,6 @@
 """Datasets: files that are complete or absent, stopped runs that continue, and balanced answers."""
 
+import contextlib
 import json
 import os
 import random
@@ -13,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from datasets import load_dataset
@@ -117,6 +119,24 @@ def test_a_run_killed_three_times_gives_the_same_files(tmp_path):
         for path in (folder, tmp_path / "never_stopped")
     ]
     assert results[0] == results[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_a_run_that_is_killed(tmp_path, end):
+    script = [sys.executable, str(ROOT / "scripts" / "make_dataset.py"), "--output_dir", str(tmp_path / "set")]
+    process = subprocess.Popen(script, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while len(workers := psutil.Process(process.pid).children()) < 2:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(end)
+        assert process.wait(60) == -end
+        assert not psutil.wait_procs(workers, timeout=10)[1]
+    finally:
+        for worker in workers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.kill()
 
 
 def test_sources_are_mixed_and_problems_are_counted(tmp_path):

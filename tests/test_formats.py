@@ -1,6 +1,7 @@
 """Readers: each format gives the expected scene; bad input is reported, skipped, and limits what is exhaustive."""
 
 import json
+import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -472,6 +473,24 @@ def test_a_missing_folder_is_an_empty_source(tmp_path, format):
     assert not records and problems.counts["empty source"] == 1 and problems.counts["bad file"] >= 1
     with pytest.raises(DataError, match="nowhere"):
         list(read_source(tmp_path / "nowhere", mapping, problems=Problems(strict=True)))
+
+
+@pytest.mark.parametrize("is_fifo", [False, True])
+@pytest.mark.parametrize("format", sorted(LAYOUTS))
+def test_links_out_of_the_source_and_fifos_are_not_read(tmp_path, format, is_fifo):
+    mapping = source(tmp_path / "in", format)
+    for name in ("images/a.jpg", *FILES[format]):
+        path = (tmp_path / "in" / name).rename(tmp_path / Path(name).name)
+        if is_fifo:
+            os.mkfifo(tmp_path / "in" / name)
+        else:
+            (tmp_path / "in" / name).symlink_to(path)
+        records, problems = read(tmp_path / "in", mapping)
+        message = "is not a regular file" if is_fifo else f"leads to {path}, which is outside of {tmp_path / 'in'}"
+        assert not records and message in problems.messages[0]
+        path.replace(tmp_path / "in" / name)
+    (tmp_path / "link").symlink_to(tmp_path / "in")  # the source itself may be a link
+    assert len(read(tmp_path / "link", mapping)[0]) == 1
 
 
 @pytest.mark.parametrize("text", ["", "names: 3", "names: Car", "names: [", "names: {x: Car}", "- Car", "\0"])

@@ -11,6 +11,7 @@ import sys
 import tarfile
 import tempfile
 import time
+import tracemalloc
 
 import numpy as np
 import psutil
@@ -169,6 +170,73 @@ def test_a_truncated_tar_keeps_the_images_before_the_end(model, tmp_path, suffix
     *rows, last = read(tmp_path / "out")
     assert reports == [report(0, len(rows) + 1, errors=1)] and 1 <= len(rows) <= 4
     assert not any(row["error"] for row in rows) and last["key"] == str(path) and last["error"]
+
+
+def test_large_members_of_a_tar_are_errors_and_are_not_read(model, tmp_path):
+    path, size = tmp_path / "in.tar.gz", labeling.MAX_BYTES + 1
+    with tarfile.open(path, "w:gz", compresslevel=1) as tar, open("/dev/zero", "rb") as zeros:
+        for name, length, content in (
+            ("a.png", len(encoded_image(0)), io.BytesIO(encoded_image(0))),
+            ("large.png", size, zeros),
+            ("b.png", len(encoded_image(1)), io.BytesIO(encoded_image(1))),
+        ):
+            member = tarfile.TarInfo(name)
+            member.size = length
+            tar.addfile(member, content)
+    assert path.stat().st_size < size / 100
+    tracemalloc.start()
+    reports = run_here(path, tmp_path / "out", model)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert reports == [report(0, 3, errors=1)] and peak < size / 4
+    errors = {row["key"].rpartition("#")[2]: row["error"] for row in read(tmp_path / "out")}
+    assert errors == {
+        "a.png": None,
+        "large.png": f"large.png has {size:,} bytes; at most 200,000,000 are read.",
+        "b.png": None,
+    }
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_member_of_a_tar_with_a_huge_name_is_an_error(model, tmp_path, tar_format):
+    with tarfile.open(tmp_path / "in.tar", "w", format=tar_format) as tar:
+        for name in ("a.png", "b" * labeling.MAX_HEADER + ".png"):
+            member = tarfile.TarInfo(name)
+            member.size = len(encoded_image(0))
+            tar.addfile(member, io.BytesIO(encoded_image(0)))
+    assert run_here(tmp_path / "in.tar", tmp_path / "out", model) == [report(0, 2, errors=1)]
+    good, bad = read(tmp_path / "out")
+    assert good["error"] is None and bad["key"] == str(tmp_path / "in.tar") and "a header of 1,000,0" in bad["error"]
+
+
+def test_large_files_are_errors(model, tmp_path, monkeypatch):
+    images = write_images(tmp_path / "in", 2)
+    (images / "000.png").write_bytes(encoded_image(0) + bytes(10_000))
+    monkeypatch.setattr(labeling, "MAX_BYTES", 9_000)
+    monkeypatch.setattr(labeling, "LARGE", 1)  # what waits for decoding is labeled as well
+    assert run_here(images, tmp_path / "out", model) == [report(0, 2, errors=1)]
+    assert read(tmp_path / "out")[0]["error"] == "000.png has more than 9,000 bytes."
+    write_tar(tmp_path / "in.tar", {f"{index}.png": encoded_image(index) for index in range(5)})
+    assert run_here(tmp_path / "in.tar", tmp_path / "tar", model) == [report(0, 5)]
+
+
+@pytest.mark.parametrize("glob", ["", "/*.png", "/*"])
+def test_links_out_of_the_source_and_fifos_are_refused(tmp_path, glob):
+    images, outside = write_images(tmp_path / "in", 2), write_images(tmp_path / "outside", 1)
+    source = f"{images}{glob}"
+    (images / "inside.png").symlink_to(images / "000.png")
+    (tmp_path / "link").symlink_to(images)  # the source itself may be a link
+    assert len(list_input(source)[1]) == len(list_input(f"{tmp_path / 'link'}{glob}")[1]) == 3
+    (images / "other.png").symlink_to(outside / "000.png")
+    with pytest.raises(DataError, match=r"other\.png leads to .*outside/000\.png, which is outside of"):
+        list_input(source)
+    (images / "other.png").unlink()
+    os.mkfifo(images / "fifo.png")
+    with pytest.raises(DataError, match=r"fifo\.png is not a regular file"):
+        list_input(source)
+    (images / "fifo.png").unlink()
+    (images / "gone.png").symlink_to(images / "nothing.png")
+    assert len(list_input(source)[1]) in (3, 4)  # a missing file is an error of its row
 
 
 def test_a_damaged_row_group_is_a_row_with_an_error(model, tmp_path):

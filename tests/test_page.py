@@ -1,10 +1,14 @@
 """The demo page: its answers, its errors, and its use in a browser."""
 
+import os
 import shutil
+import socket
 import struct
 import subprocess
 import sys
+import time
 import zlib
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -100,6 +104,7 @@ def test_unreadable_images_are_refused_with_the_cause(page, tmp_path):
         huge_png(tmp_path / "large.png", 8000, 8000): ["8000 × 8000", "40,000,000"],
         huge_png(tmp_path / "huge.png", 20000, 20000): ["huge.png", "40,000,000"],
         None: ["Choose an image"],
+        str(tmp_path / "old.jpg"): ["has been deleted", "Choose it again"],
     }.items():
         [(status, table, image)] = page.answer(path, "Is there a car?", None)
         assert 'role="alert"' in status and all(message in status for message in messages), status
@@ -148,6 +153,60 @@ def test_a_new_image_stops_the_answers_before_it_clears_them(answerer):
 def test_help_starts_no_server():
     done = subprocess.run([sys.executable, str(ROOT / "app.py"), "--help"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "--model" in done.stdout
+
+
+def upload(url: str, picture: str):
+    """Upload a picture as the page does; its path on the server."""
+    httpx = pytest.importorskip("httpx")
+    with open(picture, "rb") as file:
+        response = httpx.post(f"{url}/gradio_api/upload", files={"files": file}, timeout=60)
+    return Path(response.raise_for_status().json()[0])
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_uploads_are_deleted_after_a_time(answerer, picture, tmp_path, monkeypatch):
+    assert page_module.DELETING[1] == 3600
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    monkeypatch.setattr(page_module, "DELETING", (0.5, 1))
+    blocks = page_module.build_page(answerer, [])
+    _, url, _ = page_module.launch(blocks, [], prevent_thread_lock=True, quiet=True)
+    try:
+        path = upload(url.rstrip("/"), picture)
+        assert path.is_relative_to(tmp_path)
+        wait_until(lambda: not path.exists())
+    finally:
+        blocks.close()
+
+
+@pytest.mark.slow
+def test_uploads_are_deleted_when_the_page_ends(picture, tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder = save_folder(tiny_model(), tmp_path / "model")
+    environment = {"GRADIO_TEMP_DIR": str(tmp_path / "uploads"), "GRADIO_SERVER_PORT": str(port)}
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "app.py"), "--model", str(folder)],
+        env=os.environ | environment | {"PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert any("Running on" in line for line in process.stdout)
+        path = upload(f"http://127.0.0.1:{port}", picture)
+        assert path.is_relative_to(tmp_path / "uploads") and path.exists()
+        process.terminate()
+        process.wait(60)
+        assert list((tmp_path / "uploads").iterdir()) == []
+    finally:
+        process.kill()
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,13 @@
-"""Complete files and command lines."""
+"""Files that may be read, complete files, and command lines."""
 
+import os
 from dataclasses import dataclass, field
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 from tiny import tiny_config, tiny_model
-from traffic_vlm.utils import atomic_write, atomic_write_text, load_weights, option_parser
+from traffic_vlm.utils import DataError, atomic_write, atomic_write_text, check_file, load_weights, option_parser
 
 
 @dataclass
@@ -22,6 +23,38 @@ def test_a_failed_write_keeps_the_old_file(tmp_path):
         raise OSError("disk full")
     assert path.read_text() == "old"
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_two_writers_of_a_file_do_not_share_its_draft(tmp_path):
+    path = tmp_path / "file.txt"
+    with atomic_write(path) as first:
+        first.write_text("first")
+        with atomic_write(path) as second:
+            second.write_text("second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first" and list(tmp_path.iterdir()) == [path]
+
+
+def test_files_outside_of_a_folder_and_fifos_are_refused(tmp_path):
+    folder, secret = tmp_path / "in", tmp_path / "secret.txt"
+    folder.mkdir()
+    secret.write_text("secret")
+    (folder / "a.txt").write_text("a")
+    (folder / "inner").symlink_to(folder / "a.txt")
+    (folder / "outer").symlink_to(secret)
+    (folder / "up").symlink_to(tmp_path)
+    os.mkfifo(folder / "fifo")
+    (tmp_path / "link").symlink_to(folder)
+    for good in (folder / "a.txt", folder / "inner", tmp_path / "link" / "a.txt"):
+        check_file(good, folder)
+        check_file(good, tmp_path / "link")
+    for bad in (folder / "outer", folder / "up" / "secret.txt", folder / ".." / "secret.txt"):
+        with pytest.raises(DataError, match=rf"{bad} leads to {secret}, which is outside of {folder}"):
+            check_file(bad, folder)
+    with pytest.raises(DataError, match="fifo is not a regular file"):
+        check_file(folder / "fifo", folder)
+    with pytest.raises(FileNotFoundError):
+        check_file(folder / "missing", folder)
 
 
 def test_help_shows_defaults_and_the_description_as_written(capsys):

@@ -6,6 +6,7 @@
 - Bad input is counted and skipped (`Problems`), or with `strict=True` an error that names the file and the line or
   record.
 - Of an image only the header is read; masks are decoded.
+- Files outside of the source are not read, not even through links.
 
 The module of each format has two functions: `list_images` yields the images of a `Source`, and `add_labels` adds the
 labels of one image to a `SceneBuilder`.

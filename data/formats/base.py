@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from PIL import ExifTags, Image
 
-from ...utils import DataError
+from ...utils import DataError, check_file
 from ..patches import GRID
 from ..scene import CLASSES, Scene, SceneObject, given_to_all, is_a
 from .mapping import ClassMapping, SourceMapping, normalize
@@ -72,6 +72,33 @@ class Source:
         """Return the file or folder that the split names as `key`."""
         return self.root / self.layout[key]
 
+    def open(self, path: Path) -> BinaryIO:
+        """Open a file of the source; all readers open files here.
+
+        Raises:
+            DataError: the file is outside of the source, through a link for example, or is not a regular file.
+            OSError: the file cannot be opened.
+        """
+        check_file(path, self.root)
+        return path.open("rb")
+
+    def read_text(self, path: Path) -> str:
+        """Return the UTF-8 text of a file. Raises what `open` raises, and UnicodeDecodeError."""
+        with self.open(path) as file:
+            return file.read().decode("utf-8")
+
+    def read_lines(self, path: Path) -> list[tuple[str, list[str]]]:
+        """Return (file:line, fields) of each line of a text file that is not blank.
+
+        Raises:
+            SkippedImage: the file cannot be read.
+        """
+        try:
+            lines = self.read_text(path).splitlines()
+        except (OSError, ValueError) as error:
+            raise SkippedImage("bad file", f"cannot be read: {error}") from error
+        return [(f"{path}:{i}", line.split()) for i, line in enumerate(lines, start=1) if line.strip()]
+
     def selects(self, stem: str) -> bool:
         """Return whether "only", "except" and "list" of the split select the image with this path, without suffix."""
         if self.listed is not None and stem not in self.listed:
@@ -85,7 +112,7 @@ class Source:
         if "list" not in self.layout:
             return None
         try:
-            return frozenset(fields[0] for _, fields in read_lines(self.path("list")))
+            return frozenset(fields[0] for _, fields in self.read_lines(self.path("list")))
         except SkippedImage as error:
             self.problems.add("bad file", self.path("list"), error.args[1])
             return frozenset()
@@ -131,7 +158,8 @@ class Source:
         """Return (file and record, object) of each object in these lists of a JSON file; a bare list is the first."""
         entries: dict[str, list[tuple[str, dict[str, Any]]]] = {key: [] for key in keys}
         try:
-            data = json.loads(path.read_bytes())
+            with self.open(path) as file:
+                data = json.load(file)
         except (OSError, ValueError, RecursionError) as error:
             self.problems.add("bad file", path, f"cannot be read: {error}")
             return entries
@@ -170,7 +198,7 @@ class SceneBuilder:
         if os.path.isabs(self.name) or ".." in PurePosixPath(self.name).parts:
             raise SkippedImage("bad record", f"image {self.name!r} is outside the image folder")
         try:
-            with Image.open(self.image) as image:
+            with self.source.open(self.image) as file, Image.open(file) as image:
                 self.width, self.height = _upright_size(image)
         except FileNotFoundError as error:
             raise SkippedImage("missing image", f"image {self.image} is missing") from error
@@ -261,15 +289,6 @@ class SceneBuilder:
             image_id=PurePosixPath(self.source.layout["images"], self.name).as_posix(),
         )
         return Record(self.image, scene)
-
-
-def read_lines(path: Path) -> list[tuple[str, list[str]]]:
-    """Return (file:line, fields) of each line of a text file that is not blank."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise SkippedImage("bad file", f"cannot be read: {error}") from error
-    return [(f"{path}:{i}", line.split()) for i, line in enumerate(lines, start=1) if line.strip()]
 
 
 def to_number(value: Any) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from ...tokenization_traffic_vlm import TrafficVLMTokenizer
-from ...utils import DataError, atomic_write_text
+from ...utils import DataError, atomic_write_text, check_file
 from ..scene import CLASSES
 from .base import IMAGE_SUFFIXES, SkippedImage
 from .mapping import MAPPINGS, normalize
@@ -151,6 +151,7 @@ def _find_coco(folder: Path) -> tuple[str, Splits, list[str]]:
     images: list[Path] = []
     for path in files:
         try:
+            check_file(path, folder)
             data = json.loads(path.read_bytes())
             used = {str(label["category_id"]) for label in data["annotations"]}
             found = [str(entry["name"]) for entry in data["categories"] if str(entry["id"]) in used]
@@ -170,7 +171,7 @@ def _find_voc(folder: Path) -> tuple[str, Splits, list[str]]:
     stems: dict[Path, set[str]] = {}
     for path in sorted(folder.rglob("*.xml")):
         try:
-            annotation = read_xml(path)
+            annotation = read_xml(path, folder)
         except SkippedImage:  # a problem for the reader
             continue
         if annotation.tag == "annotation":

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from .base import ImageEntry, SceneBuilder, Source, read_lines, to_number
+from .base import ImageEntry, SceneBuilder, Source, to_number
 
 
 # "occluded": fully visible, partly hidden, largely hidden, unknown
@@ -21,7 +21,7 @@ def list_images(source: Source) -> Iterator[ImageEntry]:
 
 def add_labels(scene: SceneBuilder, path: Path, where: str) -> None:
     """Add lines of type, truncated, occluded, alpha, left, top, right, bottom; the rest of a line is ignored."""
-    for line_where, fields in read_lines(path):
+    for line_where, fields in scene.source.read_lines(path):
         values = [to_number(value) for value in fields[1:8]]
         if len(values) < 7 or not all(math.isfinite(value) for value in values):
             scene.reject("bad record", line_where, f"{' '.join(fields)[:80]!r} is not a KITTI label")

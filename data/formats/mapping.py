@@ -5,7 +5,7 @@ All keys of a mapping file but the first four are optional:
     name, format      the source's name, and "coco", "yolo", "voc", "kitti", "bdd100k" or "masks"
     splits            {"train": {"images": folder, and "annotations", "labels", "masks", "classes" as the format needs;
                       "only", "except": lists of patterns of image paths below that folder, without suffix; "list": a
-                      text file of such paths}}; paths are relative to the source's folder
+                      text file of such paths}}; paths are relative to the source's folder, and inside it
     classes           {class name of the source: category}; null ignores the class. The long form is {"class": category
                       or null, "maybe": [other possible categories], attribute: value}. Case, "_" and "-" in a name
                       make no difference.

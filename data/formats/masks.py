@@ -34,7 +34,7 @@ def add_labels(scene: SceneBuilder, annotation: Any, where: str) -> None:
     """
     path, names = annotation
     try:
-        with Image.open(path) as image:
+        with scene.source.open(path) as file, Image.open(file) as image:
             mask = np.asarray(image)
     except IMAGE_ERRORS as error:
         raise SkippedImage("corrupt image", f"mask cannot be decoded: {error}") from error

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
+from ...utils import check_file
 from .base import VISIBLE_IF_FLAGGED, ImageEntry, SceneBuilder, SkippedImage, Source, to_number
 
 
@@ -12,9 +13,10 @@ def list_images(source: Source) -> Iterator[ImageEntry]:
     return source.pairs("annotations", ".xml")
 
 
-def read_xml(path: Path) -> ElementTree.Element:
-    """Return the root of an XML file; raise `SkippedImage` if it cannot be read."""
+def read_xml(path: Path, root: Path) -> ElementTree.Element:
+    """Return the root element of an XML file below `root`; raise `SkippedImage` if it cannot be read."""
     try:
+        check_file(path, root)
         return ElementTree.parse(path).getroot()
     except (OSError, ValueError, LookupError, ElementTree.ParseError) as error:
         raise SkippedImage("bad file", f"cannot be read: {error}") from error
@@ -22,7 +24,7 @@ def read_xml(path: Path) -> ElementTree.Element:
 
 def add_labels(scene: SceneBuilder, path: Path, where: str) -> None:
     """Add the boxes of one image. A difficult object is there, but no question is about its category."""
-    annotation = read_xml(path)
+    annotation = read_xml(path, scene.source.root)
     width, height = (to_number(annotation.findtext(f"size/{key}")) for key in ("width", "height"))
     scale_x, scale_y = scene.scale_from(width, height)
     for i, item in enumerate(annotation.iterfind("object")):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from .base import ImageEntry, SceneBuilder, Source, read_lines, to_number
+from .base import ImageEntry, SceneBuilder, Source, to_number
 
 
 def list_images(source: Source) -> Iterator[ImageEntry]:
@@ -19,7 +19,7 @@ def list_images(source: Source) -> Iterator[ImageEntry]:
 def add_labels(scene: SceneBuilder, annotation: Any, where: str) -> None:
     """Add lines `class x y width height` (fractions of the image) or `class x1 y1 x2 y2 ...` of an outline."""
     path, names = annotation
-    for line_where, fields in read_lines(path):
+    for line_where, fields in scene.source.read_lines(path):
         class_id, values = to_number(fields[0]), np.array([to_number(value) for value in fields[1:]])
         if len(values) == 4 and class_id.is_integer():
             corners = np.stack([values[:2] - values[2:] / 2, values[:2] + values[2:] / 2])
@@ -43,7 +43,7 @@ def _read_names(source: Source) -> dict[int, str]:
     if source.mapping.names and not path.is_file():
         return source.class_names({}, path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = source.read_text(path)
         # BaseLoader keeps every value as text: a class may be named "no" or "050".
         names = text.splitlines() if path.suffix == ".txt" else yaml.load(text, yaml.BaseLoader).get("names", {})
         names = dict(enumerate(names) if isinstance(names, list) else names)

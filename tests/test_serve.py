@@ -1,0 +1,143 @@
+"""The command serve.py: its port, the ports and the token of Ray, and replicas that die."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from starlette.testclient import TestClient
+
+from tiny import ROOT, save_folder, tiny_model
+
+
+httpx = pytest.importorskip("httpx")
+pytest.importorskip("ray")
+grpc = pytest.importorskip("grpc")
+
+from traffic_vlm.scripts.serve import reserve_port  # noqa: E402
+from traffic_vlm.serving.proxy import UnavailableMiddleware  # noqa: E402
+
+
+IMAGE = (ROOT / "docs/example.jpg").read_bytes()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_a_port_in_use_is_refused():
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as Ray Serve's proxy does
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        for host in ("127.0.0.1", "0.0.0.0"):
+            with pytest.raises(OSError, match=rf"--host {host} --port {port}: \[Errno \d+\] Address already in use"):
+                reserve_port(host, port)
+    for host, port, message in (("203.0.113.7", 8000, "Cannot assign"), ("127.0.0.1", 65536, "must be 0-65535")):
+        with pytest.raises(OSError, match=f"--host {host} --port {port}: .*{message}"):
+            reserve_port(host, port)
+
+
+def test_of_two_servers_that_start_together_only_one_gets_the_port():
+    port = free_port()
+    with reserve_port("127.0.0.1", port), pytest.raises(OSError, match="Address already in use"):
+        reserve_port("127.0.0.1", port)
+    reserve_port("127.0.0.1", port).close()
+
+
+def test_the_port_of_a_server_that_has_just_ended_is_free():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            server.accept()[0].close()  # the side that closes first keeps the connection for a minute
+    reserve_port("127.0.0.1", port).close()
+
+
+def test_a_request_without_a_response_gets_503():
+    async def lost(scope, receive, send):
+        return None
+
+    response = TestClient(UnavailableMiddleware(lost)).get("/")
+    assert response.status_code == 503 and response.headers["retry-after"] == "5"
+    assert "was stopped before it could answer" in response.json()["detail"]
+
+    async def complete(scope, receive, send):
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    assert TestClient(UnavailableMiddleware(complete)).get("/").status_code == 204
+
+
+def test_the_proxy_needs_no_torch():
+    code = "import sys, traffic_vlm.serving.proxy as proxy; proxy.middlewares(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+def command(model: str, port: int) -> list[str]:
+    options = ["--model", model, "--port", str(port), "--device", "cpu", "--threads", "1"]
+    return [sys.executable, str(ROOT / "scripts/serve.py"), *options]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A running service: its command line, its URL and its processes."""
+    arguments = command(str(save_folder(tiny_model(), tmp_path_factory.mktemp("model"))), port := free_port())
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert "serving on" in process.stdout.readline()
+        yield arguments, f"http://127.0.0.1:{port}", lambda: psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+
+
+def ask(url: str) -> int:
+    files, data = {"image": ("a.jpg", IMAGE)}, {"questions": ["Is there a car?"]}
+    return httpx.post(f"{url}/v1/answer", files=files, data=data, timeout=90).status_code
+
+
+@pytest.mark.slow
+def test_a_second_server_on_the_port_ends_with_an_error(server):
+    arguments, url, _ = server
+    second = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+    assert second.returncode == 2 and "Address already in use" in second.stderr
+    assert ask(url) == 200
+
+
+@pytest.mark.slow
+def test_ray_listens_on_this_machine_only_and_asks_for_a_token(server):
+    listening = [
+        (process.name(), connection.laddr)
+        for process in server[2]()
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    others = {address for _, address in listening if address.ip.removeprefix("::ffff:") != "127.0.0.1"}
+    [(name, address)] = [one for one in listening if one[1] in others]  # Ray Serve has no setting for this one
+    assert "ServeReplica" in name
+    [gcs] = {address.port for name, address in listening if "gcs_server" in name}
+    for port, method in (
+        (address.port, "ray.serve.ASGIService/HandleRequest"),
+        (gcs, "ray.rpc.InternalKVGcsService/InternalKVGet"),
+    ):
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as refused:
+            channel.unary_unary(f"/{method}")(b"", timeout=20)
+        assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED, method
+
+
+@pytest.mark.slow
+def test_requests_of_a_killed_replica_get_503_and_later_ones_are_answered(server):
+    _, url, processes = server
+    [replica] = [process for process in processes() if "ServeReplica" in "".join(process.cmdline())]
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as connection:
+        head = "POST /v1/answer HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+        connection.sendall(head.encode() + b"{")  # the replica waits for the rest
+        time.sleep(2)
+        replica.kill()
+        connection.settimeout(60)
+        assert connection.recv(20) == b"HTTP/1.1 503 Service"
+    assert ask(url) == 200
