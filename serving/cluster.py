@@ -1,7 +1,11 @@
 """Ray: start it, share the machines among processes that hold a model each, and give these work."""
 
+import atexit
 import math
 import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -26,12 +30,20 @@ def load_ray(task: str) -> Any:
 def start_ray(ray: Any, address: str | None) -> None:
     """Start Ray on this machine, or connect to the cluster at an address.
 
+    Ray on this machine has a temporary folder of its own, which is removed when the process ends.
+
     Raises:
         OSError: Ray does not start, or there is no cluster.
     """
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address is None and "RAY_ADDRESS" not in os.environ:
+        # Ray's own choice. On macOS, the path of Python's is too long for a socket.
+        parent = os.environ.get("RAY_TMPDIR") or ("/tmp" if sys.platform == "darwin" else None)
+        options["_temp_dir"] = tempfile.mkdtemp(prefix="ray_", dir=parent)
+        atexit.register(shutil.rmtree, options["_temp_dir"], ignore_errors=True)
     for attempt in range(1, MAX_CONNECTIONS + 1):
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            ray.init(address=address, **options)
             return
         except Exception as error:  # Ray raises many types, `Exception` itself among them
             if isinstance(error, ConnectionAbortedError) and attempt < MAX_CONNECTIONS:
