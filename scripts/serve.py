@@ -6,11 +6,12 @@
 
 With --thresholds an answer is yes from the threshold of its question type, and has a field not_sure.
 
-Runs on Ray Serve, on this machine or on a cluster (--address). Ctrl-C stops it. /metrics is for Prometheus. /healthz is
-for a supervisor: 503 until a replica has loaded the model. If the environment variable TRAFFIC_VLM_API_KEY is set, all
-requests but /healthz must send that key. Put a proxy with TLS in front of it where strangers can reach it.
+Runs on Ray Serve, on this machine or on a cluster (--address). Ctrl-C stops it. /metrics is for Prometheus. /healthz
+is for a supervisor: 503 until a replica has loaded the model. If the environment variable TRAFFIC_VLM_API_KEY is set,
+all requests but /healthz must send that key. Put a proxy with TLS in front of it where strangers can reach it.
 """
 
+import logging
 import math
 import os
 import signal
@@ -36,6 +37,7 @@ from traffic_vlm.serving.service import Settings  # noqa: E402
 NAME = "traffic_vlm"  # of the Ray Serve application
 HEALTH = "traffic_vlm_health"
 MAX_CONNECTIONS = 10_000  # of a replica; most can be slow
+logging.getLogger("ray.serve").setLevel(logging.WARNING)  # not each step of starting and stopping
 
 
 @dataclass
@@ -61,7 +63,8 @@ def health_application() -> Any:
         def __call__(self, request: Any) -> JSONResponse:
             if time.monotonic() - self.checked > 1:  # seconds: many requests must not occupy the controller
                 service = serve.status().applications.get(NAME)
-                self.is_up = service is not None and "RUNNING" in service.deployments[NAME].replica_states
+                deployment = service and service.deployments.get(NAME)
+                self.is_up = bool(deployment and "RUNNING" in deployment.replica_states)
                 self.checked = time.monotonic()
             if self.is_up:
                 return JSONResponse({"status": "ok"})
@@ -104,12 +107,9 @@ def run(options: ServeOptions) -> None:
             serve.run(deployment.bind(), name=NAME)
             print(f"serving on http://{options.host}:{options.port}, described at /docs; Ctrl-C stops it", flush=True)
             threading.Event().wait()
-        finally:
-            if options.address is None:
-                serve.shutdown()
-            else:  # other applications may run on that cluster
-                serve.delete(NAME)
-                serve.delete(HEALTH)
+        finally:  # not serve.shutdown(): other applications may run on a cluster, and here it prints errors of its own
+            serve.delete(NAME)
+            serve.delete(HEALTH)
     except ray.exceptions.RayError as error:
         raise OSError(f"Ray Serve does not start: {error}") from error
     finally:

@@ -204,8 +204,10 @@ async def read_item(service: Service, body: bytes | dict[str, Any]) -> Item:
     """
 
     def read() -> tuple[bytes | str, list[str]]:
-        is_json = isinstance(body, bytes)
-        asked: Any = AnswerRequest.model_validate_json(body) if is_json else AnswerRequest.model_validate(body)
+        if isinstance(body, bytes):
+            asked: Any = AnswerRequest.model_validate_json(body)
+        else:
+            asked = AnswerRequest.model_validate(body)
         return asked.image_url if asked.image is None else asked.image, service.check(asked.questions)
 
     try:
