@@ -197,7 +197,9 @@ class Answerer:
         except ValueError as error:
             raise ValueError(f"The question {question!r} has no word.") from error
         if len(ids) >= limit:
-            raise ValueError(f"A question of {limit} or more tokens leaves no room for an answer: both have {limit}.")
+            raise ValueError(
+                f"A question of at least {limit} tokens leaves no room for an answer: both have at most {limit}."
+            )
         unknown = tuple(self.processor.unknown_words(question))
         if unknown and not any(token.isalnum() for token in tokenizer.convert_ids_to_tokens(ids)):
             raise ValueError(f"The model knows no word of the question {question!r}.")
