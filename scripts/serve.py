@@ -2,20 +2,23 @@
 
     python scripts/serve.py                        # http://127.0.0.1:8000, its description at /docs
     curl -F image=@frame.jpg -F "questions=Is there a bus?" -F "questions=Is it raining?" localhost:8000/v1/answer
-    curl -F image=@frame.jpg -F "question=What is ahead?" localhost:8000/v1/generate     # words as they are generated
+    curl -F image=@frame.jpg -F "questions=What is ahead?" localhost:8000/v1/generate    # words as they are generated
 
 With --thresholds an answer is yes from the threshold of its question type, and has a field not_sure.
 
-Runs on Ray Serve, on this machine or on a cluster (--address). Ctrl-C stops it. /metrics is for Prometheus, /healthz
-for a supervisor. If the environment variable TRAFFIC_VLM_API_KEY is set, all requests but /healthz must send that key.
-Put a proxy with TLS in front of it where strangers can reach it.
+Runs on Ray Serve, on this machine or on a cluster (--address). Ctrl-C stops it. /metrics is for Prometheus. /healthz
+is for a supervisor: 503 until a replica has loaded the model. If the environment variable TRAFFIC_VLM_API_KEY is set,
+all requests but /healthz must send that key. Put a proxy with TLS in front of it where strangers can reach it.
 """
 
+import logging
+import math
 import os
 import signal
 import socket
 import sys
 import threading
+import time
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -25,11 +28,16 @@ from traffic_vlm.utils import option_parser
 
 require_ray("serving")
 
+from starlette.responses import JSONResponse  # noqa: E402
+
 from traffic_vlm.serving.api import API_KEY, build_app  # noqa: E402
 from traffic_vlm.serving.service import Settings  # noqa: E402
 
 
 NAME = "traffic_vlm"  # of the Ray Serve application
+HEALTH = "traffic_vlm_health"
+MAX_CONNECTIONS = 10_000  # of a replica; most can be slow
+logging.getLogger("ray.serve").setLevel(logging.WARNING)  # not each step of starting and stopping
 
 
 @dataclass
@@ -40,6 +48,29 @@ class ServeOptions(Settings):
         default=None, metadata={"help": "Ray cluster: auto, or ray://host:10001; by default Ray on this machine"}
     )
     replicas: int = field(default=1, metadata={"help": "processes, each with a model, a cache and its own metrics"})
+
+
+def health_application(serve: Any) -> Any:
+    """The application of /healthz: 200 if a replica of the service runs, else 503.
+
+    It is separate because replicas cannot answer while they load the model.
+    """
+
+    class Health:  # defined here, so that its process does not import this module and with it the model's code
+        def __init__(self) -> None:
+            self.checked, self.is_up = -math.inf, False
+
+        def __call__(self, request: Any) -> JSONResponse:
+            if time.monotonic() - self.checked > 1:  # seconds: many requests must not occupy the controller
+                service = serve.status().applications.get(NAME)
+                deployment = service and service.deployments.get(NAME)
+                self.is_up = bool(deployment and "RUNNING" in deployment.replica_states)
+                self.checked = time.monotonic()
+            if self.is_up:
+                return JSONResponse({"status": "ok"})
+            return JSONResponse({"status": "no replica runs; starting"}, 503, {"Retry-After": "1"})
+
+    return serve.deployment(name=HEALTH, ray_actor_options={"num_cpus": 0})(Health).bind()
 
 
 def interrupt(*_: Any) -> None:
@@ -95,17 +126,16 @@ def run(options: ServeOptions) -> None:
             name=NAME,
             num_replicas=options.replicas,
             ray_actor_options=resources,
-            max_ongoing_requests=2 * options.max_waiting,  # the app itself refuses requests, with Retry-After
+            max_ongoing_requests=MAX_CONNECTIONS,  # the app itself refuses requests, with Retry-After
         )(serve.ingress(lambda: build_app(settings, api_key))())
         try:
+            serve.run(health_application(serve), name=HEALTH, route_prefix="/healthz")
             serve.run(deployment.bind(), name=NAME)
             print(f"serving on http://{options.host}:{options.port}, described at /docs; Ctrl-C stops it", flush=True)
             threading.Event().wait()
-        finally:
-            if options.address is None:
-                serve.shutdown()
-            else:  # other applications may run on that cluster
-                serve.delete(NAME)
+        finally:  # not serve.shutdown(): other applications may run on a cluster, and here it prints errors of its own
+            serve.delete(NAME)
+            serve.delete(HEALTH)
     except ray.exceptions.RayError as error:
         raise OSError(f"Ray Serve does not start: {error}") from error
     finally:

@@ -7,8 +7,8 @@ The rule is in `answering.py`, which evaluation shares. With operating points, t
 on the question type.
 """
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +21,6 @@ from ..answering import FirstWord, first_words, generate_answers
 from ..data.ground_truth import NONE
 from ..operating_points import OperatingPoints
 from ..processing_traffic_vlm import TrafficVLMProcessor
-from ..questions_traffic_vlm import QUESTION_END
 from ..utils import load_weights
 
 
@@ -62,6 +61,19 @@ class Answer:
     def to_text(self) -> str:
         """ "yes, 0.97" or "yes, 0.55, not sure" """
         return f"{self.shown}, {self.probability:.2f}{', not sure' if self.not_sure else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedQuestion:
+    """A question that can be answered.
+
+    Attributes:
+        tokens: length of its prompt.
+        about: the fields of an `Answer` about its words: "unknown_words" and "untaught_words".
+    """
+
+    tokens: int
+    about: dict[str, Any]
 
 
 class Answerer:
@@ -141,7 +153,7 @@ class Answerer:
     def _to_answer(self, question: str, first: FirstWord) -> Answer | None:
         if not first.is_yes_no:
             return None
-        p_yes, about = first.yes_probability, self.check_question(question)
+        p_yes, about = first.yes_probability, self.check_question(question).about
         if self.operating_points is None:
             return Answer(question, first.text, max(p_yes, 1 - p_yes), p_yes, **about)
         point = self.operating_points.of(question)
@@ -149,11 +161,14 @@ class Answerer:
         probability = p_yes if answer == "yes" else 1 - p_yes
         return Answer(question, answer, probability, p_yes, **about, not_sure=point.is_unsure(p_yes))
 
-    def stream(self, encoded: Any, question: str, timeout: float | None = None) -> Iterator[str | Answer]:
-        """Generate an answer in words about one encoded image: yield its growing text, then the `Answer`.
+    def stream(
+        self, encoded: Any, question: str, timeout: float | None = None, submit: Callable[..., Future] | None = None
+    ) -> Iterator[str | Answer]:
+        """Generate an answer in words about one encoded image: yield its text in pieces, then the `Answer`.
 
         Args:
             timeout: seconds to wait for each token.
+            submit: like the method of an executor: runs the generation; by default in `thread`.
 
         Raises:
             queue.Empty: no token within `timeout`.
@@ -161,32 +176,35 @@ class Answerer:
         streamer = TextIteratorStreamer(
             self.processor.tokenizer, skip_prompt=True, skip_special_tokens=True, timeout=timeout
         )
-        generated = self.thread.submit(self._generate, encoded, [(0, question)], streamer)
+        generated = (submit or self.thread.submit)(self._generate, encoded, [(0, question)], streamer)
         generated.add_done_callback(lambda _: streamer.end())  # also after an error
-        text = ""
         try:
-            for piece in streamer:
-                text += piece
-                yield text
+            yield from filter(None, streamer)
             yield generated.result()[0]
         finally:
             generated.cancel()  # if it has not started, there is no reader left
 
-    def _check_question(self, question: str) -> dict[str, Any]:
-        """The fields of an `Answer` about words of the question: "unknown_words" and "untaught_words".
+    def _check_question(self, question: str) -> CheckedQuestion:
+        """Check that the processor takes the question, and that the model can answer it.
 
         Raises:
-            ValueError: no word is known, or the question leaves no room for an answer.
+            ValueError: no word, no known word, or no room for an answer.
         """
-        unknown = tuple(self.processor.unknown_words(question))
         tokenizer = self.processor.tokenizer
-        ids = tokenizer(question.rstrip(QUESTION_END), add_special_tokens=False)["input_ids"]
-        length, limit = len(ids) + 2, self.text_config.max_position_embeddings  # the processor adds two tokens
-        if length >= limit:
-            raise ValueError(f"A question of {length} tokens leaves no room for an answer: both have at most {limit}.")
+        limit = min(self.text_config.max_position_embeddings, tokenizer.model_max_length)
+        try:
+            [ids] = self.processor(text=question, on_unknown="ignore", truncation=True, max_length=limit)["input_ids"]
+        except ValueError as error:
+            raise ValueError(f"The question {question!r} has no word.") from error
+        if len(ids) >= limit:
+            raise ValueError(
+                f"A question of at least {limit} tokens leaves no room for an answer: both have at most {limit}."
+            )
+        unknown = tuple(self.processor.unknown_words(question))
         if unknown and not any(token.isalnum() for token in tokenizer.convert_ids_to_tokens(ids)):
             raise ValueError(f"The model knows no word of the question {question!r}.")
-        return {"unknown_words": unknown, "untaught_words": tuple(self.processor.untaught_words(question))}
+        about = {"unknown_words": unknown, "untaught_words": tuple(self.processor.untaught_words(question))}
+        return CheckedQuestion(len(ids), about)
 
     def _generate(self, encoded: Any, asked: Sequence[tuple[int, str]], streamer: Any = None) -> list[Answer]:
         """Generate the answer to each (image index, question)."""
@@ -194,6 +212,6 @@ class Answerer:
             return []
         found = generate_answers(self.model, self.processor, encoded, asked, streamer)
         return [
-            Answer(question, text, probability or 0.0, **self.check_question(question))
+            Answer(question, text, probability or 0.0, **self.check_question(question).about)
             for (_, question), (text, probability) in zip(asked, found)
         ]

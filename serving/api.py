@@ -1,6 +1,6 @@
 """The HTTP API of the service.
 
-    request → key and free slot? → body within limits → image and questions checked → `Service` → answers
+    request → key → body within limits → free slot? → image and questions checked → `Service` → answers
 
 Every refusal is JSON with a `detail` that names the cause. `build_app` makes the ASGI app of one replica;
 `scripts/serve.py` runs it on Ray Serve.
@@ -16,8 +16,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Security
-from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import (
@@ -34,7 +33,8 @@ from pydantic import (
 from starlette.datastructures import UploadFile
 
 from .answerer import Answer
-from .service import Item, Service, Settings
+from .docs_page import describe_routes
+from .service import MAX_LETTERS, Item, Service, Settings
 
 
 API_KEY = "TRAFFIC_VLM_API_KEY"  # environment variable
@@ -46,18 +46,19 @@ def decode_base64(value: Any) -> Any:
     return base64.b64decode(value, validate=True) if isinstance(value, str) else value
 
 
-Text = Annotated[str, StringConstraints(min_length=1, max_length=2000)]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_LETTERS)]
 ImageBytes = Annotated[
     bytes, BeforeValidator(decode_base64), WithJsonSchema({"type": "string", "contentEncoding": "base64"})
 ]
 
 
-class ImageRequest(BaseModel):
-    """A request with one image: base64 or an upload, or a URL where the server allows URLs."""
+class AnswerRequest(BaseModel):
+    """Questions about one image: base64 or an upload, or a URL where the server allows URLs."""
 
     model_config = ConfigDict(extra="forbid")
     image: ImageBytes | None = None
     image_url: str | None = None
+    questions: Annotated[list[Text], FailFast(), Field(min_length=1)]
 
     @model_validator(mode="before")
     @classmethod
@@ -69,18 +70,10 @@ class ImageRequest(BaseModel):
         return values
 
     @model_validator(mode="after")
-    def check_image(self) -> "ImageRequest":
+    def check_image(self) -> "AnswerRequest":
         if (self.image is None) == (self.image_url is None):
             raise ValueError("give one image: an upload, base64 in image, or image_url")
         return self
-
-
-class AnswerRequest(ImageRequest):
-    questions: Annotated[list[Text], FailFast(), Field(min_length=1)]
-
-
-class GenerateRequest(ImageRequest):
-    question: Text
 
 
 class AnswerResponse(BaseModel):
@@ -130,21 +123,16 @@ async def check_key(
         raise HTTPException(401, "an API key is needed: the header X-API-Key, or Authorization: Bearer")
 
 
-async def take_slot(request: Request) -> AsyncIterator[None]:
-    """Hold one of `max_waiting` slots until the response is complete."""
+async def read_body(request: Request) -> AsyncIterator[bytes | dict[str, Any]]:
+    """Dependency: the body as JSON text, or as the fields of a form with an uploaded `image`.
+
+    Raises:
+        HTTPException: 400, 413, 415 or 503, as in `PROBLEMS`.
+    """
     service = request.app.state.service
-    limit = service.settings.max_waiting
-    if service.waiting >= limit:
-        raise HTTPException(503, f"{limit} requests are waiting already", {"Retry-After": "1"})
-    service.waiting += 1
-    try:
-        yield
-    finally:
-        service.waiting -= 1
-
-
-def limit_body(request: Request, max_bytes: int) -> Request:
-    """Return the request with a body that raises an `HTTPException` (413) beyond `max_bytes`."""
+    settings, max_bytes = service.settings, service.settings.max_bytes
+    # A deadline for the body and the answers together.
+    request.state.deadline = asyncio.get_running_loop().time() + settings.seconds
     too_long = HTTPException(413, f"the request is longer than {max_bytes:,} bytes")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > max_bytes:
@@ -154,40 +142,77 @@ def limit_body(request: Request, max_bytes: int) -> Request:
     async def receive() -> Any:
         nonlocal total
         message = await request.receive()
-        total += len(message.get("body", b""))
+        size = len(message.get("body", b""))
+        total += size
+        service.body_bytes += size
         if total > max_bytes:
             raise too_long
+        if service.body_bytes > settings.max_waiting * max_bytes:
+            raise busy("the bodies of other requests fill the memory")
         return message
 
-    return Request(request.scope, receive)
-
-
-async def read_item(request: Request, model: type[ImageRequest]) -> Item:
-    """Read the body of a request, JSON or a form with an uploaded `image`, and check what it asks.
-
-    Raises:
-        HTTPException: 400, 413, 415 or 422, as in `PROBLEMS`.
-    """
-    service = request.app.state.service
-    request = limit_body(request, service.settings.max_bytes)
+    limited = Request(request.scope, receive)
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
-        if content_type == "multipart/form-data":
-            async with request.form(max_files=1, max_fields=service.settings.max_questions + 8) as form:
-                values: dict[str, Any] = dict(form)
-                if "questions" in form:
-                    values["questions"] = form.getlist("questions")
-                if isinstance(values.get("image"), UploadFile):
-                    values["image"] = await values["image"].read()
-                asked: Any = model.model_validate(values)
-        elif content_type == "application/json":
-            body, loop = await request.body(), asyncio.get_running_loop()
-            asked = await loop.run_in_executor(service.decoders, model.model_validate_json, body)
+        async with asyncio.timeout_at(request.state.deadline):
+            if content_type == "multipart/form-data":
+                async with limited.form(max_files=1, max_fields=settings.max_questions + 8) as form:
+                    body: Any = dict(form)
+                    if "questions" in form:
+                        body["questions"] = form.getlist("questions")
+                    if isinstance(body.get("image"), UploadFile):
+                        body["image"] = await body["image"].read()
+            elif content_type == "application/json":
+                body = await limited.body()
+            else:
+                message = "the content type must be application/json or multipart/form-data"
+                raise HTTPException(415, f"{message}, got {content_type or 'none'}")
+        yield body
+    finally:
+        service.body_bytes -= total
+
+
+def busy(message: str) -> HTTPException:
+    return HTTPException(503, message, {"Retry-After": "1"})
+
+
+async def take_slot(request: Request, body: Annotated[Any, Depends(read_body)]) -> AsyncIterator[Any]:
+    """Dependency: the body. Hold one of `max_waiting` slots from when it is here until the response is complete.
+
+    Not earlier: a few hundred clients that send their bodies slowly would take all slots.
+    """
+    service = request.app.state.service
+    limit = service.settings.max_waiting
+    if service.waiting >= limit:
+        raise busy(f"{limit} requests are waiting already")
+    service.waiting += 1
+    try:
+        yield body
+    finally:
+        service.waiting -= 1
+
+
+Body = Annotated[Any, Depends(take_slot)]
+
+
+async def read_item(service: Service, body: bytes | dict[str, Any]) -> Item:
+    """Check what a body asks, and decode its image.
+
+    Raises:
+        HTTPException: 422.
+    """
+
+    def read() -> tuple[bytes | str, list[str]]:
+        if isinstance(body, bytes):
+            asked: Any = AnswerRequest.model_validate_json(body)
         else:
-            message = "the content type must be application/json or multipart/form-data"
-            raise HTTPException(415, f"{message}, got {content_type or 'none'}")
-        questions = asked.questions if isinstance(asked, AnswerRequest) else [asked.question]
-        return await service.prepare(asked.image_url if asked.image is None else asked.image, questions)
+            asked = AnswerRequest.model_validate(body)
+        return asked.image_url if asked.image is None else asked.image, service.check(asked.questions)
+
+    try:
+        # Not in the event loop, which all requests share.
+        image, questions = await asyncio.get_running_loop().run_in_executor(service.decoders, read)
+        return await service.prepare(image, questions)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
@@ -196,11 +221,10 @@ async def read_item(request: Request, model: type[ImageRequest]) -> Item:
         raise HTTPException(422, str(error)) from error
 
 
-def describe_body(model: type[ImageRequest]) -> dict[str, Any]:
+def describe_body() -> dict[str, Any]:
     """Return the OpenAPI description of a body that is JSON or a form."""
-    schema = model.model_json_schema()
-    form = {name: field for name, field in schema["properties"].items() if not name.startswith("image")}
-    form["image"] = {"type": "string", "format": "binary"}
+    schema = AnswerRequest.model_json_schema()
+    form = {"image": {"type": "string", "format": "binary"}, "questions": schema["properties"]["questions"]}
     content = {
         "multipart/form-data": {"schema": {"type": "object", "properties": form, "required": list(form)}},
         "application/json": {"schema": schema},
@@ -209,18 +233,26 @@ def describe_body(model: type[ImageRequest]) -> dict[str, Any]:
 
 
 router = APIRouter()
-LIMITED: dict[str, Any] = {
-    "dependencies": [Depends(take_slot)],
-    "responses": {status: {"model": Problem} for status in (400, 401, 413, 415, 422, 503, 504)},
+PROBLEMS = {
+    400: "The body is no form.",
+    401: "The API key is missing or wrong.",
+    413: "The request is too long.",
+    415: "The body is neither JSON nor a form.",
+    422: "The image or a question cannot be read.",
+    503: "Too many requests are waiting: try again after Retry-After seconds.",
+    504: "Not answered in time.",
+}
+RESPONSES: dict[int | str, Any] = {
+    status: {"model": Problem, "description": text} for status, text in PROBLEMS.items()
 }
 
 
-@router.post("/v1/answer", response_model=AnswerResponse, openapi_extra=describe_body(AnswerRequest), **LIMITED)
-async def answer(request: Request) -> JSONResponse:
+@router.post("/v1/answer", response_model=AnswerResponse, openapi_extra=describe_body(), responses=RESPONSES)
+async def answer(request: Request, body: Body) -> JSONResponse:
     """Answer questions about an image, each with its probability, and with P(yes) if it is yes or no."""
     service, metrics, begin = request.app.state.service, request.app.state.metrics, time.perf_counter()
-    async with asyncio.timeout(service.settings.seconds):
-        item = await read_item(request, AnswerRequest)
+    async with asyncio.timeout_at(request.state.deadline):
+        item = await read_item(service, body)
         answers, cached = await service.answer(item)
     metrics.images.labels(str(cached).lower()).inc()
     metrics.questions.inc(len(answers))
@@ -231,22 +263,26 @@ async def answer(request: Request) -> JSONResponse:
 @router.post(
     "/v1/generate",
     response_class=StreamingResponse,
-    openapi_extra=describe_body(GenerateRequest) | {"responses": {"200": {"content": {"text/event-stream": {}}}}},
-    **LIMITED,
+    openapi_extra=describe_body() | {"responses": {"200": {"content": {"text/event-stream": {}}}}},
+    responses=RESPONSES,
 )
-async def generate(request: Request) -> StreamingResponse:
-    """Generate an answer in words: events {"text": so far}, then one {"answer", ...} or {"detail"}."""
+async def generate(request: Request, body: Body) -> StreamingResponse:
+    """Generate an answer in words to each question, one after the other.
+
+    Events: {"index", "text"}, the next piece of the answer to the question of this index; after its last piece
+    {"index", "question", "answer", ...}; or {"detail"} after an error.
+    """
     service, metrics = request.app.state.service, request.app.state.metrics
     seconds = service.settings.seconds
-    async with asyncio.timeout(seconds):
-        answers = await service.stream(await read_item(request, GenerateRequest))
+    async with asyncio.timeout_at(request.state.deadline):
+        answers = await service.stream(await read_item(service, body))
 
     def events() -> Iterator[str]:
         try:
-            for part in answers:
-                event = {"text": part} if isinstance(part, str) else part.to_dict()
-                yield f"data: {json.dumps(event)}\n\n"
-            metrics.questions.inc()
+            for index, piece in answers:
+                event = {"text": piece} if isinstance(piece, str) else piece.to_dict()
+                yield f"data: {json.dumps({'index': index} | event)}\n\n"
+                metrics.questions.inc(not isinstance(piece, str))
         except queue.Empty:
             yield f"data: {json.dumps({'detail': f'no token in {seconds:g} seconds'})}\n\n"
 
@@ -263,20 +299,21 @@ async def describe(request: Request) -> dict[str, Any]:
     return request.app.openapi()
 
 
+@router.get("/", include_in_schema=False)
+async def redirect_to_docs() -> RedirectResponse:
+    return RedirectResponse("/docs")
+
+
 @router.get("/docs", include_in_schema=False)
-async def show_docs() -> Response:
-    return get_swagger_ui_html(openapi_url="/openapi.json", title="Traffic VLM")
-
-
-async def health() -> dict[str, str]:
-    return {"status": "ok"}
+async def show_docs(request: Request) -> HTMLResponse:
+    return HTMLResponse(describe_routes(request.app.openapi()))
 
 
 def build_app(settings: Settings, api_key: str | None = None) -> FastAPI:
     """Return the ASGI app of one replica, with its model loaded.
 
     Args:
-        api_key: what every request except `/healthz` must send; None for no key.
+        api_key: what every request must send; None for no key.
     """
 
     async def too_slow(request: Request, error: Exception) -> JSONResponse:
@@ -293,5 +330,4 @@ def build_app(settings: Settings, api_key: str | None = None) -> FastAPI:
     app.state.service, app.state.metrics, app.state.api_key = service, Metrics(service), api_key
     app.middleware("http")(count_request)
     app.include_router(router, dependencies=[Depends(check_key)] if api_key else [])
-    app.get("/healthz")(health)
     return app

@@ -1,9 +1,13 @@
 """Ray: start it, share the machines among processes that hold a model each, and give these work."""
 
+import atexit
 import importlib.util
 import math
 import os
 import secrets
+import shutil
+import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -47,12 +51,20 @@ def load_ray(address: str | None) -> Any:
 def start_ray(ray: Any, address: str | None) -> None:
     """Start Ray on this machine, or connect to the cluster at an address.
 
+    Ray on this machine has a temporary folder of its own, which is removed when the process ends.
+
     Raises:
         OSError: Ray does not start, or there is no cluster.
     """
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address is None:
+        # Ray's own choice. On macOS, the path of Python's is too long for a socket.
+        parent = os.environ.get("RAY_TMPDIR") or ("/tmp" if sys.platform == "darwin" else None)
+        options["_temp_dir"] = tempfile.mkdtemp(prefix="ray_", dir=parent)
+        atexit.register(shutil.rmtree, options["_temp_dir"], ignore_errors=True)
     for attempt in range(1, MAX_CONNECTIONS + 1):
         try:
-            ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR")
+            ray.init(address=address or "local", **options)
             return
         except Exception as error:  # Ray raises many types, `Exception` itself among them
             if isinstance(error, ConnectionAbortedError) and attempt < MAX_CONNECTIONS:

@@ -139,8 +139,11 @@ class Page:
         for i, question in enumerate(questions):
             if answers[i] is None:
                 start = time.perf_counter()
-                for answer in self.answerer.stream(image.encoded, question):
-                    rows[i] = (question, answer, time.perf_counter() - start)
+                text = ""
+                for piece in self.answerer.stream(image.encoded, question):
+                    if isinstance(piece, str):
+                        text += piece
+                    rows[i] = (question, text if isinstance(piece, str) else piece, time.perf_counter() - start)
                     yield status, table(rows), image
 
     def words(self, text: str) -> list[tuple[str, str]]:

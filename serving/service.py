@@ -1,13 +1,15 @@
-"""The model behind the HTTP service. Requests that arrive while it is busy are answered together in its next pass.
+"""The model behind the HTTP service. Requests that arrive while it is busy are answered together in its next passes.
 
 image bytes → decoded in threads ─────────────────────────┐
 seen before → encoded image from the cache, by its hash ──┴→ waiting requests → one packed pass → answers
+                                                                    └── questions that did not fit ←┘
 """
 
 import asyncio
 import hashlib
-from collections import deque
-from collections.abc import Iterator, Sequence
+import time
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,7 @@ import torch
 from cachetools import TTLCache
 
 from ..operating_points import load_operating_points
+from ..processing_traffic_vlm import ROW_TOKENS
 from ..scoring_traffic_vlm import EncodedImages
 from .answerer import Answer, Answerer
 from .fetching import FetchError, fetch
@@ -24,6 +27,7 @@ from .pictures import MAX_PIXELS, open_picture
 
 
 ROOT = Path(__file__).resolve().parent.parent
+MAX_LETTERS = 2000  # of a question
 
 
 @dataclass
@@ -40,6 +44,7 @@ class Settings:
     seconds: float = field(default=30.0, metadata={"help": "time for a request; above: 504"})
     max_waiting: int = field(default=256, metadata={"help": "requests in progress; above: 503 with Retry-After"})
     batch_size: int = field(default=16, metadata={"help": "requests in one pass of the model"})
+    pass_tokens: int = field(default=1024, metadata={"help": "tokens of questions in one pass, with their padding"})
     cached_images: int = field(default=256, metadata={"help": "encoded images to keep, 1.4 MB each in float32"})
     cache_seconds: float = field(default=600.0, metadata={"help": "time to keep an encoded image"})
     allow_urls: bool = field(default=False, metadata={"help": "fetch image_url from public addresses"})
@@ -61,6 +66,53 @@ class Item:
     key: str
     pixels: torch.Tensor  # [3,H,W]
     questions: list[str]
+    tokens: list[int]  # of each question
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A request with unanswered questions."""
+
+    item: Item
+    future: Future = field(default_factory=Future)  # its answers, and whether its image was in the cache
+    answers: list[Answer] = field(default_factory=list)  # of its first questions
+    encoded: Any = None  # its image, from its first pass on
+    cached: bool = False
+    arrived: float = field(default_factory=time.monotonic)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens of each question without an answer."""
+        return self.item.tokens[len(self.answers) :]
+
+
+def fill_pass(waiting: Sequence[Sequence[int]], max_requests: int, max_tokens: int) -> list[int]:
+    """Return the number of questions in the next pass of each of the first requests that fit into it.
+
+    Rows are padded to the longest, and so are questions that are answered in words: a pass costs the larger of
+    requests x longest row and questions x longest question. A request gets one row of at most `ROW_TOKENS`.
+
+    Args:
+        waiting: tokens of the questions of each request, in the order in which they are taken.
+        max_tokens: limit of that cost. A first question that is longer is a pass of its own.
+    """
+    counts: list[int] = []
+    longest_row = longest_question = questions = 0
+    for tokens in waiting[:max_requests]:
+        row = count = 0
+        for length in tokens:
+            row += length
+            rows_cost = (len(counts) + 1) * max(longest_row, row)
+            questions_cost = (questions + 1) * max(longest_question, length)
+            if questions and (max(rows_cost, questions_cost) > max_tokens or row > ROW_TOKENS):
+                break
+            longest_row, longest_question = max(longest_row, row), max(longest_question, length)
+            questions += 1
+            count += 1
+        if not count:
+            break
+        counts.append(count)
+    return counts
 
 
 class Service:
@@ -72,15 +124,19 @@ class Service:
         dtype = torch.bfloat16 if settings.bf16 else None
         self.answerer = Answerer(settings.model, settings.device, dtype, settings.operating_points)
         self.decoders = ThreadPoolExecutor(4)
-        self.waiting = 0  # requests that have no response yet
-        self.queue: deque[tuple[Item, Future]] = deque()
+        self.waiting = 0  # requests whose body is here and that have no response yet
+        self.body_bytes = 0  # of all requests
+        # The event loop appends, the model thread removes: each is one operation, which threads cannot interrupt.
+        self.queue: list[Waiting] = []
+        self.pass_is_due = False
+        self.passes = 0
         self.cache: TTLCache = TTLCache(settings.cached_images, settings.cache_seconds)  # for the model thread only
 
-    async def prepare(self, image: bytes | str, questions: Sequence[str]) -> Item:
-        """Check the questions, then fetch the image if it is a URL, and decode it.
+    def check(self, questions: Sequence[str]) -> list[str]:
+        """Strip the questions, and check that the model can answer them. Takes long for some: not for the event loop.
 
         Raises:
-            ValueError: too many questions; one that is empty, too long or entirely unknown; or an unreadable image.
+            ValueError: too many questions; or one that is empty, too long or entirely unknown.
         """
         if len(questions) > self.settings.max_questions:
             raise ValueError(
@@ -90,7 +146,22 @@ class Service:
         for i, question in enumerate(questions, 1):
             if not question:
                 raise ValueError(f"question {i} is empty.")
+            # Counted as the tokenizer reads them: U+FDFA becomes 18 letters.
+            length = len(question) if len(question) > MAX_LETTERS else len(unicodedata.normalize("NFKC", question))
+            if length > MAX_LETTERS:
+                raise ValueError(f"question {i} has {length:,} letters (NFKC): at most {MAX_LETTERS:,} are read.")
             self.answerer.check_question(question)
+        return questions
+
+    async def prepare(self, image: bytes | str, questions: list[str]) -> Item:
+        """Fetch the image if it is a URL, and decode it.
+
+        Args:
+            questions: as `check` returns them.
+
+        Raises:
+            ValueError: an image that cannot be fetched or read.
+        """
         if isinstance(image, str):
             if not self.settings.allow_urls:
                 raise FetchError("image_url: this server does not fetch URLs; send the image.")
@@ -99,50 +170,98 @@ class Service:
 
     def _decode(self, content: bytes, questions: list[str]) -> Item:
         picture = open_picture(content, max_pixels=self.settings.max_pixels)
-        return Item(hashlib.sha256(content).hexdigest(), self.answerer.read([picture])[0], questions)
+        tokens = [self.answerer.check_question(question).tokens for question in questions]
+        return Item(hashlib.sha256(content).hexdigest(), self.answerer.read([picture])[0], questions, tokens)
 
     async def answer(self, item: Item) -> tuple[list[Answer], bool]:
         """Return the answers, and whether the image was in the cache."""
-        future: Future = Future()
-        self.queue.append((item, future))
-        self.answerer.thread.submit(self._answer_queue)
-        return await asyncio.wrap_future(future)  # cancelled together with the request
+        request = Waiting(item)
+        self.queue.append(request)
+        self._plan_pass()
+        return await asyncio.wrap_future(request.future)  # cancelled together with the request
 
-    async def stream(self, item: Item) -> Iterator[str | Answer]:
-        """Encode the image; return the growing text of the answer and the answer, as `Answerer.stream` does."""
+    async def stream(self, item: Item) -> Iterator[tuple[int, str | Answer]]:
+        """Encode the image; return what `Answerer.stream` yields for each question, with its index."""
         loop = asyncio.get_running_loop()
         images, _ = await loop.run_in_executor(self.answerer.thread, self._encode, [item])
-        return self.answerer.stream(images[item.key], item.questions[0], self.settings.seconds)
 
-    def _answer_queue(self) -> None:
-        """Answer as many waiting requests as fit into one pass. Skip those that were cancelled.
+        def pieces() -> Iterator[tuple[int, str | Answer]]:
+            for i, question in enumerate(item.questions):
+                for piece in self.answerer.stream(
+                    images[item.key], question, self.settings.seconds, self._submit_after_pass
+                ):
+                    yield i, piece
+
+        return pieces()
+
+    def _submit_after_pass(self, generate: Callable[..., Any], *args: Any) -> Future:
+        """Generate in the model thread, but run a pass first: any number of streams delay it by one answer only."""
+
+        def run() -> Any:
+            self._run_pass()
+            return generate(*args)
+
+        return self.answerer.thread.submit(run)
+
+    def _plan_pass(self) -> None:
+        if not self.pass_is_due:  # two threads may both find it False: the second pass then has less to do, or nothing
+            self.pass_is_due = True
+            self.answerer.thread.submit(self._run_planned_pass)
+
+    def _run_planned_pass(self) -> None:
+        self.pass_is_due = False  # before the queue is read, so that no request is missed
+        self._run_pass()
+        if self.queue:
+            self._plan_pass()
+
+    def _run_pass(self) -> None:
+        """Answer questions of waiting requests, as many as fit into one pass. Drop requests that were given up.
+
+        Every other pass begins with the shortest request, so that it does not wait for long ones; the others begin
+        with the request that came first, so that each is answered at some time.
 
         `@serve.batch` of Ray Serve closes a batch after a fixed time, even while the model is busy. With a time short
         enough for a single request, its batches held one or two requests: 0.6 of the throughput at 200 clients.
         """
-        batch: list[tuple[Item, Future]] = []
-        while self.queue and len(batch) < self.settings.batch_size:
-            item, future = self.queue.popleft()
-            if future.set_running_or_notify_cancel():
-                batch.append((item, future))
-        if batch:  # otherwise an earlier pass has answered them
-            self._answer_batch(batch)
+        waiting = []
+        for request in self.queue.copy():
+            if request.future.cancelled():
+                self.queue.remove(request)
+            else:
+                waiting.append(request)
+        self.passes += 1
+        shortest_first = self.passes % 2
+        waiting.sort(key=lambda request: (sum(request.tokens) if shortest_first else 0, request.arrived))
+        counts = fill_pass([one.tokens for one in waiting], self.settings.batch_size, self.settings.pass_tokens)
+        chosen = waiting[: len(counts)]
+        for request in chosen:
+            self.queue.remove(request)
+        if chosen:
+            self._answer(list(zip(chosen, counts)))
+        self.queue += [request for request in chosen if not request.future.done()]
 
-    def _answer_batch(self, batch: Sequence[tuple[Item, Future]]) -> None:
-        items = [item for item, _ in batch]
+    def _answer(self, batch: Sequence[tuple[Waiting, int]]) -> None:
+        """Answer the next questions of these requests, so many of each."""
+        new = [request for request, _ in batch if request.encoded is None]
         try:
-            images, cached = self._encode(items)
-            encoded = EncodedImages.join([images[item.key] for item in items])
-            answers = self.answerer.ask(encoded, [item.questions for item in items])
+            images, cached = self._encode([request.item for request in new])
+            for request in new:
+                request.encoded, request.cached = images[request.item.key], request.item.key in cached
+            encoded = EncodedImages.join([request.encoded for request, _ in batch])
+            done = [len(request.answers) for request, _ in batch]
+            rows = [one.item.questions[start : start + count] for start, (one, count) in zip(done, batch)]
+            answers = self.answerer.ask(encoded, rows)
         except Exception as error:
-            if len(batch) == 1:
-                batch[0][1].set_exception(error)
-            else:  # one failing request must not fail the others
+            if len(batch) > 1:  # one failing request must not fail the others
                 for one in batch:
-                    self._answer_batch([one])
+                    self._answer([one])
+            elif batch[0][0].future.set_running_or_notify_cancel():
+                batch[0][0].future.set_exception(error)
             return
-        for (item, future), row in zip(batch, answers):
-            future.set_result((row, item.key in cached))
+        for (request, _), row in zip(batch, answers):
+            request.answers += row
+            if not request.tokens and request.future.set_running_or_notify_cancel():
+                request.future.set_result((request.answers, request.cached))
 
     def _encode(self, items: Sequence[Item]) -> tuple[dict[str, Any], set[str]]:
         """Return the encoded images by key, and the keys that were in the cache."""
