@@ -37,7 +37,6 @@ from traffic_vlm.serving.service import Settings  # noqa: E402
 NAME = "traffic_vlm"  # of the Ray Serve application
 HEALTH = "traffic_vlm_health"
 MAX_CONNECTIONS = 10_000  # of a replica; most can be slow
-logging.getLogger("ray.serve").setLevel(logging.WARNING)  # not each step of starting and stopping
 
 
 @dataclass
@@ -114,6 +113,7 @@ def run(options: ServeOptions) -> None:
     ray = load_ray(options.address)
     from ray import serve
 
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # not each step of starting and stopping
     start_ray(ray, options.address)
     signal.signal(signal.SIGTERM, interrupt)  # Ray has replaced it
     try:

@@ -117,11 +117,12 @@ def test_ray_listens_on_this_machine_only_and_asks_for_a_token(server):
         if connection.status == psutil.CONN_LISTEN
     ]
     others = {address for _, address in listening if address.ip.removeprefix("::ffff:") != "127.0.0.1"}
-    [(name, address)] = [one for one in listening if one[1] in others]  # Ray Serve has no setting for this one
-    assert "ServeReplica" in name
+    open_to_all = [one for one in listening if one[1] in others]
+    # Ray Serve has no setting for the ports of the two replicas: the service and /healthz.
+    assert len(open_to_all) == 2 and all("ServeReplica" in name for name, _ in open_to_all)
     [gcs] = {address.port for name, address in listening if "gcs_server" in name}
     for port, method in (
-        (address.port, "ray.serve.ASGIService/HandleRequest"),
+        *((address.port, "ray.serve.ASGIService/HandleRequest") for _, address in open_to_all),
         (gcs, "ray.rpc.InternalKVGcsService/InternalKVGet"),
     ):
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as refused:
@@ -132,7 +133,8 @@ def test_ray_listens_on_this_machine_only_and_asks_for_a_token(server):
 @pytest.mark.slow
 def test_requests_of_a_killed_replica_get_503_and_later_ones_are_answered(server):
     _, url, processes = server
-    [replica] = [process for process in processes() if "ServeReplica" in "".join(process.cmdline())]
+    replicas = [process for process in processes() if "ServeReplica" in "".join(process.cmdline())]
+    [replica] = [process for process in replicas if "health" not in "".join(process.cmdline())]
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as connection:
         head = "POST /v1/answer HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
         connection.sendall(head.encode() + b"{")  # the replica waits for the rest
