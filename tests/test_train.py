@@ -144,6 +144,7 @@ def test_a_resumed_run_has_the_result_of_an_uninterrupted_one(start, tmp_path, t
     start = shutil.copytree(start, tmp_path / "start")
     (start / TAUGHT_FILE).write_text(TaughtWords({}).to_json())
     options = ["--num_train_epochs", "2", "--load_best_model_at_end", "false", "--dataloader_num_workers", workers]
+    options += ["--average_decay", "0.5"]
     train(start, tmp_path / "whole", *options)
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
     stopped = tmp_path / "stopped"
@@ -341,6 +342,18 @@ def test_training_starts_from_a_tower_trained_alone_and_its_head(tmp_path):
     for mine, theirs in ((model.model.vision_tower, trained["tower"]), (model.training_head["head"], trained["head"])):
         for name, value in theirs.state_dict().items():
             assert torch.equal(mine.state_dict()[name], value.bfloat16().to(value.dtype)), name
+
+
+def test_the_finished_weights_are_the_average_of_those_of_all_steps(start, tmp_path):
+    options = ["--max_steps", "3", "--save_strategy", "steps", "--save_steps", "1", "--save_dtype", "float32"]
+    assert "--load_best_model_at_end" in refuse(start, tmp_path / "best", "--average_decay", "0.9")
+    learn(start, tmp_path, *options, *NO_BEST, "--save_total_limit", "3", "--average_decay", "0.9")
+    steps = [weights(tmp_path / f"checkpoint-{step}") for step in (1, 2, 3)]
+    found = weights(tmp_path)
+    for name, first in steps[0].items():
+        if first.is_floating_point() and "running" not in name:
+            expected = first.lerp(steps[1][name], 1 - 2 / 12).lerp(steps[2][name], 1 - 3 / 13)
+            torch.testing.assert_close(found[name], expected, msg=name)
 
 
 def test_a_decoder_continues_on_another_tower_and_learns_from_its_head(start, tmp_path):
@@ -607,6 +620,7 @@ def test_a_gradient_of_nan_stops_training_before_the_weights_are_changed(start, 
         (["--model_name_or_path", "no/such/model"], "no/such/model"),
         (["--vision_tower", "some/tower"], "--vision_tower must be a folder of train_tower.py, got some/tower"),
         (["--distillation_weight", "1", "--lora_rank", "2"], "--lora_rank keeps no query head"),
+        (["--average_decay", "1"], "--average_decay must be in [0, 1), got 1.0"),
         (["--thaw_after_epochs", "1"], "--thaw_after_epochs needs --freeze_vision true"),
         (
             ["--thaw_after_epochs", "1", "--freeze_vision", "true", "--lora_rank", "2"],

@@ -36,6 +36,10 @@ class ModelOptions:
         default=None, metadata={"help": "with freeze_vision: train the tower after this many epochs"}
     )
     lora_rank: int = field(default=0, metadata={"help": "train only LoRA matrices of this rank; 0 trains all weights"})
+    average_decay: float = field(
+        default=0.0,
+        metadata={"help": "save averaged weights (EMA) with this decay per step, such as 0.999; 0: the last ones"},
+    )
     hidden_dropout: float | None = field(
         default=None, metadata={"help": "dropout of the decoder; default: as in the model's configuration"}
     )
@@ -175,6 +179,8 @@ def check_options(model: ModelOptions, data: DataOptions) -> None:
         raise ValueError("--thaw_after_epochs needs --freeze_vision true")
     if model.thaw_after_epochs is not None and model.lora_rank:
         raise ValueError("--lora_rank trains only LoRA matrices and never the tower: leave out --thaw_after_epochs")
+    if not 0 <= model.average_decay < 1:
+        raise ValueError(f"--average_decay must be in [0, 1), got {model.average_decay}")
     if model.add_words and model.lora_rank:
         raise ValueError("--lora_rank trains only LoRA matrices and no new words: leave out --add_words")
     if data.questions_per_image < 1:

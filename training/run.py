@@ -30,6 +30,7 @@ from ..taught_traffic_vlm import TaughtWords
 from ..tokenization_traffic_vlm import TrafficVLMTokenizer
 from ..utils import FILE_MODE, atomic_write_text, load_weights
 from ..vision_traffic_vlm import TrafficVLMVisionModel
+from .average import AverageWeights
 from .card import write_card
 from .collator import SupervisedCollator
 from .head import QueryHead, add_training_head, load_training_head, save_training_head
@@ -361,6 +362,8 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     """
     check_arguments(arguments)
     check_options(model_options, data_options)
+    if model_options.average_decay and arguments.load_best_model_at_end:
+        raise ValueError("--average_decay averages the weights of the whole run: add --load_best_model_at_end false")
     folder = Path(arguments.output_dir)
     identity = {name: getattr(arguments, name) for name in IDENTITY_OPTIONS}
     arguments.dataloader_pin_memory &= arguments.device.type != "cpu"  # torch warns that it does nothing there
@@ -396,6 +399,9 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     callbacks: list[Any] = [StartEpoch(mixture, collator), RefuseBrokenGradients()]
     if counter is not None:
         callbacks.append(SaveWordCounts(counter))
+    average = AverageWeights(unwrap(model), model_options.average_decay) if model_options.average_decay else None
+    if average is not None:
+        callbacks.append(average)
     if model_options.thaw_after_epochs is not None:
         callbacks.append(FreezeTower(model_options.thaw_after_epochs, model_options.freeze_blocks))
     trainer = TrafficTrainer(
@@ -414,7 +420,13 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         print(f"resuming from {checkpoint}")
     if checkpoint and counter is not None:
         counter.load(Path(checkpoint) / COUNTS_FILE)
+    if checkpoint and average is not None:
+        average.load(Path(checkpoint))
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if average is not None:
+        average.apply()
+        if arguments.eval_strategy != "no":
+            trainer.evaluate()  # the verdict is about the weights that are saved
     if trainer.is_world_process_zero():
         finished = trainer.accelerator.unwrap_model(trainer.model)
         finished = finished.merge_and_unload() if model_options.lora_rank else finished

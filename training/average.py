@@ -1,0 +1,57 @@
+"""Averaged weights (EMA) of a training run: they answer better than the last ones, which each batch still moves."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import TrainerCallback
+
+from ..utils import atomic_write
+
+
+AVERAGE_FILE = "average.safetensors"  # in each checkpoint
+
+
+class AverageWeights(TrainerCallback):
+    """Keeps `decay` × average + (1 - `decay`) × weights after each step, saved with each checkpoint.
+
+    Args:
+        model: its trainable weights are averaged. At the start, when there are few steps, the average follows faster.
+    """
+
+    def __init__(self, model: Any, decay: float):
+        self.model, self.decay = model, decay
+        self.values: dict[str, torch.Tensor] = {}
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        return {name: weight.detach() for name, weight in self.model.named_parameters() if weight.requires_grad}
+
+    @torch.no_grad()
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        weights = self._weights()
+        # A part of the model that has just been thawed starts from its weights.
+        self.values |= {name: weight.clone() for name, weight in weights.items() if name not in self.values}
+        decay = min(self.decay, state.global_step / (state.global_step + 10))
+        torch._foreach_lerp_([self.values[name] for name in weights], list(weights.values()), 1 - decay)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / AVERAGE_FILE
+            with atomic_write(path) as temporary:
+                save_file(self.values, temporary)
+
+    def load(self, checkpoint: Path) -> None:
+        """Continue the average of a checkpoint; without its file, as after a kill while it was written, say so."""
+        path = checkpoint / AVERAGE_FILE
+        if path.is_file():
+            self.values = load_file(path, str(next(self.model.parameters()).device))
+        else:
+            print(f"{path} does not exist: the average starts again from this checkpoint")
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Give the model the averaged weights."""
+        weights = self._weights()
+        for name, value in self.values.items():
+            weights[name].copy_(value)
