@@ -1,4 +1,4 @@
-"""Averaged weights (EMA) of a training run: they answer better than the last ones, which each batch still moves."""
+"""Averaged weights (EMA) of a training run: the last batches move them less than the weights themselves."""
 
 from pathlib import Path
 from typing import Any
