@@ -3,13 +3,15 @@
     folder or glob of images │ Parquet files │ tars ──→ plan: numbered parts ──→ Ray actors, one part each at a time
     in an actor: images decoded by threads → all questions of an image in one packed row → part-000012.parquet
 
-The plan is stored with the labels; images that come later get new parts at its end. A part is done when its file has
-an answer to every question about every image. Otherwise the next run asks only what is missing, and replaces the file
-by renaming. So a run that was killed can be repeated, images can be added or repaired, and questions can be added:
-each image is in one file only, and no answer is lost.
+The plan is stored with the labels. Images that come later get new parts, in another file of the plan; its name is the
+number of the first one, so that of two runs at once only one can create it. A part is done when its file has an answer
+to every question about every image. Otherwise the next run asks only what is missing, and replaces the file by
+renaming. So a run that was killed can be repeated, images can be added or repaired, and questions can be added: each
+image is in one file only, and no answer is lost.
 """
 
 import contextlib
+import gzip
 import hashlib
 import json
 import os
@@ -18,7 +20,6 @@ import sys
 import tarfile
 import time
 import uuid
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -31,7 +32,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from fsspec.core import has_magic, url_to_fs
+from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from PIL import Image
 from tqdm import tqdm
@@ -50,12 +51,14 @@ KINDS = {
     "parquet": (".parquet",),
     "tar": (".tar", ".tar.gz", ".tgz"),
 }
-PLAN = "_plan"  # Parquet, but *.parquet matches only labels; readers of folders skip names with an underscore
+# Parquet, but *.parquet matches only labels, and readers of folders skip names with an underscore. Images that come
+# later are in files such as _plan-000012, where 12 is the number of their first part.
+PLAN = "_plan"
 OLD_PLAN = "_plan.parquet"  # of earlier versions
 DECODING_THREADS = 4
-READING_THREADS = 16  # for the labels of earlier runs, which may be on a slow file system
+READING_THREADS = 16  # for labels of earlier runs and ends of Parquet files, which may be on a slow file system
 LARGE = 10_000_000  # bytes: of such images, one at a time waits to be decoded
-MAX_HEADER = 1_000_000  # bytes of one of these in a tar
+MAX_HEADER = 100_000  # bytes of one of these in a tar
 TAR_HEADERS = (
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
@@ -137,8 +140,10 @@ def list_input(source: str) -> tuple[str, list[str]]:
     """
     try:
         fs, path = url_to_fs(source)
-        matches = fs.glob(path) if has_magic(path) and not fs.exists(path) else [path]
-        names = sorted({name for match in matches for name in ([match] if fs.isfile(match) else fs.find(match))})
+        matches = [path] if fs.exists(path) else fs.glob(path)
+        # Nothing is found in a link to a missing file; its row has the error.
+        found_in = ([match] if fs.isfile(match) else fs.find(match) or [match] for match in matches)
+        names = sorted({name for found in found_in for name in found})
     except (OSError, ValueError, ImportError) as error:
         raise DataError(f"{source}: cannot be listed: {error}") from error
     files = {kind: [name for name in names if name.lower().endswith(suffixes)] for kind, suffixes in KINDS.items()}
@@ -150,9 +155,10 @@ def list_input(source: str) -> tuple[str, list[str]]:
     if not isinstance(fs, LocalFileSystem):
         return kind, [fs.unstrip_protocol(name) for name in files[kind]]
     root = path if fs.exists(path) else re.split(r"[*?[]", path)[0].rpartition("/")[0] or "/"
+    resolved = os.path.realpath(root)
     for name in files[kind]:
-        with contextlib.suppress(OSError):  # a file that has just been removed gets a row with this error
-            check_file(name, root)
+        with contextlib.suppress(OSError):  # a file that is missing gets a row with this error
+            check_file(name, root, resolved)
     return kind, files[kind]
 
 
@@ -167,9 +173,12 @@ def extend_plan(plan: pa.Table, job: dict[str, Any], images_per_part: int) -> pa
     """
     kind, paths = list_input(job["source"])
     planned = Counter(plan["path"].to_pylist())  # number of row groups
+    counts = [1] * len(paths)
+    if kind == "parquet":
+        with ThreadPoolExecutor(READING_THREADS) as pool:
+            counts = list(pool.map(lambda path: _count_row_groups(path, job), paths))
     rows = []
-    for path in paths:
-        groups = _count_row_groups(path, job) if kind == "parquet" else 1
+    for path, groups in zip(paths, counts):
         known = planned[os.fsencode(path)]
         if known and known != groups:
             raise DataError(
@@ -266,21 +275,52 @@ class LabelFolder:
             if name.endswith(".tmp"):
                 self.fs.rm(name)
 
+    def create(self, table: pa.Table, name: str) -> None:
+        """Write a file that does not exist yet. Of several writers on a local disk or an object store, one succeeds.
+
+        Raises:
+            FileExistsError: the file exists.
+        """
+        content = pa.BufferOutputStream()
+        pq.write_table(table, content, compression="zstd")
+        path, data = f"{self.path}/{name}", content.getvalue().to_pybytes()
+        if isinstance(self.fs, LocalFileSystem):  # its pipe_file looks first, then writes
+            with open(path, "xb") as file:
+                file.write(data)
+        else:
+            self.fs.pipe_file(path, data, mode="create")
+
+    def read_plan(self) -> list[pa.Table]:
+        """The plan and its extensions, in order.
+
+        Raises:
+            DataError: a file is damaged.
+        """
+        names = (name for name in self.fs.find(self.path, maxdepth=1) if re.search(rf"/{PLAN}(-\d+)?$", name))
+        tables = []
+        for name in sorted(names, key=lambda name: (len(name), name)):
+            try:
+                with self.fs.open(name) as file:
+                    tables.append(pq.read_table(file))
+            except pa.ArrowException as error:
+                hint = "If another run is just writing it, try again; if one was killed then, remove it"
+                raise DataError(f"{name}: is damaged: {error}. {hint}") from error
+        return tables
+
     def open_plan(self, job: dict[str, Any], images_per_part: int) -> pa.Table:
         """The plan that is stored here, extended by new images; if there is none, make and store it.
 
         Raises:
             DataError: the input cannot be used; the labels here belong to another job, or have no plan.
+            OSError: another run has extended the plan at the same time.
         """
         self.fs.makedirs(self.path, exist_ok=True)
-        path, old = f"{self.path}/{PLAN}", f"{self.path}/{OLD_PLAN}"
+        old = f"{self.path}/{OLD_PLAN}"
         if self.fs.exists(old):
-            self.fs.mv(old, path)
-        stored = PLAN_SCHEMA.empty_table()
-        if self.fs.exists(path):
-            with self.fs.open(path) as file:
-                stored = pq.read_table(file)
-            before = json.loads(stored.schema.metadata[b"job"])
+            self.fs.mv(old, f"{self.path}/{PLAN}")
+        tables = self.read_plan()
+        if tables:
+            before = json.loads(tables[-1].schema.metadata[b"job"])
             before.setdefault("weights", job["weights"])  # plans of early versions have none
             changes = [
                 f"{name} {before.get(name)!r}, now {job[name]!r}" for name in job if before.get(name) != job[name]
@@ -291,9 +331,17 @@ class LabelFolder:
                 )
         elif self.parts():
             raise DataError(f"{self.path}: holds labels, but not their plan ({PLAN}). Choose another folder")
-        plan = extend_plan(stored.replace_schema_metadata().cast(PLAN_SCHEMA), job, images_per_part)
-        if len(plan) > len(stored):
-            self.write(plan.replace_schema_metadata({"job": json.dumps(job)}), PLAN)
+        tables = [table.replace_schema_metadata().cast(PLAN_SCHEMA) for table in tables]
+        stored = pa.concat_tables([PLAN_SCHEMA.empty_table(), *tables])
+        plan = extend_plan(stored, job, images_per_part)
+        new = plan.slice(len(stored))
+        if len(new):
+            name = f"{PLAN}-{new['part'][0].as_py():06d}" if len(stored) else PLAN
+            try:
+                self.create(new.replace_schema_metadata({"job": json.dumps(job)}), name)
+            except FileExistsError as error:
+                message = "another run has just planned the same images; the same command continues from there"
+                raise OSError(f"{self.path}/{name}: {message}") from error
         return plan
 
 
@@ -333,7 +381,7 @@ def read_part(files: Sequence[dict[str, Any]], options: LabelOptions) -> Iterato
             yield from _read_tar(path)
         else:
             yield from _read_row_group(path, files[0]["group"], options)
-    except (EOFError, OSError, zlib.error, tarfile.TarError, pa.ArrowException) as error:
+    except Exception as error:  # readers of broken files raise many types; one file must not end the run
         if isinstance(error, OSError) and not is_permanent(error, path):
             raise
         yield path, error
@@ -349,18 +397,32 @@ def read_file(path: str) -> bytes:
 
 
 class _TarInfo(tarfile.TarInfo):
-    """A member of a tar, with a limit on what `tarfile` reads by itself: name and attributes of the next member."""
+    """A member of a tar, with a limit on what `tarfile` reads by itself: name and attributes of the next member.
+
+    The map of a sparse member has no limit, so these members are refused.
+    """
 
     def _proc_member(self, tar: tarfile.TarFile) -> Any:
         if self.type in TAR_HEADERS and self.size > MAX_HEADER:
             raise tarfile.ReadError(f"a header of {self.size:,} bytes; at most {MAX_HEADER:,} are read")
         return super()._proc_member(tar)  # type: ignore[misc]
 
+    def _refuse(self, *args: Any) -> Any:
+        raise tarfile.ReadError("a sparse file, which is not read; pack it without --sparse")
+
+    _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse
+
 
 def _read_tar(path: str) -> Iterator[tuple[str, Content]]:
-    with fsspec.open(path) as file, tarfile.open(fileobj=file, mode="r|*", tarinfo=_TarInfo) as tar:
+    # tarfile decompresses as much at once as a few bytes of the file may hold; gzip only what is read.
+    compression = None if path.lower().endswith(".tar") else "gzip"
+    with (
+        fsspec.open(path, compression=compression) as file,
+        tarfile.open(fileobj=file, mode="r|", tarinfo=_TarInfo) as tar,
+    ):
         for member in tar:
             tar.members.clear()  # type: ignore[attr-defined]  # they would fill the memory
+            tar.pax_headers.clear()  # type: ignore[attr-defined]  # so would these
             if not member.isfile() or not member.name.lower().endswith(KINDS["image"]):
                 continue
             if member.size > MAX_BYTES:  # a small compressed tar can hold it
@@ -389,10 +451,10 @@ def is_permanent(error: Exception, path: str) -> bool:
     """Whether reading a file would fail again later: it is damaged, missing or forbidden.
 
     If even the folder of a local file is missing, its disk may be unmounted. Local errors without a number are from
-    Parquet, about what was read. Remote errors can be anything, so only a missing file counts.
+    Parquet, about what was read. Remote errors can be anything, so only a missing file and a damaged tar.gz count.
     """
     if "://" in path:
-        return isinstance(error, FileNotFoundError)
+        return isinstance(error, FileNotFoundError | gzip.BadGzipFile)
     if getattr(error, "errno", None) is None:
         return True
     return isinstance(error, FileNotFoundError | PermissionError) and os.path.isdir(os.path.dirname(path))
@@ -580,6 +642,7 @@ def label(source: str, options: LabelOptions) -> None:
     folder = LabelFolder(options.output_dir)
     plan = folder.open_plan(options.job(source), options.images_per_part)
     (done, others), total = folder.find_done(options.ask), plan["part"][-1].as_py() + 1
+    done &= set(range(total))  # another run may have added parts
     folder.remove_temporary_files()
     if others:
         print(f"{folder.path} also has answers to {', '.join(map(repr, sorted(others)))}", file=sys.stderr)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 import tracemalloc
 
@@ -206,7 +207,61 @@ def test_a_member_of_a_tar_with_a_huge_name_is_an_error(model, tmp_path, tar_for
             tar.addfile(member, io.BytesIO(encoded_image(0)))
     assert run_here(tmp_path / "in.tar", tmp_path / "out", model) == [report(0, 2, errors=1)]
     good, bad = read(tmp_path / "out")
-    assert good["error"] is None and bad["key"] == str(tmp_path / "in.tar") and "a header of 1,000,0" in bad["error"]
+    assert good["error"] is None and bad["key"] == str(tmp_path / "in.tar") and "a header of 100,0" in bad["error"]
+
+
+def test_headers_of_a_tar_do_not_fill_the_memory(tmp_path):
+    with tarfile.open(tmp_path / "in.tar.gz", "w:gz", compresslevel=1) as tar:
+        for index in range(300):
+            header = tarfile.TarInfo("header")
+            header.type, header.size = tarfile.XGLTYPE, 90_012  # with a value that holds for all that follow
+            tar.addfile(header, io.BytesIO(b"90012 k%03d=%s\n" % (index, b"x" * 90_000)))
+            tar.addfile(tarfile.TarInfo(f"{index}.png"))
+    tracemalloc.start()
+    files = [{"kind": "tar", "path": str(tmp_path / "in.tar.gz")}]
+    assert len(list(labeling.read_part(files, LabelOptions(QUESTIONS, "out")))) == 300
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5_000_000
+
+
+def test_a_tar_with_another_compression_is_an_error(model, tmp_path):
+    """tarfile would decompress the rest of the file again and again, here and in a tar.gz."""
+    path = write_tar(tmp_path / "in.tar", {f"{index}.png": encoded_image(index) for index in range(2)}, "w:bz2")
+    assert run_here(path, tmp_path / "out", model) == [report(0, 1, errors=1)]
+    assert read(tmp_path / "out")[0]["key"] == str(path)
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_sparse_members_of_a_tar_are_refused(model, tmp_path, is_old):
+    sparse, data = tarfile.TarInfo("b.png"), encoded_image(1)
+    if is_old:
+        sparse.type = tarfile.GNUTYPE_SPARSE
+    else:
+        data = f"1\n0\n{len(data)}\n".encode().ljust(512, b"\0") + data
+        sparse.size = len(data)
+        sparse.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
+    with tarfile.open(write_tar(tmp_path / "in.tar", {"a.png": encoded_image(0)}), "a") as tar:
+        tar.addfile(sparse, io.BytesIO(data))
+    assert run_here(tmp_path / "in.tar", tmp_path / "out", model) == [report(0, 2, errors=1)]
+    assert [row["error"] for row in read(tmp_path / "out")] == [
+        None,
+        "a sparse file, which is not read; pack it without --sparse",
+    ]
+
+
+def test_malformed_values_are_rows_with_an_error(model, tmp_path):
+    with tarfile.open(tmp_path / "in.tar", "w") as tar:
+        for _ in range(1000):
+            header = tarfile.TarInfo("header")
+            header.type, header.size = tarfile.GNUTYPE_LONGNAME, 2
+            tar.addfile(header, io.BytesIO(b"a\0"))
+    keys = pa.array([b"a", b"\xff"]).view(pa.string())
+    pq.write_table(pa.table({"image": [encoded_image(0)] * 2, "id": keys}), tmp_path / "in.parquet", row_group_size=1)
+    assert run_here(tmp_path / "in.tar", tmp_path / "out", model) == [report(0, 1, errors=1)]
+    assert "recursion" in read(tmp_path / "out")[0]["error"]
+    reports = run_here(tmp_path / "in.parquet", tmp_path / "other", model, key_column="id")
+    assert reports == [report(0, 1), report(1, 1, errors=1)]
 
 
 def test_large_files_are_errors(model, tmp_path, monkeypatch):
@@ -236,7 +291,25 @@ def test_links_out_of_the_source_and_fifos_are_refused(tmp_path, glob):
         list_input(source)
     (images / "fifo.png").unlink()
     (images / "gone.png").symlink_to(images / "nothing.png")
-    assert len(list_input(source)[1]) in (3, 4)  # a missing file is an error of its row
+    assert len(list_input(source)[1]) == 4  # a missing file is an error of its row
+
+
+def test_the_folder_of_many_files_is_resolved_once(tmp_path, monkeypatch):
+    images, resolved, realpath = write_images(tmp_path / "in", 20), [], os.path.realpath
+    monkeypatch.setattr(os.path, "realpath", lambda path, **options: resolved.append(str(path)) or realpath(path))
+    list_input(str(images))
+    assert resolved.count(str(images)) == 1
+
+
+def test_parquet_files_are_opened_by_threads(tmp_path, monkeypatch):
+    (tmp_path / "in").mkdir()
+    for name in ("a.parquet", "b.parquet"):
+        write_parquet(tmp_path / "in" / name, 3)
+    barrier, count = threading.Barrier(2, timeout=3), labeling._count_row_groups
+    monkeypatch.setattr(labeling, "_count_row_groups", lambda *args: barrier.wait() * 0 + count(*args))
+    job = LabelOptions(QUESTIONS, "out").job(str(tmp_path / "in"))
+    plan = labeling.extend_plan(labeling.PLAN_SCHEMA.empty_table(), job, 10)
+    assert plan["group"].to_pylist() == [0, 1, 0, 1]
 
 
 def test_a_damaged_row_group_is_a_row_with_an_error(model, tmp_path):
@@ -258,6 +331,54 @@ def test_a_second_run_labels_missing_parts_and_new_images(model, tmp_path):
     assert (output / "part-000000.parquet").stat().st_mtime_ns == before
     assert {row["key"] for row in read(output)} == {str(path) for path in images.iterdir()}
     assert len(read(output)) == 5 and run_here(images, output, model) == []
+
+
+@pytest.mark.parametrize("where", ["{}/out", "memory://{}/out"])
+@pytest.mark.parametrize("count", [0, 2])
+def test_two_runs_at_once_cannot_plan_different_images_as_one_part(model, tmp_path, monkeypatch, count, where):
+    images, output = write_images(tmp_path / "in", count), where.format(tmp_path)
+    if count:
+        run_here(images, output, model)
+    extend_plan = labeling.extend_plan
+
+    def extend_while_another_run_does(*args):
+        monkeypatch.setattr(labeling, "extend_plan", extend_plan)
+        (images / "first.png").write_bytes(encoded_image(8))
+        plan = extend_plan(*args)
+        (images / "second.png").write_bytes(encoded_image(9))
+        assert run_here(images, output, model) == [report(bool(count), 2)]
+        return plan
+
+    monkeypatch.setattr(labeling, "extend_plan", extend_while_another_run_does)
+    with pytest.raises(OSError, match="another run has just planned the same images"):
+        run_here(images, output, model)
+    (images / "third.png").write_bytes(encoded_image(10))
+    assert run_here(images, output, model) == [report(1 + bool(count), 1)]
+    folder = LabelFolder(output)
+    keys = [key for part in folder.parts() for key in folder.read(part)["key"].to_pylist()]
+    assert sorted(keys) == sorted(str(path) for path in images.iterdir())
+
+
+def test_parts_of_another_run_do_not_count_as_done(model, tmp_path, monkeypatch):
+    images, output = write_images(tmp_path / "in", 3), tmp_path / "out"
+    run_here(images, output, model, images_per_part=1)
+    (output / "part-000001.parquet").rename(output / "part-000003.parquet")
+    monkeypatch.setattr(labeling, "check_model", lambda options: None)
+
+    def load_ray(address):
+        raise OSError("there is work to do")
+
+    monkeypatch.setattr(labeling, "load_ray", load_ray)
+    with pytest.raises(OSError, match="there is work to do"):
+        labeling.label(str(images), LabelOptions(QUESTIONS[:1], str(output), model, images_per_part=1))
+
+
+def test_a_damaged_plan_is_named(model, tmp_path):
+    images, output = write_images(tmp_path / "in", 2), tmp_path / "out"
+    run_here(images, output, model)
+    os.truncate(output / "_plan", 100)
+    with pytest.raises(DataError, match=r"out/_plan: is damaged: .* remove it"):
+        run_here(images, output, model)
 
 
 def test_repaired_images_are_labeled_again(model, tmp_path):
