@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import runpy
 import shutil
 import signal
@@ -24,6 +25,7 @@ from tiny import ROOT
 from traffic_vlm.data import dataset
 from traffic_vlm.data.dataset import DatasetOptions, SyntheticRows, make_dataset, skipped_path, write_shard
 from traffic_vlm.data.formats import Problems, Record, load_mapping, read_source
+from traffic_vlm.data.formats.drafting import draft_mapping
 from traffic_vlm.data.questions import Balancer, Question, ask, rebalance
 from traffic_vlm.data.scene import Scene
 from traffic_vlm.data.synthetic import render
@@ -210,6 +212,55 @@ def test_a_folder_alone_is_read_by_the_names_of_its_classes(tmp_path, capsys, fo
     with pytest.raises(DataError, match=f"out_mine.json was edited: --source .*out_mine.json={folder} uses it"):
         make(tmp_path / "out", source=[str(folder)], num_images=None)
     assert make(tmp_path / "second", source=[f"{draft}={folder}"], split="val", num_images=None)["images"] == 2
+
+
+def test_a_draft_that_differs_says_why(tmp_path):
+    folder, draft = tmp_path / "a/mine", tmp_path / "out_mine.json"
+    for path in (folder, tmp_path / "b/mine"):
+        write_unmapped(path, "yolo")
+        assert "mine is read as yolo" in draft_mapping(path, draft)  # the same draft
+    data = folder / "data.yaml"
+    data.write_text(data.read_text().replace("forklift", "van"))
+    with pytest.raises(DataError, match=r"out_mine.json was not edited, but the source has changed: --source"):
+        draft_mapping(folder, draft)
+    draft.unlink()
+    draft_mapping(folder, draft)
+    with pytest.raises(DataError, match=f"out_mine.json belongs to '{folder}': choose another --output_dir"):
+        draft_mapping(tmp_path / "b/mine", draft)
+
+
+def test_folders_of_a_data_yaml_are_inside_of_its_folder(tmp_path):
+    folder = tmp_path / "mine"
+    write_unmapped(folder, "yolo")  # with train: ../images/train
+    for split in ("train", "test"):
+        (tmp_path / "images" / split).mkdir(parents=True)
+    draft_mapping(folder, tmp_path / "draft.json")
+    splits = load_mapping(tmp_path / "draft.json").splits
+    assert splits["train"] == {"images": "images/train", "labels": "labels/train"}
+    with (folder / "data.yaml").open("a") as file:
+        file.write("test: ../images/test\n")
+    with pytest.raises(DataError, match=rf"data.yaml: test: \.\./images/test is outside of {folder}: "):
+        draft_mapping(folder, tmp_path / "new.json")
+
+
+def test_drafted_coco_ids_are_compared_as_numbers(tmp_path):
+    write_unmapped(tmp_path / "mine", "coco")
+    for path in tmp_path.glob("mine/annotations/instances_*.json"):
+        path.write_text(re.sub(r'"category_id": (\d)', r'"category_id": \1.0', path.read_text()))
+    draft_mapping(tmp_path / "mine", tmp_path / "draft.json")
+    assert set(load_mapping(tmp_path / "draft.json").classes) == {"car", "motor bike"}
+
+
+@pytest.mark.parametrize(
+    ("format", "name"),
+    [("yolo", "data.yaml"), ("coco", "annotations/instances_val2017.json"), ("voc", "Annotations/1.xml")],
+)
+def test_nothing_is_drafted_from_a_link_out_of_the_folder(tmp_path, format, name):
+    write_unmapped(tmp_path / "mine", format)
+    (tmp_path / "mine" / name).symlink_to((tmp_path / "mine" / name).rename(tmp_path / "outside"))
+    with pytest.raises(DataError, match=f"{name} leads to {tmp_path}/outside, which is outside of"):
+        draft_mapping(tmp_path / "mine", tmp_path / "draft.json")
+    assert not (tmp_path / "draft.json").exists()
 
 
 @pytest.mark.parametrize(

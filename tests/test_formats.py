@@ -488,6 +488,7 @@ def test_links_out_of_the_source_and_fifos_are_not_read(tmp_path, format, is_fif
         records, problems = read(tmp_path / "in", mapping)
         message = "is not a regular file" if is_fifo else f"leads to {path}, which is outside of {tmp_path / 'in'}"
         assert not records and message in problems.messages[0]
+        assert problems.counts == {"refused file": 1, "empty source": 1}
         path.replace(tmp_path / "in" / name)
     (tmp_path / "link").symlink_to(tmp_path / "in")  # the source itself may be a link
     assert len(read(tmp_path / "link", mapping)[0]) == 1

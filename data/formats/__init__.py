@@ -50,7 +50,12 @@ def read_source(
 
 def _read(source: Source) -> Iterator[Record]:
     reader, is_empty = READERS[source.mapping.format], True
-    images = [entry for entry in reader.list_images(source) if source.selects(os.path.splitext(entry[0])[0])]
+    try:
+        images = [entry for entry in reader.list_images(source) if source.selects(os.path.splitext(entry[0])[0])]
+    except SkippedImage as skipped:
+        kind, message = skipped.args
+        source.problems.add(kind, source.root, message)
+        images = []
     uses = Counter(PurePosixPath(name) for name, _, _ in images)
     for name, where, annotation in images:
         if (times := uses[PurePosixPath(name)]) > 1:  # each entry may lack the labels of the others

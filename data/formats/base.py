@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from PIL import ExifTags, Image
 
-from ...utils import DataError, check_file
+from ...utils import DataError, open_inside
 from ..patches import GRID
 from ..scene import CLASSES, Scene, SceneObject, given_to_all, is_a
 from .mapping import ClassMapping, SourceMapping, normalize
@@ -52,7 +52,7 @@ class Record:
 
 
 class SkippedImage(Exception):
-    """An image cannot be used. The arguments are the kind of problem and a message."""
+    """An image, or each image of a file, cannot be used. The arguments are the kind of problem and a message."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,13 @@ class Source:
         """Open a file of the source; all readers open files here.
 
         Raises:
-            DataError: the file is outside of the source, through a link for example, or is not a regular file.
+            SkippedImage: the file is outside of the source, through a link for example, or is not a regular file.
             OSError: the file cannot be opened.
         """
-        check_file(path, self.root)
-        return path.open("rb")
+        try:
+            return open_inside(path, self.root)
+        except DataError as error:
+            raise SkippedImage("refused file", str(error)) from error
 
     def read_text(self, path: Path) -> str:
         """Return the UTF-8 text of a file. Raises what `open` raises, and UnicodeDecodeError."""
@@ -114,7 +116,7 @@ class Source:
         try:
             return frozenset(fields[0] for _, fields in self.read_lines(self.path("list")))
         except SkippedImage as error:
-            self.problems.add("bad file", self.path("list"), error.args[1])
+            self.problems.add(error.args[0], self.path("list"), error.args[1])
             return frozenset()
 
     def class_names(self, found: dict[int, str], path: Path) -> dict[int, str]:

@@ -23,15 +23,15 @@ def list_images(source: Source) -> Iterator[ImageEntry]:
     data = source.read_json(source.path("annotations"), "categories", "images", "annotations")
     names: dict[int | str | None, str] = {}
     for where, category in data["categories"]:
-        key, name = _key(category.get("id")), str(category.get("name"))
+        key, name = to_key(category.get("id")), str(category.get("name"))
         if names.setdefault(key, name) != name:
             raise DataError(f"{where}: categories {names[key]!r} and {name!r} have the same id {key}")
-    uses = Counter(_key(image.get("id")) for _, image in data["images"])
+    uses = Counter(to_key(image.get("id")) for _, image in data["images"])
     labels: dict[int | str | None, list[Any]] = {key: [] for key in uses if key is not None}
     types = {type(key) for key in labels}
     all_placed = True
     for where, label in data["annotations"]:
-        image_key, category_key = _key(label.get("image_id")), _key(label.get("category_id"))
+        image_key, category_key = to_key(label.get("image_id")), to_key(label.get("category_id"))
         if image_key in labels:
             labels[image_key].append((where, names.get(category_key, f"id {label.get('category_id')}"), label))
         else:
@@ -39,7 +39,7 @@ def list_images(source: Source) -> Iterator[ImageEntry]:
             all_placed = all_placed and type(image_key) in types
     all_placed = all_placed and (not data["annotations"] or any(labels.values()))
     for where, image in data["images"]:
-        key = _key(image.get("id"))
+        key = to_key(image.get("id"))
         if uses[key] > 1:
             source.problems.add("bad record", where, f"another image has the same id {image.get('id')}")
         else:
@@ -63,7 +63,7 @@ def add_labels(scene: SceneBuilder, annotation: Any, where: str) -> None:
         scene.add(name, box, label_where, area=area if is_known else None, is_instance=not label.get("iscrowd"))
 
 
-def _key(value: Any) -> int | str | None:
+def to_key(value: Any) -> int | str | None:
     """Return an id as a number where it is one, as 1, 1.0 (pandas writes that) and "1" are; None if it is no id."""
     if isinstance(value, str):
         return int(value.partition(".")[0]) if re.fullmatch(r"[0-9]{1,18}(\.0*)?", value) else value

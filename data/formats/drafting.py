@@ -1,9 +1,11 @@
 """Draft a mapping file for a folder that has none: with a YOLO data.yaml, COCO JSON files or Pascal VOC XML files.
 
 Classes are matched by name and by the synonyms of the tokenizer. The draft is a file like any other mapping, to be
-read and edited: its notes say which classes have no category yet, and what is assumed to be labeled exhaustively.
+read and edited: its notes say which classes have no category yet, what is assumed to be labeled exhaustively, and by
+which folder and digest a later draft knows whether this one was edited.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -12,15 +14,17 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
+from xml.etree import ElementTree
 
 import yaml
 
 from ...tokenization_traffic_vlm import TrafficVLMTokenizer
-from ...utils import DataError, atomic_write_text, check_file
+from ...utils import DataError, atomic_write_text, open_inside
 from ..scene import CLASSES
-from .base import IMAGE_SUFFIXES, SkippedImage
+from .base import IMAGE_SUFFIXES
+from .coco import to_key
 from .mapping import MAPPINGS, normalize
-from .voc import read_xml
+from .voc import XML_ERRORS
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,8 +40,8 @@ def draft_mapping(folder: Path, path: Path) -> str:
         path: the file to write.
 
     Raises:
-        DataError: the folder has none of these, none of its classes has the name of one of our categories, or `path`
-            has something else, such as an edited draft.
+        DataError: the folder has none of these, or a link out of it; none of its classes has the name of one of our
+            categories; or `path` has something else, such as an edited draft.
     """
     for find in (_find_yolo, _find_coco, _find_voc):
         format, splits, names = find(folder)
@@ -55,11 +59,13 @@ def draft_mapping(folder: Path, path: Path) -> str:
             "to 'classes', with a category or null."
         )
     draft = {"name": folder.resolve().name, "format": format, "splits": splits, "classes": classes}
-    text = json.dumps(draft | {"exhaustive": exhaustive, "notes": notes}, indent=2, ensure_ascii=False) + "\n"
+    draft |= {"exhaustive": exhaustive, "notes": notes}
     use = f"--source {path}={folder}"
-    if path.exists() and path.read_text(encoding="utf-8") != text:
-        raise DataError(f"{path} was edited: {use} uses it. For a new draft, delete it")
-    atomic_write_text(path, text)
+    if path.exists():
+        _check_same(path, draft, folder, use)
+    else:
+        draft["notes"] = [*notes, f"Drafted for {_full_name(folder)}, digest {_digest(draft)}."]
+        atomic_write_text(path, json.dumps(draft, indent=2, ensure_ascii=False) + "\n")
     if not any(classes.values()):
         raise DataError(
             f"{folder}: none of its classes ({', '.join(names)}) has the name of one of our categories: map them "
@@ -67,6 +73,29 @@ def draft_mapping(folder: Path, path: Path) -> str:
         )
     read_as = ", ".join(f"{name} = {_category(entry) or 'ignored'}" for name, entry in classes.items())
     return "\n  ".join([f"{folder} is read as {format}, by {path}:", read_as, *notes, f"To change it: {use}"])
+
+
+def _full_name(folder: Path) -> str:
+    return repr(str(folder.resolve()))  # it need not be UTF-8
+
+
+def _digest(draft: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(draft).encode()).hexdigest()[:16]
+
+
+def _check_same(path: Path, draft: dict[str, Any], folder: Path, use: str) -> None:
+    """Raise `DataError` if a file is not this draft, and say why."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        [(origin, digest)] = re.findall("^Drafted for (.*), digest (.*)[.]$", found["notes"].pop())
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise DataError(f"{path} was edited: {use} uses it. For a new draft, delete it") from None
+    if _digest(found) == _digest(draft):
+        return
+    if origin != _full_name(folder):
+        raise DataError(f"{path} belongs to {origin}: choose another --output_dir, or rename {folder}")
+    reason = "was edited" if _digest(found) != digest else "was not edited, but the source has changed"
+    raise DataError(f"{path} {reason}: {use} uses it. For a new draft, delete it")
 
 
 def match_classes(names: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
@@ -116,7 +145,8 @@ def _find_yolo(folder: Path) -> tuple[str, Splits, list[str]]:
     if not path.is_file():
         return "yolo", {}, []
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)
+        with open_inside(path, folder) as file:
+            data = yaml.load(file, yaml.BaseLoader)
         if not isinstance(data, dict) or "names" not in data:
             raise ValueError("it has no 'names'")
         names = data["names"]
@@ -125,15 +155,24 @@ def _find_yolo(folder: Path) -> tuple[str, Splits, list[str]]:
             value = str(data.get(split, ""))
             # Roboflow writes "../train/images" for the folder "train/images" beside data.yaml.
             options = [Path(str(data.get("path", "")), value), Path(value), Path(value.removeprefix("../"))]
-            images = next((option for option in options if value and (folder / option).is_dir()), None)
-            if images is None:
+            found = [option for option in options if value and (folder / option).is_dir()]
+            inside = [option for option in found if (folder / option).resolve().is_relative_to(folder.resolve())]
+            if not found:
                 continue
+            if not inside:
+                raise DataError(
+                    f"{path}: {split}: {value} is outside of {folder}: files of other folders are not read. Write a "
+                    "mapping file for a folder that holds both, see docs/fine-tuning.md"
+                )
+            images = inside[0]
             if (folder / images / "images").is_dir():
                 images /= "images"
             labels = list(images.parts)
             if "images" in labels:  # the last one, like Ultralytics; otherwise they are beside the images
                 labels[len(labels) - 1 - labels[::-1].index("images")] = "labels"
             splits[split] = {"images": images.as_posix(), "labels": Path(*labels).as_posix()}
+    except DataError:
+        raise
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
         raise DataError(f"{path}: splits and class names cannot be read: {' '.join(str(error).split())}") from error
     if not splits:
@@ -151,11 +190,13 @@ def _find_coco(folder: Path) -> tuple[str, Splits, list[str]]:
     images: list[Path] = []
     for path in files:
         try:
-            check_file(path, folder)
-            data = json.loads(path.read_bytes())
-            used = {str(label["category_id"]) for label in data["annotations"]}
-            found = [str(entry["name"]) for entry in data["categories"] if str(entry["id"]) in used]
+            with open_inside(path, folder) as file:
+                data = json.load(file)
+            used = {to_key(label["category_id"]) for label in data["annotations"]}
+            found = [str(entry["name"]) for entry in data["categories"] if to_key(entry["id"]) in used]
             stems = {os.path.splitext(entry["file_name"])[0] for entry in data["images"]}
+        except DataError:
+            raise
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue  # a JSON file of another format
         images = images or _list_images(folder)
@@ -171,8 +212,11 @@ def _find_voc(folder: Path) -> tuple[str, Splits, list[str]]:
     stems: dict[Path, set[str]] = {}
     for path in sorted(folder.rglob("*.xml")):
         try:
-            annotation = read_xml(path, folder)
-        except SkippedImage:  # a problem for the reader
+            with open_inside(path, folder) as file:
+                annotation = ElementTree.parse(file).getroot()
+        except DataError:
+            raise
+        except XML_ERRORS:  # a problem for the reader
             continue
         if annotation.tag == "annotation":
             names |= dict.fromkeys(str(item.findtext("name")) for item in annotation.iterfind("object"))

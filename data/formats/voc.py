@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
-from ...utils import check_file
 from .base import VISIBLE_IF_FLAGGED, ImageEntry, SceneBuilder, SkippedImage, Source, to_number
+
+
+XML_ERRORS = (OSError, ValueError, LookupError, ElementTree.ParseError)  # raised for bad files
 
 
 def list_images(source: Source) -> Iterator[ImageEntry]:
@@ -13,18 +15,13 @@ def list_images(source: Source) -> Iterator[ImageEntry]:
     return source.pairs("annotations", ".xml")
 
 
-def read_xml(path: Path, root: Path) -> ElementTree.Element:
-    """Return the root element of an XML file below `root`; raise `SkippedImage` if it cannot be read."""
-    try:
-        check_file(path, root)
-        return ElementTree.parse(path).getroot()
-    except (OSError, ValueError, LookupError, ElementTree.ParseError) as error:
-        raise SkippedImage("bad file", f"cannot be read: {error}") from error
-
-
 def add_labels(scene: SceneBuilder, path: Path, where: str) -> None:
     """Add the boxes of one image. A difficult object is there, but no question is about its category."""
-    annotation = read_xml(path, scene.source.root)
+    try:
+        with scene.source.open(path) as file:
+            annotation = ElementTree.parse(file).getroot()
+    except XML_ERRORS as error:
+        raise SkippedImage("bad file", f"cannot be read: {error}") from error
     width, height = (to_number(annotation.findtext(f"size/{key}")) for key in ("width", "height"))
     scale_x, scale_y = scene.scale_from(width, height)
     for i, item in enumerate(annotation.iterfind("object")):
