@@ -7,7 +7,15 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tiny import tiny_config, tiny_model
-from traffic_vlm.utils import DataError, atomic_write, atomic_write_text, check_file, load_weights, option_parser
+from traffic_vlm.utils import (
+    DataError,
+    atomic_write,
+    atomic_write_text,
+    check_file,
+    load_weights,
+    open_inside,
+    option_parser,
+)
 
 
 @dataclass
@@ -48,9 +56,11 @@ def test_files_outside_of_a_folder_and_fifos_are_refused(tmp_path):
     for good in (folder / "a.txt", folder / "inner", tmp_path / "link" / "a.txt"):
         check_file(good, folder)
         check_file(good, tmp_path / "link")
+        with open_inside(good, folder) as file:
+            assert file.read() == b"a"
     for bad in (folder / "outer", folder / "up" / "secret.txt", folder / ".." / "secret.txt"):
         with pytest.raises(DataError, match=rf"{bad} leads to {secret}, which is outside of {folder}"):
-            check_file(bad, folder)
+            open_inside(bad, folder)
     with pytest.raises(DataError, match="fifo is not a regular file"):
         check_file(folder / "fifo", folder)
     with pytest.raises(FileNotFoundError):
