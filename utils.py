@@ -8,6 +8,7 @@ import os
 import re
 import stat
 import uuid
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +42,12 @@ def check_file(path: str | Path, folder: str | Path) -> None:
         raise DataError(f"{path} leads to {target}, which is outside of {folder}: files of other folders are not read")
     if not stat.S_ISREG(os.stat(target).st_mode):
         raise DataError(f"{path} is not a regular file")
+
+
+def show_only_image_warnings() -> None:
+    """Ignore warnings of libraries, but not those of images whose pixels `to_rgb` had to guess."""
+    warnings.filterwarnings("ignore")
+    warnings.filterwarnings("default", module=r"traffic_vlm\.images_traffic_vlm")
 
 
 @contextmanager
