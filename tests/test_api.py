@@ -645,6 +645,7 @@ def test_a_refused_start_leaves_the_services_of_a_cluster_alone(model, monkeypat
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2}}])
     for owner, name in ((ray, "shutdown"), (serve, "start"), (serve, "run"), (serve, "delete"), (serve, "shutdown")):
         monkeypatch.setattr(owner, name, lambda *_, call=f"{owner.__name__}.{name}", **__: calls.append(call))
+    monkeypatch.setattr(threading, "Event", None)  # what a server that has started waits for
     monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=dict.fromkeys(names)))
     options = ["--model", model, "--address", "auto", "--replicas", str(replicas)]
     monkeypatch.setattr(sys, "argv", ["serve.py", *options])
