@@ -243,7 +243,7 @@ def test_a_stream_without_a_token_in_time_ends_with_the_cause(start, monkeypatch
         assert events == 'data: {"detail": "no token in 1 seconds"}\n\n'
 
 
-def test_answers_in_words_count_in_a_pass(client, start):
+def test_answers_in_words_count_in_a_pass(client):
     service = client.app.state.service
     yes_no, words = service._decode(png(), ["Is the light red?", "What is ahead?"]).tokens
     prompts = [service.answerer.check_question(one).tokens for one in ("Is the light red?", "What is ahead?")]
