@@ -10,6 +10,7 @@ it was never taught such questions.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -47,20 +48,17 @@ def first_words(model: Any, processor: Any, encoded: Any, questions: Sequence[Se
     inputs = processor(text=rows, packed=True, on_unknown="ignore", return_tensors="pt").to(model.device)
     text_config = model.config.get_text_config()
     yes_no, hidden = (text_config.yes_token_id, text_config.no_token_id), suppressed_tokens(text_config)
-    found = []
-    # Exported graphs return one tensor for each packed row, the model one for each image.
-    by_image = torch.cat(list(model.question_logits(**inputs, encoded_images=encoded))).split(list(map(len, rows)))
-    for row, logits in zip(rows, by_image):  # [Q,V]
-        margins = (logits[:, yes_no[0]].float() - logits[:, yes_no[1]].float()).tolist()
-        for question, margin in zip(row, margins):
-            if not math.isfinite(margin):
-                raise FloatingPointError(f"the model answers {question!r} with l_yes - l_no = {margin}")
-        tokens = logits.index_fill(-1, torch.tensor(hidden, device=logits.device), -math.inf).argmax(-1).tolist()
-        columns = zip(row, tokens, model.yes_probability(logits).tolist(), margins)
-        found.append(
-            [FirstWord(token in yes_no and is_yes_no_question(text), p, margin) for text, token, p, margin in columns]
-        )
-    return found
+    asked = [question for row in rows for question in row]
+    # Of all images, [Q,V]: exported graphs return one tensor for each packed row, the model one for each image.
+    logits = torch.cat(list(model.question_logits(**inputs, encoded_images=encoded)))
+    margins = (logits[:, yes_no[0]].float() - logits[:, yes_no[1]].float()).tolist()
+    for question, margin in zip(asked, margins):
+        if not math.isfinite(margin):
+            raise FloatingPointError(f"the model answers {question!r} with l_yes - l_no = {margin}")
+    tokens = logits.index_fill(-1, torch.tensor(hidden, device=logits.device), -math.inf).argmax(-1).tolist()
+    columns = zip(asked, tokens, model.yes_probability(logits).tolist(), margins)
+    found = (FirstWord(token in yes_no and is_yes_no_question(text), p, margin) for text, token, p, margin in columns)
+    return [list(islice(found, len(row))) for row in rows]
 
 
 def generate_answers(

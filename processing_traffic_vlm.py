@@ -11,7 +11,6 @@ What is special here:
 
 import math
 import os
-import unicodedata
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from transformers.processing_utils import ImagesKwargs, ProcessingKwargs, Proces
 from transformers.utils import cached_file, logging
 
 from .images_traffic_vlm import to_rgb
-from .questions_traffic_vlm import is_yes_no_question, question_words, spell_signs
+from .questions_traffic_vlm import has_word, is_yes_no_question, question_words, spell_signs
 from .taught_traffic_vlm import TAUGHT_FILE, TaughtWords
 from .tokenization_traffic_vlm import TrafficVLMTokenizer
 
@@ -65,19 +64,12 @@ MAX_WIDTH = 1_000_000  # tokens of a padded row; a wider row is a mistake and wo
 ROW_TOKENS = 512  # of a packed row. Attention costs L²; with a limit, the cost grows linearly with the questions
 NOT_YES_NO = "not a yes/no question"  # the problem that `post_process_yes_no` reports
 IGNORED_LABEL = -100  # ignored by torch.nn.functional.cross_entropy
-# Chat templates put these characters around control tokens in user text.
-CONTROL_MARKERS = str.maketrans("", "", "\U000f0000\U000f0001")
 TEXT_OPTIONS = frozenset(
     "padding padding_side truncation max_length pad_to_multiple_of return_attention_mask add_special_tokens "
     "sanitize_control_tokens verbose".split()
 )
 
 Segment = tuple[list[int], list[int]]  # the ids of one prompt and of its answer (empty without answers)
-
-
-def _is_space_or_punctuation(character: str) -> bool:
-    """Whether a character is a space or punctuation. An emoji is neither: it counts as an unknown word."""
-    return character.isspace() or unicodedata.category(character).startswith("P")
 
 
 def _image_list(images: Any) -> list[Any]:
@@ -390,11 +382,6 @@ class TrafficVLMProcessor(ProcessorMixin):
         options["input_data_format"] = "channels_last"
         return self.image_processor(pictures, return_tensors=return_tensors, **options)["pixel_values"]
 
-    def _question_words(self, question: str) -> str:
-        """The question without a leading ``[SOS]`` and closing punctuation, which the prompt adds; signs are words."""
-        question = question.strip().removeprefix(self.tokenizer.bos_token or "").translate(CONTROL_MARKERS)
-        return question_words(question)
-
     def _answers(self, text: Any, rows: list[list[str]], suffix: Any) -> list[list[str]] | None:
         if suffix is None:
             return None
@@ -421,12 +408,12 @@ class TrafficVLMProcessor(ProcessorMixin):
         """The ids of each prompt and answer, one list per image; the tokenizer is called once for all texts."""
         tokenizer = self.tokenizer
         typed = [question for row in rows for question in row]
-        questions = [self._question_words(question) for question in typed]
-        answers = [spell_signs(answer).strip() for row in answer_rows or [] for answer in row]
+        questions = [question_words(question) for question in typed]
+        answers = [spell_signs(answer) for row in answer_rows or [] for answer in row]
         ids = self._tokenize(questions + answers)
         for index, (string, words) in enumerate(zip(questions + answers, ids)):
             is_answer = index >= len(typed)
-            if not words or (not is_answer and all(map(_is_space_or_punctuation, string))):
+            if not words or (not is_answer and not has_word(string)):
                 name, value = ("suffix", string) if is_answer else ("text", typed[index])
                 raise ValueError(f"`{name}` has an empty string: {value!r}; expected words")
         if on_unknown != "ignore" and any(tokenizer.unk_token_id in words for words in ids):
@@ -519,7 +506,7 @@ class TrafficVLMProcessor(ProcessorMixin):
         if self.taught_words is None or not text:
             return []
         rows = _rows(text, "text")
-        return self._find_untaught(self._tokenize([self._question_words(item) for row in rows for item in row]))
+        return self._find_untaught(self._tokenize([question_words(item) for row in rows for item in row]))
 
     def _find_unknown(self, texts: list[str]) -> list[str]:
         found: dict[str, str] = {}
@@ -530,7 +517,7 @@ class TrafficVLMProcessor(ProcessorMixin):
     def unknown_words(self, text: str | Sequence[str]) -> list[str]:
         """The words that are not in the vocabulary, as typed, each once, in order of appearance."""
         rows = _rows(text, "text") if text else []
-        return self._find_unknown([self._question_words(item) for row in rows for item in row])
+        return self._find_unknown([question_words(item) for row in rows for item in row])
 
     def apply_chat_template(self, conversation: Any, *args: Any, **kwargs: Any) -> Any:
         """As in the library; also tokenizes messages whose content is a string, with every version of transformers.

@@ -4,6 +4,7 @@ This module needs only the standard library, so that programs without torch deci
 """
 
 import re
+import unicodedata
 from functools import lru_cache
 from itertools import dropwhile
 
@@ -11,8 +12,17 @@ from itertools import dropwhile
 QUESTION_END = " .?!…。？！"  # removed from the end of a question and replaced by one "?"
 _NO_APOSTROPHES = str.maketrans("", "", "'\u2018\u2019\u02bc\u2032\u00b4\u0060\"")
 
+# Chat templates put these characters around control tokens in user text.
+_CONTROL_MARKERS = str.maketrans("", "", "\U000f0000\U000f0001")
+
 # Signs that the tokenizer would drop: "> 3" and "< 3", "-50" and "50" would be one prompt.
-_SIGNS = re.compile(r"(?<![-=<>])[<>]=?(?=\s*\d)|(?<!\S)[<>]=?(?!\S)|[\u2264\u2265]|(?<![\w-])[-\u2212\u2013](?=\d)")
+_SIGNS = re.compile(
+    r"(?<![-=<>])[<>]=?(?= ?[-\u2212]?\.?\d)|(?<!\S)[<>]=?(?!\S)|[\u2264\u2265]"
+    r"|(?<![\w-])[-\u2212\u2013](?=\.?\d)|(?<![\w-])(?<!\d )[-\u2212](?= \.?\d)"  # "30 - 50" is a range
+)
+# Characters that the tokenizer (NFKC) reads as signs. NFKC of the whole text would change unknown words, which are
+# reported as typed, and apostrophes.
+_SIGN_FORMS = str.maketrans("＜﹤＞﹥＝﹦－﹣．", "<<>>==--.")
 _SIGN_WORDS = {">": "more than", "<": "less than", ">=": "at least", "\u2265": "at least", "<=": "at most"}
 _SIGN_WORDS |= {"\u2264": "at most", "-": "minus", "\u2212": "minus", "\u2013": "minus"}
 
@@ -39,13 +49,19 @@ _ALTERNATIVES = re.compile(
 
 
 def spell_signs(text: str) -> str:
-    """Signs before numbers in words: "> 3 cars" is "more than 3 cars", "-50" is "minus 50"."""
-    return _SIGNS.sub(lambda match: f" {_SIGN_WORDS[match[0]]} ", text)
+    """Text with single spaces and signs before numbers in words: "> 3 cars" is "more than 3 cars", "- 5" "minus 5"."""
+    text = " ".join(text.translate(_SIGN_FORMS).split())
+    return " ".join(_SIGNS.sub(lambda match: f" {_SIGN_WORDS[match[0]]} ", text).split())
 
 
 def question_words(text: str) -> str:
-    """A question without its end, with single spaces and signs in words."""
-    return " ".join(spell_signs(text).split()).rstrip(QUESTION_END)
+    """The words of a question: without [SOS] and closing punctuation, which the prompt adds, and signs in words."""
+    return spell_signs(text.strip().removeprefix("[SOS]").translate(_CONTROL_MARKERS)).rstrip(QUESTION_END)
+
+
+def has_word(text: str) -> bool:
+    """Whether text is more than spaces and punctuation. An emoji counts as an unknown word."""
+    return any(not character.isspace() and unicodedata.category(character)[0] != "P" for character in text)
 
 
 @lru_cache(maxsize=4096)  # the same questions are usually asked about many images

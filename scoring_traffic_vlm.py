@@ -80,7 +80,8 @@ class EncodedImages:
         """
         if not isinstance(index, slice):
             indices = torch.as_tensor(index)
-            if indices.dtype.is_floating_point or indices.dtype == torch.bool or indices.ndim > 1:
+            is_integer = not (indices.dtype.is_floating_point or indices.dtype == torch.bool)
+            if indices.ndim > 1 or (indices.numel() and not is_integer):  # the tensor of [] is floating point
                 raise TypeError(f"an image index must be an integer, a slice or a list of integers, got {index!r}")
             for i in indices.reshape(-1).tolist():
                 if not -len(self) <= i < len(self):

@@ -8,6 +8,7 @@ import os
 import re
 import stat
 import uuid
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,6 +51,12 @@ def open_inside(path: str | Path, folder: str | Path) -> BinaryIO:
     """Open a file of a folder to read its bytes. Raises what `check_file` and `open` raise."""
     check_file(path, folder)
     return open(path, "rb")
+
+
+def show_only_image_warnings() -> None:
+    """Ignore warnings of libraries, but not those of images whose pixels `to_rgb` had to guess."""
+    warnings.filterwarnings("ignore")
+    warnings.filterwarnings("default", module=r"traffic_vlm\.images_traffic_vlm")
 
 
 @contextmanager

@@ -4,8 +4,8 @@
     python scripts/ask.py frames/ "Is there a bus?" --json                # all images of a folder, a line each
     python scripts/ask.py a.jpg b.jpg --ask "Is it raining?" --overlay out.png    # attention maps of each image
 
-IMAGE is a file, a folder, or a pattern in quotes. Of the words after the first, those that exist as a file or folder,
-end like an image file, or have a * are images, too, and all others are questions; --ask QUESTION is always one.
+An image is a file, a folder, or a pattern in quotes. Words that exist as a file or folder, end like an image file, or
+have a * are images, and all others are questions, in any order; --ask QUESTION is always one.
 For several images, --overlay out.png writes out_1_a.png, out_2_b.png and so on.
 
 The number after an answer is the probability of that answer, a "no" included; after words, the mean of the words. With
@@ -17,13 +17,12 @@ import glob
 import json
 import os
 import sys
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from traffic_vlm.serving.pictures import SUFFIXES, list_images
-from traffic_vlm.utils import atomic_write, option_parser
+from traffic_vlm.utils import atomic_write, option_parser, show_only_image_warnings
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -84,7 +83,7 @@ def name_overlays(output: Path, paths: list[Path]) -> list[Path]:
 
 
 def load_answerer(options: AskOptions) -> Any:
-    """Load the model without the library's warnings.
+    """Load the model without warnings of libraries.
 
     Raises:
         ValueError, OSError, RuntimeError: no such model, damaged weights, no such device, invalid thresholds.
@@ -94,7 +93,7 @@ def load_answerer(options: AskOptions) -> Any:
     from traffic_vlm.operating_points import load_operating_points
     from traffic_vlm.serving.answerer import Answerer
 
-    warnings.filterwarnings("ignore")
+    show_only_image_warnings()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     points = load_operating_points(options.thresholds) if options.thresholds else None
@@ -122,16 +121,19 @@ def save_overlay(answerer: Any, path: Path, encoded: Any, answers: list[Any], ou
 
 def main() -> int:
     parser = option_parser([AskOptions], __doc__)
-    parser.add_argument("image", metavar="IMAGE", help="a file, a folder, or a pattern in quotes; more can follow")
-    parser.add_argument("words", metavar="QUESTION", nargs="*", help="in quotes")
+    parser.add_argument(
+        "words", metavar="IMAGE/QUESTION", nargs="+", help="files, folders, patterns; questions in quotes"
+    )
     parser.add_argument("--ask", action="append", default=[], metavar="QUESTION", help="may be given many times")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each image")
     options, asked = parser.parse_args_into_dataclasses()
+    images = list(filter(is_image, asked.words))
     questions = [word for word in asked.words if not is_image(word)] + asked.ask
+    if not images:
+        parser.error(f"there is no image: neither a file nor a folder is called {questions[0]!r}")
     if not questions:
         parser.error("there is no question: write it in quotes after the images, or after --ask")
     try:
-        images = [asked.image, *filter(is_image, asked.words)]
         paths = [path for image in images for path in find_images(image)]
         overlays = name_overlays(options.overlay, paths) if options.overlay else [None] * len(paths)
         answerer = load_answerer(options)

@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from export.greedy import generate
 from images_traffic_vlm import to_rgb
-from questions_traffic_vlm import is_yes_no_question, question_words
+from questions_traffic_vlm import has_word, is_yes_no_question, question_words
 
 
 def read(picture: str, about: dict[str, Any]) -> np.ndarray:
@@ -36,11 +36,14 @@ def read(picture: str, about: dict[str, Any]) -> np.ndarray:
 
 def encode(question: str, tokenizer: Tokenizer, about: dict[str, Any]) -> list[int]:
     """The ids of a prompt, as in training: the start, the words, and one question mark."""
-    words = tokenizer.encode(question_words(question), add_special_tokens=False)
+    text = question_words(question)
+    words = tokenizer.encode(text, add_special_tokens=False)
     length, limit = len(words.ids) + 2, about["max_tokens"]
     if length >= limit:
         raise ValueError(f"A question of {length} tokens leaves no room for an answer: both have at most {limit}.")
-    if not any(token.isalnum() or token in ("[YES]", "[NO]") for token in words.tokens):
+    if not words.ids or not has_word(text):
+        raise ValueError(f"The question {question!r} has no word.")
+    if "[UNK]" in words.tokens and not any(token.isalnum() for token in words.tokens):
         raise ValueError(f"The model knows no word of the question {question!r}.")
     return [about["start"], *words.ids, tokenizer.token_to_id("?")]
 

@@ -3,6 +3,7 @@
 python scripts/serve.py &
 python scripts/measure_serving.py --clients 100
 python scripts/measure_serving.py --clients 1 --questions 1 --long_callers 16
+python scripts/measure_serving.py --clients 1 --questions 1 --long_callers 16 --in_words
 """
 
 import asyncio
@@ -19,7 +20,9 @@ from traffic_vlm.utils import option_parser
 
 
 QUESTIONS = ["Is there a pedestrian?", "Is it raining?", "Is the traffic light red?", "Is there a bus on the left?"]
-LONG_QUESTIONS = [f"Is there a car{' and a bus' * 34} on the {'left' if i % 2 else 'right'}?" for i in range(64)]
+SIDES = ["left" if i % 2 else "right" for i in range(64)]
+LONG_QUESTIONS = [f"Is there a car{' and a bus' * 34} on the {side}?" for side in SIDES]
+IN_WORDS = [f"What is on the {side}?" for side in SIDES]
 
 
 @dataclass
@@ -33,6 +36,7 @@ class Options:
     long_callers: int = field(
         default=0, metadata={"help": "clients beside them, with 64 questions of 108 tokens each"}
     )
+    in_words: bool = field(default=False, metadata={"help": "their questions are short, and answered in words"})
     seconds: float = field(default=30.0, metadata={"help": "seconds in which requests are sent"})
 
 
@@ -66,9 +70,10 @@ async def measure(options: Options) -> None:
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         begin = time.perf_counter()
         end = begin + options.seconds
+        long = IN_WORDS if options.in_words else LONG_QUESTIONS
         groups = {
             "clients": [call(session, options, QUESTIONS[: options.questions], end) for _ in range(options.clients)],
-            "long callers": [call(session, options, LONG_QUESTIONS, end) for _ in range(options.long_callers)],
+            "long callers": [call(session, options, long, end) for _ in range(options.long_callers)],
         }
         results = await asyncio.gather(*(asyncio.gather(*group) for group in groups.values()))
         took = time.perf_counter() - begin

@@ -102,7 +102,7 @@ def run(options: ServeOptions) -> None:
     """Serve until interrupted.
 
     Raises:
-        ValueError: an empty API key, or more replicas than fit on the machines.
+        ValueError: an empty API key, too many replicas for the machines, or a cluster that already has this service.
         OSError: the port is in use, or Ray does not start.
     """
     api_key = os.environ.get(API_KEY)
@@ -121,6 +121,11 @@ def run(options: ServeOptions) -> None:
         if options.replicas > room:
             each = " and ".join(f"{name} {amount}" for name, amount in resources.items())
             raise ValueError(f"--replicas {options.replicas}: there is room for {room} ({each} each)")
+        if NAME in serve.status().applications:
+            raise ValueError(
+                f"--address {options.address}: the cluster already runs the application {NAME}, which would be "
+                f"replaced. Stop its server; if that was killed, ray.serve.delete({NAME!r}) removes it"
+            )
         serve.start(http_options={"host": options.host, "port": options.port})
         deployment: Any = serve.deployment(
             name=NAME,

@@ -20,10 +20,9 @@ The exit status is 0; 1 if frames are missing (a broken file, a lost camera); 2 
 
 import signal
 import sys
-import warnings
 from typing import Any
 
-from traffic_vlm.utils import option_parser
+from traffic_vlm.utils import option_parser, show_only_image_warnings
 
 
 class StopSignal:
@@ -52,7 +51,7 @@ def main() -> int:
         return 2
     from transformers.utils import logging
 
-    warnings.filterwarnings("ignore")
+    show_only_image_warnings()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     parser = option_parser([WatchOptions], __doc__, renamed={"--output": "--output_dir"})

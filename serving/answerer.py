@@ -7,7 +7,7 @@ The rule is in `answering.py`, which evaluation shares. With operating points, t
 on the question type.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TextIteratorStreamer
+from transformers import AsyncTextIteratorStreamer, TextIteratorStreamer
 
 from ..answering import FirstWord, first_words, generate_answers
 from ..data.ground_truth import NONE
@@ -161,28 +161,44 @@ class Answerer:
         probability = p_yes if answer == "yes" else 1 - p_yes
         return Answer(question, answer, probability, p_yes, **about, not_sure=point.is_unsure(p_yes))
 
-    def stream(
-        self, encoded: Any, question: str, timeout: float | None = None, submit: Callable[..., Future] | None = None
-    ) -> Iterator[str | Answer]:
-        """Generate an answer in words about one encoded image: yield its text in pieces, then the `Answer`.
-
-        Args:
-            timeout: seconds to wait for each token.
-            submit: like the method of an executor: runs the generation; by default in `thread`.
-
-        Raises:
-            queue.Empty: no token within `timeout`.
-        """
-        streamer = TextIteratorStreamer(
-            self.processor.tokenizer, skip_prompt=True, skip_special_tokens=True, timeout=timeout
-        )
-        generated = (submit or self.thread.submit)(self._generate, encoded, [(0, question)], streamer)
-        generated.add_done_callback(lambda _: streamer.end())  # also after an error
+    def stream(self, encoded: Any, question: str) -> Iterator[str | Answer]:
+        """Generate an answer in words about one encoded image: yield its text in pieces, then the `Answer`."""
+        streamer = TextIteratorStreamer(self.processor.tokenizer, skip_prompt=True, skip_special_tokens=True)
+        generated = self._submit(self.thread.submit, encoded, question, streamer)
         try:
             yield from filter(None, streamer)
             yield generated.result()[0]
         finally:
             generated.cancel()  # if it has not started, there is no reader left
+
+    async def stream_async(
+        self, encoded: Any, question: str, seconds: float, submit: Callable[..., Future]
+    ) -> AsyncIterator[str | Answer]:
+        """Like `stream`, but no thread waits for the tokens: any number of streams can be open.
+
+        Args:
+            seconds: time to wait for each token.
+            submit: like the method of an executor: runs the generation.
+
+        Raises:
+            TimeoutError: no token in time.
+        """
+        streamer = AsyncTextIteratorStreamer(
+            self.processor.tokenizer, skip_prompt=True, skip_special_tokens=True, timeout=seconds
+        )
+        generated = self._submit(submit, encoded, question, streamer)
+        try:
+            async for piece in streamer:
+                if piece:
+                    yield piece
+            yield generated.result()[0]
+        finally:
+            generated.cancel()
+
+    def _submit(self, submit: Callable[..., Future], encoded: Any, question: str, streamer: Any) -> Future:
+        generated = submit(self._generate, encoded, [(0, question)], streamer)
+        generated.add_done_callback(lambda _: streamer.end())  # also after an error
+        return generated
 
     def _check_question(self, question: str) -> CheckedQuestion:
         """Check that the processor takes the question, and that the model can answer it.

@@ -10,9 +10,8 @@ import asyncio
 import base64
 import hmac
 import json
-import queue
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Security
@@ -277,13 +276,13 @@ async def generate(request: Request, body: Body) -> StreamingResponse:
     async with asyncio.timeout_at(request.state.deadline):
         answers = await service.stream(await read_item(service, body))
 
-    def events() -> Iterator[str]:
+    async def events() -> AsyncIterator[str]:
         try:
-            for index, piece in answers:
+            async for index, piece in answers:
                 event = {"text": piece} if isinstance(piece, str) else piece.to_dict()
                 yield f"data: {json.dumps({'index': index} | event)}\n\n"
                 metrics.questions.inc(not isinstance(piece, str))
-        except queue.Empty:
+        except TimeoutError:
             yield f"data: {json.dumps({'detail': f'no token in {seconds:g} seconds'})}\n\n"
 
     return StreamingResponse(events(), media_type="text/event-stream")

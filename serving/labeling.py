@@ -20,6 +20,7 @@ import sys
 import tarfile
 import time
 import uuid
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -502,24 +503,26 @@ class Labeler:
 
         Returns:
             "part", its number; "images" that were asked about and, among them, "errors"; "problem", why the part is
-            not done, or "".
+            not done, or ""; "warnings" about images whose pixels were guessed.
         """
         part = files[0]["part"]
-        result = {"part": part, "images": 0, "errors": 0, "problem": ""}
+        result: dict[str, Any] = {"part": part, "images": 0, "errors": 0, "problem": "", "warnings": set()}
         try:
             before = self.folder.read(part)
             known = [] if before is None else before.to_pylist()
             rows: Rows = []
-            for new, old in self.label(read_part(files, self.options), known):
-                rows += old + new
-                result["images"] += bool(new)
-                result["errors"] += any("error" in row for row in new)
+            with warnings.catch_warnings(record=True) as caught:  # Ray shows no output of its processes
+                for new, old in self.label(read_part(files, self.options), known):
+                    rows += old + new
+                    result["images"] += bool(new)
+                    result["errors"] += any("error" in row for row in new)
+            result["warnings"] = {str(one.message) for one in caught if "images_traffic_vlm" in one.filename}
             labels = pa.Table.from_pylist(rows, self.schema)
             if before is None or not labels.equals(before):
                 self.folder.write(labels, part_name(part))
         except OSError as error:  # of a network or a disk: another run may succeed
             problem = f"{files[0]['path']}: {str(error) or type(error).__name__}"
-            return {"part": part, "images": 0, "errors": 0, "problem": problem}
+            return {"part": part, "images": 0, "errors": 0, "problem": problem, "warnings": set()}
         return result
 
     def label(self, images: Iterable[tuple[str, Content]], known: Rows) -> Iterator[tuple[Rows, Rows]]:
@@ -675,10 +678,14 @@ def report_progress(results: Iterable[dict[str, Any]], total: int, done: int) ->
     """
     begin = time.monotonic()
     images = broken = undone = 0
+    warned: set[str] = set()
     with tqdm(results, total=total, initial=done, unit="part") as bar:
         for result in bar:
             images += result["images"]
             broken += result["errors"]
+            for warning in result["warnings"] - warned:
+                bar.write(warning, file=sys.stderr)
+            warned |= result["warnings"]
             if result["problem"]:
                 undone += 1
                 bar.write(f"part {result['part']} is not done: {result['problem']}", file=sys.stderr)

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import time
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +18,10 @@ from typing import Any, Literal
 import torch
 from cachetools import TTLCache
 
+from ..generation_traffic_vlm import MAX_NEW_TOKENS
 from ..operating_points import load_operating_points
 from ..processing_traffic_vlm import ROW_TOKENS
+from ..questions_traffic_vlm import is_yes_no_question
 from ..scoring_traffic_vlm import EncodedImages
 from .answerer import Answer, Answerer
 from .fetching import FetchError, fetch
@@ -44,7 +46,9 @@ class Settings:
     seconds: float = field(default=30.0, metadata={"help": "time for a request; above: 504"})
     max_waiting: int = field(default=256, metadata={"help": "requests in progress; above: 503 with Retry-After"})
     batch_size: int = field(default=16, metadata={"help": "requests in one pass of the model"})
-    pass_tokens: int = field(default=1024, metadata={"help": "tokens of questions in one pass, with their padding"})
+    pass_tokens: int = field(
+        default=1024, metadata={"help": "tokens in one pass: questions, answers in words, and padding"}
+    )
     cached_images: int = field(default=256, metadata={"help": "encoded images to keep, 1.4 MB each in float32"})
     cache_seconds: float = field(default=600.0, metadata={"help": "time to keep an encoded image"})
     allow_urls: bool = field(default=False, metadata={"help": "fetch image_url from public addresses"})
@@ -66,7 +70,7 @@ class Item:
     key: str
     pixels: torch.Tensor  # [3,H,W]
     questions: list[str]
-    tokens: list[int]  # of each question
+    tokens: list[int]  # of each question, and of its answer in words
 
 
 @dataclass(eq=False)
@@ -82,7 +86,7 @@ class Waiting:
 
     @property
     def tokens(self) -> list[int]:
-        """Tokens of each question without an answer."""
+        """`Item.tokens` of the questions without an answer."""
         return self.item.tokens[len(self.answers) :]
 
 
@@ -93,7 +97,7 @@ def fill_pass(waiting: Sequence[Sequence[int]], max_requests: int, max_tokens: i
     requests x longest row and questions x longest question. A request gets one row of at most `ROW_TOKENS`.
 
     Args:
-        waiting: tokens of the questions of each request, in the order in which they are taken.
+        waiting: `Item.tokens` of each request, in the order in which they are taken.
         max_tokens: limit of that cost. A first question that is longer is a pass of its own.
     """
     counts: list[int] = []
@@ -170,7 +174,10 @@ class Service:
 
     def _decode(self, content: bytes, questions: list[str]) -> Item:
         picture = open_picture(content, max_pixels=self.settings.max_pixels)
-        tokens = [self.answerer.check_question(question).tokens for question in questions]
+        tokens = [
+            self.answerer.check_question(question).tokens + (0 if is_yes_no_question(question) else MAX_NEW_TOKENS)
+            for question in questions
+        ]
         return Item(hashlib.sha256(content).hexdigest(), self.answerer.read([picture])[0], questions, tokens)
 
     async def answer(self, item: Item) -> tuple[list[Answer], bool]:
@@ -180,26 +187,25 @@ class Service:
         self._plan_pass()
         return await asyncio.wrap_future(request.future)  # cancelled together with the request
 
-    async def stream(self, item: Item) -> Iterator[tuple[int, str | Answer]]:
-        """Encode the image; return what `Answerer.stream` yields for each question, with its index."""
-        loop = asyncio.get_running_loop()
-        images, _ = await loop.run_in_executor(self.answerer.thread, self._encode, [item])
+    async def stream(self, item: Item) -> AsyncIterator[tuple[int, str | Answer]]:
+        """Encode the image; return what `Answerer.stream_async` yields for each question, with its index."""
+        images, _ = await asyncio.wrap_future(self._submit_after_pass(self._encode, [item]))
 
-        def pieces() -> Iterator[tuple[int, str | Answer]]:
+        async def pieces() -> AsyncIterator[tuple[int, str | Answer]]:
             for i, question in enumerate(item.questions):
-                for piece in self.answerer.stream(
+                async for piece in self.answerer.stream_async(
                     images[item.key], question, self.settings.seconds, self._submit_after_pass
                 ):
                     yield i, piece
 
         return pieces()
 
-    def _submit_after_pass(self, generate: Callable[..., Any], *args: Any) -> Future:
-        """Generate in the model thread, but run a pass first: any number of streams delay it by one answer only."""
+    def _submit_after_pass(self, work: Callable[..., Any], *args: Any) -> Future:
+        """Encode or generate in the model thread, but run a pass first: it waits for one work of streams only."""
 
         def run() -> Any:
             self._run_pass()
-            return generate(*args)
+            return work(*args)
 
         return self.answerer.thread.submit(run)
 

@@ -17,7 +17,9 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
+import anyio.to_thread
 import numpy as np
 import pytest
 from hypothesis import given
@@ -32,6 +34,7 @@ for name in ("aiohttp", "cachetools", "fastapi", "httpx", "prometheus_client"):
 
 from starlette.testclient import TestClient  # noqa: E402
 
+from traffic_vlm.generation_traffic_vlm import MAX_NEW_TOKENS  # noqa: E402
 from traffic_vlm.processing_traffic_vlm import ROW_TOKENS  # noqa: E402
 from traffic_vlm.serving import fetching  # noqa: E402
 from traffic_vlm.serving.answerer import Answerer  # noqa: E402
@@ -189,6 +192,62 @@ def test_a_request_that_fails_in_the_model_does_not_fail_the_others_of_its_pass(
         gate.set()
         assert [one.result().status_code for one in requests[:2]] == [200, 200]
         assert isinstance(requests[2].exception(), ZeroDivisionError)  # the test client raises what a server logs
+
+
+def test_a_burst_of_streams_does_not_delay_answers(start, hold, monkeypatch):
+    with start() as client, ThreadPoolExecutor(8) as pool:
+        service, images = client.app.state.service, []
+        gate, passes = hold(client)
+        classify = service.answerer.classify
+        monkeypatch.setattr(service.answerer, "classify", lambda *args: images.append(len(passes)) or classify(*args))
+        stream = {"questions": ["What is ahead?"]}
+        streams = [
+            pool.submit(client.post, "/v1/generate", json=stream | {"image": base64_of(png(seed))})
+            for seed in range(6)
+        ]
+        wait_until(lambda: passes and service.answerer.thread._work_queue.qsize() == 5)
+        answer = pool.submit(ask, client, png(9))
+        wait_until(lambda: service.queue)
+        gate.set()
+        assert answer.result().status_code == 200 and [one.result().status_code for one in streams] == [200] * 6
+        assert images == [2]  # the image that was being encoded, and its own
+
+
+def test_a_waiting_stream_holds_no_thread_that_others_need(start, monkeypatch):
+    with start(seconds=10) as client, ThreadPoolExecutor(1) as pool:
+        answerer, gate, started = client.app.state.service.answerer, threading.Event(), threading.Event()
+        generate = answerer._generate
+        monkeypatch.setattr(answerer, "_generate", lambda *args: started.set() or (gate.wait(60) and generate(*args)))
+
+        async def leave_one_thread():
+            anyio.to_thread.current_default_thread_limiter().total_tokens = 1
+
+        client.portal.call(leave_one_thread)
+        body = {"image": base64_of(png()), "questions": ["What is ahead?"]}
+        stream = pool.submit(client.post, "/v1/generate", json=body)
+        assert started.wait(60)
+        time.sleep(0.2)  # until the stream waits for its first token
+        large = ask(client, png() + bytes(1_500_000), ["?"])  # a form above 1 MB is written to disk by a thread
+        gate.set()
+        assert large.status_code == 422 and "has no word" in large.json()["detail"]
+        assert '"answer"' in stream.result().text
+
+
+def test_a_stream_without_a_token_in_time_ends_with_the_cause(start, monkeypatch):
+    with start(seconds=1) as client:
+        answerer, gate = client.app.state.service.answerer, threading.Event()
+        monkeypatch.setattr(answerer, "_generate", lambda *args: gate.wait(60))
+        body = {"image": base64_of(png()), "questions": ["What is ahead?"]}
+        events = client.post("/v1/generate", json=body).text
+        gate.set()
+        assert events == 'data: {"detail": "no token in 1 seconds"}\n\n'
+
+
+def test_answers_in_words_count_in_a_pass(client):
+    service = client.app.state.service
+    yes_no, words = service._decode(png(), ["Is the light red?", "What is ahead?"]).tokens
+    prompts = [service.answerer.check_question(one).tokens for one in ("Is the light red?", "What is ahead?")]
+    assert [yes_no, words] == [prompts[0], prompts[1] + MAX_NEW_TOKENS]
 
 
 def test_words_are_streamed_and_equal_the_answer(client):
@@ -569,7 +628,14 @@ def test_invalid_options_are_refused(model):
 
 
 @pytest.mark.slow
-def test_a_refused_start_leaves_the_other_services_of_a_cluster_alone(model, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("replicas", "names", "message"),
+    [
+        (9, [], "--replicas 9: there is room for 1"),
+        (1, ["traffic_vlm"], "--address auto: the cluster already runs the application traffic_vlm"),
+    ],
+)
+def test_a_refused_start_leaves_the_services_of_a_cluster_alone(model, monkeypatch, capsys, replicas, names, message):
     ray = pytest.importorskip("ray")
     from ray import serve
 
@@ -579,10 +645,13 @@ def test_a_refused_start_leaves_the_other_services_of_a_cluster_alone(model, mon
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2}}])
     for owner, name in ((ray, "shutdown"), (serve, "start"), (serve, "run"), (serve, "delete"), (serve, "shutdown")):
         monkeypatch.setattr(owner, name, lambda *_, call=f"{owner.__name__}.{name}", **__: calls.append(call))
-    monkeypatch.setattr(sys, "argv", ["serve.py", "--model", model, "--address", "auto", "--replicas", "9"])
+    monkeypatch.setattr(threading, "Event", None)  # what a server that has started waits for
+    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=dict.fromkeys(names)))
+    options = ["--model", model, "--address", "auto", "--replicas", str(replicas)]
+    monkeypatch.setattr(sys, "argv", ["serve.py", *options])
     with pytest.raises(SystemExit, match="2"):
         runpy.run_path(str(ROOT / "scripts/serve.py"), run_name="__main__")
-    assert "--replicas 9: there is room for 1" in capsys.readouterr().err and calls == ["ray.shutdown"]
+    assert message in capsys.readouterr().err and calls == ["ray.shutdown"]
 
 
 @pytest.mark.slow

@@ -7,12 +7,14 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from transformers.utils import logging
 
 from tiny import ROOT, save_folder, tiny_model, yes_no_model
+from traffic_vlm.answering import first_words
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.questions_traffic_vlm import is_yes_no_question
 from traffic_vlm.serving import answerer as answerer_module
@@ -92,6 +94,20 @@ def test_nothing_there_is_shown_in_words_and_untaught_words_are_named(answerer, 
     assert (answer.answer, answer.shown, answer.to_dict()["answer"]) == ("none", "none seen", "none seen")
     assert answer.to_text() == "none seen, 0.90"
     assert answer.untaught_words == ("color", "bus") == tuple(answer.to_dict()["untaught_words"])
+
+
+def test_first_words_are_computed_once_for_all_images(answerer, monkeypatch):
+    """And each image keeps its own: as many as it has questions."""
+    pixels = answerer.read([Image.new("RGB", (50, 40), color) for color in ("red", "green", "blue")])
+    encoded, rows, calls = answerer.encode(pixels), [QUESTIONS[:1], QUESTIONS, QUESTIONS[2:]], []
+    alone = [first_words(answerer.model, answerer.processor, encoded[i], [row])[0] for i, row in enumerate(rows)]
+    compute = answerer.model.yes_probability
+    monkeypatch.setattr(answerer.model, "yes_probability", lambda logits: calls.append(len(logits)) or compute(logits))
+    together = first_words(answerer.model, answerer.processor, encoded, rows)
+    assert calls == [7] and [len(row) for row in together] == [1, 4, 2]
+    for row, expected in zip(together, alone):
+        assert [one.is_yes_no for one in row] == [one.is_yes_no for one in expected]
+        assert [one.logit_margin for one in row] == pytest.approx([one.logit_margin for one in expected], abs=1e-4)
 
 
 def test_one_encoding_serves_all_questions(answerer, picture):
@@ -189,11 +205,19 @@ def test_images_and_questions_can_be_in_any_order(picture, tmp_path, monkeypatch
         (["a.jpg", car, "frames", "night", "*.JPG", bus], ["a.jpg", "frames/c.png", "night", "b.JPG"], [car, bus]),
         (["a.jpg", "b.JPG", "--ask", car, "--ask", "night"], ["a.jpg", "b.JPG"], [car, "night"]),
         (["--ask", bus, "a.jpg", car, "--device", "cpu", "b.JPG"], ["a.jpg", "b.JPG"], [car, bus]),
+        ([car, "a.jpg", bus], ["a.jpg"], [car, bus]),
     ]:
         status, output, errors = run_script(*words, "--json")
         lines = [json.loads(line) for line in output.splitlines()]
         found = [(line["image"], [answer["question"] for answer in line["answers"]]) for line in lines]
         assert (status, found) == (0, [(image, questions) for image in images]), errors
+
+
+def test_guessed_pixels_are_a_warning(tmp_path, run_script):
+    Image.fromarray(np.full((48, 64), 4000, np.uint16)).save(tmp_path / "12_bit.png")
+    with pytest.warns(UserWarning, match=r"read as 0\.\.4095") as caught:
+        status, _, errors = run_script(tmp_path / "12_bit.png", "Is there a car?")
+    assert status == 0 and len(caught) == 1, errors
 
 
 def test_each_image_has_its_overlay(picture, tmp_path, run_script):
@@ -231,9 +255,10 @@ def test_thresholds_decide_and_mark_answers(picture, tmp_path, monkeypatch, caps
         (["missing.jpg", "Is there a car?"], "missing.jpg: no such image"),
         (["scene.png", "missing.jpg", "Is there a car?"], "missing.jpg: no such image"),
         (["scene.png", "second.png"], "there is no question"),
+        (["Is there a car?", "street"], "there is no image: neither a file nor a folder is called 'Is there a car?'"),
         (["text.jpg", "Is there a car?"], "text.jpg"),
         (["scene.png", "zebra qux?"], "no word of the question"),
-        (["scene.png", " "], "empty"),
+        (["scene.png", " "], "has no word"),
         (["scene.png", "car " * 200], "at most 128"),
         (["scene.png", "Is there a car?", "--model", "nowhere"], "nowhere: no such folder"),
         (["scene.png", "Is there a car?", "--model", "runs/nowhere"], "runs/nowhere: no such folder, and it cannot"),

@@ -202,6 +202,9 @@ ASKED = [
     "How busy is it?",
     "What is [EOS] ahead",
     "Is there a zebra?",
+    "[SOS] Is there a bus?",
+    "Is there a \U000f0000bus\U000f0001?",
+    "yes?",
 ]
 
 
@@ -246,6 +249,8 @@ def test_ask_onnx_refuses_bad_arguments(exported, tmp_path, monkeypatch):
         ([exported, image, "car " * 130], "A question of 132 tokens leaves no room for an answer"),
         ([exported, image, "Is there a car?", image], "example.jpg: is a file, and not a question"),
         ([exported, image, "zebra qux?"], "The model knows no word of the question 'zebra qux\\?'"),
+        ([exported, image, "yes flamingo?"], "The model knows no word of the question 'yes flamingo\\?'"),
+        ([exported, image, "(...)"], "The question '\\(...\\)' has no word"),
         ([exported, "nowhere.jpg", "Is there a car?"], "nowhere.jpg: no such image"),
         ([exported, exported / "export.json", "Is there a car?"], "cannot read the image .*export.json"),
         ([exported, image], "ask_onnx.py runs/onnx docs/example.jpg"),

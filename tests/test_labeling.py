@@ -79,7 +79,7 @@ def run_here(source, output_dir, model, ask=QUESTIONS[:1], **options) -> list[di
 
 
 def report(part: int, images: int, errors: int = 0) -> dict:
-    return {"part": part, "images": images, "errors": errors, "problem": ""}
+    return {"part": part, "images": images, "errors": errors, "problem": "", "warnings": set()}
 
 
 def read(folder) -> list[dict]:
@@ -553,6 +553,16 @@ def test_after_a_network_error_the_part_is_not_done(model, tmp_path, monkeypatch
         [failed] = run_here("memory://far", tmp_path / "out", model)
     assert failed["problem"].endswith("connection lost") and not failed["images"]
     assert run_here("memory://far", tmp_path / "out", model) == [report(0, 3)]
+
+
+def test_guessed_pixels_are_reported_once(model, tmp_path, capsys):
+    images = write_images(tmp_path / "in", 3)
+    for i in range(3):
+        Image.fromarray(np.full((40, 60), 4000, np.uint16)).save(images / f"12_bit_{i}.png")
+    results = run_here(images, tmp_path / "out", model, images_per_part=2)
+    assert len(results) == 3
+    labeling.report_progress(results, 3, 0)
+    assert capsys.readouterr().err.count("pixels of at most 4095 are read as 0..4095") == 1
 
 
 def test_a_missing_disk_leaves_the_part_undone_but_a_missing_file_is_an_error_row(model, tmp_path):

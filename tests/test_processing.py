@@ -174,6 +174,12 @@ def test_truncation_keeps_the_question_mark_and_the_answer(processor):
         ("cars > trucks?", "cars more than trucks?"),
         ("Is the limit -50?", "Is the limit minus 50?"),
         ("Is the limit \u221250?", "Is the limit minus 50?"),
+        ("Is the limit - 50?", "Is the limit minus 50?"),
+        ("Is the limit -.5?", "Is the limit minus .5?"),
+        ("Is the limit >-5?", "Is the limit more than minus 5?"),
+        ("Are there ＞ 3 cars?", "Are there more than 3 cars?"),
+        ("Are there ＜＝３ cars?", "Are there at most 3 cars?"),
+        ("Is the limit －50?", "Is the limit minus 50?"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:words that are not in the vocabulary")
@@ -182,7 +188,7 @@ def test_signs_are_spelled_out(processor, text, same):
         return processor(text=text, **options)["input_ids"]
 
     assert ids(text) == ids(same)
-    assert ids(text) != ids("".join(c for c in text if c not in "<>-\u2212\u2264="))
+    assert ids(text) != ids("".join(c for c in text if c not in "<>-\u2212\u2264=＜＞＝－"))
     chat = [{"role": "user", "content": text}]
     assert processor.apply_chat_template(chat, tokenize=True) == ids(same)
     assert ids("a", suffix=text) == ids("a", suffix=same)
@@ -191,7 +197,14 @@ def test_signs_are_spelled_out(processor, text, same):
 
 @pytest.mark.parametrize(
     ("text", "same"),
-    [("30-50 km/h", "30 50 km/h"), ("a T-junction", "a T junction"), ("<b>car</b>", "b car b"), ("a -> b", "a b")],
+    [
+        ("30-50 km/h", "30 50 km/h"),
+        ("30 - 50 km/h", "30 50 km/h"),
+        ("a car - a bus", "a car a bus"),
+        ("a T-junction", "a T junction"),
+        ("<b>car</b>", "b car b"),
+        ("a -> b", "a b"),
+    ],
 )
 def test_hyphens_brackets_and_arrows_are_no_signs(processor, text, same):
     assert (

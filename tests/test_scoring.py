@@ -256,6 +256,7 @@ def test_encoded_images_replace_pixels(model):
         assert len(encoded[index]) == 1
         close(encoded[index].pixel_values, pixels[1:2])
     assert len(encoded[-1]) == 1
+    assert len(encoded[[]]) == len(encoded[np.array([])]) == len(encoded[:0]) == 0
     assert [len(image) for image in encoded] == [1, 1, 1]
     for index in (3, [0, 3], torch.tensor([3])):
         with pytest.raises(IndexError, match="index 3 is out of range for 3 images"):

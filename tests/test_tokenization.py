@@ -247,15 +247,25 @@ def test_unknown_words_are_listed_as_written():
     assert TOKENIZER.unknown_words([]) == []
 
 
-@pytest.mark.parametrize("letters", ["car ", "a", "\ufdfa", "\ufdfa ", "can't ", "-", "a\u0301"])
-def test_unknown_words_take_linear_time(letters):
+@pytest.mark.parametrize(
+    ("letters", "expected"),
+    [
+        ("car ", []),
+        ("a", ["a" * 20_000]),
+        ("\ufdfa", ["\ufdfa" * 20_000]),
+        ("\ufdfa ", ["\ufdfa"]),
+        ("can't ", []),
+        ("-", []),
+        ("a\u0301", ["a\u0301" * 9_999 + "a"]),  # a word ends with its last letter
+    ],
+)
+def test_unknown_words_take_linear_time(letters, expected):
     """Quadratic time was 52 s for U+FDFA, one letter that becomes four words: now a fraction of a second."""
-    text = (letters * 20_000)[:20_000]
+    text = letters * (20_000 // len(letters))
     begin = time.monotonic()
     unknown = TOKENIZER.unknown_words(text)
     assert time.monotonic() - begin < 10
-    expected = {"\ufdfa": [text], "\ufdfa ": ["\ufdfa"], "a": [text]}
-    assert unknown == expected.get(letters, unknown) and len(unknown) <= 1
+    assert unknown == expected
 
 
 def test_split_special_tokens_reads_control_tokens_as_words():

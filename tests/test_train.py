@@ -356,13 +356,14 @@ def test_the_finished_weights_are_the_average_of_those_of_all_steps(start, tmp_p
             torch.testing.assert_close(found[name], expected, msg=name)
 
 
-def test_a_decoder_continues_on_another_tower_and_learns_from_its_head(start, tmp_path):
+def test_a_decoder_continues_on_another_tower_and_learns_from_its_head(start, tmp_path, capsys):
     config = TrafficVLMVisionConfig(**TINY_TOWER, neck="depthwise", neck_width=16)
     trained = torch.nn.ModuleDict({"tower": TrafficVLMVisionModel(config), "head": QueryHead(24)})
     save_tower(trained, tmp_path / "tower")
     options = ["--vision_tower", str(tmp_path / "tower"), "--image_size", "64", "--freeze_vision", "true"]
     learning = [*options, "--distillation_weight", "1", "--presence_weight", "0", "--max_steps", "2", *NO_BEST]
     learn(start, tmp_path / "out", *learning)
+    assert "raining made the model with the new tower" in capsys.readouterr().out
     assert all("distillation_loss" in entry for entry in figures(tmp_path / "out") if "loss" in entry)
     before, after = weights(start), weights(tmp_path / "out")
     prefix = "model.vision_tower."
@@ -456,6 +457,11 @@ def test_training_without_weights_must_be_asked_for(start, tmp_path):
     options = ModelOptions(from_scratch=True)
     check_options(options, DataOptions())
     assert start_message(options) == "Training from scratch: all weights are random."
+
+
+def test_training_on_another_tower_says_so():
+    options = ModelOptions(model_name_or_path="runs/a", vision_tower="runs/tower")
+    assert start_message(options) == "Fine-tuning runs/a with the vision tower runs/tower, new to its decoder."
 
 
 def test_the_finished_folder_is_bfloat16_and_all_files_can_be_read(start, tmp_path, capsys):

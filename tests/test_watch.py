@@ -22,6 +22,7 @@ from PIL import Image
 
 from clips import RATE, TCPServer, encode, grays, noise
 from tiny import ROOT, save_folder, tiny_model
+from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.serving.answerer import Answerer
 from traffic_vlm.serving.events import Event, EventDetector
 
@@ -409,7 +410,24 @@ def test_damaged_weights_end_the_run_and_write_no_nan(command, clip, tmp_path):
         model.lm_head.weight[4:6] = float("nan")  # [YES] and [NO]
     status, errors = command(clip, *CAR, "--model", save_folder(model, tmp_path / "damaged"))
     assert status == 2 and "nan" in errors.lower()
-    assert not any("nan" in path.read_text().lower() for path in (tmp_path / "out").glob("*"))
+    assert not list((tmp_path / "out").iterdir())  # refused before the first frame
+
+
+def test_a_run_whose_answers_become_nan_ends_and_writes_no_nan(command, clip, tmp_path, monkeypatch):
+    original, passes = TrafficVLMForConditionalGeneration.question_logits, []
+
+    def damage(model, *args, **inputs):
+        passes.append(1)
+        logits = original(model, *args, **inputs)
+        return logits if len(passes) <= 3 else [one * float("nan") for one in logits]  # the first pass is a check
+
+    monkeypatch.setattr(TrafficVLMForConditionalGeneration, "question_logits", damage)
+    status, errors = command(clip, *CAR, "--batch_size", 5)
+    assert status == 2 and "frame 10: the model returned [nan]; its weights may be damaged" in errors
+    table = parquet.read_table(tmp_path / "out/timeline.parquet")
+    assert table["frame"].to_pylist() == list(range(10)) and np.isfinite(table["probability"].to_numpy()).all()
+    texts = [path.read_text().lower() for path in (tmp_path / "out").glob("*.[cj]s*")]
+    assert len(texts) == 2 and not any("nan" in text for text in texts)
 
 
 def test_a_broken_file_keeps_its_beginning_and_exits_with_1(command, tmp_path):

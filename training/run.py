@@ -315,8 +315,12 @@ class Outcome:
     verdict: str  # a sentence
 
 
-def judge(state: TrainerState, arguments: TrainingArguments) -> Outcome:
-    """Compare the evaluation before training with the last one, or that of the checkpoint selected as best."""
+def judge(state: TrainerState, arguments: TrainingArguments, model: str = "the model") -> Outcome:
+    """Compare the evaluation before training with the last one, or that of the checkpoint selected as best.
+
+    Args:
+        model: what the verdict calls the model.
+    """
     logged = [entry for entry in state.log_history if any(name.startswith("eval_") for name in entry)]
     is_best = arguments.load_best_model_at_end
     chosen = [entry for entry in logged if is_best and entry["step"] == state.best_global_step] or logged[-1:]
@@ -327,19 +331,20 @@ def judge(state: TrainerState, arguments: TrainingArguments) -> Outcome:
     )
     metric = (arguments.metric_for_best_model or "balanced_accuracy").removeprefix("eval_")
     if metric not in before or metric not in after:
-        return Outcome(before, after, "Whether training made the model better is not known: it was not evaluated.")
+        return Outcome(before, after, f"Whether training made {model} better is not known: it was not evaluated.")
     change = after[metric] - before[metric]
     gain = change if arguments.greater_is_better is not False else -change
     result = "better" if gain > 0 else "no better" if gain == 0 else "WORSE"
     advice = " The weights that it started from are better on these images." if gain < 0 else ""
     figures = f"{metric.replace('_', ' ')} {before[metric]:.3f} before, {after[metric]:.3f} after."
-    return Outcome(before, after, f"Training made the model {result}: {figures}{advice}")
+    return Outcome(before, after, f"Training made {model} {result}: {figures}{advice}")
 
 
 def start_message(options: ModelOptions) -> str:
     """A line that says which weights training starts from."""
     if options.model_name_or_path:
-        return f"Fine-tuning {options.model_name_or_path}."
+        tower = f" with the vision tower {options.vision_tower}, new to its decoder" if options.vision_tower else ""
+        return f"Fine-tuning {options.model_name_or_path}{tower}."
     if options.vision_tower:
         return f"Training from scratch with the vision tower {options.vision_tower}: the decoder's weights are random."
     return "Training from scratch: all weights are random."
@@ -432,7 +437,9 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         finished = finished.merge_and_unload() if model_options.lora_rank else finished
         processor.taught_words = None if counter is None else counter.taught_words()
         save_folder(finished, processor, folder, model_options.save_dtype)
-        outcome = judge(trainer.state, arguments)
+        has_new_tower = model_options.model_name_or_path and model_options.vision_tower
+        named = "the model with the new tower" if has_new_tower else "the model"
+        outcome = judge(trainer.state, arguments, named)
         base, datasets = model_options.model_name_or_path, data_options.train_dataset
         write_card(folder, base, datasets, trainer.state.global_step, outcome.before, outcome.after, outcome.verdict)
         print(f"{outcome.verdict}\nThe model is in {folder}. Ask it:")
