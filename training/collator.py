@@ -146,7 +146,8 @@ class SupervisedCollator(TrafficCollator):
 
     def _unlabeled(self, scene: Scene, rng: random.Random) -> list[Question]:
         """Random questions for the query head whose true answer is unknown."""
-        view, found = View(scene), []
+        view = View(scene)
+        found: list[Question] = []
         for question_id in rng.sample(list(HEAD_QUESTIONS), len(HEAD_QUESTIONS)):
             key = tuple(question_id.split("/"))
             if len(found) == self.unlabeled:

@@ -142,7 +142,8 @@ def replace_tower(model: Any, folder: Path, fields: dict[str, Any]) -> None:
     Raises:
         ValueError: the tower's tokens have another width than the decoder reads.
     """
-    trained, width = load_tower(folder)["tower"], model.config.vision_config.hidden_size
+    trained: Any = load_tower(folder)["tower"]
+    width = model.config.vision_config.hidden_size
     if trained.config.hidden_size != width:
         raise ValueError(f"{folder} gives tokens of {trained.config.hidden_size} numbers, the decoder reads {width}")
     config = TrafficVLMVisionConfig.from_dict(trained.config.to_dict() | fields)
