@@ -29,8 +29,8 @@ FUNCTION_WORDS = frozenset(
     and or not if than because while like of to in on at for with without by from into out off up down over under
     through across along against around about as before after toward past between
     all any each both another other same different very still just now too
-    what which who where when why how many much most more fewer less least number please describe answer select
-    following options correct predict consider based mean b c d u s
+    what which who where when why how many much most more fewer less least number none count please describe list
+    answer select following options correct predict consider based mean b c d u s
     see look visible seen appear appears show showing scene status image video type types located location
     one first second third normal possible important main current likely able involved
     """.split()

@@ -61,7 +61,7 @@ _SPELLING += [(f"(?<=[2-9])one{_END}", "1")]
 # Word of the vocabulary: regular expression of its synonyms. A plural "s" is kept: "bikes" becomes "bicycles".
 _SYNONYMS = {
     # road users and vehicles
-    "cyclist": "bicyclist",
+    "cyclist": "bicyclist|(?:bicycle|bike) rider",
     "motorcycle rider": "motorcyclist|motorbiker|biker",
     "emergency worker": "(?:emergency|first) responder|paramedic",
     "truck": "(?:pick ?up )?truck|lorry|pickup",
@@ -130,8 +130,8 @@ _WHOLE_WORDS = {
     "people": "persons|humans|individuals|folks|men|women|passengers",
     "man": "guy|gentleman",
     "woman": "lady",
-    "child": "kid",
-    "children": "kids",
+    "child": "kid|boy|girl",
+    "children": "kids|boys|girls",
     "police": "police officers?|policem[ae]n|policewom[ae]n|officers?|cops?",
     "an object": "something|anything",
     "trucks": "lorries",
@@ -143,6 +143,8 @@ _WHOLE_WORDS = {
     "an intersection": "a (?:junction|cross ?roads?)",
     "intersection": "junctions?|cross ?roads?",
     "road construction": "road ?works?",
+    "road": "drive?able (?:area|surface|space|road)",
+    "traffic camera": "cctv(?: camera)?|(?:surveillance|security) camera",
     "vegetation": "bush|bushes|shrubs|plants|greenery",
     "speed limit": "(?:maximum|max|highest|top) (?:allowed |permitted )?speed(?: limit)?",
     "broken": "dashed|dotted",
@@ -171,6 +173,7 @@ _WHOLE_WORDS = {
     # colors, weather, light
     "color": "colou?rs",
     "gray": "grey",
+    "cloudy": "overcast",
     "yellow": "amber",
     "rainy": "raining",
     "snowy": "snowing",
@@ -184,6 +187,7 @@ _WHOLE_WORDS = {
     "moving": "(?:in )?motion",
     "stopped": "halted|stationary",
     "still": "motionless",
+    "turning": "steering",
     "approaching": "oncoming|coming",
     "fast": "quickly|rapidly",
     "faster": "quicker|at (?:a )?higher speeds?",
@@ -241,7 +245,7 @@ _WHOLE_WORDS = {
     # description
     "large": "big|huge",
     "heavy": "thick|dense",
-    "busy": "congested",
+    "busy": "congested|crowded",
     "wrong": "incorrect|improper",
     "safe": "suitable",
     "safely": "properly|correctly",
@@ -253,6 +257,8 @@ _WHOLE_WORDS = {
     "video": "footage",
     "image": "images?|pictures?|photos?|photographs?|pics?|frames?",
     # grammar
+    "if": "whether",
+    "say": "(?:tell|show) (?:me|us)(?= (?:if|whether|what|which|where|how))|let (?:me|us) know",
     "my": "our",
     "those": "these",
     "each": "every",

@@ -9,11 +9,12 @@ Questions are given by their ids; see `questions.py`.
 from collections.abc import Sequence
 from functools import lru_cache
 
-from .ground_truth import MAY_HOLD_TOO
+from .ground_truth import EGO_REGIONS, MAY_HOLD_TOO
 from .scene import CLASSES, SCENE_ATTRIBUTES
 
 
 Pair = tuple[int, int]  # indices of two questions
+OF_OBJECTS = ("relation", "color", "light_state", "count", "status", "facing", "travel", "brake_lights")
 FORMS_IS = {(name, "is") for name in SCENE_ATTRIBUTES}
 
 
@@ -21,18 +22,22 @@ FORMS_IS = {(name, "is") for name in SCENE_ATTRIBUTES}
 def implied_by(question_id: str) -> frozenset[str]:
     """The ids of all questions whose answer is yes if the answer to this one is."""
     question_type, category, form, value = (question_id.split("/") + [""] * 4)[:4]
-    if question_type not in ("presence", "place", "relation", "color", "light_state", "count"):
+    if question_type not in ("presence", "place", *OF_OBJECTS):
         return frozenset()
     broader = CLASSES[category][2] if category in CLASSES else None
     found: set[str] = set()
     if question_type == "presence":
         found |= {f"presence/{broader}"} if broader else set()
-    elif form in ("what", "what_all", "is", "are") and question_type in ("color", "light_state", "count"):
+    elif form in ("what", "what_all", "is", "are"):
         return frozenset()  # these presuppose the object
     else:
         found.add(f"presence/{category}")
     if question_type == "place" and broader and form != "road":
         found.add(f"place/{broader}/{form}")
+    if question_type == "place" and form in EGO_REGIONS:
+        found.add(f"place/{category}/{EGO_REGIONS[form]}")
+    if question_type == "travel":
+        found |= {f"status/{category}/any/moving", f"facing/{category}/any/{value}"}
     if question_type == "relation":
         found.add(f"presence/{value}")
     if question_type == "count":

@@ -14,8 +14,9 @@ are fractions of its width or height, areas are measured in patches, 1/196 of it
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from .scene import CLASSES, Scene, SceneObject, is_a
+from .scene import CLASSES, UNBOXED, Scene, SceneObject, is_a
 from .templates import amount, enumeration
 
 
@@ -41,6 +42,9 @@ FAR_BOTTOM = 0.6
 FAR_HEIGHT = 0.2
 FAR_VISIBLE = 0.8
 DEPTH_STEP = 0.08  # fraction of the height, between the lower edges of two objects of which one is clearly behind
+# Next to each other are objects with a gap of at most the first fraction of the width, and lower edges that differ by
+# at most the first fraction of the height; they are not from the second fractions on. Their boxes hardly overlap.
+NEXT_GAP, NEXT_STEP, NEXT_OVERLAP = (0.06, 0.25), (0.05, 0.16), 0.02
 
 MAX_COUNT = 10
 MAX_WORDS = 24  # in a description
@@ -49,9 +53,18 @@ MAX_LISTED = 4  # classes in an answer to "What is ahead?"
 REQUIRED_FOR_SENTENCES = ({"vehicle", "car"}, {"person", "pedestrian"})
 
 # Stuff and things as in panoptic segmentation: surfaces and structures, and separate objects.
-STUFF = frozenset({"sky", "road", "sidewalk", "building", "tree", "fence", "barrier", "pole", "road construction"})
+STUFF = frozenset(
+    {
+        *("sky", "road", "sidewalk", "building", "tree", "fence", "barrier", "pole", "road construction"),
+        *("lane line", "glare"),
+    }
+)
 THINGS = tuple(category for category in CLASSES if category not in STUFF)
-UNCOUNTED = frozenset({"sky", "road", "sidewalk", "road construction"})
+UNCOUNTED = frozenset({"sky", "road", "sidewalk", "road construction", "lane line", "glare"})
+OWN_ATTRIBUTES = ("color", "status", "facing", "travel", "brake lights")  # of objects; lights and signs differ
+RIDDEN = ("motorcycle", "bicycle")
+# Of a driver's view, in which all objects are in front: the third of the image.
+EGO_REGIONS = {"ahead": "center", "front left": "left", "front right": "right"}
 # Objects on the ground: the lower edge of their box indicates their distance.
 GROUNDED = frozenset(
     category
@@ -63,6 +76,8 @@ LOOKS_LIKE = {"gray": {"silver"}, "silver": {"gray", "white"}, "white": {"silver
 MAY_HOLD_TOO = {
     "rainy": {"cloudy"},
     "foggy": {"cloudy"},
+    "clear": {"sunny"},
+    "sunny": {"clear"},
     "dusk": {"day", "night"},
     "snowy": {"cloudy", "wet"},
     # Traffic and streets have no sharp borders.
@@ -209,7 +224,7 @@ class View:
                         group = self.groups[category] = Group()
                     (group.clear if seen.clear else group.unclear).append(seen)
         # A class that is known to be absent is labeled completely: it has no object.
-        absent = {name for name, is_present in scene.presence.items() if not is_present}
+        absent = {name for name, is_present in scene.presence.items() if not is_present} - UNBOXED
         self.exhaustive = scene.exhaustive | absent & CLASSES.keys() - self.groups.keys()
 
     def find(self, key: Key) -> Found | None:
@@ -231,7 +246,7 @@ class View:
         if found[0] != "yes":
             return ()
         region = key[2] if key[0] == "place" else ""
-        third = THIRDS.get("center" if region == "ahead" else region)
+        third = THIRDS.get(EGO_REGIONS.get(region, region))
         if third is None or not self.has_masks:
             return tuple([seen.box for seen in found[1]])
         start, end = third[0] * self.scene.width, third[1] * self.scene.width
@@ -258,14 +273,50 @@ class View:
             return None
         return None if self.has_masks and not group.clear else len(group.clear)
 
+    def value(self, seen: Seen, attribute: str) -> str | None:
+        """The value of an object's attribute; None if unknown.
+
+        "travel" is the direction in which a moving vehicle drives, or "parked". The "status" of a motorcycle or
+        bicycle is whether it has a rider.
+        """
+        if attribute == "travel":
+            status = seen.item.attributes.get("status")
+            return seen.item.attributes.get("facing") if status == "moving" else status
+        if attribute == "status" and seen.item.category in RIDDEN:
+            return self._rider(seen)
+        return seen.item.attributes.get(attribute)
+
+    def gives(self, category: str, attribute: str) -> bool:
+        """Whether the source gives an attribute of every object of a class."""
+        if attribute == "status" and category in RIDDEN:
+            return "rider" in self.exhaustive
+        given = self.scene.attributed.get(category, ())
+        return {"status", "facing"} <= set(given) if attribute == "travel" else attribute in given
+
+    def _rider(self, cycle: Seen) -> str | None:
+        """Whether a rider's box is above that of a motorcycle or bicycle; None if one is only close to it."""
+        if "rider" not in self.exhaustive or not cycle.is_instance:
+            return None
+        riders = self.groups.get("rider", NO_GROUP)
+        close = [
+            rider
+            for rider in riders.clear + riders.unclear
+            if rider.left < cycle.right + BORDER and cycle.left < rider.right + BORDER
+        ]
+        if not close:
+            return "without rider"
+        seated = (rider for rider in close if cycle.left < rider.middle < cycle.right)
+        on_it = any(cycle.bottom - cycle.height < rider.bottom <= cycle.bottom + BORDER for rider in seated)
+        return "with rider" if on_it else None
+
     def _any_has(self, category: str, attribute: str, value: str) -> Found | None:
         group = self.groups.get(category, NO_GROUP)
-        values = [seen.item.attributes.get(attribute) for seen in group.clear]
+        values = [self.value(seen, attribute) for seen in group.clear]
         if value in values:
             return "yes", [seen for seen, known in zip(group.clear, values) if known == value]
         if self.is_absent(category):
             return "no", ()
-        complete = category in self.exhaustive and attribute in self.scene.attributed.get(category, ())
+        complete = category in self.exhaustive and self.gives(category, attribute)
         if not complete or group.unclear or any(k is None or value in LOOKS_LIKE.get(k, ()) for k in values):
             return None
         return "no", ()
@@ -279,9 +330,9 @@ class View:
         if form == "what" and self.is_absent(category):
             return NONE, ()
         group = self.groups.get(category, NO_GROUP)
-        values = {seen.item.attributes.get(attribute) for seen in group.clear + group.unclear}
+        values = {self.value(seen, attribute) for seen in group.clear + group.unclear}
         known = values.pop() if len(values) == 1 else None
-        is_given = attribute in self.scene.attributed.get(category, ())
+        is_given = self.gives(category, attribute)
         if category not in self.exhaustive and (form in ("are", "what_all") or not is_given):
             return None
         if known is None or not group.clear or (form in ("are", "what_all") and len(group.clear) == 1):
@@ -307,13 +358,14 @@ class View:
         group = self.groups.get(category, NO_GROUP)
         if group.clear or self.scene.presence.get(category):
             return "yes", group.clear
-        return ("no", ()) if category in self.exhaustive and not group.unclear else None
+        is_complete = category in self.exhaustive or self.scene.presence.get(category) is False
+        return ("no", ()) if is_complete and not group.unclear else None
 
     def place(self, category: str, region: str) -> Found | None:
         """An object that is not clearly visible prevents a "no" only in the regions where it may be."""
         if region == "road":
             return self._known_presence(f"{category} on the road")
-        region = "center" if region == "ahead" else region
+        region = EGO_REGIONS.get(region, region)
         group = self.groups.get(category, NO_GROUP)
         inside = [seen.at(region) for seen in group.clear]
         if True in inside:
@@ -339,13 +391,14 @@ class View:
             return self._any_has(category, "state", state) or self._known_presence(f"{state} light")
         return self._all_have(category, "state", form, state)
 
-    def color(self, category: str, form: str, color: str = "") -> Found | None:
+    def attribute(self, name: str, category: str, form: str, value: str = "") -> Found | None:
+        """The answer about the color, status, direction or brake lights of vehicles and people."""
         if form == "any":
-            return self._any_has(category, "color", color)
+            return self._any_has(category, name, value)
         group = self.groups.get(category, NO_GROUP)
         if category not in self.exhaustive or group.unclear or (form in ("what", "is") and len(group.clear) > 1):
             return None
-        return self._all_have(category, "color", form, color)
+        return self._all_have(category, name, form, value)
 
     def sign_value(self, category: str, form: str, value: str = "") -> Found | None:
         if form == "which":
@@ -384,6 +437,8 @@ class View:
 
     def scene_attribute(self, category: str, form: str, value: str = "") -> Found | None:
         known = self.scene.scene_attributes.get(category)
+        if (known, value) == ("clear", "sunny"):
+            return {"day": ("yes", ()), "night": ("no", ())}.get(self.scene.scene_attributes.get("time of day", ""))
         if known == "empty" and self.groups.get("vehicle", NO_GROUP).clear:
             return None  # they are parked, or far away
         if known is None or value in MAY_HOLD_TOO.get(known, ()) or (form == "what" and known in UNNAMED):
@@ -429,8 +484,8 @@ class View:
 
     def _things(self) -> list[tuple[str, list[Seen], list[Seen]]]:
         """For each class of countable objects, without its subclasses: its name, clear objects, unclear objects."""
-        present = (name for name, is_present in self.scene.presence.items() if is_present and name in THINGS)
-        if any(name not in self.groups for name in present):  # it would be omitted
+        present = {name for name, is_present in self.scene.presence.items() if is_present and name in THINGS}
+        if present - UNBOXED - self.groups.keys():  # it would be omitted
             return []
         if any(self.exhaustive.isdisjoint(labels) for labels in REQUIRED_FOR_SENTENCES):
             return []
@@ -443,13 +498,17 @@ class View:
         return things
 
 
+def attribute_of(name: str, view: View, *key: str) -> Found | None:
+    return view.attribute(name, *key)
+
+
 _METHODS: dict[str, Callable[..., Found | None]] = {
     "presence": View.presence,
     "place": View.place,
     "relation": View.relation,
     "light_state": View.light_state,
     "sign_value": View.sign_value,
-    "color": View.color,
+    **{name.replace(" ", "_"): partial(attribute_of, name) for name in OWN_ATTRIBUTES},
     "count": View.count,
     "comparison": View.comparison,
     "side": View.side,
@@ -458,6 +517,8 @@ _METHODS: dict[str, Callable[..., Found | None]] = {
     "traffic_density": View.scene_attribute,
     "road_type": View.scene_attribute,
     "time_of_day": View.scene_attribute,
+    "lane_count": View.scene_attribute,
+    "road_shape": View.scene_attribute,
     "view": View.scene_attribute,
     "ahead": View.ahead,
     "objects": View.objects,
@@ -508,4 +569,37 @@ def _in_front(seen: Seen, anchor: Seen) -> bool | None:
     return _behind(anchor, seen)
 
 
-_RELATION_TESTS = {"left": _left_of, "right": _right_of, "behind": _behind, "front": _in_front}
+def _diagonal(side: Callable[..., bool | None], way: int, seen: Seen, anchor: Seen) -> bool | None:
+    """Whether it is on a side of the anchor, and also farther from the camera (`way` 1) or nearer (-1)."""
+    step = way * (anchor.bottom - seen.bottom)
+    beside = side(seen, anchor)
+    if beside is False or step <= 0:
+        return False
+    return True if beside and step >= DEPTH_STEP else None
+
+
+def _next_to(seen: Seen, anchor: Seen) -> bool | None:
+    gap = max(anchor.left - seen.right, seen.left - anchor.right)
+    step = abs(anchor.bottom - seen.bottom)
+    if gap >= NEXT_GAP[1] or step >= NEXT_STEP[1]:
+        return False
+    return True if -NEXT_OVERLAP <= gap <= NEXT_GAP[0] and step <= NEXT_STEP[0] else None
+
+
+def _closer(seen: Seen, anchor: Seen) -> bool | None:
+    step = seen.bottom - anchor.bottom
+    return step > 0 if abs(step) >= DEPTH_STEP else None
+
+
+_RELATION_TESTS: dict[str, Callable[[Seen, Seen], bool | None]] = {
+    "left": _left_of,
+    "right": _right_of,
+    "behind": _behind,
+    "front": _in_front,
+    "back left": partial(_diagonal, _left_of, 1),
+    "back right": partial(_diagonal, _right_of, 1),
+    "front left": partial(_diagonal, _left_of, -1),
+    "front right": partial(_diagonal, _right_of, -1),
+    "next to": _next_to,
+    "closer": _closer,
+}

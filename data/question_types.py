@@ -13,7 +13,7 @@ from functools import lru_cache
 from string import Formatter
 
 from .scene import CLASSES, COLORS, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS
-from .templates import IN, PLACES, RELATIONS, TEMPLATES
+from .templates import FACING, IN, PLACES, RELATIONS, RIDERS, STATUSES, TEMPLATES, TRAVEL, TURNS
 
 
 NOUNS = [noun for singular, plural, _ in CLASSES.values() for noun in (singular, plural)]
@@ -25,6 +25,7 @@ VALUES_OF_TYPE: dict[str, tuple[str, ...]] = {
     "sign_value": SPEED_LIMITS,
     "color": COLORS,
     **{name.replace(" ", "_"): values for name, values in SCENE_ATTRIBUTES.items()},
+    "weather": (*SCENE_ATTRIBUTES["weather"], "sunny"),
 }
 NUMBER = r"\d+"
 ANY_WORDS = r"[\w' -]+"  # for slots and values that are not listed here
@@ -69,9 +70,17 @@ def _slots(question_type: str) -> dict[str, str]:
         "a": f"(?:an? )?{noun}",
         "av": f"an? {_one_of(roads)}" if question_type == "road_type" else f"an? {value} {noun}",
         "on": rf"(?:on|in|at) an? {ANY_WORDS}",
-        "v": NUMBER if question_type == "count" else value,
+        "v": NUMBER if question_type == "count" else "(?:on|off)" if question_type == "brake_lights" else value,
         "next": NUMBER,
         "at": f"(?:by|at) {value}",
+        "status": (statuses := _one_of(word for words in STATUSES.values() for word in words)),
+        "as": f"(?:an? {statuses} {noun}|an? {noun} with(?:out)? a rider)",
+        "ps": f"(?:{statuses} {noun}|{noun} with(?:out)? riders)",
+        "rider": _one_of(RIDERS.values()),
+        "facing": _one_of(text for texts in FACING.values() for text in texts),
+        "travel": _one_of(text for texts in TRAVEL.values() for text in texts),
+        "turn": _one_of(text for texts in TURNS.values() for text in texts),
+        "lanes": r"(?:just one lane|\d lanes)",
         "in": _one_of(IN),
         "where": _one_of(text for texts in regions.values() for text in texts),
     }

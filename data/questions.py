@@ -13,8 +13,22 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from .ground_truth import GROUNDED, NO_GROUP, NONE, STUFF, THINGS, THIRDS, UNCOUNTED, Box, Key, View
-from .scene import CLASSES, COLORS, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, Scene, is_a
+from .ground_truth import (
+    EGO_REGIONS,
+    GROUNDED,
+    NO_GROUP,
+    NONE,
+    OWN_ATTRIBUTES,
+    RIDDEN,
+    STUFF,
+    THINGS,
+    THIRDS,
+    UNCOUNTED,
+    Box,
+    Key,
+    View,
+)
+from .scene import CLASSES, COLORS, DIRECTIONS, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, Scene, is_a
 from .templates import RELATIONS, paraphrases_of, random_paraphrase
 
 
@@ -27,6 +41,10 @@ QUESTION_TYPE_WEIGHTS = {
     "light_state": 6.0,
     "sign_value": 4.0,
     "color": 5.0,
+    "status": 2.5,
+    "facing": 1.5,
+    "travel": 1.0,
+    "brake_lights": 0.5,
     "count": 4.0,
     "comparison": 1.0,
     "side": 4.0,
@@ -35,6 +53,8 @@ QUESTION_TYPE_WEIGHTS = {
     "traffic_density": 2.0,
     "road_type": 1.5,
     "time_of_day": 1.0,
+    "lane_count": 1.0,
+    "road_shape": 1.0,
     "view": 0.5,
     "ahead": 1.0,
     "objects": 1.0,
@@ -50,6 +70,10 @@ NONE_FRACTION = 0.25
 # "What color is the car?" is a single key beside many keys of "Is the car red?", so it is listed this many times.
 OPEN_QUESTION_COPIES = 3
 OVER = (1, 2, 3)  # limits of "Are there more than 2 cars?"
+ATTRIBUTE_OF_TYPE = {name.replace(" ", "_"): name for name in OWN_ATTRIBUTES}
+FORMS_OF_ONE = {"facing": ("what", "is", "any"), "travel": ("is", "any"), "brake lights": ("is", "any")}
+FORMS_OF_ONE |= dict.fromkeys(("color", "status"), ("what", "is", "any"))
+FORMS_OF_SEVERAL = dict.fromkeys(OWN_ATTRIBUTES, ("any",)) | {"color": ("what_all", "are", "any")}
 COLORED = tuple(category for category in CLASSES if is_a(category, "vehicle") and category != "train")
 MAX_TRIES = 8  # keys tried for each question: limits the time spent on scenes with few questions
 
@@ -253,6 +277,8 @@ def _keys(view: View, question_type: str, rng: random.Random | None = None) -> S
         return ((question_type, "scene", "what"),)
     if question_type == "objects":
         return tuple((question_type, "scene", third) for third in THIRDS)
+    if question_type in ATTRIBUTE_OF_TYPE:
+        return _own_attribute_keys(view, question_type, rng)
     return _KEYS[question_type](view, rng)
 
 
@@ -277,7 +303,7 @@ def _values(values: Sequence[str], true: Container[str], rng: random.Random | No
 
 
 def _presence_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
-    seen = [name for name in view.scene.presence if name in CLASSES and view.scene.presence[name]]
+    seen = [name for name in view.scene.presence if name in CLASSES]
     return [("presence", category) for category in dict.fromkeys([*_categories(view), *seen])]
 
 
@@ -292,7 +318,7 @@ def _regions(category: str, driver: bool) -> tuple[Key, ...]:
     if driver and category in GROUNDED:
         regions += ["near", "far"]
     if driver and category not in STUFF:
-        regions += ["ahead"]
+        regions += EGO_REGIONS
     return tuple(("place", category, region) for region in regions)
 
 
@@ -333,14 +359,14 @@ def _attribute_keys(
 ) -> list[Key]:
     """Keys of an attribute; `forms` are some of what, what_all, is, are and any."""
     clear = view.groups.get(category, NO_GROUP).clear
-    true = {seen.item.attributes[attribute] for seen in clear if attribute in seen.item.attributes}
+    true = {value for seen in clear if (value := view.value(seen, attribute)) is not None}
     keys: list[Key] = []
     if true:
         open_keys = [(question_type, category, form) for form in forms if form in ("what", "what_all")]
         keys += open_keys if rng is None else open_keys * OPEN_QUESTION_COPIES
         asked = _values(values, true, rng)
         keys += [(question_type, category, form, value) for form in forms if form in ("is", "are") for value in asked]
-    if "any" in forms and (true or attribute in view.scene.attributed.get(category, ())):
+    if "any" in forms and (true or view.gives(category, attribute)):
         keys += [(question_type, category, "any", value) for value in _values(values, true, rng)]
     return keys
 
@@ -366,14 +392,33 @@ def _sign_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
     return keys + _absent_keys(view, "sign_value", ("speed limit sign",), rng)
 
 
-def _color_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
+def _own_attribute_keys(view: View, question_type: str, rng: random.Random | None) -> Sequence[Key]:
     keys: list[Key] = []
-    attributed = [category for category in THINGS if category in view.scene.attributed and category not in view.groups]
+    attribute = ATTRIBUTE_OF_TYPE[question_type]
+    attributed = [category for category in THINGS if category not in view.groups and view.gives(category, attribute)]
     for category in [*view.groups, *attributed]:
         several = len(view.groups.get(category, NO_GROUP).clear) > 1
-        forms = ("what_all", "are", "any") if several else ("what", "is", "any")
-        keys += _attribute_keys(view, "color", category, "color", COLORS, forms, rng)
-    return keys + _absent_keys(view, "color", COLORED, rng)
+        forms = (FORMS_OF_SEVERAL if several else FORMS_OF_ONE)[attribute]
+        keys += _attribute_keys(view, question_type, category, attribute, _asked(category, attribute), forms, rng)
+    if attribute == "color":
+        keys += _absent_keys(view, question_type, COLORED, rng)
+    elif attribute == "status":  # else all answers about photographs would be "none"
+        keys += _absent_keys(view, question_type, [one for one in COLORED if view.gives(one, attribute)], rng)
+    # "Is there a parked car?" is about the presence of a class.
+    return [key for key in keys if key != ("status", "car", "any", "parked")]
+
+
+def _asked(category: str, attribute: str) -> Sequence[str]:
+    """The values of an attribute that are asked of a class."""
+    if attribute == "color":
+        return COLORS
+    if attribute == "brake lights":
+        return ("on",)
+    if attribute != "status":
+        return DIRECTIONS
+    if category in RIDDEN:
+        return ("with rider", "without rider")
+    return ("parked", "moving") if is_a(category, "vehicle") else ("standing", "walking")
 
 
 def _count_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
@@ -413,6 +458,7 @@ def _scene_attribute_keys(view: View, question_type: str, rng: random.Random | N
     if name not in view.scene.scene_attributes:
         return ()
     asked = [value for value in SCENE_ATTRIBUTES[name] if value != "other"]
+    asked += ["sunny"] if name == "weather" else []
     values = _values(asked, (view.scene.scene_attributes[name],), rng)
     return [(question_type, name, "what"), *((question_type, name, "is", value) for value in values)]
 
@@ -423,7 +469,6 @@ _KEYS = {
     "relation": _relation_keys,
     "light_state": _light_keys,
     "sign_value": _sign_keys,
-    "color": _color_keys,
     "count": _count_keys,
     "comparison": _comparison_keys,
     "side": _side_keys,

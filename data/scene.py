@@ -35,6 +35,7 @@ CLASSES: dict[str, tuple[str, str, str | None]] = {
     "bicycle": ("bicycle", "bicycles", "vehicle"),
     "person": ("person", "people", None),
     "pedestrian": ("pedestrian", "pedestrians", "person"),
+    "child": ("child", "children", "person"),
     "rider": ("rider", "riders", "person"),
     "animal": ("animal", "animals", None),
     "dog": ("dog", "dogs", "animal"),
@@ -58,7 +59,14 @@ CLASSES: dict[str, tuple[str, str, str | None]] = {
     "sidewalk": ("sidewalk", "sidewalks", None),
     "road": ("road", "roads", None),
     "sky": ("sky", "sky", None),
+    "lane line": ("lane line", "lane lines", None),
+    "traffic island": ("traffic island", "traffic islands", None),
+    "glare": ("glare", "glare", None),
+    "umbrella": ("umbrella", "umbrellas", None),
+    "helmet": ("helmet", "helmets", None),
 }
+# Classes that are known as present or absent, but hardly ever have boxes: nobody learns to count them from absence.
+UNBOXED = frozenset({"parked car", "child", "lane line", "traffic island", "glare", "umbrella", "helmet"})
 
 COLORS = ("white", "black", "gray", "silver", "red", "blue", "green", "yellow", "orange", "brown")
 LIGHT_STATES = ("red", "yellow", "green")
@@ -73,12 +81,23 @@ SCENE_ATTRIBUTES: dict[str, tuple[str, ...]] = {
         *("city street", "residential street", "highway", "rural road", "intersection", "parking area"),
         "bridge or tunnel",
     ),
+    "lane count": ("1", "2", "3", "4", "5", "6"),  # of both directions
+    "road shape": ("straight", "left", "right"),  # where the road ahead of a driver turns
 }
 # Beside CLASSES: what scene labels tell of the whole image.
 PRESENCE_ONLY = frozenset({*(f"{state} light" for state in LIGHT_STATES), "pedestrian on the road"})
 PRESENT_IN_CROP = 0.7  # a crop of this fraction of the area is assumed to show what the image shows
 RENAMED_FIELDS = {"facts": "scene_attributes", "label": "category", "cells": "coverage"}  # since version 0.2
-ATTRIBUTES: dict[str, tuple[str, ...]] = {"color": COLORS, "state": LIGHT_STATES, "value": SPEED_LIMITS}
+DIRECTIONS = ("toward us", "away from us", "to the side")
+ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    "color": COLORS,
+    "state": LIGHT_STATES,
+    "value": SPEED_LIMITS,
+    "status": ("parked", "moving", "standing", "walking"),
+    "facing": DIRECTIONS,  # which way the front of a vehicle points
+    "brake lights": ("on", "off"),
+}
+MIRRORED = {"left": "right", "right": "left"}
 
 
 @dataclass(frozen=True)
@@ -200,7 +219,10 @@ class Scene:
             )
             for item in self.objects
         )
-        return replace(self, objects=objects).without("value")
+        scene_attributes = dict(self.scene_attributes)
+        if shape := scene_attributes.get("road shape"):
+            scene_attributes["road shape"] = MIRRORED.get(shape, shape)
+        return replace(self, objects=objects, scene_attributes=scene_attributes).without("value")
 
     def cropped(self, left: int, top: int, right: int, bottom: int) -> "Scene":
         """The part of the scene inside a window in whole pixels, with its boxes, areas, visibility and patches.
@@ -219,8 +241,9 @@ class Scene:
             if scene_attributes.get("traffic density") != "empty":
                 scene_attributes = {name: v for name, v in scene_attributes.items() if name != "traffic density"}
         if (right - left, bottom - top) != (self.width, self.height):
-            # Near, far and ahead depend on the position in a driver's whole view, which a window moves.
-            scene_attributes = {name: value for name, value in scene_attributes.items() if name != "view"}
+            # Near, far and ahead depend on the position in a driver's whole view, which a window moves or cuts.
+            cut = ("view", "lane count", "road shape")
+            scene_attributes = {name: value for name, value in scene_attributes.items() if name not in cut}
         seen = replace(
             self,
             width=right - left,
@@ -291,8 +314,8 @@ def _crop_object(item: SceneObject, scene: Scene, window: tuple[int, int, int, i
     if kept < 1 and area is not None:
         area *= kept  # assumes that the object fills its box evenly
     attributes = item.attributes
-    if kept < 0.9:  # the part outside may be the lit lamp or a digit
-        attributes = {name: value for name, value in attributes.items() if name == "color"}
+    if kept < 0.9:  # the part outside may be the lit lamp, a digit, or what tells the front from the back
+        attributes = {name: value for name, value in attributes.items() if name in ("color", "status")}
     return replace(item, box=box, area=area, visible=item.visible * kept, attributes=attributes)
 
 

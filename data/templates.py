@@ -17,28 +17,59 @@ from .scene import CLASSES
 
 
 # Nouns without article and plural: "sky", not "a sky" or "skies".
-MASS_NOUNS = {"sky", "road construction"}
+MASS_NOUNS = {"sky", "road construction", "glare"}
 
 IN = ("in the image", "in the scene", "in this picture")
 PLACES: dict[str, tuple[str, ...]] = {
     "left": ("on the left", "on the left side", "on the left side of the image", "to the left"),
     "center": ("in the center", "in the middle of the image", "in the center of the scene"),
     "right": ("on the right", "on the right side", "on the right side of the image", "to the right"),
-    "near": ("near us", "close to us", "near the camera", "nearby", "near the ego car"),
+    "near": ("near us", "close to us", "near me", "near the camera", "near the ego car"),
     "far": ("far away", "in the distance", "far from us"),
     # Labels do not tell who crosses the road and who walks along it.
-    "road": ("on the road", "in the road", "crossing the road", "crossing the street"),
-    "ahead": ("ahead", "ahead of us", "in front of us", "straight ahead", "in front of the ego car"),
+    "road": ("on the road", "in the road", "crossing the road", "crossing the street", "walking across the road"),
+    "ahead": ("ahead", "ahead of us", "in front of me", "straight ahead", "to the front of the ego car"),
+    "front left": ("to the front left of us", "to the front left of me", "to the front left of the ego car"),
+    "front right": ("to the front right of us", "to the front right of me", "to the front right of the ego car"),
 }
 PREPOSITIONS = {"parking area": "in", "intersection": "at", "tunnel": "in"}  # of road types; "on" a street
 RELATIONS: dict[str, tuple[str, ...]] = {
     "left": ("left of", "to the left of", "on the left of"),
     "right": ("right of", "to the right of", "on the right of"),
-    "behind": ("behind",),
+    "behind": ("behind", "in back of"),
     "front": ("in front of",),
+    "back left": ("to the back left of", "behind and to the left of"),
+    "back right": ("to the back right of", "behind and to the right of"),
+    "front left": ("to the front left of", "in front and to the left of"),
+    "front right": ("to the front right of", "in front and to the right of"),
+    "next to": ("next to",),
+    "closer": ("closer than", "closer to us than"),
+}
+STATUSES = {
+    "parked": ("parked", "stopped"),
+    "moving": ("moving",),
+    "walking": ("walking", "moving"),
+    "standing": ("standing",),
+}
+RIDERS = {"bicycle": "cyclist", "motorcycle": "motorcycle rider"}
+FACING = {
+    "toward us": ("facing us", "facing toward us", "facing the camera"),
+    "away from us": ("facing away from us", "facing away from the camera"),
+    "to the side": ("facing to the side", "facing to one side"),
+}
+TRAVEL = {
+    "toward us": ("coming toward us", "driving toward us", "coming our way", "moving in our direction"),
+    "away from us": ("going away from us", "driving away from us", "moving away from us"),
+    "to the side": ("driving to the side", "moving to the side", "driving to one side"),
+}
+TURNS = {
+    "left": ("turn left", "turn to the left", "go left", "curve to the left"),
+    "right": ("turn right", "turn to the right", "go right", "curve to the right"),
+    "straight": ("go straight", "continue straight", "go straight ahead", "run straight"),
 }
 
-# {a}: "a car", {s}: "car", {p}: "cars", {av}: "a red car", {v}: a value, {q}: another plural, {b}: another singular.
+# {a}: "a car", {s}: "car", {p}: "cars", {av}: "a red car", {v}: a value, {q}: another plural, {b}: another singular,
+# {as}: "a parked car", {ps}: "parked cars".
 TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
     ("presence", ""): (
         "Is there {a}?",
@@ -53,12 +84,24 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
         "Do you see {a}?",
         "Do you see any {p} {in}?",
         "Is {a} visible?",
+        "Is {a} clearly visible?",
         "Are any {p} visible {in}?",
         "Does the image show {a}?",
         "Is there {a}, please?",
         "Can you see any {p}, please?",
         "Please say if there is {a}.",
         "Please answer: are there any {p}?",
+        "Is any object {in} {a}?",
+    ),
+    ("presence", "parked car"): ("Is any car parked?", "Are any cars parked {in}?"),
+    ("presence", "child"): ("Is any of the people a child?", "Is there a person who is a child?"),
+    ("presence", "umbrella"): ("Is anyone holding an umbrella?", "Is there a person with an umbrella?"),
+    ("presence", "helmet"): ("Is anyone wearing a helmet?", "Is any rider wearing a helmet?"),
+    ("presence", "lane line"): (
+        "Are the lanes marked?",
+        "Is there a line between the lanes?",
+        "Are there lines between the lanes {in}?",
+        "Is the road marked with lane lines?",
     ),
     ("place", ""): (
         "Is there {a} {where}?",
@@ -69,6 +112,7 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
         "Is {a} visible {where}?",
         "Is there {a} {where}, please?",
         "Please say if there is {a} {where}.",
+        "Is any object {where} {a}?",
     ),
     ("relation", ""): (
         "Is there {a} {where} the {b}?",
@@ -192,6 +236,125 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
         "Is {av} visible?",
         "Please say if there is {av}.",
     ),
+    ("status", "what"): (
+        "What is the status of the {s}?",
+        "What is the current status of the {s}?",
+        "What is the moving status of the {s}?",
+        "What status does the {s} have?",
+        "Please say what the status of the {s} is.",
+    ),
+    ("status", "is"): (
+        "Is the {s} {status}?",
+        "Is the {s} {status} now?",
+        "Is the {s} {in} {status}?",
+        "Is the {s} {status}, please?",
+        "Please say if the {s} is {status}.",
+    ),
+    ("status", "is with rider"): (
+        "Does the {s} have a rider?",
+        "Is there a rider on the {s}?",
+        "Is anyone riding the {s}?",
+        "Is a person on the {s}?",
+        "Please say if the {s} has a rider.",
+    ),
+    ("status", "is without rider"): (
+        "Is the {s} without a rider?",
+        "Is the {s} {in} without a rider?",
+        "Please say if the {s} is without a rider.",
+    ),
+    ("status", "any"): (
+        "Is there {as}?",
+        "Is there {as} {in}?",
+        "Are there any {ps}?",
+        "Are there {ps} {in}?",
+        "Are any {ps} visible?",
+        "Can you see {as}?",
+        "Do you see any {ps}?",
+        "Please say if there is {as}.",
+    ),
+    ("status", "any with rider"): (
+        "Is there a {rider}?",
+        "Are there any {rider}s?",
+        "Can you see a {rider} {in}?",
+        "Is anyone riding {a}?",
+        "Does any {s} have a rider?",
+    ),
+    ("facing", "what"): (
+        "Which way is the {s} facing?",
+        "Which direction is the {s} facing?",
+        "In which direction is the {s} facing?",
+        "Is the {s} facing toward us, away from us or to the side?",
+        "Please say which way the {s} is facing.",
+    ),
+    ("facing", "is"): (
+        "Is the {s} {facing}?",
+        "Is the {s} {in} {facing}?",
+        "Please say if the {s} is {facing}.",
+    ),
+    ("facing", "is toward us"): (
+        "Can you see the front of the {s}?",
+        "Is the front of the {s} visible?",
+        "Is the {s} seen from the front?",
+    ),
+    ("facing", "is away from us"): (
+        "Can you see the back of the {s}?",
+        "Is the back of the {s} visible?",
+        "Is the {s} seen from the back?",
+    ),
+    ("facing", "is to the side"): ("Is the {s} seen from the side?", "Do you see the {s} from the side?"),
+    ("facing", "any"): (
+        "Is any {s} {facing}?",
+        "Is there {a} {facing}?",
+        "Are there any {p} {facing}?",
+        "Can you see {a} {facing}?",
+        "Do you see any {p} {facing}?",
+        "Please say if there is {a} {facing}.",
+    ),
+    ("facing", "any toward us"): (
+        "Can you see the front of {a}?",
+        "Is the front of any {s} visible?",
+        "Is any {s} seen from the front?",
+    ),
+    ("facing", "any away from us"): (
+        "Can you see the back of {a}?",
+        "Is the back of any {s} visible?",
+        "Is any {s} seen from the back?",
+    ),
+    ("facing", "any to the side"): ("Is any {s} seen from the side?", "Do you see {a} from the side?"),
+    ("travel", "is"): (
+        "Is the {s} {travel}?",
+        "Is the {s} {in} {travel}?",
+        "Please say if the {s} is {travel}.",
+    ),
+    ("travel", "any"): (
+        "Is any {s} {travel}?",
+        "Is there {a} {travel}?",
+        "Are there any {p} {travel}?",
+        "Can you see {a} {travel}?",
+        "Do you see any {p} {travel}?",
+        "Please say if there is {a} {travel}.",
+    ),
+    ("travel", "any toward us"): (
+        "Is there an oncoming {s}?",
+        "Are there any oncoming {p}?",
+        "Is {a} approaching us?",
+    ),
+    ("brake_lights", "is"): (
+        "Are the brake lights of the {s} {v}?",
+        "Are the {s}'s brake lights {v}?",
+        "Is the {s} braking?",
+        "Does the {s} have its brake lights {v}?",
+        "Please say if the brake lights of the {s} are {v}.",
+    ),
+    ("brake_lights", "any"): (
+        "Are the brake lights of any {s} {v}?",
+        "Does any {s} have its brake lights {v}?",
+        "Is any {s} braking?",
+        "Is there {a} with its brake lights {v}?",
+        "Can you see {a} with its brake lights {v}?",
+        "Do you see any {p} with their brake lights {v}?",
+        "Please say if there is {a} with its brake lights {v}.",
+    ),
     ("count", "what"): (
         "How many {p} are there?",
         "How many {p} are there {in}?",
@@ -202,6 +365,8 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
         "What is the number of {p}?",
         "How many {p} are there, please?",
         "Please say how many {p} there are.",
+        "Count the {p}.",
+        "Please count the {p} {in}.",
     ),
     ("count", "over"): (
         "Are there more than {v} {p}?",
@@ -390,6 +555,45 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
         "Was this image taken {on}?",
         "Please say if this is {av}.",
     ),
+    ("lane_count", "what"): (
+        "How many lanes are there?",
+        "How many lanes are there on the road?",
+        "How many lanes does the road have?",
+        "How many lanes does this road have?",
+        "How many lanes can you see?",
+        "What is the number of lanes?",
+        "Count the lanes.",
+        "Please say how many lanes there are.",
+    ),
+    ("lane_count", "is"): (
+        "Does the road have {lanes}?",
+        "Does this road have {lanes}?",
+        "Is this a road with {lanes}?",
+        "Do you see {lanes}?",
+        "Please say if the road has {lanes}.",
+    ),
+    ("road_shape", "what"): (
+        "Which way does the road go?",
+        "Which way does the road turn, if it turns?",
+        "Which direction does the road take?",
+        "In which direction does the road go?",
+        "Where does the road go?",
+        "Please say which way the road goes.",
+    ),
+    ("road_shape", "is"): (
+        "Does the road {turn}?",
+        "Does the road ahead {turn}?",
+        "Does the street {turn}?",
+        "Will the road {turn}?",
+        "Does the road {turn}, please?",
+    ),
+    ("road_shape", "is straight"): (
+        "Is the road straight?",
+        "Is this a straight road?",
+        "Is the road ahead straight?",
+    ),
+    ("road_shape", "is left"): ("Is there a curve to the left?", "Is the road turning left?"),
+    ("road_shape", "is right"): ("Is there a curve to the right?", "Is the road turning right?"),
     ("view", "what"): (
         "Is this the view of a driver or of a camera?",
         "Is this seen by a driver or by a traffic camera?",
@@ -438,6 +642,8 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     ("description", "what"): (
         "Describe the objects.",
+        "List the objects.",
+        "Please list the objects {in}.",
         "What objects do you see?",
         "What are the objects {in}?",
         "Describe the scene.",
@@ -486,7 +692,9 @@ def paraphrases_of(question_id: str) -> tuple[str, ...]:
     question_type, category, form, value = (parts + [""] * 4)[:4]
     forms: tuple[str, ...] = (form, f"{form} {value}")  # some values have templates of their own
     slots: dict[str, str | tuple[str, ...]] = {"in": IN, "v": value}
-    if question_type in ("presence", "place", "relation", "objects"):
+    if question_type == "presence":
+        forms = ("", category)
+    elif question_type in ("place", "relation", "objects"):
         forms = ("",)  # the form is a slot
         slots["where"] = (RELATIONS if question_type == "relation" else PLACES).get(form, ())
     elif question_type == "side":
@@ -500,14 +708,23 @@ def paraphrases_of(question_id: str) -> tuple[str, ...]:
         singular, plural, _ = CLASSES[category]
         slots |= {"s": singular, "p": plural, "av": with_article(f"{value} {singular}")}
         slots["a"] = singular if category in MASS_NOUNS else with_article(singular)
+        if value in STATUSES:
+            slots |= {"status": STATUSES[value], "ps": tuple(f"{status} {plural}" for status in STATUSES[value])}
+            slots["as"] = tuple(with_article(f"{status} {singular}") for status in STATUSES[value])
+        elif value.endswith(" rider") and category in RIDERS:
+            how = value.removesuffix("rider")
+            forms = (f"{form} {value}", "any") if form == "any" else (f"{form} {value}",)
+            slots |= {"as": f"{slots['a']} {how}a rider", "ps": f"{plural} {how}riders", "rider": RIDERS[category]}
     if value in CLASSES:
         slots["b"], slots["q"], _ = CLASSES[value]
     if value.isdecimal():
         slots["next"] = str(int(value) + 1)
+    slots |= {"facing": FACING.get(value, ()), "travel": TRAVEL.get(value, ()), "turn": TURNS.get(value, ())}
+    slots["lanes"] = "just one lane" if value == "1" else f"{value} lanes"
     slots["at"] = "by day" if value == "day" else f"at {value}"
     templates = tuple(template for one in forms for template in TEMPLATES.get((question_type, one), ()))
     if category in MASS_NOUNS:
-        templates = tuple(template for template in templates if "{p}" not in template)
+        templates = tuple(one for one in templates if "{p}" not in one and not one.startswith("Is any object"))
     try:
         texts = tuple(dict.fromkeys(text for template in templates for text in _filled(template, slots)))
     except KeyError as error:

@@ -14,7 +14,7 @@ import numpy as np
 from ..data.agreement import PROBES, exclusions, implications
 from ..data.ground_truth import MAX_COUNT, NONE, THIRDS, UNNAMED
 from ..data.questions import SCENE_ATTRIBUTE_OF_TYPE
-from ..data.scene import CLASSES, COLORS, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, is_a
+from ..data.scene import ATTRIBUTES, CLASSES, COLORS, DIRECTIONS, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, is_a
 from ..data.templates import paraphrases_of, with_article
 from ..taught_traffic_vlm import TaughtWords, is_content_word
 from .metrics import group, mean
@@ -32,6 +32,8 @@ NOUNS = (
 VALUES: dict[str, frozenset[str]] = {  # of the answers to open questions, by question type
     "light_state": frozenset({*LIGHT_STATES, NONE}),
     "color": frozenset({*COLORS, NONE}),
+    "status": frozenset({*ATTRIBUTES["status"], "with rider", "without rider", NONE}),
+    "facing": frozenset(DIRECTIONS),
     "side": frozenset({*THIRDS, NONE}),
     "sign_value": frozenset({*SPEED_LIMITS, *(name for name in CLASSES if is_a(name, "traffic sign")), NONE}),
     "count": frozenset(map(str, range(MAX_COUNT + 1))),

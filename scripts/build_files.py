@@ -5,15 +5,16 @@
 
 The files are config.json, generation_config.json, decision.json, and those of the tokenizer and the processor. The
 temperature and the dtype in config.json belong to the weights and are kept. With --questions the script also prints
-how many words of a list of questions the tokenizer knows, and how many the weights in the output folder were taught:
-one question per line, in the last column if there are tabs.
+how many words of a list of questions the tokenizer knows, how many of these training can teach, because they stand in
+our own questions or are not judged (see `taught_traffic_vlm.py`), and how many the weights in the output folder were
+taught: one question per line, in the last column if there are tabs.
 """
 
 import json
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +24,9 @@ from transformers import GenerationConfig, SiglipImageProcessorPil
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.generation_traffic_vlm import MAX_NEW_TOKENS
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
-from traffic_vlm.taught_traffic_vlm import TAUGHT_FILE, TaughtWords
+from traffic_vlm.taught_traffic_vlm import TAUGHT_FILE, TaughtWords, is_content_word
 from traffic_vlm.tokenization_traffic_vlm import ANSWER_TOKENS, SPECIAL_TOKENS, TrafficVLMTokenizer
+from traffic_vlm.training.words import template_words
 from traffic_vlm.utils import option_parser
 
 
@@ -140,21 +142,21 @@ class Coverage:
 
 
 def measure_coverage(
-    tokenizer: TrafficVLMTokenizer, questions: Iterable[str], taught: TaughtWords | None = None
+    tokenizer: TrafficVLMTokenizer, questions: Iterable[str], is_taught: Callable[[str], bool] | None = None
 ) -> Coverage:
-    """Count the words and the questions that the tokenizer knows, or with `taught` those that weights were taught."""
+    """Count the words and the questions that the tokenizer knows, and of which `is_taught` is true if it is given."""
     coverage = Coverage()
     for question in questions:
         tokens = tokenizer.tokenize(question, split_special_tokens=True)
         words = [token for token in tokens if token == tokenizer.unk_token or re.search(r"\w", token)]
-        is_known = [token != tokenizer.unk_token and (not taught or taught.is_taught(token)) for token in words]
+        is_known = [token != tokenizer.unk_token and (not is_taught or is_taught(token)) for token in words]
         known = sum(is_known)
         coverage.words += len(words)
         coverage.known_words += known
         coverage.questions += 1
         coverage.known_questions += known == len(words)
         unknown = [token for token, known_token in zip(words, is_known) if not known_token]
-        coverage.unknown.update(unknown if taught else map(str.lower, tokenizer.unknown_words(question)))
+        coverage.unknown.update(unknown if is_taught else map(str.lower, tokenizer.unknown_words(question)))
     return coverage
 
 
@@ -167,9 +169,12 @@ def main() -> None:
     if options.questions is not None:
         questions = read_questions(options.questions)
         print(measure_coverage(tokenizer, questions))
+        ours = template_words(tokenizer)
+        found = measure_coverage(tokenizer, questions, lambda word: word in ours or not is_content_word(word))
+        print(f"words that our questions can teach:\n{found}")
         if (options.output_dir / TAUGHT_FILE).is_file():
             taught = TaughtWords.load(options.output_dir / TAUGHT_FILE, tokenizer.get_vocab())
-            print(f"words that were taught:\n{measure_coverage(tokenizer, questions, taught)}")
+            print(f"words that were taught:\n{measure_coverage(tokenizer, questions, taught.is_taught)}")
 
 
 if __name__ == "__main__":

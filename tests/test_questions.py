@@ -15,8 +15,10 @@ from tiny import ROOT
 from traffic_vlm.data.ground_truth import NONE
 from traffic_vlm.data.questions import QUESTION_TYPES, Balancer, Question, ask, enumerate_questions
 from traffic_vlm.data.scene import (
+    ATTRIBUTES,
     CLASSES,
     COLORS,
+    DIRECTIONS,
     LIGHT_STATES,
     SCENE_ATTRIBUTES,
     SPEED_LIMITS,
@@ -31,7 +33,8 @@ from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer
 TOKENIZER = TrafficVLMTokenizer.from_pretrained(ROOT)
 COLORED = ("car", "bus", "van")
 EXHAUSTIVE = frozenset(CLASSES) - {"rider", "tree", "dog"}
-ATTRIBUTED = {category: frozenset({"color"}) for category in COLORED} | {
+OWN = {"color": COLORS, "status": ("parked", "moving"), "facing": DIRECTIONS, "brake lights": ("on", "off")}
+ATTRIBUTED = {category: frozenset(OWN) for category in COLORED} | {
     "traffic light": frozenset({"state"}),
     "speed limit sign": frozenset({"value"}),
 }
@@ -52,7 +55,7 @@ CATEGORY_NAMES = (
 def attributes_of(category: str, draw) -> dict[str, str]:
     """Random values of the attributes that the source of the random scenes gives for a class."""
     if category in COLORED:
-        return {"color": draw(COLORS)}
+        return {name: draw(values) for name, values in OWN.items()}
     if category == "traffic light":
         return {"state": draw(LIGHT_STATES)}
     return {"value": draw(SPEED_LIMITS)} if category == "speed limit sign" else {}
@@ -125,7 +128,8 @@ def check_place(scene, category, answer, region):
         assert answer == "no" or any(bottom >= 0.7 if region == "near" else bottom <= 0.6 for bottom in bottoms)
         assert answer == "yes" or all(bottom <= 0.6 if region == "near" else bottom >= 0.7 for bottom in bottoms)
         return
-    third = {"left": 0, "center": 1, "ahead": 1, "right": 2}[region]
+    assert region in ("left", "center", "right") or scene.scene_attributes["view"] == "driver"
+    third = {"left": 0, "center": 1, "ahead": 1, "right": 2}[region.removeprefix("front ")]
     start, end = third / 3, (third + 1) / 3
     inside = [fraction_inside(scene, item, start, end) for item in clear(scene, category)]
     covered = [
@@ -152,7 +156,23 @@ def check_relation(scene, category, answer, relation, anchor_category):
         "right": lambda item: item.box[0] >= anchor.box[2] - margin,
         "behind": lambda item: item.box[3] < anchor.box[3] and touch(item, anchor),
         "front": lambda item: item.box[3] > anchor.box[3] and touch(item, anchor),
-    }[relation]
+    }
+    if relation == "closer":
+        assert answer == "no" or any(item.box[3] > anchor.box[3] for item in others)
+        assert answer == "yes" or all(item.box[3] < anchor.box[3] for item in others)
+        return
+    if relation == "next to":
+        gaps = [max(anchor.box[0] - item.box[2], item.box[0] - anchor.box[2]) / scene.width for item in others]
+        steps = [abs(anchor.box[3] - item.box[3]) / scene.height for item in others]
+        assert (answer == "yes") == any(gap <= 0.06 and step <= 0.05 for gap, step in zip(gaps, steps) if gap >= -0.02)
+        return
+    depth, _, side = relation.partition(" ")
+    if side:  # back left: farther and on the left
+        step = 0.08 * scene.height * (1 if depth == "back" else -1)
+        both = [sure[side](item) and (anchor.box[3] - item.box[3]) / step >= 1 for item in others]
+        assert any(both) == (answer == "yes") and (answer == "yes" or not has_unclear(scene, category))
+        return
+    sure = sure[relation]
     if answer == "yes":
         assert any(map(sure, others))
     else:
@@ -174,22 +194,29 @@ def touch(one, other):
 def check_values(scene, category, answer, form, value, attribute):
     """For colors, light states and speed limits."""
     items = [i for i, size in zip(scene.of(category), sizes_in_patches(scene, category)) if size >= 0.035]
-    values = {item.attributes[attribute] for item in items}
+    values = {item.attributes.get(attribute) for item in items}
     if answer == NONE:
         assert form == "what" and not items
         return
     if form == "any":
-        seen = {item.attributes[attribute] for item in clear(scene, category)}
+        seen = {item.attributes.get(attribute) for item in clear(scene, category)}
         assert (answer == "yes") == (value in seen)
         assert answer == "yes" or not has_unclear(scene, category)
         assert answer == "yes" or not (value == "silver" and "gray" in seen)
         return
     assert len(values) == 1 and clear(scene, category)
-    assert attribute != "color" or (len(items) > 1) == (form in ("are", "what_all"))
+    assert attribute not in OWN or (len(items) > 1) == (form in ("are", "what_all"))
     if form.startswith("what"):
         assert values == {answer}
     else:
         assert (answer == "yes") == (value in values)
+
+
+def check_travel(scene, category, answer, form, direction):
+    moving = {i.attributes["facing"] for i in clear(scene, category) if i.attributes.get("status") == "moving"}
+    assert (answer == "yes") == (direction in moving)
+    assert answer == "yes" or not has_unclear(scene, category)
+    assert form == "any" or len(clear(scene, category)) == 1
 
 
 def check_sign(scene, category, answer, form, value=""):
@@ -229,6 +256,10 @@ def check_side(scene, category, answer, form, side=""):
 
 def check_scene_attribute(scene, category, answer, form, value=""):
     known = scene.scene_attributes[category]
+    if value == "sunny":
+        time = scene.scene_attributes.get("time of day") if known == "clear" else "night"
+        assert answer == {"day": "yes", "night": "no"}[time]
+        return
     assert answer == (known if form == "what" else "yes" if value == known else "no")
     assert (known, value) not in [("rainy", "cloudy"), ("dusk", "day"), ("dusk", "night")]
 
@@ -278,6 +309,12 @@ CHECKS = {
     "relation": check_relation,
     "light_state": lambda *args: check_values(*(*args, "")[:5], "state"),
     "color": lambda *args: check_values(*(*args, "")[:5], "color"),
+    "status": lambda *args: check_values(*(*args, "")[:5], "status"),
+    "facing": lambda *args: check_values(*(*args, "")[:5], "facing"),
+    "brake_lights": lambda *args: check_values(*(*args, "")[:5], "brake lights"),
+    "travel": check_travel,
+    "lane_count": check_scene_attribute,
+    "road_shape": check_scene_attribute,
     "sign_value": check_sign,
     "count": check_count,
     "comparison": check_comparison,
@@ -386,6 +423,59 @@ def test_a_pedestrian_on_the_road_and_a_red_light_without_boxes():
     )
     assert answers(scene) == {"place/pedestrian/road": "yes", "light_state/traffic light/any/red": "no"}
     assert "Is there a pedestrian crossing the road?" in paraphrases_of("place/pedestrian/road")
+
+
+def test_a_bicycle_has_a_rider_whose_box_is_on_it():
+    def found(*riders: tuple[int, int], exhaustive=EXHAUSTIVE | {"rider"}) -> dict[str, str]:
+        scene = placed(("bicycle", 200, 300, {}), exhaustive=exhaustive)
+        boxes = tuple(SceneObject("rider", (left, bottom - 60, left + 40, bottom)) for left, bottom in riders)
+        return answers(replace(scene, objects=scene.objects + boxes))
+
+    assert found()["status/bicycle/what"] == "without rider"
+    assert found((210, 280))["status/bicycle/what"] == "with rider"
+    assert found((210, 280))["status/bicycle/any/without rider"] == "no"
+    assert found((400, 280))["status/bicycle/is/with rider"] == "no"
+    close = found((255, 280)).keys() | found((210, 200)).keys() | found(exhaustive=EXHAUSTIVE - {"rider"}).keys()
+    assert not any(question_id.startswith("status/bicycle") for question_id in close)
+    assert "Is there a cyclist?" in paraphrases_of("status/bicycle/any/with rider")
+    assert "Are there any motorcycles without riders?" in paraphrases_of("status/motorcycle/any/without rider")
+
+
+def test_a_parked_car_goes_nowhere():
+    car = {"status": "parked", "facing": "toward us", "brake lights": "off"}
+    found = answers(placed(("car", 200, 300, car)))
+    assert found["facing/car/what"] == "toward us" and found["facing/car/is/away from us"] == "no"
+    assert {answer for question_id, answer in found.items() if question_id.startswith("travel/car")} == {"no"}
+    assert found["status/car/is/parked"] == "yes" and "status/car/any/parked" not in found  # presence/parked car
+    assert found["brake_lights/car/any/on"] == "no" and found["status/bus/what"] == NONE
+    found = answers(placed(("car", 200, 300, car | {"status": "moving"})))
+    assert found["travel/car/any/toward us"] == "yes" and found["travel/car/is/to the side"] == "no"
+
+
+def test_back_left_is_farther_and_on_the_left():
+    def related(left: int, bottom: int) -> dict[str, str]:
+        found = answers(placed(("bus", 300, 300, {}), ("pedestrian", left, bottom, {})))
+        return {key.split("/")[2]: answer for key, answer in found.items() if key.startswith("relation/pedestrian/")}
+
+    assert related(100, 200) | {"behind": ""} == {
+        **{"left": "yes", "right": "no", "behind": "", "front": "no"},
+        **{"back left": "yes", "back right": "no", "front left": "no", "front right": "no"},
+        **{"next to": "no", "closer": "no"},
+    }
+    assert related(365, 290)["next to"] == "yes" and "closer" not in related(365, 290)
+    assert "next to" not in related(420, 290) and "next to" not in related(320, 290)
+    assert "back left" not in related(100, 280)  # hardly farther
+    assert related(500, 380)["front right"] == "yes"
+
+
+def test_classes_without_boxes_are_only_asked_for_presence():
+    presence = {"child": False, "glare": True, "traffic island": False, "lane line": True, "parked car": False}
+    found = answers(placed(presence=presence, exhaustive=EXHAUSTIVE - {*presence}, scene_attributes={}))
+    asked = {question_id for question_id in found if question_id.split("/")[1] in presence}
+    assert asked == {f"presence/{name}" for name in presence}
+    assert [found[f"presence/{name}"] for name in presence] == ["no", "yes", "no", "yes", "no"]
+    assert "description/scene/what" in answers(placed(("car", 20, 300, {}), presence={"child": True}))
+    assert not any("a glare" in text or "object" in text for text in paraphrases_of("presence/glare"))
 
 
 @given(scenes())
@@ -723,7 +813,7 @@ def test_all_words_are_in_the_vocabulary():
         texts.update(paraphrases_of(f"place/{category}/left"))
         texts.update(paraphrases_of(f"relation/{category}/behind/ambulance"))
         texts.update(paraphrases_of(f"count/{category}/over/3")[:9] if category not in MASS_NOUNS else ())
-    assert TOKENIZER.unknown_words(sorted(texts - {NONE})) == []  # "none" comes with the next weights
+    assert TOKENIZER.unknown_words(sorted(texts)) == []
     assert max(map(len, TOKENIZER(sorted(texts))["input_ids"])) < 64
 
 
@@ -735,9 +825,10 @@ def test_answers_survive_tokenization(category):
         *COLORS,
         *LIGHT_STATES,
         *SPEED_LIMITS,
-        *(value for values in SCENE_ATTRIBUTES.values() for value in values),
+        *(value for group in (SCENE_ATTRIBUTES, ATTRIBUTES) for values in group.values() for value in values),
+        *("with rider", "without rider", NONE),
     }
-    for answer in found - {NONE, "other"}:
+    for answer in found - {"other"}:
         ids = TOKENIZER(answer, add_special_tokens=False)["input_ids"]
         assert TOKENIZER.decode(ids) == answer
 

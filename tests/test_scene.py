@@ -54,6 +54,12 @@ def test_mirroring_makes_values_of_signs_unknown():
     assert mirrored.attributed == {"traffic light": frozenset({"state"})}
 
 
+def test_a_road_to_the_left_turns_right_in_the_mirror_and_may_be_cut_off():
+    scene = Scene(100, 100, (), {"road shape": "left", "lane count": "2", "weather": "clear"})
+    assert scene.flipped().scene_attributes == scene.scene_attributes | {"road shape": "right"}
+    assert scene.cropped(0, 0, 90, 100).scene_attributes == {"weather": "clear"}
+
+
 def test_without_removes_attributes():
     known = example()
     unknown = known.without("color", "weather")

@@ -9,15 +9,23 @@ import numpy as np
 import pytest
 
 from traffic_vlm.data.ground_truth import View
-from traffic_vlm.data.scene import CLASSES, COLORS, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, is_a
+from traffic_vlm.data.scene import (
+    ATTRIBUTES,
+    CLASSES,
+    COLORS,
+    LIGHT_STATES,
+    SCENE_ATTRIBUTES,
+    SPEED_LIMITS,
+    is_a,
+)
 from traffic_vlm.data.synthetic import draw, make_plan, render, street
 from traffic_vlm.data.synthetic.figures import make_pedestrian
 from traffic_vlm.data.synthetic.geometry import Builder, Camera
-from traffic_vlm.data.synthetic.labels import EXHAUSTIVE
+from traffic_vlm.data.synthetic.labels import EXHAUSTIVE, describe_road
 from traffic_vlm.data.synthetic.layout import PRESENCE
 from traffic_vlm.data.synthetic.light import PAINT, Light
 from traffic_vlm.data.synthetic.plan import CROSSWALK, STRIPES, Patch, Plan, Road, Thing
-from traffic_vlm.data.synthetic.vehicles import make_vehicle
+from traffic_vlm.data.synthetic.vehicles import make_vehicle, visible_from
 
 
 NOON = Light(
@@ -222,6 +230,54 @@ def test_a_car_has_the_color_of_its_name(color, heading):
         for dull in ("black", "gray", "silver"):
             counts.pop(dull, None)
     assert counts.most_common(1)[0][0] == color
+
+
+@pytest.mark.parametrize(
+    ("heading", "facing", "lights"),
+    [(0.0, "away from us", "on"), (math.pi, "toward us", None), (math.pi / 2, "to the side", None), (0.7, None, "on")],
+)
+def test_pose_and_lights_of_a_vehicle(heading, facing, lights):
+    found = visible_from(plain(), 0.0, 8.0, heading, moving=True, brake=True, lit=False)
+    status = "moving" if facing == "toward us" else None  # else its brake lights are seen: it may be about to stop
+    known = {"status": status, "facing": facing, "brake lights": lights}
+    if facing == "to the side":
+        found.pop("status", None)  # its back is neither seen nor hidden
+    assert found == {name: value for name, value in known.items() if value}
+    parked = visible_from(plain(), 0.0, 8.0, heading, moving=False, brake=False, lit=False)
+    assert parked["status"] == "parked" and parked.get("brake lights") == ("off" if lights else None)
+    assert "brake lights" not in visible_from(plain(), 0.0, 8.0, heading, moving=True, brake=True, lit=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, {"lane count": "2", "road shape": "straight"}),
+        ({"bend": 0.01}, {"lane count": "2", "road shape": "right"}),
+        ({"bend": -0.01}, {"lane count": "2", "road shape": "left"}),
+        ({"bend": 0.002}, {"lane count": "2"}),
+        ({"junction": (30.0, 4.0)}, {"lane count": "2"}),
+        ({"left": -40.0}, {"road shape": "straight"}),  # a part is out of view
+    ],
+)
+def test_lanes_and_shape_of_the_road(change, expected):
+    road = replace(Road(((-1.6, -1), (1.6, 1)), -3.5, 3.5, 3.2), **change)
+    plan = replace(plain(), road=road, view="driver", marked=True)
+    assert describe_road(plan) == expected
+    assert describe_road(replace(plan, marked=False)).keys() <= {"road shape"}
+    assert describe_road(replace(plan, light=FOG)) == describe_road(replace(plan, view=None)) == {}
+
+
+def test_poses_lanes_and_traits_are_spread(scenes):
+    items = [item for _, scene in scenes for item in scene.objects]
+    attributes = Counter(pair for item in items for pair in item.attributes.items())
+    for name in ("status", "facing"):
+        assert all(attributes[name, value] >= 2 for value in ATTRIBUTES[name]), name
+    assert all(attributes["brake lights", value] for value in ("on", "off"))
+    presence = Counter(pair for _, scene in scenes for pair in scene.presence.items())
+    for name in ("parked car", "helmet", "lane line"):
+        assert presence[name, True] and presence[name, False], name
+    roads = Counter(pair for _, scene in scenes for pair in scene.scene_attributes.items())
+    assert all(roads["road shape", value] for value in SCENE_ATTRIBUTES["road shape"])
 
 
 def test_night_is_darker_and_fog_hides_more_with_distance():

@@ -15,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traffic_vlm import tokenization_traffic_vlm as module
+from traffic_vlm.taught_traffic_vlm import is_content_word
 from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer
+from traffic_vlm.training.words import template_words
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -294,11 +296,11 @@ def test_every_word_of_the_vocabulary_is_reachable():
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("umbrella", "road", "more than once: \\['road'\\]"),
-        ("umbrella", "umbrella extra", "500 words, it has 501"),
+        ("stroller", "road", "more than once: \\['road'\\]"),
+        ("stroller", "stroller extra", "500 words, it has 501"),
         ("[PAD] [UNK]", "[UNK] [PAD]", "begin with"),
-        ("umbrella", "pavement", "rewrites or splits: \\['pavement'\\]"),
-        ("umbrella", "side-walk", "rewrites or splits: \\['side-walk'\\]"),
+        ("stroller", "pavement", "rewrites or splits: \\['pavement'\\]"),
+        ("stroller", "side-walk", "rewrites or splits: \\['side-walk'\\]"),
     ],
 )
 def test_invalid_word_list_raises_and_names_the_word(tmp_path, old, new, message):
@@ -315,6 +317,25 @@ def test_vocabulary_covers_the_questions():
     assert coverage.known_questions >= 0.85 * coverage.questions
 
 
+def test_our_own_questions_can_teach_most_words_of_people():
+    ours = template_words(TOKENIZER)
+    coverage = build_files.measure_coverage(
+        TOKENIZER, QUESTIONS, lambda word: word in ours or not is_content_word(word)
+    )
+    assert coverage.known_words >= 0.9 * coverage.words
+    assert coverage.known_questions >= 0.55 * coverage.questions
+    accident = build_files.measure_coverage(TOKENIZER, ["Is there an accident?"], ours.__contains__)
+    assert accident.known_questions == 0 and accident.unknown == {"accident": 1}
+
+
+def test_words_that_replaced_others_have_their_ids():
+    replaced = {"none": 266, "count": 352, "list": 409, "island": 414, "glare": 415}
+    assert TOKENIZER.convert_tokens_to_ids(list(replaced)) == list(replaced.values())
+    for text, same in [("overcast", "cloudy"), ("a drivable area", "a road"), ("steering left", "turning left")]:
+        assert TOKENIZER.encode(text) == TOKENIZER.encode(same)
+    assert TOKENIZER.encode("Tell me whether it is") == TOKENIZER.encode("Say if it is")
+
+
 def test_coverage_counts_words_and_questions():
     coverage = build_files.measure_coverage(TOKENIZER, ["Is there a Zeppelin?", "Is there a car?"])
     assert (coverage.words, coverage.known_words) == (8, 7)
@@ -329,7 +350,8 @@ def test_build_files_script_reports_coverage(tmp_path, monkeypatch, capsys):
     arguments = ["build_files.py", "--output_dir", str(tmp_path), "--questions", str(questions)]
     monkeypatch.setattr(sys, "argv", arguments)
     build_files.main()
-    assert "1 questions, all words known: 100.00%" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert printed.count("1 questions, all words known: 100.00%") == 2  # by the tokenizer, and by our own questions
 
 
 # Saving, loading, copying

@@ -124,12 +124,12 @@ def test_words_of_our_own_questions_are_never_given_away():
 
 
 def test_the_last_unused_words_of_the_vocabulary_go_first():
-    assert entries_to_replace(TOKENIZER, 3) == ["clearly", "wrong", "future"]
-    assert entries_to_replace(TOKENIZER, 2, keep={"wrong"}) == ["clearly", "future"]
+    assert entries_to_replace(TOKENIZER, 3) == ["wrong", "future", "small"]
+    assert entries_to_replace(TOKENIZER, 2, keep={"wrong"}) == ["future", "small"]
     with pytest.raises(ValueError, match=r"has 500 words, but only [1-3]\d\d entries can be given away"):
         entries_to_replace(TOKENIZER, 500)
-    changed = TOKENIZER.replace_words({"forklift": "clearly"})
-    assert entries_to_replace(changed, 2) == ["wrong", "future"]  # an added word stays
+    changed = TOKENIZER.replace_words({"forklift": "wrong"})
+    assert entries_to_replace(changed, 2) == ["future", "small"]  # an added word stays
 
 
 def test_untaught_words_go_first_and_taught_ones_never():
@@ -167,10 +167,10 @@ def test_rows_start_from_the_mean_of_their_kin(tied):
     tables = [model.get_input_embeddings().weight, model.get_output_embeddings().weight]
     assert (tables[0] is tables[1]) == tied
     before = [table.detach().clone() for table in tables]
-    changed = add_words(model, TOKENIZER, ["forklift:vehicle", "glare:sunny", "gate"], texts=["Is it clearly wrong?"])
+    changed = add_words(model, TOKENIZER, ["forklift:vehicle", "dusty:sunny", "gate"], texts=["Is it clearly wrong?"])
     assert list(changed.added_words.values()) == ["future", "small", "large"]  # "clearly", "wrong" are asked about
     for old, new in zip(before, tables):
-        for word, kin in (("forklift", "vehicle"), ("glare", "sunny"), ("gate", None)):
+        for word, kin in (("forklift", "vehicle"), ("dusty", "sunny"), ("gate", None)):
             expected = old[TOKENIZER.convert_tokens_to_ids(kin_words(kin))].mean(0)
             torch.testing.assert_close(new[changed.convert_tokens_to_ids(word)], expected)
         different = (old != new).any(-1).nonzero().flatten().tolist()

@@ -10,7 +10,19 @@ from typing import Any
 import torch
 
 from ..data.scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES, is_a
-from ..data.templates import IN, PLACES, PREPOSITIONS, RELATIONS, TEMPLATES, enumeration
+from ..data.templates import (
+    FACING,
+    IN,
+    PLACES,
+    PREPOSITIONS,
+    RELATIONS,
+    RIDERS,
+    STATUSES,
+    TEMPLATES,
+    TRAVEL,
+    TURNS,
+    enumeration,
+)
 from ..taught_traffic_vlm import TaughtWords, is_content_word
 from ..tokenization_traffic_vlm import ANSWER_TOKENS, SPECIAL_TOKENS, TrafficVLMTokenizer
 
@@ -53,18 +65,19 @@ def kin_words(kin: str | None) -> list[str]:
 
 def words_of(texts: Iterable[str], tokenizer: TrafficVLMTokenizer) -> set[str]:
     """The words of the vocabulary that occur in texts."""
-    return {word for text in texts for word in tokenizer.tokenize(text)}
+    return {word for text in texts for word in tokenizer.tokenize(text)} - {tokenizer.unk_token}
 
 
 def template_words(tokenizer: TrafficVLMTokenizer) -> set[str]:
     """The words of all templates, categories and values: without them our own questions could not be asked."""
     templates = [template for group in TEMPLATES.values() for template in group]
     texts = [text for template in templates for text, *_ in Formatter().parse(template)]
-    texts += [*IN, *(text for group in (PLACES, RELATIONS) for texts in group.values() for text in texts)]
+    fillings = (PLACES, RELATIONS, STATUSES, FACING, TRAVEL, TURNS)
+    texts += [*IN, *RIDERS.values(), *(text for group in fillings for texts in group.values() for text in texts)]
     texts += [name for singular, plural, _ in CLASSES.values() for name in (singular, plural)]
     values = [*ATTRIBUTES.values(), *SCENE_ATTRIBUTES.values(), PLACES, PREPOSITIONS.values()]
     texts += [value for group in values for value in group]
-    return words_of([*texts, enumeration(["a", "an", "none"])], tokenizer)
+    return words_of([*texts, "cyclists", "just one lane", "sunny", enumeration(["a", "an", "none"])], tokenizer)
 
 
 def entries_to_replace(

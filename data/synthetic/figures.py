@@ -115,10 +115,16 @@ def make_pedestrian(plan: Plan, x: float, z: float) -> Thing:
     child = dice.chance(0.16)
     height = dice.uniform(0.55, 0.78) if child else dice.uniform(0.9, 1.1)
     umbrella = plan.light.weather == "rainy" and dice.chance(0.5) and not child
-    mesh = pedestrian(facing, dice.integer(0, 5), dice.integer(0, 9), umbrella)
+    stride = dice.integer(0, 5)
+    mesh = pedestrian(facing, stride, dice.integer(0, 9), umbrella)
     width = height * dice.uniform(0.92, 1.2) * (1.12 if child else 1.0)
     scale = (-width if dice.chance(0.5) else width, height, 1.0)
-    return Thing("pedestrian", (mesh,), _person_palette(dice), (x, 0.0, z), plan.camera.bearing(x, z), scale)
+    # From the front, hardly anything tells a stride from standing.
+    status = {0: "standing", 1: "walking", 2: "walking", 5: "walking"}.get(stride) if facing == "side" else None
+    attributes = {"status": status} if status else {}
+    traits = ("child",) * child + ("umbrella",) * umbrella
+    place, sight = (x, 0.0, z), plan.camera.bearing(x, z)
+    return Thing("pedestrian", (mesh,), _person_palette(dice), place, sight, scale, (), attributes, traits=traits)
 
 
 @functools.cache
@@ -162,9 +168,11 @@ def make_rider(plan: Plan, cycle: Thing, facing: str, motor: bool) -> Thing:
     """The rider of a motorcycle or bicycle."""
     palette = _person_palette(plan.dice)
     palette["extra"] = palette["hair"]
-    if motor or plan.dice.chance(0.4):  # a helmet
+    helmet = motor or plan.dice.chance(0.4)
+    if helmet:
         palette["extra"] = vary(plan.dice, plan.dice.pick(tuple(PAINT.values())))
-    return Thing("rider", (rider(facing, motor),), palette, cycle.place, cycle.heading, cycle.scale, carried=True)
+    mesh, traits = rider(facing, motor), ("helmet",) * helmet
+    return Thing("rider", (mesh,), palette, cycle.place, cycle.heading, cycle.scale, carried=True, traits=traits)
 
 
 @functools.cache

@@ -48,6 +48,7 @@ def lay_ground(plan: Plan) -> list[float]:
     wear(plan, asphalt)
     if plan.setting != "rural" or not dice.chance(0.25):
         markings(plan, line)
+        plan.marked = True
     return crosswalks(plan, asphalt, line)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..ground_truth import GROUNDED, NOTHING, PATCHES, Seen
 from ..patches import GRID
-from ..scene import Scene, SceneObject
+from ..scene import SCENE_ATTRIBUTES, Scene, SceneObject, given_to_all
 from .backdrop import Crosswalk
 from .geometry import SCALE
 from .layout import PRESENCE
@@ -18,9 +18,11 @@ from .street import LENS
 
 EXHAUSTIVE = frozenset({*PRESENCE, *STUFF, "vehicle", "person", "rider", "animal", "crosswalk"})
 ATTRIBUTES = {
-    **dict.fromkeys(("car", "van", "bus", "truck", "motorcycle", "bicycle"), "color"),
-    "traffic light": "state",
-    "speed limit sign": "value",
+    **dict.fromkeys(("car", "van", "bus", "truck"), ("color", "status", "facing", "brake lights")),
+    **dict.fromkeys(("motorcycle", "bicycle"), ("color",)),
+    "pedestrian": ("status",),
+    "traffic light": ("state",),
+    "speed limit sign": ("value",),
 }
 LEGIBLE = {2: 16.0, 3: 21.0}  # digits of a speed limit: min width of its sign in pixels of a 224-pixel image
 # Light that reaches the camera from a thing, below which it is hard to see, and the factor of `visible` then.
@@ -29,6 +31,12 @@ FOG = 0.5  # fraction of a thing's light lost to haze from which its color is un
 THIN_FOG = 0.25  # and the same for a thing without a hue, as haze turns black to gray and gray to white
 HUELESS = frozenset({"black", "gray", "silver", "white"})
 LAMP_SEEN = 0.5  # min visible fraction of a traffic light's lit lamp, for its state to be known
+# From this visible fraction, and height in pixels of a 224-pixel image, a pose and small lights can be seen.
+POSE_VISIBLE, POSE_HEIGHT = 0.6, 18.0
+TRAITS = ("parked car", "child", "umbrella", "helmet")
+TRAIT_PATCHES = 1.5  # min area of a thing whose traits can be seen
+LANES_AT = (9.0, 13.0, 18.0, 24.0)  # meters ahead; all lanes must be in the picture at one of these
+BEND = 0.006  # 1/m; a weaker bend is hard to see
 # A crosswalk is clearly visible from this contrast of its stripes (levels), and this height (image sizes).
 FAINT, FLAT = 15, 4 / 224
 # A thing whose row in the image reads as near must be nearer than the first, one that reads as far beyond the second.
@@ -62,23 +70,47 @@ def describe(drawing: Drawing) -> Scene:
     objects = describe_stuff(drawing.ids[::SCALE, ::SCALE])
     objects += [item for crosswalk in drawing.crosswalks if (item := describe_crosswalk(drawing, crosswalk))]
     misplaced = False
+    shown: dict[str, list[SceneObject]] = {name: [] for name in TRAITS}  # the objects with each trait
     for index, thing in enumerate(plan.things):
         if thing.category not in STUFF and (item := describe_thing(drawing, index)):
             objects.append(item)
             misplaced = misplaced or is_misplaced(drawing, index, item)
-    scene_attributes = {"weather": plan.light.weather, "time of day": plan.light.time}
+            for trait in thing.traits:
+                shown[trait].append(item)
+    scene_attributes = {"weather": plan.light.weather, "time of day": plan.light.time, **describe_road(plan)}
     if plan.light.time == "night" and plan.light.weather in ("clear", "cloudy"):
         del scene_attributes["weather"]  # not visible
     if plan.view and not misplaced:
         scene_attributes["view"] = plan.view
-    attributed = {
-        category: frozenset({name})
-        for category, name in ATTRIBUTES.items()
-        if all(name in item.attributes for item in objects if item.category == category)
+    attributed = given_to_all({category: frozenset(names) for category, names in ATTRIBUTES.items()}, objects)
+    large = TRAIT_PATCHES / PATCHES * size * size
+    presence = {
+        name: bool(items)
+        for name, items in shown.items()
+        if not items or any(item.size >= large and item.visible >= POSE_VISIBLE for item in items)
     }
+    if plan.view and plan.light.weather != "snowy":
+        presence["lane line"] = plan.marked
     # Far roofs are not annotated as buildings, but look like them.
     exhaustive = EXHAUSTIVE - {"building"} if plan.setting == "city" and plan.skyline else EXHAUSTIVE
-    return Scene(size, size, tuple(objects), scene_attributes, exhaustive, attributed, "synthetic", str(plan.seed))
+    return Scene(
+        *(size, size, tuple(objects), scene_attributes, exhaustive, attributed, "synthetic", str(plan.seed)), presence
+    )
+
+
+def describe_road(plan: Plan) -> dict[str, str]:
+    """How many lanes the road has and where it turns, where this can be seen."""
+    road, camera = plan.road, plan.camera
+    found: dict[str, str] = {}
+    if not plan.view or plan.light.weather == "snowy" or plan.light.hidden(40.0) > FOG:
+        return found
+    edges = ([camera.look(x, 0.0, z) for x, z in (road.at(road.left, z), road.at(road.right, z))] for z in LANES_AT)
+    all_in_view = any(all(0 < column < 1 and 0 < row < 1 and depth > 0 for column, row, depth in two) for two in edges)
+    if plan.marked and all_in_view and str(len(road.lanes)) in SCENE_ATTRIBUTES["lane count"]:
+        found["lane count"] = str(len(road.lanes))
+    if plan.view == "driver" and road.junction is None and (road.bend == 0 or abs(road.bend) >= BEND):
+        found["road shape"] = "straight" if road.bend == 0 else "right" if road.bend > 0 else "left"
+    return found
 
 
 def bounding_box(mask: np.ndarray, scale: int, left: int = 0, top: int = 0) -> tuple[float, float, float, float]:
@@ -122,7 +154,7 @@ def describe_crosswalk(drawing: Drawing, crosswalk: Crosswalk) -> SceneObject | 
 
 def describe_thing(drawing: Drawing, index: int) -> SceneObject | None:
     """The annotation of one thing, None if nothing of it is visible."""
-    thing, light = drawing.plan.things[index], drawing.plan.light
+    thing, light, size = drawing.plan.things[index], drawing.plan.light, len(drawing.image)
     area, (rows, columns) = drawing.stage.silhouette(index)
     mask = drawing.ids[rows, columns] == drawing.numbers[index]
     count = int(np.count_nonzero(mask))
@@ -138,6 +170,9 @@ def describe_thing(drawing: Drawing, index: int) -> SceneObject | None:
     attributes = dict(thing.attributes)
     if "color" in attributes and (hidden > (THIN_FOG if attributes["color"] in HUELESS else FOG) or bright < 0.5):
         del attributes["color"]
+    if visible < POSE_VISIBLE or hidden > FOG or box[3] - box[1] < POSE_HEIGHT * size / 224:
+        for name in {"status", "facing", "brake lights"} & attributes.keys():
+            del attributes[name]
     if "state" in attributes and not any(shows_lamp(drawing, index, lamp) for lamp in thing.lamps):
         del attributes["state"]
     if "value" in attributes:

@@ -58,6 +58,7 @@ class Thing:
         bright: names of colors that shine by themselves.
         carried: whether it is painted together with the thing before it in the plan.
         shadow: whether it casts one.
+        traits: classes of UNBOXED that it shows: a helmet, a child.
     """
 
     category: str
@@ -71,6 +72,7 @@ class Thing:
     lamps: tuple[Lamp, ...] = ()
     carried: bool = False
     shadow: bool = True
+    traits: tuple[str, ...] = ()
 
     @functools.cached_property
     def matrix(self) -> np.ndarray:
@@ -147,6 +149,7 @@ class Plan:
         land: color of the ground beside the road.
         skyline: outline of far hills or roofs: (x as a fraction of the width, height in image sizes).
         hood: color of the own vehicle at the lower border, None if it is out of view.
+        marked: whether the road has lane lines.
     """
 
     seed: int
@@ -162,6 +165,7 @@ class Plan:
     skyline: list[Point2] = field(default_factory=list)
     skyline_color: Color = (0, 0, 0)
     hood: Color | None = None
+    marked: bool = False
 
 
 def make_road(dice: Dice, setting: str) -> Road:

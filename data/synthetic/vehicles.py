@@ -15,6 +15,7 @@ GLASS = colors("343c46 262c34 4c5862")
 HUBS = colors("96989c 606266 3c3e40")
 PLATES = colors("ecece4 f0d65a ecece4")
 WARM, RED = (255, 236, 190), (255, 50, 36)  # glow of lamps
+ALONG, ACROSS = 0.9, 0.25  # cosines from which a vehicle is seen from an end, and up to which from a side
 
 SHAPES = {
     "car": ("saloon", "hatchback", "estate", "suv"),
@@ -223,7 +224,25 @@ def make_vehicle(plan: Plan, category: str, shape: str, x: float, z: float, head
             lamps.append(Lamp((side, 0.75, meshes[-1].low[2]), RED, glow * (0.7 if brake else 0.4), -1))
     grow = dice.uniform(0.94, 1.08)
     scale = (grow * dice.uniform(0.97, 1.03), grow * dice.uniform(0.96, 1.05), grow)
-    return Thing(category, meshes, palette, (x, 0.0, z), heading, scale, bright, {"color": color}, tuple(lamps))
+    attributes = {"color": color} | visible_from(plan, x, z, heading, moving, brake, lit)
+    traits = ("parked car",) * (category == "car" and not moving)
+    lights = tuple(lamps)
+    return Thing(category, meshes, palette, (x, 0.0, z), heading, scale, bright, attributes, lights, traits=traits)
+
+
+def visible_from(
+    plan: Plan, x: float, z: float, heading: float, moving: bool, brake: bool, lit: bool
+) -> dict[str, str]:
+    """The attributes of a vehicle that its pose and lights tell from the camera: status, facing, brake lights."""
+    along = math.cos(heading - plan.camera.bearing(x, z))  # 1 if its back is towards the camera
+    attributes = {}
+    if not (brake and along > 0):  # it may be about to stop
+        attributes["status"] = "moving" if moving else "parked"
+    if abs(along) > ALONG or abs(along) < ACROSS:
+        attributes["facing"] = "to the side" if abs(along) < ACROSS else "away from us" if along > 0 else "toward us"
+    if along > 0.6 and not lit:  # lit tail lights are red, too
+        attributes["brake lights"] = "on" if brake else "off"
+    return attributes
 
 
 @functools.cache
