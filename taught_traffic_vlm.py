@@ -83,6 +83,10 @@ class TaughtWords:
         rows = (f"  {json.dumps(word)}: {json.dumps(entry)}" for word, entry in sorted(self.words.items()))
         return '{"words": {\n' + ",\n".join(rows) + "\n}}\n"
 
+    def with_gains(self, gains: Mapping[str, Mapping[str, float]]) -> "TaughtWords":
+        """The same counts with measures of an evaluation, {word: {"gain", "error"}}; words without keep theirs."""
+        return TaughtWords({word: {**entry, **gains.get(word, {})} for word, entry in self.words.items()})
+
     def status(self, word: str) -> str:
         """ "taught", "unreliable" or "untaught"; "taught" for words that are not judged."""
         if not is_content_word(word):

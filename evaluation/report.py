@@ -133,6 +133,8 @@ def evaluate_model(
     vocabulary = {"of": model.config.get_text_config().vocab_size}
     uncertainty = perplexity(model, processor, rows, **settings("perplexity")) if options.perplexity else {}
     is_yes_no = [one.is_yes_no for one in predictions]
+    gains = word_gains(predictions, baseline, processor)
+    taught = processor.taught_words and processor.taught_words.with_gains(gains)
     return {
         "images": len(rows),
         "images_by_source": {
@@ -148,9 +150,9 @@ def evaluate_model(
             "presuppositions": presuppositions(predictions),
             "answer_types": answer_types(predictions),
             "contradictions": contradictions(model, processor, paraphrased, **settings("contradictions")),
-            "taught_words": taught_coverage(processor.taught_words, processor.tokenizer.get_vocab()),
+            "taught_words": taught_coverage(taught, processor.tokenizer.get_vocab()),
             "untaught_questions": untaught_questions(model, processor, paraphrased, **settings("untaught words")),
-            "word_gains": word_gains(predictions, baseline, processor),
+            "word_gains": gains,
         },
         "paraphrases": paraphrase_agreement(model, processor, paraphrased, **settings("paraphrases")),
         "robustness": _robustness(

@@ -1,4 +1,4 @@
-"""Compare the speed and memory of Traffic VLM with baselines of the same size, all with random weights.
+"""Compare the speed and memory of Traffic VLM with baselines of its widths and depths, all with random weights.
 
     python scripts/benchmark.py --output_dir runs/benchmark        # about 5 minutes on 2 CPU cores
     python scripts/benchmark.py --output_dir runs/quick --quick    # tiny models, to see that it runs
@@ -7,7 +7,8 @@
 
 Writes report.json, report.md and, if matplotlib is installed, questions.png. Run nothing else meanwhile.
 
-The baselines are classes of transformers with the widths and depths of Traffic VLM:
+Traffic VLM has the configuration of this repository's weights. The baselines are classes of transformers with the
+widths and depths of its default configuration:
 
     PaliGemma   SigLIP vision tower, linear projector, Gemma decoder; 196 image tokens in the prompt
     Idefics3    SigLIP vision tower, pixel shuffle, Llama decoder, as in SmolVLM; 49 image tokens in the prompt
@@ -390,10 +391,15 @@ def plot_questions(report: Mapping[str, Any], path: Path) -> None:
 
 def run_benchmark(options: Options) -> dict[str, Any]:
     """Measure all workloads, and write the report after each."""
+    # The baselines have the size of the default configuration; the repository's weights have a lighter vision tower.
     config = TrafficVLMConfig(TINY_VISION, TINY_TEXT) if options.quick else TrafficVLMConfig()
+    shipped = config if options.quick else TrafficVLMConfig.from_pretrained(ROOT)
     processor = TrafficVLMProcessor.from_pretrained(ROOT)
     placement = {"device": options.device, "dtype": getattr(torch, options.dtype)}
-    models = {name: model(config, processor, **placement) for name, model in MODELS.items()}
+    models = {
+        name: model(shipped if model is TrafficVLM else config, processor, **placement)
+        for name, model in MODELS.items()
+    }
     size = config.vision_config.image_size
     pixel_values = torch.randn(options.images, 3, size, size).to(**placement)
     report: dict[str, Any] = {

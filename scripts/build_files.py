@@ -37,6 +37,7 @@ FILES = (
     *("processor_config.json", "chat_template.jinja", "decision_template.jinja"),
 )
 VOCAB_SIZE = 500
+VISION_TOWER = {"neck": "depthwise", "neck_width": 384, "num_hidden_layers": 2, "intermediate_size": 1536}
 
 
 @dataclass
@@ -47,10 +48,10 @@ class Options:
 
 
 def make_config() -> TrafficVLMConfig:
-    """Return the default configuration with the temperature and the dtype of the repository's weights."""
+    """Return the configuration of the repository's weights: its temperature and dtype are kept."""
     weights = json.loads((ROOT / "config.json").read_text())
     kept = {name: weights[name] for name in ("yes_no_temperature", "dtype") if name in weights}
-    return TrafficVLMConfig(architectures=["TrafficVLMForConditionalGeneration"], **kept)
+    return TrafficVLMConfig(VISION_TOWER, architectures=["TrafficVLMForConditionalGeneration"], **kept)
 
 
 def read_vocabulary(path: Path) -> dict[str, int]:

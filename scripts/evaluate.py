@@ -143,8 +143,7 @@ def write_word_gains(folder: Path, taught: TaughtWords | None, gains: Mapping[st
     """Add the measures of `word_gains` to the counts of the model folder."""
     if taught is None:
         raise DataError(f"--write_taught_words: {folder} has no {TAUGHT_FILE}; scripts/train.py counts the words")
-    words = {word: {**entry, **gains.get(word, {})} for word, entry in taught.words.items()}
-    atomic_write_text(folder / TAUGHT_FILE, TaughtWords(words).to_json())
+    atomic_write_text(folder / TAUGHT_FILE, taught.with_gains(gains).to_json())
     print(f"wrote {folder / TAUGHT_FILE}")
 
 

@@ -73,3 +73,6 @@ def test_word_gains_and_coverage():
         "untaught": ["van"],
     }
     assert taught_coverage(None, ["car"]) == {}
+    better = taught.with_gains({"truck": {"gain": 0.3}, "van": {"gain": 1.0}})
+    assert taught_coverage(better, ["car", "truck", "van"])["taught on real images"] == ["car", "truck"]
+    assert taught.status("truck") == "unreliable"
