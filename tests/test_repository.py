@@ -153,7 +153,7 @@ def test_the_repository_itself_loads(tmp_path):
         """,
         tmp_path,
     )
-    assert output.split() == ["37272320", "500", "left"]
+    assert output.split() == ["25185152", "500", "left"]
 
 
 def test_committed_files_are_what_build_files_writes(tmp_path, monkeypatch):

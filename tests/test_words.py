@@ -186,7 +186,7 @@ import sys
 from transformers import AutoModel, AutoProcessor
 model = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
 processor = AutoProcessor.from_pretrained(sys.argv[1], trust_remote_code=True)
-print(processor(text="Is there a zebra?")["input_ids"][0], processor.unknown_words("zebras and clearly"))
+print(processor(text="Is there a zebra?")["input_ids"][0], processor.unknown_words("zebras and wrong"))
 print(model.get_input_embeddings().weight.shape[0], len(processor.tokenizer), processor.tokenizer.added_words)
 """
 
@@ -198,7 +198,7 @@ def start(tmp_path_factory):
     model = TrafficVLMForConditionalGeneration(TrafficVLMConfig(TOWER, TINY_TEXT))
     folder = save_folder(model, tmp_path_factory.mktemp("start"))
     counted = {"questions": 300, "images": 50, "yes": 100, "no": 200, "gain": 0.2, "error": 0.01}
-    taught = {word: counted for word in TOKENIZER.get_vocab() if word not in ("clearly", "smoke")}
+    taught = {word: counted for word in TOKENIZER.get_vocab() if word not in ("wrong", "smoke")}
     (folder / TAUGHT_FILE).write_text(TaughtWords(taught).to_json())
     return folder
 
@@ -213,15 +213,15 @@ def test_a_run_teaches_a_new_word_and_its_folder_loads_in_a_new_process(start, t
     )
     learn(start, out, *options, "2", "--add_words", "zebra:animal")
     assert "resuming from" in capsys.readouterr().out
-    entry = TOKENIZER.convert_tokens_to_ids("clearly")
+    entry = TOKENIZER.convert_tokens_to_ids("wrong")
     environment = {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1", "PATH": "", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-P", "-c", FRESH, str(out)]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120)
     assert result.returncode == 0, result.stderr[-2000:]
     zebra = [2, *ids(TOKENIZER, "is there a"), entry, *ids(TOKENIZER, "?")]
-    assert result.stdout.splitlines() == [f"{zebra} ['clearly']", "500 500 {'zebra': 'clearly'}"]
+    assert result.stdout.splitlines() == [f"{zebra} ['wrong']", "500 500 {'zebra': 'wrong'}"]
     counts = TaughtWords.load(out / TAUGHT_FILE, [*TOKENIZER.get_vocab(), "zebra"]).words
-    assert counts["bus"]["questions"] > 300 and "clearly" not in counts
+    assert counts["bus"]["questions"] > 300 and "wrong" not in counts
     before, after = (load_file(folder / "model.safetensors")[EMBEDDINGS] for folder in (start, out))
     kin = before[TOKENIZER.convert_tokens_to_ids(kin_words("animal"))].mean(0)
     assert (after[entry] - kin).norm() < 0.3 * (before[entry] - kin).norm()  # trained from there on
@@ -229,7 +229,7 @@ def test_a_run_teaches_a_new_word_and_its_folder_loads_in_a_new_process(start, t
     options[1] = str(own_folder(tmp_path / "both", "okapi zebra"))
     learn(out, tmp_path / "more", *options, "1", "--add_words", "okapi")
     words = TrafficVLMProcessor.from_pretrained(tmp_path / "more").tokenizer.added_words
-    assert words == {"zebra": "clearly", "okapi": "smoke"}
+    assert words == {"zebra": "wrong", "okapi": "smoke"}
     message = refuse(start, tmp_path / "most", *options, "1", "--add_words", "okapi", "emu", "gnu")
     assert "--add_words has 3 words, but only 2 entries can be given away" in message
     assert "--lora_rank trains only" in refuse(start, tmp_path / "l", "--add_words", "okapi", "--lora_rank", "2")
