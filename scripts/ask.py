@@ -3,6 +3,7 @@
     python scripts/ask.py docs/example.jpg "Is there a pedestrian?" "What color is the traffic light?"
     python scripts/ask.py frames/ "Is there a bus?" --json                # all images of a folder, a line each
     python scripts/ask.py a.jpg b.jpg --ask "Is it raining?" --overlay out.png    # attention maps of each image
+    python scripts/ask.py a.jpg "Is the traffic light red?" --region 0.25,0,0.5,0.5    # far objects: a part, larger
 
 An image is a file, a folder, or a pattern in quotes. Words that exist as a file or folder, end like an image file, or
 have a * are images, and all others are questions, in any order; --ask QUESTION is always one.
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from traffic_vlm.serving.pictures import SUFFIXES, list_images
+from traffic_vlm.serving.pictures import SUFFIXES, Region, list_images
 from traffic_vlm.utils import atomic_write, option_parser, show_only_image_warnings
 
 
@@ -36,6 +37,9 @@ class AskOptions:
     )
     device: str | None = field(default=None, metadata={"help": "cpu, cuda, ...; by default a GPU if there is one"})
     thresholds: Path | None = field(default=None, metadata={"help": "thresholds.json of scripts/evaluate.py"})
+    region: str | None = field(
+        default=None, metadata={"help": "x,y,width,height in fractions: the part of each image to ask about"}
+    )
 
 
 def find_images(name: str) -> list[Path]:
@@ -86,7 +90,7 @@ def load_answerer(options: AskOptions) -> Any:
     """Load the model without warnings of libraries.
 
     Raises:
-        ValueError, OSError, RuntimeError: no such model, damaged weights, no such device, invalid thresholds.
+        ValueError, OSError, RuntimeError: no such model, damaged weights, no such device, bad thresholds or region.
     """
     from transformers.utils import logging
 
@@ -97,7 +101,8 @@ def load_answerer(options: AskOptions) -> Any:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     points = load_operating_points(options.thresholds) if options.thresholds else None
-    return Answerer(options.model, options.device, operating_points=points)
+    region = Region.from_text(options.region) if options.region else None
+    return Answerer(options.model, options.device, operating_points=points, region=region)
 
 
 def print_table(path: Path, answers: list[Any]) -> None:
@@ -113,7 +118,7 @@ def save_overlay(answerer: Any, path: Path, encoded: Any, answers: list[Any], ou
     from traffic_vlm.serving.overlay import draw_overlay
 
     captions = [(answer.question, answer.to_text()) for answer in answers]
-    sheet = draw_overlay(answerer.model, answerer.processor, path, encoded, captions)
+    sheet = draw_overlay(answerer.model, answerer.processor, answerer.open(path), encoded, captions)
     with atomic_write(output) as temporary:
         sheet.save(temporary, "PNG")
     print(f"wrote {output}", file=sys.stderr)

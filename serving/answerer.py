@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from transformers import AsyncTextIteratorStreamer, TextIteratorStreamer
 
 from ..answering import FirstWord, first_words, generate_answers
 from ..data.ground_truth import NONE
+from ..images_traffic_vlm import to_rgb
 from ..operating_points import OperatingPoints
 from ..processing_traffic_vlm import TrafficVLMProcessor
 from ..utils import load_weights
+from .pictures import Region
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ class Answerer:
         device: "cpu", "cuda", ...; by default a GPU if there is one.
         dtype: by default bfloat16 on a GPU and float32 on a CPU.
         operating_points: thresholds on P(yes); by default the more likely of yes and no is the answer.
+        region: the part of each image that is asked about; by default all of it.
 
     Raises:
         OSError: no such model, or it has no weights.
@@ -97,8 +101,9 @@ class Answerer:
         device: str | None = None,
         dtype: torch.dtype | None = None,
         operating_points: OperatingPoints | None = None,
+        region: Region | None = None,
     ):
-        self.operating_points = operating_points
+        self.operating_points, self.region = operating_points, region
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = dtype or (torch.float32 if self.device.type == "cpu" else torch.bfloat16)
         model: Any = load_weights(folder, dtype=dtype).eval()  # first, as it says when there is no such folder
@@ -127,7 +132,12 @@ class Answerer:
 
     def read(self, images: Sequence[Any]) -> torch.Tensor:
         """Preprocess images to pixels [I,3,H,W]. Does not use the model: other threads can call it ahead of time."""
-        return self.processor(images=list(images), return_tensors="pt")["pixel_values"]
+        return self.processor(images=[self.open(image) for image in images], return_tensors="pt")["pixel_values"]
+
+    def open(self, image: Any) -> Image.Image:
+        """What the model sees of anything the processor reads: an RGB image, cut to the region."""
+        picture = to_rgb(image)
+        return picture if self.region is None else picture.crop(self.region.box(*picture.size))
 
     def encode(self, pixels: torch.Tensor) -> Any:
         """Encode pixels [I,3,H,W] once, for any number of questions."""

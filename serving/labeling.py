@@ -43,7 +43,7 @@ from ..operating_points import load_operating_points
 from ..utils import DataError, check_file
 from .answerer import Answerer
 from .cluster import load_ray, process_with_actors, share_machines, start_ray
-from .pictures import MAX_BYTES, open_picture
+from .pictures import MAX_BYTES, Region, open_picture
 from .questions import check_questions
 
 
@@ -91,6 +91,7 @@ class LabelOptions:
     batch_size: int = _option(32, "images in one pass of the model")
     device: Literal["cpu", "cuda"] | None = _option(None, "without it, GPUs if the machines have any")
     thresholds: str | None = _option(None, "thresholds.json of scripts/evaluate.py")
+    region: str | None = _option(None, "x,y,width,height in fractions: the part of each image to ask about")
 
     def __post_init__(self) -> None:
         for name in ("images_per_part", "actors", "threads", "batch_size"):
@@ -99,6 +100,7 @@ class LabelOptions:
                 raise ValueError(f"--{name} must be at least 1, got {value}")
         # Read here: the machines of a cluster need not have the file.
         self.operating_points = None if self.thresholds is None else load_operating_points(self.thresholds)
+        self.part_of_images = Region.from_text(self.region) if self.region else None
         self.ask = check_questions(self.ask)
         self.output_dir = _absolute(self.output_dir)
         if os.path.isdir(self.model):
@@ -114,6 +116,7 @@ class LabelOptions:
             "dtype": "bfloat16" if self.bf16 else None,
             "weights": weights_digest(self.model),
             "thresholds": hashlib.sha256(Path(self.thresholds).read_bytes()).hexdigest() if self.thresholds else None,
+            "region": self.region,
         }
 
 
@@ -489,7 +492,7 @@ class Labeler:
             torch.set_num_threads(threads)
         self.options, self.folder = options, LabelFolder(options.output_dir)
         dtype = torch.bfloat16 if options.bf16 else None
-        self.answerer = Answerer(options.model, device, dtype, options.operating_points)
+        self.answerer = Answerer(options.model, device, dtype, options.operating_points, options.part_of_images)
         self.schema = SCHEMA if options.operating_points is None else SCHEMA.append(NOT_SURE)
 
     def ready(self) -> None:

@@ -20,6 +20,7 @@ from traffic_vlm.questions_traffic_vlm import is_yes_no_question
 from traffic_vlm.serving import answerer as answerer_module
 from traffic_vlm.serving.answerer import Answerer
 from traffic_vlm.serving.overlay import asked_word, draw_overlay, heat_over
+from traffic_vlm.serving.pictures import Region
 from traffic_vlm.taught_traffic_vlm import TaughtWords
 
 
@@ -42,6 +43,36 @@ def picture(tmp_path_factory):
     path = tmp_path_factory.mktemp("pictures") / "scene.png"
     render(6040)[0].save(path)
     return path
+
+
+def test_a_region_is_asked_about_alone(folder, answerer, picture):
+    cut = Answerer(folder, device="cpu", region=Region.from_text("0.25,0,0.5,0.5"))
+    whole = Image.open(picture)
+    width, height = whole.size
+    part = whole.crop((width // 4, 0, width // 4 * 3, height // 2))
+    assert np.array_equal(np.asarray(cut.open(picture)), np.asarray(part.convert("RGB")))
+    assert cut([picture], [QUESTIONS]) == answerer([part], [QUESTIONS]) != answerer([picture], [QUESTIONS])
+
+
+@pytest.mark.parametrize(
+    "text, box",
+    [
+        ("0,0,1,1", (0, 0, 50, 40)),
+        ("0.7,0,0.3,1", (35, 0, 50, 40)),  # 0.7 + 0.3 is a little less than 1 in binary
+        ("0.5,0.25,0.001,0.5", (25, 10, 26, 30)),  # never empty
+        ("0.9999999,0,0.0000001,1", (49, 0, 50, 40)),
+    ],
+)
+def test_the_box_of_a_region_lies_in_the_image(text, box):
+    assert Region.from_text(text).box(50, 40) == box
+
+
+@pytest.mark.parametrize(
+    "text", ["0,0,1.1,1", "0.5,0,0.6,1", "-0.1,0,0.5,1", "0,0,0,1", "0,0,nan,1", "0,0,1", "a,b,c,d"]
+)
+def test_a_region_outside_of_the_image_is_refused(text):
+    with pytest.raises(ValueError, match=r"region .*fractions"):
+        Region.from_text(text)
 
 
 def test_yes_and_no_are_those_of_score_yes_no(answerer, picture, monkeypatch):

@@ -116,6 +116,10 @@ def test_thresholds_add_a_column_and_belong_to_the_job(tmp_path):
     path.write_text('{"default": {"threshold": 0.6}}')
     with pytest.raises(DataError, match="another job: thresholds"):
         run_here(images, tmp_path / "out", model, QUESTIONS[:1], thresholds=str(path))
+    with pytest.raises(DataError, match=r"region None, now '0,0,0\.5,1'"):
+        run_here(images, tmp_path / "out", model, QUESTIONS[:1], region="0,0,0.5,1")
+    with pytest.raises(ValueError, match="region 0,0,2,1: x, y, width and height are fractions"):
+        LabelOptions(QUESTIONS, str(tmp_path / "new"), model, region="0,0,2,1")
     with pytest.raises(DataError, match="cannot be read"):
         LabelOptions(QUESTIONS, str(tmp_path / "new"), model, thresholds="")
 
