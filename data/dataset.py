@@ -32,7 +32,7 @@ from ..utils import DataError, atomic_write, atomic_write_text
 from .folders import LISTS, select_evenly
 from .formats import Problems, Record, check_sources, load_mapping, read_source
 from .formats.drafting import draft_mapping
-from .questions import Balancer, Question, ask, rebalance
+from .questions import Balancer, NaturalRates, Question, ask, rebalance
 from .scene import Scene
 from .scene_labels import read_scene_labels, with_scene_labels
 from .synthetic import render
@@ -83,6 +83,10 @@ class DatasetOptions:
     )
     split: str = field(default="train", metadata={"help": "split of the sources, and of the dataset"})
     questions_per_image: int = field(default=16, metadata={"help": "maximum number of questions for each image"})
+    balance: bool = field(
+        default=True,
+        metadata={"help": "as many yes as no for each question type and class; false: as frequent as in the images"},
+    )
     first_seed: int = field(default=0, metadata={"help": "seed of the first synthetic image"})
     seed: int = field(default=0, metadata={"help": "seed of the choice of questions"})
     shard_size: int = field(default=256, metadata={"help": "images in a file"})
@@ -269,7 +273,7 @@ def write_shard(path: Path, items: Sequence[Item], index: int, options: DatasetO
     Raises:
         DataError: an image cannot be read and `options.strict` is set. OSError: for example, the disk is full.
     """
-    rng, balancer = random.Random(f"{options.seed}/{index}"), Balancer()
+    rng, balancer = random.Random(f"{options.seed}/{index}"), Balancer() if options.balance else NaturalRates()
     skipped: Counter[str] = Counter()
     messages, loaded, asked, rows = [], [], [], []
     for item in items:
@@ -282,7 +286,7 @@ def write_shard(path: Path, items: Sequence[Item], index: int, options: DatasetO
             messages.append(str(error))
             continue
         asked.append(ask(loaded[-1][1], rng, options.questions_per_image, balancer))
-    for (image, scene), questions in zip(loaded, rebalance(asked)):
+    for (image, scene), questions in zip(loaded, rebalance(asked) if options.balance else asked):
         if questions:
             rows.append(make_row(image, scene, questions))
         else:

@@ -163,6 +163,13 @@ class Balancer:
         return difference if answer == "yes" else -difference
 
 
+class NaturalRates(Balancer):
+    """Accepts every question, so that yes is as frequent as it is in the images."""
+
+    def accepts(self, key: Key, answer: str, rng: random.Random) -> bool:
+        return True
+
+
 def enumerate_questions(scene: Scene) -> list[GroundTruth]:
     """All question ids with an unambiguous answer in a scene, and their answers."""
     view = View(scene)
@@ -479,6 +486,7 @@ __all__ = [
     "QUESTION_TYPE_WEIGHTS",
     "Balancer",
     "GroundTruth",
+    "NaturalRates",
     "Question",
     "ask",
     "enumerate_questions",

@@ -26,7 +26,7 @@ from traffic_vlm.data import dataset
 from traffic_vlm.data.dataset import DatasetOptions, SyntheticRows, make_dataset, skipped_path, write_shard
 from traffic_vlm.data.formats import Problems, Record, load_mapping, read_source
 from traffic_vlm.data.formats.drafting import draft_mapping
-from traffic_vlm.data.questions import Balancer, Question, ask, rebalance
+from traffic_vlm.data.questions import Balancer, NaturalRates, Question, ask, enumerate_questions, rebalance
 from traffic_vlm.data.scene import Scene
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.utils import DataError
@@ -476,6 +476,18 @@ def test_several_files_together_are_balanced(tmp_path):
             leads[question_type, category] += {"yes": 1, "no": -1}.get(answer, 0)
     assert len(rows) == 120 and sum(map(abs, leads.values())) <= 0.01 * report["questions"].total()
     assert {question_type for question_type, _ in leads} > {"presence", "place", "count", "color", "relation"}
+
+
+def test_without_balance_yes_is_as_frequent_as_in_the_images(tmp_path):
+    scene = render(0)[1]
+    asked = ask(scene, random.Random(0), 1000, NaturalRates(), ["presence"])
+    truths = [truth for truth in enumerate_questions(scene) if truth.question_type == "presence"]
+    assert {(one.question_id, one.answer) for one in asked} == {(one.question_id, one.answer) for one in truths}
+    rates = [
+        make(tmp_path / str(balance), num_images=60, questions_per_image=40, balance=balance)["yes_rates"]
+        for balance in (True, False)
+    ]
+    assert rates[0]["presence/cow"] == 0.5 and rates[1]["presence/cow"] < 0.2
 
 
 def test_no_image_is_lost_to_the_balance():
