@@ -4,6 +4,12 @@
               image [B,K,P,D]     the same at every step
     layer 1   ...
 
+Latent attention caches one vector for each token, the latent and the rotated key side by side. Both parts then have
+one head (K = 1), the vectors are the keys, and the values have width 0:
+
+    layer 0   text  [B,1,past,kv_latent_size + rope_head_dim]
+              image [B,1,P,image_latent_size]
+
 The text part is the library's dynamic or static cache, so cropping, beams, compilation and offloading work as in the
 library. When rows of the text are reordered, selected or repeated, the rows of the image are, too.
 """
@@ -15,7 +21,7 @@ import torch
 from transformers import Cache, DynamicCache, StaticCache
 
 
-KeyValues = tuple[torch.Tensor, torch.Tensor]  # keys and values of one layer, each [B,K,P,D]
+KeyValues = tuple[torch.Tensor, torch.Tensor]  # keys and values of one layer, each [B,K,P,D]; see above for latents
 
 
 class ImageCacheMixin:

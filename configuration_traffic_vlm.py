@@ -66,7 +66,14 @@ class TrafficVLMTextConfig(PreTrainedConfig):
         num_hidden_layers: number of decoder layers.
         num_attention_heads, num_key_value_heads: query heads and key/value heads. Equal numbers give multi-head
             attention, 1 key/value head multi-query, a divisor in between grouped-query attention
-            (https://arxiv.org/abs/2305.13245).
+            (https://arxiv.org/abs/2305.13245). Latent attention has no key/value heads: with kv_latent_size the number
+            is that of cross-attention alone, with image_latent_size that of self-attention alone.
+        kv_latent_size: size of the latent of multi-head latent attention (https://arxiv.org/abs/2405.04434), for
+            instance 128; None means grouped-query self-attention. The cache holds kv_latent_size + rope_head_dim
+            numbers for each token and layer.
+        rope_head_dim: with kv_latent_size, the number of dimensions of a head that RoPE rotates, even. Without it,
+            RoPE rotates all of head_dim.
+        image_latent_size: as kv_latent_size, but of cross-attention; image tokens have no RoPE.
         head_dim: size of one head, even because RoPE rotates pairs; None means hidden_size / num_attention_heads.
         max_position_embeddings: maximum number of tokens of a question with its answer.
         rope_parameters: `{"rope_type": "default", "rope_theta": 10000.0}`; `rope_theta=` alone is accepted as well.
@@ -92,6 +99,9 @@ class TrafficVLMTextConfig(PreTrainedConfig):
         num_hidden_layers: int = 4,
         num_attention_heads: int = 8,
         num_key_value_heads: int = 2,
+        kv_latent_size: int | None = None,
+        rope_head_dim: int = 32,
+        image_latent_size: int | None = None,
         head_dim: int | None = 64,
         max_position_embeddings: int = 128,
         hidden_act: str = "silu",
@@ -128,6 +138,9 @@ class TrafficVLMTextConfig(PreTrainedConfig):
         self.num_hidden_layers = num_hidden_layers
         self.num_attention_heads = num_attention_heads
         self.num_key_value_heads = num_key_value_heads
+        self.kv_latent_size = kv_latent_size
+        self.rope_head_dim = rope_head_dim
+        self.image_latent_size = image_latent_size
         self.head_dim = head_dim
         self.max_position_embeddings = max_position_embeddings
         self.hidden_act = hidden_act
@@ -152,17 +165,19 @@ class TrafficVLMTextConfig(PreTrainedConfig):
     def check_fields(self) -> None:
         """Raise `ValueError` if a field is invalid or fields contradict each other."""
         sizes = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
-        sizes += ["num_key_value_heads", "head_dim", "max_position_embeddings"]
+        sizes += ["num_key_value_heads", "head_dim", "rope_head_dim", "max_position_embeddings"]
+        optional = ("encoder_hidden_size", "kv_latent_size", "image_latent_size")
+        sizes += [name for name in optional if getattr(self, name) is not None]
         _check_positive_integers(**{name: getattr(self, name) for name in sizes})
-        if self.encoder_hidden_size is not None:
-            _check_positive_integers(encoder_hidden_size=self.encoder_hidden_size)
         _check(
             self.num_attention_heads % self.num_key_value_heads == 0,
             "num_attention_heads must be divisible by num_key_value_heads",
             num_attention_heads=self.num_attention_heads,
             num_key_value_heads=self.num_key_value_heads,
         )
-        _check(self.head_dim % 2 == 0, "head_dim must be even because RoPE rotates pairs", head_dim=self.head_dim)
+        for name in ("head_dim", "rope_head_dim"):
+            size = getattr(self, name)
+            _check(size % 2 == 0, f"{name} must be even because RoPE rotates pairs", **{name: size})
         _check(self.hidden_act in ACT2FN, "hidden_act must be in transformers' ACT2FN", hidden_act=self.hidden_act)
         tiny = 1e-30  # positive
         _check_numbers(tiny, rms_norm_eps=self.rms_norm_eps, initializer_range=self.initializer_range)
@@ -182,6 +197,18 @@ class TrafficVLMTextConfig(PreTrainedConfig):
                 f"{name}_token_id must be an id inside the vocabulary",
                 **{f"{name}_token_id": value, "vocab_size": self.vocab_size},
             )
+
+    @property
+    def rotary_dim(self) -> int:
+        """Number of dimensions of a query head that RoPE rotates in self-attention."""
+        return self.head_dim if self.kv_latent_size is None else self.rope_head_dim
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        """Heads, width of a key and width of a value in the cache of self-attention."""
+        if self.kv_latent_size is None:
+            return self.num_key_value_heads, self.head_dim, self.head_dim
+        return 1, self.kv_latent_size + self.rope_head_dim, 0
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         self.auto_map = dict(TEXT_AUTO_MAP)  # only here: the full model's configuration has its own

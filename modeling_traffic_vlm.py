@@ -7,6 +7,7 @@ What is special here:
 - the decoder reads the image by cross-attention only. Each layer projects keys and values once per image
   (`EncodedImages`); all questions, beams and generated tokens share them;
 - grouped-query attention in both kinds of attention; RoPE on self-attention only; pre-norm, RMSNorm, SwiGLU;
+- either attention can be multi-head latent attention instead (`kv_latent_size`, `image_latent_size`);
 - a packed row holds several questions: `segment_ids` separate them, and each starts at position 0;
 - `[PAD]` is never learned or generated: `forward` masks its logit, and its embedding stays zero.
 
@@ -14,13 +15,14 @@ Shapes: B rows of text, L tokens, I images, P image tokens (196), S keys to read
 heads, K key/value heads, D head size, C hidden size, V vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import copy
 from typing import Any, cast
 
 import torch
 from torch import nn
 from transformers import AutoModel, Cache, PreTrainedModel
+from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -58,7 +60,7 @@ Rotary = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, each [B,1,L,D/2
 
 
 class TrafficVLMRMSNorm(nn.Module):
-    """x · rsqrt(mean(x²) + eps) · weight, computed in float32 (https://arxiv.org/abs/1910.07467)."""
+    """x · rsqrt(mean(x²) + eps) · weight, in float32 or float64 (https://arxiv.org/abs/1910.07467)."""
 
     def __init__(self, hidden_size: int, eps: float):
         super().__init__()
@@ -66,9 +68,10 @@ class TrafficVLMRMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        x = hidden_states.float()
+        precise = torch.promote_types(hidden_states.dtype, torch.float32)
+        x = hidden_states.to(precise)
         x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
-        return (x * self.weight.float()).to(hidden_states.dtype)
+        return (x * self.weight.to(precise)).to(hidden_states.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}"
@@ -94,8 +97,9 @@ def rotary_embedding(position_ids: torch.Tensor, head_dim: int, theta: float, dt
     The frequencies are not kept in a buffer: a buffer that is not saved would be uninitialized after
     `from_pretrained`, and `model.to(bfloat16)` would round it.
     """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=position_ids.device) / head_dim
-    angles = position_ids[:, None, :, None].float() * theta**-exponents
+    precise = torch.promote_types(dtype, torch.float32)
+    exponents = torch.arange(0, head_dim, 2, dtype=precise, device=position_ids.device) / head_dim
+    angles = position_ids[:, None, :, None].to(precise) * theta**-exponents
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
@@ -162,9 +166,21 @@ class TrafficVLMAttention(nn.Module):
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = config.head_dim**-0.5
         self.q_proj = nn.Linear(config.hidden_size, config.num_attention_heads * config.head_dim, bias=False)
-        self.k_proj = nn.Linear(key_value_size, config.num_key_value_heads * config.head_dim, bias=False)
-        self.v_proj = nn.Linear(key_value_size, config.num_key_value_heads * config.head_dim, bias=False)
+        self.add_key_value_projections(key_value_size)
         self.o_proj = nn.Linear(config.num_attention_heads * config.head_dim, config.hidden_size, bias=False)
+
+    def add_key_value_projections(self, key_value_size: int) -> None:
+        size = self.config.num_key_value_heads * self.head_dim
+        self.k_proj = nn.Linear(key_value_size, size, bias=False)
+        self.v_proj = nn.Linear(key_value_size, size, bias=False)
+
+    def query(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Queries [B,H,L,D] of states [B,L,C], before RoPE."""
+        return self.split_heads(self.q_proj(hidden_states))
+
+    def output(self, heads: torch.Tensor) -> torch.Tensor:
+        """States [B,L,C] of the heads' outputs [B,L,H,D]."""
+        return self.o_proj(heads.flatten(2))
 
     def split_heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B,L,H·D] → [B,H,L,D]
@@ -178,10 +194,10 @@ class TrafficVLMAttention(nn.Module):
             # The query heads that share a key head become rows of one product, several times faster for one token.
             query = query.unflatten(1, (key.shape[1], -1))[:, :, :, 0]  # [B,H,1,D] → [B,K,H/K,D]
             grouped = nn.functional.scaled_dot_product_attention(query, key, value, mask, dropout, scale=self.scaling)
-            return self.o_proj(grouped.flatten(1)[:, None]), None  # [B,K,H/K,D] → [B,1,C]
+            return self.output(grouped.flatten(1, 2)[:, None]), None  # [B,K,H/K,D] → [B,1,H,D] → [B,1,C]
         attention = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-        output, weights = attention(self, query, key, value, mask, scaling=self.scaling, dropout=dropout, **kwargs)
-        return self.o_proj(output.flatten(2)), weights  # [B,L,H,D] → [B,L,C]
+        heads, weights = attention(self, query, key, value, mask, scaling=self.scaling, dropout=dropout, **kwargs)
+        return self.output(heads), weights
 
 
 class TrafficVLMSelfAttention(TrafficVLMAttention):
@@ -200,7 +216,7 @@ class TrafficVLMSelfAttention(TrafficVLMAttention):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        query = apply_rotary(self.split_heads(self.q_proj(hidden_states)), rotary, self.config.rope_interleaved)
+        query = apply_rotary(self.query(hidden_states), rotary, self.config.rope_interleaved)
         key = apply_rotary(self.split_heads(self.k_proj(hidden_states)), rotary, self.config.rope_interleaved)
         value = self.split_heads(self.v_proj(hidden_states))
         if past_key_values is not None:
@@ -222,6 +238,11 @@ class TrafficVLMCrossAttention(TrafficVLMAttention):
         key, value = self.k_proj(encoder_hidden_states), self.v_proj(encoder_hidden_states)
         return self.split_heads(key), self.split_heads(value)
 
+    @property
+    def image_projections(self) -> tuple[nn.Module, ...]:
+        """The modules that `project` applies to image tokens."""
+        return self.k_proj, self.v_proj
+
     def attention_weights(
         self, hidden_states: torch.Tensor, key: torch.Tensor, attention_mask: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -232,7 +253,7 @@ class TrafficVLMCrossAttention(TrafficVLMAttention):
         attention_mask: [B,P], 0 at hidden image tokens.
         """
         visible = None if attention_mask is None else attention_mask[:, None, None].bool()
-        return attention_weights(self.split_heads(self.q_proj(hidden_states)), key, visible, self.scaling)
+        return attention_weights(self.query(hidden_states), key, visible, self.scaling)
 
     def forward(
         self,
@@ -242,7 +263,122 @@ class TrafficVLMCrossAttention(TrafficVLMAttention):
         attention_mask: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return self.attend(self.split_heads(self.q_proj(hidden_states)), key, value, attention_mask, **kwargs)
+        return self.attend(self.query(hidden_states), key, value, attention_mask, **kwargs)
+
+
+class TrafficVLMHeadLinear(nn.Module):
+    """A linear map of its own for each head, without bias: [B,H,L,in] → [B,H,L,out]."""
+
+    def __init__(self, num_heads: int, in_features: int, out_features: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_heads, in_features, out_features))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("bhli,hio->bhlo", x, self.weight)  # `x @ weight` would copy the weight for each row
+
+    def extra_repr(self) -> str:
+        return "heads={}, in_features={}, out_features={}".format(*self.weight.shape)
+
+
+class TrafficVLMLatentAttention(TrafficVLMAttention):
+    """Multi-head latent attention (https://arxiv.org/abs/2405.04434), the base of its two kinds.
+
+    A token s has one latent c_s = norm(W_D x_s), shared by all heads. Head i has the key W_UK_i c_s and the value
+    W_UV_i c_s. Neither is ever computed, because its matrix can be moved to the side of the query or the output:
+
+        q_i · (W_UK_i c_s) = (W_UK_iᵀ q_i) · c_s            score of query head i and token s
+        Σ_s w_s (W_UV_i c_s) = W_UV_i (Σ_s w_s c_s)         output of head i with attention weights w_s
+
+    So the matrices are "absorbed", and what remains is multi-query attention: c_s is the one key and the one value of
+    all heads, and the only thing to cache: it is the cache's key, and the cache's value has width 0.
+
+    LoRA adapts the linear layers, and refuses the two matrices of each head.
+    """
+
+    def add_latent_projections(self, key_value_size: int, latent_size: int) -> None:
+        heads = self.config.num_attention_heads
+        self.num_key_value_groups = heads  # all heads share one key
+        self.latent_size = latent_size
+        self.kv_down_proj = nn.Linear(key_value_size, latent_size, bias=False)  # W_D
+        self.kv_norm = TrafficVLMRMSNorm(latent_size, self.config.rms_norm_eps)
+        self.k_up_proj = TrafficVLMHeadLinear(heads, self.head_dim, latent_size)  # W_UKᵀ, applied to the query
+        self.v_up_proj = TrafficVLMHeadLinear(heads, latent_size, self.head_dim)  # W_UV, applied to the output
+
+    def latent(self, x: torch.Tensor) -> torch.Tensor:
+        """Latents [B,1,S,latent_size] of tokens [B,S,key_value_size]."""
+        return self.kv_norm(self.kv_down_proj(x))[:, None]
+
+    def query(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Absorbed queries [B,H,L,latent_size] of states [B,L,C], to compare with latents."""
+        return self.k_up_proj(super().query(hidden_states))
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        # The key of self-attention has further dimensions behind the latent. The value may have them, too, because
+        # `output` drops them: fast kernels need keys and values of one width, and a slice of the key would be slower.
+        return super().attend(query, key, key, mask, **kwargs)
+
+    def output(self, heads: torch.Tensor) -> torch.Tensor:
+        """States [B,L,C] of each head's weighted sum of keys [B,L,H,latent_size or more]."""
+        latents = heads[..., : self.latent_size].transpose(1, 2)  # [B,H,L,latent_size]
+        return super().output(self.v_up_proj(latents).transpose(1, 2))
+
+
+class TrafficVLMLatentSelfAttention(TrafficVLMLatentAttention, TrafficVLMSelfAttention):
+    """Causal latent attention with decoupled RoPE.
+
+    RoPE would rotate q_i and W_UK_i c by angles that change with the positions, and W_UK_iᵀ could not be absorbed
+    through the rotations. So the latent has no position. Instead, each query and the one key have rope_head_dim
+    further dimensions, straight from the states, and only these are rotated:
+
+        query of head i  [W_UK_iᵀ q_i ; rotated q_R_i]        key  [c ; rotated k_R]        value  c
+
+    The cache holds the key: kv_latent_size + rope_head_dim numbers for each token. The scale is that of the keys of
+    heads, 1/√(head_dim + rope_head_dim).
+    """
+
+    def add_key_value_projections(self, key_value_size: int) -> None:
+        config = self.config
+        self.scaling = (config.head_dim + config.rope_head_dim) ** -0.5
+        self.add_latent_projections(key_value_size, cast(int, config.kv_latent_size))
+        query_size = config.num_attention_heads * config.rope_head_dim
+        self.q_rope_proj = nn.Linear(key_value_size, query_size, bias=False)  # q_R of each head
+        self.k_rope_proj = nn.Linear(key_value_size, config.rope_head_dim, bias=False)  # k_R, shared by all heads
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        rotary: Rotary,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        query_rope = self.q_rope_proj(hidden_states).unflatten(-1, (-1, self.config.rope_head_dim)).transpose(1, 2)
+        query_rope = apply_rotary(query_rope, rotary, self.config.rope_interleaved)  # [B,H,L,rope_head_dim]
+        key_rope = apply_rotary(self.k_rope_proj(hidden_states)[:, None], rotary, self.config.rope_interleaved)
+        query = torch.cat([self.query(hidden_states), query_rope], dim=-1)
+        key = torch.cat([self.latent(hidden_states), key_rope], dim=-1)  # [B,1,L,kv_latent_size + rope_head_dim]
+        value = key[..., :0]  # width 0
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        return self.attend(query, key, value, attention_mask, **kwargs)
+
+
+class TrafficVLMLatentCrossAttention(TrafficVLMLatentAttention, TrafficVLMCrossAttention):
+    """Each token reads the latents of the whole image, without RoPE: a key is a latent alone."""
+
+    def add_key_value_projections(self, key_value_size: int) -> None:
+        self.add_latent_projections(key_value_size, cast(int, self.config.image_latent_size))
+
+    def project(self, encoder_hidden_states: torch.Tensor) -> KeyValues:
+        """Latents [B,1,P,image_latent_size] of image tokens as keys, and values [B,1,P,0]."""
+        latent = self.latent(encoder_hidden_states)
+        return latent, latent[..., :0]
+
+    @property
+    def image_projections(self) -> tuple[nn.Module, ...]:
+        return self.kv_down_proj, self.kv_norm
 
 
 class TrafficVLMDecoderLayer(GradientCheckpointingLayer):
@@ -256,10 +392,14 @@ class TrafficVLMDecoderLayer(GradientCheckpointingLayer):
     def __init__(self, config: TrafficVLMTextConfig, layer_idx: int):
         super().__init__()
         self.self_attn_norm = TrafficVLMRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = TrafficVLMSelfAttention(config, layer_idx)
+        is_latent = config.kv_latent_size is not None
+        self_attention = TrafficVLMLatentSelfAttention if is_latent else TrafficVLMSelfAttention
+        self.self_attn = self_attention(config, layer_idx)
         if config.encoder_hidden_size is not None:
             self.cross_attn_norm = TrafficVLMRMSNorm(config.hidden_size, config.rms_norm_eps)
-            self.cross_attn = TrafficVLMCrossAttention(config, layer_idx)
+            is_latent = config.image_latent_size is not None
+            cross_attention = TrafficVLMLatentCrossAttention if is_latent else TrafficVLMCrossAttention
+            self.cross_attn = cross_attention(config, layer_idx)
         self.mlp_norm = TrafficVLMRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = TrafficVLMMLP(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
@@ -284,6 +424,20 @@ class TrafficVLMDecoderLayer(GradientCheckpointingLayer):
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
+def check_attention(names: Collection[str], config: TrafficVLMTextConfig) -> None:
+    """Raise `ValueError` if one of the names of weights belongs to another kind of attention than the configured."""
+    for attention, field in (("self_attn", "kv_latent_size"), ("cross_attn", "image_latent_size")):
+        size = getattr(config, field)
+        other = f"{attention}.kv_down_proj.weight" if size is None else f"{attention}.k_proj.weight"
+        name = next((name for name in names if name.endswith(other)), None)
+        if name is not None:
+            kind = "latent" if size is None else "grouped-query"
+            raise ValueError(
+                f"The weights are of {kind} attention ({name}), but the configuration has {field}={size}. Weights of "
+                "one attention cannot be loaded into the other: use the configuration that was saved with them."
+            )
+
+
 class TrafficVLMPreTrainedModel(PreTrainedModel):
     """Base class of all models: loading, attention backends and access to the decoder."""
 
@@ -303,15 +457,30 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As in the library; warns once if the weights are bfloat16 and the CPU computes them slowly."""
-        loaded = super().from_pretrained(*args, **kwargs)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        """As in the library; warns once if the weights are bfloat16 and the CPU computes them slowly.
+
+        Raises:
+            ValueError: the configuration has another kind of attention than the weights.
+        """
+        wants_info = kwargs.pop("output_loading_info", False)
+        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        check_attention(info["unexpected_keys"], model.config.get_text_config())
         is_avx2 = torch.backends.cpu.get_cpu_capability() == "AVX2"
         if model.device.type == "cpu" and model.dtype == torch.bfloat16 and is_avx2:
             logger.warning_once(
                 "bfloat16 is slow on this CPU (AVX2): float32 is several times faster. Load with dtype=torch.float32."
             )
-        return loaded
+        return (model, info) if wants_info else model
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As in torch; weights of another kind of attention raise ValueError, also with strict=False."""
+        check_attention(state_dict, self.config.get_text_config())
+        return super().load_state_dict(state_dict, *args, **kwargs)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, TrafficVLMHeadLinear):  # the library knows all other modules
+            init.normal_(module.weight, std=self.config.get_text_config().initializer_range)
 
     def fuse_for_inference(self) -> "TrafficVLMPreTrainedModel":
         """Make passes without gradients on a CPU faster: batch normalization folded, weights in oneDNN's layout.
@@ -408,7 +577,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         causal_mask = self.causal_mask(inputs_embeds, attention_mask, segment_ids, past_key_values)
         image_mask = self.image_mask(inputs_embeds, encoder_attention_mask, image_key_values)
         rotary = rotary_embedding(
-            position_ids, self.config.head_dim, self.config.rope_parameters["rope_theta"], inputs_embeds.dtype
+            position_ids, self.config.rotary_dim, self.config.rope_parameters["rope_theta"], inputs_embeds.dtype
         )
 
         hidden_states = self.dropout(inputs_embeds)

@@ -38,7 +38,8 @@ class EncodedImages:
     `image_index` but not the images.
 
     Attributes:
-        key_values: for each decoder layer the keys and values of I images, each [I,K,P,D].
+        key_values: for each decoder layer the keys and values of I images, each [I,K,P,D]; with `image_latent_size`
+            the latents [I,1,P,image_latent_size] and values of width 0.
         weights_version: identifies the weights that computed them (see `ImageEncoder.weights_version`), so that a
             model rejects images encoded by other weights; None disables the check.
         attention_mask: [I,P], 0 at hidden image tokens; None if all are visible.
@@ -172,7 +173,7 @@ class ImageEncoder:
         and of offloaded weights. It is valid within one process.
         """
         cross_attention = [layer.cross_attn for layer in self.text_model.layers]
-        parts = [self.vision_tower, self.projector, *(p for c in cross_attention for p in (c.k_proj, c.v_proj))]
+        parts = [self.vision_tower, self.projector, *(p for c in cross_attention for p in c.image_projections)]
         state: list[Any] = [id(self)]
         for module in chain.from_iterable(part.modules() for part in parts):
             # As module.parameters() and module.buffers(), which are slower.

@@ -10,7 +10,7 @@ def generate(
     decode: Any,
     ids: np.ndarray,
     images: Mapping[str, np.ndarray],
-    cache_shape: tuple[int, int, int],
+    cache_shape: tuple[int, int, int, int],
     max_new_tokens: int,
     end: int,
     pad: int,
@@ -23,7 +23,7 @@ def generate(
         decode: session of ONNX Runtime.
         ids: prompts [N,L] without padding.
         images: "image_keys" and "image_values" [layers,N,K,P,D], of the image of each prompt.
-        cache_shape: number of layers, number of key-value heads, and width of a head.
+        cache_shape: number of layers, number of key-value heads, width of a key, and of a value.
         end, pad: token ids.
         suppressed: tokens that are never generated.
         suppressed_first: tokens that no answer begins with.
@@ -32,8 +32,8 @@ def generate(
         the new tokens [N, max_new_tokens], padded after the end, and the geometric mean of the probabilities of the
         tokens of each answer [N].
     """
-    layers, heads, width = cache_shape
-    keys = values = np.zeros((layers, len(ids), heads, 0, width), np.float32)
+    layers, heads, *widths = cache_shape
+    keys, values = (np.zeros((layers, len(ids), heads, 0, width), np.float32) for width in widths)
     answers, log_p = np.full((len(ids), max_new_tokens), pad), np.zeros(len(ids))
     unfinished = np.ones(len(ids), bool)
     for step in range(max_new_tokens):

@@ -6,7 +6,7 @@
 
 `vision` and `score` answer yes/no questions. `decode` generates words: first the prompt with an empty cache (S = 0),
 then one token at a time. It knows no padding, so all prompts of a batch have the same length. Numbers of images, rows,
-tokens and questions are dynamic.
+tokens and questions are dynamic. With latent attention, K is 1, a key is a latent, and values have width 0.
 """
 
 from pathlib import Path
@@ -58,7 +58,7 @@ class DecoderGraph(nn.Module):
     ) -> torch.Tensor:
         text = self.config.get_text_config()
         x = self.text_model.embed_tokens(input_ids)
-        rotary = rotary_embedding(position_ids, text.head_dim, text.rope_parameters["rope_theta"], x.dtype)
+        rotary = rotary_embedding(position_ids, text.rotary_dim, text.rope_parameters["rope_theta"], x.dtype)
         for layer, key, value in zip(self.text_model.layers, image_keys, image_values):
             x = layer(x, key, value, rotary, attention_mask=mask, past_key_values=cache)
         return self.text_model.norm(x)
@@ -148,8 +148,11 @@ def make_graphs(model: Any) -> dict[str, Graph]:
         "position_ids": torch.arange(5).repeat(2, 2),
         "segment_ids": torch.tensor([1, 2]).repeat_interleave(5).repeat(2, 1),
     }
-    cache_shape = (text.num_hidden_layers, 2, text.num_key_value_heads, 3, text.head_dim)
-    cache = {name: torch.zeros(cache_shape) for name in ("past_keys", "past_values")}
+    heads, *widths = text.cache_shape
+    cache = {
+        name: torch.zeros(text.num_hidden_layers, 2, heads, 3, width)
+        for name, width in zip(("past_keys", "past_values"), widths, strict=True)
+    }
     rows, length = Dim("rows"), Dim("length", min=2)
     image_shapes = {name: {1: rows} for name in images}
     return {
@@ -224,8 +227,7 @@ def describe(model: Any, processor: Any) -> dict[str, Any]:
     return {
         "graphs": NAMES,
         "layers": text.num_hidden_layers,
-        "key_value_heads": text.num_key_value_heads,
-        "head_dim": text.head_dim,
+        "cache_shape": text.cache_shape,
         "max_tokens": text.max_position_embeddings,
         "max_new_tokens": MAX_NEW_TOKENS,
         "start": text.bos_token_id,

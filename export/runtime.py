@@ -103,7 +103,7 @@ class ExportedModel:
                 self.sessions["decode"],
                 input_ids[rows, -length:].numpy(),
                 encoded_images.rows(image_index[rows].tolist()),
-                (text.num_hidden_layers, text.num_key_value_heads, text.head_dim),
+                (text.num_hidden_layers, *text.cache_shape),
                 max_new_tokens,
                 text.eos_token_id,
                 text.pad_token_id,

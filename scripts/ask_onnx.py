@@ -57,7 +57,7 @@ def answer(folder: Path, picture: str, questions: list[str]) -> list[str]:
     if files := [word for word in questions if os.path.exists(word)]:
         raise ValueError(f"{files[0]}: is a file, and not a question; answers are about one image")
     about = json.loads((folder / "export.json").read_text())
-    if "max_new_tokens" not in about:
+    if "cache_shape" not in about:
         raise ValueError(f"{folder}: written by an earlier version: run scripts/export.py again")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.encode_special_tokens = True  # "[EOS]" in a question is an ordinary word
@@ -86,7 +86,7 @@ def answer(folder: Path, picture: str, questions: list[str]) -> list[str]:
                 decode,
                 np.array([row]),
                 images,
-                (about["layers"], about["key_value_heads"], about["head_dim"]),
+                (about["layers"], *about["cache_shape"]),
                 min(about["max_new_tokens"], about["max_tokens"] - len(row)),
                 about["end"],
                 about["pad"],
