@@ -287,9 +287,8 @@ class TrafficVLMVisionModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, nn.Conv2d):  # He initialization: most are followed by a ReLU
             init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
-        if (
-            self.has_convolutions and module is self.place_of_token
-        ):  # positions with the same variance as the normalized features
+        # Positions with the same variance as the normalized features.
+        if self.has_convolutions and module is self.place_of_token:
             init.normal_(module.weight, std=1 / math.sqrt(2 * self.NUM_WAVES))
 
     def forward(self, pixel_values: torch.Tensor, return_dict: bool = True, **kwargs: Any) -> Any:
