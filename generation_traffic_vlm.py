@@ -4,6 +4,7 @@ The library's loop does the decoding. This mixin
 - encodes the images once and passes them as an object that is not a tensor, which beams and sampling do not repeat;
 - creates a cache with room for the image, and stops passing the image as soon as the cache holds it;
 - suppresses `[PAD]`, `[UNK]` and `[SOS]`, and raises if a text would exceed `max_position_embeddings`;
+- keeps the model's `max_new_tokens` in pipelines;
 - lets an assistant model encode the image with its own vision tower, once.
 """
 
@@ -11,11 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import Cache, PreTrainedConfig
+from transformers import Cache, GenerationConfig, PreTrainedConfig
 from transformers.generation import GenerationMixin, LogitsProcessorList, SuppressTokensLogitsProcessor
 
 from .cache_traffic_vlm import add_image_room, holds_image
-from .masking_traffic_vlm import check_masks, check_prompt_ends, check_token_ids
+from .masking_traffic_vlm import check_cache, check_masks, check_prompt_ends, check_token_ids
 
 
 MAX_NEW_TOKENS = 32  # default for an answer: sentences have up to 24 words, and punctuation
@@ -44,6 +45,7 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         for name in ("segment_ids", "question_ends"):
             if kwargs.pop(name, None) is not None:
                 raise ValueError(f"generate() continues one text per row, got packed rows ({name}): use packed=False.")
+        check_cache(kwargs.get("past_key_values"))
         ids = kwargs.get("input_ids") if inputs is None else inputs
         if isinstance(ids, torch.Tensor):
             # Only shapes, on which the library would fail before the first pass; that pass checks the values.
@@ -92,6 +94,18 @@ class TrafficVLMGenerationMixin(GenerationMixin):
             for name in ("encoded_images", "image_index", "encoder_hidden_states", "encoder_attention_mask"):
                 model_inputs.pop(name, None)
         return model_inputs
+
+    def _prepare_generation_config(self, *args: Any, **kwargs: Any) -> tuple[GenerationConfig, dict[str, Any]]:
+        """As in the library, but a pipeline's own `max_new_tokens` that cannot fit is replaced by the model's.
+
+        In older releases (transformers 5.5 to 5.10) a pipeline's default of 256 replaces the model's when it is built.
+        Pipelines pass `generation_config` by name, `generate()` by position.
+        """
+        prepared, rest = super()._prepare_generation_config(*args, **kwargs)
+        is_given = args or kwargs.get("max_new_tokens") is not None
+        if not is_given and (prepared.max_new_tokens or 0) >= self.config.max_position_embeddings:
+            prepared.max_new_tokens = self.generation_config.max_new_tokens or MAX_NEW_TOKENS
+        return prepared, rest
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any

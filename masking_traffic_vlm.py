@@ -40,6 +40,7 @@ def check_inputs(
             f"{implementation} attention does not return its weights: load with attn_implementation='eager' for "
             "output_attentions=True, or call attention_maps(), which works with every implementation."
         )
+    check_cache(past_key_values)
     past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
     check_values = not is_torchdynamo_compiling() and int(past_length) == 0
     text: Any = input_ids if input_ids is not None else inputs_embeds
@@ -56,6 +57,31 @@ def check_inputs(
         if length > config.max_position_embeddings:
             limit = config.max_position_embeddings
             raise ValueError(f"A text of {length} tokens is longer than max_position_embeddings={limit}.")
+
+
+def check_cache(past_key_values: Any) -> None:
+    """Raise `ValueError` for keys and values that are not in a cache of the library, such as tuples."""
+    if past_key_values is not None and not hasattr(past_key_values, "get_seq_length"):
+        raise ValueError(
+            f"past_key_values must be a cache, got {type(past_key_values).__name__}. TrafficVLMCache(past_key_values) "
+            "makes one of a tuple of (keys, values) for each layer."
+        )
+
+
+def check_quantized(linear: Any, dtype: torch.dtype) -> None:
+    """Raise `ValueError` for a model of `torch.ao.quantization.quantize_dynamic` that is not otherwise in float32.
+
+    Args:
+        linear: one of its linear layers.
+        dtype: that of its other weights.
+    """
+    if is_torchdynamo_compiling() or dtype == torch.float32:
+        return
+    if callable(getattr(linear, "weight", None)):  # a method in torch.ao, else a tensor
+        raise ValueError(
+            f"torch.ao quantizes models in float32, and this one was loaded in {str(dtype).removeprefix('torch.')}: "
+            "load it with dtype=torch.float32, then quantize it."
+        )
 
 
 def packed_mask(segment_ids: torch.Tensor, attention_mask: torch.Tensor | None, columns: int) -> torch.Tensor:

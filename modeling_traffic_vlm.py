@@ -46,6 +46,7 @@ from .masking_traffic_vlm import (
     check_inputs,
     check_labels,
     check_normalized,
+    check_quantized,
     check_token_ids,
     count_positions,
     packed_mask,
@@ -701,6 +702,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
             shape = list(pixel_values.shape)
             raise ValueError(f"pixel_values must be [images,{channels},{height},{width}], got {shape}.")
         check_normalized(pixel_values)
+        check_quantized(self.projector, self.vision_tower.dtype)
         outputs = self.vision_tower(pixel_values.to(self.vision_tower.dtype), return_dict=True, **kwargs)
         return BaseModelOutputWithPooling(
             last_hidden_state=outputs.last_hidden_state,

@@ -14,6 +14,10 @@ What is special here:
   starts with small ones). They are added twice, because the neck layers may discard positions that questions such as
   "on the left?" need;
 - the only running statistics are those of batch normalization, which are constant after training.
+
+Without convolutions (`TrafficVLMConfig.with_patch_tower()`) the tower is a plain vision transformer:
+
+    [B,3,224,224] → linear layer on each 16×16 patch, + learned position → layers → norm → [B,196,768]
 """
 
 import math
@@ -204,6 +208,28 @@ class TrafficVLMDepthwiseLayer(GradientCheckpointingLayer):
         return x + self.fc2(self.act_fn(self.fc1(self.norm(around.flatten(2).transpose(1, 2)))))
 
 
+class TrafficVLMPatchEmbedding(nn.Module):
+    """Pixels [B,3,H,W] → patches [B,C,rows,columns] with learned positions (https://arxiv.org/abs/2010.11929).
+
+    Positions are learned on a grid of 14 × 14, that of images of 224 pixels, and interpolated for other grids.
+    """
+
+    GRID = 14
+
+    def __init__(self, config: TrafficVLMVisionConfig):
+        super().__init__()
+        width = config.neck_width
+        self.projection = nn.Conv2d(config.num_channels, width, config.patch_size, stride=config.patch_size)
+        self.position = nn.Embedding(self.GRID * self.GRID, width)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        x = self.projection(pixel_values)
+        position = self.position.weight.T.unflatten(1, (self.GRID, self.GRID))[None]  # [1,C,14,14]
+        if x.shape[2:] != position.shape[2:]:
+            position = nn.functional.interpolate(position, size=tuple(x.shape[2:]), mode="bicubic")
+        return x + position
+
+
 def patch_coordinates(rows: int, columns: int, num_waves: int, like: torch.Tensor) -> torch.Tensor:
     """Sines and cosines [rows·columns, 4·num_waves] of the patch centers, in coordinates 0..1 for any grid."""
     waves = math.pi * 2.0 ** (torch.arange(num_waves, device=like.device) / 2)  # first: half a turn per image
@@ -238,17 +264,22 @@ class TrafficVLMVisionModel(PreTrainedModel):
 
     def __init__(self, config: TrafficVLMVisionConfig):
         super().__init__(config)
-        self.convolutions = TrafficVLMConvolutions(config)
-        finer, same, coarser = self.convolutions.widths
+        self.has_convolutions = bool(config.conv_widths)
         width = config.neck_width
-        self.from_finer = nn.Conv2d(finer, width, 2, stride=2, bias=False)
-        self.from_same = nn.Conv2d(same, width, 1)
-        self.from_coarser = nn.Conv2d(coarser, width, 1, bias=False)
-        self.place = nn.Linear(4 * self.NUM_WAVES, width, bias=False)
+        if self.has_convolutions:
+            self.convolutions = TrafficVLMConvolutions(config)
+            finer, same, coarser = self.convolutions.widths
+            self.from_finer = nn.Conv2d(finer, width, 2, stride=2, bias=False)
+            self.from_same = nn.Conv2d(same, width, 1)
+            self.from_coarser = nn.Conv2d(coarser, width, 1, bias=False)
+            self.place = nn.Linear(4 * self.NUM_WAVES, width, bias=False)
+        else:
+            self.patches = TrafficVLMPatchEmbedding(config)
         self.layers = nn.ModuleList(NECK_LAYERS[config.neck](config) for _ in range(config.num_hidden_layers))
         self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.to_hidden = nn.Linear(width, config.hidden_size) if width != config.hidden_size else nn.Identity()
-        self.place_of_token = nn.Linear(4 * self.NUM_WAVES, config.hidden_size, bias=False)
+        if self.has_convolutions:
+            self.place_of_token = nn.Linear(4 * self.NUM_WAVES, config.hidden_size, bias=False)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -256,20 +287,29 @@ class TrafficVLMVisionModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, nn.Conv2d):  # He initialization: most are followed by a ReLU
             init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
-        if module is self.place_of_token:  # positions with the same variance as the normalized features
+        # Positions with the same variance as the normalized features.
+        if self.has_convolutions and module is self.place_of_token:
             init.normal_(module.weight, std=1 / math.sqrt(2 * self.NUM_WAVES))
 
     def forward(self, pixel_values: torch.Tensor, return_dict: bool = True, **kwargs: Any) -> Any:
         """`last_hidden_state` [B,P,hidden_size] of pixels [B,num_channels,H,W], H and W multiples of `patch_size`."""
+        x = self.combine_maps(pixel_values) if self.has_convolutions else self.patches(pixel_values)
+        rows, columns = x.shape[2:]
+        x = x.flatten(2).transpose(1, 2)  # [B,P,C]
+        if self.has_convolutions:
+            positions = patch_coordinates(rows, columns, self.NUM_WAVES, x)
+            x = x + self.place(positions)
+        for layer in self.layers:
+            x = layer(x, (rows, columns))
+        x = self.to_hidden(self.norm(x))
+        if self.has_convolutions:
+            x = x + self.place_of_token(positions)
+        return BaseModelOutput(last_hidden_state=x) if return_dict else (x,)
+
+    def combine_maps(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """The sum [B,C,rows,columns] of the three feature maps, one position per patch."""
         # Convolutions are faster with channels last, on CPUs and GPUs.
         finer, same, coarser = self.convolutions(pixel_values.contiguous(memory_format=torch.channels_last))
         rows, columns = same.shape[2:]
         around = nn.functional.interpolate(self.from_coarser(coarser), scale_factor=2.0)[:, :, :rows, :columns]
-        x = self.from_finer(finer) + self.from_same(same) + around  # [B,C,rows,columns]
-        x = x.flatten(2).transpose(1, 2)  # [B,P,C]
-        positions = patch_coordinates(rows, columns, self.NUM_WAVES, x)
-        x = x + self.place(positions)
-        for layer in self.layers:
-            x = layer(x, (rows, columns))
-        x = self.to_hidden(self.norm(x)) + self.place_of_token(positions)
-        return BaseModelOutput(last_hidden_state=x) if return_dict else (x,)
+        return self.from_finer(finer) + self.from_same(same) + around

@@ -75,10 +75,12 @@ def quick_metrics(model: Any, processor: Any, rows: Rows, batch_size: int = 16) 
     Returns:
         "balanced_accuracy": mean over sources, beside "balanced_accuracy_SOURCE" of each; "balanced_accuracy_all":
         mean over all question ids, which varies less if a source has few; "exact_match" of answers in words;
-        "accuracy" over all questions; "ece", the calibration error of P(yes).
+        "accuracy" over all questions; "ece", the calibration error of P(yes); "answer_loss", the mean cross-entropy
+        of the words of the answers, and "words", exp of it.
     """
     predictions = predict(model, processor, rows, batch_size)
     by_source = by_group(balanced_accuracy, predictions, "source")
+    answers = perplexity(model, processor, rows, batch_size).get("all", {})
     metrics = {
         "balanced_accuracy": mean(score.value for score in by_source.values()),
         "balanced_accuracy_all": balanced_accuracy(predictions).value,
@@ -86,6 +88,8 @@ def quick_metrics(model: Any, processor: Any, rows: Rows, batch_size: int = 16) 
         "exact_match": exact_match(predictions).value,
         "accuracy": accuracy(predictions).value,
         "ece": calibration_error(*probabilities(predictions)),
+        "answer_loss": answers.get("cross_entropy"),
+        "words": answers.get("words"),
     }
     return {name: value for name, value in metrics.items() if value is not None}
 

@@ -2,12 +2,13 @@
 
     python scripts/build_files.py                              # into the repository; takes seconds on a CPU
     python scripts/build_files.py --output_dir /tmp/files --questions tests/data/questions.txt
+    python scripts/build_files.py --output_dir runs/medium --medium true    # another decoder, for new weights
 
 The files are config.json, generation_config.json, decision.json, and those of the tokenizer and the processor. The
-temperature and the dtype in config.json belong to the weights and are kept. With --questions the script also prints
-how many words of a list of questions the tokenizer knows, how many of these training can teach, because they stand in
-our own questions or are not judged (see `taught_traffic_vlm.py`), and how many the weights in the output folder were
-taught: one question per line, in the last column if there are tabs.
+temperature and the dtype in config.json belong to the weights and are kept, unless other sizes are chosen. With
+--questions the script also prints how many words of a list of questions the tokenizer knows, how many of these
+training can teach, because they stand in our own questions or are not judged (see `taught_traffic_vlm.py`), and how
+many the weights in the output folder were taught: one question per line, in the last column if there are tabs.
 """
 
 import json
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from transformers import GenerationConfig, SiglipImageProcessorPil
 
@@ -26,6 +28,7 @@ from traffic_vlm.generation_traffic_vlm import MAX_NEW_TOKENS
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.taught_traffic_vlm import TAUGHT_FILE, TaughtWords, is_content_word
 from traffic_vlm.tokenization_traffic_vlm import ANSWER_TOKENS, SPECIAL_TOKENS, TrafficVLMTokenizer
+from traffic_vlm.training.sizes import SizeOptions
 from traffic_vlm.training.words import template_words
 from traffic_vlm.utils import option_parser
 
@@ -41,17 +44,20 @@ VISION_TOWER = {"neck": "depthwise", "neck_width": 384, "num_hidden_layers": 2, 
 
 
 @dataclass
-class Options:
+class Options(SizeOptions):
     output_dir: Path = field(default=ROOT, metadata={"help": "folder to write the files to"})
     vocabulary: Path = field(default=ROOT / "scripts" / "vocabulary.txt", metadata={"help": "word list"})
     questions: Path | None = field(default=None, metadata={"help": "list of questions to measure the coverage on"})
 
 
-def make_config() -> TrafficVLMConfig:
-    """Return the configuration of the repository's weights: its temperature and dtype are kept."""
+def make_config(text_fields: dict[str, Any] | None = None) -> TrafficVLMConfig:
+    """Return the configuration of the repository's weights: its temperature and dtype are kept.
+
+    With `text_fields`, sizes of another decoder, it is the configuration of new weights.
+    """
     weights = json.loads((ROOT / "config.json").read_text())
-    kept = {name: weights[name] for name in ("yes_no_temperature", "dtype") if name in weights}
-    return TrafficVLMConfig(VISION_TOWER, architectures=["TrafficVLMForConditionalGeneration"], **kept)
+    kept = {name: weights[name] for name in ("yes_no_temperature", "dtype") if name in weights and not text_fields}
+    return TrafficVLMConfig(VISION_TOWER, text_fields, architectures=["TrafficVLMForConditionalGeneration"], **kept)
 
 
 def read_vocabulary(path: Path) -> dict[str, int]:
@@ -96,9 +102,16 @@ def make_tokenizer(vocabulary: Path) -> TrafficVLMTokenizer:
     return tokenizer
 
 
-def build(output_dir: Path, tokenizer: TrafficVLMTokenizer) -> list[Path]:
-    """Write all files and return their paths. Each replaces an existing one in a single step."""
-    config = make_config()
+def build(output_dir: Path, tokenizer: TrafficVLMTokenizer, text_fields: dict[str, Any] | None = None) -> list[Path]:
+    """Write all files and return their paths. Each replaces an existing one in a single step.
+
+    Raises:
+        ValueError: the folder has weights, and `text_fields` are other sizes.
+    """
+    if text_fields and (output_dir / "model.safetensors").is_file():
+        named = ", ".join(f"{name}={value}" for name, value in text_fields.items())
+        raise ValueError(f"{output_dir} has weights, which do not fit {named}: choose another --output_dir")
+    config = make_config(text_fields)
     token_ids = {name: getattr(config.text_config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     # The whole image is resized to 224 x 224 (bicubic, no crop); pixels are scaled to [-1, 1].
     image_processor = SiglipImageProcessorPil(size={"height": 224, "width": 224})
@@ -163,9 +176,9 @@ def measure_coverage(
 
 def main() -> None:
     renamed = {"--output": "--output_dir", "--folder": "--output_dir"}
-    options = option_parser([Options], __doc__, renamed).parse_args()
+    [options] = option_parser([Options], __doc__, renamed).parse_args_into_dataclasses()
     tokenizer = make_tokenizer(options.vocabulary)
-    for path in build(options.output_dir, tokenizer):
+    for path in build(options.output_dir, tokenizer, options.text_fields()):
         print(path)
     if options.questions is not None:
         questions = read_questions(options.questions)

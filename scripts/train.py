@@ -12,6 +12,8 @@
     python scripts/train.py --from_scratch true --vision_tower google/siglip-base-patch16-224 --freeze_vision true \
         --thaw_after_epochs 1
     python scripts/train.py --model_name_or_path . --lora_rank 16 --train_dataset runs/mine
+    # other sizes, from scratch: a vision transformer on 16x16 patches, and a decoder with multi-query attention
+    python scripts/train.py --from_scratch true --vision_tower patch --num_key_value_heads 1
 
 All options of the library's TrainingArguments are accepted, except `--dataloader_persistent_workers` and
 `--label_smoothing_factor`. An epoch is `--images_per_epoch` images drawn from all datasets. The same command resumes a

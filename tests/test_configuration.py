@@ -41,7 +41,11 @@ def test_parameter_count_of_the_small_model():
 def test_parameter_count_of_the_medium_model():
     config = TrafficVLMConfig.medium()
     assert (config.text_config.num_attention_heads, config.text_config.num_key_value_heads) == (12, 3)
-    assert 79.5e6 < count(TrafficVLMForConditionalGeneration(config)) < 81e6
+    model = TrafficVLMForConditionalGeneration(config)
+    attention = 2 * 768 * 768 + 2 * 768 * 192
+    layer = 2 * attention + 3 * 768 * 3072 + 3 * 768
+    assert count(model.model.text_model) == 500 * 768 + 6 * layer + 768 == 60_560_640
+    assert count(model) == 18_790_144 + 60_560_640 + 768 * 768 + 768 == 79_941_376
 
 
 def test_parameter_count_of_a_siglip_tower():
@@ -49,6 +53,26 @@ def test_parameter_count_of_a_siglip_tower():
     tower = TrafficVLMForConditionalGeneration(TrafficVLMConfig(vision_config=vision)).model.vision_tower
     layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
     assert count(tower) == 3 * 16 * 16 * 768 + 768 + 196 * 768 + 3 * layer + 2 * 768 == 22_006_272
+
+
+def test_parameter_count_with_the_patch_tower():
+    model = TrafficVLMForConditionalGeneration(TrafficVLMConfig.with_patch_tower())
+    layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
+    # patches of 3·16·16 numbers, a table of 14 × 14 positions, 3 layers, last norm
+    tower = 3 * 16 * 16 * 768 + 768 + 196 * 768 + 3 * layer + 2 * 768
+    assert count(model.model.vision_tower) == tower == 22_006_272
+    assert count(model) == tower + 18_088_448 + 768 * 512 + 512 == 40_488_448
+
+
+def test_presets_can_be_changed():
+    config = TrafficVLMConfig.with_patch_tower(vision_config={"image_size": 448}, text_config={"num_hidden_layers": 2})
+    assert (config.vision_config.image_size, config.vision_config.num_hidden_layers) == (448, 3)
+    assert config.text_config.num_hidden_layers == 2
+    again = TrafficVLMConfig(**config.to_dict())
+    assert again.vision_config.conv_widths == [] and again.to_dict() == config.to_dict()
+    with pytest.raises(ValueError, match="image_size=450, patch_size=16"):
+        TrafficVLMConfig.with_patch_tower(vision_config={"image_size": 450})
+    assert TrafficVLMConfig.medium(text_config={"num_hidden_layers": 2}).text_config.hidden_size == 768
 
 
 def test_grouped_query_attention_halves_the_projections():

@@ -531,6 +531,8 @@ def test_a_report_holds_what_the_metrics_give(model, processor, rows):
     assert metrics["balanced_accuracy"] == metrics["balanced_accuracy_synthetic"] == pytest.approx(found.value)
     assert metrics.keys() >= {"balanced_accuracy_all", "exact_match", "accuracy"}
     assert metrics["ece"] == pytest.approx(report["calibration"]["ece"], abs=1e-4)
+    assert metrics["answer_loss"] == pytest.approx(report["perplexity"]["all"]["cross_entropy"])
+    assert metrics["words"] == pytest.approx(report["perplexity"]["all"]["words"])
 
 
 def test_the_mean_is_over_sources(model, processor, rows):

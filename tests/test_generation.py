@@ -428,3 +428,15 @@ def test_decoder_with_encoder_hidden_states_and_beams(model):
         assert torch.equal(output, model.generate(ids, **image, **NO_END, **options))
         plain = model.generate(ids, pixel_values=pixels, **NO_END, **options)
         assert not torch.equal(output, plain)  # the mask reaches every step
+
+
+def test_pipelines_keep_the_number_of_new_tokens(model):
+    """Pipelines of older releases of transformers pass their own default, by name, when they are built."""
+    for given, expected in ((256, 32), (8, 8)):
+        config, _ = model._prepare_generation_config(generation_config=GenerationConfig(max_new_tokens=given))
+        assert config.max_new_tokens == expected
+    config, _ = model._prepare_generation_config(generation_config=GenerationConfig(), max_new_tokens=256)
+    assert config.max_new_tokens == 256
+    for asked in ({"max_new_tokens": 256}, {"generation_config": GenerationConfig(max_new_tokens=256)}):
+        with pytest.raises(ValueError, match="max_new_tokens=256"):
+            model.generate(random_ids(1, 4), pixel_values=random_pixels(1), **asked)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tiny import random_pixels
+from tiny import random_ids, random_pixels, tiny_model
+from traffic_vlm.cache_traffic_vlm import TrafficVLMCache
 
 
 IDS = torch.full((2, 3), 7)
@@ -54,3 +55,34 @@ def test_bad_labels_raise(model):
 def test_one_row_of_positions_applies_to_all_rows(model):
     alone = model(IDS, position_ids=torch.arange(3)[None]).logits
     torch.testing.assert_close(alone, model(IDS, position_ids=torch.arange(3).expand(2, -1)).logits)
+
+
+@torch.no_grad()
+def test_a_tuple_of_keys_and_values_raises_and_the_named_cache_works(model):
+    ids, pixels = random_ids(1, 6), random_pixels(1)
+    cache = model(ids[:, :5], pixels, use_cache=True).past_key_values
+    past = tuple((layer.keys, layer.values) for layer in cache.layers)
+    message = r"past_key_values must be a cache, got tuple. TrafficVLMCache\(past_key_values\) makes one"
+    for given in ({"input_ids": ids[:, 5:]}, {"input_ids": ids[:, 5:], "pixel_values": pixels}):
+        with pytest.raises(ValueError, match=message):
+            model(**given, past_key_values=past)
+    with pytest.raises(ValueError, match=message):
+        model.generate(input_ids=ids, pixel_values=pixels, past_key_values=past, max_new_tokens=2)
+    step = model(ids[:, 5:], pixels, past_key_values=TrafficVLMCache(past)).logits[:, 0]
+    torch.testing.assert_close(step, model(ids, pixels).logits[:, 5], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@torch.no_grad()
+def test_dynamic_quantization_needs_float32():
+    ids, pixels, quantize = random_ids(1, 6), random_pixels(1), torch.ao.quantization.quantize_dynamic
+    model = tiny_model(text={"initializer_range": 0.05})
+    quantized = quantize(model)
+    expected = model.score_yes_no(input_ids=ids, pixel_values=pixels)[0]
+    actual = quantized.score_yes_no(input_ids=ids, pixel_values=pixels)[0]
+    torch.testing.assert_close(actual, expected, atol=0.02, rtol=0)
+    image = quantized.encode_images(pixels)
+    assert quantized.generate(input_ids=ids, encoded_images=image, max_new_tokens=3).shape[1] > 6
+    assert quantized.attention_maps(input_ids=ids, pixel_values=pixels).shape == (1, 6, 14, 14)
+    with pytest.raises(ValueError, match=r"loaded in bfloat16: load it with dtype=torch.float32, then quantize it"):
+        quantize(model.bfloat16()).score_yes_no(input_ids=ids, pixel_values=pixels)

@@ -15,11 +15,12 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 FILES = sorted(set(re.findall(r"`((?:\w+/)*\w+\.(?:py|txt))`", README)))
 DOCUMENTS = "\n".join([README, *((ROOT / "docs" / f"{name}.md").read_text() for name in ("fine-tuning", "serving"))])
 COMMANDS = re.findall(r"python (scripts/\w+\.py)((?:[^`\n]|\\\n)*)", DOCUMENTS)
-# Where a script's options are, if not in the script.
+# Where a script's options are, beside the script.
 OPTIONS = {
-    "scripts/make_dataset.py": "data/dataset.py",
-    "scripts/train.py": "training/options.py",
-    "scripts/label.py": "serving/labeling.py",
+    "scripts/make_dataset.py": ["data/dataset.py"],
+    "scripts/train.py": ["training/options.py", "training/sizes.py"],
+    "scripts/build_files.py": ["training/sizes.py"],
+    "scripts/label.py": ["serving/labeling.py"],
 }
 
 
@@ -47,7 +48,7 @@ def test_files_that_the_readme_names_are_there(path):
 @pytest.mark.parametrize(("script", "arguments"), COMMANDS)
 def test_options_that_the_readme_names_exist(script, arguments):
     """As an argument of argparse or as a field of a dataclass of options."""
-    modules = [script, *filter(None, [OPTIONS.get(script)])]
+    modules = [script, *OPTIONS.get(script, [])]
     code = "\n".join((ROOT / module).read_text() for module in modules)
     for option in re.findall(r"--([\w-]+)", arguments):
         library = script == "scripts/train.py" and hasattr(transformers.TrainingArguments, option)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import TrainerState, TrainingArguments
 
 from tiny import ROOT, TINY_TEXT, TINY_TOWER, save_folder
-from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig
+from traffic_vlm.configuration_traffic_vlm import MEDIUM_TEXT, PATCH_TOWER, TrafficVLMConfig, TrafficVLMVisionConfig
 from traffic_vlm.data.dataset import Mixture, SyntheticRows
 from traffic_vlm.data.folders import load_rows
 from traffic_vlm.data.synthetic import render
@@ -106,6 +107,28 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def figures(folder: Path) -> list[dict[str, float]]:
     checkpoint = last_checkpoint(folder)
     return json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
+
+
+def test_each_evaluation_logs_the_held_out_loss_beside_that_of_training(start, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    learn(start, tmp_path, "--num_train_epochs", "2")
+    history = figures(tmp_path)
+    first, second, third = (entry for entry in history if "eval_answer_loss" in entry)
+    assert "eval_train_answer_loss" not in first  # no step yet
+    for entry in (first, second, third):
+        assert entry["eval_words"] == pytest.approx(math.exp(entry["eval_answer_loss"]))
+        assert entry["eval_uniform_loss"] == pytest.approx(math.log(500))
+    assert third["eval_answer_loss"] < second["eval_answer_loss"] < first["eval_answer_loss"]
+    steps = [entry["answer_loss"] for entry in history if "answer_loss" in entry]
+    assert len(steps) == 4  # two in each epoch, with other numbers of words
+    for entry, of_epoch in ((second, steps[:2]), (third, steps[2:])):
+        assert min(of_epoch) <= entry["eval_train_answer_loss"] <= max(of_epoch)
+        assert entry["eval_train_words"] == pytest.approx(math.exp(entry["eval_train_answer_loss"]))
+    [events] = (tmp_path / "runs").rglob("events.out.tfevents.*")
+    tags = EventAccumulator(str(events)).Reload().Tags()["scalars"]
+    assert {"train/answer_loss", "train/words", "eval/answer_loss", "eval/words"} <= set(tags)
+    assert {"eval/train_answer_loss", "eval/train_words", "eval/uniform_loss"} <= set(tags)
 
 
 @pytest.mark.slow
@@ -302,8 +325,11 @@ def test_convolutions_stay_frozen_when_the_tower_thaws(start, tmp_path):
 
 
 def test_freezing_blocks_needs_our_own_tower():
-    with pytest.raises(ValueError, match="TrafficVLMVisionModel, not a Linear"):
+    with pytest.raises(ValueError, match="needs a vision tower with convolutions; this Linear has none"):
         freeze_blocks(torch.nn.Linear(1, 1), 1)
+    tower = TrafficVLMVisionModel(TrafficVLMVisionConfig(**TINY_TOWER | PATCH_TOWER))
+    with pytest.raises(ValueError, match="a vision tower with convolutions; this TrafficVLMVisionModel has none"):
+        freeze_blocks(tower, 1)
 
 
 def test_the_decoder_is_compiled_module_by_module(start):
@@ -417,6 +443,36 @@ def test_a_tower_with_a_class_token_and_its_own_normalization(tmp_path):
     learn(save_folder(model, tmp_path / "start"), tmp_path / "out", "--num_train_epochs", "1", *frozen)
     logged = [entry for entry in figures(tmp_path / "out") if "loss" in entry]
     assert {"presence_loss", "grounding_loss"} <= logged[0].keys()
+
+
+def test_a_patch_tower_and_a_decoder_of_other_sizes_start_from_random_weights():
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_key_value_heads": 1}
+    options = ModelOptions(from_scratch=True, vision_tower="patch", image_size=96, **sizes)
+    check_options(options, DataOptions())
+    assert start_message(options) == "Training from scratch: all weights are random."
+    model, processor = prepare_model(options, DataOptions(), processes=1)
+    vision = model.config.vision_config
+    assert (vision.conv_widths, vision.num_hidden_layers, vision.image_size) == ([], 3, 96)
+    assert processor.image_processor.size == {"height": 96, "width": 96}
+    assert {name: getattr(model.config.text_config, name) for name in sizes} == sizes
+
+
+def test_text_sizes_of_the_options():
+    assert ModelOptions().text_fields() == {}
+    assert ModelOptions(medium=True, num_key_value_heads=1).text_fields() == MEDIUM_TEXT | {"num_key_value_heads": 1}
+    assert ModelOptions(kv_latent_size=128).text_fields() == {"kv_latent_size": 128}
+
+
+@pytest.mark.slow
+def test_the_patch_tower_trains_and_its_folder_trains_on(tmp_path):
+    sizes = ["--hidden_size", "32", "--intermediate_size", "48", "--num_hidden_layers", "2", "--image_size", "32"]
+    few = ["--max_steps", "1", "--max_eval_images", "4"]
+    scratch = ["--from_scratch", "true", "--vision_tower", "patch", *sizes, *few]
+    parser = option_parser((script().Arguments, ModelOptions, DataOptions), None, RENAMED)
+    arguments, *options = parser.parse_args_into_dataclasses(["--output_dir", str(tmp_path / "a"), *FAST, *scratch])
+    train(arguments, *options)
+    assert "model.vision_tower.patches.position.weight" in weights(tmp_path / "a")
+    learn(tmp_path / "a", tmp_path / "b", "--image_size", "48", *few)
 
 
 def test_our_tower_starts_from_a_folder_at_another_image_size(tmp_path):
@@ -638,6 +694,8 @@ def test_a_gradient_of_nan_stops_training_before_the_weights_are_changed(start, 
         (["--dataloader_persistent_workers", "true"], "--dataloader_persistent_workers must be false"),
         (["--label_smoothing_factor", "0.1"], "--label_smoothing_factor must be 0, got 0.1"),
         (["--metric_for_best_model", "loss"], "the metric loss, which selects the best checkpoint, is not"),
+        (["--num_key_value_heads", "1", "--medium", "true"], "have their own sizes: leave out hidden_size=768, "),
+        (["--vision_tower", "patch"], "--vision_tower must be a folder of train_tower.py, got patch"),
     ],
 )
 def test_invalid_options_are_refused(start, tmp_path, options, message):

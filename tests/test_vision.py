@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from tiny import TINY_TEXT, TINY_TOWER
-from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig
+from traffic_vlm.configuration_traffic_vlm import PATCH_TOWER, TrafficVLMConfig, TrafficVLMVisionConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.vision_traffic_vlm import (
     TrafficVLMConvBlock,
@@ -168,6 +168,85 @@ def test_every_parameter_gets_a_gradient_and_images_give_different_tokens():
     assert (tokens[0] - tokens[1]).abs().max() > 1e-3
 
 
+TINY_PATCHES = TINY_TOWER | PATCH_TOWER
+
+
+def patch_tower(seed: int = 0, **fields) -> TrafficVLMVisionModel:
+    torch.manual_seed(seed)
+    return TrafficVLMVisionModel(TrafficVLMVisionConfig(**(TINY_PATCHES | fields))).eval()
+
+
+@pytest.mark.parametrize(("height", "width"), [(224, 224), (64, 96), (16, 16), (320, 240)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_patch_tower_reads_images_of_any_size(height, width, dtype):
+    tower = patch_tower().to(dtype)
+    tokens = tower(pixels(2, 3, height, width).to(dtype)).last_hidden_state
+    assert tokens.shape == (2, height // 16 * (width // 16), 24) and tokens.dtype == dtype
+    assert tokens.isfinite().all()
+
+
+def test_patch_tower_equals_siglip():
+    from transformers import SiglipVisionConfig, SiglipVisionModel
+
+    tower = patch_tower(initializer_range=0.3)
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "image_size")
+    fields = {name: getattr(tower.config, name) for name in names}
+    reference = SiglipVisionModel(SiglipVisionConfig(**fields, patch_size=16, vision_use_head=False)).eval()
+    weights = {
+        "embeddings.patch_embedding": tower.patches.projection,
+        "embeddings.position_embedding": tower.patches.position,
+        "post_layernorm": tower.norm,
+    }
+    for index, layer in enumerate(tower.layers):
+        names = {"layer_norm1": "norm1", "layer_norm2": "norm2", "mlp.fc1": "fc1", "mlp.fc2": "fc2"}
+        weights |= {f"encoder.layers.{index}.{theirs}": getattr(layer, ours) for theirs, ours in names.items()}
+        weights[f"encoder.layers.{index}.self_attn.out_proj"] = layer.out_proj
+        for part, name in enumerate("qkv"):
+            one = torch.nn.Linear(24, 24)
+            one.weight.data, one.bias.data = (
+                tensor.chunk(3)[part] for tensor in (layer.qkv_proj.weight.data, layer.qkv_proj.bias.data)
+            )
+            weights[f"encoder.layers.{index}.self_attn.{name}_proj"] = one
+    state = {f"{prefix}.{name}": value for prefix, one in weights.items() for name, value in one.state_dict().items()}
+    base = getattr(reference, "vision_model", reference)
+    assert not base.load_state_dict(state, strict=False).missing_keys
+    for size, is_interpolated in (((224, 224), False), ((64, 320), True)):
+        image = pixels(2, 3, *size)
+        theirs = reference(image, interpolate_pos_encoding=is_interpolated).last_hidden_state
+        torch.testing.assert_close(tower(image).last_hidden_state, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_positions_of_the_patch_tower_are_interpolated():
+    """Patches half as large are half as far apart: a table that counts rows gives 0, 0.25, 0.75, 1.25, ..."""
+    embedding = patch_tower().patches
+    for parameter in embedding.projection.parameters():
+        parameter.data.zero_()
+    rows = torch.arange(14.0)[:, None].expand(14, 14)
+    embedding.position.weight.data.copy_(rows.reshape(-1, 1).expand(-1, 24))
+    same, larger = embedding(pixels(1, 3, 224, 224)), embedding(pixels(1, 3, 448, 448))
+    assert torch.equal(same[0, 5], rows)
+    expected = ((torch.arange(28.0) + 0.5) / 2 - 0.5)[:, None].expand(28, 28)
+    # The bicubic kernel of torch (a = -0.75) bends a ramp by less than 0.05.
+    torch.testing.assert_close(larger[0, 5, 4:-4], expected[4:-4], atol=0.05, rtol=0)
+
+
+def test_weights_of_the_patch_tower_load_for_another_image_size(tmp_path):
+    torch.manual_seed(0)
+    model = TrafficVLMForConditionalGeneration(TrafficVLMConfig(TINY_PATCHES, TINY_TEXT)).train()
+    model.get_image_features(pixels(2, 3, 224, 224)).pooler_output.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.model.vision_tower.parameters())
+    model.eval().save_pretrained(tmp_path)
+    config = TrafficVLMConfig.from_pretrained(tmp_path)
+    config.vision_config.image_size = 96
+    loaded = TrafficVLMForConditionalGeneration.from_pretrained(tmp_path, config=config)
+    loaded.fuse_for_inference()
+    image = pixels(1, 3, 96, 96)
+    with torch.no_grad():
+        expected = model.model.vision_tower(image).last_hidden_state
+        torch.testing.assert_close(loaded.get_image_features(image).last_hidden_state, expected, atol=1e-5, rtol=1e-5)
+    assert loaded.generate(input_ids=torch.tensor([[7, 8]]), pixel_values=image, max_new_tokens=2).shape[1] > 2
+
+
 def test_saving_and_loading_in_the_full_model(tmp_path):
     torch.manual_seed(0)
     model = TrafficVLMForConditionalGeneration(TrafficVLMConfig(TINY_TOWER, TINY_TEXT))
@@ -195,6 +274,8 @@ def test_forward_does_not_change_the_weights_layout(tmp_path):
     [
         ({"conv_depths": [2, 3]}, ["conv_depths=[2, 3]", "conv_widths=[8, 8, 8, 12, 12, 16]"]),
         ({"patch_size": 8}, ["patch_size=8", "conv_strides=[2, 2, 2, 2]"]),
+        ({"conv_widths": []}, ["conv_widths=[]", "conv_depths=[1, 1, 2, 1]"]),
+        (PATCH_TOWER | {"patch_size": 0}, ["patch_size=0"]),
         ({"conv_strides": [4, 2, 2, 1]}, ["conv_strides=[4, 2, 2, 1]"]),
         ({"conv_strides": [2, 1, 1, 2], "patch_size": 4}, ["conv_strides=[2, 1, 1, 2]"]),
         ({"conv_kernel_sizes": [3, 3, 4, 3]}, ["conv_kernel_sizes=[3, 3, 4, 3]"]),

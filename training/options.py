@@ -5,14 +5,16 @@ from dataclasses import dataclass, field
 from transformers import TrainingArguments
 
 from ..data.questions import QUESTION_TYPES
+from .sizes import SizeOptions
 from .tower import is_tower_folder
 
 
 SAVE_DTYPES = ("bfloat16", "float32")
+PATCH = "patch"  # a --vision_tower that starts from random weights
 
 
 @dataclass
-class ModelOptions:
+class ModelOptions(SizeOptions):
     model_name_or_path: str | None = field(
         default=None, metadata={"help": "weights to start from; without them --from_scratch true is needed"}
     )
@@ -24,7 +26,7 @@ class ModelOptions:
         default=None,
         metadata={
             "help": "vision tower to start from: a folder of train_tower.py, or the name or folder of a vision model "
-            "of transformers"
+            "of transformers; patch: a new vision transformer on 16x16 patches"
         },
     )
     freeze_vision: bool = field(default=False, metadata={"help": "do not train the vision tower"})
@@ -65,6 +67,11 @@ class ModelOptions:
         default="bfloat16",
         metadata={"help": "dtype of the finished weights, bfloat16 or float32; checkpoints are in float32"},
     )
+
+    @property
+    def trained_tower(self) -> str | None:
+        """The vision tower to load; None if it starts from random weights or from those of the model."""
+        return None if self.vision_tower == PATCH else self.vision_tower
 
 
 @dataclass
@@ -172,6 +179,12 @@ def check_options(model: ModelOptions, data: DataOptions) -> None:
         raise ValueError(
             "training needs weights to start from: --model_name_or_path . for those of this folder. --from_scratch "
             "true starts from random ones, which takes many more images and hours"
+        )
+    if model.model_name_or_path and (sizes := model.text_fields()):
+        named = ", ".join(f"{name}={value}" for name, value in sizes.items())
+        raise ValueError(
+            f"the weights of --model_name_or_path {model.model_name_or_path} have their own sizes: leave out {named}, "
+            "or train with --from_scratch true"
         )
     if model.save_dtype not in SAVE_DTYPES:
         raise ValueError(f"--save_dtype must be one of {', '.join(SAVE_DTYPES)}, got {model.save_dtype!r}")

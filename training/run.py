@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import ConcatDataset
 from transformers import BaseImageProcessor, PreTrainedConfig, TrainerState, TrainingArguments
 
-from ..configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig
+from ..configuration_traffic_vlm import PATCH_TOWER, TrafficVLMConfig, TrafficVLMVisionConfig
 from ..data.dataset import Mixture, SyntheticRows, synthetic_rows
 from ..data.folders import load_rows, select_evenly, source_names
 from ..evaluation.report import quick_metrics
@@ -34,7 +34,7 @@ from .average import AverageWeights
 from .card import write_card
 from .collator import SupervisedCollator
 from .head import QueryHead, add_training_head, load_training_head, save_training_head
-from .options import DataOptions, ModelOptions, check_arguments, check_options
+from .options import PATCH, DataOptions, ModelOptions, check_arguments, check_options
 from .tower import is_tower_folder, load_tower
 from .trainer import LOSSES, FreezeTower, RefuseBrokenGradients, StartEpoch, TrafficTrainer, freeze_blocks, unwrap
 from .word_counts import COUNTS_FILE, SaveWordCounts, WordCounter
@@ -103,7 +103,9 @@ def check_rows(rows: Any, processor: Any) -> None:
 def build_model(options: ModelOptions) -> Any:
     """The model to train: from scratch, from weights, or with a vision tower of transformers or of our own."""
     vision: dict[str, Any] = {} if options.image_size is None else {"image_size": options.image_size}
-    text = {} if options.hidden_dropout is None else {"hidden_dropout": options.hidden_dropout}
+    text = options.text_fields()
+    if options.hidden_dropout is not None:
+        text["hidden_dropout"] = options.hidden_dropout
     attention = {"attn_implementation": options.attn_implementation}
     if options.model_name_or_path:
         config = TrafficVLMConfig.from_pretrained(options.model_name_or_path)
@@ -116,7 +118,9 @@ def build_model(options: ModelOptions) -> Any:
             replace_tower(model, Path(options.vision_tower), vision)
         return model
     tower_fields = vision
-    if options.vision_tower:
+    if options.vision_tower == PATCH:
+        tower_fields = PATCH_TOWER | vision
+    elif options.vision_tower:
         tower_fields = PreTrainedConfig.get_config_dict(options.vision_tower)[0]
         if "vision_config" in tower_fields:  # a model with a text and a vision part
             tower_fields["vision_config"] |= vision
@@ -127,11 +131,11 @@ def build_model(options: ModelOptions) -> Any:
     config = TrafficVLMConfig(vision_config=tower_fields, text_config=text)
     model = TrafficVLMForConditionalGeneration._from_config(config, **attention)
     tower = model.model.vision_tower
-    if options.vision_tower and is_tower_folder(options.vision_tower):
-        tower.load_state_dict(load_tower(Path(options.vision_tower))["tower"].state_dict())
-    elif options.vision_tower:
+    if options.trained_tower and is_tower_folder(options.trained_tower):
+        tower.load_state_dict(load_tower(Path(options.trained_tower))["tower"].state_dict())
+    elif options.trained_tower:
         model.model.vision_tower = type(tower).from_pretrained(
-            options.vision_tower, config=tower.config, dtype=torch.float32
+            options.trained_tower, config=tower.config, dtype=torch.float32
         )
     return model
 
@@ -153,8 +157,8 @@ def replace_tower(model: Any, folder: Path, fields: dict[str, Any]) -> None:
 
 def find_head(options: ModelOptions) -> QueryHead | None:
     """The query head that was trained with the tower or the weights to start from, if there is one."""
-    if options.vision_tower and is_tower_folder(options.vision_tower):
-        return cast(QueryHead, load_tower(Path(options.vision_tower))["head"])
+    if options.trained_tower and is_tower_folder(options.trained_tower):
+        return cast(QueryHead, load_tower(Path(options.trained_tower))["head"])
     return load_training_head(options.model_name_or_path) if options.model_name_or_path else None
 
 
@@ -241,7 +245,7 @@ def prepare_model(model_options: ModelOptions, data_options: DataOptions, proces
     processor = TrafficVLMProcessor.from_pretrained(model_options.model_name_or_path or ROOT)
     size = model.config.vision_config.image_size
     processor.image_processor.size = {"height": size, "width": size}
-    for name, value in read_normalization(model_options.vision_tower).items():
+    for name, value in read_normalization(model_options.trained_tower).items():
         setattr(processor.image_processor, name, value)
     if model_options.lora_rank:
         model = add_lora(model, model_options.lora_rank)
@@ -346,8 +350,10 @@ def start_message(options: ModelOptions) -> str:
     if options.model_name_or_path:
         tower = f" with the vision tower {options.vision_tower}, new to its decoder" if options.vision_tower else ""
         return f"Fine-tuning {options.model_name_or_path}{tower}."
-    if options.vision_tower:
-        return f"Training from scratch with the vision tower {options.vision_tower}: the decoder's weights are random."
+    if options.trained_tower:
+        return (
+            f"Training from scratch with the vision tower {options.trained_tower}: the decoder's weights are random."
+        )
     return "Training from scratch: all weights are random."
 
 

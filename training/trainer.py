@@ -33,6 +33,11 @@ ADVICE = (
 )
 
 
+def effective_words(loss: float) -> float:
+    """Perplexity exp(loss): the number of equally likely words that would be as uncertain."""
+    return math.exp(min(loss, 50.0))
+
+
 def unwrap(model: Any) -> Any:
     """The full model inside a peft model."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -57,7 +62,7 @@ def freeze_blocks(tower: Any, blocks: int) -> None:
         raise ValueError(f"--freeze_blocks must be at least 0, got {blocks}")
     if not hasattr(tower, "convolutions"):
         raise ValueError(
-            f"--freeze_blocks needs a vision tower of class TrafficVLMVisionModel, not a {type(tower).__name__}"
+            f"--freeze_blocks needs a vision tower with convolutions; this {type(tower).__name__} has none"
         )
     convolutions = tower.convolutions
     if blocks >= len(convolutions.blocks):
@@ -91,6 +96,7 @@ class TrafficTrainer(Trainer):
         self.loss_weights = {name: weight for name, weight in (loss_weights or {}).items() if weight}
         self.evaluator, self.word_counter = evaluator, word_counter
         self.sums: dict[str, tuple[Any, Any]] = {}  # {name: (sum, count)} since the last log
+        self.answer_losses: tuple[Any, Any] = (0.0, 0)  # sum and count since the last evaluation
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -169,6 +175,8 @@ class TrafficTrainer(Trainer):
         learned = truth >= 0
         entropy = torch.nn.functional.cross_entropy(guess[learned].float(), truth[learned], reduction="sum")
         self._add("answer_loss", entropy, learned.sum())
+        total, count = self.answer_losses
+        self.answer_losses = (total + entropy.detach(), count + learned.sum())
         decided = (truth == text.yes_token_id) | (truth == text.no_token_id)
         right = (self._log_odds(guess[decided]) > 0) == (truth[decided] == text.yes_token_id)
         self._add("yes_no_accuracy", right.sum(), decided.sum())
@@ -184,19 +192,23 @@ class TrafficTrainer(Trainer):
             path.chmod(FILE_MODE)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Add our metrics to those of the library; `words` is the perplexity of the answers, exp(answer loss)."""
+        """Add our metrics to those of the library; `words` is the perplexity of the answers, exp(answer_loss)."""
         if "loss" in logs:
             means = {name: float(total) / max(1, int(count)) for name, (total, count) in self.sums.items()}
             logs = logs | {name: round(mean, 4) for name, mean in means.items()}
             if "answer_loss" in logs:
-                logs["words"] = round(math.exp(min(logs["answer_loss"], 50.0)), 3)
+                logs["words"] = round(effective_words(logs["answer_loss"]), 3)
             self.sums = {}
         super().log(logs, *args, **kwargs)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Metrics of `evaluator` on the evaluation rows, with the prefix `eval_`."""
+        """Metrics of `evaluator` on the evaluation rows, with the prefix `eval_`.
+
+        Beside the `answer_loss` of these rows stand `train_answer_loss` and `train_words`, of the training steps since
+        the last evaluation, and `uniform_loss`, ln V, of a model that gives all V words the same probability.
+        """
         if self.evaluator is None:
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
@@ -213,10 +225,21 @@ class TrafficTrainer(Trainer):
                 "evaluation images. Balanced accuracy needs questions that are answered yes for some images and no "
                 f"for others: pass more images with --eval_dataset and --max_eval_images{other if figures else ''}"
             )
+        if "answer_loss" in figures:
+            figures |= self._losses_to_compare()
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
         self.log(metrics)
         self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+    def _losses_to_compare(self) -> dict[str, float]:
+        """What the held-out loss is compared with: the training loss since the last evaluation, and ln V."""
+        (total, count), self.answer_losses = self.answer_losses, (0.0, 0)
+        found = {"uniform_loss": math.log(self.model.config.get_text_config().vocab_size)}
+        if int(count):  # no training step before the first evaluation
+            loss = float(total) / int(count)
+            found |= {"train_answer_loss": loss, "train_words": effective_words(loss)}
+        return found
 
 
 def epoch_of(state: Any) -> int:
