@@ -7,8 +7,9 @@
 
 SOURCE is a video file, a folder of images, a camera (its number or device) or the URL of a stream. OUTPUT_DIR gets
 timeline.parquet (frame, time, question, probability, answer), events.csv, timeline.png and summary.json; --video and
---clips write an annotated video and a clip of each event. During the run, and after a kill, the timeline is in timeline.csv: one line per answer, written at once. Every frame of a file is answered;
-frames of a live source are dropped, and counted, when the model is late.
+--clips write an annotated video and a clip of each event. During the run, and after a kill, the timeline is in
+timeline.csv: one line per answer, written at once. Every frame of a file is answered; frames of a live source are
+dropped, and counted, when the model is late.
 
 A question that asks for words ("What color is the traffic light?") gets words: each period of one answer is an event.
 

@@ -145,9 +145,9 @@ class Panel:
 
     def __init__(self, questions: Sequence[str], width: int, duration: float | None = None):
         self.duration, self.span = duration, duration or FIRST_SPAN
-        size = 14 if width < 2 * MIN_COLUMN else 17
-        self.font, self.line = ImageFont.load_default(size), round(1.4 * size)
         columns = max(1, min(width // MIN_COLUMN, -(-len(questions) // COLUMN_ROWS)))
+        size = 14 if width // columns < 1.5 * MIN_COLUMN else 17
+        self.font, self.line = ImageFont.load_default(size), round(1.4 * size)
         rows, row_height = -(-len(questions) // columns), self.line + STRIP_HEIGHT + 6
         self.column = width // columns
         self.inner = self.column - 2 * MARGIN  # the width of a strip
@@ -159,10 +159,10 @@ class Panel:
         height = self.line + 6 + rows * row_height + 4
         self.base = Image.new("RGB", (width, height + height % 2), BACKGROUND)
         draw = ImageDraw.Draw(self.base)
-        legend = shorten("strips: probability; in color: events", self.font, width - 2 * MARGIN - 13 * size)
+        legend = shorten("strips: probability; in color: events", self.font, width - 2 * MARGIN - 11 * size)
         draw.text((width - MARGIN, 3), legend, DIM, self.font, anchor="ra")
         for corner, question in zip(self.corners, questions):
-            draw.text(corner, shorten(question, self.font, 0.68 * self.inner), PLAIN, self.font)
+            draw.text(corner, shorten(question, self.font, 0.66 * self.inner), PLAIN, self.font)
         self.strips = [Image.new("RGB", (self.inner, STRIP_HEIGHT), TRACK) for _ in questions]
         self.last: tuple[int, Sequence[Row]] = (0, [])  # x and rows of the last frame
 
@@ -182,7 +182,7 @@ class Panel:
         whole = f" of {clock_time(self.span)}" if self.duration else ""
         draw.text((MARGIN, 3), clock_time(seconds) + whole, PLAIN, self.font)
         for (left, top), strip, row in zip(self.corners, self.strips, rows):
-            answer = shorten(row.answer, self.font, 0.29 * self.inner)
+            answer = shorten(row.answer, self.font, 0.32 * self.inner)
             draw.text((left + self.inner, top), answer, row.color or PLAIN, self.font, anchor="ra")
             image.paste(strip, (left, top + self.line))
             box = (left + cursor - 1, top + self.line - 2, left + cursor + 1, top + self.line + STRIP_HEIGHT + 1)

@@ -99,7 +99,8 @@ class ClipWriter:
         start = event.start - SECONDS_AROUND
         keys = [i for i, packet in enumerate(self.packets) if packet.is_keyframe and _seconds(packet) <= start]
         packets = list(self.packets)[keys[-1] if keys else 0 :]
-        self.clips[number] = Clip(container, stream, packets[0].pts if packets else 0, closing=closing)
+        first = (packets[0].pts or 0) if packets else 0
+        self.clips[number] = Clip(container, stream, first, closing=closing)
         for packet in packets:
             _write(self.clips[number], packet)
 
