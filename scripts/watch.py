@@ -1,4 +1,4 @@
-"""Ask questions about every frame of a video: a timeline of P(yes), events, a picture of both, an annotated video.
+"""Ask questions about every frame of a video: a timeline of answers, events, a picture of both, videos.
 
     python scripts/watch.py street.mp4 --ask "Is there a pedestrian?" --ask "Is there a bus?" --output_dir runs/street
     python scripts/watch.py frames/ --frame_rate 10 --ask "Is it raining?" --output_dir runs/frames --video seen.mp4
@@ -6,13 +6,16 @@
     python scripts/watch.py docs/example.jpg --ask "Is there a bus?" --output_dir runs/one         # seconds on a CPU
 
 SOURCE is a video file, a folder of images, a camera (its number or device) or the URL of a stream. OUTPUT_DIR gets
-timeline.parquet (frame, time, question, probability), events.csv, timeline.png and summary.json. During the run, and
-after a kill, the timeline is in timeline.csv: one line per answer, written at once. Every frame of a file is answered;
-frames of a live source are dropped, and counted, when the model is late.
+timeline.parquet (frame, time, question, probability, answer), events.csv, timeline.png and summary.json; --video and
+--clips write an annotated video and a clip of each event. During the run, and after a kill, the timeline is in
+timeline.csv: one line per answer, written at once. Every frame of a file is answered; frames of a live source are
+dropped, and counted, when the model is late.
+
+A question that asks for words ("What color is the traffic light?") gets words: each period of one answer is an event.
 
 An event begins where P(yes) reaches --on, ends where it falls below --off, and lasts at least --shortest seconds; with
 --fps 1, one frame counts as one second. With --thresholds both are the threshold of the question's type, timeline and
-events get a column not_sure, and the timeline one of answers.
+events get a column not_sure.
 
 The exit status is 0; 1 if frames are missing (a broken file, a lost camera); 2 if the run could not start or failed;
 130 after Ctrl-C.

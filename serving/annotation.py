@@ -1,6 +1,8 @@
-"""A video with the questions and their answers drawn over every frame."""
+"""A video with the questions and their answers below every frame, and a strip of time that fills behind a cursor."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,17 @@ from .timeline import clock_time
 
 
 SUFFIXES = (".mp4", ".mov", ".mkv")
-MAX_SIDE, MIN_SIDE = 1280, 320  # pixels: limits of the longer and of the shorter side
+MAX_SIDE, MIN_SIDE = 1280, 320  # pixels: limits of the longer and of the shorter side of a frame
 TIME_BASE = Fraction(1, 90_000)
-PLAIN, EVENT = (235, 235, 235), (255, 170, 60)
+FIRST_SPAN = 60.0  # seconds that the strips hold at first if the duration is unknown
+# Pixels. A column is as wide as most questions; strips of up to COLUMN_ROWS questions stay below each other.
+MIN_COLUMN, COLUMN_ROWS, MARGIN, STRIP_HEIGHT = 400, 8, 10, 14
+PLAIN, DIM, BACKGROUND, TRACK, CURSOR = "#ebebeb", "#a0a0a0", "#181818", "#363636", "#ffffff"
+NO_EVENT = "#8a94a0"
 
 
 def video_size(width: int, height: int) -> tuple[int, int]:
-    """Width and height of the annotated video for frames of a size: same shape, both even."""
+    """Width and height of the pictures of frames of a size: same shape, both even."""
     largest = MAX_SIDE / max(width, height)
     scale = min(max(min(1.0, largest), MIN_SIDE / min(width, height)), largest)
     return max(2, 2 * round(width * scale / 2)), max(2, 2 * round(height * scale / 2))
@@ -31,22 +37,73 @@ def check_path(path: Path) -> None:
         raise DataError(f"--video {path}: must end in {', '.join(SUFFIXES)}")
 
 
+class Encoder:
+    """Encodes RGB pictures of one size as H.264, in a stream of a container.
+
+    There are no B-frames: MP4 would start them later than at 0. Every second begins with a key frame.
+
+    Args:
+        rate: frames per second, a hint to players. Every frame keeps its own time.
+    """
+
+    def __init__(self, container: Any, rate: float):
+        self.container, self.rate = container, Fraction(rate).limit_denominator(1001)
+        self.stream: Any = None  # from the first frame, which has the size
+        self.last = -1
+
+    def encode(self, seconds: float, picture: Image.Image) -> list[av.Packet]:
+        if self.stream is None:
+            self._start(*picture.size)
+        frame = av.VideoFrame.from_image(picture)
+        frame.pts = self.last = max(round(seconds / TIME_BASE), self.last + 1)
+        frame.time_base = TIME_BASE
+        return self.stream.encode(frame)
+
+    def flush(self) -> list[av.Packet]:
+        """The packets that the encoder still holds; call it once."""
+        return [] if self.stream is None else self.stream.encode()
+
+    def _start(self, width: int, height: int) -> None:
+        codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
+        options = {"preset": "veryfast", "crf": "23"} if codec == "libx264" else {}
+        self.stream = self.container.add_stream(codec, rate=self.rate, options=options)
+        self.stream.width, self.stream.height, self.stream.pix_fmt = width, height, "yuv420p"
+        context = self.stream.codec_context
+        self.stream.time_base = context.time_base = TIME_BASE
+        context.gop_size, context.max_b_frames = max(1, round(self.rate)), 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a frame shows of one question.
+
+    Attributes:
+        answer: as text.
+        level: 0..1, how high the strip is filled.
+        color: of the event that the frame belongs to; None outside of events.
+    """
+
+    answer: str
+    level: float
+    color: str | None = None
+
+
 class AnnotatedVideo:
     """Writes an H.264 video in fragments: after a kill, all but the last seconds can be played.
 
     Args:
         path: a .mp4, .mov or .mkv file.
-        questions: Q questions; as many as fit are shown.
-        rate: frames per second, a hint to players. Every frame keeps its own time.
+        questions: Q questions; all are shown.
+        rate: frames per second, a hint to players.
+        duration: seconds, if it is known.
 
     Raises:
         DataError: another file type, or a file that cannot be written.
     """
 
-    def __init__(self, path: Path, questions: Sequence[str], rate: float):
+    def __init__(self, path: Path, questions: Sequence[str], rate: float, duration: float | None = None):
         check_path(path)
-        self.path, self.questions = path, list(questions)
-        self.rate = Fraction(rate).limit_denominator(1001)
+        self.path, self.questions, self.duration = path, list(questions), duration
         options = {"flush_packets": "1"}
         if path.suffix.lower() != ".mkv":
             options["movflags"] = "hybrid_fragmented"  # becomes an ordinary file when closed
@@ -55,54 +112,96 @@ class AnnotatedVideo:
         except OSError as error:
             raise DataError(f"--video {path}: cannot be written: {error.strerror}") from error
         self.container = av.open(str(path), "w", options=options)
-        self.stream: Any = None
-        self.last = -1
+        self.encoder = Encoder(self.container, rate)
+        self.panel: Panel | None = None
 
-    def _start(self, width: int, height: int) -> None:
-        codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
-        options = {"preset": "veryfast", "crf": "23"} if codec == "libx264" else {}
-        self.stream = self.container.add_stream(codec, rate=self.rate, options=options)
-        self.stream.width, self.stream.height, self.stream.pix_fmt = width, height, "yuv420p"
-        self.stream.time_base = self.stream.codec_context.time_base = TIME_BASE
-        self.stream.codec_context.gop_size = max(1, round(2 * self.rate))
-
-    def add(
-        self, seconds: float, picture: Image.Image, probabilities: Sequence[float], is_event: Sequence[bool]
-    ) -> None:
-        """Write an RGB frame with Q answers; `is_event` marks those within an event."""
-        if self.stream is None:
-            self._start(*picture.size)
-        frame = av.VideoFrame.from_image(
-            annotate(picture, self.questions, probabilities, is_event, clock_time(seconds))
-        )
-        frame.pts = self.last = max(round(seconds / TIME_BASE), self.last + 1)
-        frame.time_base = TIME_BASE
-        self.container.mux(self.stream.encode(frame))
+    def add(self, seconds: float, picture: Image.Image, rows: Sequence[Row]) -> None:
+        """Write an RGB frame, with Q rows below it."""
+        if self.panel is None:
+            self.panel = Panel(self.questions, max(picture.width, MIN_COLUMN), self.duration)
+        panel = self.panel.draw(seconds, rows)
+        image = Image.new("RGB", (panel.width, picture.height + panel.height), BACKGROUND)
+        image.paste(picture, ((panel.width - picture.width) // 2, 0))
+        image.paste(panel, (0, picture.height))
+        self.container.mux(self.encoder.encode(seconds, image))
 
     def close(self) -> None:
         """Finish the file; without any frame, remove it."""
-        if self.stream is not None:
-            self.container.mux(self.stream.encode())
+        self.container.mux(self.encoder.flush())
         self.container.close()
-        if self.stream is None:
+        if self.panel is None:
             self.path.unlink(missing_ok=True)
 
 
-def annotate(
-    picture: Image.Image,
-    questions: Sequence[str],
-    probabilities: Sequence[float],
-    is_event: Sequence[bool],
-    corner: str,
-) -> Image.Image:
-    """Draw P(yes) of every question that fits, in orange within an event, below a first line of text."""
-    image = picture.copy()
-    size = max(10, min(20, image.height // 26))
-    font, height = ImageFont.load_default(size), round(1.4 * size)
-    lines = [(corner, PLAIN)]
-    for question, probability, is_on in zip(questions, probabilities, is_event):
-        lines.append((f"{probability:.2f}  {question}", EVENT if is_on else PLAIN))
-    draw = ImageDraw.Draw(image)
-    for row, (text, color) in enumerate(lines[: image.height // height]):
-        draw.text((size // 2, height * row), text, color, font, stroke_width=2, stroke_fill="black")
-    return image
+class Panel:
+    """Draws the time, and for each question its answer and a strip: the answers so far, from 0 to the duration.
+
+    Strips of an unknown duration are squeezed to half their width whenever they are full.
+
+    Args:
+        width: even, in pixels.
+        duration: seconds, if it is known.
+    """
+
+    def __init__(self, questions: Sequence[str], width: int, duration: float | None = None):
+        self.duration, self.span = duration, duration or FIRST_SPAN
+        columns = max(1, min(width // MIN_COLUMN, -(-len(questions) // COLUMN_ROWS)))
+        size = 14 if width // columns < 1.5 * MIN_COLUMN else 17
+        self.font, self.line = ImageFont.load_default(size), round(1.4 * size)
+        rows, row_height = -(-len(questions) // columns), self.line + STRIP_HEIGHT + 6
+        self.column = width // columns
+        self.inner = self.column - 2 * MARGIN  # the width of a strip
+        # Top left corners of the rows.
+        self.corners = [
+            (index // rows * self.column + MARGIN, self.line + 6 + index % rows * row_height)
+            for index in range(len(questions))
+        ]
+        height = self.line + 6 + rows * row_height + 4
+        self.base = Image.new("RGB", (width, height + height % 2), BACKGROUND)
+        draw = ImageDraw.Draw(self.base)
+        legend = shorten("strips: probability; in color: events", self.font, width - 2 * MARGIN - 11 * size)
+        draw.text((width - MARGIN, 3), legend, DIM, self.font, anchor="ra")
+        for corner, question in zip(self.corners, questions):
+            draw.text(corner, shorten(question, self.font, 0.66 * self.inner), PLAIN, self.font)
+        self.strips = [Image.new("RGB", (self.inner, STRIP_HEIGHT), TRACK) for _ in questions]
+        self.last: tuple[int, Sequence[Row]] = (0, [])  # x and rows of the last frame
+
+    def draw(self, seconds: float, rows: Sequence[Row]) -> Image.Image:
+        """The panel at a time, which must not decrease."""
+        while seconds > self.span:
+            self._squeeze()
+        cursor = min(self.inner - 1, int(seconds / self.span * self.inner))
+        start, last_rows = self.last
+        for strip, row in zip(self.strips, last_rows):  # an answer holds until the next frame
+            top = round((1 - row.level) * STRIP_HEIGHT)
+            if cursor > start and top < STRIP_HEIGHT:
+                strip.paste(row.color or NO_EVENT, (start, top, cursor, STRIP_HEIGHT))
+        self.last = cursor, rows
+        image = self.base.copy()
+        draw = ImageDraw.Draw(image)
+        whole = f" of {clock_time(self.span)}" if self.duration else ""
+        draw.text((MARGIN, 3), clock_time(seconds) + whole, PLAIN, self.font)
+        for (left, top), strip, row in zip(self.corners, self.strips, rows):
+            answer = shorten(row.answer, self.font, 0.32 * self.inner)
+            draw.text((left + self.inner, top), answer, row.color or PLAIN, self.font, anchor="ra")
+            image.paste(strip, (left, top + self.line))
+            box = (left + cursor - 1, top + self.line - 2, left + cursor + 1, top + self.line + STRIP_HEIGHT + 1)
+            draw.rectangle(box, CURSOR)
+        return image
+
+    def _squeeze(self) -> None:
+        self.span *= 2
+        for index, strip in enumerate(self.strips):
+            half = strip.resize((self.inner // 2, STRIP_HEIGHT), Image.Resampling.BOX)
+            self.strips[index] = Image.new("RGB", strip.size, TRACK)
+            self.strips[index].paste(half, (0, 0))
+        self.last = self.last[0] // 2, self.last[1]
+
+
+def shorten(text: str, font: Any, width: float) -> str:
+    """One line of text that is at most `width` pixels wide, with an ellipsis if it had to be cut."""
+    line = " ".join(text.split())
+    if font.getlength(line) <= width:
+        return line
+    length = bisect_left(range(len(line)), True, key=lambda end: font.getlength(line[: end + 1] + "…") > width)
+    return line[:length].rstrip() + "…"

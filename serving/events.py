@@ -1,13 +1,16 @@
-"""Events from P(yes) over time, with two thresholds and a minimum duration against flicker.
+"""Events from answers over time: periods of "yes", or of one answer in words; with a minimum duration against flicker.
 
     P(yes) ≥ on ──────────────────────── P(yes) < off for `shortest` seconds: the event ended where the "no" began
            └─ for `shortest` seconds: the event began here
 
 The answer to one frame holds until the next frame. A "yes" shorter than `shortest` is no event, and a "no" shorter
-than `shortest` does not end one.
+than `shortest` does not end one. Answers in words are treated alike: "red" is an event, "none" is not.
 """
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, replace
+
+from ..data.ground_truth import NONE
 
 
 TOLERANCE = 1e-6  # seconds: differences of time stamps are not exact
@@ -15,28 +18,33 @@ TOLERANCE = 1e-6  # seconds: differences of time stamps are not exact
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A period of "yes".
+    """A period of one answer.
 
     Attributes:
-        start: seconds, where the "yes" began.
-        end: seconds, where the "no" began; None while the event lasts.
-        peak: highest probability so far.
-        is_cut: the video ended before the "yes" did.
+        start: seconds, where the answer began.
+        end: seconds, where it gave way to another one; None while the event lasts.
+        peak: highest probability so far: P(yes), or that of the answer in words.
+        is_cut: the video ended before the answer did.
+        answer: "yes", or words.
     """
 
     start: float
     end: float | None
     peak: float
     is_cut: bool = False
+    answer: str = "yes"
 
 
 class EventDetector:
     """Finds the events of one question.
 
     Args:
-        on: probability from which a "no" becomes a "yes".
-        off: probability below which a "yes" becomes a "no".
-        shortest: seconds; a shorter "yes" or "no" is flicker.
+        on: P(yes) from which a "no" becomes a "yes".
+        off: P(yes) below which a "yes" becomes a "no".
+        shortest: seconds; a shorter answer is flicker.
+
+    Attributes:
+        event: the current event; None between events.
 
     Raises:
         ValueError: not 0 < off <= on <= 1, or a duration that is negative or not finite.
@@ -48,40 +56,64 @@ class EventDetector:
         if not 0 <= shortest < float("inf"):
             raise ValueError(f"the shortest duration must be 0 seconds or more, got {shortest}")
         self.on, self.off, self.shortest = on, off, shortest
-        self.is_event = False  # whether the last "yes" was long enough, and no "no" since then
-        self._is_yes = False
-        self._changed = 0.0  # seconds, where the current "yes" or "no" began
-        self._start, self._peak = 0.0, 0.0
+        self.event: Event | None = None
+        self._over: deque[Event] = deque(maxlen=2)  # the last events that have ended
+        self._latest = Event(0.0, None, 0.0, answer="")  # the latest answer, "" for "no" and "none"
+        self._lost = 0.0  # seconds, where the answer of the current event last gave way
 
-    def update(self, seconds: float, probability: float) -> list[Event]:
-        """Add the probability at a time, which must not decrease.
+    def update(self, seconds: float, probability: float, words: str | None = None) -> list[Event]:
+        """Add the answer at a time, which must not decrease.
+
+        Args:
+            probability: P(yes), or that of the answer in words.
+            words: the answer to a question that asks for words.
 
         Returns:
-            events that have begun (`end` is None) or ended since the last call, in that order.
+            events that have begun (`end` is None) or ended since the last call, in that order of time.
         """
         changes = self._advance(seconds)
-        if probability < self.off if self._is_yes else probability >= self.on:
-            self._is_yes, self._changed = not self._is_yes, seconds
-            if self._is_yes and not self.is_event:
-                self._peak = 0.0
-        if self._is_yes:
-            self._peak = max(self._peak, probability)
+        if words is None:
+            answer = "yes" if probability >= (self.off if self._latest.answer else self.on) else ""
+        else:
+            answer = "" if words == NONE else words
+        if answer != self._latest.answer:
+            if self.event is not None and self.event.answer == self._latest.answer:
+                self._lost = seconds
+            self._latest = Event(seconds, None, 0.0, answer=answer)
+        self._latest = replace(self._latest, peak=max(self._latest.peak, probability))
+        if self.event is not None and self.event.answer == answer:
+            self.event = replace(self.event, peak=max(self.event.peak, probability))
         return changes + self._advance(seconds)
 
     def _advance(self, seconds: float) -> list[Event]:
-        """Let the last answer hold until now: once it is long enough, an event begins or ends."""
-        if self._is_yes == self.is_event or seconds - self._changed < self.shortest - TOLERANCE:
-            return []
-        self.is_event = self._is_yes
-        if self.is_event:
-            self._start = self._changed
-            return [Event(self._start, None, self._peak)]
-        return [Event(self._start, self._changed, self._peak)]
+        """Let the latest answer hold until now: once it is long enough, an event ends or begins."""
+        changes = []
+        if self.event is not None and self.event.answer != self._latest.answer and self._is_long(self._lost, seconds):
+            changes.append(self._end(self.event, self._lost))
+        if self.event is None and self._latest.answer and self._is_long(self._latest.start, seconds):
+            self.event = self._latest
+            changes.append(self.event)
+        return changes
+
+    def _is_long(self, start: float, end: float) -> bool:
+        return end - start >= self.shortest - TOLERANCE
+
+    def _end(self, event: Event, seconds: float, is_cut: bool = False) -> Event:
+        self.event = None
+        self._over.append(replace(event, end=seconds, is_cut=is_cut))
+        return self._over[-1]
+
+    def event_at(self, seconds: float) -> Event | None:
+        """The event at a time; final for times at least `shortest` seconds before the last update."""
+        for event in (self.event, *self._over):
+            if event is not None and event.start <= seconds < (float("inf") if event.end is None else event.end):
+                return event
+        return None
 
     def close(self, seconds: float) -> list[Event]:
         """End the video at a time, and the current event with it."""
         changes = self._advance(seconds)
-        if self.is_event:
-            end = seconds if self._is_yes else self._changed
-            changes.append(Event(self._start, end, self._peak, is_cut=self._is_yes))
+        if self.event is not None:
+            is_cut = self.event.answer == self._latest.answer
+            changes.append(self._end(self.event, seconds if is_cut else self._lost, is_cut))
         return changes

@@ -13,11 +13,21 @@ from ..utils import atomic_write
 from .events import Event
 
 
-COLUMNS = {"frame": pa.int64(), "time": pa.float64(), "question": pa.string(), "probability": pa.float32()}
-ANSWER_COLUMNS = {"answer": pa.string(), "not_sure": pa.bool_()}  # follow with --thresholds
+COLUMNS = {
+    "frame": pa.int64(),
+    "time": pa.float64(),
+    "question": pa.string(),
+    "probability": pa.float32(),  # P(yes), or that of an answer in words
+    "answer": pa.string(),
+}
+NOT_SURE = {"not_sure": pa.bool_()}  # follows with --thresholds
 BLOCK_BYTES = 1 << 24  # of CSV that become one row group
 MAX_POINTS = 1200  # of a curve in the picture
-LINE, RANGE, EVENT, THRESHOLD = "#2166ac", "#a9c9e4", "#f4a582", "#8a8a8a"
+LINE, RANGE, THRESHOLD = "#2166ac", "#a9c9e4", "#8a8a8a"
+COLORS = {"yes": "#f4a03c", "red": "#e8483c", "yellow": "#f2d13c", "green": "#3fb862"}  # of events
+OTHER_COLORS = ("#b07cd0", "#3fb8b0", "#d98cb3", "#a58a6a", "#5b9bd5", "#9aa5b1")
+MAX_TITLE = 115  # letters of a question
+MIN_LABEL = 0.012  # fraction of the picture's width for each letter of an answer
 
 
 class CsvLog:
@@ -43,11 +53,17 @@ def convert_to_parquet(source: Path, path: Path) -> None:
         source,
         read_options=pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES),
         parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
-        convert_options=pyarrow.csv.ConvertOptions(column_types=COLUMNS | ANSWER_COLUMNS),
+        convert_options=pyarrow.csv.ConvertOptions(column_types=COLUMNS | NOT_SURE),
     )
     with atomic_write(path) as temporary, reader, pyarrow.parquet.ParquetWriter(temporary, reader.schema) as writer:
         for batch in reader:
             writer.write_batch(batch)
+
+
+def cut(text: str, length: int) -> str:
+    """One line of at most `length` letters, with an ellipsis if there are more."""
+    line = " ".join(text.split())
+    return line if len(line) <= length else line[: length - 1].rstrip() + "…"
 
 
 def clock_time(seconds: float) -> str:
@@ -57,6 +73,15 @@ def clock_time(seconds: float) -> str:
     hours, minutes = divmod(minutes, 60)
     start = f"{hours}:{minutes:02d}" if hours else f"{minutes}"
     return f"{start}:{rest // 10:02d}.{rest % 10}"
+
+
+class AnswerColors(dict[str, str]):
+    """A color for each answer: its own, or the next one of the others."""
+
+    def __missing__(self, answer: str) -> str:
+        others = len(self.keys() - COLORS.keys())
+        self[answer] = COLORS.get(answer) or OTHER_COLORS[others % len(OTHER_COLORS)]
+        return self[answer]
 
 
 def summarize(path: Path, num_questions: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -80,14 +105,15 @@ def draw_timeline(
     questions: Sequence[str],
     events: Sequence[tuple[str, Event]],
     thresholds: Sequence[Sequence[float]],
+    colors: AnswerColors,
     path: Path,
 ) -> None:
-    """Draw a PNG with one row per question: P(yes), thresholds and events.
+    """Draw a PNG with one row per question: its probability, thresholds and events.
 
     Args:
         timeline: Parquet file of `convert_to_parquet`.
         events: (question, event) for every event, each with an end.
-        thresholds: of each question.
+        thresholds: of each question on P(yes); none for a question answered in words.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -97,10 +123,14 @@ def draw_timeline(
     height = figure.get_figheight()
     figure.subplots_adjust(left=0.03, right=0.97, bottom=0.6 / height, top=1 - 0.35 / height, hspace=0.5)
     rows = figure.subplots(len(questions), 1, sharex=True, squeeze=False)[:, 0]
+    end = max(seconds[-1], *(event.end or 0 for _, event in events), 1e-3)
     for index, (axes, question) in enumerate(zip(rows, questions)):
         found = [event for of_question, event in events if of_question == question]
         for event in found:
-            axes.axvspan(event.start, event.end, color=EVENT, alpha=0.55, linewidth=0)
+            axes.axvspan(event.start, event.end, color=colors[event.answer], alpha=0.55, linewidth=0)
+            length = (event.end or 0) - event.start
+            if not thresholds[index] and length > MIN_LABEL * len(event.answer) * end:
+                axes.text(event.start + length / 2, 0.5, event.answer, fontsize=9, ha="center", va="center")
         for threshold in thresholds[index]:
             axes.axhline(threshold, color=THRESHOLD, linewidth=0.7, linestyle=":")
         axes.fill_between(seconds, low[:, index], high[:, index], color=RANGE, linewidth=0)
@@ -108,11 +138,14 @@ def draw_timeline(
         axes.set(ylim=(0, 1), yticks=(0, 1))
         axes.spines[["top", "right"]].set_visible(False)
         total = sum(event.end - event.start for event in found if event.end is not None)
-        axes.set_title(question[:100], loc="left", fontsize=9, pad=3)
+        axes.set_title(cut(question, MAX_TITLE), loc="left", fontsize=9, pad=3)
         axes.set_title(f"{len(found)} event(s), {total:.1f} s", loc="right", fontsize=9, pad=3)
     rows[-1].xaxis.set_major_locator(MaxNLocator(10, steps=[1, 1.5, 2, 3, 6, 10]))
     rows[-1].xaxis.set_major_formatter(FuncFormatter(lambda second, _: clock_time(max(0, second)).removesuffix(".0")))
-    rows[-1].set_xlim(0, max(seconds[-1], *(event.end or 0 for _, event in events), 1e-3))
-    rows[-1].set_xlabel("time. Line and pale area: P(yes), mean and range. Orange: events. Dotted: thresholds.")
+    rows[-1].set_xlim(0, end)
+    rows[-1].set_xlabel(
+        "time. Line and pale area: P(yes) or the probability of the words, mean and range. In color: events. "
+        "Dotted: thresholds."
+    )
     with atomic_write(path) as temporary:
         figure.savefig(temporary, format="png", dpi=110, facecolor="white")

@@ -48,7 +48,7 @@ class Frame:
         index: of the frame in the source, from 0. Frames that `fps` skips count too.
         seconds: from the first frame.
         image: RGB, size × size, squeezed.
-        picture: RGB, for the annotated video; None without one.
+        picture: RGB, for the annotated video and clips; None without them.
     """
 
     index: int
@@ -107,7 +107,7 @@ class Source:
             image = resize(resizers[0], picture, size, size)
             yield Frame(index, seconds, image, None if shape is None else resize(resizers[1], picture, *shape))
 
-    def skip(self, error: Exception) -> None:
+    def skip(self, error: Exception | str) -> None:
         """Count a broken frame, and describe the first one."""
         self.broken += 1
         if self.broken == 1:
@@ -230,14 +230,15 @@ class VideoSource(Source):
                 if picture.pts is not None:  # the last picture of a recorded screen can stand for seconds
                     end = max(end, (picture.pts - start + (picture.duration or 0)) * base)
                 yield index, seconds, picture
-        self._check_end(index + 1, max(end, seconds + 1 / self.rate))
+            # Before the container is closed, which frees what the stream says of itself.
+            self._check_end(index + 1, max(end, seconds + 1 / self.rate))
 
     def _decode_packets(self) -> Iterator[av.VideoFrame]:
         for packet in self._read_packets():
             try:
                 yield from self.stream.decode(packet)
             except av.error.FFmpegError as error:
-                self.skip(error)
+                self.skip(error.strerror or error)
 
     def _read_packets(self) -> Iterator[Any]:
         while True:

@@ -1,6 +1,8 @@
 """Ask the same questions about every frame of a video, and record the answers.
 
-    source → frames → QuestionScorer (the model) → Recorder (timeline, events, video)
+    source → frames → QuestionScorer (the model) → Recorder (timeline, events, video, clips)
+
+The words of a question decide whether it gets P(yes) or an answer in words, for all frames alike.
 
 A file waits for the model, and no frame is lost. A live source does not wait: `LiveReader` takes its frames in a
 thread, and when the model is late, the oldest waiting frame is dropped and counted.
@@ -12,9 +14,10 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -25,20 +28,25 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from ..operating_points import load_operating_points
+from ..answering import generate_answers
+from ..operating_points import OperatingPoint, load_operating_points
+from ..questions_traffic_vlm import is_yes_no_question
 from ..utils import DataError, atomic_write_text
-from .annotation import AnnotatedVideo, check_path, video_size
-from .answerer import Answerer
-from .events import Event, EventDetector
+from .annotation import AnnotatedVideo, Row, check_path, video_size
+from .answerer import Answer, Answerer
+from .clips import ClipWriter, find_clips
+from .events import TOLERANCE, Event, EventDetector
 from .questions import check_questions
-from .timeline import ANSWER_COLUMNS, COLUMNS, CsvLog, clock_time, convert_to_parquet, draw_timeline
+from .timeline import COLUMNS, NOT_SURE, AnswerColors, CsvLog, clock_time, convert_to_parquet, draw_timeline
 from .video import Frame, Source, open_source
 
 
 ROOT = Path(__file__).resolve().parent.parent
 LIVE_CAPACITY = 4  # frames of a live source that wait for the model; more would only be older
+SILENCE = 20.0  # seconds without a frame after which a live source counts as lost; FFmpeg may notice earlier
+MAX_UNDRAWN = 64  # frames that wait until it is known whether they belong to an event
 FILES = ("timeline.csv", "timeline.parquet", "events.csv", "timeline.png", "summary.json")
-EVENT_COLUMNS = ("question", "start", "end", "peak", "is_cut")
+EVENT_COLUMNS = ("question", "answer", "start", "end", "peak", "is_cut")
 
 
 @dataclass
@@ -48,6 +56,7 @@ class WatchOptions:
     output_dir: Path = field(metadata={"help": "folder to write to"})
     overwrite: bool = field(default=False, metadata={"help": "replace the files of an earlier run"})
     video: Path | None = field(default=None, metadata={"help": "annotated video to write: .mp4, .mov or .mkv"})
+    clips: Path | None = field(default=None, metadata={"help": "folder for a clip (.mp4) of each event"})
     fps: float | None = field(default=None, metadata={"help": "frames to ask about per second; all by default"})
     frame_rate: float | None = field(
         default=None, metadata={"help": "frames per second of images, and of videos without time stamps"}
@@ -88,10 +97,10 @@ def event_limits(question: str, options: WatchOptions) -> tuple[float, float]:
 
 
 class QuestionScorer:
-    """P(yes) of the same questions about every frame, all in one pass.
+    """Answers to the same questions about every frame: P(yes) in one pass, then words for those that ask for words.
 
     Attributes:
-        notes: questions with unknown words, and questions that the model answers with words.
+        notes: questions with unknown and untaught words.
 
     Raises:
         ValueError: a question without a known word, or one that is too long.
@@ -99,6 +108,7 @@ class QuestionScorer:
 
     def __init__(self, answerer: Answerer, questions: Sequence[str]):
         self.answerer, self.questions = answerer, list(questions)
+        self.yes_no = [index for index, text in enumerate(self.questions) if is_yes_no_question(text)]
         self.size: int = answerer.processor.image_processor.size["height"]
         self.notes: list[str] = []
         gray = Image.new("RGB", (self.size, self.size), "gray")  # checks the questions and warms the model up
@@ -109,16 +119,29 @@ class QuestionScorer:
             if answer.untaught_words:
                 words = ", ".join(answer.untaught_words)
                 self.notes.append(f"{answer.question!r} has words not taught, or not reliably: {words}")
-            if answer.yes_probability is None:
-                self.notes.append(f"{answer.question!r} is answered with words; its P(yes) may mean little")
 
-    def __call__(self, images: Sequence[Image.Image]) -> np.ndarray:
-        """Return P(yes), float32 [B,Q], for B images."""
-        texts = [self.questions] * len(images)
-        inputs = self.answerer.processor(
-            images=list(images), text=texts, packed=True, on_unknown="ignore", return_tensors="pt"
-        ).to(self.answerer.device)
-        return torch.stack(self.answerer.model.score_yes_no(**inputs)).float().cpu().numpy()
+    def __call__(self, images: Sequence[Image.Image]) -> tuple[np.ndarray, list[list[str | None]]]:
+        """Answer all Q questions about B images.
+
+        Returns:
+            P(yes), or the probability of the answer in words, float32 [B,Q]; that answer, None where there is P(yes).
+        """
+        answerer, count = self.answerer, len(self.questions)
+        encoded = answerer.encode(answerer.read(images))
+        values = np.zeros((len(images), count), dtype=np.float32)
+        words: list[list[str | None]] = [[None] * count for _ in images]
+        if self.yes_no:
+            texts = [[self.questions[index] for index in self.yes_no]] * len(images)
+            inputs = answerer.processor(text=texts, packed=True, on_unknown="ignore", return_tensors="pt")
+            scores = answerer.model.score_yes_no(**inputs.to(answerer.device), encoded_images=encoded)
+            values[:, self.yes_no] = torch.stack(scores).float().cpu().numpy()
+        if in_words := [index for index in range(count) if index not in self.yes_no]:
+            places = [(image, index) for image in range(len(images)) for index in in_words]
+            asked = [(image, self.questions[index]) for image, index in places]
+            found = generate_answers(answerer.model, answerer.processor, encoded, asked)
+            for (image, index), (text, probability) in zip(places, found):
+                values[image, index], words[image][index] = probability or 0.0, text
+        return values, words
 
 
 def batch_frames(frames: Iterator[Frame], size: int, should_stop: Callable[[], Any]) -> Iterator[list[Frame]]:
@@ -132,10 +155,11 @@ class LiveReader:
 
     Attributes:
         dropped: number of frames that were replaced by newer ones before they were used.
+        is_silent: no frame came for SILENCE seconds, and `batches` ended.
     """
 
     def __init__(self, frames: Iterator[Frame]):
-        self.dropped = 0
+        self.dropped, self.is_silent = 0, False
         # Frames; at the end None, or the exception that reading raised.
         self._queue: queue.Queue[Frame | Exception | None] = queue.Queue()
         self._stopped = threading.Event()
@@ -158,28 +182,33 @@ class LiveReader:
         self._queue.put(end)
 
     def batches(self, should_stop: Callable[[], Any]) -> Iterator[list[Frame]]:
-        """Yield frames one by one until they end or `should_stop()` is true.
+        """Yield frames one by one until they end, none comes for SILENCE seconds, or `should_stop()` is true.
 
         Raises:
             Exception: whatever reading raised, after the frames before it.
         """
+        last = time.monotonic()
         try:
-            while not should_stop():
+            while not should_stop() and not self.is_silent:
                 try:
                     item = self._queue.get(timeout=0.2)
                 except queue.Empty:
+                    self.is_silent = time.monotonic() - last > SILENCE
                     continue
                 if item is None:
                     return
                 if isinstance(item, Exception):
                     raise item
                 yield [item]
+                last = time.monotonic()  # while the model was busy, none was waited for
         finally:
             self._stopped.set()
 
 
 class Recorder:
-    """Writes timeline, events and annotated video; the files can be read at any moment.
+    """Writes timeline, events, annotated video and clips; the files can be read at any moment.
+
+    Frames wait until it is known whether they belong to an event, so the video shows events from their start.
 
     Args:
         options: `output_dir` is an existing folder without files of an earlier run.
@@ -187,9 +216,15 @@ class Recorder:
     """
 
     def __init__(
-        self, questions: Sequence[str], options: WatchOptions, rate: float, video: AnnotatedVideo | None = None
+        self,
+        questions: Sequence[str],
+        options: WatchOptions,
+        rate: float,
+        video: AnnotatedVideo | None = None,
+        clips: ClipWriter | None = None,
     ):
-        self.questions, self.options, self.rate, self.video = list(questions), options, rate, video
+        self.questions, self.options, self.rate = list(questions), options, rate
+        self.video, self.clips = video, clips
         self.folder = options.output_dir
         self.frames, self.dropped, self.seconds, self.elapsed = 0, 0, 0.0, 0.0
         self.started, self.start = datetime.now().astimezone(), time.monotonic()
@@ -197,57 +232,96 @@ class Recorder:
         self.events: list[tuple[str, Event]] = []  # those that have ended
         self.limits = [event_limits(question, options) for question in self.questions]
         self.detectors = [EventDetector(on, off, options.shortest) for on, off in self.limits]
-        has_points = options.operating_points is not None
-        answer_columns, event_columns = (ANSWER_COLUMNS, ("not_sure",)) if has_points else ((), ())
-        self.timeline = CsvLog(self.folder / "timeline.csv", (*COLUMNS, *answer_columns))
-        self.log = CsvLog(self.folder / "events.csv", (*EVENT_COLUMNS, *event_columns))
+        self.has_points = options.operating_points is not None
+        self.points = [
+            options.operating_points.of(question) if options.operating_points else OperatingPoint(0.5)
+            for question in self.questions
+        ]
+        self.colors = AnswerColors()
+        self.undrawn: deque[tuple[Frame, list[Answer]]] = deque()
+        self.timeline = CsvLog(self.folder / "timeline.csv", (*COLUMNS, *(NOT_SURE if self.has_points else ())))
+        self.log = CsvLog(self.folder / "events.csv", (*EVENT_COLUMNS, *(NOT_SURE if self.has_points else ())))
 
-    def add(self, frames: Sequence[Frame], probabilities: np.ndarray) -> None:
-        """Record frames in their order, with P(yes) [B,Q] of the questions about them.
+    def add(
+        self, frames: Sequence[Frame], values: np.ndarray, words: Sequence[Sequence[str | None]] | None = None
+    ) -> None:
+        """Record frames in their order, with the answers to the Q questions about them.
+
+        Args:
+            values: P(yes), or the probability of the answer in words, [B,Q].
+            words: answers in words, None where there is P(yes); by default everywhere.
 
         Raises:
             ValueError: a probability is not finite.
         """
-        for frame, row in zip(frames, probabilities):
+        words = words or [[None] * len(self.questions)] * len(frames)
+        for frame, row, texts in zip(frames, values, words):
             if not np.isfinite(row).all():
                 raise ValueError(f"frame {frame.index}: the model returned {row}; its weights may be damaged")
-            values = row.tolist()
+            answers = [self._to_answer(index, *one) for index, one in enumerate(zip(row.tolist(), texts))]
             self.frames, self.seconds = self.frames + 1, frame.seconds
             # 9 digits keep every float32.
+            at = frame.index, frame.seconds
             self.timeline.add(
-                (frame.index, frame.seconds, question, f"{value:.9g}", *self._decide(question, value))
-                for question, value in zip(self.questions, values)
+                (*at, answer.question, f"{value:.9g}", answer.shown, *self._sure(answer.not_sure))
+                for answer, value in zip(answers, row.tolist())
             )
-            for question, detector, value in zip(self.questions, self.detectors, values):
-                self._keep(question, detector.update(frame.seconds, value))
-            if self.video is not None and frame.picture is not None:
-                is_event = [detector.is_event for detector in self.detectors]
-                self.video.add(frame.seconds, frame.picture, values, is_event)
+            if self.clips is not None and frame.picture is not None:
+                self.clips.add(frame.seconds, frame.picture)
+            for index, (value, text) in enumerate(zip(row.tolist(), texts)):
+                self._keep(index, self.detectors[index].update(frame.seconds, value, text))
+            if self.video is not None:
+                self.undrawn.append((frame, answers))
+                self._draw_until(frame.seconds - self.options.shortest)
 
-    def _decide(self, question: str, p_yes: float) -> tuple[str, bool] | tuple[()]:
-        """The answer and whether it is not sure; nothing without operating points."""
-        if self.options.operating_points is None:
-            return ()
-        point = self.options.operating_points.of(question)
-        return point.answer(p_yes), point.is_unsure(p_yes)
+    def _to_answer(self, index: int, value: float, words: str | None) -> Answer:
+        question, point = self.questions[index], self.points[index]
+        if words is not None:
+            return Answer(question, words, value)
+        answer = point.answer(value)
+        not_sure = point.is_unsure(value) if self.has_points else None
+        return Answer(question, answer, value if answer == "yes" else 1 - value, value, not_sure=not_sure)
+
+    def _sure(self, not_sure: bool | None) -> tuple[bool | None, ...]:
+        """The column that follows with --thresholds."""
+        return (not_sure,) if self.has_points else ()
+
+    def _draw_until(self, seconds: float) -> None:
+        """Draw the frames up to a time, whose events are known, and those that are too many to wait."""
+        while self.undrawn and (self.undrawn[0][0].seconds <= seconds + TOLERANCE or len(self.undrawn) > MAX_UNDRAWN):
+            frame, answers = self.undrawn.popleft()
+            if self.video is None or frame.picture is None:
+                continue
+            rows = []
+            for answer, detector in zip(answers, self.detectors):
+                event, p_yes = detector.event_at(frame.seconds), answer.yes_probability
+                level = p_yes if p_yes is not None else answer.probability if event else 0.0
+                rows.append(Row(answer.to_text(), level, self.colors[event.answer] if event else None))
+            self.video.add(frame.seconds, frame.picture, rows)
 
     def _describe(self, question: str, event: Event) -> dict[str, Any]:
         """An event as a row of events.csv. It is not sure if even its peak is not."""
+        index = self.questions.index(question)
         row = {"question": question, **asdict(event)}
-        if decided := self._decide(question, event.peak):
-            row["not_sure"] = decided[1]
-        return row
+        not_sure = self.points[index].is_unsure(event.peak) if is_yes_no_question(question) else None
+        return {name: row[name] for name in EVENT_COLUMNS} | dict(zip(NOT_SURE, self._sure(not_sure)))
 
-    def _keep(self, question: str, changes: Sequence[Event]) -> None:
+    def _keep(self, index: int, changes: Sequence[Event]) -> None:
+        question = self.questions[index]
         for event in changes:
+            answer = "" if is_yes_no_question(question) else f" {event.answer}"
             if event.end is None:
-                tqdm.write(f"{clock_time(event.start):>9}  begins  {question}")
+                tqdm.write(f"{clock_time(event.start):>9}  begins  {question}{answer}")
+                if self.clips is not None:
+                    self.clips.begin(index + 1, question, event)
                 continue
+            if self.clips is not None:
+                self.clips.end(index + 1, event)
             end = round(event.end, 3)
-            event = Event(round(event.start, 3), end, round(event.peak, 4), event.is_cut)
+            event = replace(event, start=round(event.start, 3), end=end, peak=round(event.peak, 4))
             self.events.append((question, event))
             self.log.add([self._describe(question, event).values()])
-            tqdm.write(f"{clock_time(end):>9}  ends    {question} (peak {event.peak:.2f})")
+            tqdm.write(f"{clock_time(end):>9}  ends    {question}{answer} (peak {event.peak:.2f})")
 
     def close(self) -> None:
         """End the current events and complete all files. Each step runs even if another fails."""
@@ -257,20 +331,24 @@ class Recorder:
                 steps.callback(self._complete_timeline)
             steps.callback(self.timeline.close)
             steps.callback(self.log.close)
-            steps.callback(self._end_events)
             if self.video is not None:
                 steps.callback(self.video.close)
+            if self.clips is not None:
+                steps.callback(self.clips.close)
+            steps.callback(self._draw_until, float("inf"))
+            steps.callback(self._end_events)
 
     def _end_events(self) -> None:
         end = self.seconds + 1 / self.rate  # the last frame lasts as long as the others
-        for question, detector in zip(self.questions, self.detectors):
-            self._keep(question, detector.close(end))
+        for index, detector in enumerate(self.detectors):
+            self._keep(index, detector.close(end))
 
     def _complete_timeline(self) -> None:
         path = self.folder / "timeline.parquet"
         convert_to_parquet(self.timeline.path, path)
         self.timeline.path.unlink()
-        draw_timeline(path, self.questions, self.events, self.limits, self.folder / "timeline.png")
+        limits = [pair if is_yes_no_question(text) else () for text, pair in zip(self.questions, self.limits)]
+        draw_timeline(path, self.questions, self.events, limits, self.colors, self.folder / "timeline.png")
 
     def write_summary(self, source: Source) -> None:
         """Write summary.json, and its main figures to standard error; call `close` first."""
@@ -330,10 +408,12 @@ def watch(
     # Opened last: the buffer of a camera would overflow while the model is loaded.
     source = open_source(name, options.frame_rate)
     rate = min(source.rate, options.fps or source.rate)
-    video = AnnotatedVideo(options.video, questions, rate) if options.video else None
-    for file in FILES:  # only now, when the new run can start
-        (options.output_dir / file).unlink(missing_ok=True)
-    recorder = Recorder(questions, options, rate, video)
+    video = AnnotatedVideo(options.video, questions, rate, source.duration) if options.video else None
+    clips = ClipWriter(options.clips, rate, options.shortest) if options.clips else None
+    earlier = [options.output_dir / file for file in FILES] + (find_clips(options.clips) if options.clips else [])
+    for path in earlier:  # only now, when the new run can start
+        path.unlink(missing_ok=True)
+    recorder = Recorder(questions, options, rate, video, clips)
     source.notes += scorer.notes
     for note in source.notes:
         print(note, file=sys.stderr)
@@ -353,17 +433,20 @@ def ask_about_frames(
     source: Source, scorer: QuestionScorer, recorder: Recorder, should_stop: Callable[[], Any]
 ) -> None:
     """Score and record the frames of a source until they end or `should_stop()` is true."""
-    frames = source.frames(scorer.size, recorder.options.fps, video_size if recorder.video else None)
+    has_pictures = recorder.video is not None or recorder.clips is not None
+    frames = source.frames(scorer.size, recorder.options.fps, video_size if has_pictures else None)
     live = LiveReader(frames) if source.is_live else None
     batches = live.batches(should_stop) if live else batch_frames(frames, recorder.options.batch_size, should_stop)
     whole = f" of {clock_time(source.duration)}" if source.duration else ""
     with tqdm(unit=" frames", disable=None) as progress:  # only on a terminal
         for batch in batches:
-            recorder.add(batch, scorer([frame.image for frame in batch]))
+            recorder.add(batch, *scorer([frame.image for frame in batch]))
             recorder.dropped = live.dropped if live else 0
             late = f", {recorder.dropped:,} dropped" if recorder.dropped else ""
             progress.set_postfix_str(f"{clock_time(recorder.seconds)}{whole}{late}", refresh=False)
             progress.update(len(batch))
+    if live is not None and live.is_silent:
+        source.problems.append(f"{source.name}: no frame for {SILENCE:g} s: the camera or stream is lost")
 
 
 def check_output(options: WatchOptions, source: str) -> None:
@@ -371,7 +454,7 @@ def check_output(options: WatchOptions, source: str) -> None:
 
     Raises:
         DataError: it has files of an earlier run and `overwrite` is off, it cannot be created, or the annotated video
-            is the source.
+            is the source. The folder of clips has clips of an earlier run.
     """
     video, folder = options.video, options.output_dir
     if video is not None and video.exists() and Path(source).exists() and video.samefile(source):
@@ -383,3 +466,5 @@ def check_output(options: WatchOptions, source: str) -> None:
     for file in FILES:
         if (folder / file).exists() and not options.overwrite:
             raise DataError(f"{folder}: has {file} of an earlier run; choose another folder, or --overwrite")
+    if options.clips is not None and find_clips(options.clips) and not options.overwrite:
+        raise DataError(f"--clips {options.clips}: has clips of an earlier run; choose another folder, or --overwrite")

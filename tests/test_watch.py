@@ -1,4 +1,4 @@
-"""Questions about every frame of a video: events, what is written, the command, signals.
+"""Questions about every frame of a video: events, what is written and drawn, clips, the command, signals.
 
 Tiny random weights cannot see. Where times matter, a scorer measures the brightness of the frames.
 """
@@ -30,9 +30,22 @@ from traffic_vlm.serving.events import Event, EventDetector
 pytest.importorskip("av", reason="videos need PyAV")
 parquet = pytest.importorskip("pyarrow.parquet", reason="the timeline needs pyarrow")
 
+import av  # noqa: E402
+
 from traffic_vlm.serving import watcher  # noqa: E402
-from traffic_vlm.serving.annotation import AnnotatedVideo, video_size  # noqa: E402
-from traffic_vlm.serving.timeline import CsvLog, clock_time, convert_to_parquet, summarize  # noqa: E402
+from traffic_vlm.serving.annotation import (  # noqa: E402
+    CURSOR,
+    MIN_COLUMN,
+    NO_EVENT,
+    TRACK,
+    AnnotatedVideo,
+    Panel,
+    Row,
+    shorten,
+    video_size,
+)
+from traffic_vlm.serving.clips import ClipWriter  # noqa: E402
+from traffic_vlm.serving.timeline import AnswerColors, CsvLog, clock_time, convert_to_parquet, summarize  # noqa: E402
 from traffic_vlm.serving.video import Frame, open_source  # noqa: E402
 
 
@@ -49,8 +62,8 @@ def brightness(frames):
     return np.stack([bright, 1 - bright], 1).astype(np.float32)
 
 
-def make_recorder(folder):
-    return watcher.Recorder(QUESTIONS, watcher.WatchOptions(output_dir=folder), RATE)
+def make_recorder(folder, questions=QUESTIONS, **outputs):
+    return watcher.Recorder(questions, watcher.WatchOptions(output_dir=folder), RATE, **outputs)
 
 
 def count_frames(path):
@@ -116,7 +129,63 @@ def test_events_and_gaps_are_long_enough(probabilities, shortest):
         assert after.start - before.end >= shortest - 1e-6
 
 
+LIGHTS = ["red", "yellow", "green", "none"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["none"] * 9, []),
+        (
+            ["red"] * 10 + ["green"] * 10 + ["none"] * 10,
+            [Event(0.0, 1.0, 0.9, answer="red"), Event(1.0, 2.0, 0.9, answer="green")],
+        ),
+        (["red"] * 10 + ["none"] * 4 + ["red"] * 6, [Event(0.0, 2.0, 0.9, True, "red")]),  # flicker
+        (
+            ["red"] * 10 + ["yellow"] * 2 + ["green"] * 8,  # "red" ended where it was last seen
+            [Event(0.0, 1.0, 0.9, answer="red"), Event(1.2, 2.0, 0.9, True, "green")],
+        ),
+        (["red"] * 10 + ["yellow", "green"] * 10, [Event(0.0, 1.0, 0.9, answer="red")]),
+    ],
+)
+def test_answers_in_words_are_events(words, expected):
+    detector = EventDetector()
+    changes = [detector.update(index / RATE, 0.9, text) for index, text in enumerate(words)]
+    changes.append(detector.close(len(words) / RATE))
+    assert [event for event in itertools.chain(*changes) if event.end is not None] == expected
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.sampled_from(LIGHTS), min_size=1, max_size=60), st.sampled_from([0.0, 0.25, 0.5]))
+def test_the_event_at_a_time_is_known_soon(words, shortest):
+    """`shortest` seconds later, it is the one that the list of all events has."""
+    detector, known, over = EventDetector(shortest=shortest), {}, []
+    for index, text in enumerate(words):
+        over += detector.update(index / RATE, 0.9, text)
+        for earlier in range(index + 1):
+            if earlier not in known and (index - earlier) / RATE >= shortest - 1e-6:
+                known[earlier] = detector.event_at(earlier / RATE)
+    over = [event for event in over + detector.close(len(words) / RATE) if event.end is not None]
+    for index in range(len(words)):
+        [expected] = [event.answer for event in over if event.start <= index / RATE < event.end] or [None]
+        found = known[index] if index in known else detector.event_at(index / RATE)
+        assert (found and found.answer) == expected
+
+
 # Live sources
+
+
+def test_a_camera_that_falls_silent_counts_as_lost(monkeypatch):
+    """Its driver may never return: the run ends, and says so."""
+    monkeypatch.setattr(watcher, "SILENCE", 0.3)
+
+    def frames():
+        yield from make_frames([100] * 3)
+        time.sleep(60)
+
+    reader = watcher.LiveReader(frames())
+    assert sum(len(batch) for batch in reader.batches(lambda: False)) == 3
+    assert reader.is_silent
 
 
 def test_late_frames_of_a_live_source_are_dropped_and_counted():
@@ -153,12 +222,13 @@ def test_a_run_is_recorded(tmp_path):
     recorder = make_recorder(tmp_path)
     recorder.add(frames, brightness(frames))
     lines = (tmp_path / "timeline.csv").read_text().splitlines()  # as a killed run leaves it
-    assert len(lines) == 1 + 120 and lines[0] == "frame,time,question,probability"
+    assert len(lines) == 1 + 120 and lines[0] == "frame,time,question,probability,answer"
+    assert lines[1:3] == ["0,0.0,Is there a pedestrian?,0.0784313753,no", "0,0.0,Is there a bus?,0.921568632,yes"]
     assert (tmp_path / "events.csv").read_text().count("\n") == 3
     recorder.close()
     table = parquet.read_table(tmp_path / "timeline.parquet")
-    assert table.column_names == ["frame", "time", "question", "probability"]
-    assert [str(column.type) for column in table.columns] == ["int64", "double", "string", "float"]
+    assert table.column_names == ["frame", "time", "question", "probability", "answer"]
+    assert [str(column.type) for column in table.columns] == ["int64", "double", "string", "float", "string"]
     assert table["frame"].to_pylist() == [index for index in range(60) for _ in QUESTIONS]
     assert table["probability"].to_numpy().reshape(-1, 2).tolist() == brightness(frames).tolist()
     assert recorder.events == [
@@ -167,9 +237,9 @@ def test_a_run_is_recorded(tmp_path):
         ("Is there a bus?", Event(4.0, 6.0, 0.9216, is_cut=True)),
     ]
     assert (tmp_path / "events.csv").read_text().splitlines()[:3] == [
-        "question,start,end,peak,is_cut",
-        "Is there a bus?,0.0,2.0,0.9216,False",
-        "Is there a pedestrian?,2.0,4.0,0.9804,False",
+        "question,answer,start,end,peak,is_cut",
+        "Is there a bus?,yes,0.0,2.0,0.9216,False",
+        "Is there a pedestrian?,yes,2.0,4.0,0.9804,False",
     ]
     assert Image.open(tmp_path / "timeline.png").width > 600
     assert not (tmp_path / "timeline.csv").exists()
@@ -191,10 +261,33 @@ def test_thresholds_take_the_place_of_on_and_off(tmp_path):
     assert decided[::2] == [("no", False)] * 20 + [("yes", True)] * 20
     assert decided[1::2] == [("yes", False)] * 20 + [("no", False)] * 20
     assert (tmp_path / "events.csv").read_text().splitlines() == [
-        "question,start,end,peak,is_cut,not_sure",
-        "Is there a bus on the left?,0.0,2.0,0.9216,False,False",
-        "Is there a pedestrian?,2.0,4.0,0.549,True,True",
+        "question,answer,start,end,peak,is_cut,not_sure",
+        "Is there a bus on the left?,yes,0.0,2.0,0.9216,False,False",
+        "Is there a pedestrian?,yes,2.0,4.0,0.549,True,True",
     ]
+
+
+COLOR = "What color is the traffic light?"
+
+
+def light(frames):
+    """Probability [B,1] of the state of a light, and the state: dark frames have none."""
+    states = ["none" if frame.image.getpixel((0, 0))[0] < 50 else "red" for frame in frames]
+    return np.full((len(states), 1), 0.9, dtype=np.float32), [[state] for state in states]
+
+
+def test_words_over_time_are_recorded(tmp_path, capsys):
+    recorder = make_recorder(tmp_path, [COLOR])
+    frames = list(make_frames([20] * 10 + [250] * 20 + [20] * 10))
+    recorder.add(frames, *light(frames))
+    recorder.close()
+    rows = parquet.read_table(tmp_path / "timeline.parquet").to_pylist()
+    assert [row["answer"] for row in rows] == ["none seen"] * 10 + ["red"] * 20 + ["none seen"] * 10
+    assert (tmp_path / "events.csv").read_text().splitlines()[1:] == [f"{COLOR},red,1.0,3.0,0.9,False"]
+    assert "0:01.0  begins  What color is the traffic light? red" in capsys.readouterr().out
+    picture = np.asarray(Image.open(tmp_path / "timeline.png").convert("RGB")).astype(int)
+    is_red = (picture[..., 0] - picture[..., 1] > 60).mean(0) > 0.2
+    assert 0.4 < is_red.mean() < 0.55  # the middle half of the time axis is a red segment
 
 
 def test_a_probability_that_is_not_a_number_is_an_error(tmp_path):
@@ -225,24 +318,149 @@ def test_clock_time():
     assert [clock_time(seconds) for seconds in (0, 59.96, 3723.4)] == ["0:00.0", "1:00.0", "1:02:03.4"]
 
 
-def test_an_annotated_video_keeps_times_and_shows_answers(tmp_path):
-    annotated = AnnotatedVideo(tmp_path / "out.mp4", QUESTIONS * 50, 10)
+ORANGE = AnswerColors()["yes"]
+ROWS = [Row("yes, 0.90", 0.9, ORANGE), Row("no, 0.90", 0.1)]
+
+
+@pytest.mark.parametrize("suffix", ["mp4", "mov", "mkv"])
+def test_an_annotated_video_starts_at_0_and_hides_nothing(tmp_path, suffix):
+    """A hundred questions stand below the road, which keeps its gray."""
+    path = tmp_path / f"out.{suffix}"
+    annotated = AnnotatedVideo(path, QUESTIONS * 50, 10, 1.0)
     times = [0.0, 0.1, 0.2, 0.2, 0.7]
     for seconds in times:
-        annotated.add(seconds, Image.new("RGB", (640, 360), (90, 90, 90)), [0.9, 0.1] * 50, [True, False] * 50)
+        annotated.add(seconds, Image.new("RGB", (640, 360), (90, 90, 90)), ROWS * 50)
     annotated.close()
-    frames = list(open_source(str(tmp_path / "out.mp4")).frames())
-    assert [frame.seconds for frame in frames] == pytest.approx(times, abs=1e-3)
-    pixels = np.asarray(frames[0].image).astype(int)
-    assert np.abs(pixels[:, -50:] - 90).max() < 8  # no text there
-    assert pixels[:, :100].std() > 20
+    with av.open(str(path)) as container:
+        frames = list(container.decode(container.streams.video[0]))
+        assert frames[0].pts == 0 and container.streams.video[0].start_time in (0, None)  # None: Matroska has none
+    assert [frame.time for frame in frames] == pytest.approx(times, abs=2e-3)
+    pixels = frames[-1].to_ndarray(format="rgb24").astype(int)
+    assert np.abs(pixels[:356] - 90).max() < 8
+    assert pixels.shape[1] == 640 and pixels[364:, :100].std() > 20
+
+
+def is_color(image, color):
+    """Which pixels [H,W] have a color."""
+    return (np.asarray(image) == np.asarray(Image.new("RGB", (1, 1), color))).all(-1)
+
+
+def test_strips_fill_behind_the_cursor():
+    """An event from 1 to 2 s of 4 s: half of the strip is drawn at 2 s, the second quarter in the event's color."""
+    panel = Panel(["Is there a bus?"], 420, 4.0)
+    for tenth in range(21):
+        image = panel.draw(tenth / 10, [Row("yes, 0.90", 1.0, ORANGE) if 10 <= tenth < 20 else Row("no, 0.50", 0.5)])
+    strip = image.crop((10, image.height - 12, 410, image.height - 11))  # at the foot of the strip
+    columns = [np.flatnonzero(is_color(strip, color)[0]) for color in (NO_EVENT, ORANGE, CURSOR, TRACK)]
+    extents = [(found.min(), found.max()) for found in columns]
+    for found, expected in zip(extents, [(0, 99), (100, 198), (199, 201), (202, 399)]):
+        assert found == pytest.approx(expected, abs=1)
+
+
+def test_strips_of_an_unknown_duration_are_squeezed():
+    panel = Panel(["Is there a bus?"], 420)
+    for second in range(91):  # an event during the first 30 s of what becomes 120 s
+        image = panel.draw(second, [Row("yes, 0.90", 1.0, ORANGE) if second < 30 else Row("no, 1.00", 0.0)])
+    strip = image.crop((10, image.height - 12, 410, image.height - 11))
+    assert np.flatnonzero(is_color(strip, ORANGE)[0]).tolist() == pytest.approx(list(range(100)), abs=1)
+    assert np.flatnonzero(is_color(strip, CURSOR)[0]).mean() == pytest.approx(300, abs=1)
+
+
+@pytest.mark.parametrize("width", [MIN_COLUMN, 640, 1280])
+@pytest.mark.parametrize("count", [1, 5, 9, 128])
+def test_every_question_has_a_row_and_long_text_is_shortened(width, count):
+    """Nothing is drawn outside of the columns, and question and answer do not meet."""
+    long = "Is there a very " + "very " * 100 + "long truck?"
+    panel = Panel([long] * count, width)
+    image = panel.draw(0.0, [Row("a word " * 50, 0.0, "#ff0000")] * count)
+    assert len(set(panel.corners)) == count and image.width == width
+    for left, top in panel.corners:
+        assert left >= 0 and left + panel.inner <= width and top + panel.line + 14 <= image.height
+        row = np.asarray(image.crop((left, top, left + panel.inner, top + panel.line - 2))).astype(int)
+        red = np.flatnonzero((row[..., 0] > row[..., 1] + 40).any(0))
+        white = np.flatnonzero((row[..., 1] > 150).any(0))
+        assert white.max() + 4 < red.min()
+    assert shorten(long, panel.font, 200).endswith("…") and panel.font.getlength(shorten(long, panel.font, 200)) <= 200
+    assert shorten("Is there\na bus?", panel.font, 300) == "Is there a bus?"
+
+
+class RowsOnly:
+    """In place of an annotated video."""
+
+    def __init__(self):
+        self.frames = []
+
+    def add(self, seconds, picture, rows):
+        self.frames.append((seconds, rows))
+
+    def close(self):
+        pass
+
+
+def with_pictures(levels):
+    return [
+        Frame(frame.index, frame.seconds, frame.image, frame.image.resize((160, 120))) for frame in make_frames(levels)
+    ]
+
+
+def test_the_video_shows_events_from_their_start(tmp_path):
+    """The frames in color are those of events.csv, although an event is known only 0.5 s after its start."""
+    recorder = make_recorder(tmp_path, video=RowsOnly())
+    frames = with_pictures([20] * 20 + [250] * 20 + [20, 250, 20, 250] * 5)
+    for frame in frames:
+        recorder.add([frame], brightness([frame]))
+    recorder.close()
+    assert [seconds for seconds, _ in recorder.video.frames] == [frame.seconds for frame in frames]
+    for index, question in enumerate(QUESTIONS):
+        events = [event for of_question, event in recorder.events if of_question == question]
+        assert events
+        for seconds, rows in recorder.video.frames:
+            assert (rows[index].color is not None) == any(event.start <= seconds < event.end for event in events)
+    assert [row.answer for row in recorder.video.frames[0][1]] == ["no, 0.92", "yes, 0.92"]
+
+
+def clip_times(path):
+    with av.open(str(path)) as container:
+        return [frame.time for frame in container.decode(container.streams.video[0])]
+
+
+def test_a_clip_for_each_event(tmp_path):
+    """A bright second from 3.0 s has a clip of 1 s more on both sides; until it is complete, its name is temporary."""
+    folder = tmp_path / "clips"
+    recorder = make_recorder(tmp_path, QUESTIONS[:1], clips=ClipWriter(folder, RATE, 0.5))
+    frames = with_pictures([20] * 30 + [250] * 10 + [20] * 60 + [250] * 10)
+    names = []
+    for frame in frames:
+        recorder.add([frame], brightness([frame])[:, :1])
+        names.append(sorted(path.name for path in folder.iterdir()))
+    first, last = "000003.000s_q1_is-there-a-pedestrian_yes.mp4", "000010.000s_q1_is-there-a-pedestrian_yes.mp4"
+    assert not names[34] and names[35][0].startswith(f".{first}.") and len(names[35]) == 1
+    assert names[99] == [first]  # as a killed run leaves it
+    recorder.close()
+    assert sorted(path.name for path in folder.iterdir()) == [first, last]
+    times = clip_times(folder / first)
+    assert times == pytest.approx([index / RATE for index in range(len(times))], abs=1e-3)
+    assert 30 <= len(times) <= 40  # it begins with a key frame, of which there is one each second
+    pictures = [frame.image for frame in open_source(str(folder / first)).frames(size=8)]
+    bright = [np.asarray(picture).mean() > 128 for picture in pictures]
+    assert sum(bright) == 10 and bright[-10:] == [False] * 10
+    assert 20 <= len(clip_times(folder / last)) <= 30
+
+
+def test_clips_of_overlapping_events_share_no_file(tmp_path):
+    clips = ClipWriter(tmp_path / "clips", RATE, 0.0)
+    recorder = make_recorder(tmp_path, ["Is there a bus?", "Is there a bus ?"], clips=clips)
+    frames = with_pictures([250] * 40)
+    recorder.add(frames, np.full((40, 2), 0.9))
+    recorder.close()
+    assert [len(clip_times(path)) for path in (tmp_path / "clips").iterdir()] == [40, 40]
 
 
 def test_an_annotated_video_can_be_played_after_a_kill(tmp_path):
     annotated = AnnotatedVideo(tmp_path / "open.mp4", QUESTIONS, 10)
     picture = Image.fromarray(noise(1, (160, 160))[0])
     for index in range(150):
-        annotated.add(index / 10, picture, [0.5, 0.5], [False, False])
+        annotated.add(index / 10, picture, ROWS)
     shutil.copy(tmp_path / "open.mp4", tmp_path / "killed.mp4")
     annotated.close()
     assert 50 <= count_frames(tmp_path / "killed.mp4") < count_frames(tmp_path / "open.mp4") == 150
@@ -280,13 +498,26 @@ def test_scores_are_those_of_the_model_in_one_pass(folder):
     batches, passes = [], []
     answerer.model.model.vision_tower.register_forward_hook(lambda module, args, output: batches.append(len(args[0])))
     answerer.model.model.text_model.register_forward_hook(lambda module, args, output: passes.append(1))
-    scores = scorer(images)
-    assert batches == [3] and len(passes) == 1
+    scores, words = scorer(images)
+    assert words == [[None] * 3] * 3 and batches == [3] and len(passes) == 1
     for image, row in zip(images, scores):
         for question, score in zip(questions, row):
             inputs = answerer.processor(images=image, text=question, on_unknown="ignore", return_tensors="pt")
             assert score == pytest.approx(float(answerer.model.score_yes_no(**inputs)[0]), abs=1e-5)
     assert any("zebra" in note for note in scorer.notes)
+
+
+def test_questions_that_want_words_get_words(folder):
+    answerer = Answerer(folder, device="cpu")
+    questions = [COLOR, "Is there a bus?", "How many cars are there?"]
+    images = [Image.fromarray(pixels) for pixels in noise(2, (224, 224))]
+    values, words = watcher.QuestionScorer(answerer, questions)(images)
+    expected = answerer(images, [[COLOR, questions[2]]] * 2)
+    assert [[row[0], row[2]] for row in words] == [[answer.answer for answer in row] for row in expected]
+    assert values[:, ::2] == pytest.approx(
+        np.array([[answer.probability for answer in row] for row in expected]), abs=1e-5
+    )
+    assert [row[1] for row in words] == [None, None]
 
 
 @pytest.fixture
@@ -319,7 +550,8 @@ def asking(*questions):
 
 def test_the_command_writes_everything(command, clip, tmp_path):
     out = tmp_path / "out"
-    status, errors = command(clip, *asking(*QUESTIONS), "--video", tmp_path / "seen.mkv", "--on", 0.01, "--off", 0.005)
+    files = ["--video", tmp_path / "seen.mkv", "--clips", tmp_path / "clips"]
+    status, errors = command(clip, *asking(*QUESTIONS), *files, "--on", 0.01, "--off", 0.005)
     assert status == 0, errors
     assert "20 frames" in errors and "x real time" in errors
     assert parquet.read_table(out / "timeline.parquet")["question"].to_pylist() == QUESTIONS * 20
@@ -329,13 +561,18 @@ def test_the_command_writes_everything(command, clip, tmp_path):
     assert all(event["is_cut"] and event["end"] == pytest.approx(2.0) for event in summary["events"])
     assert (out / "timeline.png").exists() and (out / "events.csv").exists()
     assert count_frames(tmp_path / "seen.mkv") == 20
+    clips = {path.name: count_frames(path) for path in (tmp_path / "clips").iterdir()}
+    assert clips == {f"000000.000s_q{n}_is-there-a-{of}_yes.mp4": 20 for n, of in ((1, "pedestrian"), (2, "bus"))}
 
     status, errors = command(clip, *asking("Is it raining?"))
     assert status == 2 and "has timeline.parquet of an earlier run" in errors
-    status, errors = command(
-        clip, *asking("Is there a 🦄 zebra?"), "--fps", 5, "--bf16", "--batch_size", 3, "--overwrite"
-    )
+    status, errors = command(clip, *asking("Is it raining?"), "--output_dir", tmp_path / "new", *files[2:])
+    assert status == 2 and "clips: has clips of an earlier run" in errors
+    (tmp_path / "clips/mine.mp4").touch()
+    options = ["--fps", 5, "--bf16", "--batch_size", 3, "--overwrite", *files[2:], "--on", 1.0]
+    status, errors = command(clip, *asking("Is there a 🦄 zebra?"), *options)
     assert status == 0, errors
+    assert [path.name for path in (tmp_path / "clips").iterdir()] == ["mine.mp4"]  # only clips are replaced
     assert "does not know: " in errors and "zebra" in errors
     assert parquet.read_table(out / "timeline.parquet")["frame"].to_pylist() == list(range(0, 20, 2))
 
@@ -364,6 +601,8 @@ CAR = asking("Is there a car?")
         ([*CAR, "--video", "seen.gif"], "must end in .mp4"),
         ([*CAR, "--video", "nowhere/seen.mp4"], "cannot be written"),
         ([*CAR, "--output_dir", "file"], "file: cannot be written to"),
+        ([*CAR, "--clips", "file"], "--clips file: cannot be written to"),
+        (["text.mp4", *CAR], "text.mp4: cannot be read as a video"),
         ([*CAR, "--output", "elsewhere"], "--output is now --output_dir"),
         ([], "--ask"),
         (["missing.mp4", *CAR], "missing.mp4: no such file"),
@@ -374,6 +613,7 @@ CAR = asking("Is there a car?")
 def test_bad_input_is_an_error_that_keeps_earlier_files(command, clip, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
+    (tmp_path / "text.mp4").write_text("This is no video.")
     (tmp_path / "zero.json").write_text('{"default": {"threshold": 0}}')
     shutil.copy(clip, tmp_path / "own.mp4")
     (tmp_path / "out").mkdir()
@@ -437,6 +677,35 @@ def test_a_broken_file_keeps_its_beginning_and_exits_with_1(command, tmp_path):
     assert status == 1 and "the end is missing" in errors
     assert 30 <= parquet.read_table(tmp_path / "out/timeline.parquet").num_rows <= 38
     assert json.loads((tmp_path / "out/summary.json").read_text())["problems"]
+
+
+def test_frames_that_cannot_be_read_cost_only_themselves(command, tmp_path):
+    """One is no image, one too large to be read; one of 60 megapixels is answered."""
+    (tmp_path / "frames").mkdir()
+    (tmp_path / "frames/1.jpg").write_text("no image")
+    for name, side in (("2.png", 20_000), ("3.png", 7_746), ("4.png", 60)):
+        Image.new("1", (side, side)).save(tmp_path / "frames" / name)
+    status, errors = command(tmp_path / "frames", *CAR, "--frame_rate", 1, "--video", tmp_path / "seen.mp4")
+    assert status == 1 and "frames that cannot be read are skipped; the first error: 1.jpg is no image" in errors
+    assert parquet.read_table(tmp_path / "out/timeline.parquet")["frame"].to_pylist() == [2, 3]
+    assert json.loads((tmp_path / "out/summary.json").read_text())["broken"] == 2
+
+
+def test_a_text_named_as_an_image_is_a_sentence(command, tmp_path):
+    (tmp_path / "text.jpg").write_text("no image")
+    status, errors = command(tmp_path / "text.jpg", *CAR)
+    assert status == 1 and "the first error: Invalid data found" in errors and "no frame can be decoded" in errors
+    assert "Errno" not in errors
+
+
+def test_a_lost_camera_ends_the_run_with_1(command, tmp_path, monkeypatch):
+    """A stream that sends some frames and falls silent: its frames are recorded, and the reason is named."""
+    monkeypatch.setattr("traffic_vlm.serving.watcher.SILENCE", 2.0)
+    data = encode(tmp_path / "clip.ts", grays([200] * 60)).read_bytes()
+    with TCPServer([data[: len(data) * 2 // 3]], hang_up=False) as address:
+        status, errors = command(address, *CAR)
+    assert status == 1 and "no frame for 2 s: the camera or stream is lost" in errors
+    assert parquet.read_table(tmp_path / "out/timeline.parquet").num_rows >= 4
 
 
 @pytest.mark.slow
