@@ -54,12 +54,12 @@ def serve(options: Options) -> None:
     try:
         from traffic_vlm.operating_points import load_operating_points
         from traffic_vlm.serving.answerer import Answerer
-        from traffic_vlm.serving.page import build_page, launch
+        from traffic_vlm.serving.page import EXAMPLES, build_page, launch
     except ModuleNotFoundError as error:
         if error.name != "gradio":
             raise
         sys.exit('the page needs gradio: pip install "traffic_vlm[demo]"')
-    examples = sorted((ROOT / "docs").glob("example*.jpg"))
+    examples = [path for name in EXAMPLES if (path := ROOT / "docs" / name).exists()]
     try:
         points = load_operating_points(options.thresholds) if options.thresholds else None
         answerer = Answerer(options.model, operating_points=points)

@@ -117,8 +117,7 @@ def print_table(path: Path, answers: list[Any]) -> None:
 def save_overlay(answerer: Any, path: Path, encoded: Any, answers: list[Any], output: Path) -> None:
     from traffic_vlm.serving.overlay import draw_overlay
 
-    captions = [(answer.question, answer.to_text()) for answer in answers]
-    sheet = draw_overlay(answerer.model, answerer.processor, answerer.open(path), encoded, captions)
+    sheet = draw_overlay(answerer.model, answerer.processor, answerer.open(path), encoded, answers)
     with atomic_write(output) as temporary:
         sheet.save(temporary, "PNG")
     print(f"wrote {output}", file=sys.stderr)

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFont
 from transformers.utils import logging
 
 from tiny import ROOT, save_folder, tiny_model, yes_no_model
@@ -18,8 +18,8 @@ from traffic_vlm.answering import first_words
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.questions_traffic_vlm import is_yes_no_question
 from traffic_vlm.serving import answerer as answerer_module
-from traffic_vlm.serving.answerer import Answerer
-from traffic_vlm.serving.overlay import asked_word, draw_overlay, heat_over
+from traffic_vlm.serving.answerer import Answer, Answerer
+from traffic_vlm.serving.overlay import asked_word, draw_overlay, heat_over, map_strength, wrap
 from traffic_vlm.serving.pictures import Region
 from traffic_vlm.taught_traffic_vlm import TaughtWords
 
@@ -175,9 +175,35 @@ def test_heat_is_drawn_where_attention_is():
     assert warm.getpixel((115, 25))[0] > 100 > warm.getpixel((25, 115))[0]
 
 
+def test_maps_fade_where_nothing_is_there_to_be_seen():
+    strengths = [
+        map_strength(Answer("?", text, probability, p_yes))
+        for text, probability, p_yes in [
+            ("yes", 0.9, 0.9), ("yes", 0.5, 0.5), ("no", 0.75, 0.25), ("no", 1.0, 0.0),
+            ("red", 1.0, None), ("none", 0.9, None), ("0", 1.0, None), ("none", 0.4, None),
+        ]
+    ]  # fmt: skip
+    assert strengths == pytest.approx([1, 1, 0.5, 0, 1, 0.2, 0, 1])
+    plain = Image.new("RGB", (140, 140), (0, 0, 255))
+    point = torch.zeros(14, 14)
+    point[2, 11] = 1.0
+    reds = [heat_over(plain, point, strength).getpixel((115, 25))[0] for strength in (0, 0.5, 1)]
+    assert reds[0] == 0 < reds[1] < reds[2]
+
+
+def test_captions_of_an_overlay_are_wrapped():
+    font = ImageFont.load_default(14)
+    text = "Is there a pedestrian on the left side of the image, behind the car and next to the bus? " + "w" * 100
+    lines = wrap(text, font, 336)
+    assert len(lines) > 2 and all(font.getlength(line) <= 336 for line in lines)
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "") and lines[0].endswith("image,")
+    assert wrap("Is there\na bus?", font, 336) == ["Is there a bus?"]
+
+
 def test_an_overlay_has_an_image_for_each_question(answerer, picture):
     encoded = answerer.encode(answerer.read([picture]))
-    sheet = draw_overlay(answerer.model, answerer.processor, picture, encoded, [(q, "yes, 0.9") for q in QUESTIONS])
+    [answers] = answerer.ask(encoded, [QUESTIONS])
+    sheet = draw_overlay(answerer.model, answerer.processor, picture, encoded, answers)
     assert 3 * 300 > sheet.width > 2 * 300 and sheet.height > 2 * 300  # four questions: two rows of two
 
 

@@ -14,8 +14,10 @@ import pytest
 from PIL import Image
 
 from tiny import ROOT, save_folder, tiny_model
+from traffic_vlm.data.question_types import question_type_of
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.serving.answerer import Answer, Answerer
+from traffic_vlm.serving.suggestions import suggest_questions
 
 
 page_module = pytest.importorskip("traffic_vlm.serving.page", reason='needs the extra "demo" (gradio)')
@@ -55,45 +57,69 @@ def test_answers_are_those_of_the_answerer_and_the_image_is_encoded_once(page, p
     [expected] = page.answerer([picture], [page_module.split_questions(QUESTIONS)])
     encode, passes = page.answerer.encode, []
     monkeypatch.setattr(page.answerer, "encode", lambda pixels: passes.append(1) or encode(pixels))
-    status, table, image = list(page.answer(picture, QUESTIONS, None))[-1]
-    assert "image encoded in" in status and "all 3 questions in one pass" in status
+    step = list(page.answer(picture, QUESTIONS, None))[-1]
+    assert "Image encoded in" in step.status and "one pass: 3" in step.status
+    table = page_module.table(step.rows)
     assert table.count("<tr>") == 4 and "&lt;b&gt;bus&lt;/b&gt;" in table and "<b>" not in table
     for answer in expected:
-        assert f"<strong>{answer.answer}</strong>" in table
-        assert answer.yes_probability is None or f"{answer.yes_probability:.2f}" in table
-    status, _, again = list(page.answer(picture, "Is it raining?", image))[-1]
-    assert "not encoded again" in status and again is image and passes == [1]
+        assert f">{answer.shown}</" in table and f"</meter>{answer.probability:.2f}" in table  # words, too
+    again = list(page.answer(picture, "Is it raining?", step.image))[-1]
+    assert "not encoded again" in again.status and again.image is step.image and passes == [1]
 
 
 def test_answers_in_words_grow(page, picture, monkeypatch):
     monkeypatch.setattr(page.answerer, "classify", lambda encoded, rows: [[None for _ in row] for row in rows])
-    steps = [table for _, table, _ in page.answer(picture, "What is ahead?", None)]
-    assert "…" in steps[0] and " ms" not in steps[0]
-    assert len(steps) >= 3 and " ms" in steps[-1]
+    steps = [step.rows[0][1] for step in page.answer(picture, "What is ahead?", None)]
+    assert steps[0] is None and len(steps) >= 3 and isinstance(steps[-1], Answer)
+    assert steps[-1].answer.startswith(steps[1]) and len(steps[1]) < len(steps[-1].answer)
 
 
 def test_the_table_shows_finished_partial_and_missing_answers():
-    rows = [("a?", Answer("a?", "yes", 0.9, 0.9), 0.01), ("b?", "a red", 0.2), ("c?", None, None)]
-    table = page_module.table(rows)
-    assert "not sure" not in table
-    unsure = page_module.table([("a?", Answer("a?", "yes", 0.4, 0.4, not_sure=True), 0.01)])
-    assert "<strong>yes</strong>, not sure</td>" in unsure
-    assert '<meter value="0.90"' in table and "10.0 ms" in table and "<strong>a red</strong>" in table
-    assert "<td>c?</td><td><strong>…</strong></td>" in table
+    table = page_module.table([("a?", Answer("a?", "yes", 0.9, 0.9)), ("b?", "a red"), ("c?", None)])
+    assert "<strong>yes</strong>" in table and '<meter value="0.90"' in table and "not sure" not in table
+    assert "<strong>a red</strong>" in table and "<td>c?</td><td><strong>…</strong></td>" in table
+    assert page_module.table([]) == ""
 
 
-def test_invalid_questions_are_refused_with_the_cause(page, picture):
-    for text, messages in {
-        " \n\n": ["at least one question"],
-        "Is it wet?\n" * 200: ["200 questions", "64"],
-        "\U0001f600 \U0001f697": ["no word"],
-        "is there a car " * 40: ["128"],
-    }.items():
-        [(status, table, _)] = page.answer(picture, text, None)
-        assert 'role="alert"' in status and all(message in status for message in messages) and table == ""
+@pytest.mark.parametrize("answer", ["yes", "no", "red"])
+def test_a_probability_of_0_51_does_not_look_like_1_00(answer):
+    def row(probability: float, not_sure: bool | None = None) -> str:
+        p_yes = {"yes": probability, "no": 1 - probability}.get(answer)
+        return page_module.table_row("a?", Answer("a?", answer, probability, p_yes, not_sure=not_sure))
+
+    sure, guess = row(1.0), row(0.51)
+    assert f"<strong>{answer}</strong><div" in sure and '<meter value="1.00" aria' in sure
+    assert f"<em>{answer}</em>, not sure" in guess and '<meter value="0.51" low="1"' in guess  # yellow
+    assert "not sure" not in row(0.51, not_sure=False) and "not sure" in row(0.9, not_sure=True)  # operating points
 
 
-def test_unreadable_images_are_refused_with_the_cause(page, tmp_path):
+def test_unknown_and_untaught_words_are_in_the_row_of_their_answer():
+    row = page_module.table_row("a?", Answer("a?", "yes", 0.99, 0.99, ("<zebra>",), ("umbrella",)))
+    question, answer = row.split("</td><td>")
+    assert "ignored: &lt;zebra&gt;." in question and "guessed: umbrella." in question
+    assert "<em>yes</em>, not sure" in answer  # however high its probability is
+
+
+def test_too_few_and_too_many_questions_are_refused_beside_them(page, picture):
+    for text, messages in {" \n\n": ["at least one question"], "Is it wet?\n" * 200: ["200 questions", "64"]}.items():
+        [step] = page.answer(picture, text, None)
+        assert 'role="alert"' in step.questions_note and all(message in step.questions_note for message in messages)
+        assert not step.rows and not step.image_problem
+
+
+def test_a_refused_question_stops_no_other(page, picture):
+    refused = {"\U0001f600 \U0001f697": "no word", "is there a car " * 40: "128", "???": "has no word"}
+    questions = [*refused, "Is there a car?"]
+    rows = list(page.answer(picture, "\n".join(questions), None))[-1].rows
+    assert [question for question, _ in rows] == [question.strip() for question in questions]
+    for (_, error), message in zip(rows, refused.values()):
+        assert isinstance(error, ValueError) and message in str(error)
+    assert isinstance(rows[-1][1], Answer) and message in page_module.table(rows)
+    [step] = page.answer(picture, "???", None)
+    assert step.answers == [] and "one pass" not in step.status
+
+
+def test_unreadable_images_are_refused_beside_them_with_the_cause(page, picture, tmp_path):
     text = tmp_path / "frame.jpg"
     text.write_text("not an image")
     frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue", "green")]
@@ -106,35 +132,86 @@ def test_unreadable_images_are_refused_with_the_cause(page, tmp_path):
         None: ["Choose an image"],
         str(tmp_path / "old.jpg"): ["has been deleted", "Choose it again"],
     }.items():
-        [(status, table, image)] = page.answer(path, "Is there a car?", None)
-        assert 'role="alert"' in status and all(message in status for message in messages), status
-        assert table == "" and image is None
+        [step] = page.answer(path, "Is there a car?", None)
+        assert 'role="alert"' in step.image_problem and all(message in step.image_problem for message in messages)
+        assert not step.rows and step.image is None
+        if path and Path(path).exists():  # said as soon as it is chosen
+            assert page.image_problem(path) == step.image_problem
+    assert page.image_problem(None) == page.image_problem(picture) == ""
 
 
-def test_unknown_words_are_listed(page):
-    assert page.list_unknown_words("Is there a car?\n") == page.list_unknown_words(" \n") == ""
-    assert "flibbertigibbet" in page.list_unknown_words("Is there a car?\nIs there a flibbertigibbet?")
+def test_unknown_words_are_listed_beside_the_questions(page):
+    assert page.note_on_questions("Is there a car?\n") == page.note_on_questions(" \n") == ""
+    assert "flibbertigibbet" in page.note_on_questions("Is there a car?\nIs there a flibbertigibbet?")
+    assert "64" in page.note_on_questions("Is it wet?\n" * 200)
+
+
+def test_suggested_questions_have_taught_words_only(processor):
+    suggested = suggest_questions(processor)
+    assert {"presence", "place", "side", "count", "light state", "weather", "time of day"} <= set(suggested.values())
+    assert list(suggested.values()) == sorted(suggested.values(), key=list(dict.fromkeys(suggested.values())).index)
+    for question, question_type in suggested.items():
+        assert processor.unknown_words(question) == processor.untaught_words(question) == [], question
+        assert question_type_of(question) == question_type.replace(" ", "_"), question
+    assert "Is there an umbrella?" not in suggested and "Is there a bus?" in suggested
+
+
+def test_the_first_questions_have_taught_words_only(processor):
+    assert processor.unknown_words(page_module.QUESTIONS) == processor.untaught_words(page_module.QUESTIONS) == []
+
+
+def test_a_suggestion_becomes_another_line_once():
+    assert page_module.add_question("Is it wet?", "Is it dry?\n\n") == ("Is it dry?\nIs it wet?", None)
+    assert page_module.add_question("Is it wet?", "Is it wet?") == ("Is it wet?", None)
+    assert page_module.add_question("Is it wet?", "") == ("Is it wet?", None)
+    assert page_module.add_question(None, "Is it wet?") == ("Is it wet?", None)
+
+
+def test_example_photographs_are_free_and_small():
+    notice = (ROOT / "docs/NOTICE.md").read_text(encoding="utf-8")
+    for name in page_module.EXAMPLES:
+        assert f"`{name}`" in notice and (ROOT / "docs" / name).stat().st_size <= 60_000
 
 
 def test_the_attention_of_a_word(page, picture):
+    answers = list(page.answer(picture, QUESTIONS, None))[-1].answers
     image, _ = page.encode(picture, None)
-    label = "car  (Is there a car?)"
-    choice = dict(page.words(QUESTIONS))[label]
-    assert choice == page.first_word(QUESTIONS)
+    label = "car · Is there a car?"
+    choice = dict(page.words(answers))[label]
     maps = page_module.attention_of_question(page.answerer.model, page.processor, image.encoded, "Is there a car?")
-    expected = page_module.heat_over(image.picture, maps[int(choice.partition(":")[0])])
-    assert page.overlay(choice, image) == expected and expected.size == image.picture.size
+    [[answer]] = page.answerer([picture], [["Is there a car?"]])
+    strength = page_module.map_strength(answer)
+    expected = page_module.heat_over(image.picture, maps[int(choice.partition(":")[0])], strength)
+    found, caption = page.overlay(choice, image)
+    assert found == expected and expected.size == image.picture.size
+    assert "where “car” attends" in caption and answer.to_text() in caption and ("Faded" in caption) == (strength < 1)
     # A choice does not depend on the other questions, and a question asked twice has its words once.
-    assert dict(page.words(f"Is it raining?\n{QUESTIONS}"))[label] == choice
-    assert page.words("Is there a car?\nIs there a car?") == page.words("Is there a car?")
+    assert dict(page.words(answers[::-1]))[label] == choice
+    assert page.words(answers[:1] * 2) == page.words(answers[:1])
+
+
+def test_words_of_maps_are_content_words(page):
+    answers = [Answer(question, "yes", 1.0) for question in ("Is there a car on the left?", "What is there?")]
+    labels = [label.partition(" · ")[0] for label, _ in page.words(answers)]
+    assert labels == ["car", "left", "what", "is", "there"]  # all words, where there is no other
+
+
+def test_the_first_map_is_one_that_does_not_fade(page):
+    no, yes, words = (
+        Answer("Is there a bus?", "no", 0.9, 0.1),
+        Answer("Is there a car?", "yes", 0.7, 0.7),
+        Answer("What is ahead?", "a car", 0.9),
+    )
+    assert page.first_word([no, yes, words]).endswith(":Is there a car?")
+    assert page.first_word([no]).endswith(":Is there a bus?")
 
 
 def test_invalid_choices_of_a_word_have_no_attention(page, picture):
     image, _ = page.encode(picture, None)
-    out_of_range = ("40:Is there a car?", f"{10**30}:Is there a car?", "-1:Is there a car?")
-    for choice in (None, "", "2", "2:", "x:Is there a car?", *out_of_range, "1:" + "a " * 200):
-        assert page.overlay(choice, image) is None, choice
-    assert page.overlay(page.first_word(QUESTIONS), None) is None
+    out_of_range = ("40:Is there a car?", f"{10**30}:Is there a car?", "-1:Is there a car?", "1:Is there a car?")
+    for choice in (None, "", "2", "2:", "x:Is there a car?", *out_of_range, "1:" + "a " * 200, "9" * 5000 + ":a car"):
+        assert page.overlay(choice, image) == (None, ""), choice
+    assert page.overlay("3:Is there a car?", None) == (None, "")
 
 
 def test_a_new_image_stops_the_answers_before_it_clears_them(answerer):
@@ -147,6 +224,9 @@ def test_a_new_image_stops_the_answers_before_it_clears_them(answerer):
     stops = [i for i, event in enumerate(changes) if event["cancels"] == [asking]]
     clears = [i for i, event in enumerate(changes) if ids["answers"] in event["outputs"]]
     assert len(stops) == len(clears) == 1 and stops < clears  # the browser handles them in this order
+    assert [event["show_progress_on"] for event in events if event["id"] == asking] == [
+        [ids["answers"]]
+    ]  # one spinner
 
 
 @pytest.mark.slow
@@ -211,7 +291,7 @@ def test_uploads_are_deleted_when_the_page_ends(picture, tmp_path):
 
 @pytest.fixture(scope="module")
 def site(answerer):
-    examples = sorted((ROOT / "docs").glob("example*.jpg"))
+    examples = [ROOT / "docs" / name for name in page_module.EXAMPLES]
     blocks = page_module.build_page(answerer, examples)
     _, url, _ = page_module.launch(blocks, examples, prevent_thread_lock=True, quiet=True)
     yield url
@@ -232,25 +312,79 @@ def browser():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [1280, 390])
-def test_the_page_works_in_a_browser(site, browser, picture, tmp_path, width):
-    tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme="dark" if width < 500 else "light")
+@pytest.mark.parametrize(
+    "width, scheme", [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")], ids=lambda value: str(value)
+)
+def test_the_page_works_in_a_browser(site, browser, picture, tmp_path, width, scheme):
+    tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     tab.set_default_timeout(90_000)  # milliseconds: a busy machine renders slowly
     tab.goto(site)
     tab.locator("#image input[type=file]").set_input_files(picture)
     tab.locator("#questions textarea").fill("Is there a car?\nIs there a flibbertigibbet?")
-    tab.locator("#unknown").get_by_text("flibbertigibbet").wait_for()
+    tab.locator("#note").get_by_text("flibbertigibbet").wait_for()
     tab.locator("#questions textarea").press("Shift+Enter")
-    tab.locator("#answers td", has_text="Is there a car?").wait_for()
+    tab.locator("#answers td", has_text="ignored: flibbertigibbet").wait_for()
     tab.locator("#overlay img").wait_for()
-    tab.screenshot(path=tmp_path / f"{width}.png", full_page=True)
+    tab.screenshot(path=tmp_path / f"{width}_{scheme}.png", full_page=True)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    borders = tab.evaluate(
+        "[...document.querySelectorAll('#answers *')].map(e => getComputedStyle(e).borderRightWidth)"
+    )
+    assert set(borders) == {"0px"}  # no grid
+    # Each number is on one line.
+    heights = tab.evaluate("[...document.querySelectorAll('#answers .confidence')].map(e => e.clientHeight)")
+    assert heights and max(heights) < 40
     tab.locator("#questions textarea").fill("Is it raining?")
     tab.locator("#ask").click()
     tab.locator("#status").get_by_text("not encoded again").wait_for()
+    tab.close()
+
+
+@pytest.mark.slow
+def test_bad_images_are_explained_beside_them_in_a_browser(site, browser, picture, tmp_path):
+    tab = browser.new_page()
+    tab.set_default_timeout(90_000)
+    tab.goto(site)
     text = tmp_path / "frame.jpg"
     text.write_text("not an image")
-    tab.reload()
     tab.locator("#image input[type=file]").set_input_files(text)
+    tab.locator("#image_problem").get_by_text("frame.jpg is no image").wait_for()
     tab.locator("#ask").click()
-    tab.locator("#status").get_by_text("frame.jpg is no image").wait_for()
+    tab.locator("#image_problem").get_by_text("frame.jpg is no image").wait_for()
+    tab.locator(".gallery button, .gallery-item").first.click()
+    tab.locator("#image_problem").get_by_text("frame.jpg").wait_for(state="detached")
+    tab.locator("#ask").click()
+    tab.locator("#overlay img").wait_for()
+    tab.close()
+
+
+@pytest.mark.slow
+def test_the_page_works_by_keyboard_only(site, browser):
+    tab = browser.new_page()
+    tab.set_default_timeout(90_000)
+    tab.goto(site)
+    tab.locator("#ask").wait_for()
+
+    def tab_to(selector: str) -> None:
+        for _ in range(30):
+            tab.keyboard.press("Tab")
+            if tab.evaluate("selector => document.activeElement.matches(selector)", selector):
+                return
+        raise AssertionError(f"Tab does not reach {selector}")
+
+    tab_to(".gallery button, .gallery-item")
+    tab.keyboard.press("Enter")
+    tab.locator("#image img").wait_for()
+    tab_to("#suggestion input")
+    tab.keyboard.type("yellow")  # as in "Is the traffic light yellow?"
+    tab.keyboard.press("Enter")
+    wait_until(lambda: "light yellow?" in tab.locator("#questions textarea").input_value())
+    tab_to("#ask")
+    tab.keyboard.press("Enter")
+    tab.locator("#overlay img").wait_for()
+    caption = tab.locator("#caption").inner_text()
+    tab_to("#word input")
+    tab.keyboard.press("ArrowDown")
+    tab.keyboard.press("Enter")
+    wait_until(lambda: tab.locator("#caption").inner_text() not in ("", caption))
+    tab.close()
