@@ -297,8 +297,8 @@ class TrafficVLMProcessor(ProcessorMixin):
             packed: whether a row holds several questions about one image.
             row_tokens: maximum number of tokens of a packed row; an image with more gets several rows. "fit" reorders
                 the questions of an image into rows with the fewest tokens in total, for training.
-            on_unknown: "warn", "raise" or "ignore" if words are not in the vocabulary, or not taught (see
-                `untaught_words`).
+            on_unknown: "warn", "raise" or "ignore" if words are not in the vocabulary, or, without `suffix`, not taught
+                (see `untaught_words`).
             return_tensors: "pt", "np", or None for lists (packed: for "pt").
             kwargs: ``truncation=True`` shortens questions longer than ``max_length`` (at most
                 ``tokenizer.model_max_length``) instead of raising; ``padding`` (by default True if tensors are
@@ -418,7 +418,8 @@ class TrafficVLMProcessor(ProcessorMixin):
                 raise ValueError(f"`{name}` has an empty string: {value!r}; expected words")
         if on_unknown != "ignore" and any(tokenizer.unk_token_id in words for words in ids):
             self._report_unknown(questions + answers, on_unknown)
-        if on_unknown != "ignore" and (untaught := self._find_untaught(ids[: len(typed)])):
+        # With answers, these words are being taught.
+        if on_unknown != "ignore" and not answers and (untaught := self._find_untaught(ids[: len(typed)])):
             listed = ", ".join(map(repr, untaught))
             self._report(f"words that the model was not taught, or not reliably: {listed}", on_unknown, stacklevel=4)
 

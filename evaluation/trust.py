@@ -145,7 +145,7 @@ def untaught_questions(
 
     Returns:
         "mean" of P(yes); "confident": fraction of answers with P(yes) above 0.9 or below 0.1; "words" asked about;
-        "questions". Empty if nothing is known of taught words, or all are taught.
+        "questions". Empty if nothing is known of taught words, all are taught, or there are no images.
     """
     taught = processor.taught_words
     vocabulary = processor.tokenizer.get_vocab()
@@ -155,6 +155,8 @@ def untaught_questions(
     texts = [f"Is there {with_article(word)}?" for word in words]
     asked = ({**_about(row, index), "questions": texts, **_filler(len(texts))} for index, row in enumerate(rows))
     found = predict(model, processor, asked, batch_size, generate_words=False, progress=progress)
+    if not found:
+        return {}
     p = [one.probability for one in found]
     confident = mean(float(max(value, 1 - value) > CONFIDENT) for value in p)
     return {"mean": mean(p), "confident": confident, "words": words, "questions": len(p)}

@@ -53,6 +53,7 @@ def test_untaught_words_are_reported_like_unknown_ones():
         processor(text="Is there a bus?")
     with pytest.raises(ValueError, match="words that the model was not taught, or not reliably: 'bus'"):
         processor(text="Is there a bus?", on_unknown="raise")
+    processor(text="Is there a bus?", suffix="no", on_unknown="raise")  # the word is being taught
     questions = [["Is there a car?", "Is there a bus?"]]
     [[car, bus]] = processor.post_process_yes_no([torch.tensor([0.9, 0.8])], questions)
     assert "untaught_words" not in car and bus["untaught_words"] == ["bus"]
