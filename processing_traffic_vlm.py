@@ -297,7 +297,7 @@ class TrafficVLMProcessor(ProcessorMixin):
             packed: whether a row holds several questions about one image.
             row_tokens: maximum number of tokens of a packed row; an image with more gets several rows. "fit" reorders
                 the questions of an image into rows with the fewest tokens in total, for training.
-            on_unknown: "warn", "raise" or "ignore" if words are not in the vocabulary, or, without `suffix`, not taught
+            on_unknown: "warn", "raise" or "ignore" if words are not in the vocabulary or, without `suffix`, not taught
                 (see `untaught_words`).
             return_tensors: "pt", "np", or None for lists (packed: for "pt").
             kwargs: ``truncation=True`` shortens questions longer than ``max_length`` (at most
