@@ -21,7 +21,7 @@ from av.video.reformatter import Interpolation, VideoReformatter
 from PIL import Image
 
 from ..utils import DataError
-from .pictures import list_images, open_picture
+from .pictures import Region, list_images, open_picture
 
 
 MAX_PIXELS = 8192 * 8192  # per frame: twice an 8K video
@@ -84,7 +84,11 @@ class Source:
         raise NotImplementedError
 
     def frames(
-        self, size: int = 224, fps: float | None = None, picture_size: Callable | None = None
+        self,
+        size: int = 224,
+        fps: float | None = None,
+        picture_size: Callable | None = None,
+        region: Region | None = None,
     ) -> Iterator[Frame]:
         """Read the frames.
 
@@ -92,6 +96,7 @@ class Source:
             size: width and height of `Frame.image`.
             fps: take only the first frame in every 1/fps seconds; by default all frames.
             picture_size: maps (width, height) of the first frame to the size of `Frame.picture`.
+            region: the part of each frame that is `Frame.image`; `Frame.picture` is whole.
         """
         resizers = VideoReformatter(), VideoReformatter()  # kept, as each keeps FFmpeg's tables for its size
         last, shape = -1, None
@@ -100,11 +105,13 @@ class Source:
             if tick <= last:
                 continue
             last = tick
+            is_turned = picture.rotation % 180 == 90
+            sides = (picture.height, picture.width) if is_turned else (picture.width, picture.height)
             if picture_size is not None and shape is None:
-                is_turned = picture.rotation % 180 == 90
-                sides = (picture.width, picture.height)
-                shape = picture_size(*(sides[::-1] if is_turned else sides))
-            image = resize(resizers[0], picture, size, size)
+                shape = picture_size(*sides)
+            image = resize(resizers[0], picture, *((size, size) if region is None else sides))
+            if region is not None:
+                image = image.crop(region.box(*sides)).resize((size, size), Image.Resampling.BICUBIC)
             yield Frame(index, seconds, image, None if shape is None else resize(resizers[1], picture, *shape))
 
     def skip(self, error: Exception | str) -> None:

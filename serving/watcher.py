@@ -36,6 +36,7 @@ from .annotation import AnnotatedVideo, Row, check_path, video_size
 from .answerer import Answer, Answerer
 from .clips import ClipWriter, find_clips
 from .events import TOLERANCE, Event, EventDetector
+from .pictures import Region
 from .questions import check_questions
 from .timeline import COLUMNS, NOT_SURE, AnswerColors, CsvLog, clock_time, convert_to_parquet, draw_timeline
 from .video import Frame, Source, open_source
@@ -72,6 +73,9 @@ class WatchOptions:
     bf16: bool = field(default=False, metadata={"help": "compute in bfloat16, as always on a GPU"})
     batch_size: int = field(default=8, metadata={"help": "frames in one pass of the model; 1 for live sources"})
     threads: int | None = field(default=None, metadata={"help": "CPU threads of the model"})
+    region: str | None = field(
+        default=None, metadata={"help": "x,y,width,height in fractions: the part of each frame to ask about"}
+    )
 
     def __post_init__(self) -> None:
         for name in ("fps", "frame_rate", "batch_size", "threads"):
@@ -79,6 +83,7 @@ class WatchOptions:
             if value is not None and not 0 < value < float("inf"):
                 raise DataError(f"--{name} must be above 0, got {value}")
         EventDetector(self.on, self.off, self.shortest)  # checks the three values
+        self.part_of_frames = Region.from_text(self.region) if self.region else None
         self.operating_points = load_operating_points(self.thresholds) if self.thresholds else None
         if self.thresholds and (self.on, self.off) != (WatchOptions.on, WatchOptions.off):
             raise DataError("--thresholds takes the place of --on and --off: give either")
@@ -434,9 +439,10 @@ def ask_about_frames(
 ) -> None:
     """Score and record the frames of a source until they end or `should_stop()` is true."""
     has_pictures = recorder.video is not None or recorder.clips is not None
-    frames = source.frames(scorer.size, recorder.options.fps, video_size if has_pictures else None)
+    options = recorder.options
+    frames = source.frames(scorer.size, options.fps, video_size if has_pictures else None, options.part_of_frames)
     live = LiveReader(frames) if source.is_live else None
-    batches = live.batches(should_stop) if live else batch_frames(frames, recorder.options.batch_size, should_stop)
+    batches = live.batches(should_stop) if live else batch_frames(frames, options.batch_size, should_stop)
     whole = f" of {clock_time(source.duration)}" if source.duration else ""
     with tqdm(unit=" frames", disable=None) as progress:  # only on a terminal
         for batch in batches:

@@ -17,6 +17,7 @@ av = pytest.importorskip("av", reason="videos need PyAV")
 
 from traffic_vlm.serving import video  # noqa: E402
 from traffic_vlm.serving.annotation import video_size  # noqa: E402
+from traffic_vlm.serving.pictures import Region  # noqa: E402
 from traffic_vlm.serving.video import open_source  # noqa: E402
 
 
@@ -45,6 +46,15 @@ def test_pixels_match_those_of_the_processor(tmp_path, processor):
     assert frame.picture.size == (640, 360)
     both = processor(images=[frame.picture, frame.image], return_tensors="pt")["pixel_values"]
     assert (both[0] - both[1]).abs().mean() < 0.5 / 127.5  # half of one of 255 levels
+
+
+def test_the_image_is_the_region_of_an_upright_frame(tmp_path):
+    picture = np.zeros((48, 64, 3), dtype=np.uint8)
+    picture[:, 32:] = 255
+    for rotation, region in ((0, "0.5,0,0.5,1"), (90, "0,0,1,0.5")):
+        path = encode(tmp_path / f"{rotation}.mp4", [picture] * 3, rotation=rotation)
+        bright = next(open_source(str(path)).frames(32, region=Region.from_text(region)))
+        assert bright.image.size == (32, 32) and np.asarray(bright.image).mean() > 245
 
 
 def test_a_rotated_video_is_turned_upright(tmp_path):
