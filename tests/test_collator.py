@@ -323,7 +323,7 @@ def test_yes_and_no_are_balanced_within_each_source(processor, paraphrases):
     collate = SupervisedCollator(
         processor, questions_per_image=4, question_types=question_types, paraphrases=paraphrases
     )
-    for _ in range(400):
+    for _ in range(800):
         source = rng.choice(["city", "path"])
         objects = (car,) if rng.random() < {"city": 0.9, "path": 0.1}[source] else ()
         scene_attributes = {"weather": "clear"} if objects else {}

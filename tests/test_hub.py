@@ -20,7 +20,7 @@ CODE = {path.name for path in ROOT.glob("*_traffic_vlm.py")}
 JSON = {"config.json", "generation_config.json", "decision.json"}
 JSON |= {"tokenizer.json", "tokenizer_config.json", "processor_config.json"}
 TEMPLATES = {"chat_template.jinja", "decision_template.jinja"}
-EXPECTED = CODE | JSON | TEMPLATES | {"model.safetensors", "README.md", "LICENSE"}
+EXPECTED = CODE | JSON | TEMPLATES | {"model.safetensors", "taught_words.json", "README.md", "LICENSE"}
 CARD = (
     "---\nlicense: mit\nlibrary_name: transformers\npipeline_tag: image-text-to-text\ntags: [traffic]\n---\n# Mine\n"
 )
