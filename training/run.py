@@ -407,7 +407,7 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     # Counts are complete only from scratch, or if those of the first weights are known.
     base = processor.taught_words if model_options.model_name_or_path else TaughtWords({})
     counter = None if base is None else WordCounter(processor.tokenizer, base)
-    processor.taught_words = None  # words are being taught: none is refused
+    processor.taught_words = None  # the counts of before, which checkpoints must not save
     callbacks: list[Any] = [StartEpoch(mixture, collator), RefuseBrokenGradients()]
     if counter is not None:
         callbacks.append(SaveWordCounts(counter))
