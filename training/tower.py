@@ -33,6 +33,7 @@ from .head import PATCH_WEIGHT, PresenceLoss, QueryHead
 EMA_DECAY = 0.999
 WEIGHT_DECAY = 0.2
 MIXUP = 0.4  # both parameters of the beta distribution of an image's weight in a mixture
+MIXUP_FRACTION = 0.8  # fraction of the run with mixed images
 CATEGORIES_FILE = "categories.json"  # beside the weights
 EVALUATION_SIZE = 224
 
@@ -140,10 +141,10 @@ class TowerTrainer:
         """Region loss and patch loss of a batch of mixtures (mixup, https://arxiv.org/abs/1710.09412).
 
         Each image is mixed with its neighbor in the batch, and so are their losses: sources with a few hundred images
-        would be learned by heart. The largest images, at the end of the run, are not mixed.
+        would be learned by heart. The last images of the run are not mixed.
         """
         pixels, targets = batch["pixels"].float(), [batch[name] for name in ("region", "patch", "source")]
-        if pixels.shape[1] == self.options.sizes[-1][0]:
+        if self.step >= MIXUP_FRACTION * self.options.steps:
             return list(self.loss(forward(self.model, pixels), *targets))
         fraction = np.random.default_rng([self.options.seed, self.step]).beta(MIXUP, MIXUP)
         logits = forward(self.model, pixels.lerp(pixels.roll(1, 0), 1 - fraction))
