@@ -435,6 +435,24 @@ class View:
         inside = seen.at(side)
         return None if inside is None else ("yes", (seen,)) if inside else ("no", ())
 
+    def closest(self, category: str, form: str, other: str = "") -> Found | None:
+        """The class of the object whose lower edge is clearly below those of all others, in a driver's view."""
+        if not self.driver or category not in self.exhaustive:
+            return None
+        if self.is_absent(category):
+            return (NONE, ()) if form == "what" else None
+        group = self.groups[category]
+        first, *rest = sorted(group.clear + group.unclear, key=lambda seen: -seen.bottom)
+        is_clear = first in group.clear and all(first.bottom - seen.bottom >= DEPTH_STEP for seen in rest)
+        if not is_clear or first.item.category == category or not all(seen.is_instance for seen in (first, *rest)):
+            return None
+        known = first.item.category
+        if form == "what":
+            return known, ()
+        if known == other:
+            return "yes", [first]
+        return ("no", ()) if other in self.exhaustive else None
+
     def scene_attribute(self, category: str, form: str, value: str = "") -> Found | None:
         known = self.scene.scene_attributes.get(category)
         if (known, value) == ("clear", "sunny"):
@@ -520,6 +538,7 @@ _METHODS: dict[str, Callable[..., Found | None]] = {
     "lane_count": View.scene_attribute,
     "road_shape": View.scene_attribute,
     "view": View.scene_attribute,
+    "closest": View.closest,
     "ahead": View.ahead,
     "objects": View.objects,
     "description": View.description,

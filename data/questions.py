@@ -56,6 +56,7 @@ QUESTION_TYPE_WEIGHTS = {
     "lane_count": 1.0,
     "road_shape": 1.0,
     "view": 0.5,
+    "closest": 1.0,
     "ahead": 1.0,
     "objects": 1.0,
     "description": 0.5,
@@ -460,6 +461,14 @@ def _side_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
     return keys + _absent_keys(view, "side", THINGS, rng)
 
 
+def _closest_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
+    categories = [one for one in _in_order(view.exhaustive) if one != "vehicle" and is_a(one, "vehicle")]
+    if not view.driver or "vehicle" not in view.groups:
+        return _absent_keys(view, "closest", ("vehicle",) if view.driver else (), rng)
+    asked = _values(categories, view.groups, rng) if categories else ()
+    return [("closest", "vehicle", "what"), *(("closest", "vehicle", "is", one) for one in asked)]
+
+
 def _scene_attribute_keys(view: View, question_type: str, rng: random.Random | None) -> Sequence[Key]:
     name = SCENE_ATTRIBUTE_OF_TYPE[question_type]
     if name not in view.scene.scene_attributes:
@@ -479,6 +488,7 @@ _KEYS = {
     "count": _count_keys,
     "comparison": _comparison_keys,
     "side": _side_keys,
+    "closest": _closest_keys,
 }
 
 __all__ = [

@@ -69,7 +69,7 @@ TURNS = {
 }
 
 # {a}: "a car", {s}: "car", {p}: "cars", {av}: "a red car", {v}: a value, {q}: another plural, {b}: another singular,
-# {as}: "a parked car", {ps}: "parked cars".
+# {b_a}: "a bus", another with its article, {as}: "a parked car", {ps}: "parked cars".
 TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
     ("presence", ""): (
         "Is there {a}?",
@@ -114,6 +114,7 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
         "Please say if there is {a} {where}.",
         "Is any object {where} {a}?",
     ),
+    ("place", "road"): ("Does any {s} cross the road?", "Do any {p} cross the street?"),
     ("relation", ""): (
         "Is there {a} {where} the {b}?",
         "Are there any {p} {where} the {b}?",
@@ -177,11 +178,14 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
         "Which speed limit is shown?",
         "What number is on the speed limit sign?",
         "How fast may we drive here?",
+        "How fast are we allowed to drive?",
+        "What is the speed limit in kph?",
         "Please say what the speed limit is.",
     ),
     ("sign_value", "is"): (
         "Is the speed limit {v}?",
         "Is the speed limit here {v}?",
+        "Is the speed limit {v} kph?",
         "Is {v} the speed limit?",
         "Does the speed limit sign say {v}?",
         "Does the speed limit sign show {v}?",
@@ -272,6 +276,8 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
         "Do you see any {ps}?",
         "Please say if there is {as}.",
     ),
+    ("status", "is moving"): ("Does the {s} move?", "Is the {s} on the move?"),
+    ("status", "any moving"): ("Does any {s} move?", "Is any {s} on the move?", "Is there {a} that moves?"),
     ("status", "any with rider"): (
         "Is there a {rider}?",
         "Are there any {rider}s?",
@@ -338,6 +344,8 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
         "Is there an oncoming {s}?",
         "Are there any oncoming {p}?",
         "Is {a} approaching us?",
+        "Is any {s} driving in the opposite direction?",
+        "Is there {a} from the opposite direction?",
     ),
     ("brake_lights", "is"): (
         "Are the brake lights of the {s} {v}?",
@@ -473,6 +481,7 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
         "Please say what time of day it is.",
     ),
     ("time_of_day", "is night"): ("Is it dark?", "Is it dark {in}?", "Is it dark now?", "Please say if it is dark."),
+    ("time_of_day", "is dusk"): ("Is it dusk or dawn?", "Was this image taken at dusk or dawn?"),
     ("time_of_day", "is"): (
         "Is it {v}?",
         "Is it {v} {in}?",
@@ -592,8 +601,16 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
         "Is this a straight road?",
         "Is the road ahead straight?",
     ),
-    ("road_shape", "is left"): ("Is there a curve to the left?", "Is the road turning left?"),
-    ("road_shape", "is right"): ("Is there a curve to the right?", "Is the road turning right?"),
+    ("road_shape", "is left"): (
+        "Is there a curve to the left?",
+        "Is the road turning left?",
+        "Does the road make a turn to the left?",
+    ),
+    ("road_shape", "is right"): (
+        "Is there a curve to the right?",
+        "Is the road turning right?",
+        "Does the road make a turn to the right?",
+    ),
     ("view", "what"): (
         "Is this the view of a driver or of a camera?",
         "Is this seen by a driver or by a traffic camera?",
@@ -631,6 +648,19 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
         "What is ahead, please?",
         "Please say what is ahead.",
     ),
+    ("closest", "what"): (
+        "What is the closest vehicle?",
+        "Which vehicle is the closest?",
+        "Which vehicle is closest to us?",
+        "What type of vehicle is closest to the camera?",
+        "Please say which vehicle is the closest.",
+    ),
+    ("closest", "is"): (
+        "Is the closest vehicle {b_a}?",
+        "Is {b_a} the closest vehicle?",
+        "Is {b_a} closest to us?",
+        "Please say if the closest vehicle is {b_a}.",
+    ),
     ("objects", ""): (
         "What is {where}?",
         "What is there {where}?",
@@ -643,6 +673,7 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
     ("description", "what"): (
         "Describe the objects.",
         "List the objects.",
+        "Name the objects.",
         "Please list the objects {in}.",
         "What objects do you see?",
         "What are the objects {in}?",
@@ -695,7 +726,7 @@ def paraphrases_of(question_id: str) -> tuple[str, ...]:
     if question_type == "presence":
         forms = ("", category)
     elif question_type in ("place", "relation", "objects"):
-        forms = ("",)  # the form is a slot
+        forms = ("", form) if question_type == "place" else ("",)  # the form is a slot
         slots["where"] = (RELATIONS if question_type == "relation" else PLACES).get(form, ())
     elif question_type == "side":
         slots["where"] = PLACES.get(value, ())
@@ -717,6 +748,7 @@ def paraphrases_of(question_id: str) -> tuple[str, ...]:
             slots |= {"as": f"{slots['a']} {how}a rider", "ps": f"{plural} {how}riders", "rider": RIDERS[category]}
     if value in CLASSES:
         slots["b"], slots["q"], _ = CLASSES[value]
+        slots["b_a"] = with_article(CLASSES[value][0])
     if value.isdecimal():
         slots["next"] = str(int(value) + 1)
     slots |= {"facing": FACING.get(value, ()), "travel": TRAVEL.get(value, ()), "turn": TURNS.get(value, ())}

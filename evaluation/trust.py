@@ -36,6 +36,7 @@ VALUES: dict[str, frozenset[str]] = {  # of the answers to open questions, by qu
     "facing": frozenset(DIRECTIONS),
     "side": frozenset({*THIRDS, NONE}),
     "sign_value": frozenset({*SPEED_LIMITS, *(name for name in CLASSES if is_a(name, "traffic sign")), NONE}),
+    "closest": frozenset({*(name for name in CLASSES if is_a(name, "vehicle") and name != "vehicle"), NONE}),
     "count": frozenset(map(str, range(MAX_COUNT + 1))),
     **{kind: frozenset(SCENE_ATTRIBUTES[name]) - UNNAMED for kind, name in SCENE_ATTRIBUTE_OF_TYPE.items()},
 }

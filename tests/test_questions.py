@@ -303,6 +303,19 @@ def read_sentence(answer: str) -> list[tuple[int | None, str, str]]:
     return found + [(*noun, "") for noun in nouns]
 
 
+def check_closest(scene, category, answer, form, other=""):
+    """No other vehicle reaches nearly as low in the image as the one that the answer names."""
+    visible = [item for item in scene.of(category) if item.size * 196 >= 0.035 * scene.width * scene.height]
+    assert scene.scene_attributes["view"] == "driver" and category in scene.exhaustive
+    if answer == "none":
+        assert not visible
+        return
+    bottoms = sorted(item.box[3] / scene.height for item in visible)
+    lowest = max(visible, key=lambda item: item.box[3])
+    assert bottoms[-2:-1] == [] or bottoms[-1] - bottoms[-2] >= 0.08
+    assert lowest.category == answer if form == "what" else (lowest.category == other) == (answer == "yes")
+
+
 CHECKS = {
     "presence": check_presence,
     "place": check_place,
@@ -325,6 +338,7 @@ CHECKS = {
     "road_surface": check_scene_attribute,
     "traffic_density": check_scene_attribute,
     "road_type": check_scene_attribute,
+    "closest": check_closest,
     "ahead": lambda scene, category, answer, form: check_sentence(scene, category, f"{answer} in the center", form),
     "objects": lambda scene, category, answer, side: check_sentence(
         scene, category, f"{answer} {'in' if side == 'center' else 'on'} the {side}", side

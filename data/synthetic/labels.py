@@ -19,7 +19,7 @@ from .street import LENS
 EXHAUSTIVE = frozenset({*PRESENCE, *STUFF, "vehicle", "person", "rider", "animal", "crosswalk"})
 ATTRIBUTES = {
     **dict.fromkeys(("car", "van", "bus", "truck"), ("color", "status", "facing", "brake lights")),
-    **dict.fromkeys(("motorcycle", "bicycle"), ("color",)),
+    **dict.fromkeys(("motorcycle", "bicycle", "trailer"), ("color",)),
     "pedestrian": ("status",),
     "traffic light": ("state",),
     "speed limit sign": ("value",),

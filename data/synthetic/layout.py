@@ -21,12 +21,15 @@ PRESENCE = {
     "car": 0.74, "van": 0.36, "bus": 0.26, "truck": 0.38, "motorcycle": 0.42, "bicycle": 0.48, "pedestrian": 0.58,
     "traffic light": 0.5, "stop sign": 0.22, "yield sign": 0.28, "speed limit sign": 0.38, "crosswalk sign": 0.22,
     "traffic sign": 0.24, "cone": 0.5, "barrier": 0.34, "dog": 0.19, "cow": 0.24, "horse": 0.26, "deer": 0.32,
+    "trailer": 0.22,
 }  # fmt: skip
 SIGNS = ("stop sign", "yield sign", "speed limit sign", "crosswalk sign", "traffic sign")
 CROWDS = ("car", "car", "pedestrian", "van", "truck", "bus", "bicycle", "motorcycle", "cone")
-LENGTH_AND_WIDTH = {"car": (4.8, 2.0), "van": (5.4, 2.2), "bus": (12.5, 2.8), "truck": (9.0, 2.8)}
+LENGTH_AND_WIDTH = {
+    "car": (4.8, 2.0), "van": (5.4, 2.2), "bus": (12.5, 2.8), "truck": (9.0, 2.8), "trailer": (5.5, 2.4),
+}  # fmt: skip
 # What hides other things, with half its width in meters.
-BIG = {"car": 1.5, "van": 1.8, "bus": 3.0, "truck": 2.5, "building": 6.0, "tree": 1.0}
+BIG = {"car": 1.5, "van": 1.8, "bus": 3.0, "truck": 2.5, "trailer": 2.0, "building": 6.0, "tree": 1.0}
 TREES = {
     "city": ("leafy", "leafy", "bare"),
     "suburb": ("leafy", "leafy", "conifer"),
@@ -211,8 +214,8 @@ class Planner:
     # On the road
 
     def vehicles(self) -> None:
-        """Cars, vans, buses and trucks in lanes, parked, and on the crossing road."""
-        for category in ("bus", "truck", "van", "car"):
+        """Cars, vans, buses and trucks in lanes, parked, and on the crossing road; parked trailers."""
+        for category in ("bus", "truck", "van", "trailer", "car"):
             for _ in range(self.number(category)):
                 for _ in range(TRIES):
                     if self.vehicle(category):
@@ -223,7 +226,7 @@ class Planner:
         dice, road = self.dice, self.road
         shape = dice.pick(SHAPES[category])
         long, wide = LENGTH_AND_WIDTH[category]
-        choice = dice.random()
+        choice = 1.0 if category == "trailer" else dice.random()
         z = self.ahead(long / 2 + (4.0 if category in ("car", "van") else 6.0), 45 if self.camera.height < 3 else 32)
         moving, half_x, half_z = True, wide / 2, long / 2
         if road.junction and choice < 0.3:  # on the crossing road

@@ -22,6 +22,7 @@ SHAPES = {
     "van": ("cargo", "minibus"),
     "bus": ("city", "coach", "double"),
     "truck": ("box", "tanker", "dumper"),
+    "trailer": ("caravan", "flat"),
 }
 # length, half width, height of hood and roof, z of the cabin's corners: front foot, roof front, roof back, back foot
 CABINS = {
@@ -194,8 +195,31 @@ def truck_load(shape: str) -> Mesh:
     return b.build()
 
 
+@functools.cache
+def trailer(shape: str) -> Mesh:
+    """A trailer on one axle, with its drawbar at the front: a caravan or a flat bed with a rim."""
+    half, front, back = 1.1, 2.0, -2.0
+    b = Builder()
+    _tires(b, half, (-0.2,), 0.36)
+    b.box((-0.06, 0.06), (0.45, 0.55), (front, front + 1.3), "trim")
+    b.box((-half, half), (0.5, 2.5 if shape == "caravan" else 1.1), (back, front), "body")
+    if shape == "caravan":
+        for z, toward in ((front + 0.01, 1), (back - 0.01, -1)):
+            b.plate((-0.75, 0.75), (1.5, 2.15), z, "glass", toward)
+        for side in (-1.11, 1.11):
+            pane = [(side, y, z) for y, z in ((1.5, -1.5), (1.5, 0.2), (2.15, 0.2), (2.15, -1.5))]
+            b.face(pane, "glass", (side, 0, 0))
+    else:
+        b.face([(x, 1.11, z) for x, z in ((-1, back), (1, back), (1, front), (-1, front))], "shade", (0, 1, 0))
+    for side in (-1, 1):
+        b.plate((side * half * 0.95, side * half * 0.65), (0.55, 0.8), back - 0.02, "tail", -1)
+    b.plate((-0.28, 0.28), (0.55, 0.75), back - 0.02, "plate", -1)
+    _wheels(b, half + 0.01, (-0.2,), 0.36)
+    return b.build()
+
+
 def make_vehicle(plan: Plan, category: str, shape: str, x: float, z: float, heading: float, moving: bool) -> Thing:
-    """A car, van, bus or truck of a random color at a place in meters."""
+    """A car, van, bus, truck or trailer of a random color at a place in meters."""
     dice, weather, time = plan.dice, plan.light.weather, plan.light.time
     color = dice.pick(tuple(PAINT))
     body = vary(dice, PAINT[color], 6)
@@ -213,7 +237,7 @@ def make_vehicle(plan: Plan, category: str, shape: str, x: float, z: float, head
         "plate": dice.pick(PLATES),
     }
     bright = ("head",) * lit + ("tail",) * (brake or lit) + ("glass", "display") * glowing
-    make_mesh = {"bus": bus, "truck": truck_load}.get(category, cabin_car)
+    make_mesh = {"bus": bus, "truck": truck_load, "trailer": trailer}.get(category, cabin_car)
     meshes = (truck_cab(),) * (category == "truck") + (make_mesh(shape),)
     lamps = []
     if lit:
@@ -224,7 +248,9 @@ def make_vehicle(plan: Plan, category: str, shape: str, x: float, z: float, head
             lamps.append(Lamp((side, 0.75, meshes[-1].low[2]), RED, glow * (0.7 if brake else 0.4), -1))
     grow = dice.uniform(0.94, 1.08)
     scale = (grow * dice.uniform(0.97, 1.03), grow * dice.uniform(0.96, 1.05), grow)
-    attributes = {"color": color} | visible_from(plan, x, z, heading, moving, brake, lit)
+    attributes = {"color": color}
+    if category != "trailer":
+        attributes |= visible_from(plan, x, z, heading, moving, brake, lit)
     traits = ("parked car",) * (category == "car" and not moving)
     lights = tuple(lamps)
     return Thing(category, meshes, palette, (x, 0.0, z), heading, scale, bright, attributes, lights, traits=traits)
