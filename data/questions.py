@@ -28,12 +28,13 @@ from .ground_truth import (
     Key,
     View,
 )
-from .scene import CLASSES, COLORS, DIRECTIONS, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, Scene, is_a
+from .scene import CLASSES, COLORS, DIRECTIONS, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, UNBOXED, Scene, is_a
 from .templates import RELATIONS, paraphrases_of, random_paraphrase
 
 
 # Sampling weights of the question types. Presence and place are frequent because they are the model's main use.
-# Attributes are as frequent because few scenes have any, and the model must learn each of their values.
+# Attributes are as frequent because few scenes have any, and the model must learn each of their values. Types that only
+# rendered scenes have (travel, lanes, shape of the road) do not take questions from photographs.
 QUESTION_TYPE_WEIGHTS = {
     "presence": 5.0,
     "place": 4.0,
@@ -43,7 +44,7 @@ QUESTION_TYPE_WEIGHTS = {
     "color": 5.0,
     "status": 2.5,
     "facing": 1.5,
-    "travel": 1.0,
+    "travel": 2.0,
     "brake_lights": 0.5,
     "count": 4.0,
     "comparison": 1.0,
@@ -53,8 +54,8 @@ QUESTION_TYPE_WEIGHTS = {
     "traffic_density": 2.0,
     "road_type": 1.5,
     "time_of_day": 1.0,
-    "lane_count": 1.0,
-    "road_shape": 1.0,
+    "lane_count": 2.0,
+    "road_shape": 3.0,
     "view": 0.5,
     "closest": 1.0,
     "ahead": 1.0,
@@ -70,6 +71,7 @@ ABSENT_FRACTION = 0.25
 NONE_FRACTION = 0.25
 # "What color is the car?" is a single key beside many keys of "Is the car red?", so it is listed this many times.
 OPEN_QUESTION_COPIES = 3
+RARE_COPIES = 5
 OVER = (1, 2, 3)  # limits of "Are there more than 2 cars?"
 ATTRIBUTE_OF_TYPE = {name.replace(" ", "_"): name for name in OWN_ATTRIBUTES}
 FORMS_OF_ONE = {"facing": ("what", "is", "any"), "travel": ("is", "any"), "brake lights": ("is", "any")}
@@ -311,8 +313,11 @@ def _values(values: Sequence[str], true: Container[str], rng: random.Random | No
 
 
 def _presence_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
-    seen = [name for name in view.scene.presence if name in CLASSES]
-    return [("presence", category) for category in dict.fromkeys([*_categories(view), *seen])]
+    presence = view.scene.presence
+    keys = [("presence", name) for name in dict.fromkeys([*_categories(view), *presence]) if name in CLASSES]
+    # Children, umbrellas and the like are rare: where there is one, ask about it.
+    rare = [("presence", name) for name in presence if presence[name] and name in UNBOXED]
+    return keys if rng is None else [*keys, *rare * RARE_COPIES]
 
 
 def _place_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
