@@ -28,7 +28,7 @@ from .ground_truth import (
     Key,
     View,
 )
-from .scene import CLASSES, COLORS, DIRECTIONS, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, UNBOXED, Scene, is_a
+from .scene import CLASSES, COLORS, DIRECTIONS, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, Scene, is_a
 from .templates import RELATIONS, paraphrases_of, random_paraphrase
 
 
@@ -71,7 +71,6 @@ ABSENT_FRACTION = 0.25
 NONE_FRACTION = 0.25
 # "What color is the car?" is a single key beside many keys of "Is the car red?", so it is listed this many times.
 OPEN_QUESTION_COPIES = 3
-RARE_COPIES = 5
 OVER = (1, 2, 3)  # limits of "Are there more than 2 cars?"
 ATTRIBUTE_OF_TYPE = {name.replace(" ", "_"): name for name in OWN_ATTRIBUTES}
 FORMS_OF_ONE = {"facing": ("what", "is", "any"), "travel": ("is", "any"), "brake lights": ("is", "any")}
@@ -313,11 +312,8 @@ def _values(values: Sequence[str], true: Container[str], rng: random.Random | No
 
 
 def _presence_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
-    presence = view.scene.presence
-    keys = [("presence", name) for name in dict.fromkeys([*_categories(view), *presence]) if name in CLASSES]
-    # Children, umbrellas and the like are rare: where there is one, ask about it.
-    rare = [("presence", name) for name in presence if presence[name] and name in UNBOXED]
-    return keys if rng is None else [*keys, *rare * RARE_COPIES]
+    seen = [name for name in view.scene.presence if name in CLASSES]
+    return [("presence", category) for category in dict.fromkeys([*_categories(view), *seen])]
 
 
 def _place_keys(view: View, rng: random.Random | None) -> Sequence[Key]:

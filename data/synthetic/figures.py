@@ -112,9 +112,9 @@ def make_pedestrian(plan: Plan, x: float, z: float) -> Thing:
     """A walking adult or child, always flat towards the camera."""
     dice = plan.dice
     facing = dice.pick(("side", "side", "front", "back"))
-    child = dice.chance(0.16)
+    child = dice.chance(0.3)
     height = dice.uniform(0.55, 0.78) if child else dice.uniform(0.9, 1.1)
-    umbrella = plan.light.weather == "rainy" and dice.chance(0.5) and not child
+    umbrella = not child and dice.chance(0.6 if plan.light.weather == "rainy" else 0.08)
     stride = dice.integer(0, 5)
     mesh = pedestrian(facing, stride, dice.integer(0, 9), umbrella)
     width = height * dice.uniform(0.92, 1.2) * (1.12 if child else 1.0)
