@@ -33,8 +33,8 @@ from .templates import RELATIONS, paraphrases_of, random_paraphrase
 
 
 # Sampling weights of the question types. Presence and place are frequent because they are the model's main use.
-# Attributes are as frequent because few scenes have any, and the model must learn each of their values. Types that only
-# rendered scenes have (travel, lanes, shape of the road) do not take questions from photographs.
+# Attributes are as frequent because few scenes have any, and the model must learn each of their values. Types that
+# only rendered scenes have (travel, lanes, shape of the road) do not take questions from photographs.
 QUESTION_TYPE_WEIGHTS = {
     "presence": 5.0,
     "place": 4.0,
