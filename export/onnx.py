@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.export import Dim
 
+from ..attention_traffic_vlm import rotary_embedding
 from ..generation_traffic_vlm import MAX_NEW_TOKENS, suppressed_tokens
-from ..modeling_traffic_vlm import rotary_embedding
 from ..scoring_traffic_vlm import KeyValues, height_and_width, yes_probability
 from ..utils import load_weights
 

@@ -6,8 +6,9 @@ import pytest
 from transformers import SiglipConfig, SiglipVisionConfig
 
 from tiny import tiny_config, tiny_text_config
+from traffic_vlm.attention_traffic_vlm import TrafficVLMSelfAttention
 from traffic_vlm.configuration_traffic_vlm import AUTO_MAP, TrafficVLMConfig, TrafficVLMTextConfig
-from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMSelfAttention
+from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 
 
 def count(module) -> int:

@@ -12,18 +12,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tiny import ROOT, pack, random_ids, random_pixels, tiny_config, tiny_decoder, tiny_model, tiny_text_config
-from traffic_vlm.cache_traffic_vlm import TrafficVLMCache, TrafficVLMStaticCache
-from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
-from traffic_vlm.modeling_traffic_vlm import (
+from traffic_vlm.attention_traffic_vlm import (
     TrafficVLMAttention,
     TrafficVLMCrossAttention,
-    TrafficVLMForConditionalGeneration,
     TrafficVLMHeadLinear,
     TrafficVLMSelfAttention,
-    TrafficVLMTextModel,
     apply_rotary,
     rotary_embedding,
 )
+from traffic_vlm.cache_traffic_vlm import TrafficVLMCache, TrafficVLMStaticCache
+from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
+from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMTextModel
 
 
 SELF = {"kv_latent_size": 12, "rope_head_dim": 6}

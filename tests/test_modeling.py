@@ -22,6 +22,7 @@ from tiny import (
     tiny_text_config,
 )
 from traffic_vlm import modeling_traffic_vlm
+from traffic_vlm.attention_traffic_vlm import TrafficVLMRMSNorm, apply_rotary, rotary_embedding
 from traffic_vlm.cache_traffic_vlm import TrafficVLMCache, TrafficVLMStaticCache
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
 from traffic_vlm.modeling_traffic_vlm import (
@@ -29,10 +30,7 @@ from traffic_vlm.modeling_traffic_vlm import (
     TrafficVLMForConditionalGeneration,
     TrafficVLMForSequenceClassification,
     TrafficVLMMLP,
-    TrafficVLMRMSNorm,
     TrafficVLMTextModel,
-    apply_rotary,
-    rotary_embedding,
 )
 
 

@@ -14,17 +14,13 @@ import torch
 from torch.utils.data import ConcatDataset
 from transformers import BaseImageProcessor, PreTrainedConfig, TrainerState, TrainingArguments
 
+from ..attention_traffic_vlm import TrafficVLMAttention, TrafficVLMRMSNorm
 from ..configuration_traffic_vlm import PATCH_TOWER, TrafficVLMConfig, TrafficVLMVisionConfig
 from ..data.dataset import Mixture, SyntheticRows, synthetic_rows
 from ..data.folders import load_rows, select_evenly, source_names
 from ..evaluation.report import quick_metrics
 from ..hub import publish
-from ..modeling_traffic_vlm import (
-    TrafficVLMAttention,
-    TrafficVLMForConditionalGeneration,
-    TrafficVLMMLP,
-    TrafficVLMRMSNorm,
-)
+from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMMLP
 from ..processing_traffic_vlm import TrafficVLMProcessor
 from ..taught_traffic_vlm import TaughtWords
 from ..tokenization_traffic_vlm import TrafficVLMTokenizer
