@@ -48,6 +48,7 @@ OURS = "GQA 8/2"
 IMAGE_TOKENS, QUESTION_TOKENS, QUESTIONS = 196, 10, 16
 TRAINING_IMAGES = 4  # of a training step, each with QUESTIONS packed questions
 LENGTHS = (50, 120)
+DTYPES = (torch.float32, torch.bfloat16)
 CATEGORIES = ["car", "bus", "truck", "van", "bicycle", "motorcycle", "train", "person"]
 COLORS = ["red", "green", "blue", "white", "black", "yellow", "gray", "orange"]
 SIDE = 6  # patches in a row of the images of the learning part
@@ -289,7 +290,7 @@ def learn_all(arguments: Arguments) -> dict[str, list[dict[str, list[float]]]]:
 def measure_cache(folder: str, rounds: int) -> list[dict[str, Any]]:
     """Milliseconds to generate LENGTHS tokens with and without the cache of text; the image is encoded before."""
     all_threads, rows = torch.get_num_threads(), []
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in DTYPES:
         model = load_weights(folder, dtype=dtype).eval().fuse_for_inference()
         image = model.encode_images(torch.zeros(1, 3, 224, 224, dtype=dtype))
         for threads in sorted({1, all_threads}):
