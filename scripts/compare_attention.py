@@ -61,7 +61,7 @@ class Arguments:
     parts: list[str] = field(default_factory=lambda: list(PARTS), metadata={"help": f"some of {', '.join(PARTS)}"})
     model: str = field(default=str(ROOT), metadata={"help": "model folder for the part 'cache'"})
     seeds: int = field(default=3, metadata={"help": "learning: runs of each variant"})
-    steps: int = field(default=150, metadata={"help": "learning: steps of a run"})
+    steps: int = field(default=250, metadata={"help": "learning: steps of a run"})
     batch_size: int = field(default=32, metadata={"help": "learning: questions of a step, each about its own image"})
     rounds: int = field(default=15, metadata={"help": "speed and cache: times that each measurement is repeated"})
     memory_gb: float = field(default=5.0, metadata={"help": "sizes: memory for what grows with the batch, in GB"})

@@ -219,9 +219,10 @@ def vision_fields(config: TrafficVLMVisionConfig) -> dict[str, Any]:
 
 
 def forward(model: Any, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Region and patch logits of pixels [B,S,S,3] in 0..255, in bfloat16 where autocast allows it."""
+    """Region and patch logits of pixels [B,S,S,3] in 0..255, under autocast where bfloat16 is fast."""
     x = pixels.permute(0, 3, 1, 2).float().div(127.5).sub(1)  # as the processor normalizes
-    with torch.autocast(pixels.device.type, torch.bfloat16):
+    is_fast = pixels.device.type != "cpu" or torch.backends.cpu.get_cpu_capability() != "AVX2"
+    with torch.autocast(pixels.device.type, torch.bfloat16, enabled=is_fast):
         tokens = model["tower"](x).last_hidden_state
         return model["head"](tokens, (x.shape[2] // 16, x.shape[3] // 16))
 
