@@ -83,6 +83,7 @@ def test_the_report_of_a_tiny_model(tmp_path, monkeypatch, capsys):
     assert 0 <= report["training"]["state"]["optimizer"] - 2 * weights <= 4 * len(list(model.parameters()))
     # Keys and values of 2 layers, 2 heads of size 8, 196 patches, 4 bytes.
     assert report["inference"]["image"] == 2 * 2 * 2 * 8 * 196 * 4
+    assert report["training"]["checkpointing_time"] > 0
     # What a pass saves exists at its end, so the measured peak cannot be smaller.
     assert report["training"]["peak"]["all"] >= report["training"]["activations"]["float32"]["all"]
     assert (tmp_path / "out" / "report.md").read_text() in capsys.readouterr().out
