@@ -6,6 +6,8 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+import runpy
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import create_autospec
@@ -39,6 +41,18 @@ def processor():
     from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 
     return TrafficVLMProcessor.from_pretrained(ROOT)
+
+
+@pytest.fixture
+def run_script(monkeypatch):
+    """A function that runs a script of the repository in this process, with these arguments."""
+
+    def run(name, *arguments):
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        monkeypatch.setattr(sys, "path", [*sys.path])  # scripts may add their folder
+        return runpy.run_path(str(ROOT / "scripts" / name), run_name="__main__")
+
+    return run
 
 
 @pytest.fixture

@@ -117,13 +117,3 @@ def test_bad_options_are_named(tmp_path, monkeypatch, options, message):
     with pytest.raises(SystemExit, match=message):
         run_script(monkeypatch, "--output_dir", tmp_path / "out", *options)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    "option, message",
-    [("--only", "--only is now --workloads"), ("--repeat", "unrecognized arguments: --repeat 3")],
-)
-def test_old_and_mistyped_options_are_named(tmp_path, monkeypatch, capsys, option, message):
-    with pytest.raises(SystemExit):
-        run_script(monkeypatch, "--output_dir", tmp_path, option, "3")
-    assert message in capsys.readouterr().err

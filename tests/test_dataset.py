@@ -24,7 +24,7 @@ from PIL import Image
 from tiny import ROOT
 from traffic_vlm.data import dataset
 from traffic_vlm.data.dataset import DatasetOptions, SyntheticRows, make_dataset, skipped_path, write_shard
-from traffic_vlm.data.formats import Problems, Record, load_mapping, read_source
+from traffic_vlm.data.formats import Problems, load_mapping, read_source
 from traffic_vlm.data.formats.drafting import draft_mapping
 from traffic_vlm.data.questions import Balancer, NaturalRates, Question, ask, enumerate_questions, rebalance
 from traffic_vlm.data.scene import Scene
@@ -55,13 +55,17 @@ def coco(folder: Path, broken: bool = False) -> str:
     return f"{folder / 'map.json'}={folder}"
 
 
-def refusal(monkeypatch, script: str, *options: object) -> str:
-    """The one line with which a script stops, run in this process."""
-    monkeypatch.setattr(sys, "argv", [script, *map(str, options)])
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(str(ROOT / "scripts" / script), run_name="__main__")
-    assert isinstance(stopped.value.code, str) and "\n" not in stopped.value.code
-    return stopped.value.code
+@pytest.fixture
+def refusal(run_script):
+    """A function that runs a script in this process and returns the one line with which it stops."""
+
+    def run(script: str, *options: object) -> str:
+        with pytest.raises(SystemExit) as stopped:
+            run_script(script, *options)
+        assert isinstance(stopped.value.code, str) and "\n" not in stopped.value.code
+        return stopped.value.code
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -297,15 +301,6 @@ def test_the_number_of_images_is_a_maximum_for_each_source(tmp_path):
         assert tuple(len(part) for part in items.values()) == expected
 
 
-@pytest.mark.parametrize("script", ["make_dataset.py", "measure_loading.py", "contact_sheet.py", "build_files.py"])
-def test_unknown_options_are_named(script, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [script, "--output_dir", "x", "--dataset", "x", "--num_image5", "3"])
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(str(ROOT / "scripts" / script), run_name="__main__")
-    error = capsys.readouterr().err
-    assert stopped.value.code == 2 and "unrecognized arguments: " in error and "--num_image5 3" in error
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -313,16 +308,14 @@ def test_unknown_options_are_named(script, monkeypatch, capsys):
         (["--source", "nonsense=/tmp"], "nonsense"),
         (["--source", "synthetic", "synthetic"], "given twice: synthetic synthetic"),
         (["--source", "camvid=/tmp", "camvid=/tmp/"], "given twice: camvid=/tmp camvid=/tmp/"),
-        (["--source", "camvid=/nowhere"], "/nowhere"),
         (["--num_images", "0"], "have no usable image: --num_images is 0"),
         (["--num_workers", "0"], "--num_workers must be at least 1, got 0"),
         (["--shard_size", "-1"], "--shard_size must be at least 1, got -1"),
         (["--split", "../train"], "--split must be words with dots between, like train or val.night, got '../train'"),
-        (["--split", "a..b"], "got 'a..b'"),
     ],
 )
-def test_bad_options(tmp_path, monkeypatch, options, message):
-    assert message in refusal(monkeypatch, "make_dataset.py", "--output_dir", tmp_path / "out", *options)
+def test_bad_options(tmp_path, refusal, options, message):
+    assert message in refusal("make_dataset.py", "--output_dir", tmp_path / "out", *options)
     assert not (tmp_path / "out").exists()
 
 
@@ -336,19 +329,19 @@ def test_bad_options(tmp_path, monkeypatch, options, message):
         ("contact_sheet.py", ["--output", ROOT], "--output must be a PNG file"),
     ],
 )
-def test_bad_options_of_the_other_scripts(monkeypatch, script, options, message):
+def test_bad_options_of_the_other_scripts(refusal, script, options, message):
     required = ["--dataset", "synthetic"] if script.startswith("measure") and "--dataset" not in options else []
-    assert message in refusal(monkeypatch, script, *required, *options)
+    assert message in refusal(script, *required, *options)
 
 
-def test_a_folder_with_something_else_is_left_alone(synthetic, tmp_path, monkeypatch):
+def test_a_folder_with_something_else_is_left_alone(synthetic, tmp_path, refusal):
     (tmp_path / "README.md").write_text("mine")
     (tmp_path / "file").write_text("mine")
     with pytest.raises(DataError, match=r"has README\.md of something else"):
         make(tmp_path)
     with pytest.raises(DataError, match="first_seed: 0 before, 5 now"):
         make(synthetic, first_seed=5)
-    assert str(tmp_path / "file") in refusal(monkeypatch, "make_dataset.py", "--output_dir", tmp_path / "file")
+    assert str(tmp_path / "file") in refusal("make_dataset.py", "--output_dir", tmp_path / "file")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"README.md": "mine", "file": "mine"}
 
 
@@ -409,14 +402,6 @@ def test_a_full_disk_leaves_no_partial_file(tmp_path, monkeypatch):
     monkeypatch.undo()
     write_shard(path, [1, 2], 0, options)
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_an_unreadable_image_is_an_error_if_strict(tmp_path):
-    (tmp_path / "x.jpg").write_text("no image")
-    with pytest.raises(DataError, match=r"x\.jpg"):
-        write_shard(
-            tmp_path / "x", [Record(tmp_path / "x.jpg", Scene(9, 9))], 0, DatasetOptions(tmp_path, strict=True)
-        )
 
 
 def test_synthetic_rows_are_divided_among_workers():

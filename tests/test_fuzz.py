@@ -208,12 +208,16 @@ ANNOTATIONS = {
         {"id": 2, "image_id": 1, "category_id": 2, "bbox": [12, 1, 3, 6]},
     ],
 }
+BOXES = [{"x1": 1, "y1": 2, "x2": 9, "y2": 8}, {"x1": 12, "y1": 1, "x2": 15, "y2": 7}]
+LABELS = [{"category": name, "box2d": box, "attributes": {}} for name, box in zip(("Car", "light"), BOXES)]
+FRAMES = [{"name": "a.png", "attributes": {"weather": "overcast"}, "labels": LABELS}]
 MAPPING = {
     "name": "fuzz",
     "format": "coco",
     "splits": {"train": {"images": "images", "annotations": "labels.json"}},
     "classes": {"Car": "car", "light": {"class": "traffic light", "state": "red"}},
     "exhaustive": ["car", "traffic light"],
+    "values": {"weather": {"from": "weather", "values": {"overcast": "cloudy"}}},
 }
 
 
@@ -226,14 +230,16 @@ def source(tmp_path_factory):
 
 @fuzz
 @given(
-    json_files(ANNOTATIONS),
-    json_files(MAPPING),
+    st.sampled_from([(ANNOTATIONS, MAPPING), (FRAMES, MAPPING | {"format": "bdd100k"})]).flatmap(
+        lambda pair: st.tuples(*map(json_files, pair))
+    ),
     st.just(FILES[0]) | damaged_bytes(FILES[0]),
     st.randoms(use_true_random=False),
 )
-def test_mapping_and_annotation_files(source, annotations, mapping, image, random):
+def test_mapping_and_annotation_files(source, labels_and_mapping, image, random):
+    labels, mapping = labels_and_mapping
     (source / "images/a.png").write_bytes(image)
-    (source / "labels.json").write_bytes(annotations)
+    (source / "labels.json").write_bytes(labels)
     (source / "mapping.json").write_bytes(mapping)
 
     def read() -> None:

@@ -2,20 +2,15 @@
 
 import ast
 import json
-import os
-import runpy
 import shutil
-import subprocess
 import sys
 
 import pytest
-import torch
 
-from tiny import ROOT, random_ids, random_pixels, tiny_model
+from tiny import ROOT, tiny_model
 from traffic_vlm.hub import OPTIONAL_FILES, PublishError, check_card, check_loading, collect_files, publish, push
 
 
-SCRIPT = ROOT / "scripts" / "push_to_hub.py"
 CODE = {path.name for path in ROOT.glob("*_traffic_vlm.py")}
 JSON = {"config.json", "generation_config.json", "decision.json"}
 JSON |= {"tokenizer.json", "tokenizer_config.json", "processor_config.json"}
@@ -51,12 +46,16 @@ def no_loading(monkeypatch):
     monkeypatch.setattr("traffic_vlm.hub.check_loading", lambda staged: None)
 
 
-def run_script(monkeypatch, *arguments) -> int:
-    """Run the script in this process; return its exit status."""
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    return end.value.code
+@pytest.fixture
+def push_to_hub(run_script):
+    """A function that runs the script in this process and returns its exit status."""
+
+    def run(*arguments) -> int:
+        with pytest.raises(SystemExit) as end:
+            run_script("push_to_hub.py", *arguments)
+        return end.value.code
+
+    return run
 
 
 @pytest.mark.slow
@@ -64,37 +63,14 @@ def run_script(monkeypatch, *arguments) -> int:
 def test_uploaded_files_load_in_a_new_process(saved, hub, tmp_path):
     publish(saved, "me/model")
     [(_, _, files)] = hub.commits
-    (tmp_path / "download").mkdir()
     for name, content in files.items():
-        (tmp_path / "download" / name).write_bytes(content)
-    ids, pixels = random_ids(2, 5), random_pixels(2)
-    with torch.no_grad():
-        expected = tiny_model(yes_no_temperature=1.6)(ids, pixels).logits
-    torch.save({"ids": ids, "pixels": pixels, "expected": expected}, tmp_path / "case.pt")
-    code = """if True:
-        import sys
-        sys.modules["traffic_vlm"] = None
-        import torch
-        from transformers import AutoModel, AutoProcessor
-        case = torch.load("case.pt")
-        model = AutoModel.from_pretrained("download", trust_remote_code=True)
-        with torch.no_grad():
-            logits = model(case["ids"], case["pixels"]).logits
-        torch.testing.assert_close(logits, case["expected"])
-        processor = AutoProcessor.from_pretrained("download", trust_remote_code=True)
-        ids = processor(text="Is there a car?", return_tensors="pt")["input_ids"]
-        print(model.config.yes_no_temperature, ids.shape)
-    """
-    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_MODULES_CACHE": str(tmp_path / "modules")}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.strip() == "1.6 torch.Size([1, 6])"
+        (tmp_path / name).write_bytes(content)
+    check_loading(tmp_path)
 
 
 @pytest.mark.usefixtures("no_loading")
-def test_script_uploads_the_listed_files_in_one_commit(saved, hub, monkeypatch, capsys):
-    arguments = ["me/model", "--model", saved, "--private", "--revision", "second-try"]
-    assert run_script(monkeypatch, *arguments) == 0
+def test_script_uploads_the_listed_files_in_one_commit(saved, hub, push_to_hub, capsys):
+    assert push_to_hub("me/model", "--model", saved, "--private", "--revision", "second-try") == 0
     [(repo_id, revision, files)] = hub.commits
     assert (repo_id, revision, files.keys()) == ("me/model", "second-try", EXPECTED)
     assert files["model.safetensors"] == (saved / "model.safetensors").read_bytes()
@@ -104,9 +80,8 @@ def test_script_uploads_the_listed_files_in_one_commit(saved, hub, monkeypatch, 
 
 
 @pytest.mark.slow
-def test_dry_run_checks_everything_and_uploads_nothing(saved, hub, tmp_path, monkeypatch, capsys):
-    arguments = ["me/model", "--model", saved, "--dry-run", "--output_dir", tmp_path / "kept"]
-    assert run_script(monkeypatch, *arguments) == 0
+def test_dry_run_checks_everything_and_uploads_nothing(saved, hub, tmp_path, push_to_hub, capsys):
+    assert push_to_hub("me/model", "--model", saved, "--dry-run", "--output_dir", tmp_path / "kept") == 0
     assert not hub.mock_calls
     assert {path.name for path in (tmp_path / "kept").iterdir()} == EXPECTED
     printed = capsys.readouterr().out
@@ -188,7 +163,7 @@ def test_offline_mode_is_named(saved, monkeypatch):
 
 
 @pytest.mark.usefixtures("no_loading")
-def test_script_ends_with_one_line_about_the_error(saved, hub, monkeypatch, capsys, tmp_path):
+def test_script_ends_with_one_line_about_the_error(saved, hub, push_to_hub, monkeypatch, capsys, tmp_path):
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
     for arguments, message in (
@@ -197,7 +172,7 @@ def test_script_ends_with_one_line_about_the_error(saved, hub, monkeypatch, caps
         (["me/model", "--output_dir", saved], "is not an empty folder"),
         (["me/model", "--model", saved / "nowhere"], "nowhere is not a folder"),
     ):
-        assert run_script(monkeypatch, "--model", saved, *arguments) == 1
+        assert push_to_hub("--model", saved, *arguments) == 1
         [error] = capsys.readouterr().err.strip().splitlines()
         assert message in error
     assert not hub.mock_calls

