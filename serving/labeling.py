@@ -39,11 +39,11 @@ from PIL import Image
 from tqdm import tqdm
 
 from ..data.formats import IMAGE_SUFFIXES
-from ..operating_points import load_operating_points
-from ..utils import DataError, check_file
+from ..utils import DataError, check_file, option
 from .answerer import Answerer
 from .cluster import load_ray, process_with_actors, share_machines, start_ray
-from .pictures import MAX_BYTES, Region, open_picture
+from .options import ModelOptions
+from .pictures import MAX_BYTES, open_picture
 from .questions import check_questions
 
 
@@ -70,37 +70,23 @@ NOT_SURE = pa.field("not_sure", pa.bool_())  # another column, with --thresholds
 PLAN_SCHEMA = pa.schema({"part": pa.int64(), "kind": pa.string(), "path": pa.binary(), "group": pa.int64()})
 
 
-def _option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
-
-
-@dataclass
-class LabelOptions:
+@dataclass(kw_only=True)
+class LabelOptions(ModelOptions):
     """Options of `label`."""
 
+    device: Literal["cpu", "cuda"] | None = option(None, "by default GPUs if the machines have any")
+    threads: int = option(2, "CPU cores of an actor")
     ask: list[str] = field(metadata={"help": "a question; repeat the option for more", "action": "extend"})
     output_dir: str = field(metadata={"help": "folder to write to: a path, or a URL of fsspec"})
-    model: str = _option(str(Path(__file__).resolve().parent.parent), "model folder, or a name on the Hub")
-    column: str = _option("image", "column of Parquet files with the images: bytes, or a struct with bytes")
-    key_column: str | None = _option(None, "column of Parquet files to use as key; without it, file and row number")
-    images_per_part: int = _option(1000, "single images in one file of labels")
-    bf16: bool = _option(False, "compute in bfloat16; a GPU always does")
-    address: str | None = _option(None, "Ray cluster: auto, or ray://host:10001; without it, Ray on this machine")
-    actors: int | None = _option(None, "processes with a model each; without it, as many as have room")
-    threads: int = _option(2, "CPU cores of an actor")
-    batch_size: int = _option(32, "images in one pass of the model")
-    device: Literal["cpu", "cuda"] | None = _option(None, "without it, GPUs if the machines have any")
-    thresholds: str | None = _option(None, "thresholds.json of scripts/evaluate.py")
-    region: str | None = _option(None, "x,y,width,height in fractions: the part of each image to ask about")
+    column: str = option("image", "column of Parquet files with the images: bytes, or a struct with bytes")
+    key_column: str | None = option(None, "column of Parquet files to use as key; without it, file and row number")
+    images_per_part: int = option(1000, "single images in one file of labels")
+    batch_size: int = option(32, "images in one pass of the model")
+    address: str | None = option(None, "Ray cluster: auto, or ray://host:10001; without it, Ray on this machine")
+    actors: int | None = option(None, "processes with a model each; without it, as many as have room")
 
     def __post_init__(self) -> None:
-        for name in ("images_per_part", "actors", "threads", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name} must be at least 1, got {value}")
-        # Read here: the machines of a cluster need not have the file.
-        self.operating_points = None if self.thresholds is None else load_operating_points(self.thresholds)
-        self.part_of_images = Region.from_text(self.region) if self.region else None
+        super().__post_init__()
         self.ask = check_questions(self.ask)
         self.output_dir = _absolute(self.output_dir)
         if os.path.isdir(self.model):
@@ -481,18 +467,11 @@ class Pending(NamedTuple):
 
 
 class Labeler:
-    """A Ray actor that holds a model and labels parts.
+    """A Ray actor that holds a model and labels parts."""
 
-    Args:
-        device, threads: of the model.
-    """
-
-    def __init__(self, options: LabelOptions, device: str | None = None, threads: int | None = None):
-        if threads:
-            torch.set_num_threads(threads)
+    def __init__(self, options: LabelOptions):
         self.options, self.folder = options, LabelFolder(options.output_dir)
-        dtype = torch.bfloat16 if options.bf16 else None
-        self.answerer = Answerer(options.model, device, dtype, options.operating_points, options.part_of_images)
+        self.answerer = options.load()
         self.schema = SCHEMA if options.operating_points is None else SCHEMA.append(NOT_SURE)
 
     def ready(self) -> None:
@@ -659,10 +638,11 @@ def label(source: str, options: LabelOptions) -> None:
     start_ray(ray, options.address)
     try:
         resources, room = share_machines(ray.nodes(), options.device, options.threads, options.actors or 0)
-        device, threads = ("cuda", None) if "num_gpus" in resources else ("cpu", int(resources["num_cpus"]))
+        options.device = "cuda" if "num_gpus" in resources else "cpu"
+        options.threads = int(resources.get("num_cpus", options.threads))
         actor_type = ray.remote(max_restarts=-1, max_task_retries=-1, **resources)(Labeler)
         count = min(options.actors or room, total - len(done))
-        actors = [actor_type.remote(options, device, threads) for _ in range(count)]
+        actors = [actor_type.remote(options) for _ in range(count)]
         undone = report_progress(process_with_actors(ray, actors, missing_parts(plan, done)), total, len(done))
     except ray.exceptions.RayError as error:
         raise OSError(f"Ray has failed; the same command continues from here: {error}") from error

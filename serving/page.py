@@ -186,6 +186,7 @@ class Page:
         start = time.perf_counter()
         encoded = self.answerer.encode(self.answerer.read([picture]))
         seconds = time.perf_counter() - start
+        picture = self.answerer.open(picture)
         if picture.width > PICTURE_WIDTH:
             picture = picture.resize((PICTURE_WIDTH, max(1, round(picture.height * PICTURE_WIDTH / picture.width))))
         return EncodedPicture(key, encoded, picture), seconds

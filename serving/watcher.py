@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -29,20 +29,19 @@ from PIL import Image
 from tqdm import tqdm
 
 from ..answering import generate_answers
-from ..operating_points import OperatingPoint, load_operating_points
+from ..operating_points import OperatingPoint
 from ..questions_traffic_vlm import is_yes_no_question
-from ..utils import DataError, atomic_write_text
+from ..utils import DataError, atomic_write_text, option
 from .annotation import AnnotatedVideo, Row, check_path, video_size
 from .answerer import Answer, Answerer
 from .clips import ClipWriter, find_clips
 from .events import TOLERANCE, Event, EventDetector
-from .pictures import Region
+from .options import ModelOptions
 from .questions import check_questions
 from .timeline import COLUMNS, NOT_SURE, AnswerColors, CsvLog, clock_time, convert_to_parquet, draw_timeline
 from .video import Frame, Source, open_source
 
 
-ROOT = Path(__file__).resolve().parent.parent
 LIVE_CAPACITY = 4  # frames of a live source that wait for the model; more would only be older
 SILENCE = 20.0  # seconds without a frame after which a live source counts as lost; FFmpeg may notice earlier
 MAX_UNDRAWN = 64  # frames that wait until it is known whether they belong to an event
@@ -50,41 +49,26 @@ FILES = ("timeline.csv", "timeline.parquet", "events.csv", "timeline.png", "summ
 EVENT_COLUMNS = ("question", "answer", "start", "end", "peak", "is_cut")
 
 
-@dataclass
-class WatchOptions:
+@dataclass(kw_only=True)
+class WatchOptions(ModelOptions):
     """Options of `watch`."""
 
+    may_be_zero: ClassVar[tuple[str, ...]] = ("shortest",)
     output_dir: Path = field(metadata={"help": "folder to write to"})
-    overwrite: bool = field(default=False, metadata={"help": "replace the files of an earlier run"})
-    video: Path | None = field(default=None, metadata={"help": "annotated video to write: .mp4, .mov or .mkv"})
-    clips: Path | None = field(default=None, metadata={"help": "folder for a clip (.mp4) of each event"})
-    fps: float | None = field(default=None, metadata={"help": "frames to ask about per second; all by default"})
-    frame_rate: float | None = field(
-        default=None, metadata={"help": "frames per second of images, and of videos without time stamps"}
-    )
-    on: float = field(default=0.6, metadata={"help": "P(yes) from which an event begins"})
-    off: float = field(default=0.4, metadata={"help": "P(yes) below which it ends"})
-    shortest: float = field(default=0.5, metadata={"help": "seconds; a shorter yes or no is flicker"})
-    thresholds: Path | None = field(
-        default=None, metadata={"help": "thresholds.json of scripts/evaluate.py, in place of --on and --off"}
-    )
-    model: str = field(default=str(ROOT), metadata={"help": "model folder"})
-    device: str | None = field(default=None, metadata={"help": "cpu, cuda, ...; by default a GPU if there is one"})
-    bf16: bool = field(default=False, metadata={"help": "compute in bfloat16, as always on a GPU"})
-    batch_size: int = field(default=8, metadata={"help": "frames in one pass of the model; 1 for live sources"})
-    threads: int | None = field(default=None, metadata={"help": "CPU threads of the model"})
-    region: str | None = field(
-        default=None, metadata={"help": "x,y,width,height in fractions: the part of each frame to ask about"}
-    )
+    overwrite: bool = option(False, "replace the files of an earlier run")
+    video: Path | None = option(None, "annotated video to write: .mp4, .mov or .mkv")
+    clips: Path | None = option(None, "folder for a clip (.mp4) of each event")
+    fps: float | None = option(None, "frames to ask about per second; all by default")
+    frame_rate: float | None = option(None, "frames per second of images, and of videos without time stamps")
+    on: float = option(0.6, "P(yes) from which an event begins")
+    off: float = option(0.4, "P(yes) below which it ends")
+    shortest: float = option(0.5, "seconds; a shorter yes or no is flicker")
+    thresholds: str | None = option(None, "thresholds.json of scripts/evaluate.py, in place of --on and --off")
+    batch_size: int = option(8, "frames in one pass of the model; 1 for live sources")
 
     def __post_init__(self) -> None:
-        for name in ("fps", "frame_rate", "batch_size", "threads"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise DataError(f"--{name} must be above 0, got {value}")
+        super().__post_init__()
         EventDetector(self.on, self.off, self.shortest)  # checks the three values
-        self.part_of_frames = Region.from_text(self.region) if self.region else None
-        self.operating_points = load_operating_points(self.thresholds) if self.thresholds else None
         if self.thresholds and (self.on, self.off) != (WatchOptions.on, WatchOptions.off):
             raise DataError("--thresholds takes the place of --on and --off: give either")
         if self.video is not None:
@@ -404,11 +388,9 @@ def watch(
     """
     questions = check_questions(questions)
     check_output(options, name)
-    if options.threads:
-        torch.set_num_threads(options.threads)
     for question in questions:
         EventDetector(*event_limits(question, options), options.shortest)  # refuses a threshold of 0
-    answerer = Answerer(options.model, options.device, torch.bfloat16 if options.bf16 else None)
+    answerer = replace(options, region=None).load()  # frames are cut to the region when they are resized
     scorer = QuestionScorer(answerer, questions)
     # Opened last: the buffer of a camera would overflow while the model is loaded.
     source = open_source(name, options.frame_rate)
@@ -440,7 +422,7 @@ def ask_about_frames(
     """Score and record the frames of a source until they end or `should_stop()` is true."""
     has_pictures = recorder.video is not None or recorder.clips is not None
     options = recorder.options
-    frames = source.frames(scorer.size, options.fps, video_size if has_pictures else None, options.part_of_frames)
+    frames = source.frames(scorer.size, options.fps, video_size if has_pictures else None, options.part_of_image)
     live = LiveReader(frames) if source.is_live else None
     batches = live.batches(should_stop) if live else batch_frames(frames, options.batch_size, should_stop)
     whole = f" of {clock_time(source.duration)}" if source.duration else ""

@@ -589,7 +589,7 @@ CAR = asking("Is there a car?")
         (asking("🦄🦄"), "no word of the question '🦄🦄'"),
         (asking("car " * 200), "at most 128"),
         ([*CAR, "--on", "0.2"], "on=0.2 and off=0.4"),
-        ([*CAR, "--shortest", "-1"], "0 seconds or more, got -1.0"),
+        ([*CAR, "--shortest", "-1"], "--shortest must be 0 or more, got -1.0"),
         ([*CAR, "--fps", "0"], "--fps must be above 0"),
         ([*CAR, "--thresholds", "file"], "file: is no JSON"),
         ([*CAR, "--thresholds", "zero.json"], "got on=0 and off=0"),
