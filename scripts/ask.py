@@ -81,9 +81,7 @@ def print_table(path: Path, answers: list[Answer]) -> None:
     width = max(len(answer.question) for answer in answers)
     print(path)
     for answer in answers:
-        unknown = f"   (unknown: {', '.join(answer.unknown_words)})" if answer.unknown_words else ""
-        unknown += f"   (not taught reliably: {', '.join(answer.untaught_words)})" if answer.untaught_words else ""
-        print(f"  {answer.question:<{width}}  {answer.to_text()}{unknown}")
+        print(f"  {answer.question:<{width}}  {answer.to_text()}{''.join(f'   ({note})' for note in answer.notes)}")
 
 
 def save_overlay(answerer: Answerer, path: Path, encoded: Any, answers: list[Answer], output: Path) -> None:

@@ -35,12 +35,11 @@ import pyarrow.parquet as pq
 import torch
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
-from PIL import Image
 from tqdm import tqdm
 
 from ..data.formats import IMAGE_SUFFIXES
 from ..utils import DataError, check_file, option
-from .answerer import Answerer
+from .answerer import Answer, Answerer
 from .cluster import load_ray, process_with_actors, share_machines, start_ray
 from .options import ModelOptions
 from .pictures import MAX_BYTES, open_picture
@@ -569,10 +568,9 @@ class Labeler:
                 yield [{"key": image.key, "question": q, "error": to_utf8(value)} for q in image.missing], image.known
 
 
-def to_row(key: str, answer: Any) -> dict[str, Any]:
+def to_row(key: str, answer: Answer) -> dict[str, Any]:
     """An answer as a row of labels."""
-    probability = answer.probability if answer.yes_probability is None else answer.yes_probability
-    row = {"key": key, "question": answer.question, "probability": probability, "answer": answer.answer}
+    row = {"key": key, "question": answer.question, "probability": answer.score, "answer": answer.answer}
     return row | {"not_sure": answer.not_sure}  # only with --thresholds a column of the file
 
 
@@ -600,17 +598,12 @@ def check_model(options: LabelOptions) -> None:
         OSError: there is no such model.
         ValueError: a question is empty or too long, or has a word that the model does not know.
     """
-    answerer = Answerer(options.model, "cpu", torch.float32)
-    for answer in answerer([Image.new("RGB", (64, 64), "gray")], [options.ask])[0]:
+    for answer in Answerer(options.model, "cpu", torch.float32).try_questions(options.ask):
         if answer.unknown_words:
             words = ", ".join(answer.unknown_words)
             raise DataError(f"{answer.question!r}: the model does not know {words}. Correct or rephrase the question")
-        if answer.untaught_words:
-            words = ", ".join(answer.untaught_words)
-            print(
-                f"{answer.question!r} has words not taught, or not reliably: {words}",
-                file=sys.stderr,
-            )
+        for note in answer.notes:
+            print(f"{answer.question!r}: {note}", file=sys.stderr)
 
 
 def label(source: str, options: LabelOptions) -> None:
