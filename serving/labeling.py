@@ -54,15 +54,10 @@ KINDS = {
 # Parquet, but *.parquet matches only labels, and readers of folders skip names with an underscore. Images that come
 # later are in files such as _plan-000012, where 12 is the number of their first part.
 PLAN = "_plan"
-OLD_PLAN = "_plan.parquet"  # of earlier versions
 DECODING_THREADS = 4
 READING_THREADS = 16  # for labels of earlier runs and ends of Parquet files, which may be on a slow file system
 LARGE = 10_000_000  # bytes: of such images, one at a time waits to be decoded
-MAX_HEADER = 100_000  # bytes of one of these in a tar
-TAR_HEADERS = (
-    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
-    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
-)
+MAX_HEADERS = 200_000  # bytes between two members of a tar: their names, attributes, and maps of sparse files
 COLUMNS = ("key", "question", "probability", "answer", "error")
 SCHEMA = pa.schema([(name, pa.float32() if name == "probability" else pa.string()) for name in COLUMNS])
 NOT_SURE = pa.field("not_sure", pa.bool_())  # another column, with --thresholds
@@ -270,14 +265,8 @@ class LabelFolder:
         Raises:
             FileExistsError: the file exists.
         """
-        content = pa.BufferOutputStream()
-        pq.write_table(table, content, compression="zstd")
-        path, data = f"{self.path}/{name}", content.getvalue().to_pybytes()
-        if isinstance(self.fs, LocalFileSystem):  # its pipe_file looks first, then writes
-            with open(path, "xb") as file:
-                file.write(data)
-        else:
-            self.fs.pipe_file(path, data, mode="create")
+        with self.fs.open(f"{self.path}/{name}", "xb") as file:
+            pq.write_table(table, file, compression="zstd")
 
     def read_plan(self) -> list[pa.Table]:
         """The plan and its extensions, in order.
@@ -304,13 +293,9 @@ class LabelFolder:
             OSError: another run has extended the plan at the same time.
         """
         self.fs.makedirs(self.path, exist_ok=True)
-        old = f"{self.path}/{OLD_PLAN}"
-        if self.fs.exists(old):
-            self.fs.mv(old, f"{self.path}/{PLAN}")
         tables = self.read_plan()
         if tables:
             before = json.loads(tables[-1].schema.metadata[b"job"])
-            before.setdefault("weights", job["weights"])  # plans of early versions have none
             changes = [
                 f"{name} {before.get(name)!r}, now {job[name]!r}" for name in job if before.get(name) != job[name]
             ]
@@ -320,8 +305,7 @@ class LabelFolder:
                 )
         elif self.parts():
             raise DataError(f"{self.path}: holds labels, but not their plan ({PLAN}). Choose another folder")
-        tables = [table.replace_schema_metadata().cast(PLAN_SCHEMA) for table in tables]
-        stored = pa.concat_tables([PLAN_SCHEMA.empty_table(), *tables])
+        stored = pa.concat_tables([PLAN_SCHEMA.empty_table(), *(table.replace_schema_metadata() for table in tables)])
         plan = extend_plan(stored, job, images_per_part)
         new = plan.slice(len(stored))
         if len(new):
@@ -385,41 +369,38 @@ def read_file(path: str) -> bytes:
     return content
 
 
-class _TarInfo(tarfile.TarInfo):
-    """A member of a tar, with a limit on what `tarfile` reads by itself: name and attributes of the next member.
+class _LimitedFile:
+    """A file that gives at most `left` more bytes: `tarfile` has no limit on headers, and keeps them in memory."""
 
-    The map of a sparse member has no limit, so these members are refused.
-    """
+    def __init__(self, file: Any):
+        self.file, self.left = file, MAX_HEADERS
 
-    def _proc_member(self, tar: tarfile.TarFile) -> Any:
-        if self.type in TAR_HEADERS and self.size > MAX_HEADER:
-            raise tarfile.ReadError(f"a header of {self.size:,} bytes; at most {MAX_HEADER:,} are read")
-        return super()._proc_member(tar)  # type: ignore[misc]
-
-    def _refuse(self, *args: Any) -> Any:
-        raise tarfile.ReadError("a sparse file, which is not read; pack it without --sparse")
-
-    _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse
+    def read(self, size: int) -> bytes:
+        content = self.file.read(size)
+        self.left -= len(content)
+        if self.left < 0:
+            raise tarfile.ReadError(f"its headers have more than {MAX_HEADERS:,} bytes")
+        return content
 
 
 def _read_tar(path: str) -> Iterator[tuple[str, Content]]:
     # tarfile decompresses as much at once as a few bytes of the file may hold; gzip only what is read.
     compression = None if path.lower().endswith(".tar") else "gzip"
-    with (
-        fsspec.open(path, compression=compression) as file,
-        tarfile.open(fileobj=file, mode="r|", tarinfo=_TarInfo) as tar,
-    ):
-        for member in tar:
-            tar.members.clear()  # type: ignore[attr-defined]  # they would fill the memory
-            tar.pax_headers.clear()  # type: ignore[attr-defined]  # so would these
-            if not member.isfile() or not member.name.lower().endswith(KINDS["image"]):
-                continue
-            if member.size > MAX_BYTES:  # a small compressed tar can hold it
-                error = f"{os.path.basename(member.name)} has {member.size:,} bytes; at most {MAX_BYTES:,} are read."
-                yield f"{path}#{member.name}", DataError(error)
-                continue
-            content: Any = tar.extractfile(member)
-            yield f"{path}#{member.name}", content.read()
+    with fsspec.open(path, compression=compression) as file:
+        limited: Any = _LimitedFile(file)
+        with tarfile.open(fileobj=limited, mode="r|") as tar:
+            for member in tar:
+                size = tar.offset - member.offset_data  # of its content
+                limited.left = size + MAX_HEADERS  # of the next member
+                tar.members.clear()  # type: ignore[attr-defined]  # they would fill the memory
+                tar.pax_headers.clear()  # type: ignore[attr-defined]  # so would these
+                if not member.isfile() or not member.name.lower().endswith(KINDS["image"]):
+                    continue
+                key, name, content = f"{path}#{member.name}", os.path.basename(member.name), tar.extractfile(member)
+                if member.size > MAX_BYTES:  # a small compressed tar can hold it
+                    yield key, DataError(f"{name} has {member.size:,} bytes; at most {MAX_BYTES:,} are read.")
+                elif content is not None:
+                    yield key, content.read()
 
 
 def _read_row_group(path: str, group: int, options: LabelOptions) -> Iterator[tuple[str, bytes]]:
