@@ -11,19 +11,11 @@ import os
 import signal
 import sys
 import tempfile
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 
 ROOT = Path(__file__).resolve().parent
-
-
-@dataclass
-class Options:
-    model: str = field(
-        default=os.environ.get("MODEL", str(ROOT)), metadata={"help": "model folder, or the name of a repository"}
-    )
-    thresholds: Path | None = field(default=None, metadata={"help": "thresholds.json of scripts/evaluate.py"})
 
 
 def find_package() -> None:
@@ -37,9 +29,15 @@ def find_package() -> None:
 
 def main() -> None:
     find_package()
+    from traffic_vlm.serving.options import ModelOptions
     from traffic_vlm.utils import option_parser
 
-    [options] = option_parser([Options], __doc__).parse_args_into_dataclasses()
+    parser = option_parser([ModelOptions], __doc__)
+    parser.set_defaults(model=os.environ.get("MODEL", str(ROOT)))
+    try:
+        [options] = parser.parse_args_into_dataclasses()
+    except ValueError as error:
+        sys.exit(str(error))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that a supervisor's end deletes uploads, too
     parent = os.environ.get("GRADIO_TEMP_DIR")
     if parent:
@@ -49,11 +47,9 @@ def main() -> None:
         serve(options)
 
 
-def serve(options: Options) -> None:
+def serve(options: Any) -> None:
     """Load the model, and serve the page until the process is stopped."""
     try:
-        from traffic_vlm.operating_points import load_operating_points
-        from traffic_vlm.serving.answerer import Answerer
         from traffic_vlm.serving.page import EXAMPLES, build_page, launch
     except ModuleNotFoundError as error:
         if error.name != "gradio":
@@ -61,8 +57,7 @@ def serve(options: Options) -> None:
         sys.exit('the page needs gradio: pip install "traffic_vlm[demo]"')
     examples = [path for name in EXAMPLES if (path := ROOT / "docs" / name).exists()]
     try:
-        points = load_operating_points(options.thresholds) if options.thresholds else None
-        answerer = Answerer(options.model, operating_points=points)
+        answerer = options.load()
     except (OSError, ValueError) as error:
         sys.exit(str(error))
     launch(build_page(answerer, examples), examples)

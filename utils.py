@@ -11,11 +11,13 @@ import uuid
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from safetensors import SafetensorError
 from transformers import HfArgumentParser
+from transformers.utils import logging
 
 from .modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 
@@ -53,8 +55,10 @@ def open_inside(path: str | Path, folder: str | Path) -> BinaryIO:
     return open(path, "rb")
 
 
-def show_only_image_warnings() -> None:
-    """Ignore warnings of libraries, but not those of images whose pixels `to_rgb` had to guess."""
+def silence_libraries() -> None:
+    """Show no progress bars and warnings of libraries; only those of images whose pixels `to_rgb` had to guess."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     warnings.filterwarnings("ignore")
     warnings.filterwarnings("default", module=r"traffic_vlm\.images_traffic_vlm")
 
@@ -158,6 +162,11 @@ class _Renamed(argparse.Action):
         parser.error(f"{args[-1]} is now {self.const}")
 
 
+def option(default: Any, help: str) -> Any:
+    """A field of a dataclass of options: its default, and what `--help` says."""
+    return field(default=default, metadata={"help": help})
+
+
 def option_parser(
     types: Iterable[Any], description: str | None, renamed: Mapping[str, str] | None = None
 ) -> HfArgumentParser:
@@ -167,7 +176,7 @@ def option_parser(
     after the dataclasses.
 
     Args:
-        types: dataclasses; each field is an option, with its default and `metadata={"help": ...}`.
+        types: dataclasses; each field is an option, see `option`.
         description: shown by `--help`, with an example; usually the `__doc__` of the script.
         renamed: options of earlier versions and what to use instead, such as `{"--output": "--output_dir"}`.
     """

@@ -18,28 +18,19 @@ import glob
 import json
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from traffic_vlm.serving.pictures import SUFFIXES, Region, list_images
-from traffic_vlm.utils import atomic_write, option_parser, show_only_image_warnings
-
-
-ROOT = Path(__file__).resolve().parent.parent
+from traffic_vlm.serving.answerer import Answer, Answerer
+from traffic_vlm.serving.options import ModelOptions
+from traffic_vlm.serving.pictures import SUFFIXES, list_images
+from traffic_vlm.utils import atomic_write, option, option_parser, silence_libraries
 
 
 @dataclass
-class AskOptions:
-    model: str = field(default=str(ROOT), metadata={"help": "model folder"})
-    overlay: Path | None = field(
-        default=None, metadata={"help": "PNG to write: attention maps, a file for each image"}
-    )
-    device: str | None = field(default=None, metadata={"help": "cpu, cuda, ...; by default a GPU if there is one"})
-    thresholds: Path | None = field(default=None, metadata={"help": "thresholds.json of scripts/evaluate.py"})
-    region: str | None = field(
-        default=None, metadata={"help": "x,y,width,height in fractions: the part of each image to ask about"}
-    )
+class AskOptions(ModelOptions):
+    overlay: Path | None = option(None, "PNG to write: attention maps, a file for each image")
 
 
 def find_images(name: str) -> list[Path]:
@@ -86,35 +77,14 @@ def name_overlays(output: Path, paths: list[Path]) -> list[Path]:
     return outputs
 
 
-def load_answerer(options: AskOptions) -> Any:
-    """Load the model without warnings of libraries.
-
-    Raises:
-        ValueError, OSError, RuntimeError: no such model, damaged weights, no such device, bad thresholds or region.
-    """
-    from transformers.utils import logging
-
-    from traffic_vlm.operating_points import load_operating_points
-    from traffic_vlm.serving.answerer import Answerer
-
-    show_only_image_warnings()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    points = load_operating_points(options.thresholds) if options.thresholds else None
-    region = Region.from_text(options.region) if options.region else None
-    return Answerer(options.model, options.device, operating_points=points, region=region)
-
-
-def print_table(path: Path, answers: list[Any]) -> None:
+def print_table(path: Path, answers: list[Answer]) -> None:
     width = max(len(answer.question) for answer in answers)
     print(path)
     for answer in answers:
-        unknown = f"   (unknown: {', '.join(answer.unknown_words)})" if answer.unknown_words else ""
-        unknown += f"   (not taught reliably: {', '.join(answer.untaught_words)})" if answer.untaught_words else ""
-        print(f"  {answer.question:<{width}}  {answer.to_text()}{unknown}")
+        print(f"  {answer.question:<{width}}  {answer.to_text()}{''.join(f'   ({note})' for note in answer.notes)}")
 
 
-def save_overlay(answerer: Any, path: Path, encoded: Any, answers: list[Any], output: Path) -> None:
+def save_overlay(answerer: Answerer, path: Path, encoded: Any, answers: list[Answer], output: Path) -> None:
     from traffic_vlm.serving.overlay import draw_overlay
 
     sheet = draw_overlay(answerer.model, answerer.processor, answerer.open(path), encoded, answers)
@@ -124,23 +94,24 @@ def save_overlay(answerer: Any, path: Path, encoded: Any, answers: list[Any], ou
 
 
 def main() -> int:
+    silence_libraries()
     parser = option_parser([AskOptions], __doc__)
     parser.add_argument(
         "words", metavar="IMAGE/QUESTION", nargs="+", help="files, folders, patterns; questions in quotes"
     )
     parser.add_argument("--ask", action="append", default=[], metavar="QUESTION", help="may be given many times")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each image")
-    options, asked = parser.parse_args_into_dataclasses()
-    images = list(filter(is_image, asked.words))
-    questions = [word for word in asked.words if not is_image(word)] + asked.ask
-    if not images:
-        parser.error(f"there is no image: neither a file nor a folder is called {questions[0]!r}")
-    if not questions:
-        parser.error("there is no question: write it in quotes after the images, or after --ask")
     try:
+        options, asked = parser.parse_args_into_dataclasses()
+        images = list(filter(is_image, asked.words))
+        questions = [word for word in asked.words if not is_image(word)] + asked.ask
+        if not images:
+            parser.error(f"there is no image: neither a file nor a folder is called {questions[0]!r}")
+        if not questions:
+            parser.error("there is no question: write it in quotes after the images, or after --ask")
         paths = [path for image in images for path in find_images(image)]
         overlays = name_overlays(options.overlay, paths) if options.overlay else [None] * len(paths)
-        answerer = load_answerer(options)
+        answerer = options.load()
     except (ValueError, OSError, RuntimeError) as error:
         print(error, file=sys.stderr)
         return 2

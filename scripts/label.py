@@ -23,10 +23,8 @@ labeled now (a full disk, a network: run the same command again); 130 after Ctrl
 
 import sys
 
-from transformers.utils import logging
-
 from traffic_vlm.serving.cluster import require_ray
-from traffic_vlm.utils import option_parser
+from traffic_vlm.utils import option_parser, silence_libraries
 
 
 require_ray("labeling")
@@ -35,8 +33,7 @@ from traffic_vlm.serving.labeling import LabelOptions, label  # noqa: E402
 
 
 def main() -> int:
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    silence_libraries()
     parser = option_parser([LabelOptions], __doc__, renamed={"--output": "--output_dir"})
     parser.add_argument("input", metavar="INPUT", help="images, Parquet files or tars: a folder, a glob or one file")
     try:

@@ -19,11 +19,11 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from traffic_vlm.serving.cluster import load_ray, require_ray, share_machines, start_ray
-from traffic_vlm.utils import option_parser
+from traffic_vlm.utils import option, option_parser
 
 
 require_ray("serving")
@@ -41,12 +41,10 @@ MAX_CONNECTIONS = 10_000  # of a replica; most can be slow
 
 @dataclass
 class ServeOptions(Settings):
-    host: str = field(default="127.0.0.1", metadata={"help": "0.0.0.0 to listen on all networks"})
+    host: str = option("127.0.0.1", "0.0.0.0 to listen on all networks")
     port: int = 8000
-    address: str | None = field(
-        default=None, metadata={"help": "Ray cluster: auto, or ray://host:10001; by default Ray on this machine"}
-    )
-    replicas: int = field(default=1, metadata={"help": "processes, each with a model, a cache and its own metrics"})
+    address: str | None = option(None, "Ray cluster: auto, or ray://host:10001; by default Ray on this machine")
+    replicas: int = option(1, "processes, each with a model, a cache and its own metrics")
 
 
 def health_application(serve: Any) -> Any:
@@ -154,9 +152,6 @@ def main() -> int:
     parser = option_parser([ServeOptions], __doc__)
     try:
         [options] = parser.parse_args_into_dataclasses()
-    except ValueError as error:
-        parser.error(str(error))
-    try:
         run(options)
     except (ValueError, OSError, RuntimeError) as error:
         print(error, file=sys.stderr)

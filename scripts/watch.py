@@ -25,7 +25,7 @@ import signal
 import sys
 from typing import Any
 
-from traffic_vlm.utils import option_parser, show_only_image_warnings
+from traffic_vlm.utils import option_parser, silence_libraries
 
 
 class StopSignal:
@@ -52,11 +52,7 @@ def main() -> int:
     except ModuleNotFoundError as error:
         print(f'{error}: pip install ".[video]" in the repository', file=sys.stderr)
         return 2
-    from transformers.utils import logging
-
-    show_only_image_warnings()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    silence_libraries()
     parser = option_parser([WatchOptions], __doc__, renamed={"--output": "--output_dir"})
     parser.add_argument("source", metavar="SOURCE", help="a video, a folder of images, a camera or a stream")
     parser.add_argument("--ask", action="append", required=True, metavar="QUESTION", help="may be given many times")

@@ -23,8 +23,15 @@ from ..data.ground_truth import NONE
 from ..images_traffic_vlm import to_rgb
 from ..operating_points import OperatingPoints
 from ..processing_traffic_vlm import TrafficVLMProcessor
+from ..questions_traffic_vlm import is_yes_no_question
 from ..utils import load_weights
 from .pictures import Region
+
+
+def notes_on_words(unknown: Sequence[str], untaught: Sequence[str]) -> list[str]:
+    """What to tell about words of a question: a note on unknown words, and one on words that were not taught."""
+    notes = {"unknown, so ignored": unknown, "not taught, or not reliably, so guessed": untaught}
+    return [f"{note}: {', '.join(words)}" for note, words in notes.items() if words]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,15 @@ class Answer:
     def shown(self) -> str:
         """The answer as people read it: "none seen" for "none"."""
         return "none seen" if self.answer == NONE else self.answer
+
+    @property
+    def score(self) -> float:
+        """The probability in files of labels and timelines: P(yes), or that of the answer in words."""
+        return self.probability if self.yes_probability is None else self.yes_probability
+
+    @property
+    def notes(self) -> list[str]:
+        return notes_on_words(self.unknown_words, self.untaught_words)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields for JSON, with the answer as shown; `not_sure` only if it is known."""
@@ -143,9 +159,21 @@ class Answerer:
         """Encode pixels [I,3,H,W] once, for any number of questions."""
         return self.model.encode_images(pixels.to(self.device))
 
-    def ask(self, encoded: Any, questions: Sequence[Sequence[str]]) -> list[list[Answer]]:
-        """Answer a list of questions about each encoded image."""
-        answers: list[list[Any]] = self.classify(encoded, questions)
+    def try_questions(self, questions: Sequence[str]) -> list[Answer]:
+        """Answer questions about a gray image: their answers have `notes`, and later passes are faster.
+
+        Raises:
+            ValueError: a question is empty, too long or without any known word.
+        """
+        return self([Image.new("RGB", (64, 64), "gray")], [questions])[0]
+
+    def ask(self, encoded: Any, questions: Sequence[Sequence[str]], always_yes_no: bool = False) -> list[list[Answer]]:
+        """Answer a list of questions about each encoded image.
+
+        Args:
+            always_yes_no: answer every yes/no question with yes or no, also where the model prefers other words.
+        """
+        answers: list[list[Any]] = self.classify(encoded, questions, always_yes_no)
         pending = [(i, j) for i, row in enumerate(answers) for j, answer in enumerate(row) if answer is None]
         generated = self._generate(encoded, [(i, questions[i][j]) for i, j in pending])
         for (i, j), answer in zip(pending, generated):
@@ -153,15 +181,20 @@ class Answerer:
         return answers
 
     @torch.no_grad()
-    def classify(self, encoded: Any, questions: Sequence[Sequence[str]]) -> list[list[Answer | None]]:
+    def classify(
+        self, encoded: Any, questions: Sequence[Sequence[str]], always_yes_no: bool = False
+    ) -> list[list[Answer | None]]:
         """Answer yes/no questions in one pass. Questions whose answer starts with another token get None."""
         for question in {question for row in questions for question in row}:
             self.check_question(question)
         first = first_words(self.model, self.processor, encoded, questions)
-        return [[self._to_answer(question, word) for question, word in zip(*row)] for row in zip(questions, first)]
+        return [
+            [self._to_answer(question, word, always_yes_no) for question, word in zip(*row)]
+            for row in zip(questions, first)
+        ]
 
-    def _to_answer(self, question: str, first: FirstWord) -> Answer | None:
-        if not first.is_yes_no:
+    def _to_answer(self, question: str, first: FirstWord, always_yes_no: bool) -> Answer | None:
+        if not (first.is_yes_no or (always_yes_no and is_yes_no_question(question))):
             return None
         p_yes, about = first.yes_probability, self.check_question(question).about
         if self.operating_points is None:

@@ -35,15 +35,14 @@ import pyarrow.parquet as pq
 import torch
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
-from PIL import Image
 from tqdm import tqdm
 
 from ..data.formats import IMAGE_SUFFIXES
-from ..operating_points import load_operating_points
-from ..utils import DataError, check_file
-from .answerer import Answerer
+from ..utils import DataError, check_file, option
+from .answerer import Answer, Answerer
 from .cluster import load_ray, process_with_actors, share_machines, start_ray
-from .pictures import MAX_BYTES, Region, open_picture
+from .options import ModelOptions
+from .pictures import MAX_BYTES, open_picture
 from .questions import check_questions
 
 
@@ -55,52 +54,33 @@ KINDS = {
 # Parquet, but *.parquet matches only labels, and readers of folders skip names with an underscore. Images that come
 # later are in files such as _plan-000012, where 12 is the number of their first part.
 PLAN = "_plan"
-OLD_PLAN = "_plan.parquet"  # of earlier versions
 DECODING_THREADS = 4
 READING_THREADS = 16  # for labels of earlier runs and ends of Parquet files, which may be on a slow file system
 LARGE = 10_000_000  # bytes: of such images, one at a time waits to be decoded
-MAX_HEADER = 100_000  # bytes of one of these in a tar
-TAR_HEADERS = (
-    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
-    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
-)
+MAX_HEADERS = 200_000  # bytes between two members of a tar: their names, attributes, and maps of sparse files
 COLUMNS = ("key", "question", "probability", "answer", "error")
 SCHEMA = pa.schema([(name, pa.float32() if name == "probability" else pa.string()) for name in COLUMNS])
 NOT_SURE = pa.field("not_sure", pa.bool_())  # another column, with --thresholds
 PLAN_SCHEMA = pa.schema({"part": pa.int64(), "kind": pa.string(), "path": pa.binary(), "group": pa.int64()})
 
 
-def _option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
-
-
-@dataclass
-class LabelOptions:
+@dataclass(kw_only=True)
+class LabelOptions(ModelOptions):
     """Options of `label`."""
 
+    device: Literal["cpu", "cuda"] | None = option(None, "by default GPUs if the machines have any")
+    threads: int = option(2, "CPU cores of an actor")
     ask: list[str] = field(metadata={"help": "a question; repeat the option for more", "action": "extend"})
     output_dir: str = field(metadata={"help": "folder to write to: a path, or a URL of fsspec"})
-    model: str = _option(str(Path(__file__).resolve().parent.parent), "model folder, or a name on the Hub")
-    column: str = _option("image", "column of Parquet files with the images: bytes, or a struct with bytes")
-    key_column: str | None = _option(None, "column of Parquet files to use as key; without it, file and row number")
-    images_per_part: int = _option(1000, "single images in one file of labels")
-    bf16: bool = _option(False, "compute in bfloat16; a GPU always does")
-    address: str | None = _option(None, "Ray cluster: auto, or ray://host:10001; without it, Ray on this machine")
-    actors: int | None = _option(None, "processes with a model each; without it, as many as have room")
-    threads: int = _option(2, "CPU cores of an actor")
-    batch_size: int = _option(32, "images in one pass of the model")
-    device: Literal["cpu", "cuda"] | None = _option(None, "without it, GPUs if the machines have any")
-    thresholds: str | None = _option(None, "thresholds.json of scripts/evaluate.py")
-    region: str | None = _option(None, "x,y,width,height in fractions: the part of each image to ask about")
+    column: str = option("image", "column of Parquet files with the images: bytes, or a struct with bytes")
+    key_column: str | None = option(None, "column of Parquet files to use as key; without it, file and row number")
+    images_per_part: int = option(1000, "single images in one file of labels")
+    batch_size: int = option(32, "images in one pass of the model")
+    address: str | None = option(None, "Ray cluster: auto, or ray://host:10001; without it, Ray on this machine")
+    actors: int | None = option(None, "processes with a model each; without it, as many as have room")
 
     def __post_init__(self) -> None:
-        for name in ("images_per_part", "actors", "threads", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name} must be at least 1, got {value}")
-        # Read here: the machines of a cluster need not have the file.
-        self.operating_points = None if self.thresholds is None else load_operating_points(self.thresholds)
-        self.part_of_images = Region.from_text(self.region) if self.region else None
+        super().__post_init__()
         self.ask = check_questions(self.ask)
         self.output_dir = _absolute(self.output_dir)
         if os.path.isdir(self.model):
@@ -285,14 +265,8 @@ class LabelFolder:
         Raises:
             FileExistsError: the file exists.
         """
-        content = pa.BufferOutputStream()
-        pq.write_table(table, content, compression="zstd")
-        path, data = f"{self.path}/{name}", content.getvalue().to_pybytes()
-        if isinstance(self.fs, LocalFileSystem):  # its pipe_file looks first, then writes
-            with open(path, "xb") as file:
-                file.write(data)
-        else:
-            self.fs.pipe_file(path, data, mode="create")
+        with self.fs.open(f"{self.path}/{name}", "xb") as file:
+            pq.write_table(table, file, compression="zstd")
 
     def read_plan(self) -> list[pa.Table]:
         """The plan and its extensions, in order.
@@ -319,13 +293,9 @@ class LabelFolder:
             OSError: another run has extended the plan at the same time.
         """
         self.fs.makedirs(self.path, exist_ok=True)
-        old = f"{self.path}/{OLD_PLAN}"
-        if self.fs.exists(old):
-            self.fs.mv(old, f"{self.path}/{PLAN}")
         tables = self.read_plan()
         if tables:
             before = json.loads(tables[-1].schema.metadata[b"job"])
-            before.setdefault("weights", job["weights"])  # plans of early versions have none
             changes = [
                 f"{name} {before.get(name)!r}, now {job[name]!r}" for name in job if before.get(name) != job[name]
             ]
@@ -335,8 +305,7 @@ class LabelFolder:
                 )
         elif self.parts():
             raise DataError(f"{self.path}: holds labels, but not their plan ({PLAN}). Choose another folder")
-        tables = [table.replace_schema_metadata().cast(PLAN_SCHEMA) for table in tables]
-        stored = pa.concat_tables([PLAN_SCHEMA.empty_table(), *tables])
+        stored = pa.concat_tables([PLAN_SCHEMA.empty_table(), *(table.replace_schema_metadata() for table in tables)])
         plan = extend_plan(stored, job, images_per_part)
         new = plan.slice(len(stored))
         if len(new):
@@ -400,41 +369,38 @@ def read_file(path: str) -> bytes:
     return content
 
 
-class _TarInfo(tarfile.TarInfo):
-    """A member of a tar, with a limit on what `tarfile` reads by itself: name and attributes of the next member.
+class _LimitedFile:
+    """A file that gives at most `left` more bytes: `tarfile` has no limit on headers, and keeps them in memory."""
 
-    The map of a sparse member has no limit, so these members are refused.
-    """
+    def __init__(self, file: Any):
+        self.file, self.left = file, MAX_HEADERS
 
-    def _proc_member(self, tar: tarfile.TarFile) -> Any:
-        if self.type in TAR_HEADERS and self.size > MAX_HEADER:
-            raise tarfile.ReadError(f"a header of {self.size:,} bytes; at most {MAX_HEADER:,} are read")
-        return super()._proc_member(tar)  # type: ignore[misc]
-
-    def _refuse(self, *args: Any) -> Any:
-        raise tarfile.ReadError("a sparse file, which is not read; pack it without --sparse")
-
-    _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse
+    def read(self, size: int) -> bytes:
+        content = self.file.read(size)
+        self.left -= len(content)
+        if self.left < 0:
+            raise tarfile.ReadError(f"its headers have more than {MAX_HEADERS:,} bytes")
+        return content
 
 
 def _read_tar(path: str) -> Iterator[tuple[str, Content]]:
     # tarfile decompresses as much at once as a few bytes of the file may hold; gzip only what is read.
     compression = None if path.lower().endswith(".tar") else "gzip"
-    with (
-        fsspec.open(path, compression=compression) as file,
-        tarfile.open(fileobj=file, mode="r|", tarinfo=_TarInfo) as tar,
-    ):
-        for member in tar:
-            tar.members.clear()  # type: ignore[attr-defined]  # they would fill the memory
-            tar.pax_headers.clear()  # type: ignore[attr-defined]  # so would these
-            if not member.isfile() or not member.name.lower().endswith(KINDS["image"]):
-                continue
-            if member.size > MAX_BYTES:  # a small compressed tar can hold it
-                error = f"{os.path.basename(member.name)} has {member.size:,} bytes; at most {MAX_BYTES:,} are read."
-                yield f"{path}#{member.name}", DataError(error)
-                continue
-            content: Any = tar.extractfile(member)
-            yield f"{path}#{member.name}", content.read()
+    with fsspec.open(path, compression=compression) as file:
+        limited: Any = _LimitedFile(file)
+        with tarfile.open(fileobj=limited, mode="r|") as tar:
+            for member in tar:
+                size = tar.offset - member.offset_data  # of its content
+                limited.left = size + MAX_HEADERS  # of the next member
+                tar.members.clear()  # type: ignore[attr-defined]  # they would fill the memory
+                tar.pax_headers.clear()  # type: ignore[attr-defined]  # so would these
+                if not member.isfile() or not member.name.lower().endswith(KINDS["image"]):
+                    continue
+                key, name, content = f"{path}#{member.name}", os.path.basename(member.name), tar.extractfile(member)
+                if member.size > MAX_BYTES:  # a small compressed tar can hold it
+                    yield key, DataError(f"{name} has {member.size:,} bytes; at most {MAX_BYTES:,} are read.")
+                elif content is not None:
+                    yield key, content.read()
 
 
 def _read_row_group(path: str, group: int, options: LabelOptions) -> Iterator[tuple[str, bytes]]:
@@ -481,18 +447,11 @@ class Pending(NamedTuple):
 
 
 class Labeler:
-    """A Ray actor that holds a model and labels parts.
+    """A Ray actor that holds a model and labels parts."""
 
-    Args:
-        device, threads: of the model.
-    """
-
-    def __init__(self, options: LabelOptions, device: str | None = None, threads: int | None = None):
-        if threads:
-            torch.set_num_threads(threads)
+    def __init__(self, options: LabelOptions):
         self.options, self.folder = options, LabelFolder(options.output_dir)
-        dtype = torch.bfloat16 if options.bf16 else None
-        self.answerer = Answerer(options.model, device, dtype, options.operating_points, options.part_of_images)
+        self.answerer = options.load()
         self.schema = SCHEMA if options.operating_points is None else SCHEMA.append(NOT_SURE)
 
     def ready(self) -> None:
@@ -590,10 +549,9 @@ class Labeler:
                 yield [{"key": image.key, "question": q, "error": to_utf8(value)} for q in image.missing], image.known
 
 
-def to_row(key: str, answer: Any) -> dict[str, Any]:
+def to_row(key: str, answer: Answer) -> dict[str, Any]:
     """An answer as a row of labels."""
-    probability = answer.probability if answer.yes_probability is None else answer.yes_probability
-    row = {"key": key, "question": answer.question, "probability": probability, "answer": answer.answer}
+    row = {"key": key, "question": answer.question, "probability": answer.score, "answer": answer.answer}
     return row | {"not_sure": answer.not_sure}  # only with --thresholds a column of the file
 
 
@@ -621,17 +579,12 @@ def check_model(options: LabelOptions) -> None:
         OSError: there is no such model.
         ValueError: a question is empty or too long, or has a word that the model does not know.
     """
-    answerer = Answerer(options.model, "cpu", torch.float32)
-    for answer in answerer([Image.new("RGB", (64, 64), "gray")], [options.ask])[0]:
+    for answer in Answerer(options.model, "cpu", torch.float32).try_questions(options.ask):
         if answer.unknown_words:
             words = ", ".join(answer.unknown_words)
             raise DataError(f"{answer.question!r}: the model does not know {words}. Correct or rephrase the question")
-        if answer.untaught_words:
-            words = ", ".join(answer.untaught_words)
-            print(
-                f"{answer.question!r} has words not taught, or not reliably: {words}",
-                file=sys.stderr,
-            )
+        for note in answer.notes:
+            print(f"{answer.question!r}: {note}", file=sys.stderr)
 
 
 def label(source: str, options: LabelOptions) -> None:
@@ -659,10 +612,11 @@ def label(source: str, options: LabelOptions) -> None:
     start_ray(ray, options.address)
     try:
         resources, room = share_machines(ray.nodes(), options.device, options.threads, options.actors or 0)
-        device, threads = ("cuda", None) if "num_gpus" in resources else ("cpu", int(resources["num_cpus"]))
+        options.device = "cuda" if "num_gpus" in resources else "cpu"
+        options.threads = int(resources.get("num_cpus", options.threads))
         actor_type = ray.remote(max_restarts=-1, max_task_retries=-1, **resources)(Labeler)
         count = min(options.actors or room, total - len(done))
-        actors = [actor_type.remote(options, device, threads) for _ in range(count)]
+        actors = [actor_type.remote(options) for _ in range(count)]
         undone = report_progress(process_with_actors(ray, actors, missing_parts(plan, done)), total, len(done))
     except ray.exceptions.RayError as error:
         raise OSError(f"Ray has failed; the same command continues from here: {error}") from error

@@ -18,7 +18,7 @@ from typing import Any
 import gradio as gr
 from PIL import Image
 
-from .answerer import Answer, Answerer
+from .answerer import Answer, Answerer, notes_on_words
 from .overlay import asked_word, attention_of_question, heat_over, map_strength, mapped_words
 from .pictures import open_picture
 from .suggestions import suggest_questions
@@ -110,14 +110,9 @@ def problem(error: ValueError | str) -> str:
     return f'<div class="problem" role="alert">{html.escape(str(error))}</div>'
 
 
-def notes_on_words(unknown: Sequence[str], untaught: Sequence[str]) -> list[str]:
-    """Return a sentence about unknown words, and one about words that were not taught, as HTML."""
-    notes = []
-    if unknown:
-        notes.append(f"Unknown, so ignored: {html.escape(', '.join(unknown))}.")
-    if untaught:
-        notes.append(f"Not taught, or not reliably, so guessed: {html.escape(', '.join(untaught))}.")
-    return [f'<div class="note">{note}</div>' for note in notes]
+def show_notes(notes: Sequence[str]) -> str:
+    """Return notes as HTML."""
+    return "".join(f'<div class="note">{html.escape(note)}</div>' for note in notes)
 
 
 def table(rows: Sequence[tuple[str, Answer | ValueError | str | None]]) -> str:
@@ -132,8 +127,7 @@ def table(rows: Sequence[tuple[str, Answer | ValueError | str | None]]) -> str:
 def table_row(question: str, answer: Answer | ValueError | str | None) -> str:
     notes: list[str] = []
     if isinstance(answer, Answer):
-        p = answer.probability
-        notes = notes_on_words(answer.unknown_words, answer.untaught_words)
+        p, notes = answer.probability, answer.notes
         is_sure = not notes and (p >= SURE if answer.not_sure is None else not answer.not_sure)
         text = html.escape(answer.shown)
         shown = f"<strong>{text}</strong>" if is_sure else f"<em>{text}</em>, not sure"
@@ -141,10 +135,10 @@ def table_row(question: str, answer: Answer | ValueError | str | None) -> str:
         meter = f'<meter value="{p:.2f}"{yellow} aria-label="probability"></meter>'
         shown += f'<div class="confidence">{meter}{p:.2f}</div>'
     elif isinstance(answer, ValueError):
-        shown = f'<div class="note">{html.escape(str(answer))}</div>'
+        shown = show_notes([str(answer)])
     else:
         shown = f"<strong>{html.escape(answer or '…')}</strong>"
-    return f"<tr><td>{html.escape(question)}{''.join(notes)}</td><td>{shown}</td></tr>"
+    return f"<tr><td>{html.escape(question)}{show_notes(notes)}</td><td>{shown}</td></tr>"
 
 
 class Page:
@@ -161,7 +155,7 @@ class Page:
                 split_questions(text)
         except ValueError as error:
             return problem(error)
-        return "".join(notes_on_words(self.processor.unknown_words(text), self.processor.untaught_words(text)))
+        return show_notes(notes_on_words(self.processor.unknown_words(text), self.processor.untaught_words(text)))
 
     def image_problem(self, path: str | None) -> str:
         """Return why an image cannot be read, as HTML; "" if it can be."""
@@ -186,6 +180,7 @@ class Page:
         start = time.perf_counter()
         encoded = self.answerer.encode(self.answerer.read([picture]))
         seconds = time.perf_counter() - start
+        picture = self.answerer.open(picture)
         if picture.width > PICTURE_WIDTH:
             picture = picture.resize((PICTURE_WIDTH, max(1, round(picture.height * PICTURE_WIDTH / picture.width))))
         return EncodedPicture(key, encoded, picture), seconds

@@ -12,55 +12,42 @@ import unicodedata
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from cachetools import TTLCache
 
 from ..generation_traffic_vlm import MAX_NEW_TOKENS
-from ..operating_points import load_operating_points
 from ..processing_traffic_vlm import ROW_TOKENS
 from ..questions_traffic_vlm import is_yes_no_question
 from ..scoring_traffic_vlm import EncodedImages
-from .answerer import Answer, Answerer
+from ..utils import option
+from .answerer import Answer
 from .fetching import FetchError, fetch
+from .options import ModelOptions
 from .pictures import MAX_PIXELS, open_picture
 
 
-ROOT = Path(__file__).resolve().parent.parent
 MAX_LETTERS = 2000  # of a question
 
 
 @dataclass
-class Settings:
+class Settings(ModelOptions):
     """Options of the model and limits of the service."""
 
-    model: str = field(default=str(ROOT), metadata={"help": "model folder, or the name of a repository on the Hub"})
-    device: Literal["cpu", "cuda"] | None = field(default=None, metadata={"help": "by default a GPU if there is one"})
-    bf16: bool = field(default=False, metadata={"help": "compute in bfloat16 (always on a GPU)"})
-    threads: int = field(default=2, metadata={"help": "CPU threads of the model"})
-    max_bytes: int = field(default=20_000_000, metadata={"help": "size of a request; above: 413"})
-    max_pixels: int = field(default=MAX_PIXELS, metadata={"help": "size of an image; above: 422"})
-    max_questions: int = field(default=64, metadata={"help": "questions in a request; above: 422"})
-    seconds: float = field(default=30.0, metadata={"help": "time for a request; above: 504"})
-    max_waiting: int = field(default=256, metadata={"help": "requests in progress; above: 503 with Retry-After"})
-    batch_size: int = field(default=16, metadata={"help": "requests in one pass of the model"})
-    pass_tokens: int = field(
-        default=1024, metadata={"help": "tokens in one pass: questions, answers in words, and padding"}
-    )
-    cached_images: int = field(default=256, metadata={"help": "encoded images to keep, 1.4 MB each in float32"})
-    cache_seconds: float = field(default=600.0, metadata={"help": "time to keep an encoded image"})
-    allow_urls: bool = field(default=False, metadata={"help": "fetch image_url from public addresses"})
-    thresholds: str | None = field(default=None, metadata={"help": "thresholds.json of scripts/evaluate.py"})
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if is_number and (value < 0 or (value == 0 and not name.startswith("cache"))):
-                raise ValueError(f"--{name} must be positive, got {value}")
-        # Read here: the machines of a cluster need not have the file.
-        self.operating_points = None if self.thresholds is None else load_operating_points(self.thresholds)
+    may_be_zero: ClassVar[tuple[str, ...]] = ("cached_images", "cache_seconds")
+    device: Literal["cpu", "cuda"] | None = option(None, "by default a GPU if there is one")
+    threads: int = option(2, "CPU threads of the model")
+    max_bytes: int = option(20_000_000, "size of a request; above: 413")
+    max_pixels: int = option(MAX_PIXELS, "size of an image; above: 422")
+    max_questions: int = option(64, "questions in a request; above: 422")
+    seconds: float = option(30.0, "time for a request; above: 504")
+    max_waiting: int = option(256, "requests in progress; above: 503 with Retry-After")
+    batch_size: int = option(16, "requests in one pass of the model")
+    pass_tokens: int = option(1024, "tokens in one pass: questions, answers in words, and padding")
+    cached_images: int = option(256, "encoded images to keep, 1.4 MB each in float32")
+    cache_seconds: float = option(600.0, "time to keep an encoded image")
+    allow_urls: bool = option(False, "fetch image_url from public addresses")
 
 
 @dataclass(frozen=True)
@@ -124,9 +111,7 @@ class Service:
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        torch.set_num_threads(settings.threads)
-        dtype = torch.bfloat16 if settings.bf16 else None
-        self.answerer = Answerer(settings.model, settings.device, dtype, settings.operating_points)
+        self.answerer = settings.load()
         self.decoders = ThreadPoolExecutor(4)
         self.waiting = 0  # requests whose body is here and that have no response yet
         self.body_bytes = 0  # of all requests

@@ -1,6 +1,6 @@
 """Ask the same questions about every frame of a video, and record the answers.
 
-    source → frames → QuestionScorer (the model) → Recorder (timeline, events, video, clips)
+    source → frames → Answerer → Recorder (timeline, events, video, clips)
 
 The words of a question decide whether it gets P(yes) or an answer in words, for all frames alike.
 
@@ -21,28 +21,22 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
-import torch
-from PIL import Image
 from tqdm import tqdm
 
-from ..answering import generate_answers
-from ..operating_points import OperatingPoint, load_operating_points
 from ..questions_traffic_vlm import is_yes_no_question
-from ..utils import DataError, atomic_write_text
+from ..utils import DataError, atomic_write_text, option
 from .annotation import AnnotatedVideo, Row, check_path, video_size
 from .answerer import Answer, Answerer
 from .clips import ClipWriter, find_clips
 from .events import TOLERANCE, Event, EventDetector
-from .pictures import Region
+from .options import ModelOptions
 from .questions import check_questions
 from .timeline import COLUMNS, NOT_SURE, AnswerColors, CsvLog, clock_time, convert_to_parquet, draw_timeline
 from .video import Frame, Source, open_source
 
 
-ROOT = Path(__file__).resolve().parent.parent
 LIVE_CAPACITY = 4  # frames of a live source that wait for the model; more would only be older
 SILENCE = 20.0  # seconds without a frame after which a live source counts as lost; FFmpeg may notice earlier
 MAX_UNDRAWN = 64  # frames that wait until it is known whether they belong to an event
@@ -50,41 +44,26 @@ FILES = ("timeline.csv", "timeline.parquet", "events.csv", "timeline.png", "summ
 EVENT_COLUMNS = ("question", "answer", "start", "end", "peak", "is_cut")
 
 
-@dataclass
-class WatchOptions:
+@dataclass(kw_only=True)
+class WatchOptions(ModelOptions):
     """Options of `watch`."""
 
+    may_be_zero: ClassVar[tuple[str, ...]] = ("shortest",)
     output_dir: Path = field(metadata={"help": "folder to write to"})
-    overwrite: bool = field(default=False, metadata={"help": "replace the files of an earlier run"})
-    video: Path | None = field(default=None, metadata={"help": "annotated video to write: .mp4, .mov or .mkv"})
-    clips: Path | None = field(default=None, metadata={"help": "folder for a clip (.mp4) of each event"})
-    fps: float | None = field(default=None, metadata={"help": "frames to ask about per second; all by default"})
-    frame_rate: float | None = field(
-        default=None, metadata={"help": "frames per second of images, and of videos without time stamps"}
-    )
-    on: float = field(default=0.6, metadata={"help": "P(yes) from which an event begins"})
-    off: float = field(default=0.4, metadata={"help": "P(yes) below which it ends"})
-    shortest: float = field(default=0.5, metadata={"help": "seconds; a shorter yes or no is flicker"})
-    thresholds: Path | None = field(
-        default=None, metadata={"help": "thresholds.json of scripts/evaluate.py, in place of --on and --off"}
-    )
-    model: str = field(default=str(ROOT), metadata={"help": "model folder"})
-    device: str | None = field(default=None, metadata={"help": "cpu, cuda, ...; by default a GPU if there is one"})
-    bf16: bool = field(default=False, metadata={"help": "compute in bfloat16, as always on a GPU"})
-    batch_size: int = field(default=8, metadata={"help": "frames in one pass of the model; 1 for live sources"})
-    threads: int | None = field(default=None, metadata={"help": "CPU threads of the model"})
-    region: str | None = field(
-        default=None, metadata={"help": "x,y,width,height in fractions: the part of each frame to ask about"}
-    )
+    overwrite: bool = option(False, "replace the files of an earlier run")
+    video: Path | None = option(None, "annotated video to write: .mp4, .mov or .mkv")
+    clips: Path | None = option(None, "folder for a clip (.mp4) of each event")
+    fps: float | None = option(None, "frames to ask about per second; all by default")
+    frame_rate: float | None = option(None, "frames per second of images, and of videos without time stamps")
+    on: float = option(0.6, "P(yes) from which an event begins")
+    off: float = option(0.4, "P(yes) below which it ends")
+    shortest: float = option(0.5, "seconds; a shorter yes or no is flicker")
+    thresholds: str | None = option(None, "thresholds.json of scripts/evaluate.py, in place of --on and --off")
+    batch_size: int = option(8, "frames in one pass of the model; 1 for live sources")
 
     def __post_init__(self) -> None:
-        for name in ("fps", "frame_rate", "batch_size", "threads"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise DataError(f"--{name} must be above 0, got {value}")
+        super().__post_init__()
         EventDetector(self.on, self.off, self.shortest)  # checks the three values
-        self.part_of_frames = Region.from_text(self.region) if self.region else None
-        self.operating_points = load_operating_points(self.thresholds) if self.thresholds else None
         if self.thresholds and (self.on, self.off) != (WatchOptions.on, WatchOptions.off):
             raise DataError("--thresholds takes the place of --on and --off: give either")
         if self.video is not None:
@@ -99,54 +78,6 @@ def event_limits(question: str, options: WatchOptions) -> tuple[float, float]:
         return options.on, options.off
     threshold = options.operating_points.of(question).threshold
     return threshold, threshold
-
-
-class QuestionScorer:
-    """Answers to the same questions about every frame: P(yes) in one pass, then words for those that ask for words.
-
-    Attributes:
-        notes: questions with unknown and untaught words.
-
-    Raises:
-        ValueError: a question without a known word, or one that is too long.
-    """
-
-    def __init__(self, answerer: Answerer, questions: Sequence[str]):
-        self.answerer, self.questions = answerer, list(questions)
-        self.yes_no = [index for index, text in enumerate(self.questions) if is_yes_no_question(text)]
-        self.size: int = answerer.processor.image_processor.size["height"]
-        self.notes: list[str] = []
-        gray = Image.new("RGB", (self.size, self.size), "gray")  # checks the questions and warms the model up
-        for answer in answerer([gray], [self.questions])[0]:
-            if answer.unknown_words:
-                words = ", ".join(answer.unknown_words)
-                self.notes.append(f"{answer.question!r} has words that the model does not know: {words}")
-            if answer.untaught_words:
-                words = ", ".join(answer.untaught_words)
-                self.notes.append(f"{answer.question!r} has words not taught, or not reliably: {words}")
-
-    def __call__(self, images: Sequence[Image.Image]) -> tuple[np.ndarray, list[list[str | None]]]:
-        """Answer all Q questions about B images.
-
-        Returns:
-            P(yes), or the probability of the answer in words, float32 [B,Q]; that answer, None where there is P(yes).
-        """
-        answerer, count = self.answerer, len(self.questions)
-        encoded = answerer.encode(answerer.read(images))
-        values = np.zeros((len(images), count), dtype=np.float32)
-        words: list[list[str | None]] = [[None] * count for _ in images]
-        if self.yes_no:
-            texts = [[self.questions[index] for index in self.yes_no]] * len(images)
-            inputs = answerer.processor(text=texts, packed=True, on_unknown="ignore", return_tensors="pt")
-            scores = answerer.model.score_yes_no(**inputs.to(answerer.device), encoded_images=encoded)
-            values[:, self.yes_no] = torch.stack(scores).float().cpu().numpy()
-        if in_words := [index for index in range(count) if index not in self.yes_no]:
-            places = [(image, index) for image in range(len(images)) for index in in_words]
-            asked = [(image, self.questions[index]) for image, index in places]
-            found = generate_answers(answerer.model, answerer.processor, encoded, asked)
-            for (image, index), (text, probability) in zip(places, found):
-                values[image, index], words[image][index] = probability or 0.0, text
-        return values, words
 
 
 def batch_frames(frames: Iterator[Frame], size: int, should_stop: Callable[[], Any]) -> Iterator[list[Frame]]:
@@ -237,59 +168,34 @@ class Recorder:
         self.events: list[tuple[str, Event]] = []  # those that have ended
         self.limits = [event_limits(question, options) for question in self.questions]
         self.detectors = [EventDetector(on, off, options.shortest) for on, off in self.limits]
-        self.has_points = options.operating_points is not None
-        self.points = [
-            options.operating_points.of(question) if options.operating_points else OperatingPoint(0.5)
-            for question in self.questions
-        ]
         self.colors = AnswerColors()
-        self.undrawn: deque[tuple[Frame, list[Answer]]] = deque()
-        self.timeline = CsvLog(self.folder / "timeline.csv", (*COLUMNS, *(NOT_SURE if self.has_points else ())))
-        self.log = CsvLog(self.folder / "events.csv", (*EVENT_COLUMNS, *(NOT_SURE if self.has_points else ())))
+        self.undrawn: deque[tuple[Frame, Sequence[Answer]]] = deque()
+        not_sure = () if options.operating_points is None else tuple(NOT_SURE)
+        self.timeline = CsvLog(self.folder / "timeline.csv", (*COLUMNS, *not_sure))
+        self.log = CsvLog(self.folder / "events.csv", (*EVENT_COLUMNS, *not_sure))
 
-    def add(
-        self, frames: Sequence[Frame], values: np.ndarray, words: Sequence[Sequence[str | None]] | None = None
-    ) -> None:
-        """Record frames in their order, with the answers to the Q questions about them.
-
-        Args:
-            values: P(yes), or the probability of the answer in words, [B,Q].
-            words: answers in words, None where there is P(yes); by default everywhere.
-
-        Raises:
-            ValueError: a probability is not finite.
-        """
-        words = words or [[None] * len(self.questions)] * len(frames)
-        for frame, row, texts in zip(frames, values, words):
-            if not np.isfinite(row).all():
-                raise ValueError(f"frame {frame.index}: the model returned {row}; its weights may be damaged")
-            answers = [self._to_answer(index, *one) for index, one in enumerate(zip(row.tolist(), texts))]
+    def add(self, frames: Sequence[Frame], answers: Sequence[Sequence[Answer]]) -> None:
+        """Record frames in their order, each with the answers to all questions."""
+        for frame, row in zip(frames, answers):
             self.frames, self.seconds = self.frames + 1, frame.seconds
             # 9 digits keep every float32.
             at = frame.index, frame.seconds
             self.timeline.add(
-                (*at, answer.question, f"{value:.9g}", answer.shown, *self._sure(answer.not_sure))
-                for answer, value in zip(answers, row.tolist())
+                (*at, answer.question, f"{answer.score:.9g}", answer.shown, *self._sure(answer.not_sure))
+                for answer in row
             )
             if self.clips is not None and frame.picture is not None:
                 self.clips.add(frame.seconds, frame.picture)
-            for index, (value, text) in enumerate(zip(row.tolist(), texts)):
-                self._keep(index, self.detectors[index].update(frame.seconds, value, text))
+            for index, answer in enumerate(row):
+                words = answer.answer if answer.yes_probability is None else None
+                self._keep(index, self.detectors[index].update(frame.seconds, answer.score, words))
             if self.video is not None:
-                self.undrawn.append((frame, answers))
+                self.undrawn.append((frame, row))
                 self._draw_until(frame.seconds - self.options.shortest)
-
-    def _to_answer(self, index: int, value: float, words: str | None) -> Answer:
-        question, point = self.questions[index], self.points[index]
-        if words is not None:
-            return Answer(question, words, value)
-        answer = point.answer(value)
-        not_sure = point.is_unsure(value) if self.has_points else None
-        return Answer(question, answer, value if answer == "yes" else 1 - value, value, not_sure=not_sure)
 
     def _sure(self, not_sure: bool | None) -> tuple[bool | None, ...]:
         """The column that follows with --thresholds."""
-        return (not_sure,) if self.has_points else ()
+        return () if self.options.operating_points is None else (not_sure,)
 
     def _draw_until(self, seconds: float) -> None:
         """Draw the frames up to a time, whose events are known, and those that are too many to wait."""
@@ -306,9 +212,8 @@ class Recorder:
 
     def _describe(self, question: str, event: Event) -> dict[str, Any]:
         """An event as a row of events.csv. It is not sure if even its peak is not."""
-        index = self.questions.index(question)
-        row = {"question": question, **asdict(event)}
-        not_sure = self.points[index].is_unsure(event.peak) if is_yes_no_question(question) else None
+        row, points = {"question": question, **asdict(event)}, self.options.operating_points
+        not_sure = points.of(question).is_unsure(event.peak) if points and is_yes_no_question(question) else None
         return {name: row[name] for name in EVENT_COLUMNS} | dict(zip(NOT_SURE, self._sure(not_sure)))
 
     def _keep(self, index: int, changes: Sequence[Event]) -> None:
@@ -404,12 +309,10 @@ def watch(
     """
     questions = check_questions(questions)
     check_output(options, name)
-    if options.threads:
-        torch.set_num_threads(options.threads)
     for question in questions:
         EventDetector(*event_limits(question, options), options.shortest)  # refuses a threshold of 0
-    answerer = Answerer(options.model, options.device, torch.bfloat16 if options.bf16 else None)
-    scorer = QuestionScorer(answerer, questions)
+    answerer = replace(options, region=None).load()  # frames are cut to the region when they are resized
+    notes = [f"{answer.question!r}: {note}" for answer in answerer.try_questions(questions) for note in answer.notes]
     # Opened last: the buffer of a camera would overflow while the model is loaded.
     source = open_source(name, options.frame_rate)
     rate = min(source.rate, options.fps or source.rate)
@@ -419,11 +322,11 @@ def watch(
     for path in earlier:  # only now, when the new run can start
         path.unlink(missing_ok=True)
     recorder = Recorder(questions, options, rate, video, clips)
-    source.notes += scorer.notes
+    source.notes += notes
     for note in source.notes:
         print(note, file=sys.stderr)
     try:
-        ask_about_frames(source, scorer, recorder, stop_signal)
+        ask_about_frames(source, answerer, recorder, stop_signal)
         stop = stop_signal()
         recorder.ended_by = signal.Signals(stop).name if stop else "end of the source"
     finally:
@@ -434,19 +337,18 @@ def watch(
     return source.problems
 
 
-def ask_about_frames(
-    source: Source, scorer: QuestionScorer, recorder: Recorder, should_stop: Callable[[], Any]
-) -> None:
-    """Score and record the frames of a source until they end or `should_stop()` is true."""
+def ask_about_frames(source: Source, answerer: Answerer, recorder: Recorder, should_stop: Callable[[], Any]) -> None:
+    """Ask about and record the frames of a source until they end or `should_stop()` is true."""
     has_pictures = recorder.video is not None or recorder.clips is not None
-    options = recorder.options
-    frames = source.frames(scorer.size, options.fps, video_size if has_pictures else None, options.part_of_frames)
+    options, size = recorder.options, answerer.processor.image_processor.size["height"]
+    frames = source.frames(size, options.fps, video_size if has_pictures else None, options.part_of_image)
     live = LiveReader(frames) if source.is_live else None
     batches = live.batches(should_stop) if live else batch_frames(frames, options.batch_size, should_stop)
     whole = f" of {clock_time(source.duration)}" if source.duration else ""
     with tqdm(unit=" frames", disable=None) as progress:  # only on a terminal
         for batch in batches:
-            recorder.add(batch, *scorer([frame.image for frame in batch]))
+            encoded = answerer.encode(answerer.read([frame.image for frame in batch]))
+            recorder.add(batch, answerer.ask(encoded, [recorder.questions] * len(batch), always_yes_no=True))
             recorder.dropped = live.dropped if live else 0
             late = f", {recorder.dropped:,} dropped" if recorder.dropped else ""
             progress.set_postfix_str(f"{clock_time(recorder.seconds)}{whole}{late}", refresh=False)

@@ -624,7 +624,7 @@ def command(*options: str) -> list[str]:
 @pytest.mark.slow
 def test_invalid_options_are_refused(model):
     done = subprocess.run(command("--max_waiting", "0"), capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and "--max_waiting must be positive, got 0" in done.stderr
+    assert done.returncode == 2 and "--max_waiting must be above 0, got 0" in done.stderr
 
 
 @pytest.mark.slow

@@ -95,6 +95,21 @@ def test_yes_and_no_are_those_of_score_yes_no(answerer, picture, monkeypatch):
     assert answer.probability < 1e-6
 
 
+def test_the_words_of_a_question_can_decide_alone(answerer, picture, monkeypatch):
+    """As for a video, where a question must not have P(yes) for some frames and words for others."""
+    original = answerer.model.compute_logits
+    bias = 1e4 * torch.nn.functional.one_hot(torch.tensor(40), 500)  # no answer begins with yes or no
+    monkeypatch.setattr(answerer.model, "compute_logits", lambda states: original(states) + bias)
+    encoded, passes = answerer.encode(answerer.read([picture] * 2)), []
+    handle = answerer.model.model.text_model.register_forward_hook(lambda *_: passes.append(1))
+    rows = answerer.ask(encoded, [QUESTIONS[::3]] * 2, always_yes_no=True)
+    handle.remove()
+    assert len(passes) == 1 and all(answer.answer in ("yes", "no") for row in rows for answer in row)
+    for asked, options in ((QUESTIONS[0], {}), (QUESTIONS[1], {"always_yes_no": True})):
+        [[answer], _] = answerer.ask(encoded, [[asked]] * 2, **options)
+        assert answer.yes_probability is None
+
+
 def test_words_are_those_of_generate(answerer, picture):
     [answers] = answerer([picture], [QUESTIONS])
     for question, answer in zip(QUESTIONS, answers):

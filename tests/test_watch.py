@@ -23,7 +23,8 @@ from PIL import Image
 from clips import RATE, TCPServer, encode, grays, noise
 from tiny import ROOT, save_folder, tiny_model
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
-from traffic_vlm.serving.answerer import Answerer
+from traffic_vlm.operating_points import OperatingPoint, OperatingPoints
+from traffic_vlm.serving.answerer import Answer, Answerer
 from traffic_vlm.serving.events import Event, EventDetector
 
 
@@ -50,16 +51,23 @@ from traffic_vlm.serving.video import Frame, open_source  # noqa: E402
 
 
 QUESTIONS = ["Is there a pedestrian?", "Is there a bus?"]
+POINTS = OperatingPoints(OperatingPoint(0.5))
 
 
 def make_frames(levels):
     return (Frame(index, index / RATE, Image.new("RGB", (4, 4), (level,) * 3)) for index, level in enumerate(levels))
 
 
-def brightness(frames):
-    """P(yes) [B,2]: the brightness of a frame, and its complement."""
-    bright = np.array([np.asarray(frame.image).mean() / 255 for frame in frames])
-    return np.stack([bright, 1 - bright], 1).astype(np.float32)
+def brightness(frames, questions=QUESTIONS, points=POINTS):
+    """Answers to two questions about each frame: P(yes) is its brightness, and 1 - that."""
+    rows = []
+    for frame in frames:
+        bright = np.float32(np.asarray(frame.image).mean() / 255)
+        for question, p_yes in zip(questions, (float(bright), float(1 - bright))):
+            answer, not_sure = points.of(question).answer(p_yes), points.of(question).is_unsure(p_yes)
+            probability = p_yes if answer == "yes" else 1 - p_yes
+            rows.append(Answer(question, answer, probability, p_yes, not_sure=not_sure))
+    return [rows[i : i + len(questions)] for i in range(0, len(rows), len(questions))]
 
 
 def make_recorder(folder, questions=QUESTIONS, **outputs):
@@ -230,7 +238,8 @@ def test_a_run_is_recorded(tmp_path):
     assert table.column_names == ["frame", "time", "question", "probability", "answer"]
     assert [str(column.type) for column in table.columns] == ["int64", "double", "string", "float", "string"]
     assert table["frame"].to_pylist() == [index for index in range(60) for _ in QUESTIONS]
-    assert table["probability"].to_numpy().reshape(-1, 2).tolist() == brightness(frames).tolist()
+    expected = [answer.yes_probability for row in brightness(frames) for answer in row]
+    assert table["probability"].to_pylist() == expected
     assert recorder.events == [
         ("Is there a bus?", Event(0.0, 2.0, 0.9216)),
         ("Is there a pedestrian?", Event(2.0, 4.0, 0.9804)),
@@ -251,9 +260,10 @@ def test_thresholds_take_the_place_of_on_and_off(tmp_path):
     presence, place = {"threshold": 0.5, "band": [0.5, 0.7]}, {"threshold": 0.9}
     path.write_text(json.dumps({"default": place, "question_types": {"presence": presence}}))
     options = watcher.WatchOptions(output_dir=tmp_path, thresholds=path)
-    recorder = watcher.Recorder(["Is there a pedestrian?", "Is there a bus on the left?"], options, RATE)
-    frames = list(make_frames([20] * 20 + [140] * 20 + [250] * 20))
-    recorder.add(frames[:40], brightness(frames[:40]))
+    questions = ["Is there a pedestrian?", "Is there a bus on the left?"]
+    recorder = watcher.Recorder(questions, options, RATE)
+    frames = list(make_frames([20] * 20 + [140] * 20))
+    recorder.add(frames, brightness(frames, questions, options.operating_points))
     recorder.close()
     rows = parquet.read_table(tmp_path / "timeline.parquet").to_pylist()
     assert [*rows[0]] == ["frame", "time", "question", "probability", "answer", "not_sure"]
@@ -270,16 +280,10 @@ def test_thresholds_take_the_place_of_on_and_off(tmp_path):
 COLOR = "What color is the traffic light?"
 
 
-def light(frames):
-    """Probability [B,1] of the state of a light, and the state: dark frames have none."""
-    states = ["none" if frame.image.getpixel((0, 0))[0] < 50 else "red" for frame in frames]
-    return np.full((len(states), 1), 0.9, dtype=np.float32), [[state] for state in states]
-
-
 def test_words_over_time_are_recorded(tmp_path, capsys):
     recorder = make_recorder(tmp_path, [COLOR])
-    frames = list(make_frames([20] * 10 + [250] * 20 + [20] * 10))
-    recorder.add(frames, *light(frames))
+    states = ["none"] * 10 + ["red"] * 20 + ["none"] * 10
+    recorder.add(list(make_frames([20] * 40)), [[Answer(COLOR, state, 0.9)] for state in states])
     recorder.close()
     rows = parquet.read_table(tmp_path / "timeline.parquet").to_pylist()
     assert [row["answer"] for row in rows] == ["none seen"] * 10 + ["red"] * 20 + ["none seen"] * 10
@@ -288,14 +292,6 @@ def test_words_over_time_are_recorded(tmp_path, capsys):
     picture = np.asarray(Image.open(tmp_path / "timeline.png").convert("RGB")).astype(int)
     is_red = (picture[..., 0] - picture[..., 1] > 60).mean(0) > 0.2
     assert 0.4 < is_red.mean() < 0.55  # the middle half of the time axis is a red segment
-
-
-def test_a_probability_that_is_not_a_number_is_an_error(tmp_path):
-    recorder = make_recorder(tmp_path)
-    with pytest.raises(ValueError, match="frame 0: the model returned"):
-        recorder.add(list(make_frames([0])), np.array([[0.5, np.nan]]))
-    recorder.close()
-    assert "nan" not in (tmp_path / "timeline.csv").read_text()
 
 
 def test_a_timeline_is_reduced_to_ranges(tmp_path, monkeypatch):
@@ -431,7 +427,7 @@ def test_a_clip_for_each_event(tmp_path):
     frames = with_pictures([20] * 30 + [250] * 10 + [20] * 60 + [250] * 10)
     names = []
     for frame in frames:
-        recorder.add([frame], brightness([frame])[:, :1])
+        recorder.add([frame], brightness([frame], QUESTIONS[:1]))
         names.append(sorted(path.name for path in folder.iterdir()))
     first, last = "000003.000s_q1_is-there-a-pedestrian_yes.mp4", "000010.000s_q1_is-there-a-pedestrian_yes.mp4"
     assert not names[34] and names[35][0].startswith(f".{first}.") and len(names[35]) == 1
@@ -449,9 +445,9 @@ def test_a_clip_for_each_event(tmp_path):
 
 def test_clips_of_overlapping_events_share_no_file(tmp_path):
     clips = ClipWriter(tmp_path / "clips", RATE, 0.0)
-    recorder = make_recorder(tmp_path, ["Is there a bus?", "Is there a bus ?"], clips=clips)
-    frames = with_pictures([250] * 40)
-    recorder.add(frames, np.full((40, 2), 0.9))
+    questions = ["Is there a bus?", "Is there a bus ?"]
+    recorder = make_recorder(tmp_path, questions, clips=clips)
+    recorder.add(with_pictures([250] * 40), [[Answer(question, "yes", 0.9, 0.9) for question in questions]] * 40)
     recorder.close()
     assert [len(clip_times(path)) for path in (tmp_path / "clips").iterdir()] == [40, 40]
 
@@ -488,36 +484,6 @@ def clip(tmp_path_factory):
     picture = np.asarray(Image.open(ROOT / "docs/example.jpg").convert("RGB").resize((320, 240)))
     pictures = [picture, np.ascontiguousarray(picture[:, ::-1])]
     return encode(tmp_path_factory.mktemp("clip") / "clip.mp4", pictures * 10)
-
-
-def test_scores_are_those_of_the_model_in_one_pass(folder):
-    answerer = Answerer(folder, device="cpu")
-    questions = [*QUESTIONS, "Is there a zebra?"]
-    scorer = watcher.QuestionScorer(answerer, questions)
-    images = [Image.fromarray(pixels) for pixels in noise(3, (224, 224))]
-    batches, passes = [], []
-    answerer.model.model.vision_tower.register_forward_hook(lambda module, args, output: batches.append(len(args[0])))
-    answerer.model.model.text_model.register_forward_hook(lambda module, args, output: passes.append(1))
-    scores, words = scorer(images)
-    assert words == [[None] * 3] * 3 and batches == [3] and len(passes) == 1
-    for image, row in zip(images, scores):
-        for question, score in zip(questions, row):
-            inputs = answerer.processor(images=image, text=question, on_unknown="ignore", return_tensors="pt")
-            assert score == pytest.approx(float(answerer.model.score_yes_no(**inputs)[0]), abs=1e-5)
-    assert any("zebra" in note for note in scorer.notes)
-
-
-def test_questions_that_want_words_get_words(folder):
-    answerer = Answerer(folder, device="cpu")
-    questions = [COLOR, "Is there a bus?", "How many cars are there?"]
-    images = [Image.fromarray(pixels) for pixels in noise(2, (224, 224))]
-    values, words = watcher.QuestionScorer(answerer, questions)(images)
-    expected = answerer(images, [[COLOR, questions[2]]] * 2)
-    assert [[row[0], row[2]] for row in words] == [[answer.answer for answer in row] for row in expected]
-    assert values[:, ::2] == pytest.approx(
-        np.array([[answer.probability for answer in row] for row in expected]), abs=1e-5
-    )
-    assert [row[1] for row in words] == [None, None]
 
 
 @pytest.fixture
@@ -573,7 +539,7 @@ def test_the_command_writes_everything(command, clip, tmp_path):
     status, errors = command(clip, *asking("Is there a 🦄 zebra?"), *options)
     assert status == 0, errors
     assert [path.name for path in (tmp_path / "clips").iterdir()] == ["mine.mp4"]  # only clips are replaced
-    assert "does not know: " in errors and "zebra" in errors
+    assert "unknown, so ignored: " in errors and "zebra" in errors
     assert parquet.read_table(out / "timeline.parquet")["frame"].to_pylist() == list(range(0, 20, 2))
 
 
@@ -589,7 +555,7 @@ CAR = asking("Is there a car?")
         (asking("🦄🦄"), "no word of the question '🦄🦄'"),
         (asking("car " * 200), "at most 128"),
         ([*CAR, "--on", "0.2"], "on=0.2 and off=0.4"),
-        ([*CAR, "--shortest", "-1"], "0 seconds or more, got -1.0"),
+        ([*CAR, "--shortest", "-1"], "--shortest must be 0 or more, got -1.0"),
         ([*CAR, "--fps", "0"], "--fps must be above 0"),
         ([*CAR, "--thresholds", "file"], "file: is no JSON"),
         ([*CAR, "--thresholds", "zero.json"], "got on=0 and off=0"),
@@ -627,16 +593,15 @@ def test_bad_input_is_an_error_that_keeps_earlier_files(command, clip, tmp_path,
 
 
 def test_a_run_that_fails_keeps_its_frames_and_names_the_error(command, clip, tmp_path, monkeypatch):
-    scores = watcher.QuestionScorer.__call__
-    calls = []
+    ask, calls = Answerer.ask, []
 
-    def fail(scorer, images):
+    def fail(answerer, *args, **options):
         calls.append(1)
-        if len(calls) > 1:
+        if len(calls) > 2:  # the first one is a check
             raise OSError(28, "No space left on device")
-        return scores(scorer, images)
+        return ask(answerer, *args, **options)
 
-    monkeypatch.setattr(watcher.QuestionScorer, "__call__", fail)
+    monkeypatch.setattr(Answerer, "ask", fail)
     status, errors = command(clip, *CAR, "--batch_size", 5)
     assert status == 2 and "No space left" in errors
     summary = json.loads((tmp_path / "out/summary.json").read_text())
@@ -663,7 +628,7 @@ def test_a_run_whose_answers_become_nan_ends_and_writes_no_nan(command, clip, tm
 
     monkeypatch.setattr(TrafficVLMForConditionalGeneration, "question_logits", damage)
     status, errors = command(clip, *CAR, "--batch_size", 5)
-    assert status == 2 and "frame 10: the model returned [nan]; its weights may be damaged" in errors
+    assert status == 2 and "the model answers 'Is there a car?' with l_yes - l_no = nan" in errors
     table = parquet.read_table(tmp_path / "out/timeline.parquet")
     assert table["frame"].to_pylist() == list(range(10)) and np.isfinite(table["probability"].to_numpy()).all()
     texts = [path.read_text().lower() for path in (tmp_path / "out").glob("*.[cj]s*")]
