@@ -1,11 +1,10 @@
-"""Compare the speed and memory of Traffic VLM with baselines of its widths and depths, all with random weights.
+"""Compare the speed of Traffic VLM with baselines of its widths and depths, all with random weights.
 
     python scripts/benchmark.py --output_dir runs/benchmark        # about 5 minutes on 2 CPU cores
-    python scripts/benchmark.py --output_dir runs/quick --quick    # tiny models, to see that it runs
-    python scripts/benchmark.py --output_dir runs/batch --workloads questions --images 32 --questions 8
+    python scripts/benchmark.py --output_dir runs/generate --workloads generate --dtype float32
     python scripts/benchmark.py --output_dir runs/gpu --device cuda
 
-Writes report.json, report.md and, if matplotlib is installed, questions.png. Run nothing else meanwhile.
+Writes report.json and report.md. Run nothing else meanwhile.
 
 Traffic VLM has the configuration of this repository's weights. The baselines are classes of transformers with the
 widths and depths of its default configuration:
@@ -15,32 +14,29 @@ widths and depths of its default configuration:
 
 Workloads:
 
-    questions   P(yes) of N questions about each image, for every N in --questions. Traffic VLM packs the questions
-                about an image into one row; a baseline takes one row per question, each with its image.
+    questions   P(yes) of N questions about an image, for every N in --questions. Traffic VLM packs the questions into
+                one row; a baseline takes one row per question, each with the image.
     generate    greedy generation of --new_tokens tokens for one image and one question
-    compiled    as generate, but Traffic VLM has a static cache and a compiled step; the baselines have them with
-                --compile_baselines only
+    compiled    as generate, but Traffic VLM has a static cache and a compiled step
 
 The models take turns in one process: a machine that becomes slower or faster affects all of them. Times are medians. A
 ratio is the time of a model divided by the time of Traffic VLM.
 """
 
 import json
-import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.util import find_spec
-from itertools import accumulate, cycle, islice, product
+from itertools import cycle, islice, product
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 import torch
 import transformers
-from torch.profiler import ProfilerActivity, profile
-from torch.utils.benchmark import Measurement, Timer
+from torch.utils.benchmark import Timer
 from tqdm import tqdm
 from transformers import (
     CompileConfig,
@@ -51,6 +47,7 @@ from transformers import (
 )
 
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
+from traffic_vlm.evaluation.markdown import table
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.utils import atomic_write_text, option_parser
@@ -58,6 +55,7 @@ from traffic_vlm.utils import atomic_write_text, option_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKLOADS = ("questions", "generate", "compiled")
+ROUNDS = 5  # in which the models take turns
 
 # The baselines read the token ids of Traffic VLM's processor, and these for what their own processors add.
 IMAGE, NEWLINE, FAKE_IMAGE, GLOBAL_IMAGE, USER, ASSISTANT, COLON, END_OF_UTTERANCE = range(500, 508)
@@ -65,13 +63,6 @@ BASELINE_VOCABULARY = 512
 BASELINE_VISION_LAYERS = 3  # gives about as many parameters as Traffic VLM's tower and cross-attention have
 SHARED_FIELDS = ("hidden_size", "intermediate_size", "num_attention_heads")
 SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
-MAX_ROWS = 64  # rows in one pass of a baseline
-
-TINY_STAGES = {"conv_depths": [1] * 4, "conv_kernel_sizes": [3] * 4, "conv_strides": [2] * 4}
-TINY_VISION = {"image_size": 64, "hidden_size": 32, "intermediate_size": 64, "conv_widths": [4, 4, 4, 8, 8, 16]}
-TINY_VISION |= {"num_attention_heads": 2, **TINY_STAGES}
-TINY_TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-TINY_TEXT |= {"head_dim": 8}
 
 CLASSES = (
     "car, bus, truck, van, taxi, bicycle, motorcycle, tram, train, pedestrian, cyclist, child, dog, crosswalk, "
@@ -82,7 +73,6 @@ TEMPLATES += ["Is a {} crossing the street?"]
 OPEN_QUESTION = "What is ahead?"
 
 Run = Callable[[], Any]  # does a workload once, with all inputs prepared
-Questions = list[list[str]]  # the questions about each image
 
 
 @dataclass
@@ -92,24 +82,18 @@ class Options:
     questions: list[int] = field(
         default_factory=lambda: [1, 4, 16, 64], metadata={"help": "numbers of questions about an image"}
     )
-    images: int = field(default=1, metadata={"help": "images in the workload questions"})
     new_tokens: int = field(default=32, metadata={"help": "tokens to generate"})
-    compile_baselines: bool = field(
-        default=False, metadata={"help": "compile the baselines as well in the workload compiled"}
-    )
     device: Literal["cpu", "cuda"] = field(default="cpu", metadata={"help": "device of all models"})
     dtype: Literal["bfloat16", "float32"] = field(
         default="bfloat16", metadata={"help": "type of weights; bfloat16 is slow on a CPU without AVX-512 or AMX"}
     )
     threads: int | None = field(default=None, metadata={"help": "CPU threads; None is torch's choice"})
-    repeats: int = field(default=5, metadata={"help": "rounds in which the models take turns"})
     min_run_time: float = field(default=1.0, metadata={"help": "seconds that each model is timed in each round"})
-    quick: bool = field(default=False, metadata={"help": "tiny models, one short round: the times mean nothing"})
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.workloads if name not in WORKLOADS]:
             raise SystemExit(f"--workloads must be among {', '.join(WORKLOADS)}; got {' '.join(unknown)}")
-        for name in ("questions", "images", "new_tokens", "threads", "repeats"):
+        for name in ("questions", "new_tokens", "threads"):
             value = getattr(self, name)
             if value is not None and min(value if isinstance(value, list) else [value]) < 1:
                 raise SystemExit(f"--{name} must be at least 1; got {value}")
@@ -119,8 +103,6 @@ class Options:
             raise SystemExit("--device cuda: torch finds no GPU")
         if (self.output_dir / "report.json").exists():
             raise SystemExit(f"{self.output_dir} already holds a report; choose another --output_dir")
-        if self.quick:
-            self.repeats, self.min_run_time = 1, 0.01
 
 
 class TrafficVLM:
@@ -130,14 +112,15 @@ class TrafficVLM:
         self.processor = processor
         self.model: Any = build(TrafficVLMForConditionalGeneration, config, **placement).fuse_for_inference()
 
-    def yes_no_run(self, pixel_values: torch.Tensor, questions: Questions) -> Run:
-        """A run that returns P(yes) [N] of all questions, in order; pixel_values are [I,3,H,W]."""
-        inputs = self.processor(text=questions, packed=True, return_tensors="pt").to(self.model.device)
-        return lambda: torch.cat(self.model.score_yes_no(**inputs, pixel_values=pixel_values))
+    def yes_no_run(self, pixel_values: torch.Tensor, questions: Sequence[str]) -> Run:
+        """A run that returns P(yes) [N] of N questions about an image [1,3,H,W]."""
+        inputs = self.processor(text=[list(questions)], packed=True, on_unknown="ignore", return_tensors="pt")
+        on_device = inputs.to(self.model.device)
+        return lambda: self.model.score_yes_no(**on_device, pixel_values=pixel_values)[0]
 
     def prompt(self, pixel_values: torch.Tensor, question: str) -> dict[str, Any]:
         """Inputs of `generate` for one image and one question."""
-        inputs = self.processor(text=question, return_tensors="pt").to(self.model.device)
+        inputs = self.processor(text=question, on_unknown="ignore", return_tensors="pt").to(self.model.device)
         return {**inputs, "pixel_values": pixel_values}
 
 
@@ -167,37 +150,34 @@ class Baseline:
         """The prompt as the model's own processor arranges it; question_ids are those of `[SOS] words ?`."""
         raise NotImplementedError
 
-    def make_batch(self, input_ids: torch.Tensor, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Inputs of the model for rows [B,L], padded on the left, and the image of each row [B,3,H,W]."""
+    def make_inputs(self, input_ids: torch.Tensor, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Inputs of the model for rows [N,L], padded on the left, and the image of each row [N,3,H,W]."""
         mask = (input_ids != self.text_config.pad_token_id).long()
         return {"input_ids": input_ids, "attention_mask": mask, "pixel_values": pixel_values}
 
-    def make_batches(self, pixel_values: torch.Tensor, questions: Questions) -> list[dict[str, torch.Tensor]]:
-        """Inputs of the model for all questions, in batches of at most `MAX_ROWS`; pixel_values are [I,3,H,W]."""
-        image_index = torch.tensor([image for image, texts in enumerate(questions) for _ in texts])
-        question_ids = self.processor(text=[text for texts in questions for text in texts])["input_ids"]
+    def prepare(self, pixel_values: torch.Tensor, questions: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Inputs of the model for questions about an image [1,3,H,W], one row for each."""
+        question_ids = self.processor(text=list(questions), on_unknown="ignore")["input_ids"]
         rows = [self.make_row(ids) for ids in question_ids]
         length, pad = max(map(len, rows)), self.text_config.pad_token_id
-        input_ids = torch.tensor([[pad] * (length - len(row)) + row for row in rows])
-        batches = zip(input_ids.split(MAX_ROWS), image_index.split(MAX_ROWS))
-        device = pixel_values.device
-        return [self.make_batch(ids.to(device), pixel_values[index.to(device)]) for ids, index in batches]
+        input_ids = torch.tensor([[pad] * (length - len(row)) + row for row in rows], device=pixel_values.device)
+        return self.make_inputs(input_ids, pixel_values.expand(len(rows), -1, -1, -1))
 
-    def yes_no_run(self, pixel_values: torch.Tensor, questions: Questions) -> Run:
-        """A run that returns P(yes) [N] of all questions, in order; pixel_values are [I,3,H,W]."""
-        batches = self.make_batches(pixel_values, questions)
+    def yes_no_run(self, pixel_values: torch.Tensor, questions: Sequence[str]) -> Run:
+        """A run that returns P(yes) [N] of N questions about an image [1,3,H,W]."""
+        inputs = self.prepare(pixel_values, questions)
         no_yes = [self.text_config.no_token_id, self.text_config.yes_token_id]
 
         @torch.no_grad()
         def run() -> torch.Tensor:
-            logits = [self.model(**batch, use_cache=False, logits_to_keep=1).logits[:, -1] for batch in batches]
-            return torch.cat(logits)[:, no_yes].float().softmax(-1)[:, 1]
+            logits = self.model(**inputs, use_cache=False, logits_to_keep=1).logits[:, -1]
+            return logits[:, no_yes].float().softmax(-1)[:, 1]
 
         return run
 
     def prompt(self, pixel_values: torch.Tensor, question: str) -> dict[str, Any]:
         """Inputs of `generate` for one image and one question."""
-        return self.make_batches(pixel_values, [[question]])[0]
+        return self.prepare(pixel_values, [question])
 
 
 class PaliGemma(Baseline):
@@ -217,8 +197,8 @@ class PaliGemma(Baseline):
     def make_row(self, question_ids: list[int]) -> list[int]:
         return [IMAGE] * self.image_tokens + [*question_ids, NEWLINE]
 
-    def make_batch(self, input_ids: torch.Tensor, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
-        return super().make_batch(input_ids, pixel_values) | {"token_type_ids": torch.zeros_like(input_ids)}
+    def make_inputs(self, input_ids: torch.Tensor, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+        return super().make_inputs(input_ids, pixel_values) | {"token_type_ids": torch.zeros_like(input_ids)}
 
 
 class Idefics3(Baseline):
@@ -242,8 +222,8 @@ class Idefics3(Baseline):
         image = [FAKE_IMAGE, GLOBAL_IMAGE, *[IMAGE] * (self.image_tokens // self.scale_factor**2), FAKE_IMAGE]
         return [start, USER, COLON, *image, *words, END_OF_UTTERANCE, NEWLINE, ASSISTANT, COLON]
 
-    def make_batch(self, input_ids: torch.Tensor, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
-        return super().make_batch(input_ids, pixel_values[:, None])  # [B,1,3,H,W]: one image per row
+    def make_inputs(self, input_ids: torch.Tensor, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
+        return super().make_inputs(input_ids, pixel_values[:, None])  # [N,1,3,H,W]: one image per row
 
 
 MODELS: dict[str, Any] = {"TrafficVLM": TrafficVLM, "PaliGemma": PaliGemma, "Idefics3": Idefics3}
@@ -255,10 +235,9 @@ def build(model_class: Any, config: Any, device: str = "cpu", dtype: torch.dtype
     return model_class(config).to(device, dtype).eval()
 
 
-def make_questions(images: int, count: int) -> Questions:
-    """`count` yes/no questions about each image, of 6 to 11 tokens; from the 111th on they repeat."""
-    texts = [template.format(name) for name, template in product(CLASSES, TEMPLATES)]
-    return [list(islice(cycle(texts), count)) for _ in range(images)]
+def make_questions(count: int) -> list[str]:
+    """`count` yes/no questions of 6 to 11 tokens; from the 111th on they repeat."""
+    return list(islice(cycle(template.format(name) for name, template in product(CLASSES, TEMPLATES)), count))
 
 
 def generate_run(model: Any, inputs: Mapping[str, Any], new_tokens: int, compiled: bool = False) -> Run:
@@ -275,69 +254,35 @@ def generate_run(model: Any, inputs: Mapping[str, Any], new_tokens: int, compile
 def make_workloads(
     models: Mapping[str, Any], pixel_values: torch.Tensor, options: Options
 ) -> dict[str, dict[str, Run]]:
-    """The run of each model for every workload, by the workload's title; pixel_values are [I,3,H,W]."""
+    """The run of each model for every workload, by the workload's title; pixel_values are [1,3,H,W]."""
     workloads = {}
     for count in options.questions if "questions" in options.workloads else []:
-        questions = make_questions(options.images, count)
-        images = "1 image" if options.images == 1 else f"{options.images} images"
-        title = f"{images}, {count} question{'s' * (count > 1)}{' each' * (options.images > 1)}"
+        title = f"1 image, {count} question{'s' * (count > 1)}"
+        questions = make_questions(count)
         workloads[title] = {name: model.yes_no_run(pixel_values, questions) for name, model in models.items()}
-    title = f"{options.new_tokens} tokens"
-    prompts = {name: model.prompt(pixel_values[:1], OPEN_QUESTION) for name, model in models.items()}
-    if "generate" in options.workloads:
-        workloads[title] = {
-            name: generate_run(model.model, prompts[name], options.new_tokens) for name, model in models.items()
-        }
-    if "compiled" in options.workloads:
-        compiled = list(models) if options.compile_baselines else ["TrafficVLM"]
-        workloads[f"{title}, compiled {', '.join(compiled)}"] = {
-            name: generate_run(model.model, prompts[name], options.new_tokens, compiled=name in compiled)
-            for name, model in models.items()
-        }
+    prompts = {name: model.prompt(pixel_values, OPEN_QUESTION) for name, model in models.items()}
+    for workload, compiled in {"generate": "", "compiled": "TrafficVLM"}.items():
+        if workload in options.workloads:
+            title = f"{options.new_tokens} tokens" + (f", compiled {compiled}" if compiled else "")
+            workloads[title] = {
+                name: generate_run(model.model, prompts[name], options.new_tokens, compiled=name == compiled)
+                for name, model in models.items()
+            }
     return workloads
 
 
-def time_in_turns(runs: Mapping[str, Run], repeats: int, min_run_time: float) -> dict[str, Measurement]:
-    """Time the runs in turns of at least `min_run_time` seconds; all calls of a run form one measurement."""
+def time_in_turns(runs: Mapping[str, Run], min_run_time: float) -> dict[str, float]:
+    """Median time of each run in seconds; in each of ROUNDS, each is repeated for at least `min_run_time` seconds."""
     threads = torch.get_num_threads()
     timers = {name: Timer("run()", globals={"run": run}, num_threads=threads) for name, run in runs.items()}
-    turns: dict[str, list[Measurement]] = {name: [] for name in runs}
+    times: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         for _ in range(2):  # a compiled step is compiled again when a length changes
             run()
-    for _ in range(repeats):
+    for _ in range(ROUNDS):
         for name, timer in timers.items():
-            turns[name].append(timer.blocked_autorange(min_run_time=min_run_time))
-    return {
-        name: Measurement(1, [t for m in found for t in m.times], found[0].task_spec) for name, found in turns.items()
-    }
-
-
-def peak_memory(run: Run, device: str = "cpu") -> int:
-    """Peak bytes of all tensors that a run allocates, beside the weights and inputs that exist before it."""
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        run()
-        return torch.cuda.max_memory_allocated() - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        run()
-    events = profiler.profiler.kineto_results.events()
-    return max(accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
-
-
-def measure(runs: Mapping[str, Run], options: Options) -> dict[str, dict[str, float]]:
-    """For each model: median and interquartile range of its times, the ratio to Traffic VLM, and its peak memory."""
-    times = time_in_turns(runs, options.repeats, options.min_run_time)
-    return {
-        name: {
-            "seconds": times[name].median,
-            "iqr": times[name].iqr,
-            "ratio": times[name].median / times["TrafficVLM"].median,
-            "peak_bytes": peak_memory(run, options.device),
-        }
-        for name, run in runs.items()
-    }
+            times[name] += timer.blocked_autorange(min_run_time=min_run_time).times
+    return {name: median(values) for name, values in times.items()}
 
 
 def describe_environment() -> dict[str, Any]:
@@ -356,52 +301,30 @@ def describe_environment() -> dict[str, Any]:
 
 def to_markdown(report: Mapping[str, Any]) -> str:
     """A table with a row for each workload and a column for each model."""
-    parameters, options = report["parameters"], report["options"]
-    lines = ["# Benchmark", "", ", ".join(f"{key} {value}" for key, value in report["environment"].items() if value)]
-    if options["quick"]:
-        lines += ["", "**Tiny models (`--quick`): the times mean nothing.**"]
-    lines += ["", f"{options['device']}, {options['dtype']}, random weights. Median time, time divided by that of "]
-    lines[-1] += "TrafficVLM, and peak memory of all tensors beside weights and inputs:"
-    lines += ["", f"| | {' | '.join(parameters)} |", f"|---{'|--:' * len(parameters)}|"]
-    lines.append(f"| parameters | {' | '.join(f'{count / 1e6:.1f} M' for count in parameters.values())} |")
+    options, parameters = report["options"], {n: f"{count / 1e6:.1f} M" for n, count in report["parameters"].items()}
+    rows = {"parameters": parameters}
     for title, models in report["workloads"].items():
-        cells = [
-            f"{1e3 * model['seconds']:,.1f} ms, {model['ratio']:.2f}, {model['peak_bytes'] / 1e6:,.1f} MB"
-            for model in models.values()
-        ]
-        lines.append(f"| {title} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        rows[title] = {name: f"{1e3 * one['seconds']:,.1f} ms, {one['ratio']:.2f}" for name, one in models.items()}
+    environment = ", ".join(f"{key} {value}" for key, value in report["environment"].items() if value)
+    text = f"{options['device']}, {options['dtype']}, random weights. Median time, and its ratio to TrafficVLM's:"
+    return "\n\n".join(["# Benchmark", environment, text, table("", {name: name for name in parameters}, rows)]) + "\n"
 
 
-def plot_questions(report: Mapping[str, Any], path: Path) -> None:
-    """Draw the time of each model against the number of questions."""
-    from matplotlib.figure import Figure
+def run_benchmark(
+    options: Options, shipped: TrafficVLMConfig, default: TrafficVLMConfig, processor: TrafficVLMProcessor
+) -> dict[str, Any]:
+    """Measure all workloads, and write the report after each.
 
-    counts = report["options"]["questions"]
-    rows = [runs for title, runs in report["workloads"].items() if " question" in title]
-    figure = Figure(figsize=(5.6, 4.4), layout="constrained")
-    axes = figure.subplots()
-    for name in report["parameters"]:
-        axes.loglog(counts, [1e3 * runs[name]["seconds"] for runs in rows], marker="o", label=name)
-    axes.set_xticks(counts, map(str, counts))
-    axes.set(xlabel="yes/no questions about an image", ylabel="milliseconds", title=report["options"]["dtype"])
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=130)
-
-
-def run_benchmark(options: Options) -> dict[str, Any]:
-    """Measure all workloads, and write the report after each."""
-    # The baselines have the size of the default configuration; the repository's weights have a lighter vision tower.
-    config = TrafficVLMConfig(TINY_VISION, TINY_TEXT) if options.quick else TrafficVLMConfig()
-    shipped = config if options.quick else TrafficVLMConfig.from_pretrained(ROOT)
-    processor = TrafficVLMProcessor.from_pretrained(ROOT)
+    Args:
+        shipped: configuration of Traffic VLM. default: the configuration whose size the baselines have.
+    """
     placement = {"device": options.device, "dtype": getattr(torch, options.dtype)}
     models = {
-        name: model(shipped if model is TrafficVLM else config, processor, **placement)
+        name: model(shipped if model is TrafficVLM else default, processor, **placement)
         for name, model in MODELS.items()
     }
-    size = config.vision_config.image_size
-    pixel_values = torch.randn(options.images, 3, size, size).to(**placement)
+    size = default.vision_config.image_size
+    pixel_values = torch.randn(1, 3, size, size).to(**placement)
     report: dict[str, Any] = {
         "environment": describe_environment(),
         "options": asdict(options) | {"output_dir": str(options.output_dir)},
@@ -409,24 +332,24 @@ def run_benchmark(options: Options) -> dict[str, Any]:
         "workloads": {},
     }
     for title, runs in tqdm(make_workloads(models, pixel_values, options).items(), unit="workload"):
-        report["workloads"][title] = measure(runs, options)
+        seconds = time_in_turns(runs, options.min_run_time)
+        report["workloads"][title] = {
+            name: {"seconds": value, "ratio": value / seconds["TrafficVLM"]} for name, value in seconds.items()
+        }
         atomic_write_text(options.output_dir / "report.json", json.dumps(report, indent=1))
         atomic_write_text(options.output_dir / "report.md", to_markdown(report))
-    if "questions" in options.workloads and len(options.questions) > 1 and find_spec("matplotlib"):
-        plot_questions(report, options.output_dir / "questions.png")
     return report
 
 
 def main() -> None:
-    parser = option_parser([Options], __doc__, renamed={"--only": "--workloads", "--max_seconds": "--min_run_time"})
-    [options] = parser.parse_dict(vars(parser.parse_args()), allow_extra_keys=True)  # the old options are extra keys
+    renamed = {"--only": "--workloads", "--max_seconds": "--min_run_time"}
+    [options] = option_parser([Options], __doc__, renamed).parse_args_into_dataclasses()
     transformers.logging.set_verbosity_error()
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise the profiler prints each of its starts and stops
     if options.threads:
         torch.set_num_threads(options.threads)
+    shipped, processor = TrafficVLMConfig.from_pretrained(ROOT), TrafficVLMProcessor.from_pretrained(ROOT)
     try:
-        options.output_dir.mkdir(parents=True, exist_ok=True)
-        report = run_benchmark(options)
+        report = run_benchmark(options, shipped, TrafficVLMConfig(), processor)
     except (OSError, torch.OutOfMemoryError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
     print(to_markdown(report))
