@@ -16,18 +16,19 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.profiler import ProfilerActivity, profile
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from traffic_vlm.data.collator import TrafficCollator
 from traffic_vlm.data.dataset import SyntheticRows
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
-from traffic_vlm.scripts.benchmark import peak_memory
 from traffic_vlm.utils import atomic_write_text, load_weights, option_parser
 
 
@@ -108,6 +109,14 @@ def activation_bytes(model: torch.nn.Module, run: Callable[[], Any]) -> tuple[in
             handle.remove()
     del output  # kept until here: its graph holds what was saved
     return total(), largest
+
+
+def peak_memory(run: Callable[[], Any]) -> int:
+    """Peak bytes of all tensors that a run allocates on the CPU, beside those that exist before it."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    events = profiler.profiler.kineto_results.events()
+    return max(accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
 
 
 def make_batch(processor: Any, questions: int) -> Batch:
