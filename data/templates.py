@@ -481,7 +481,7 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
         "Please say what time of day it is.",
     ),
     ("time_of_day", "is night"): ("Is it dark?", "Is it dark {in}?", "Is it dark now?", "Please say if it is dark."),
-    ("time_of_day", "is dusk"): ("Is it dusk or dawn?", "Was this image taken at dusk or dawn?"),
+    ("time_of_day", "is dusk"): ("Was this image taken at dusk or dawn?",),
     ("time_of_day", "is"): (
         "Is it {v}?",
         "Is it {v} {in}?",
