@@ -182,7 +182,9 @@ def test_a_request_that_fails_in_the_model_does_not_fail_the_others_of_its_pass(
         service, failing = client.app.state.service, ["Is there a bus?"]
         classify = service.answerer.classify
         monkeypatch.setattr(
-            service.answerer, "classify", lambda encoded, rows: 1 / (failing not in rows) and classify(encoded, rows)
+            service.answerer,
+            "classify",
+            lambda encoded, rows, *args: 1 / (failing not in rows) and classify(encoded, rows, *args),
         )
         gate, passes = hold(client)
         requests = [pool.submit(ask, client, png(0))]
@@ -354,9 +356,9 @@ def test_a_pass_is_bounded_and_a_request_larger_than_it_takes_several(start, mon
         monkeypatch.setattr(
             answerer,
             "classify",
-            lambda encoded, rows: (
+            lambda encoded, rows, *args: (
                 sizes.append(sum(answerer.check_question(one).tokens for row in rows for one in row))
-                or classify(encoded, rows)
+                or classify(encoded, rows, *args)
             ),
         )
         answers = ask(client, questions=questions).json()["answers"]
@@ -389,7 +391,9 @@ def test_a_short_request_waits_for_two_passes_at_most_and_long_ones_are_answered
         gate, passes = hold(client)
         rows_of_pass, classify = [], service.answerer.classify
         monkeypatch.setattr(
-            service.answerer, "classify", lambda encoded, rows: rows_of_pass.append(rows) or classify(encoded, rows)
+            service.answerer,
+            "classify",
+            lambda encoded, rows, *args: rows_of_pass.append(rows) or classify(encoded, rows, *args),
         )
         requests = [pool.submit(ask, client, png(seed), long) for seed in range(8)]
         wait_until(lambda: passes and len(service.queue) == 7)
@@ -408,10 +412,10 @@ def test_requests_that_are_given_up_are_dropped_between_passes(start, monkeypatc
         service, passes = client.app.state.service, []
         classify = service.answerer.classify
 
-        def slow(encoded, rows):
+        def slow(encoded, rows, *args):
             passes.append(len(rows))
             time.sleep(0.3)
-            return classify(encoded, rows)
+            return classify(encoded, rows, *args)
 
         monkeypatch.setattr(service.answerer, "classify", slow)
         requests = [pool.submit(ask, client, png(seed), long) for seed in range(4)]
