@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import threading
 import time
 import tracemalloc
 
@@ -287,24 +286,6 @@ def test_links_out_of_the_source_and_fifos_are_refused(tmp_path, glob):
     assert len(list_input(source)[1]) == 4  # a missing file is an error of its row
 
 
-def test_the_folder_of_many_files_is_resolved_once(tmp_path, monkeypatch):
-    images, resolved, realpath = write_images(tmp_path / "in", 20), [], os.path.realpath
-    monkeypatch.setattr(os.path, "realpath", lambda path, **options: resolved.append(str(path)) or realpath(path))
-    list_input(str(images))
-    assert resolved.count(str(images)) == 1
-
-
-def test_parquet_files_are_opened_by_threads(tmp_path, monkeypatch):
-    (tmp_path / "in").mkdir()
-    for name in ("a.parquet", "b.parquet"):
-        write_parquet(tmp_path / "in" / name, 3)
-    barrier, count = threading.Barrier(2, timeout=3), labeling._count_row_groups
-    monkeypatch.setattr(labeling, "_count_row_groups", lambda *args: barrier.wait() * 0 + count(*args))
-    job = label_options("out").job(str(tmp_path / "in"))
-    plan = labeling.extend_plan(labeling.PLAN_SCHEMA.empty_table(), job, 10)
-    assert plan["group"].to_pylist() == [0, 1, 0, 1]
-
-
 def test_a_damaged_row_group_is_a_row_with_an_error(model, tmp_path):
     path = write_parquet(tmp_path / "in.parquet", 4)
     damaged = bytearray(path.read_bytes())
@@ -366,11 +347,15 @@ def test_parts_of_another_run_do_not_count_as_done(model, tmp_path, monkeypatch)
         labeling.label(str(images), label_options(output, model, images_per_part=1))
 
 
-def test_a_damaged_plan_is_named(model, tmp_path):
+@pytest.mark.parametrize(
+    "name, message",
+    [("_plan", "remove it"), ("part-000000.parquet", "Remove it, and its images are labeled again")],
+)
+def test_a_damaged_file_of_an_earlier_run_is_named(model, tmp_path, name, message):
     images, output = write_images(tmp_path / "in", 2), tmp_path / "out"
     run_here(images, output, model)
-    os.truncate(output / "_plan", 100)
-    with pytest.raises(DataError, match=r"out/_plan: is damaged: .* remove it"):
+    os.truncate(output / name, 100)
+    with pytest.raises(DataError, match=f"out/{name}: is damaged: .* {message}"):
         run_here(images, output, model)
 
 
@@ -435,14 +420,6 @@ def test_a_parquet_file_with_other_row_groups_than_planned_is_refused(model, tmp
     write_parquet(path, 5)
     with pytest.raises(DataError, match="has 3 row groups, but 2 when its labels began"):
         run_here(path, tmp_path / "out", model)
-
-
-def test_a_damaged_file_of_labels_is_named(model, tmp_path):
-    images, output = write_images(tmp_path / "in", 2), tmp_path / "out"
-    run_here(images, output, model)
-    os.truncate(output / "part-000000.parquet", 100)
-    with pytest.raises(DataError, match=r"part-000000.parquet: is damaged: .* Remove it"):
-        run_here(images, output, model)
 
 
 def test_a_file_name_that_is_not_utf8_is_labeled(model, tmp_path):

@@ -1,10 +1,16 @@
 """The command serve.py: its port, the ports and the token of Ray, and replicas that die."""
 
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -14,10 +20,11 @@ from tiny import ROOT, save_folder, tiny_model
 
 
 httpx = pytest.importorskip("httpx")
-pytest.importorskip("ray")
+ray = pytest.importorskip("ray")
+pytest.importorskip("ray.serve")
 grpc = pytest.importorskip("grpc")
 
-from traffic_vlm.scripts.serve import reserve_port  # noqa: E402
+from traffic_vlm.scripts.serve import main, reserve_port  # noqa: E402
 from traffic_vlm.serving.proxy import UnavailableMiddleware  # noqa: E402
 
 
@@ -79,33 +86,78 @@ def test_the_proxy_needs_no_torch():
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
-def command(model: str, port: int) -> list[str]:
-    options = ["--model", model, "--port", str(port), "--device", "cpu", "--threads", "1"]
-    return [sys.executable, str(ROOT / "scripts/serve.py"), *options]
+@pytest.mark.parametrize(
+    ("options", "running", "message"),
+    [
+        (["--max_waiting", "0"], [], "--max_waiting must be above 0, got 0"),
+        (["--replicas", "9"], [], "--replicas 9: there is room for 1"),
+        ([], ["traffic_vlm"], "--address auto: the cluster already runs the application traffic_vlm"),
+    ],
+)
+def test_a_refused_start_leaves_the_services_of_a_cluster_alone(monkeypatch, capsys, options, running, message):
+    calls = []
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2}}])
+    for name in ("start", "run", "delete", "shutdown"):
+        monkeypatch.setattr(ray.serve, name, lambda *_, name=name, **__: calls.append(name))
+    monkeypatch.setattr(threading, "Event", None)  # what a server that has started waits for
+    monkeypatch.setattr(ray.serve, "status", lambda: SimpleNamespace(applications=dict.fromkeys(running)))
+    monkeypatch.setattr(sys, "argv", ["serve.py", "--address", "auto", *options])
+    assert main() == 2 and message in capsys.readouterr().err and not calls
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A running service: its command line, its URL and its processes."""
-    arguments = command(str(save_folder(tiny_model(), tmp_path_factory.mktemp("model"))), port := free_port())
+    """A running service: its command line, its URL, its processes, and the statuses of /healthz until it ran.
+
+    It must end quietly, and leave no files.
+    """
+    model, port = str(save_folder(tiny_model(), tmp_path_factory.mktemp("model"))), free_port()
+    options = ["--model", model, "--port", str(port), "--device", "cpu", "--threads", "1"]
+    arguments, url = [sys.executable, str(ROOT / "scripts/serve.py"), *options], f"http://127.0.0.1:{port}"
+    folder = tempfile.mkdtemp(prefix="t")  # short: Ray's sockets have paths of at most 107 characters
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert "serving on" in process.stdout.readline()
-        yield arguments, f"http://127.0.0.1:{port}", lambda: psutil.Process(process.pid).children(recursive=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(arguments, env=environment | {"RAY_TMPDIR": folder}, **pipes)
+    try:
+        statuses, line = set(), ThreadPoolExecutor(1).submit(process.stdout.readline)
+        while not line.done():
+            with contextlib.suppress(httpx.TransportError):
+                statuses.add(httpx.get(f"{url}/healthz", timeout=30).status_code)
+            time.sleep(0.2)
+        assert "serving on" in line.result(), process.communicate()[1]
+        yield arguments, url, lambda: psutil.Process(process.pid).children(recursive=True), statuses
         process.terminate()
+        lines = "".join(process.communicate(timeout=60)).splitlines()
+        expected = ("Set ray log level", "A worker died")  # the latter about the replica that a test kills
+        assert process.returncode == 0 and not [line for line in lines if not any(one in line for one in expected)]
+        os.rmdir(folder)  # Ray's own folder in it is gone
+    finally:
+        process.kill()
 
 
-def ask(url: str) -> int:
-    files, data = {"image": ("a.jpg", IMAGE)}, {"questions": ["Is there a car?"]}
-    return httpx.post(f"{url}/v1/answer", files=files, data=data, timeout=90).status_code
+def ask(url: str, path: str = "answer", question: str = "Is there a car?") -> httpx.Response:
+    files, data = {"image": ("a.jpg", IMAGE)}, {"questions": [question]}
+    return httpx.post(f"{url}/v1/{path}", files=files, data=data, timeout=90)
+
+
+@pytest.mark.slow
+def test_the_command_serves(server):
+    _, url, _, statuses = server
+    assert 503 in statuses and statuses <= {503, 200, 404}
+    time.sleep(1.1)  # the health of the service is cached for a second
+    assert httpx.get(f"{url}/healthz").json() == {"status": "ok"}
+    assert [answer["question"] for answer in ask(url).json()["answers"]] == ["Is there a car?"]
+    assert ask(url, "generate", "What is ahead?").text.count("data: ") > 1
 
 
 @pytest.mark.slow
 def test_a_second_server_on_the_port_ends_with_an_error(server):
-    arguments, url, _ = server
+    arguments, url, *_ = server
     second = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
     assert second.returncode == 2 and "Address already in use" in second.stderr
-    assert ask(url) == 200
+    assert ask(url).status_code == 200
 
 
 @pytest.mark.slow
@@ -132,7 +184,7 @@ def test_ray_listens_on_this_machine_only_and_asks_for_a_token(server):
 
 @pytest.mark.slow
 def test_requests_of_a_killed_replica_get_503_and_later_ones_are_answered(server):
-    _, url, processes = server
+    _, url, processes, _ = server
     replicas = [process for process in processes() if "ServeReplica" in "".join(process.cmdline())]
     [replica] = [process for process in replicas if "health" not in "".join(process.cmdline())]
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as connection:
@@ -142,4 +194,4 @@ def test_requests_of_a_killed_replica_get_503_and_later_ones_are_answered(server
         replica.kill()
         connection.settimeout(60)
         assert connection.recv(20) == b"HTTP/1.1 503 Service"
-    assert ask(url) == 200
+    assert ask(url).status_code == 200
