@@ -741,7 +741,7 @@ def test_the_words_of_every_template_say_whether_it_is_a_yes_no_question():
     fillings = {"a": "a car", "s": "car", "p": "cars", "av": "a red car", "v": "red", "q": "buses", "b": "bus"}
     fillings |= {"where": "on the left", "next": "3", "at": "at night", "in": "in the scene", "on": "on a highway"}
     fillings |= {"as": "a parked car", "ps": "parked cars", "status": "parked", "rider": "cyclist", "lanes": "2 lanes"}
-    fillings |= {"facing": "facing us", "travel": "coming toward us", "turn": "turn left"}
+    fillings |= {"facing": "facing us", "travel": "coming toward us", "turn": "turn left", "b_a": "a bus"}
     for (question_type, form), templates in TEMPLATES.items():
         is_open = form in ("what", "what_all", "which") or question_type == "objects"
         for template in templates:
