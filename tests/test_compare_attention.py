@@ -1,17 +1,21 @@
 """scripts/compare_attention.py: sizes by hand, questions with true answers, a report that goes on where it was."""
 
 import json
-import sys
 
 import pytest
 import torch
 
 from tiny import ROOT
-
-
-sys.path.insert(0, str(ROOT / "scripts"))
-import compare_attention
-from compare_attention import VARIANTS, Arguments, Scenes, cache_bytes, learn, make_decoder, take_turns
+from traffic_vlm.scripts import compare_attention
+from traffic_vlm.scripts.compare_attention import (
+    VARIANTS,
+    Arguments,
+    Scenes,
+    cache_bytes,
+    learn,
+    make_decoder,
+    take_turns,
+)
 
 
 @pytest.fixture
