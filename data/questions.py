@@ -39,24 +39,24 @@ QUESTION_TYPE_WEIGHTS = {
     "presence": 5.0,
     "place": 4.0,
     "relation": 2.0,
-    "light_state": 6.0,
-    "sign_value": 4.0,
+    "light_state": 4.0,
+    "sign_value": 6.0,
     "color": 5.0,
     "status": 2.5,
     "facing": 1.5,
     "travel": 2.0,
     "brake_lights": 0.5,
-    "count": 4.0,
-    "comparison": 1.0,
-    "side": 4.0,
-    "weather": 2.5,
-    "road_surface": 1.5,
+    "count": 5.0,
+    "comparison": 2.0,
+    "side": 3.0,
+    "weather": 3.0,
+    "road_surface": 2.0,
     "traffic_density": 2.0,
-    "road_type": 1.5,
+    "road_type": 2.0,
     "time_of_day": 1.0,
     "lane_count": 2.0,
     "road_shape": 3.0,
-    "view": 0.5,
+    "view": 1.0,
     "closest": 1.0,
     "ahead": 1.0,
     "objects": 1.0,
@@ -125,7 +125,7 @@ class Balancer:
     The rarer of yes and no is always accepted, the more frequent one half of the time, until their counts differ by
     `tolerance`. This holds for every (type, class), every (type, class, form) and every question id. So a question
     whose answer is nearly always yes is soon asked only as often as its answer is no. Other answers are balanced less
-    strictly: the frequency of each answer is pulled toward its square root. "none" and "0" are limited.
+    strictly: the frequency of each answer is pulled toward its cube root. "none" and "0" are limited.
 
     Attributes:
         tolerance: maximum difference between the number of yes and of no.
@@ -150,7 +150,7 @@ class Balancer:
             fair = counter.total() / max(2, len(counter)) + 1
             if answer in (NONE, "0") and counter[answer] > NONE_FRACTION * counter.total():
                 return False
-            if rng.random() * (counter.get(answer, 0) + 1) > fair:
+            if rng.random() ** 0.5 * (counter.get(answer, 0) + 1) > fair:
                 return False
         for prefix in keys:
             if prefix not in self.counts:

@@ -5,6 +5,7 @@ images with 20 to 230 tokens of questions each → packed rows of equal length, 
 
 import random
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -37,6 +38,7 @@ class SupervisedCollator(TrafficCollator):
     - `head_questions` [K,5]: row and column of the last token of each yes/no question that the query head answers,
       too, its image, and the category and region of the head's output;
     - `image_keys` [I], a number of each image, and `is_synthetic` bool [I], for the counts of words;
+    - `source_index` [I], the position of each image's source in `sources`; 0 for other sources;
     - `paraphrase_pairs` [R,L]: at the last tokens of two paraphrases of a yes/no question the id of their pair, from
       1; else 0.
 
@@ -51,6 +53,7 @@ class SupervisedCollator(TrafficCollator):
     grid: tuple[int, int] = (GRID, GRID)
     paraphrases: int = 0
     unlabeled: int = 0
+    sources: Sequence[str] = ()
     row_tokens: int | str = "fit"
 
     def __post_init__(self) -> None:
@@ -96,6 +99,7 @@ class SupervisedCollator(TrafficCollator):
             related += [(*ends_of_item[i], *ends_of_item[j], 0) for i, j in implications(ids)]
             related += [(*ends_of_item[i], *ends_of_item[j], 1) for i, j in exclusions(ids)]
         keys = [zlib.crc32(f"{item.source}/{item.image_id}".encode()) for item in prepared]
+        index_of = {source: index for index, source in enumerate(self.sources)}
         extra = {
             "region_targets": torch.from_numpy(region),
             "patch_targets": torch.from_numpy(patch),
@@ -106,6 +110,7 @@ class SupervisedCollator(TrafficCollator):
             "head_questions": torch.tensor(of_head, dtype=torch.long).reshape(-1, 5),
             "image_keys": torch.tensor(keys),
             "is_synthetic": torch.tensor([item.source == "synthetic" for item in prepared]),
+            "source_index": torch.tensor([index_of.get(item.source, 0) for item in prepared]),
         }
         unused = ("question_ends", "question_index")  # the model needs them only for scoring
         return {name: value for name, value in batch.items() if name not in unused} | extra

@@ -118,13 +118,13 @@ class PresenceLoss(nn.Module):
         return regions / (region >= 0).sum().clamp(min=1), of_patches if known.any() else regions * 0
 
 
-def add_training_head(model: Any, head: QueryHead | None = None) -> None:
+def add_training_head(model: Any, head: QueryHead | None = None, num_sources: int = 1) -> None:
     """Add the query head and its loss to a full model as `model.training_head`; a new head by default.
 
     A new, untrained head disturbs a trained tower until it has learned.
     """
     head = head or QueryHead(model.config.vision_config.hidden_size)
-    model.training_head = nn.ModuleDict({"head": head, "loss": PresenceLoss()})
+    model.training_head = nn.ModuleDict({"head": head, "loss": PresenceLoss(num_sources)})
 
 
 def load_training_head(name: str | Path) -> QueryHead | None:

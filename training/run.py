@@ -56,6 +56,12 @@ def open_datasets(folders: Sequence[str], prefer: str | None = None) -> list[Any
     ]
 
 
+def sources_of(datasets: Sequence[Any]) -> list[str]:
+    """The names of all sources of datasets, sorted."""
+    names = [["synthetic"] if isinstance(rows, SyntheticRows) else rows.unique("source") for rows in datasets]
+    return sorted({name for some in names for name in some})
+
+
 def choose_rows(datasets: list[Any], max_rows: int) -> Any:
     """At most `max_rows` rows, the same number from each dataset, evenly spread. Images are read on access."""
     chosen: list[Any] = [select_evenly(dataset, max(1, max_rows // len(datasets))) for dataset in datasets]
@@ -235,7 +241,9 @@ def save_folder(model: Any, processor: Any, folder: Path, dtype: str) -> None:
             shutil.move(path, folder / path.name)
 
 
-def prepare_model(model_options: ModelOptions, data_options: DataOptions, processes: int) -> tuple[Any, Any]:
+def prepare_model(
+    model_options: ModelOptions, data_options: DataOptions, processes: int, num_sources: int = 1
+) -> tuple[Any, Any]:
     """The model with its training head, frozen and compiled as the options say, and its processor."""
     model = build_model(model_options)
     processor = TrafficVLMProcessor.from_pretrained(model_options.model_name_or_path or ROOT)
@@ -249,7 +257,7 @@ def prepare_model(model_options: ModelOptions, data_options: DataOptions, proces
         head = find_head(model_options)
         if head is None and data_options.distillation_weight:
             raise ValueError("--distillation_weight needs a trained query head: pass --vision_tower TOWER")
-        add_training_head(model, head)
+        add_training_head(model, head, num_sources)
     full = unwrap(model)
     if model_options.compile_decoder:
         compile_decoder(full)
@@ -381,10 +389,11 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     torch.manual_seed(arguments.seed)
     push, arguments.push_to_hub = arguments.push_to_hub, False  # the finished folder is pushed, not each checkpoint
     arguments.eval_on_start = arguments.eval_strategy != "no"  # a baseline for later evaluations
-    model, processor = prepare_model(model_options, data_options, arguments.world_size)
+    rows, held = open_rows(data_options, arguments)
+    sources = sources_of(rows)
+    model, processor = prepare_model(model_options, data_options, arguments.world_size, len(sources))
     vision = model.config.vision_config
     checkpoint = arguments.resume_from_checkpoint or last_checkpoint(folder)
-    rows, held = open_rows(data_options, arguments)
     prepare_words(unwrap(model), processor, model_options, [*rows, *held], checkpoint)
     mixture, eval_rows = prepare_rows(processor, rows, held, data_options, arguments)
     num_questions = data_options.questions_per_image
@@ -396,6 +405,7 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         grid=(vision.image_size // vision.patch_size,) * 2,
         paraphrases=num_questions // QUESTIONS_PER_PARAPHRASE if data_options.consistency_weight else 0,
         unlabeled=num_questions // QUESTIONS_PER_UNLABELED if data_options.distillation_weight else 0,
+        sources=sources,
     )
     loss_weights = {name: getattr(data_options, f"{name}_weight") for name in LOSSES}
     if model_options.lora_rank:

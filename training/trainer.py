@@ -105,7 +105,7 @@ class TrafficTrainer(Trainer):
         keep_statistics(full.model.vision_tower)
         names = [
             *("region_targets", "patch_targets", "grounding_targets", "intermediate_targets"),
-            *("paraphrase_pairs", "agreement_pairs", "head_questions"),
+            *("paraphrase_pairs", "agreement_pairs", "head_questions", "source_index"),
         ]
         targets = {name: inputs.pop(name, None) for name in names}
         if self.word_counter is not None:
@@ -136,8 +136,7 @@ class TrafficTrainer(Trainer):
             tokens = recorded.image_tokens[:, -patch[0, 0].numel() :]  # leaves out a class token, if there is one
             head_logits = full.training_head["head"](tokens, tuple(patch.shape[2:]))
         if "presence" in self.loss_weights and region is not None:
-            source = torch.zeros(len(region), dtype=torch.long, device=region.device)
-            regions, patches = full.training_head["loss"](head_logits, region, patch, source)
+            regions, patches = full.training_head["loss"](head_logits, region, patch, targets["source_index"])
             losses["presence"] = regions + PATCH_WEIGHT * patches
         asked = targets["head_questions"]
         if "distillation" in self.loss_weights and asked is not None:
