@@ -28,6 +28,7 @@ TONE = 1.18  # maximum gamma: it changes a middle gray by 12 %
 CONTRAST = 0.15  # maximum increase of the slope at middle gray
 DARK = 0.1  # fraction of images that are darkened
 CROPPED = 0.7  # fraction of images that are cropped
+MIRRORED, MIRRORED_NUMBERS = 0.5, 0.2  # fraction of images that are mirrored; of those with numbers to be read
 
 
 def random_window(scene: Scene, rng: random.Random, min_fraction: float = 0.6) -> tuple[int, int, int, int]:
@@ -75,7 +76,8 @@ def augment(
     image: Image.Image, scene: Scene, rng: random.Random, cropped: float = CROPPED
 ) -> tuple[Image.Image, Scene]:
     """Randomly mirror, crop (with probability `cropped`), darken and relight an image together with its scene."""
-    if rng.random() < 0.5:
+    has_numbers = any("value" in item.attributes for item in scene.objects)
+    if rng.random() < (MIRRORED_NUMBERS if has_numbers else MIRRORED):
         image, scene = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), scene.flipped()
     if rng.random() < cropped:
         window = random_window(scene, rng)

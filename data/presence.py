@@ -84,7 +84,6 @@ def _questions() -> dict[str, tuple[int, int]]:
             found |= {f"place/{category}/{third}": (INDEX[name], i) for i, third in enumerate(THIRDS, start=1)}
     found["place/pedestrian/road"] = (INDEX["pedestrian on the road"], 0)
     found |= {f"light_state/traffic light/any/{state}": (INDEX[name], 0) for state, name in LIGHTS.items()}
-    found |= {f"sign_value/speed limit sign/is/{value}": (INDEX[name], 0) for value, name in LIMITS.items()}
     for field, (attribute, renamed) in SCENE_ATTRIBUTE_OF.items():
         for value in SCENE_VALUES[field]:
             asked = renamed.get(value, value)

@@ -33,15 +33,16 @@ from .templates import RELATIONS, paraphrases_of, random_paraphrase
 
 
 # Sampling weights of the question types. Presence and place are frequent because they are the model's main use.
-# Attributes are as frequent because few scenes have any, and the model must learn each of their values. Types that
-# only rendered scenes have (travel, lanes, shape of the road) do not take questions from photographs.
+# Attributes are as frequent because few scenes have any, and the model must learn each of their values; numbers on
+# signs are the rarest. Types that only rendered scenes have (travel, lanes, shape of the road) do not take questions
+# from photographs.
 QUESTION_TYPE_WEIGHTS = {
     "presence": 5.0,
     "place": 4.0,
     "relation": 2.0,
-    "light_state": 4.0,
-    "sign_value": 6.0,
-    "color": 5.0,
+    "light_state": 6.0,
+    "sign_value": 16.0,
+    "color": 7.0,
     "status": 2.5,
     "facing": 1.5,
     "travel": 2.0,
@@ -57,7 +58,7 @@ QUESTION_TYPE_WEIGHTS = {
     "lane_count": 2.0,
     "road_shape": 3.0,
     "view": 1.0,
-    "closest": 1.0,
+    "closest": 3.0,
     "ahead": 1.0,
     "objects": 1.0,
     "description": 0.5,
@@ -68,7 +69,7 @@ SCENE_ATTRIBUTE_OF_TYPE = {name.replace(" ", "_"): name for name in SCENE_ATTRIB
 # this fraction of the absent classes, so that most "no" answers are about objects that are somewhere else.
 ABSENT_FRACTION = 0.25
 # Maximum fraction of "none" and of "0" among the answers to a question such as "What color is the traffic light?"
-NONE_FRACTION = 0.25
+NONE_FRACTION = 0.33
 # "What color is the car?" is a single key beside many keys of "Is the car red?", so it is listed this many times.
 OPEN_QUESTION_COPIES = 3
 OVER = (1, 2, 3)  # limits of "Are there more than 2 cars?"
