@@ -14,6 +14,7 @@ YES_NO = {
     "±": "error",
     "mean image": "mean_image",
     "difference": "difference",
+    "10 of each": "macro",
     "accuracy": "accuracy",
     "mean image, accuracy": "blind_accuracy",
     "majority, accuracy": "majority_accuracy",
@@ -24,6 +25,7 @@ YES_NO = {
 WORDS = {
     "exact match": "exact_match",
     "±": "error",
+    "mean recall": "mean_recall",
     "mean image": "mean_image",
     "difference": "difference",
     "majority": "majority",
@@ -96,8 +98,12 @@ def to_markdown(report: Mapping[str, Any]) -> str:
 def _tables(found: Mapping[str, Any], columns: Mapping[str, str], groups: Mapping[str, str]) -> list[str]:
     """One table by source and one for each of `groups`, without those that repeat a single source."""
     several = len(found["by_source"]) > 1
-    totals = {"mean over sources": found.get("mean_over_sources"), "all together": found["all"]} if several else {}
-    totals = {name: row for name, row in totals.items() if row}
+    totals = {
+        "mean over sources": found.get("mean_over_sources"),
+        "mean over sources of photographs": found.get("mean_over_photographs"),
+        "all together": found["all"],
+    }
+    totals = {name: row for name, row in totals.items() if row and several}
     return [
         table("source", columns, totals | found["by_source"]),
         *(table(title, columns, found[key]) for title, key in groups.items() if several or "source" not in title),
@@ -108,7 +114,8 @@ def _yes_no(found: Mapping[str, Any]) -> list[str]:
     text = (
         "Balanced accuracy: for each question id (all paraphrases of a question within a source) the mean of the "
         "accuracy where the ground truth is yes and where it is no; then the mean over question ids. Question ids "
-        "with only one of the two answers are left out. A model that sees no image scores 0.5. Accuracy is the "
+        'with only one of the two answers are left out. A model that sees no image scores 0.5. "10 of each" is the '
+        "same for question ids with at least 10 of each answer, which are less noisy. Accuracy is the "
         "fraction of all questions that are answered right; the majority always gives the most frequent answer to a "
         "question. ± is one standard error, as if question ids, or questions, were independent."
     )
@@ -124,7 +131,12 @@ def _yes_no(found: Mapping[str, Any]) -> list[str]:
 
 def _words(found: Mapping[str, Any]) -> list[str]:
     groups = {"question type": "by_question_type", "source / question type": "by_source_and_question_type"}
-    text = "The fraction of questions that are answered with exactly the words of the ground truth."
+    groups["question type / answer"] = "by_answer"
+    text = (
+        "Exact match is the fraction of questions that are answered with exactly the words of the ground truth. Mean "
+        "recall is the mean of this fraction over the answers of a question type (those with at least 10 questions), "
+        "then over question types, so that rare answers count as much as frequent ones."
+    )
     return ["## Words", text, *_tables(found, WORDS, groups)]
 
 

@@ -1,6 +1,6 @@
 """Metrics of predictions. Nothing here knows models or images.
 
-predictions → balanced accuracy, accuracy, exact match, by group
+predictions → balanced accuracy, accuracy, exact match, mean recall, by group
 P(yes) and ground truth → reliability, expected calibration error, best temperature
 """
 
@@ -20,6 +20,7 @@ from .predict import Prediction
 
 
 BINS = 15  # of P(yes), for the calibration error
+MIN_QUESTIONS = 10  # with an answer, for metrics of single questions or values that are not mere noise
 TEMPERATURES = (0.05, 20.0)  # range of the search
 
 T = TypeVar("T")
@@ -58,18 +59,18 @@ def group(items: Iterable[T], *names: str) -> dict[str, list[T]]:
     return dict(sorted(groups.items()))
 
 
-def balanced_accuracy(predictions: Iterable[Prediction]) -> Score:
+def balanced_accuracy(predictions: Iterable[Prediction], min_questions: int = 1) -> Score:
     """Mean over question ids of (accuracy where the truth is yes + accuracy where it is no) / 2.
 
-    A question id covers all paraphrases of a question within a source. Question ids with only one of the two answers
-    are left out, and so are questions with a ground truth in words. A model that sees no image scores 0.5, whatever
-    the fraction of yes is.
+    A question id covers all paraphrases of a question within a source. Question ids with fewer than `min_questions` of
+    one of the two answers are left out, and so are questions with a ground truth in words. A model that sees no image
+    scores 0.5, whatever the fraction of yes is.
     """
     ids: dict[tuple[str, str], dict[str, list[bool]]] = defaultdict(lambda: {"yes": [], "no": []})
     for one in predictions:
         if one.is_yes_no:
             ids[one.source, one.question_id][one.answer].append(one.is_right)
-    counted = [answers for answers in ids.values() if all(answers.values())]
+    counted = [answers for answers in ids.values() if min(map(len, answers.values())) >= min_questions]
     rates = [sum(sum(right) / len(right) for right in answers.values()) / 2 for answers in counted]
     questions = sum(len(right) for answers in counted for right in answers.values())
     return Score(mean(rates), questions, len(counted), len(ids) - len(counted), _standard_error(rates))
@@ -84,6 +85,22 @@ def accuracy(predictions: Iterable[Prediction]) -> Score:
 def exact_match(predictions: Iterable[Prediction]) -> Score:
     """Fraction of questions with a ground truth in words that are answered with exactly these words."""
     return accuracy(one for one in predictions if not one.is_yes_no)
+
+
+def mean_recall(predictions: Iterable[Prediction]) -> Score:
+    """Mean over question types of the mean recall of their values, of questions with a ground truth in words.
+
+    The recall of a value ("rainy") is the fraction of the questions with this ground truth that are answered with it.
+    So rare values count as much as frequent ones. Values with fewer than MIN_QUESTIONS questions are left out.
+    """
+    in_words = [one for one in predictions if not one.is_yes_no]
+    recalls: dict[str, list[float | None]] = defaultdict(list)
+    questions = 0
+    for members in group(in_words, "question_type", "answer").values():
+        if len(members) >= MIN_QUESTIONS:
+            recalls[members[0].question_type].append(exact_match(members).value)
+            questions += len(members)
+    return Score(mean(map(mean, recalls.values())), questions)
 
 
 def _standard_error(values: Sequence[float]) -> float | None:

@@ -17,6 +17,7 @@ from ..data.folders import COLUMNS, select_evenly
 from .baselines import Majority, mean_image
 from .grounding import pointing_accuracy, score_pointing
 from .metrics import (
+    MIN_QUESTIONS,
     accuracy,
     balanced_accuracy,
     by_group,
@@ -25,6 +26,7 @@ from .metrics import (
     exact_match,
     group,
     mean,
+    mean_recall,
     probabilities,
 )
 from .predict import Prediction, perplexity, predict
@@ -43,6 +45,7 @@ Rows = Sequence[Mapping[str, Any]]
 Metrics = dict[str, Any]  # floats, ints or None
 COUNTS = ("question_ids", "question_ids_left_out", "questions", "all_questions")
 MEAN_IMAGES = 1000  # for the mean image
+SYNTHETIC = "synthetic"  # the source of rendered scenes; all others are photographs
 EXAMPLES = 6  # right and wrong answers each, for the plot
 
 
@@ -191,12 +194,15 @@ def _metrics(
     }
     if is_yes_no:
         metrics |= {
+            "macro": balanced_accuracy(predictions, MIN_QUESTIONS).value,
             "accuracy": accuracy(predictions).value,
             "blind_accuracy": accuracy(baseline).value,
             "question_ids": score.question_ids,
             "question_ids_left_out": score.left_out,
             "all_questions": len(predictions),
         }
+    else:
+        metrics["mean_recall"] = mean_recall(predictions).value
     return metrics
 
 
@@ -217,14 +223,20 @@ def _compare(
         }
 
     by_source = by("source")
-    return {
+    photographs = [row for name, row in by_source.items() if name != SYNTHETIC]
+    found = {
         "mean_over_sources": _mean_over_sources(list(by_source.values())),
+        "mean_over_photographs": _mean_over_sources(photographs) if 0 < len(photographs) < len(by_source) else {},
         "all": _metrics(predictions, baseline, majority, is_yes_no),
         "by_source": by_source,
         "by_question_type": by("question_type"),
         "by_category": by("category"),
         "by_source_and_question_type": by("source", "question_type"),
     }
+    if not is_yes_no:
+        answers = by("question_type", "answer")
+        found["by_answer"] = {name: row for name, row in answers.items() if row["questions"] >= MIN_QUESTIONS}
+    return found
 
 
 def _mean_over_sources(rows: list[Metrics]) -> Metrics:

@@ -42,6 +42,7 @@ from traffic_vlm.evaluation.metrics import (
     calibration_half,
     exact_match,
     fit_temperature,
+    mean_recall,
     reliability,
 )
 from traffic_vlm.evaluation.predict import Prediction, normalize, perplexity, predict
@@ -131,6 +132,23 @@ def test_balanced_accuracy_by_hand():
     assert score.value == pytest.approx(2 / 3)
     assert score.error == pytest.approx((5 / 6 - 1 / 2) / 2)  # of two values: half their difference
     assert accuracy(predictions).value == pytest.approx(4 / 7)
+    assert balanced_accuracy(predictions, min_questions=2).value is None
+    assert balanced_accuracy(2 * predictions, min_questions=2).value == pytest.approx(2 / 3)
+    assert balanced_accuracy(2 * predictions, min_questions=3).left_out == 3
+
+
+def test_mean_recall_by_hand():
+    """red: 9 of 12 and blue: 5 of 10, mean 5/8; "2": 10 of 10; mean 13/16. "gray" and "3" have 9 questions."""
+    asked = [("red", "color", 9, 12), ("blue", "color", 5, 10), ("gray", "color", 0, 9)]
+    asked += [("2", "count", 10, 10), ("3", "count", 0, 9)]
+    predictions = [
+        words(answer, answer if index < right else "other", question_type)
+        for answer, question_type, right, count in asked
+        for index in range(count)
+    ]
+    score = mean_recall([*predictions, yes_no("x", "yes", "no")])
+    assert (score.value, score.questions) == (pytest.approx(13 / 16), 32)
+    assert mean_recall(predictions[:9]).value is None
 
 
 @settings(max_examples=50, deadline=None)
@@ -535,11 +553,12 @@ def test_a_report_holds_what_the_metrics_give(model, processor, rows):
 
 def test_the_mean_is_over_sources(model, processor, rows):
     """Five images of one source count as much as one of another."""
-    mixed = [{**row, "source": "b" if index else "a"} for index, row in enumerate(rows)]
+    mixed = [{**row, "source": "synthetic" if index else "a"} for index, row in enumerate(rows)]
     report = evaluate_model(model, processor, mixed, Options(16, 0, 0, 0, perplexity=False, progress=False))
     found = report["yes_no"]
     values = [row["accuracy"] for row in found["by_source"].values()]
-    assert list(found["by_source"]) == ["a", "b"]
+    assert list(found["by_source"]) == ["a", "synthetic"]
+    assert found["mean_over_photographs"] == found["by_source"]["a"]
     assert found["mean_over_sources"]["accuracy"] == pytest.approx(sum(values) / 2)
     assert (
         found["by_source"]["a"]["question_ids"] == 0 and found["mean_over_sources"]["error"] == found["all"]["error"]
@@ -547,7 +566,8 @@ def test_the_mean_is_over_sources(model, processor, rows):
     assert found["mean_over_sources"]["all_questions"] == found["all"]["all_questions"]
     assert report["robustness"] == report["paraphrases"] == report["pointing"] == report["perplexity"] == {}
     text = to_markdown(report)
-    assert "mean over sources" in text and all(f"| {name} |" in text for name in found["by_source_and_question_type"])
+    assert "| mean over sources of photographs |" in text and "| 10 of each |" in text and "| mean recall |" in text
+    assert all(f"| {name} |" in text for name in found["by_source_and_question_type"])
 
 
 def test_yes_no_questions_alone_and_words_alone(model, processor, rows):
