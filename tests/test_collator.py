@@ -30,7 +30,8 @@ def count_questions(batch, image=0):
 
 def test_grounding_targets_are_at_the_nouns_of_the_questions(processor):
     rows = [dict(SyntheticRows(first_seed=seed)[0]) for seed in (3, 4, 5)]
-    batch = SupervisedCollator(processor, 8, grid=(14, 14))(rows)
+    batch = SupervisedCollator(processor, 8, grid=(14, 14), sources=("a", "synthetic"))(rows)
+    assert batch["source_index"].tolist() == [1, 1, 1]
     assert batch["region_targets"].shape == (3, len(CATEGORIES), 4)
     assert batch["patch_targets"].shape == (3, len(CATEGORIES), 14, 14)
     positions = batch["grounding_targets"].any(-1).nonzero()
@@ -223,6 +224,17 @@ def test_augmented_boxes_still_hold_their_colors():
             assert (red > blue) == (item.attributes["color"] == "red")
             seen.add((item.attributes["color"], (left + right) / 2 < scene.width / 2))
     assert len(seen) == 4  # both colors on both sides
+
+
+def test_images_with_numbers_are_mirrored_less_often():
+    image, rng = Image.new("RGB", (60, 60)), random.Random(0)
+    sign = SceneObject("speed limit sign", (0, 0, 20, 20))
+    counts = []
+    for attributes in ({}, {"value": "50"}):
+        scene = Scene(60, 60, (replace(sign, attributes=attributes),))
+        seen = [augment(image, scene, rng, cropped=0.0)[1] for _ in range(300)]
+        counts.append(sum(known.objects[0].box[0] > 0 for known in seen))
+    assert 130 < counts[0] < 170 and 45 < counts[1] < 75
 
 
 SHADES = {

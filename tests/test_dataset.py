@@ -472,7 +472,7 @@ def test_without_balance_yes_is_as_frequent_as_in_the_images(tmp_path):
         make(tmp_path / str(balance), num_images=60, questions_per_image=40, balance=balance)["yes_rates"]
         for balance in (True, False)
     ]
-    assert rates[0]["presence/cow"] == 0.5 and rates[1]["presence/cow"] < 0.2
+    assert rates[0]["presence/barrier"] == 0.5 and rates[1]["presence/barrier"] < 0.2
 
 
 def test_no_image_is_lost_to_the_balance():

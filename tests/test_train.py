@@ -25,7 +25,7 @@ from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.taught_traffic_vlm import TAUGHT_FILE, TaughtWords
 from traffic_vlm.training.card import MARK, write_card
 from traffic_vlm.training.collator import SupervisedCollator
-from traffic_vlm.training.head import HEAD_FILE, QueryHead, load_training_head
+from traffic_vlm.training.head import HEAD_FILE, PresenceLoss, QueryHead, load_training_head
 from traffic_vlm.training.options import RENAMED, DataOptions, ModelOptions, check_options
 from traffic_vlm.training.run import (
     build_model,
@@ -565,6 +565,21 @@ def test_auxiliary_losses_are_divided_by_the_number_of_accumulated_passes(start,
     for name in LOSSES:
         whole, half = loss(1, **{name: 1.0}) - answers, loss(2, **{name: 1.0}) - answers
         assert whole > 1e-4 and half == pytest.approx(whole / 2, rel=1e-2), name
+
+
+def test_the_presence_loss_balances_yes_and_no_within_each_source(start, tmp_path, monkeypatch):
+    forward, sizes, seen = PresenceLoss.forward, set(), set()
+
+    def record(self, logits, region, patch, source):
+        sizes.add(len(self.counts))
+        seen.update(source.tolist())
+        return forward(self, logits, region, patch, source)
+
+    monkeypatch.setattr(PresenceLoss, "forward", record)
+    mine = str(own_folder(tmp_path / "mine"))
+    options = ["--train_dataset", mine, "synthetic", "--max_steps", "4", "--eval_strategy", "no", *NO_BEST]
+    learn(start, tmp_path / "out", *options, "--train_weights", "1", "1")
+    assert seen == {0, 1} and sizes == {3}  # the last counts are those of all sources
 
 
 def test_a_tenth_is_held_back_without_images_for_evaluation(start, tmp_path, capsys):
