@@ -157,6 +157,14 @@ class TrafficVLMSelfAttention(TrafficVLMAttention):
     def __init__(self, config: TrafficVLMTextConfig, layer_idx: int):
         super().__init__(config, layer_idx, key_value_size=config.hidden_size)
 
+    def query_key_value(
+        self, hidden_states: torch.Tensor, rotary: Rotary
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries [B,H,L,D], and keys and values [B,K,L,D], of states [B,L,C]; queries and keys are rotated."""
+        query = apply_rotary(self.query(hidden_states), rotary, self.config.rope_interleaved)
+        key = apply_rotary(self.split_heads(self.k_proj(hidden_states)), rotary, self.config.rope_interleaved)
+        return query, key, self.split_heads(self.v_proj(hidden_states))
+
     def forward(
         self,
         hidden_states: torch.Tensor,
@@ -165,9 +173,7 @@ class TrafficVLMSelfAttention(TrafficVLMAttention):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        query = apply_rotary(self.query(hidden_states), rotary, self.config.rope_interleaved)
-        key = apply_rotary(self.split_heads(self.k_proj(hidden_states)), rotary, self.config.rope_interleaved)
-        value = self.split_heads(self.v_proj(hidden_states))
+        query, key, value = self.query_key_value(hidden_states, rotary)
         if past_key_values is not None:
             # [B,K,L,D] → [B,K,past+L,D]; cached keys are already rotated
             key, value = past_key_values.update(key, value, self.layer_idx)
@@ -295,23 +301,16 @@ class TrafficVLMLatentSelfAttention(TrafficVLMLatentAttention, TrafficVLMSelfAtt
         self.q_rope_proj = nn.Linear(key_value_size, query_size, bias=False)  # q_R of each head
         self.k_rope_proj = nn.Linear(key_value_size, config.rope_head_dim, bias=False)  # k_R, shared by all heads
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        rotary: Rotary,
-        attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def query_key_value(
+        self, hidden_states: torch.Tensor, rotary: Rotary
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As in grouped-query attention; the key is [B,1,L,kv_latent_size + rope_head_dim], the value has width 0."""
         query_rope = self.q_rope_proj(hidden_states).unflatten(-1, (-1, self.config.rope_head_dim)).transpose(1, 2)
         query_rope = apply_rotary(query_rope, rotary, self.config.rope_interleaved)  # [B,H,L,rope_head_dim]
         key_rope = apply_rotary(self.k_rope_proj(hidden_states)[:, None], rotary, self.config.rope_interleaved)
         query = torch.cat([self.query(hidden_states), query_rope], dim=-1)
-        key = torch.cat([self.latent(hidden_states), key_rope], dim=-1)  # [B,1,L,kv_latent_size + rope_head_dim]
-        value = key[..., :0]  # width 0
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
-        return self.attend(query, key, value, attention_mask, **kwargs)
+        key = torch.cat([self.latent(hidden_states), key_rope], dim=-1)
+        return query, key, key[..., :0]
 
 
 class TrafficVLMLatentCrossAttention(TrafficVLMLatentAttention, TrafficVLMCrossAttention):

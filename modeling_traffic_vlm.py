@@ -137,6 +137,11 @@ def check_attention(names: Collection[str], config: TrafficVLMTextConfig) -> Non
             )
 
 
+def is_bfloat16_slow(device: torch.device) -> bool:
+    """Whether a device computes bfloat16 much slower than float32: a CPU with AVX2 has no instructions for it."""
+    return device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
+
+
 class TrafficVLMPreTrainedModel(PreTrainedModel):
     """Base class of all models: loading, attention backends and access to the decoder."""
 
@@ -164,8 +169,7 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
         wants_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         check_attention(info["unexpected_keys"], model.config.get_text_config())
-        is_avx2 = torch.backends.cpu.get_cpu_capability() == "AVX2"
-        if model.device.type == "cpu" and model.dtype == torch.bfloat16 and is_avx2:
+        if model.dtype == torch.bfloat16 and is_bfloat16_slow(model.device):
             logger.warning_once(
                 "bfloat16 is slow on this CPU (AVX2): float32 is several times faster. Load with dtype=torch.float32."
             )

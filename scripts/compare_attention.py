@@ -14,7 +14,7 @@ Writes attention.json, attention.md with tables, and plots. The parts are
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,10 @@ import torch
 
 from traffic_vlm.cache_traffic_vlm import TrafficVLMCache
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMTextConfig
-from traffic_vlm.modeling_traffic_vlm import TrafficVLMForCausalLM
+from traffic_vlm.evaluation.markdown import table
+from traffic_vlm.modeling_traffic_vlm import TrafficVLMForCausalLM, is_bfloat16_slow
+from traffic_vlm.scripts.benchmark import generate_run, time_in_turns
+from traffic_vlm.scripts.measure_memory import activation_bytes
 from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer
 from traffic_vlm.utils import atomic_write, atomic_write_text, load_weights, option_parser
 
@@ -63,15 +66,17 @@ class Arguments:
     seeds: int = field(default=3, metadata={"help": "learning: runs of each variant"})
     steps: int = field(default=250, metadata={"help": "learning: steps of a run"})
     batch_size: int = field(default=32, metadata={"help": "learning: questions of a step, each about its own image"})
-    rounds: int = field(default=15, metadata={"help": "speed and cache: times that each measurement is repeated"})
+    min_run_time: float = field(default=0.5, metadata={"help": "speed and cache: minimum seconds of each turn"})
     memory_gb: float = field(default=5.0, metadata={"help": "sizes: memory for what grows with the batch, in GB"})
 
     def __post_init__(self) -> None:
         if unknown := set(self.parts) - set(PARTS):
             raise ValueError(f"--parts must be of {', '.join(PARTS)}, got {', '.join(sorted(unknown))}")
-        for name in ("seeds", "steps", "batch_size", "rounds"):
+        for name in ("seeds", "steps", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}")
+        if self.min_run_time <= 0:
+            raise ValueError(f"--min_run_time must be above 0, got {self.min_run_time}")
 
 
 def make_decoder(variant: str, seed: int = 0, shrink: int = 1) -> TrafficVLMForCausalLM:
@@ -108,27 +113,10 @@ def random_ids(*shape: int) -> torch.Tensor:
     return torch.randint(6, 500, shape, generator=torch.Generator().manual_seed(0))
 
 
-def saved_bytes(run: Callable[[], torch.Tensor], weights: set[int]) -> int:
-    """Bytes that the forward pass `run` keeps for the backward pass, without the tensors at addresses `weights`."""
-    found: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            found[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = run()  # holds the saved tensors, so that no address is used twice
-    del output
-    return sum(found.values())
-
-
 def measure_sizes(variant: str, memory_gb: float) -> dict[str, float]:
     decoder = make_decoder(variant).train()
     cache = cache_bytes(decoder, LENGTHS[0])
-    weights = {parameter.untyped_storage().data_ptr() for parameter in decoder.parameters()}
-    training = saved_bytes(lambda: training_loss(decoder), weights) / TRAINING_IMAGES
+    training = activation_bytes(decoder, lambda: training_loss(decoder))[0] / TRAINING_IMAGES
     full = cache_bytes(decoder, LENGTHS[1])
     return {
         "parameters": sum(parameter.numel() for parameter in decoder.parameters()),
@@ -153,16 +141,9 @@ def training_loss(decoder: TrafficVLMForCausalLM) -> torch.Tensor:
 # --- speed ---
 
 
-def take_turns(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """The median time of each run in milliseconds. The runs take turns, so a busy moment hits all of them."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for index in range(rounds + 2):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            if index >= 2:  # after two rounds to warm up
-                times[name].append(time.perf_counter() - start)
-    return {name: 1000 * float(np.median(values)) for name, values in times.items()}
+def milliseconds(runs: Mapping[str, Callable[[], Any]], min_run_time: float) -> dict[str, float]:
+    """The median time of each run. The runs take turns, so a busy moment hits all of them."""
+    return {name: 1000 * seconds for name, seconds in time_in_turns(runs, min_run_time).items()}
 
 
 def step_run(decoder: TrafficVLMForCausalLM, length: int) -> Callable[[], None]:
@@ -178,7 +159,7 @@ def step_run(decoder: TrafficVLMForCausalLM, length: int) -> Callable[[], None]:
     return run
 
 
-def measure_speed(rounds: int) -> dict[str, dict[str, float]]:
+def measure_speed(min_run_time: float) -> dict[str, dict[str, float]]:
     """Milliseconds of each variant by workload."""
     decoders = {name: make_decoder(name) for name in VARIANTS}
     optimizers = {name: torch.optim.AdamW(decoder.parameters(), fused=True) for name, decoder in decoders.items()}
@@ -199,10 +180,10 @@ def measure_speed(rounds: int) -> dict[str, dict[str, float]]:
 
     found = {}
     for length in LENGTHS:
-        times = take_turns({name: step_run(decoder, length) for name, decoder in decoders.items()}, rounds)
+        times = milliseconds({name: step_run(decoder, length) for name, decoder in decoders.items()}, min_run_time)
         found[f"step, {length} tokens"] = {name: value / 10 for name, value in times.items()}
     for title, run in (("16 questions", ask), ("training step", train)):
-        found[title] = take_turns({name: partial(run, name) for name in VARIANTS}, rounds)
+        found[title] = milliseconds({name: partial(run, name) for name in VARIANTS}, min_run_time)
     return found
 
 
@@ -287,81 +268,92 @@ def learn_all(arguments: Arguments) -> dict[str, list[dict[str, list[float]]]]:
 # --- cache ---
 
 
-def measure_cache(folder: str, rounds: int) -> list[dict[str, Any]]:
+def measure_cache(folder: str, min_run_time: float) -> list[dict[str, Any]]:
     """Milliseconds to generate LENGTHS tokens with and without the cache of text; the image is encoded before."""
     all_threads, rows = torch.get_num_threads(), []
     for dtype in DTYPES:
-        if dtype == torch.bfloat16 and torch.backends.cpu.get_cpu_capability() == "AVX2":
+        if dtype == torch.bfloat16 and is_bfloat16_slow(torch.device("cpu")):
             print("cache: left out in bfloat16, which is over a hundred times slower than float32 on this CPU")
             continue
         model = load_weights(folder, dtype=dtype).eval().fuse_for_inference()
         image = model.encode_images(torch.zeros(1, 3, 224, 224, dtype=dtype))
+        start = torch.full((1, 1), model.config.text_config.bos_token_id)
         for threads in sorted({1, all_threads}):
             torch.set_num_threads(threads)
             for length in LENGTHS:
-                runs = {name: partial(generate, model, image, length, name == "with") for name in ("with", "without")}
+                inputs = {"input_ids": start, "encoded_images": image}
+                runs = {"with": generate_run(model, inputs, length)}
+                runs["without"] = generate_run(model, inputs | {"use_cache": False}, length)
                 row = {"dtype": str(dtype).removeprefix("torch."), "threads": threads, "tokens": length}
-                rows.append(row | take_turns(runs, min(rounds, 5)))
+                rows.append(row | milliseconds(runs, min_run_time))
                 print(f"cache: {rows[-1]}", flush=True)
         torch.set_num_threads(all_threads)
     return rows
 
 
-def generate(model: Any, image: Any, length: int, use_cache: bool) -> torch.Tensor:
-    start = torch.full((1, 1), model.config.text_config.bos_token_id)
-    options = {"max_new_tokens": length, "min_new_tokens": length, "do_sample": False}
-    return model.generate(start, encoded_images=image, use_cache=use_cache, **options)
-
-
 # --- report ---
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def to_markdown(found: dict[str, Any]) -> str:
     """Tables of the parts that were measured, each under its title."""
+    makers = {"sizes": size_rows, "speed": speed_rows, "learning": learning_rows, "cache": cache_rows}
     parts = []
-    if sizes := found.get("sizes"):
-        header = ["attention", "parameters, M", "numbers a token and layer", "text, 50 tokens, KB", "one image, KB"]
-        header += [
-            "both",
-            f"sequences in {found['memory_gb']:g} GB",
-            f"training images in {found['memory_gb']:g} GB",
-        ]
-        rows = []
-        for name, row in sizes.items():
-            both = row["text_bytes"] + row["image_bytes"]
-            kilobytes = [f"{value / 1000:,.0f}" for value in (row["text_bytes"], row["image_bytes"], both)]
-            counts = [f"{row['sequences']:,}", f"{row['training_images']:,}"]
-            parameters = f"{row['parameters'] / 1e6:.2f}"
-            rows.append([name, parameters, str(row["numbers_a_token_and_layer"]), *kilobytes, *counts])
-        parts.append("## Sizes\n\n" + table(header, rows))
-    if speed := found.get("speed"):
-        rows = [
-            [name, *(f"{times[name] / times[OURS]:.2f} ({times[name]:.1f} ms)" for times in speed.values())]
-            for name in VARIANTS
-        ]
-        parts.append("## Speed\n\n" + table(["attention", *speed], rows))
-    if learning := found.get("learning"):
-        rows = []
-        for name, curves in learning.items():
-            finals = [np.array([curve[key][-1] for curve in curves]) for key in ("accuracy", "loss")]
-            cells = [f"{values.mean():.3f} ± {standard_error(values):.3f}" for values in finals]
-            rows.append([name, *cells, ", ".join(first_step(curve) for curve in curves)])
-        header = ["attention", "accuracy at the end", "loss at the end", "steps to an accuracy of 0.9, by seed"]
-        parts.append("## Learning\n\n" + table(header, rows))
-    if cache := found.get("cache"):
-        rows = [
-            [row["dtype"], str(row["threads"]), str(row["tokens"]), f"{row['without'] / row['with']:.1f}"]
-            + [f"{row[key]:.0f} ms" for key in ("with", "without")]
-            for row in cache
-        ]
-        header = ["dtype", "threads", "tokens", "speed-up", "with the cache", "without"]
-        parts.append("## Cache\n\n" + table(header, rows))
+    for part in PARTS:
+        if part in found:
+            rows = makers[part](found)
+            columns = {column: column for column in next(iter(rows.values()))}
+            title = "dtype, threads, tokens" if part == "cache" else "attention"
+            parts.append(f"## {part.capitalize()}\n\n{table(title, columns, rows)}\n")
     return "\n".join(parts)
+
+
+Rows = dict[str, dict[str, str]]  # of a table: {first cell: {heading: cell}}
+
+
+def size_rows(found: dict[str, Any]) -> Rows:
+    memory = f"{found['memory_gb']:g} GB"
+    return {
+        name: {
+            "parameters, M": f"{row['parameters'] / 1e6:.2f}",
+            "numbers a token and layer": str(row["numbers_a_token_and_layer"]),
+            "text, 50 tokens, KB": f"{row['text_bytes'] / 1000:,.0f}",
+            "one image, KB": f"{row['image_bytes'] / 1000:,.0f}",
+            "both": f"{(row['text_bytes'] + row['image_bytes']) / 1000:,.0f}",
+            f"sequences in {memory}": f"{row['sequences']:,}",
+            f"training images in {memory}": f"{row['training_images']:,}",
+        }
+        for name, row in found["sizes"].items()
+    }
+
+
+def speed_rows(found: dict[str, Any]) -> Rows:
+    def cell(times: dict[str, float], name: str) -> str:
+        return f"{times[name] / times[OURS]:.2f} ({times[name]:.1f} ms)"
+
+    return {name: {run: cell(times, name) for run, times in found["speed"].items()} for name in VARIANTS}
+
+
+def learning_rows(found: dict[str, Any]) -> Rows:
+    rows = {}
+    for name, curves in found["learning"].items():
+        finals = {key: np.array([curve[key][-1] for curve in curves]) for key in ("accuracy", "loss")}
+        rows[name] = {
+            f"{key} at the end": f"{values.mean():.3f} ± {standard_error(values):.3f}"
+            for key, values in finals.items()
+        }
+        rows[name]["steps to an accuracy of 0.9, by seed"] = ", ".join(first_step(curve) for curve in curves)
+    return rows
+
+
+def cache_rows(found: dict[str, Any]) -> Rows:
+    return {
+        f"{row['dtype']}, {row['threads']}, {row['tokens']}": {
+            "speed-up": f"{row['without'] / row['with']:.1f}",
+            "with the cache": f"{row['with']:.0f} ms",
+            "without": f"{row['without']:.0f} ms",
+        }
+        for row in found["cache"]
+    }
 
 
 def first_step(curve: dict[str, list[float]], accuracy: float = 0.9) -> str:
@@ -396,9 +388,9 @@ def compare(arguments: Arguments) -> dict[str, Any]:
     found["cpu"] = torch.backends.cpu.get_cpu_capability()
     measurements: dict[str, Callable[[], Any]] = {
         "sizes": lambda: {name: measure_sizes(name, arguments.memory_gb) for name in VARIANTS},
-        "speed": lambda: measure_speed(arguments.rounds),
+        "speed": lambda: measure_speed(arguments.min_run_time),
         "learning": lambda: learn_all(arguments),
-        "cache": lambda: measure_cache(arguments.model, arguments.rounds),
+        "cache": lambda: measure_cache(arguments.model, arguments.min_run_time),
     }
     for part in arguments.parts:
         print(f"{part} ...", flush=True)

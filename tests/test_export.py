@@ -114,7 +114,7 @@ def test_decode_equals_the_model(folder, run, rows, length, steps):
 
 @torch.no_grad()
 @pytest.mark.slow
-def test_committed_weights_on_the_example_images(tmp_path, monkeypatch, capsys):
+def test_committed_weights_on_the_example_images(tmp_path, run_script, capsys):
     export(ROOT, tmp_path / "onnx", ["onnx"])
     answerer = Answerer(ROOT, "cpu")
     graphs = ExportedModel(tmp_path / "onnx", answerer.model.config)
@@ -125,7 +125,7 @@ def test_committed_weights_on_the_example_images(tmp_path, monkeypatch, capsys):
     for logits, expected_logits in zip(actual, expected, strict=True):
         assert_near(logits[:, 1:], expected_logits[:, 1:])
     [answers] = answerer([ROOT / "docs/example.jpg"], [[*ASKED, "What is ahead?"]])
-    ask_onnx(monkeypatch, tmp_path / "onnx", ROOT / "docs/example.jpg", *(answer.question for answer in answers))
+    run_script("ask_onnx.py", tmp_path / "onnx", ROOT / "docs/example.jpg", *(answer.question for answer in answers))
     assert_same_answers(capsys.readouterr().out.splitlines()[1:], answers)
 
 
@@ -174,13 +174,6 @@ def test_int8_graphs_are_close_and_smaller(folder, exported):
         assert (exported / f"{name}_int8.onnx").stat().st_size < (exported / f"{name}.onnx").stat().st_size
 
 
-def ask_onnx(monkeypatch, *arguments):
-    """Runs the script in this process."""
-    monkeypatch.setattr(sys, "argv", ["ask_onnx.py", *map(str, arguments)])
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    runpy.run_path(str(ROOT / "scripts/ask_onnx.py"), run_name="__main__")
-
-
 def write_pictures(folder):
     """Images that a simple reader shows white, black, on a wrong background or turned."""
     random = np.random.default_rng(0)
@@ -217,13 +210,13 @@ def assert_same_answers(lines, answers):
         assert float(line.rpartition(", ")[2]) == pytest.approx(float(number), abs=0.011)
 
 
-def test_ask_onnx_gives_the_answers_and_numbers_of_ask(folder, exported, tmp_path, monkeypatch, capsys):
+def test_ask_onnx_gives_the_answers_and_numbers_of_ask(folder, exported, tmp_path, run_script, capsys):
     answerer, paths = Answerer(folder, "cpu"), write_pictures(tmp_path)
     expected = answerer(paths, [ASKED] * len(paths))
     is_yes_no = {answer.yes_probability is not None for answers in expected for answer in answers}
     assert is_yes_no == {True, False} and expected[0][6].yes_probability is None
     for path, answers in zip(paths, expected):
-        ask_onnx(monkeypatch, exported, path, *ASKED)
+        run_script("ask_onnx.py", exported, path, *ASKED)
         name, *lines = capsys.readouterr().out.splitlines()
         assert name == str(path)
         assert_same_answers(lines, answers)
@@ -241,7 +234,7 @@ def test_ask_onnx_needs_no_torch(folder, exported):
     assert_same_answers(done.stdout.splitlines()[1:], Answerer(folder, "cpu")([image], [ASKED])[0])
 
 
-def test_ask_onnx_refuses_bad_arguments(exported, tmp_path, monkeypatch):
+def test_ask_onnx_refuses_bad_arguments(exported, tmp_path, run_script):
     image = str(ROOT / "docs/example.jpg")
     old = shutil.copytree(exported, tmp_path / "old", ignore=shutil.ignore_patterns("*.onnx", "*.pt2"))
     (old / "export.json").write_text("{}")
@@ -258,7 +251,7 @@ def test_ask_onnx_refuses_bad_arguments(exported, tmp_path, monkeypatch):
         ([old, image, "Is there a car?"], "old: written by an earlier version"),
     ):
         with pytest.raises(SystemExit, match=message):
-            ask_onnx(monkeypatch, *arguments)
+            run_script("ask_onnx.py", *arguments)
 
 
 def test_export_json_describes_the_model(exported):

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -22,6 +23,7 @@ from traffic_vlm.training.head import PresenceLoss, QueryHead, region_weights
 from traffic_vlm.training.tower import (
     TowerOptions,
     TowerTrainer,
+    forward,
     load_tower,
     predict,
     save_tower,
@@ -36,6 +38,19 @@ LINE = dict.fromkeys(SCENE_VALUES) | {"image": "a.jpg", "present": [], "unsure":
 
 def region_of(scene, category, seen=None, **view):
     return targets(image_labels(scene, seen), **view)[0][INDEX[category]].tolist()
+
+
+@pytest.mark.parametrize(("capability", "is_bfloat16"), [("AVX2", False), ("AVX512", True)])
+def test_bfloat16_is_used_where_it_is_fast(monkeypatch, capability, is_bfloat16):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    used = []
+
+    def tower(pixels):
+        used.append(torch.is_autocast_enabled("cpu"))
+        return SimpleNamespace(last_hidden_state=pixels)
+
+    forward({"tower": tower, "head": lambda tokens, grid: grid}, torch.zeros(1, 32, 32, 3))
+    assert used == [is_bfloat16]
 
 
 def cars(*boxes, **fields):

@@ -25,6 +25,7 @@ from torch import nn
 from ..configuration_traffic_vlm import TrafficVLMVisionConfig
 from ..data.frames import Frame, FrameBatches
 from ..data.presence import CATEGORIES, REGIONS
+from ..modeling_traffic_vlm import is_bfloat16_slow
 from ..utils import atomic_write, atomic_write_text
 from ..vision_traffic_vlm import TrafficVLMVisionModel
 from .head import PATCH_WEIGHT, PresenceLoss, QueryHead
@@ -221,8 +222,7 @@ def vision_fields(config: TrafficVLMVisionConfig) -> dict[str, Any]:
 def forward(model: Any, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Region and patch logits of pixels [B,S,S,3] in 0..255, under autocast where bfloat16 is fast."""
     x = pixels.permute(0, 3, 1, 2).float().div(127.5).sub(1)  # as the processor normalizes
-    is_fast = pixels.device.type != "cpu" or torch.backends.cpu.get_cpu_capability() != "AVX2"
-    with torch.autocast(pixels.device.type, torch.bfloat16, enabled=is_fast):
+    with torch.autocast(pixels.device.type, torch.bfloat16, enabled=not is_bfloat16_slow(pixels.device)):
         tokens = model["tower"](x).last_hidden_state
         return model["head"](tokens, (x.shape[2] // 16, x.shape[3] // 16))
 
