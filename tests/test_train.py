@@ -439,7 +439,7 @@ def test_text_sizes_of_the_options():
 @pytest.mark.slow
 def test_the_patch_tower_trains_and_its_folder_trains_on(tmp_path):
     sizes = ["--hidden_size", "32", "--intermediate_size", "48", "--num_hidden_layers", "2", "--image_size", "32"]
-    few = ["--max_steps", "1", "--max_eval_images", "4"]
+    few = ["--max_steps", "1", "--max_eval_images", "12"]
     learn(None, tmp_path / "a", "--from_scratch", "true", "--vision_tower", "patch", *sizes, *few)
     assert "model.vision_tower.patches.position.weight" in weights(tmp_path / "a")
     learn(tmp_path / "a", tmp_path / "b", "--image_size", "48", *few)
