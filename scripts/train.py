@@ -26,6 +26,7 @@ folder holds the TensorBoard logs and the finished model (in bfloat16, see `--sa
 import sys
 from dataclasses import dataclass, field
 
+import torch
 from safetensors import SafetensorError
 from transformers import TrainingArguments
 
@@ -60,6 +61,9 @@ class Arguments(TrainingArguments):
 def main() -> None:
     parser = option_parser((ModelOptions, DataOptions, Arguments), __doc__, RENAMED)
     model_options, data_options, arguments = parser.parse_args_into_dataclasses()
+    # Attention to far patches and its gradients are often denormal in float32, and then products of matrices take
+    # five times as long on a CPU. Threads inherit this setting, so it must come before the first product.
+    torch.set_flush_denormal(True)
     try:
         train(arguments, model_options, data_options)
     except KeyboardInterrupt:

@@ -378,9 +378,6 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     """
     check_arguments(arguments)
     check_options(model_options, data_options)
-    # Attention to far patches and its gradients are often denormal in float32, and then products of matrices take
-    # five times as long on a CPU. Threads inherit this setting, so it must come before the first product.
-    torch.set_flush_denormal(True)
     if model_options.average_decay and arguments.load_best_model_at_end:
         raise ValueError("--average_decay averages the weights of the whole run: add --load_best_model_at_end false")
     folder = Path(arguments.output_dir)
