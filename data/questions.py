@@ -47,7 +47,7 @@ QUESTION_TYPE_WEIGHTS = {
     "facing": 1.5,
     "travel": 2.0,
     "brake_lights": 0.5,
-    "count": 5.0,
+    "count": 10.0,
     "comparison": 2.0,
     "side": 3.0,
     "weather": 3.0,
@@ -126,7 +126,7 @@ class Balancer:
     The rarer of yes and no is always accepted, the more frequent one half of the time, until their counts differ by
     `tolerance`. This holds for every (type, class), every (type, class, form) and every question id. So a question
     whose answer is nearly always yes is soon asked only as often as its answer is no. Other answers are balanced less
-    strictly: the frequency of each answer is pulled toward its cube root. "none" and "0" are limited.
+    strictly: the frequency of each answer is pulled toward its seventh root. "none" and "0" are limited.
 
     Attributes:
         tolerance: maximum difference between the number of yes and of no.
@@ -151,7 +151,7 @@ class Balancer:
             fair = counter.total() / max(2, len(counter)) + 1
             if answer in (NONE, "0") and counter[answer] > NONE_FRACTION * counter.total():
                 return False
-            if rng.random() ** 0.5 * (counter.get(answer, 0) + 1) > fair:
+            if rng.random() ** (1 / 6) * (counter.get(answer, 0) + 1) > fair:
                 return False
         for prefix in keys:
             if prefix not in self.counts:
@@ -397,6 +397,8 @@ def _light_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
 
 def _sign_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
     keys = _attribute_keys(view, "sign_value", "speed limit sign", "value", SPEED_LIMITS, ("what", "is"), rng)
+    if keys:  # each limit, not only a few: the model learns late to tell similar numbers apart
+        keys += [("sign_value", "speed limit sign", "is", value) for value in SPEED_LIMITS]
     if "traffic sign" in view.groups or view.is_absent("traffic sign"):
         keys.append(("sign_value", "traffic sign", "which"))
     return keys + _absent_keys(view, "sign_value", ("speed limit sign",), rng)
