@@ -16,6 +16,8 @@ YES_NO = {
     "difference": "difference",
     "10 of each": "macro",
     "accuracy": "accuracy",
+    "precision": "precision",
+    "recall": "recall",
     "mean image, accuracy": "blind_accuracy",
     "majority, accuracy": "majority_accuracy",
     "questions": "all_questions",
@@ -116,8 +118,9 @@ def _yes_no(found: Mapping[str, Any]) -> list[str]:
         "accuracy where the ground truth is yes and where it is no; then the mean over question ids. Question ids "
         'with only one of the two answers are left out. A model that sees no image scores 0.5. "10 of each" is the '
         "same for question ids with at least 10 of each answer, which are less noisy. Accuracy is the "
-        "fraction of all questions that are answered right; the majority always gives the most frequent answer to a "
-        "question. ± is one standard error, as if question ids, or questions, were independent."
+        "fraction of all questions that are answered right; precision is the fraction of the answers yes that are "
+        "right, and recall that of the true yes that are found. The majority always gives the most frequent answer to "
+        "a question. ± is one standard error, as if question ids, or questions, were independent."
     )
     groups = {
         "question type": "by_question_type",

@@ -1,6 +1,6 @@
 """Metrics of predictions. Nothing here knows models or images.
 
-predictions → balanced accuracy, accuracy, exact match, mean recall, by group
+predictions → balanced accuracy, accuracy, precision and recall of yes, exact match, mean recall, by group
 P(yes) and ground truth → reliability, expected calibration error, best temperature
 """
 
@@ -22,6 +22,7 @@ from .predict import Prediction
 BINS = 15  # of P(yes), for the calibration error
 MIN_QUESTIONS = 10  # with an answer, for metrics of single questions or values that are not mere noise
 TEMPERATURES = (0.05, 20.0)  # range of the search
+SYNTHETIC = "synthetic"  # the source of rendered scenes; all others are photographs
 
 T = TypeVar("T")
 
@@ -80,6 +81,16 @@ def accuracy(predictions: Iterable[Prediction]) -> Score:
     """Fraction of predictions that are right."""
     right = [float(one.is_right) for one in predictions]
     return Score(mean(right), len(right), error=_standard_error(right))
+
+
+def precision(predictions: Iterable[Prediction]) -> Score:
+    """Fraction of the questions answered with yes whose ground truth is yes. It depends on the rate of yes."""
+    return accuracy(one for one in predictions if one.is_yes_no and one.text == "yes")
+
+
+def recall(predictions: Iterable[Prediction]) -> Score:
+    """Fraction of the questions with the ground truth yes that are answered with yes."""
+    return accuracy(one for one in predictions if one.is_yes_no and one.answer == "yes")
 
 
 def exact_match(predictions: Iterable[Prediction]) -> Score:

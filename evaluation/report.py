@@ -18,6 +18,7 @@ from .baselines import Majority, mean_image
 from .grounding import pointing_accuracy, score_pointing
 from .metrics import (
     MIN_QUESTIONS,
+    SYNTHETIC,
     accuracy,
     balanced_accuracy,
     by_group,
@@ -27,7 +28,9 @@ from .metrics import (
     group,
     mean,
     mean_recall,
+    precision,
     probabilities,
+    recall,
 )
 from .predict import Prediction, perplexity, predict
 from .robustness import corruptions, paraphrase_agreement
@@ -45,7 +48,6 @@ Rows = Sequence[Mapping[str, Any]]
 Metrics = dict[str, Any]  # floats, ints or None
 COUNTS = ("question_ids", "question_ids_left_out", "questions", "all_questions")
 MEAN_IMAGES = 1000  # for the mean image
-SYNTHETIC = "synthetic"  # the source of rendered scenes; all others are photographs
 EXAMPLES = 6  # right and wrong answers each, for the plot
 
 
@@ -196,6 +198,8 @@ def _metrics(
         metrics |= {
             "macro": balanced_accuracy(predictions, MIN_QUESTIONS).value,
             "accuracy": accuracy(predictions).value,
+            "precision": precision(predictions).value,
+            "recall": recall(predictions).value,
             "blind_accuracy": accuracy(baseline).value,
             "question_ids": score.question_ids,
             "question_ids_left_out": score.left_out,

@@ -17,7 +17,7 @@ from ..data.questions import SCENE_ATTRIBUTE_OF_TYPE
 from ..data.scene import ATTRIBUTES, CLASSES, COLORS, DIRECTIONS, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, is_a
 from ..data.templates import paraphrases_of, with_article
 from ..taught_traffic_vlm import TaughtWords, is_content_word
-from .metrics import group, mean
+from .metrics import SYNTHETIC, group, mean
 from .predict import Prediction, predict
 
 
@@ -43,14 +43,15 @@ VALUES: dict[str, frozenset[str]] = {  # of the answers to open questions, by qu
 
 
 def presuppositions(predictions: Iterable[Prediction]) -> dict[str, dict[str, Any]]:
-    """How often open questions are answered "none", of "all" and of each question type.
+    """How often open questions are answered "none": "all", those about "photographs", and each question type.
 
     Returns:
         "none_if_absent": fraction where the object is not there; "none_if_present": fraction where it is; "absent",
         "present": numbers of these questions. Types that are never answered "none" are left out.
     """
     asked = [one for one in predictions if NONE in VALUES.get(one.question_type, ()) and not one.is_yes_no]
-    groups = {"all": asked} | group(asked, "question_type")
+    photographs = [one for one in asked if one.source != SYNTHETIC]
+    groups = {"all": asked, "photographs": photographs} | group(asked, "question_type")
     found = {}
     for name, members in groups.items():
         absent = [float(one.text == NONE) for one in members if one.answer == NONE]

@@ -43,6 +43,8 @@ from traffic_vlm.evaluation.metrics import (
     exact_match,
     fit_temperature,
     mean_recall,
+    precision,
+    recall,
     reliability,
 )
 from traffic_vlm.evaluation.predict import Prediction, normalize, perplexity, predict
@@ -135,6 +137,15 @@ def test_balanced_accuracy_by_hand():
     assert balanced_accuracy(predictions, min_questions=2).value is None
     assert balanced_accuracy(2 * predictions, min_questions=2).value == pytest.approx(2 / 3)
     assert balanced_accuracy(2 * predictions, min_questions=3).left_out == 3
+
+
+def test_precision_and_recall_of_yes_by_hand():
+    """Of three answers yes one is right, and one of two true yes is found; answers in words do not count."""
+    pairs = [("yes", "yes"), ("yes", "no"), ("no", "yes"), ("no", "yes"), ("no", "no")]
+    predictions = [*(yes_no("x", *pair) for pair in pairs), words("red", "yes")]
+    assert precision(predictions).value == pytest.approx(1 / 3)
+    assert recall(predictions).value == 1 / 2
+    assert precision([yes_no("x", "yes", "no")]).value is None and recall([yes_no("x", "no", "no")]).value is None
 
 
 def test_mean_recall_by_hand():

@@ -123,7 +123,7 @@ def test_each_evaluation_logs_the_held_out_loss_beside_that_of_training(start, t
 def test_a_run_trains_logs_and_saves_a_folder_that_loads(start, tmp_path):
     run(start, tmp_path / "out", "--num_train_epochs", "1", "--questions_per_image", "8")
     logged = [entry for entry in figures(tmp_path / "out") if "loss" in entry]
-    assert {"answer_loss", "words", "yes_no_accuracy"} <= logged[0].keys()
+    assert {"answer_loss", "words", "yes_no_accuracy", "step", "max_steps"} <= logged[0].keys()
     # Few pairs may leave agreement at 0, and only a trained query head teaches by distillation.
     extra = [f"{name}_loss" for name in LOSSES if name not in ("agreement", "distillation")]
     assert all(max(entry[name] for entry in logged) > 0 for name in extra)

@@ -1,5 +1,7 @@
 """The report on trust: presupposing questions, answer types, contradictions and words."""
 
+from dataclasses import replace
+
 import pytest
 
 from tiny import ROOT
@@ -39,8 +41,9 @@ def test_ground_truth_never_contradicts_itself(seed):
 
 
 def test_presuppositions_and_answer_types_in_closed_form():
+    rendered = words("light_state", "none", "none")
     asked = [
-        words("light_state", "none", "none"),
+        rendered,
         words("light_state", "none", "red"),
         words("light_state", "red", "none"),
         words("light_state", "red", "left"),
@@ -49,8 +52,11 @@ def test_presuppositions_and_answer_types_in_closed_form():
     found = presuppositions(asked)
     assert found == {
         name: {"none_if_absent": 0.5, "none_if_present": 0.5, "absent": 2, "present": 2}
-        for name in ("all", "light_state")
+        for name in ("all", "photographs", "light_state")
     }
+    asked[0] = replace(rendered, source="synthetic")
+    assert presuppositions(asked)["all"] == found["all"]
+    assert presuppositions(asked)["photographs"] == found["all"] | {"none_if_absent": 0.0, "absent": 1}
     types = answer_types(asked)
     assert types["light_state"] == {"own_type": 0.75, "questions": 4} and types["all"]["own_type"] == 0.8
     assert presuppositions([asked[-1]]) == {}

@@ -193,6 +193,7 @@ class TrafficTrainer(Trainer):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add our metrics to those of the library; `words` is the perplexity of the answers, exp(answer_loss)."""
         if "loss" in logs:
+            logs = logs | {"step": self.state.global_step, "max_steps": self.state.max_steps}
             means = {name: float(total) / max(1, int(count)) for name, (total, count) in self.sums.items()}
             logs = logs | {name: round(mean, 4) for name, mean in means.items()}
             if "answer_loss" in logs:
