@@ -32,10 +32,9 @@ from .scene import CLASSES, COLORS, DIRECTIONS, LIGHT_STATES, SCENE_ATTRIBUTES, 
 from .templates import RELATIONS, paraphrases_of, random_paraphrase
 
 
-# Sampling weights of the question types. Presence and place are frequent because they are the model's main use.
-# Attributes are as frequent because few scenes have any, and the model must learn each of their values; numbers on
-# signs are the rarest. Types that only rendered scenes have (travel, lanes, shape of the road) do not take questions
-# from photographs.
+# Sampling weights of the question types, which are not their frequencies: every image has questions about presence
+# and place, few have any about attributes. Numbers on signs are the rarest, and counts above 1 are learned last.
+# Types that only rendered scenes have (travel, lanes, shape of the road) do not take questions from photographs.
 QUESTION_TYPE_WEIGHTS = {
     "presence": 5.0,
     "place": 4.0,
@@ -72,6 +71,9 @@ ABSENT_FRACTION = 0.25
 NONE_FRACTION = 0.33
 # "What color is the car?" is a single key beside many keys of "Is the car red?", so it is listed this many times.
 OPEN_QUESTION_COPIES = 3
+# Answers in words that are more frequent than the mean of their question's answers are accepted with probability
+# (mean / count) ** MEAN_POWER.
+MEAN_POWER = 6
 OVER = (1, 2, 3)  # limits of "Are there more than 2 cars?"
 ATTRIBUTE_OF_TYPE = {name.replace(" ", "_"): name for name in OWN_ATTRIBUTES}
 FORMS_OF_ONE = {"facing": ("what", "is", "any"), "travel": ("is", "any"), "brake lights": ("is", "any")}
@@ -126,7 +128,8 @@ class Balancer:
     The rarer of yes and no is always accepted, the more frequent one half of the time, until their counts differ by
     `tolerance`. This holds for every (type, class), every (type, class, form) and every question id. So a question
     whose answer is nearly always yes is soon asked only as often as its answer is no. Other answers are balanced less
-    strictly: the frequency of each answer is pulled toward its seventh root. "none" and "0" are limited.
+    strictly: rare ones are always accepted, frequent ones with a probability that falls with their count. A question
+    that has had a single answer so far is hardly asked. "none" and "0" are limited.
 
     Attributes:
         tolerance: maximum difference between the number of yes and of no.
@@ -151,7 +154,7 @@ class Balancer:
             fair = counter.total() / max(2, len(counter)) + 1
             if answer in (NONE, "0") and counter[answer] > NONE_FRACTION * counter.total():
                 return False
-            if rng.random() ** (1 / 6) * (counter.get(answer, 0) + 1) > fair:
+            if rng.random() > (fair / (counter.get(answer, 0) + 1)) ** MEAN_POWER:
                 return False
         for prefix in keys:
             if prefix not in self.counts:
@@ -277,7 +280,8 @@ def _pick(weights: dict[str, float], rng: random.Random) -> str:
 
 
 # Candidate keys; `View.find` decides which of them have an unambiguous answer. Without `rng` these functions list all
-# keys. With `rng`, for `ask`, they list fewer keys whose answer is no, so that yes and no are about equally likely.
+# keys. With `rng`, for `ask`, they list fewer keys whose answer is no (but for signs), so that yes and no are about
+# equally likely.
 
 
 def _keys(view: View, question_type: str, rng: random.Random | None = None) -> Sequence[Key]:
@@ -397,7 +401,7 @@ def _light_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
 
 def _sign_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
     keys = _attribute_keys(view, "sign_value", "speed limit sign", "value", SPEED_LIMITS, ("what", "is"), rng)
-    if keys:  # each limit, not only a few: the model learns late to tell similar numbers apart
+    if keys:  # no to each limit, not only to a few: the model learns late to tell similar numbers apart
         keys += [("sign_value", "speed limit sign", "is", value) for value in SPEED_LIMITS]
     if "traffic sign" in view.groups or view.is_absent("traffic sign"):
         keys.append(("sign_value", "traffic sign", "which"))

@@ -138,7 +138,8 @@ def _words(found: Mapping[str, Any]) -> list[str]:
     text = (
         "Exact match is the fraction of questions that are answered with exactly the words of the ground truth. Mean "
         "recall is the mean of this fraction over the answers of a question type (those with at least 10 questions), "
-        "then over question types, so that rare answers count as much as frequent ones."
+        "then over question types, so that rare answers count as much as frequent ones. Sources differ in the answers "
+        "that have so many questions, so it compares models, not sources."
     )
     return ["## Words", text, *_tables(found, WORDS, groups)]
 

@@ -35,7 +35,7 @@ class Score:
         value: 0..1; None without anything to count.
         questions: number of questions counted.
         question_ids: number of different question ids counted, within a source; 0 for plain means over questions.
-        left_out: number of question ids with only one of the two answers.
+        left_out: number of question ids with too few of one of the two answers.
         error: standard error, as if question ids (or questions) were independent; None below two.
     """
 

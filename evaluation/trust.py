@@ -43,7 +43,7 @@ VALUES: dict[str, frozenset[str]] = {  # of the answers to open questions, by qu
 
 
 def presuppositions(predictions: Iterable[Prediction]) -> dict[str, dict[str, Any]]:
-    """How often open questions are answered "none": "all", those about "photographs", and each question type.
+    """How often open questions are answered "none": "all", by question type, and "photographs" where some are not.
 
     Returns:
         "none_if_absent": fraction where the object is not there; "none_if_present": fraction where it is; "absent",
@@ -51,7 +51,8 @@ def presuppositions(predictions: Iterable[Prediction]) -> dict[str, dict[str, An
     """
     asked = [one for one in predictions if NONE in VALUES.get(one.question_type, ()) and not one.is_yes_no]
     photographs = [one for one in asked if one.source != SYNTHETIC]
-    groups = {"all": asked, "photographs": photographs} | group(asked, "question_type")
+    groups = {"all": asked} | ({"photographs": photographs} if 0 < len(photographs) < len(asked) else {})
+    groups |= group(asked, "question_type")
     found = {}
     for name, members in groups.items():
         absent = [float(one.text == NONE) for one in members if one.answer == NONE]

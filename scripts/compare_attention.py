@@ -113,7 +113,7 @@ def random_ids(*shape: int) -> torch.Tensor:
     return torch.randint(6, 500, shape, generator=torch.Generator().manual_seed(0))
 
 
-def measure_sizes(variant: str, memory_gb: float) -> dict[str, float]:
+def measure_sizes(variant: str) -> dict[str, float]:
     decoder = make_decoder(variant).train()
     cache = cache_bytes(decoder, LENGTHS[0])
     training = activation_bytes(decoder, lambda: training_loss(decoder))[0] / TRAINING_IMAGES
@@ -123,9 +123,8 @@ def measure_sizes(variant: str, memory_gb: float) -> dict[str, float]:
         "text_bytes": cache["text"],
         "image_bytes": cache["image"],
         "numbers_a_token_and_layer": cache["text"] // (4 * LENGTHS[0] * decoder.config.num_hidden_layers),
-        "sequences": int(memory_gb * 1e9 // (full["text"] + full["image"])),
+        "sequence_bytes": full["text"] + full["image"],
         "training_bytes": int(training),
-        "training_images": int(memory_gb * 1e9 // training),
     }
 
 
@@ -311,7 +310,7 @@ Rows = dict[str, dict[str, str]]  # of a table: {first cell: {heading: cell}}
 
 
 def size_rows(found: dict[str, Any]) -> Rows:
-    memory = f"{found['memory_gb']:g} GB"
+    memory, size = f"{found['memory_gb']:g} GB", found["memory_gb"] * 1e9
     return {
         name: {
             "parameters, M": f"{row['parameters'] / 1e6:.2f}",
@@ -319,8 +318,8 @@ def size_rows(found: dict[str, Any]) -> Rows:
             "text, 50 tokens, KB": f"{row['text_bytes'] / 1000:,.0f}",
             "one image, KB": f"{row['image_bytes'] / 1000:,.0f}",
             "both": f"{(row['text_bytes'] + row['image_bytes']) / 1000:,.0f}",
-            f"sequences in {memory}": f"{row['sequences']:,}",
-            f"training images in {memory}": f"{row['training_images']:,}",
+            f"sequences in {memory}": f"{size // row['sequence_bytes']:,.0f}",
+            f"training images in {memory}": f"{size // row['training_bytes']:,.0f}",
         }
         for name, row in found["sizes"].items()
     }
@@ -387,7 +386,7 @@ def compare(arguments: Arguments) -> dict[str, Any]:
     found |= {"memory_gb": arguments.memory_gb, "threads": torch.get_num_threads()}
     found["cpu"] = torch.backends.cpu.get_cpu_capability()
     measurements: dict[str, Callable[[], Any]] = {
-        "sizes": lambda: {name: measure_sizes(name, arguments.memory_gb) for name in VARIANTS},
+        "sizes": lambda: {name: measure_sizes(name) for name in VARIANTS},
         "speed": lambda: measure_speed(arguments.min_run_time),
         "learning": lambda: learn_all(arguments),
         "cache": lambda: measure_cache(arguments.model, arguments.min_run_time),

@@ -801,7 +801,7 @@ def test_rare_answers_are_asked_more_often_than_they_occur():
         asked.update(
             question.answer for question in ask(scene, rng, 3, balancer) if question.question_id.endswith("what")
         )
-    assert asked["rainy"] / asked.total() > 1.9 * true["rainy"] / true.total()  # 1.6 toward the square root
+    assert asked["rainy"] / asked.total() > 2.8 * true["rainy"] / true.total()  # 1.6 with MEAN_POWER 1, 2.1 with 2
     assert asked["clear"] > asked["rainy"]
 
 

@@ -52,7 +52,7 @@ def test_presuppositions_and_answer_types_in_closed_form():
     found = presuppositions(asked)
     assert found == {
         name: {"none_if_absent": 0.5, "none_if_present": 0.5, "absent": 2, "present": 2}
-        for name in ("all", "photographs", "light_state")
+        for name in ("all", "light_state")
     }
     asked[0] = replace(rendered, source="synthetic")
     assert presuppositions(asked)["all"] == found["all"]

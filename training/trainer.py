@@ -191,7 +191,7 @@ class TrafficTrainer(Trainer):
             path.chmod(FILE_MODE)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Add our metrics to those of the library; `words` is the perplexity of the answers, exp(answer_loss)."""
+        """Add the step and our metrics to those of the library; `words` is the perplexity, exp(answer_loss)."""
         if "loss" in logs:
             logs = logs | {"step": self.state.global_step, "max_steps": self.state.max_steps}
             means = {name: float(total) / max(1, int(count)) for name, (total, count) in self.sums.items()}
