@@ -468,11 +468,12 @@ def test_without_balance_yes_is_as_frequent_as_in_the_images(tmp_path):
     asked = ask(scene, random.Random(0), 1000, NaturalRates(), ["presence"])
     truths = [truth for truth in enumerate_questions(scene) if truth.question_type == "presence"]
     assert {(one.question_id, one.answer) for one in asked} == {(one.question_id, one.answer) for one in truths}
-    rates = [
-        make(tmp_path / str(balance), num_images=60, questions_per_image=40, balance=balance)["yes_rates"]
-        for balance in (True, False)
-    ]
-    assert rates[0]["presence/barrier"] == 0.5 and rates[1]["presence/barrier"] < 0.2
+    found = []
+    for balance in (True, False):
+        report = make(tmp_path / str(balance), num_images=60, questions_per_image=40, balance=balance)
+        rates = [rate for name, rate in report["yes_rates"].items() if name.startswith("presence/")]
+        found.append(sum(rates) / len(rates))
+    assert found[0] == 0.5 and 0.25 < found[1] < 0.4  # of all classes of these scenes, 0.33 are there
 
 
 def test_no_image_is_lost_to_the_balance():
