@@ -24,7 +24,7 @@ ray = pytest.importorskip("ray")
 pytest.importorskip("ray.serve")
 grpc = pytest.importorskip("grpc")
 
-from traffic_vlm.scripts.serve import main, reserve_port  # noqa: E402
+from traffic_vlm.scripts.serve import HEALTH, main, reserve_port  # noqa: E402
 from traffic_vlm.serving.proxy import UnavailableMiddleware  # noqa: E402
 
 
@@ -186,7 +186,8 @@ def test_ray_listens_on_this_machine_only_and_asks_for_a_token(server):
 def test_requests_of_a_killed_replica_get_503_and_later_ones_are_answered(server):
     _, url, processes, _ = server
     replicas = [process for process in processes() if "ServeReplica" in "".join(process.cmdline())]
-    [replica] = [process for process in replicas if "health" not in "".join(process.cmdline())]
+    # Not "health": the title of a replica's process names the method that it runs, such as check_health.
+    [replica] = [process for process in replicas if HEALTH not in "".join(process.cmdline())]
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as connection:
         head = "POST /v1/answer HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
         connection.sendall(head.encode() + b"{")  # the replica waits for the rest
