@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -468,12 +468,18 @@ def test_without_balance_yes_is_as_frequent_as_in_the_images(tmp_path):
     asked = ask(scene, random.Random(0), 1000, NaturalRates(), ["presence"])
     truths = [truth for truth in enumerate_questions(scene) if truth.question_type == "presence"]
     assert {(one.question_id, one.answer) for one in asked} == {(one.question_id, one.answer) for one in truths}
-    found = []
-    for balance in (True, False):
-        report = make(tmp_path / str(balance), num_images=60, questions_per_image=40, balance=balance)
-        rates = [rate for name, rate in report["yes_rates"].items() if name.startswith("presence/")]
-        found.append(sum(rates) / len(rates))
-    assert found[0] == 0.5 and 0.25 < found[1] < 0.4  # of all classes of these scenes, 0.33 are there
+    rates = [
+        make(tmp_path / str(balance), num_images=20, questions_per_image=1000, balance=balance)["yes_rates"]
+        for balance in (True, False)
+    ]
+    answers = defaultdict(list)  # so many questions are all that there are
+    for seed in range(20):
+        for truth in enumerate_questions(render(seed)[1]):
+            if truth.question_type == "presence":
+                answers[f"presence/{truth.category}"].append(truth.answer == "yes")
+    natural = {name: pytest.approx(sum(found) / len(found), abs=1e-3) for name, found in answers.items()}
+    balanced, asked_all = ({name: one[name] for name in one if name in natural} for one in rates)
+    assert asked_all == natural and set(balanced.values()) == {0.5}
 
 
 def test_no_image_is_lost_to_the_balance():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tiny import ROOT
 from traffic_vlm.data.ground_truth import NONE
-from traffic_vlm.data.questions import QUESTION_TYPES, Balancer, Question, ask, enumerate_questions
+from traffic_vlm.data.questions import QUESTION_TYPES, Balancer, NaturalRates, Question, ask, enumerate_questions
 from traffic_vlm.data.scene import (
     ATTRIBUTES,
     CLASSES,
@@ -803,6 +803,14 @@ def test_rare_answers_are_asked_more_often_than_they_occur():
         )
     assert asked["rainy"] / asked.total() > 2.8 * true["rainy"] / true.total()  # 1.6 with MEAN_POWER 1, 2.1 with 2
     assert asked["clear"] > asked["rainy"]
+
+
+def test_each_limit_is_asked_of_a_speed_limit_sign():
+    """A few other limits would be the true one and two more."""
+    scene = placed(("speed limit sign", 40, 200, {"value": "50"}))
+    asked = ask(scene, random.Random(0), 200, NaturalRates(), ["sign_value"])
+    limits = {one.question_id.rpartition("/")[2]: one.answer for one in asked if "/is/" in one.question_id}
+    assert limits == {value: "yes" if value == "50" else "no" for value in SPEED_LIMITS}
 
 
 def test_a_scene_without_labels_has_no_questions():
