@@ -7,6 +7,7 @@ scenes and for all paraphrases. A key is a question id split at the slashes. `gr
 question may be asked, and holds the thresholds.
 """
 
+import math
 import random
 from collections import Counter
 from collections.abc import Container, Sequence
@@ -39,23 +40,23 @@ QUESTION_TYPE_WEIGHTS = {
     "presence": 5.0,
     "place": 4.0,
     "relation": 2.0,
-    "light_state": 6.0,
+    "light_state": 8.0,
     "sign_value": 16.0,
     "color": 7.0,
     "status": 2.5,
     "facing": 1.5,
     "travel": 2.0,
     "brake_lights": 0.5,
-    "count": 10.0,
+    "count": 12.0,
     "comparison": 2.0,
-    "side": 3.0,
-    "weather": 3.0,
+    "side": 4.0,
+    "weather": 4.0,
     "road_surface": 2.0,
     "traffic_density": 2.0,
     "road_type": 2.0,
     "time_of_day": 1.0,
-    "lane_count": 2.0,
-    "road_shape": 3.0,
+    "lane_count": 3.0,
+    "road_shape": 5.0,
     "view": 1.0,
     "closest": 3.0,
     "ahead": 1.0,
@@ -69,7 +70,8 @@ SCENE_ATTRIBUTE_OF_TYPE = {name.replace(" ", "_"): name for name in SCENE_ATTRIB
 ABSENT_FRACTION = 0.25
 # Maximum fraction of "none" and of "0" among the answers to a question such as "What color is the traffic light?"
 NONE_FRACTION = 0.33
-# "What color is the car?" is a single key beside many keys of "Is the car red?", so it is listed this many times.
+# "What color is the car?" is a single key beside many keys of "Is the car red?", so it is listed this many times, and
+# may be asked this many times as often.
 OPEN_QUESTION_COPIES = 3
 # Answers in words that are more frequent than the mean of their question's answers are accepted with probability
 # (mean / count) ** MEAN_POWER.
@@ -80,6 +82,9 @@ FORMS_OF_ONE = {"facing": ("what", "is", "any"), "travel": ("is", "any"), "brake
 FORMS_OF_ONE |= dict.fromkeys(("color", "status"), ("what", "is", "any"))
 FORMS_OF_SEVERAL = dict.fromkeys(OWN_ATTRIBUTES, ("any",)) | {"color": ("what_all", "are", "any")}
 COLORED = tuple(category for category in CLASSES if is_a(category, "vehicle") and category != "train")
+# Of this many random keys, the one whose answer was asked least is tried first. Otherwise the yes of a rare class, or
+# a rare number, would hardly be asked even about the few images where it is true.
+CANDIDATES = 6
 MAX_TRIES = 8  # keys tried for each question: limits the time spent on scenes with few questions
 
 
@@ -145,22 +150,39 @@ class Balancer:
             return True
         if answer in ("yes", "no"):
             keys = [key[:length] for length in range(2, len(key) + 1)]
-            imbalance = max([self._imbalance(prefix, answer) for prefix in keys])
+            imbalance = self._surplus(key, answer)
             if imbalance > 0 and (imbalance >= self.tolerance or rng.random() < 0.5):
                 return False
         else:
             keys = [key]
             counter = self.counts.get(key, _NO_ANSWERS)
-            fair = counter.total() / max(2, len(counter)) + 1
             if answer in (NONE, "0") and counter[answer] > NONE_FRACTION * counter.total():
                 return False
-            if rng.random() > (fair / (counter.get(answer, 0) + 1)) ** MEAN_POWER:
+            if rng.random() > ((self._mean(key) + 1) / (counter[answer] + 1)) ** MEAN_POWER:
                 return False
         for prefix in keys:
             if prefix not in self.counts:
                 self.counts[prefix] = Counter()
             self.counts[prefix][answer] += 1
         return True
+
+    def frequency(self, key: Key, answer: str | None) -> tuple[bool, float]:
+        """Sort key of an answer: first those that are not in surplus, and among these the ones counted least."""
+        if answer is None:
+            return True, math.inf
+        count = self.counts.get(key, _NO_ANSWERS)[answer]
+        if answer in ("yes", "no"):
+            return self._surplus(key, answer) > 0, count
+        return count > self._mean(key), count / OPEN_QUESTION_COPIES
+
+    def _surplus(self, key: Key, answer: str) -> int:
+        """The maximum over a key and its prefixes of how many more times yes, or no, was counted than the other."""
+        return max(self._imbalance(key[:length], answer) for length in range(2, len(key) + 1))
+
+    def _mean(self, key: Key) -> float:
+        """The mean count of the different answers to a question."""
+        counter = self.counts.get(key, _NO_ANSWERS)
+        return counter.total() / max(2, len(counter))
 
     def _imbalance(self, key: Key, answer: str) -> int:
         """How many more times this answer was counted than the opposite one."""
@@ -220,10 +242,12 @@ def ask(
             pool = pools[question_type] = list(_keys(view, question_type, rng))
         for _ in range(min(MAX_TRIES, len(pool))):
             tries -= 1
-            i = int(rng.random() * len(pool))
-            key, pool[i] = pool[i], pool[-1]
+            candidates = {int(rng.random() * len(pool)) for _ in range(CANDIDATES)}
+            answers = {i: None if pool[i] in taken else view.find(pool[i]) for i in sorted(candidates)}
+            i = min(answers, key=lambda i: balancer.frequency(pool[i], answers[i] and answers[i][0]))
+            key, found = pool[i], answers[i]
+            pool[i] = pool[-1]
             pool.pop()
-            found = None if key in taken else view.find(key)
             taken.add(key)  # also if the balancer refused it: a key that is listed several times gets one try
             if found is not None and found[0] == NONE and not presuppose:
                 continue
