@@ -805,6 +805,21 @@ def test_rare_answers_are_asked_more_often_than_they_occur():
     assert asked["clear"] > asked["rainy"]
 
 
+def test_the_yes_of_a_rare_class_is_asked_where_it_is_true():
+    """One image in 20 has an ambulance, among classes that are often there."""
+    rng, balancer = random.Random(0), Balancer()
+    often = ("car", "truck", "bus", "person", "bicycle", "motorcycle", "traffic light", "traffic sign", "crosswalk")
+    asked, there = Counter(), 0
+    for i in range(2000):
+        classes = [one for one in often if rng.random() < 0.5] + ["ambulance"] * (i % 20 == 0)
+        scene = placed(*((one, 60 * j, 200, {}) for j, one in enumerate(classes)))
+        there += "ambulance" in classes
+        for question in ask(scene, rng, 2, balancer, ["presence"]):
+            asked[question.question_id, question.answer] += 1
+    assert asked["presence/ambulance", "yes"] > 0.35 * there  # 0.44; 0.21 with CANDIDATES 1
+    assert asked["presence/car", "yes"] > 50
+
+
 def test_each_limit_is_asked_of_a_speed_limit_sign():
     """A few other limits would be the true one and two more."""
     scene = placed(("speed limit sign", 40, 200, {"value": "50"}))
