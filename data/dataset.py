@@ -33,7 +33,7 @@ from .folders import LISTS, select_evenly
 from .formats import Problems, Record, check_sources, load_mapping, read_source
 from .formats.drafting import draft_mapping
 from .questions import Balancer, NaturalRates, Question, ask, rebalance
-from .scene import Scene
+from .scene import SYNTHETIC, Scene
 from .scene_labels import read_scene_labels, with_scene_labels
 from .synthetic import render
 
@@ -68,7 +68,7 @@ class DatasetOptions:
 
     output_dir: Path = field(metadata={"help": "folder to write to"})
     source: list[str] = field(
-        default_factory=lambda: ["synthetic"],
+        default_factory=lambda: [SYNTHETIC],
         metadata={
             "help": "synthetic, NAME=FOLDER with the name or path of a mapping file, or a FOLDER with data.yaml, COCO "
             "or Pascal VOC files, for which a mapping file is drafted beside output_dir"
@@ -161,7 +161,7 @@ def _find_mapping(source: str, output_dir: Path) -> tuple[str, str]:
 
     For "synthetic" both are empty.
     """
-    if source == "synthetic":
+    if source == SYNTHETIC:
         return "", ""
     if Path(source).is_dir():
         path = output_dir.parent / f"{output_dir.name}_{Path(source).resolve().name}.json"

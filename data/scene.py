@@ -18,6 +18,7 @@ import numpy as np
 from .patches import resampling
 
 
+SYNTHETIC = "synthetic"  # the source of rendered scenes; all others are photographs
 # class: (singular, plural, its superclass or None). All are words of the vocabulary.
 CLASSES: dict[str, tuple[str, str, str | None]] = {
     "vehicle": ("vehicle", "vehicles", None),

@@ -22,7 +22,6 @@ from .predict import Prediction
 BINS = 15  # of P(yes), for the calibration error
 MIN_QUESTIONS = 10  # with an answer, for metrics of single questions or values that are not mere noise
 TEMPERATURES = (0.05, 20.0)  # range of the search
-SYNTHETIC = "synthetic"  # the source of rendered scenes; all others are photographs
 
 T = TypeVar("T")
 

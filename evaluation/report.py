@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..data.folders import COLUMNS, select_evenly
+from ..data.scene import SYNTHETIC
 from .baselines import Majority, mean_image
 from .grounding import pointing_accuracy, score_pointing
 from .metrics import (
     MIN_QUESTIONS,
-    SYNTHETIC,
     accuracy,
     balanced_accuracy,
     by_group,

@@ -14,10 +14,20 @@ import numpy as np
 from ..data.agreement import PROBES, exclusions, implications
 from ..data.ground_truth import MAX_COUNT, NONE, THIRDS, UNNAMED
 from ..data.questions import SCENE_ATTRIBUTE_OF_TYPE
-from ..data.scene import ATTRIBUTES, CLASSES, COLORS, DIRECTIONS, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, is_a
+from ..data.scene import (
+    ATTRIBUTES,
+    CLASSES,
+    COLORS,
+    DIRECTIONS,
+    LIGHT_STATES,
+    SCENE_ATTRIBUTES,
+    SPEED_LIMITS,
+    SYNTHETIC,
+    is_a,
+)
 from ..data.templates import paraphrases_of, with_article
 from ..taught_traffic_vlm import TaughtWords, is_content_word
-from .metrics import SYNTHETIC, group, mean
+from .metrics import group, mean
 from .predict import Prediction, predict
 
 

@@ -16,6 +16,7 @@ from datasets import concatenate_datasets, load_dataset
 
 from traffic_vlm.data.collator import TrafficCollator
 from traffic_vlm.data.dataset import SyntheticRows
+from traffic_vlm.data.scene import SYNTHETIC
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.utils import option_parser
 
@@ -35,7 +36,7 @@ class Options:
             if getattr(self, name) < minimum:
                 raise SystemExit(f"--{name} must be at least {minimum}, got {getattr(self, name)}")
         # `load_dataset` would search the Hub for a name that is not a folder.
-        if self.dataset != "synthetic" and not Path(self.dataset).is_dir():
+        if self.dataset != SYNTHETIC and not Path(self.dataset).is_dir():
             raise SystemExit(f"--dataset must be synthetic or a folder made by make_dataset.py, got {self.dataset!r}")
         if not Path(self.processor).is_dir():
             raise SystemExit(f"--processor must be the folder of the model repository, got {self.processor!r}")
@@ -43,7 +44,7 @@ class Options:
 
 def read_rows(name: str) -> Any:
     """The rows of a dataset in random order, or synthetic scenes."""
-    if name == "synthetic":
+    if name == SYNTHETIC:
         return SyntheticRows()
     try:
         splits = load_dataset(name)

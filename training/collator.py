@@ -19,7 +19,7 @@ from ..data.grounding import find_word, word_patches
 from ..data.patches import GRID
 from ..data.presence import CATEGORIES, HEAD_QUESTIONS, REGIONS, image_labels, targets
 from ..data.questions import Question, ask
-from ..data.scene import Scene
+from ..data.scene import SYNTHETIC, Scene
 from ..data.templates import paraphrases_of, random_paraphrase
 from ..processing_traffic_vlm import IGNORED_LABEL
 
@@ -109,7 +109,7 @@ class SupervisedCollator(TrafficCollator):
             "agreement_pairs": torch.tensor(related, dtype=torch.long).reshape(-1, 5),
             "head_questions": torch.tensor(of_head, dtype=torch.long).reshape(-1, 5),
             "image_keys": torch.tensor(keys),
-            "is_synthetic": torch.tensor([item.source == "synthetic" for item in prepared]),
+            "is_synthetic": torch.tensor([item.source == SYNTHETIC for item in prepared]),
             "source_index": torch.tensor([index_of.get(item.source, 0) for item in prepared]),
         }
         unused = ("question_ends", "question_index")  # the model needs them only for scoring

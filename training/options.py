@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from transformers import TrainingArguments
 
 from ..data.questions import QUESTION_TYPES
+from ..data.scene import SYNTHETIC
 from .sizes import SizeOptions
 from .tower import is_tower_folder
 
@@ -77,7 +78,7 @@ class ModelOptions(SizeOptions):
 @dataclass
 class DataOptions:
     train_dataset: list[str] = field(
-        default_factory=lambda: ["synthetic"],
+        default_factory=lambda: [SYNTHETIC],
         metadata={
             "help": "folders of make_dataset.py or of your own images, or synthetic for scenes rendered while training"
         },

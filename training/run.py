@@ -18,6 +18,7 @@ from ..attention_traffic_vlm import TrafficVLMAttention, TrafficVLMRMSNorm
 from ..configuration_traffic_vlm import PATCH_TOWER, TrafficVLMConfig, TrafficVLMVisionConfig
 from ..data.dataset import Mixture, SyntheticRows, synthetic_rows
 from ..data.folders import load_rows, select_evenly, source_names
+from ..data.scene import SYNTHETIC
 from ..evaluation.report import quick_metrics
 from ..hub import publish
 from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMMLP
@@ -51,14 +52,14 @@ def open_datasets(folders: Sequence[str], prefer: str | None = None) -> list[Any
     """Open dataset folders; "synthetic" gives rows of scenes that are rendered on access."""
     sources = source_names([Path(folder) for folder in folders])
     return [
-        SyntheticRows() if folder == "synthetic" else load_rows([Path(folder)], prefer=prefer, sources=[source])
+        SyntheticRows() if folder == SYNTHETIC else load_rows([Path(folder)], prefer=prefer, sources=[source])
         for folder, source in zip(folders, sources)
     ]
 
 
 def sources_of(datasets: Sequence[Any]) -> list[str]:
     """The names of all sources of datasets, sorted."""
-    names = [["synthetic"] if isinstance(rows, SyntheticRows) else rows.unique("source") for rows in datasets]
+    names = [[SYNTHETIC] if isinstance(rows, SyntheticRows) else rows.unique("source") for rows in datasets]
     return sorted({name for some in names for name in some})
 
 

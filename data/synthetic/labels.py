@@ -7,7 +7,7 @@ import numpy as np
 
 from ..ground_truth import GROUNDED, NOTHING, PATCHES, Seen
 from ..patches import GRID
-from ..scene import SCENE_ATTRIBUTES, Scene, SceneObject, given_to_all
+from ..scene import SCENE_ATTRIBUTES, SYNTHETIC, Scene, SceneObject, given_to_all
 from .backdrop import Crosswalk
 from .geometry import SCALE
 from .layout import PRESENCE
@@ -94,7 +94,7 @@ def describe(drawing: Drawing) -> Scene:
     # Far roofs are not annotated as buildings, but look like them.
     exhaustive = EXHAUSTIVE - {"building"} if plan.setting == "city" and plan.skyline else EXHAUSTIVE
     return Scene(
-        *(size, size, tuple(objects), scene_attributes, exhaustive, attributed, "synthetic", str(plan.seed)), presence
+        *(size, size, tuple(objects), scene_attributes, exhaustive, attributed, SYNTHETIC, str(plan.seed)), presence
     )
 
 
