@@ -242,8 +242,8 @@ def ask(
             pool = pools[question_type] = list(_keys(view, question_type, rng))
         for _ in range(min(MAX_TRIES, len(pool))):
             tries -= 1
-            candidates = {int(rng.random() * len(pool)) for _ in range(CANDIDATES)}
-            answers = {i: None if pool[i] in taken else view.find(pool[i]) for i in sorted(candidates)}
+            candidates = [int(rng.random() * len(pool)) for _ in range(CANDIDATES)]
+            answers = {i: None if pool[i] in taken else view.find(pool[i]) for i in candidates}
             i = min(answers, key=lambda i: balancer.frequency(pool[i], answers[i] and answers[i][0]))
             key, found = pool[i], answers[i]
             pool[i] = pool[-1]

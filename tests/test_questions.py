@@ -820,6 +820,13 @@ def test_the_yes_of_a_rare_class_is_asked_where_it_is_true():
     assert asked["presence/car", "yes"] > 50
 
 
+def test_natural_rates_are_those_of_all_questions():
+    scene, rng = placed(("car", 40, 200, {}), ("bus", 300, 200, {})), random.Random(0)
+    true = [one.answer for one in enumerate_questions(scene) if one.question_type == "presence"]
+    asked = [one.answer for _ in range(500) for one in ask(scene, rng, 2, NaturalRates(), ["presence"])]
+    assert asked.count("yes") / len(asked) == pytest.approx(true.count("yes") / len(true), abs=0.03)
+
+
 def test_each_limit_is_asked_of_a_speed_limit_sign():
     """A few other limits would be the true one and two more."""
     scene = placed(("speed limit sign", 40, 200, {"value": "50"}))
