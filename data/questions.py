@@ -26,6 +26,7 @@ from .ground_truth import (
     THIRDS,
     UNCOUNTED,
     Box,
+    Found,
     Key,
     View,
 )
@@ -166,10 +167,11 @@ class Balancer:
             self.counts[prefix][answer] += 1
         return True
 
-    def frequency(self, key: Key, answer: str | None) -> tuple[bool, float]:
+    def frequency(self, key: Key, found: Found | None) -> tuple[bool, float]:
         """Sort key of an answer: first those that are not in surplus, and among these the ones counted least."""
-        if answer is None:
+        if found is None:
             return True, math.inf
+        answer = found[0]
         count = self.counts.get(key, _NO_ANSWERS)[answer]
         if answer in ("yes", "no"):
             return self._surplus(key, answer) > 0, count
@@ -244,7 +246,7 @@ def ask(
             tries -= 1
             candidates = [int(rng.random() * len(pool)) for _ in range(CANDIDATES)]
             answers = {i: None if pool[i] in taken else view.find(pool[i]) for i in candidates}
-            i = min(answers, key=lambda i: balancer.frequency(pool[i], answers[i] and answers[i][0]))
+            i = min(answers, key=lambda i: balancer.frequency(pool[i], answers[i]))
             key, found = pool[i], answers[i]
             pool[i] = pool[-1]
             pool.pop()
