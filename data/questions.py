@@ -127,6 +127,11 @@ class Question:
 _NO_ANSWERS: Counter[str] = Counter()
 
 
+def _prefixes(key: Key) -> list[Key]:
+    """The prefixes of at least two parts of a key, and the key itself."""
+    return [key[:length] for length in range(2, len(key) + 1)]
+
+
 @dataclass
 class Balancer:
     """Balances the answers over all the scenes that it is used for.
@@ -150,7 +155,7 @@ class Balancer:
         if key[0] == "description":  # hardly any answer occurs twice
             return True
         if answer in ("yes", "no"):
-            keys = [key[:length] for length in range(2, len(key) + 1)]
+            keys = _prefixes(key)
             imbalance = self._surplus(key, answer)
             if imbalance > 0 and (imbalance >= self.tolerance or rng.random() < 0.5):
                 return False
@@ -179,7 +184,7 @@ class Balancer:
 
     def _surplus(self, key: Key, answer: str) -> int:
         """The maximum over a key and its prefixes of how many more times yes, or no, was counted than the other."""
-        return max(self._imbalance(key[:length], answer) for length in range(2, len(key) + 1))
+        return max(self._imbalance(prefix, answer) for prefix in _prefixes(key))
 
     def _mean(self, key: Key) -> float:
         """The mean count of the different answers to a question."""
@@ -226,7 +231,8 @@ def ask(
         rng: source of random numbers. The result depends only on the arguments, with the states of `rng` and
             `balancer`.
         count: maximum number of questions. There are fewer where the scene has fewer or the balancer accepts fewer.
-        balancer: balances answers over all scenes; by default this scene is balanced by itself.
+        balancer: balances answers over all scenes, and prefers those that it was asked least; by default this scene
+            is balanced by itself.
         question_types: question types to ask, in proportion to QUESTION_TYPE_WEIGHTS.
         presuppose: also ask for the color, state, value or side of objects that are not there; the answer is "none".
     """

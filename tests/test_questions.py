@@ -820,6 +820,24 @@ def test_the_yes_of_a_rare_class_is_asked_where_it_is_true():
     assert asked["presence/car", "yes"] > 50
 
 
+def test_open_questions_keep_their_share():
+    rng, balancer = random.Random(0), Balancer()
+    words, all_answers = Counter(), 0
+    for _ in range(2000):
+        scenes = {
+            "light_state": placed(("traffic light", 40, 200, {"state": "green" if rng.random() < 0.8 else "red"})),
+            "count": placed(*(("car", 60 * j, 200, {}) for j in range(1 if rng.random() < 0.9 else 3))),
+        }
+        for question_type, scene in scenes.items():
+            for question in ask(scene, rng, 2, balancer, [question_type]):
+                all_answers += question_type == "light_state"
+                if question.question_id.split("/")[2] == "what":
+                    words[question_type, question.answer] += 1
+    lights = words["light_state", "green"] + words["light_state", "red"]
+    assert lights / all_answers > 0.45  # 0.38 if an open question counts like each of the yes/no ones
+    assert min(words["count", "1"], words["count", "3"]) > 50  # a handful if frequent numbers are tried first
+
+
 def test_natural_rates_are_those_of_all_questions():
     scene, rng = placed(("car", 40, 200, {}), ("bus", 300, 200, {})), random.Random(0)
     true = [one.answer for one in enumerate_questions(scene) if one.question_type == "presence"]
