@@ -65,7 +65,7 @@ MEDIUM_TEXT = {
 }
 CONV_LISTS = ("conv_widths", "conv_depths", "conv_kernel_sizes", "conv_strides")
 # A vision transformer on 16×16 patches: no convolutions, one layer more.
-PATCH_TOWER: dict[str, Any] = {**{name: [] for name in CONV_LISTS}, "num_hidden_layers": 3}
+PATCH_TOWER: dict[str, Any] = {**{name: [] for name in CONV_LISTS}, "num_hidden_layers": 3, "image_size": 224}
 
 
 class TrafficVLMTextConfig(PreTrainedConfig):
@@ -229,7 +229,7 @@ class TrafficVLMTextConfig(PreTrainedConfig):
 
 
 class TrafficVLMVisionConfig(PreTrainedConfig):
-    """Configuration of the custom vision tower. The defaults give 18.8 M parameters and 196 image tokens of width 768.
+    """Configuration of the custom vision tower. The defaults give 18.8 M parameters and 256 image tokens of width 768.
 
     Args:
         conv_widths: channels after the stem, after each stage of residual blocks, and after the last convolution.
@@ -265,7 +265,7 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         num_hidden_layers: int = 2,
         num_attention_heads: int = 12,
         num_channels: int = 3,
-        image_size: int | list[int] = 224,
+        image_size: int | list[int] = 256,
         patch_size: int = 16,
         hidden_act: str = "gelu_pytorch_tanh",
         layer_norm_eps: float = 1e-6,

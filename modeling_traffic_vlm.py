@@ -1,6 +1,6 @@
 """Traffic VLM: encode a traffic image once, answer many questions about it.
 
-    pixel_values [I,3,224,224] → vision tower → [I,196,768] → projector → [I,196,512] ─┐ keys, values
+    pixel_values [I,3,256,256] → vision tower → [I,256,768] → projector → [I,256,512] ─┐ keys, values
     input_ids [B,L] → embeddings → 4 × (self-attention, cross-attention, feed-forward) ─┴→ norm → lm_head → [B,L,500]
 
 What is special here:
@@ -10,7 +10,7 @@ What is special here:
 - a packed row holds several questions: `segment_ids` separate them, and each starts at position 0;
 - `[PAD]` is never learned or generated: `forward` masks its logit, and its embedding stays zero.
 
-Shapes: B rows of text, L tokens, I images, P image tokens (196), S keys to read (past + L of the text, or P), K
+Shapes: B rows of text, L tokens, I images, P image tokens (256), S keys to read (past + L of the text, or P), K
 key/value heads, D head size, C hidden size, V vocabulary.
 """
 
@@ -389,7 +389,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
 
     @can_return_tuple
     def get_image_features(self, pixel_values: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
-        """Run the vision tower and the projector on pixels [I,3,224,224].
+        """Run the vision tower and the projector on pixels [I,3,256,256].
 
         Returns:
             `pooler_output`: projected image tokens [I,P,C]; `last_hidden_state`: image tokens before the projector.
@@ -430,7 +430,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
 
         Args:
             input_ids: [B,L]; or pass inputs_embeds [B,L,C]. These, the masks and `**kwargs` are the decoder's.
-            pixel_values: [I,3,224,224]; or pass encoded_images from `encode_images`. With neither, the decoder is a
+            pixel_values: [I,3,256,256]; or pass encoded_images from `encode_images`. With neither, the decoder is a
                 plain language model.
             image_index: [B], index of the image of each row; not needed if row i is about image i.
             encoder_attention_mask: [I,P], 0 at image tokens to hide.

@@ -214,7 +214,7 @@ class TrafficVLMProcessor(ProcessorMixin):
     """Combine an image processor and the tokenizer.
 
     Args:
-        image_processor: an image processor of transformers that returns pixels [I,3,224,224].
+        image_processor: an image processor of transformers that returns pixels [I,3,256,256].
         tokenizer: the `TrafficVLMTokenizer`.
         chat_template: a Jinja template; by default it makes a prompt of the last user message's text.
 
@@ -306,7 +306,7 @@ class TrafficVLMProcessor(ProcessorMixin):
                 accepted in ``text_kwargs``, ``images_kwargs`` or ``common_kwargs``.
 
         Returns:
-            ``pixel_values`` [I,3,224,224] float32 and, all int64,
+            ``pixel_values`` [I,3,256,256] float32 and, all int64,
 
             - one question per row: ``input_ids``, ``attention_mask`` [N,L], and ``image_index`` [N], the index of each
               row's image (left out if every image has exactly one question);

@@ -230,7 +230,7 @@ class ImageReader:
     def encode_images(
         self, pixel_values: torch.Tensor, encoder_attention_mask: torch.Tensor | None = None
     ) -> EncodedImages:
-        """Encode images [I,3,224,224] once, to pass as `encoded_images=` instead of pixels in many calls.
+        """Encode images [I,3,256,256] once, to pass as `encoded_images=` instead of pixels in many calls.
 
         encoder_attention_mask [I,P] hides image tokens where it is 0. No gradients are kept.
         """
@@ -243,7 +243,7 @@ class ImageReader:
         return replace(images, weights_version=self.model.weights_version())
 
     def get_image_features(self, pixel_values: torch.Tensor, **kwargs: Any) -> Any:
-        """Image tokens of pixels [I,3,224,224]: an output whose `pooler_output` is [I,P,C]."""
+        """Image tokens of pixels [I,3,256,256]: an output whose `pooler_output` is [I,P,C]."""
         return self.model.get_image_features(pixel_values, **kwargs)
 
     def padding_mask(self, input_ids: torch.Tensor) -> torch.Tensor:

@@ -1,15 +1,15 @@
-"""The vision tower of Traffic VLM: convolutions to feature maps of three sizes, then neck layers on 14 × 14 patches.
+"""The vision tower of Traffic VLM: convolutions to feature maps of three sizes, then neck layers on 16 × 16 patches.
 
-    [B,3,224,224] → convolutions ─┬→ [B,40,28,28]  2 × 2 per patch ────┐
-                                  ├→ [B,112,14,14] 1 per patch ────────┼(+)→ [B,196,neck] → + position → layers
-                                  └→ [B,1280,7,7]  1 per 2 × 2 patches ┘     → norm → [B,196,768] → + position
+    [B,3,256,256] → convolutions ─┬→ [B,40,32,32]  2 × 2 per patch ────┐
+                                  ├→ [B,112,16,16] 1 per patch ────────┼(+)→ [B,256,neck] → + position → layers
+                                  └→ [B,1280,8,8]  1 per 2 × 2 patches ┘     → norm → [B,256,768] → + position
 
 What is special here:
 - convolutions are local and translation equivariant. A transformer on 16×16 patches has to learn both, which takes
   more images than this project has. `docs/log.md` compares the two;
 - the convolutions are those of EfficientNet-Lite0, so training can start from weights pretrained on photographs;
 - each patch combines fine details (a lamp), its own content (a wheel) and its surroundings (a bus);
-- the output is that of a ViT with 16×16 patches, 196 tokens of width 768, so such a tower can replace this one;
+- the output is that of a ViT with 16×16 patches, 256 tokens of width 768, so such a tower can replace this one;
 - position embeddings are computed from coordinates in 0..1, so the same weights read images of any size (training
   starts with small ones). They are added twice, because the neck layers may discard positions that questions such as
   "on the left?" need;

@@ -8,7 +8,7 @@
 - "No", counts and names like "the car" require a class that the source labels exhaustively. The one exception is the
   value of a labeled light or sign (`View._all_have`).
 
-All thresholds are fractions of the image, which the model sees resized to 224 × 224 in patches of 16 × 16: lengths
+All thresholds are fractions of the image, on a grid of 14 × 14 patches (224 × 224 pixels, patches of 16 × 16): lengths
 are fractions of its width or height, areas are measured in patches, 1/196 of its area.
 """
 

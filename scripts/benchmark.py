@@ -9,7 +9,7 @@ Writes report.json and report.md. Run nothing else meanwhile.
 Traffic VLM has the configuration of this repository's weights. The baselines are classes of transformers with the
 widths and depths of its default configuration:
 
-    PaliGemma   SigLIP vision tower, linear projector, Gemma decoder; 196 image tokens in the prompt
+    PaliGemma   SigLIP vision tower, linear projector, Gemma decoder; 256 image tokens in the prompt
     Idefics3    SigLIP vision tower, pixel shuffle, Llama decoder, as in SmolVLM; 49 image tokens in the prompt
 
 Workloads:
@@ -181,7 +181,7 @@ class Baseline:
 
 
 class PaliGemma(Baseline):
-    """`<image>*196 <bos> question \\n`; image and question see each other in both directions (token type 0)."""
+    """`<image>*256 <bos> question \\n`; image and question see each other in both directions (token type 0)."""
 
     model_class = PaliGemmaForConditionalGeneration
 

@@ -113,8 +113,9 @@ def build(output_dir: Path, tokenizer: TrafficVLMTokenizer, text_fields: dict[st
         raise ValueError(f"{output_dir} has weights, which do not fit {named}: choose another --output_dir")
     config = make_config(text_fields)
     token_ids = {name: getattr(config.text_config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    # The whole image is resized to 224 x 224 (bicubic, no crop); pixels are scaled to [-1, 1].
-    image_processor = SiglipImageProcessorPil(size={"height": 224, "width": 224})
+    # The whole image is resized to a square (bicubic, no crop); pixels are scaled to [-1, 1].
+    size = config.vision_config.image_size
+    image_processor = SiglipImageProcessorPil(size={"height": size, "width": size})
     parts = (
         config,
         GenerationConfig(**token_ids, max_new_tokens=MAX_NEW_TOKENS),

@@ -48,7 +48,7 @@ VARIANTS: dict[str, dict[str, int]] = {
     "MLA 128+32, image 128": {"kv_latent_size": 128, "rope_head_dim": 32, "image_latent_size": 128},
 }
 OURS = "GQA 8/2"
-IMAGE_TOKENS, QUESTION_TOKENS, QUESTIONS = 196, 10, 16
+IMAGE_TOKENS, QUESTION_TOKENS, QUESTIONS = 256, 10, 16
 TRAINING_IMAGES = 4  # of a training step, each with QUESTIONS packed questions
 LENGTHS = (50, 120)
 DTYPES = (torch.float32, torch.bfloat16)
@@ -275,7 +275,7 @@ def measure_cache(folder: str, min_run_time: float) -> list[dict[str, Any]]:
             print("cache: left out in bfloat16, which is over a hundred times slower than float32 on this CPU")
             continue
         model = load_weights(folder, dtype=dtype).eval().fuse_for_inference()
-        image = model.encode_images(torch.zeros(1, 3, 224, 224, dtype=dtype))
+        image = model.encode_images(torch.zeros(1, 3, 256, 256, dtype=dtype))
         start = torch.full((1, 1), model.config.text_config.bos_token_id)
         for threads in sorted({1, all_threads}):
             torch.set_num_threads(threads)

@@ -30,10 +30,10 @@ def count_questions(batch, image=0):
 
 def test_grounding_targets_are_at_the_nouns_of_the_questions(processor):
     rows = [dict(SyntheticRows(first_seed=seed)[0]) for seed in (3, 4, 5)]
-    batch = SupervisedCollator(processor, 8, grid=(14, 14), sources=("a", "synthetic"))(rows)
+    batch = SupervisedCollator(processor, 8, grid=(16, 16), sources=("a", "synthetic"))(rows)
     assert batch["source_index"].tolist() == [1, 1, 1]
     assert batch["region_targets"].shape == (3, len(CATEGORIES), 4)
-    assert batch["patch_targets"].shape == (3, len(CATEGORIES), 14, 14)
+    assert batch["patch_targets"].shape == (3, len(CATEGORIES), 16, 16)
     positions = batch["grounding_targets"].any(-1).nonzero()
     assert len(positions) > 0
     nouns = {word for category in CLASSES for word in class_words(category)}
@@ -62,7 +62,7 @@ def test_intermediate_targets_are_the_true_values(processor):
 
     image = Image.new("RGB", (40, 40))
     row = {"image": image, "scene": scene.to_json(), "questions": None, "answers": None, "source": "x"}
-    batch = SupervisedCollator(processor, 16, grid=(14, 14))([row])
+    batch = SupervisedCollator(processor, 16, grid=(16, 16))([row])
     assert batch["region_targets"][0, INDEX["car"], 0] == 1
     assert batch["region_targets"][0, INDEX["weather: fog"]].tolist() == [1, -1, -1, -1]
     found = {}
@@ -138,7 +138,7 @@ def test_fitted_rows_hold_the_same_questions_in_fewer_tokens(processor):
         ["Is it dark?"],
     ]
     answers = [["no"] * 9 + ["red"], ["yes"]]
-    images = np.random.default_rng(0).integers(0, 255, (2, 224, 224, 3), np.uint8)
+    images = np.random.default_rng(0).integers(0, 255, (2, 256, 256, 3), np.uint8)
     packed = dict(processor(images=list(images), text=texts, suffix=answers, packed=True, return_tensors="pt"))
     fitted = processor(
         images=list(images), text=texts, suffix=answers, packed=True, row_tokens="fit", return_tensors="pt"
@@ -202,12 +202,12 @@ def test_synthetic_rows_are_the_rendered_scenes():
 def colored(left: str, right: str) -> tuple[Image.Image, Scene]:
     """A red and a blue box, labeled as cars."""
     shades = {"red": (220, 30, 30), "blue": (30, 30, 220)}
-    image = Image.new("RGB", (224, 224), (120, 120, 120))
+    image = Image.new("RGB", (256, 256), (120, 120, 120))
     image.paste(shades[left], (20, 90, 80, 140))
     image.paste(shades[right], (150, 90, 210, 140))
     boxes = ((20.0, 90.0, 80.0, 140.0), (150.0, 90.0, 210.0, 140.0))
     cars = [SceneObject("car", box, attributes={"color": name}) for box, name in zip(boxes, (left, right))]
-    return image, Scene(224, 224, tuple(cars), exhaustive=frozenset({"car"}), attributed={"car": frozenset({"color"})})
+    return image, Scene(256, 256, tuple(cars), exhaustive=frozenset({"car"}), attributed={"car": frozenset({"color"})})
 
 
 def test_augmented_boxes_still_hold_their_colors():
@@ -287,7 +287,7 @@ def test_batches_are_packed_and_labeled(processor):
     for training in (True, False):
         collate = TrafficCollator(processor, questions_per_image=6, training=training)
         batch = collate(rows if training else synthetic_rows(0, 3))
-        assert batch["pixel_values"].shape == (3, 3, 224, 224)
+        assert batch["pixel_values"].shape == (3, 3, 256, 256)
         assert (batch["question_ends"] >= 0).sum(-1).max() <= 6
         assert ((batch["labels"] != -100).sum(-1) > 0).all()
         assert batch["labels"].shape == batch["segment_ids"].shape == batch["input_ids"].shape

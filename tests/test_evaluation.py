@@ -268,7 +268,7 @@ def test_the_majority_falls_back_from_the_source_to_all_questions(processor):
 
 def test_mean_image(processor):
     pictures = [{"image": Image.new("RGB", size, (value, 0, 90))} for size, value in (((9, 5), 10), ((300, 300), 30))]
-    assert mean_image(pictures, processor).getcolors() == [(224 * 224, (20, 0, 90))]
+    assert mean_image(pictures, processor).getcolors() == [(256 * 256, (20, 0, 90))]
     with pytest.raises(ValueError, match="at least one"):
         mean_image([], processor)
 
@@ -280,7 +280,7 @@ def test_the_mean_image_is_encoded_once_and_scores_one_half(monkeypatch, process
     question = ["Is there a car?", "Is it raining?"]
     asked = [own_row(row, question, ["yes", "no"] if i % 2 else ["no", "yes"]) for i, row in enumerate(rows)]
     asked = [{**row, "question_ids": question} for row in asked]
-    found = predict(model, processor, asked, batch_size=4, image=Image.new("RGB", (224, 224), "gray"))
+    found = predict(model, processor, asked, batch_size=4, image=Image.new("RGB", (256, 256), "gray"))
     assert sizes == [1]
     assert len({(one.question, one.text) for one in found}) == 2
     assert balanced_accuracy(found).value == 0.5
@@ -429,8 +429,8 @@ def test_corruptions_are_repeatable_and_change_the_image(processor, rows):
     image = rows[0]["image"].resize((640, 480))
     for name, corrupt in corruptions(processor).items():
         once = corrupt(image)
-        assert once.size == (224, 224) and once.tobytes() == corrupt(image).tobytes(), name
-        difference = np.asarray(once, float) - np.asarray(image.resize((224, 224)), float)
+        assert once.size == (256, 256) and once.tobytes() == corrupt(image).tobytes(), name
+        difference = np.asarray(once, float) - np.asarray(image.resize((256, 256)), float)
         assert np.abs(difference).mean() > 1, name
     dark = corruptions(processor)["darkness, 35% of the light"](Image.new("RGB", (9, 9), (200, 100, 0)))
     assert dark.getpixel((0, 0)) == (70, 35, 0)

@@ -256,7 +256,7 @@ def test_ask_onnx_refuses_bad_arguments(exported, tmp_path, run_script):
 
 def test_export_json_describes_the_model(exported):
     about = json.loads((exported / "export.json").read_text())
-    assert about["layers"] == 2 and about["image_size"] == [224, 224] and about["start"] == 2
+    assert about["layers"] == 2 and about["image_size"] == [256, 256] and about["start"] == 2
 
 
 def test_export_refuses_what_it_cannot_do(folder, exported, tmp_path):

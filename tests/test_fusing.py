@@ -13,7 +13,7 @@ from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 
 
 IDS = torch.tensor([[1, 9, 30, 41], [1, 12, 7, 5]])
-PIXELS = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+PIXELS = torch.randn(2, 3, 256, 256, generator=torch.Generator().manual_seed(0))
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch is built without oneDNN")
 

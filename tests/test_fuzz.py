@@ -109,7 +109,7 @@ images = arrays | arrays.map(torch.from_numpy) | pictures | files | urls.map("".
 def test_images(processor, given_images):
     inputs = result_of(processor, images=given_images, return_tensors="pt")
     if inputs is not None:
-        assert inputs["pixel_values"].shape[1:] == (3, 224, 224)
+        assert inputs["pixel_values"].shape[1:] == (3, 256, 256)
         assert torch.isfinite(inputs["pixel_values"]).all()
 
 
@@ -146,7 +146,7 @@ def tensors(draw: Any, shape: tuple[int, ...], high: int) -> torch.Tensor:
 def model_inputs(draw: Any) -> dict[str, torch.Tensor]:
     rows, images, length = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 5, 9, 130]))
     value = draw(st.just(0.5) | st.floats(width=32))
-    shape = draw(st.sampled_from([(rows, 3, 224, 224), (images, 3, 224, 224), (rows, 1, 224, 224), (rows, 3, 0, 0)]))
+    shape = draw(st.sampled_from([(rows, 3, 256, 256), (images, 3, 256, 256), (rows, 1, 256, 256), (rows, 3, 0, 0)]))
     strange: dict[str, st.SearchStrategy[torch.Tensor]] = {
         "pixel_values": st.just(torch.full(shape, value)),
         "attention_mask": tensors((rows, length), 2),
@@ -155,10 +155,10 @@ def model_inputs(draw: Any) -> dict[str, torch.Tensor]:
         "question_ends": tensors((rows, 2), length),
         "labels": tensors((rows, length), 500),
         "image_index": tensors((rows,), images),
-        "encoder_attention_mask": tensors((images, 196), 2),
+        "encoder_attention_mask": tensors((images, 256), 2),
     }
     names = draw(st.lists(st.sampled_from(list(strange)), max_size=3, unique=True))
-    inputs = {"input_ids": draw(tensors((rows, length), 500)), "pixel_values": torch.zeros(rows, 3, 224, 224)}
+    inputs = {"input_ids": draw(tensors((rows, length), 500)), "pixel_values": torch.zeros(rows, 3, 256, 256)}
     return inputs | {name: draw(strange[name]) for name in names}
 
 

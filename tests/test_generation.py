@@ -192,7 +192,7 @@ def test_plain_cache_with_an_image_raises(model, name):
 @torch.no_grad()
 def test_image_mask_is_reordered_with_the_cache(model):
     model = copy.deepcopy(model).double()  # float32 differs too much when sums are reordered
-    ids, pixels, mask = random_ids(2, 6), random_pixels(2).double(), torch.ones(2, 196, dtype=torch.long)
+    ids, pixels, mask = random_ids(2, 6), random_pixels(2).double(), torch.ones(2, 256, dtype=torch.long)
     mask[0, 20:], mask[1, 100:] = 0, 0
     word = random_ids(2, 1, seed=3)
     plain = model(torch.cat([ids, word], dim=1), pixels, encoder_attention_mask=mask).logits[:, -1]
@@ -213,7 +213,7 @@ def test_image_mask_is_reordered_with_the_cache(model):
 
 def test_assistant_gets_the_image_mask(model):
     assistant, ids, pixels = tiny_model(seed=3), random_ids(1, 6), random_pixels(1)
-    mask = torch.ones(1, 196, dtype=torch.long)
+    mask = torch.ones(1, 256, dtype=torch.long)
     mask[:, 30:] = 0
     masks = []
     assistant.model.text_model.register_forward_pre_hook(
@@ -380,7 +380,7 @@ def test_generation_without_an_image(model, alone):
 def test_decoder_with_encoder_hidden_states_and_beams(model, alone):
     ids, pixels = random_ids(2, 6), random_pixels(2)
     tokens = model.get_image_features(pixels).pooler_output.detach()
-    mask = torch.ones(2, 196, dtype=torch.long)
+    mask = torch.ones(2, 256, dtype=torch.long)
     mask[:, 100:] = 0
     for options in ({}, {"num_beams": 3}):
         image = {"encoder_hidden_states": tokens, "encoder_attention_mask": mask}

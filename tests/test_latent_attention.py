@@ -92,16 +92,16 @@ def test_flex_attention_equals_sdpa(image, monkeypatch):
 @pytest.mark.parametrize(
     ("fields", "size"),
     [
-        ({}, 1_007_616),
-        ({"kv_latent_size": 128}, 4 * 4 * (50 * (128 + 32) + 196 * 2 * 128)),  # 930,816
-        ({"image_latent_size": 128}, 4 * 4 * (50 * 2 * 128 + 196 * 128)),  # 606,208
-        ({"kv_latent_size": 128, "image_latent_size": 128}, 4 * 4 * (50 * (128 + 32) + 196 * 128)),  # 529,408
+        ({}, 4 * 4 * 2 * 128 * (50 + 256)),
+        ({"kv_latent_size": 128}, 4 * 4 * (50 * (128 + 32) + 256 * 2 * 128)),  # 1,176,576
+        ({"image_latent_size": 128}, 4 * 4 * (50 * 2 * 128 + 256 * 128)),  # 729,088
+        ({"kv_latent_size": 128, "image_latent_size": 128}, 4 * 4 * (50 * (128 + 32) + 256 * 128)),  # 652,288
     ],
 )
 @torch.no_grad()
 def test_cache_size_of_one_image_and_50_tokens(fields, size):
     config = TrafficVLMTextConfig(hidden_size=64, intermediate_size=8, encoder_hidden_size=8, **fields)
-    cache = TrafficVLMTextModel(config).eval()(random_ids(1, 50), encoder_hidden_states=torch.randn(1, 196, 8))
+    cache = TrafficVLMTextModel(config).eval()(random_ids(1, 50), encoder_hidden_states=torch.randn(1, 256, 8))
     cache = cache.past_key_values
     pairs = [(layer.keys, layer.values) for layer in cache.layers] + list(cache.image_key_values)
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for pair in pairs for t in pair}
@@ -196,7 +196,7 @@ def test_exported_graphs_equal_the_model(tmp_path):
     )
     pixels, text = random_pixels(1), model.config.get_text_config()
     keys, values = vision.run(None, {"pixel_values": pixels.numpy()})
-    assert keys.shape == (2, 1, 1, 196, 10) and values.shape == (2, 1, 1, 196, 0)
+    assert keys.shape == (2, 1, 1, 256, 10) and values.shape == (2, 1, 1, 256, 0)
     images = {"image_keys": keys, "image_values": values}
     packed = pack([random_ids(4, seed=1), random_ids(6, seed=2)])
     names = ("input_ids", "position_ids", "segment_ids", "question_ends")

@@ -21,8 +21,8 @@ IDS = torch.full((2, 3), 7)
         ({"position_ids": torch.arange(4)[None]}, r"position_ids must be int64 \[2,3\] .*, got int64 \[1, 4\]"),
         ({"position_ids": torch.ones(2, 3)}, r"position_ids must be .*, got float32 \[2, 3\]"),
         (
-            {"encoder_attention_mask": torch.ones(1, 196)},
-            r"encoder_attention_mask must be \[2,196\] .*, got \[1, 196\]",
+            {"encoder_attention_mask": torch.ones(1, 256)},
+            r"encoder_attention_mask must be \[2,256\] .*, got \[1, 256\]",
         ),
         ({"image_index": torch.tensor([0.0, 1.0])}, r"image_index must be int64 \[2\], .*, got float32 \[2\]"),
     ],
@@ -78,7 +78,7 @@ def test_dynamic_quantization_needs_float32():
     assert not torch.equal(actual, expected)
     image = quantized.encode_images(pixels)
     assert quantized.generate(input_ids=ids, encoded_images=image, max_new_tokens=3).shape[1] > 6
-    assert quantized.attention_maps(input_ids=ids, pixel_values=pixels).shape == (1, 6, 14, 14)
+    assert quantized.attention_maps(input_ids=ids, pixel_values=pixels).shape == (1, 6, 16, 16)
     fused = quantized.fuse_for_inference().score_yes_no(input_ids=ids, pixel_values=pixels)[0]
     torch.testing.assert_close(fused, actual)
     with pytest.raises(ValueError, match=r"loaded in bfloat16: load it with dtype=torch.float32, then quantize it"):

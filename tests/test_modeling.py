@@ -163,7 +163,7 @@ def test_grouped_query_attention_equals_multi_head_with_repeated_weights(vision)
 @torch.no_grad()
 def test_decoder_shapes_at_full_size():
     model = TrafficVLMTextModel(TrafficVLMTextConfig()).eval()
-    output = model(random_ids(2, 12), encoder_hidden_states=torch.randn(2, 196, 768), output_hidden_states=True)
+    output = model(random_ids(2, 12), encoder_hidden_states=torch.randn(2, 256, 768), output_hidden_states=True)
     assert output.last_hidden_state.shape == (2, 12, 512)
     assert [tuple(h.shape) for h in output.hidden_states] == [(2, 12, 512)] * 5
     assert torch.equal(output.hidden_states[-1], output.last_hidden_state)
@@ -457,9 +457,9 @@ def vit_model(**fields) -> TrafficVLMForConditionalGeneration:
 
 @torch.no_grad()
 def test_vision_tower_of_transformers():
-    model = vit_model()
-    assert model.get_image_features(random_pixels(1)).pooler_output.shape == (1, 197, 32)  # a class token and 14 × 14
-    assert model.attention_maps(random_ids(1, 3), random_pixels(1)).shape == (1, 3, 14, 14)
+    model = vit_model(image_size=256)
+    assert model.get_image_features(random_pixels(1)).pooler_output.shape == (1, 257, 32)  # a class token and 16 × 16
+    assert model.attention_maps(random_ids(1, 3), random_pixels(1)).shape == (1, 3, 16, 16)
     wide = vit_model(image_size=[64, 128])
     assert wide.attention_maps(random_ids(1, 3), torch.randn(1, 3, 64, 128)).shape == (1, 3, 4, 8)
     half = model.bfloat16()
@@ -642,13 +642,13 @@ def test_image_for_a_decoder_without_cross_attention_raises():
     ("arguments", "named"),
     [
         ({"pixel_values": torch.randn(2, 3, 200, 224)}, ["200", "224"]),
-        ({"pixel_values": torch.randn(2, 1, 224, 224)}, [r"\[2, 1, 224, 224\]"]),
-        ({"pixel_values": torch.randn(3, 224, 224)}, [r"\[3, 224, 224\]"]),
-        ({"pixel_values": torch.full((2, 3, 224, 224), math.nan)}, ["NaN", r"got nan\.\.nan"]),
-        ({"pixel_values": torch.full((2, 3, 224, 224), math.inf)}, ["infinity", r"got inf\.\.inf"]),
+        ({"pixel_values": torch.randn(2, 1, 256, 256)}, [r"\[2, 1, 256, 256\]"]),
+        ({"pixel_values": torch.randn(3, 256, 256)}, [r"\[3, 256, 256\]"]),
+        ({"pixel_values": torch.full((2, 3, 256, 256), math.nan)}, ["NaN", r"got nan\.\.nan"]),
+        ({"pixel_values": torch.full((2, 3, 256, 256), math.inf)}, ["infinity", r"got inf\.\.inf"]),
         ({"pixel_values": 60 * random_pixels(2).abs()}, [r"normalized, .* in -10\.\.10", "got 0"]),
-        ({"pixel_values": torch.full((2, 3, 224, 224), -10.1)}, [r"got -10\.1\.\.-10\.1"]),
-        ({"pixel_values": torch.ones(2, 3, 224, 224, dtype=torch.uint8)}, ["normalized floats", "got uint8"]),
+        ({"pixel_values": torch.full((2, 3, 256, 256), -10.1)}, [r"got -10\.1\.\.-10\.1"]),
+        ({"pixel_values": torch.ones(2, 3, 256, 256, dtype=torch.uint8)}, ["normalized floats", "got uint8"]),
         (
             {"input_ids": torch.tensor([[0, 7], [7, 7]]), "pixel_values": random_pixels(2)},
             [r"\[PAD\] \(0\) on the left"],

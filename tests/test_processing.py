@@ -66,7 +66,7 @@ def test_one_question_per_row(processor, image):
     out = processor(images=[image, image], text=[[CAR, BUS], [RED]], return_tensors="pt")
     assert set(out) == {"input_ids", "attention_mask", "pixel_values", "image_index"}
     assert out["input_ids"].shape == out["attention_mask"].shape == (3, 8)
-    assert out["pixel_values"].shape == (2, 3, 224, 224) and out["pixel_values"].dtype == torch.float32
+    assert out["pixel_values"].shape == (2, 3, 256, 256) and out["pixel_values"].dtype == torch.float32
     assert out["image_index"].tolist() == [0, 0, 1] and out["image_index"].dtype == torch.int64
     for question, ids, mask in zip([CAR, BUS, RED], out["input_ids"], out["attention_mask"]):
         assert ids[mask == 1].tolist() == processor(text=question)["input_ids"][0]
@@ -90,7 +90,7 @@ def test_text_only_and_images_only(processor, image):
 def test_return_types(processor, image):
     lists = processor(images=image, text=[[CAR, BUS]])
     assert [len(row) for row in lists["input_ids"]] == [6, 7]  # unpadded, as the library gives lists
-    assert lists["image_index"] == [0, 0] and lists["pixel_values"][0].shape == (3, 224, 224)
+    assert lists["image_index"] == [0, 0] and lists["pixel_values"][0].shape == (3, 256, 256)
     arrays = processor(images=image, text=[[CAR, BUS]], return_tensors="np")
     assert arrays["input_ids"].shape == (2, 7) and arrays["input_ids"].dtype == np.int64
     assert arrays["pixel_values"].dtype == np.float32
@@ -203,7 +203,7 @@ def test_packed_rows_of_an_example(processor, image):
     assert out["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2], [0, 0, 0, 0, 0, 1, 2]]
     assert out["segment_ids"].tolist() == [[1, 1, 1, 1, 2, 2, 2], [0, 0, 0, 0, 1, 1, 1]]
     assert out["question_ends"].tolist() == [[3, 6], [6, -1]]
-    assert "image_index" not in out and out["pixel_values"].shape == (2, 3, 224, 224)
+    assert "image_index" not in out and out["pixel_values"].shape == (2, 3, 256, 256)
 
 
 @pytest.mark.parametrize(("row_tokens", "lengths"), [(6, [4, 9, 3]), (13, [13, 3]), (16, [16]), (512, [16])])
@@ -558,10 +558,10 @@ def test_urls_are_loaded_by_the_library(monkeypatch, image):
 def test_pixels_equal_pillow_resizing(processor):
     """Resized to 224 x 224 without cropping, bicubic, scaled to -1..1; also images of 1 or 3 rows."""
     generator = np.random.default_rng(2)
-    for height, width in [(480, 640), (224, 224), (3, 5), (1, 1), (1, 300)]:
+    for height, width in [(480, 640), (256, 256), (3, 5), (1, 1), (1, 300)]:
         picture = Image.fromarray(generator.integers(0, 256, (height, width, 3), dtype=np.uint8))
         pixels = processor(images=picture, return_tensors="pt")["pixel_values"]
-        expected = np.asarray(picture.resize((224, 224), Image.Resampling.BICUBIC), dtype=np.float64) / 127.5 - 1
+        expected = np.asarray(picture.resize((256, 256), Image.Resampling.BICUBIC), dtype=np.float64) / 127.5 - 1
         np.testing.assert_allclose(pixels[0].permute(1, 2, 0), expected, atol=1e-6)
 
 
@@ -765,7 +765,7 @@ def test_push_to_hub_arguments(processor, tmp_path, monkeypatch):
 def test_image_processor_loads_with_the_auto_class(processor):
     alone = AutoImageProcessor.from_pretrained(ROOT)
     assert type(alone) is type(processor.image_processor)
-    assert alone.to_dict()["size"] == {"height": 224, "width": 224}
+    assert alone.to_dict()["size"] == {"height": 256, "width": 256}
 
 
 def test_init_rejects_unknown_arguments(processor):

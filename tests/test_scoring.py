@@ -217,7 +217,7 @@ def test_encoded_images_replace_pixels(model):
     pixels, ids = random_pixels(3), random_ids(3, 5)
     encoded = model.encode_images(pixels)
     assert len(encoded) == 3
-    assert [tuple(key.shape) for key, _ in encoded.key_values] == [(3, 2, 196, 8)] * 2
+    assert [tuple(key.shape) for key, _ in encoded.key_values] == [(3, 2, 256, 8)] * 2
     assert torch.equal(model(ids, encoded_images=encoded).logits, model(ids, pixels).logits)
     assert torch.equal(model.score_yes_no(ids, encoded_images=encoded)[1], model.score_yes_no(ids, pixels)[1])
     for index in (1, slice(1, 2), [1], torch.tensor([1])):
@@ -244,7 +244,7 @@ def test_joined_encoded_images(model):
     order = torch.tensor([2, 0, 1])
     assert len(joined) == 3 and torch.equal(joined.pixel_values, pixels[order])
     close(model(ids, encoded_images=joined).logits, model(ids, pixels[order]).logits)
-    mask = torch.ones(1, 196)
+    mask = torch.ones(1, 256)
     mask[:, :50] = 0
     hidden = [model.encode_images(pixels[i : i + 1], mask) for i in range(2)]
     together, separate = model.encode_images(pixels[:2], mask.expand(2, -1)), EncodedImages.join(hidden)
@@ -338,7 +338,7 @@ def test_encoded_images_keep_no_graph_and_are_not_copied(model):
 
 @torch.no_grad()
 def test_hidden_image_tokens_stay_hidden(model):
-    pixels, ids, mask = random_pixels(2), random_ids(3, 5), torch.ones(2, 196, dtype=torch.long)
+    pixels, ids, mask = random_pixels(2), random_ids(3, 5), torch.ones(2, 256, dtype=torch.long)
     mask[1, 50:] = 0
     index = torch.tensor([1, 0, 1])
     expected = model(ids, pixels, image_index=index, encoder_attention_mask=mask).logits
@@ -356,7 +356,7 @@ def test_hidden_image_tokens_stay_hidden(model):
 def test_image_features_are_the_projected_tokens(model):
     pixels = random_pixels(2)
     tokens = model.get_image_features(pixels).pooler_output
-    assert tokens.shape == (2, 196, 32)
+    assert tokens.shape == (2, 256, 32)
     tower = model.model.vision_tower(pixels).last_hidden_state
     close(tokens, tower @ model.model.projector.weight.T + model.model.projector.bias, 1e-4)
 
@@ -370,16 +370,16 @@ def test_image_features_are_the_projected_tokens(model):
 def test_maps_equal_the_attention_of_the_model(attention, implementation):
     model = tiny_model(text=attention)
     ids, pixels = random_ids(2, 5), random_pixels(2)
-    mask = torch.ones(2, 196, dtype=torch.long)
+    mask = torch.ones(2, 256, dtype=torch.long)
     mask[0, 100:] = 0
     model.set_attn_implementation("eager")
     output = model(ids, pixels, output_attentions=True, encoder_attention_mask=mask)
     model.set_attn_implementation(implementation)
     encoded = model.encode_images(pixels, mask)
     maps = model.attention_maps(ids, encoded_images=encoded, layers=[1], heads=[0, 3])
-    assert maps.shape == (2, 5, 14, 14)
+    assert maps.shape == (2, 5, 16, 16)
     close(maps.flatten(2), output.cross_attentions[1][:, [0, 3]].mean(1))
-    all_hidden = torch.zeros(2, 196, dtype=torch.long)
+    all_hidden = torch.zeros(2, 256, dtype=torch.long)
     assert (model.attention_maps(ids, pixels, encoder_attention_mask=all_hidden) == 0).all()
     swapped = model.attention_maps(
         ids[[1, 0]], encoded_images=encoded, image_index=torch.tensor([1, 0]), layers=[1], heads=[0, 3]

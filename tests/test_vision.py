@@ -250,11 +250,11 @@ def test_weights_of_the_patch_tower_load_for_another_image_size(tmp_path):
 def test_saving_and_loading_in_the_full_model(tmp_path):
     torch.manual_seed(0)
     model = TrafficVLMForConditionalGeneration(TrafficVLMConfig(TINY_TOWER, TINY_TEXT))
-    model.train().get_image_features(pixels(2, 3, 224, 224))  # updates the batch normalization statistics
+    model.train().get_image_features(pixels(2, 3, 256, 256))  # updates the batch normalization statistics
     model.eval().save_pretrained(tmp_path)
     loaded = TrafficVLMForConditionalGeneration.from_pretrained(tmp_path)
     assert loaded.config.vision_config.conv_widths == TINY_TOWER["conv_widths"]
-    image = pixels(1, 3, 224, 224)
+    image = pixels(1, 3, 256, 256)
     features = [one.get_image_features(image).pooler_output for one in (loaded, model)]
     assert torch.equal(*features)
 

@@ -46,7 +46,7 @@ TINY_VISION = {
     "intermediate_size": 32,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
-    "image_size": 224,
+    "image_size": 256,
     "patch_size": 16,
 }
 LATENT = {"kv_latent_size": 12, "rope_head_dim": 6, "image_latent_size": 10}
@@ -126,7 +126,7 @@ def random_ids(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def random_pixels(count: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(count, 3, 224, 224, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(count, 3, 256, 256, generator=torch.Generator().manual_seed(seed))
 
 
 def pack(questions: list[torch.Tensor], padding: int = 0) -> dict[str, torch.Tensor]:
