@@ -64,7 +64,7 @@ MEDIUM_TEXT = {
     "num_key_value_heads": 3,
 }
 CONV_LISTS = ("conv_widths", "conv_depths", "conv_kernel_sizes", "conv_strides")
-# A vision transformer on 16×16 patches: no convolutions, one layer more.
+# A vision transformer on 16×16 patches: no convolutions, one layer more, and the size of its learned positions.
 PATCH_TOWER: dict[str, Any] = {**{name: [] for name in CONV_LISTS}, "num_hidden_layers": 3, "image_size": 224}
 
 

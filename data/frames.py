@@ -2,8 +2,8 @@
 
     sources → cache folder {frames.npy uint8 [N,256,256,3], index.json} → batches of pixels and targets
 
-Images are resized to 256 × 256 without regard to their shape, as by the processor. A batch depends
-only on the seed and its index, so a resumed run draws the same batches as an uninterrupted one.
+Images are resized to 256 × 256 without regard to their shape, as by the processor. A batch depends only on the seed
+and its index, so a resumed run draws the same batches as an uninterrupted one.
 """
 
 import json

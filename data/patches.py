@@ -3,7 +3,7 @@
 import numpy as np
 
 
-GRID = 14  # patches per side: 224 pixels in patches of 16
+GRID = 14  # patches per side of stored masks, which are resampled to the grid of the model
 
 
 def interval_coverage(low: np.ndarray, high: np.ndarray, count: int) -> np.ndarray:

@@ -10,7 +10,7 @@ Traffic VLM has the configuration of this repository's weights. The baselines ar
 widths and depths of its default configuration:
 
     PaliGemma   SigLIP vision tower, linear projector, Gemma decoder; 256 image tokens in the prompt
-    Idefics3    SigLIP vision tower, pixel shuffle, Llama decoder, as in SmolVLM; 49 image tokens in the prompt
+    Idefics3    SigLIP vision tower, pixel shuffle, Llama decoder, as in SmolVLM; 64 image tokens in the prompt
 
 Workloads:
 

@@ -138,7 +138,7 @@ def test_fitted_rows_hold_the_same_questions_in_fewer_tokens(processor):
         ["Is it dark?"],
     ]
     answers = [["no"] * 9 + ["red"], ["yes"]]
-    images = np.random.default_rng(0).integers(0, 255, (2, 256, 256, 3), np.uint8)
+    images = np.random.default_rng(0).integers(0, 255, (2, 224, 224, 3), np.uint8)
     packed = dict(processor(images=list(images), text=texts, suffix=answers, packed=True, return_tensors="pt"))
     fitted = processor(
         images=list(images), text=texts, suffix=answers, packed=True, row_tokens="fit", return_tensors="pt"
@@ -202,12 +202,12 @@ def test_synthetic_rows_are_the_rendered_scenes():
 def colored(left: str, right: str) -> tuple[Image.Image, Scene]:
     """A red and a blue box, labeled as cars."""
     shades = {"red": (220, 30, 30), "blue": (30, 30, 220)}
-    image = Image.new("RGB", (256, 256), (120, 120, 120))
+    image = Image.new("RGB", (224, 224), (120, 120, 120))
     image.paste(shades[left], (20, 90, 80, 140))
     image.paste(shades[right], (150, 90, 210, 140))
     boxes = ((20.0, 90.0, 80.0, 140.0), (150.0, 90.0, 210.0, 140.0))
     cars = [SceneObject("car", box, attributes={"color": name}) for box, name in zip(boxes, (left, right))]
-    return image, Scene(256, 256, tuple(cars), exhaustive=frozenset({"car"}), attributed={"car": frozenset({"color"})})
+    return image, Scene(224, 224, tuple(cars), exhaustive=frozenset({"car"}), attributed={"car": frozenset({"color"})})
 
 
 def test_augmented_boxes_still_hold_their_colors():

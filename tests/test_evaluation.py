@@ -280,7 +280,7 @@ def test_the_mean_image_is_encoded_once_and_scores_one_half(monkeypatch, process
     question = ["Is there a car?", "Is it raining?"]
     asked = [own_row(row, question, ["yes", "no"] if i % 2 else ["no", "yes"]) for i, row in enumerate(rows)]
     asked = [{**row, "question_ids": question} for row in asked]
-    found = predict(model, processor, asked, batch_size=4, image=Image.new("RGB", (256, 256), "gray"))
+    found = predict(model, processor, asked, batch_size=4, image=Image.new("RGB", (224, 224), "gray"))
     assert sizes == [1]
     assert len({(one.question, one.text) for one in found}) == 2
     assert balanced_accuracy(found).value == 0.5

@@ -109,7 +109,7 @@ def test_labels_are_the_answers_of_the_answerer(model, tmp_path):
 def test_thresholds_add_a_column_and_belong_to_the_job(tmp_path):
     model = str(save_folder(yes_no_model(), tmp_path / "model"))
     images, path = write_images(tmp_path / "in", 2), tmp_path / "thresholds.json"
-    path.write_text('{"default": {"threshold": 0.0, "band": [0, 1]}}')
+    path.write_text('{"default": {"threshold": 0.00001, "band": [0, 1]}}')
     run_here(images, tmp_path / "out", model, QUESTIONS[:1], thresholds=str(path))
     run_here(images, tmp_path / "plain", model, QUESTIONS[:1])
     for row, plain in zip(read(tmp_path / "out"), read(tmp_path / "plain"), strict=True):

@@ -92,7 +92,7 @@ def test_flex_attention_equals_sdpa(image, monkeypatch):
 @pytest.mark.parametrize(
     ("fields", "size"),
     [
-        ({}, 4 * 4 * 2 * 128 * (50 + 256)),
+        ({}, 1_253_376),
         ({"kv_latent_size": 128}, 4 * 4 * (50 * (128 + 32) + 256 * 2 * 128)),  # 1,176,576
         ({"image_latent_size": 128}, 4 * 4 * (50 * 2 * 128 + 256 * 128)),  # 729,088
         ({"kv_latent_size": 128, "image_latent_size": 128}, 4 * 4 * (50 * (128 + 32) + 256 * 128)),  # 652,288

@@ -77,7 +77,7 @@ def test_intermediate_loss_is_the_cross_entropy_of_the_models_own_head():
 def test_recorded_attention_equals_attention_maps_and_has_gradients(processor, checkpointing):
     """Gradient checkpointing gives the same maps and gradients."""
     texts = [["Is there a car?", "What color is the traffic light?"], ["Is it dark?"]]
-    images = list(np.random.default_rng(0).integers(0, 255, (2, 256, 256, 3), np.uint8))
+    images = list(np.random.default_rng(0).integers(0, 255, (2, 224, 224, 3), np.uint8))
     batch = processor(images=images, text=texts, packed=True, return_tensors="pt")
     rows, columns = torch.tensor([0, 0, 1]), torch.tensor([3, 7, -2])
 

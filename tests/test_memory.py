@@ -84,8 +84,8 @@ def test_the_report_of_a_tiny_model(tmp_path, monkeypatch, capsys):
     # Keys and values of 2 layers, 2 heads of size 8, 256 patches, 4 bytes.
     assert report["inference"]["image"] == 2 * 2 * 2 * 8 * 256 * 4
     assert report["training"]["checkpointing_time"] > 0
-    # What a pass saves exists at its end. The peak of a second image lacks only the buffers that both images use.
-    assert report["training"]["peak"]["all"] >= 0.9 * report["training"]["activations"]["float32"]["all"]
+    # What a pass saves exists at its end, so the measured peak cannot be smaller.
+    assert report["training"]["peak"]["all"] >= report["training"]["activations"]["float32"]["all"]
     assert (tmp_path / "out" / "report.md").read_text() in capsys.readouterr().out
 
 

@@ -556,7 +556,7 @@ def test_urls_are_loaded_by_the_library(monkeypatch, image):
 
 
 def test_pixels_equal_pillow_resizing(processor):
-    """Resized to 224 x 224 without cropping, bicubic, scaled to -1..1; also images of 1 or 3 rows."""
+    """Resized to 256 x 256 without cropping, bicubic, scaled to -1..1; also images of 1 or 3 rows."""
     generator = np.random.default_rng(2)
     for height, width in [(480, 640), (256, 256), (3, 5), (1, 1), (1, 300)]:
         picture = Image.fromarray(generator.integers(0, 256, (height, width, 3), dtype=np.uint8))

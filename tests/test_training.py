@@ -22,7 +22,7 @@ def frames(count: int = 8) -> list[dict]:
 
 def arguments(folder, **options) -> TrainingArguments:
     defaults = {
-        "max_steps": 24,
+        "max_steps": 12,
         "per_device_train_batch_size": 4,
         "learning_rate": 3e-3,
         "weight_decay": 0.1,
@@ -45,7 +45,7 @@ def test_trainer_reduces_the_loss_and_saves_a_loadable_folder(packed, checkpoint
         images = [row["image"] for row in rows]
         return processor(images=images, text=text, suffix=suffix, packed=packed, return_tensors="pt")
 
-    options = {"gradient_checkpointing": checkpointing, "save_strategy": "steps", "save_steps": 24}
+    options = {"gradient_checkpointing": checkpointing, "save_strategy": "steps", "save_steps": 24, "max_steps": 24}
     trainer = Trainer(
         tiny_model(), arguments(tmp_path / "run", **options), collate, frames(), processing_class=processor
     )
