@@ -202,7 +202,7 @@ class PaliGemma(Baseline):
 
 
 class Idefics3(Baseline):
-    """`<bos>User:<fake><global><image>*49<fake>question<end_of_utterance>\\nAssistant:`; a token is 2 × 2 patches."""
+    """`<bos>User:<fake><global><image>*64<fake>question<end_of_utterance>\\nAssistant:`; a token is 2 × 2 patches."""
 
     model_class = Idefics3ForConditionalGeneration
     scale_factor = 2
