@@ -275,7 +275,8 @@ def measure_cache(folder: str, min_run_time: float) -> list[dict[str, Any]]:
             print("cache: left out in bfloat16, which is over a hundred times slower than float32 on this CPU")
             continue
         model = load_weights(folder, dtype=dtype).eval().fuse_for_inference()
-        image = model.encode_images(torch.zeros(1, 3, 256, 256, dtype=dtype))
+        size = model.config.vision_config.image_size
+        image = model.encode_images(torch.zeros(1, 3, size, size, dtype=dtype))
         start = torch.full((1, 1), model.config.text_config.bos_token_id)
         for threads in sorted({1, all_threads}):
             torch.set_num_threads(threads)

@@ -85,7 +85,7 @@ class Source:
 
     def frames(
         self,
-        size: int = 256,
+        size: int,
         fps: float | None = None,
         picture_size: Callable | None = None,
         region: Region | None = None,

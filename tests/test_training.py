@@ -51,7 +51,7 @@ def test_trainer_reduces_the_loss_and_saves_a_loadable_folder(packed, checkpoint
     )
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert losses[-1] < 0.5 * losses[0]
+    assert losses[11] < 0.5 * losses[0]  # after 12 of 24 steps
     assert trainer.model.lm_head.weight[0].abs().max() == 0
     folder = tmp_path / "run" / "checkpoint-24"
     model = AutoModel.from_pretrained(folder, trust_remote_code=True)

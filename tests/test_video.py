@@ -42,7 +42,7 @@ def test_every_frame_of_a_file_has_its_time(tmp_path, suffix):
 def test_pixels_match_those_of_the_processor(tmp_path, processor):
     example = np.asarray(Image.open(ROOT / "docs/example.jpg").convert("RGB").resize((640, 360)))
     path = encode(tmp_path / "clip.mp4", [example] * 2)
-    [frame, _] = open_source(str(path)).frames(picture_size=lambda width, height: (width, height))
+    [frame, _] = open_source(str(path)).frames(256, picture_size=lambda width, height: (width, height))
     assert frame.picture.size == (640, 360)
     both = processor(images=[frame.picture, frame.image], return_tensors="pt")["pixel_values"]
     assert (both[0] - both[1]).abs().mean() < 0.5 / 127.5  # half of one of 255 levels
@@ -61,7 +61,7 @@ def test_a_rotated_video_is_turned_upright(tmp_path):
     picture = np.zeros((48, 64, 3), dtype=np.uint8)
     picture[:, 32:] = 255  # the right half; a quarter turn to the left puts it on top
     path = encode(tmp_path / "turned.mp4", [picture] * 3, rotation=90)
-    frame = next(open_source(str(path)).frames(picture_size=lambda width, height: (width, height)))
+    frame = next(open_source(str(path)).frames(256, picture_size=lambda width, height: (width, height)))
     assert frame.picture.size == (48, 64)
     pixels = np.asarray(frame.image)
     assert pixels[:100].mean() > 250 and pixels[-100:].mean() < 5
@@ -86,13 +86,13 @@ def test_images_of_a_folder_are_ordered_by_number_and_broken_ones_are_skipped(tm
     Image.new("1", (20000, 20000)).save(tmp_path / "frame12.png")
     (tmp_path / "notes.txt").write_text("not an image")
     source = open_source(str(tmp_path))
-    frames = list(source.frames())
+    frames = list(source.frames(256))
     assert levels_of(frames) == pytest.approx([2, 9, 10, 100], abs=1)
     assert [frame.index for frame in frames] == [0, 1, 2, 5]
     assert "25 per second are assumed (--frame_rate)" in source.notes[0]
     assert source.broken == 2 and "frame11.png is no image" in source.problems[0]
     single = open_source(str(tmp_path / "frame9.png"))
-    assert levels_of(single.frames()) == pytest.approx([9], abs=1)
+    assert levels_of(single.frames(256)) == pytest.approx([9], abs=1)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_time_continues_where_a_second_recording_of_another_size_starts(tmp_path
     parts = [encode(tmp_path / f"{size}.ts", grays([90] * 10, (size, 64))) for size in (48, 32)]
     path = tmp_path / "both.ts"
     path.write_bytes(b"".join(part.read_bytes() for part in parts))
-    frames = list(open_source(str(path)).frames(picture_size=video_size))
+    frames = list(open_source(str(path)).frames(256, picture_size=video_size))
     assert len(frames) == 20
     assert frames[-1].seconds == pytest.approx(1.9, abs=0.15)
     assert len({frame.picture.size for frame in frames}) == 1
@@ -204,7 +204,7 @@ def test_time_continues_where_a_second_recording_of_another_size_starts(tmp_path
 
 def test_without_time_stamps_the_frame_rate_counts(tmp_path):
     path = encode(tmp_path / "raw.h264", grays(range(0, 200, 10)))
-    frames = list(open_source(str(path), frame_rate=5).frames())
+    frames = list(open_source(str(path), frame_rate=5).frames(256))
     assert [frame.seconds for frame in frames] == pytest.approx([index / 5 for index in range(20)])
 
 
@@ -217,6 +217,6 @@ def test_frames_of_a_lost_stream_are_kept(tmp_path, monkeypatch, hang_up, proble
     with TCPServer([data[: len(data) * 2 // 3]], hang_up) as address:
         source = open_source(address)
         assert source.is_live
-        frames = list(source.frames())
+        frames = list(source.frames(256))
     assert 20 <= len(frames) <= 50
     assert any(problem in text for text in source.problems)
