@@ -514,6 +514,19 @@ def asking(*questions):
     return [word for question in questions for word in ("--ask", question)]
 
 
+def test_frames_have_the_size_that_the_processor_resizes_to(command, clip, processor, monkeypatch):
+    add, sizes = watcher.Recorder.add, set()
+
+    def record(recorder, batch, answers):
+        sizes.update(frame.image.size for frame in batch)
+        add(recorder, batch, answers)
+
+    monkeypatch.setattr(watcher.Recorder, "add", record)
+    assert command(clip, *asking("Is there a bus?"))[0] == 0
+    size = processor.image_processor.size
+    assert sizes == {(size["width"], size["height"])}
+
+
 def test_the_command_writes_everything(command, clip, tmp_path):
     out = tmp_path / "out"
     files = ["--video", tmp_path / "seen.mkv", "--clips", tmp_path / "clips"]
