@@ -21,14 +21,26 @@ from ..images_traffic_vlm import to_rgb
 from ..processing_traffic_vlm import ROW_TOKENS
 from .ground_truth import NONE
 from .questions import QUESTION_TYPES, Balancer, Question, ask
-from .scene import Scene
+from .scene import SYNTHETIC, Scene
 
 
 TONE = 1.18  # maximum gamma: it changes a middle gray by 12 %
 CONTRAST = 0.15  # maximum increase of the slope at middle gray
 DARK = 0.1  # fraction of images that are darkened
-CROPPED = 0.7  # fraction of images that are cropped
+# Fraction of photographs, and of rendered scenes, that are cropped: a crop hides the number of lanes and the shape of
+# the road, which only rendered scenes label.
+CROPPED, CROPPED_RENDERED = 0.7, 0.3
 MIRRORED, MIRRORED_NUMBERS = 0.5, 0.2  # fraction of images that are mirrored; of those with numbers to be read
+
+
+def cropped_fraction(scene: Scene) -> float:
+    """The fraction of images like this one that are cropped."""
+    return CROPPED_RENDERED if scene.source == SYNTHETIC else CROPPED
+
+
+def mirrored_fraction(scene: Scene) -> float:
+    """The fraction of images like this one that are mirrored."""
+    return MIRRORED_NUMBERS if any("value" in item.attributes for item in scene.objects) else MIRRORED
 
 
 def random_window(scene: Scene, rng: random.Random, min_fraction: float = 0.6) -> tuple[int, int, int, int]:
@@ -72,12 +84,9 @@ def _with_tones(image: Image.Image, gamma: float, contrast: float) -> Image.Imag
     return image.point(np.rint(255 * tones).astype(int).tolist() * 3)
 
 
-def augment(
-    image: Image.Image, scene: Scene, rng: random.Random, cropped: float = CROPPED
-) -> tuple[Image.Image, Scene]:
+def augment(image: Image.Image, scene: Scene, rng: random.Random, cropped: float) -> tuple[Image.Image, Scene]:
     """Randomly mirror, crop (with probability `cropped`), darken and relight an image together with its scene."""
-    has_numbers = any("value" in item.attributes for item in scene.objects)
-    if rng.random() < (MIRRORED_NUMBERS if has_numbers else MIRRORED):
+    if rng.random() < mirrored_fraction(scene):
         image, scene = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), scene.flipped()
     if rng.random() < cropped:
         window = random_window(scene, rng)
@@ -187,7 +196,7 @@ class TrafficCollator:
         if not row.get("scene"):
             return self._with_stored_questions(row, rng)
         whole, known = to_rgb(row["image"]), Scene.from_json(row["scene"])
-        for cropped in (CROPPED, 0.0):
+        for cropped in (cropped_fraction(known), 0.0):
             image, scene = augment(whole, known, rng, cropped)
             questions = self.ask(scene, rng)
             if questions:

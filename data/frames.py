@@ -1,13 +1,14 @@
 """Images for training the vision tower: decoded once into a memory-mapped array, drawn in augmented batches.
 
-    sources → cache folder {frames.npy uint8 [N,256,256,3], index.json} → batches of pixels and targets
+    dataset folders → cache folder {frames.npy uint8 [N,256,256,3], index.json} → batches of pixels and targets
 
 Images are resized to 256 × 256 without regard to their shape, as by the processor. A batch depends only on the seed
 and its index, so a resumed run draws the same batches as an uninterrupted one.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,105 +19,102 @@ from tqdm import tqdm
 
 from ..images_traffic_vlm import to_rgb
 from ..utils import DataError, atomic_write, atomic_write_text
-from .formats import Problems, read_source
-from .presence import INDEX, SCENE_VALUES, ImageLabels, image_labels, targets
-from .scene_labels import read_scene_labels
+from .collator import cropped_fraction, mirrored_fraction
+from .folders import load_rows
+from .ground_truth import View
+from .presence import HEAD_QUESTIONS, INDEX, SCENE_VALUES, image_labels, targets
+from .scene import Scene
 
 
 SIDE = 256
-# folder: mapping, splits for training, splits for development. Images of one drive are never in both.
-SOURCES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
-    "bdd100k": ("bdd100k_coco", ("train",), ("val",)),
-    "camvid": ("camvid", ("train_part",), ("dev",)),
-    "driving_signs": ("driving_signs", ("train",), ("val",)),
-    "highway": ("highway", ("train",), ("val",)),
-    "idd_lite": ("idd_lite", ("train_part",), ("dev",)),
-    "road_signs": ("road_signs", ("train",), ("val",)),
-    "road_vehicles": ("road_vehicles", ("train_part",), ("dev",)),
-    "traffic_camera": ("traffic_camera", ("train",), ("val",)),
-    "traffic_lights": ("traffic_lights", ("train",), ("val",)),
-}
+WHOLE = (0.0, 0.0, 1.0, 1.0)
+MIN_FACTS = 25  # questions with the answer yes, and with no, that a fact needs in the datasets
+UNLEARNED = ("relation", "comparison")  # question types with too many ids for a head
+# Question types whose answers a change of light can falsify.
+OF_LIGHT = ("color", "light_state", "weather", "road_surface", "time_of_day")
 
 
 @dataclass(frozen=True)
-class Frame:
-    """One image with its labels; `source` names the folder it came from."""
+class Frames:
+    """The images of datasets with their scenes.
 
-    path: Path
-    source: str
-    labels: ImageLabels
-
-
-def read_frames(root: str | Path, development: bool, problems: Problems) -> list[Frame]:
-    """All images of the sources in the folder `root`, for training or for development.
-
-    Missing folders and images that cannot be opened are added to `problems`.
-
-    Raises:
-        DataError: no source has an image.
+    Attributes:
+        scenes: [N], as JSON, which takes less memory than objects.
+        sources: [N], the source of each image.
+        pixels: uint8 [N,256,256,3].
+        facts: ids of the yes/no questions, other than HEAD_QUESTIONS, that the datasets ask often.
     """
-    root, frames = Path(root), []
-    for source, (mapping, *splits) in SOURCES.items():
-        if not (root / source).is_dir():
-            problems.add("missing source", root / source, "the folder does not exist")
-            continue
-        seen_path = root / "scene_labels" / f"{source}.jsonl"
-        if not seen_path.is_file():
-            problems.add("missing scene labels", seen_path, "the file does not exist")
-        seen = dict(read_scene_labels(seen_path, problems)) if seen_path.is_file() else {}
-        for split in splits[development]:
-            for record in read_source(root / source, mapping, split, problems):
-                name = record.image.relative_to(root).as_posix()
-                frames.append(Frame(record.image, source, image_labels(record.scene, seen.get(name))))
-    if not frames:
-        found = "".join(f"\n  {message}" for message in problems.messages[:20])
-        raise DataError(f"{root}: none of {', '.join(SOURCES)} has an image{found}")
-    return frames
+
+    scenes: Sequence[str]
+    sources: Sequence[str]
+    pixels: np.ndarray
+    facts: Sequence[str]
 
 
-def decode(path: Path) -> np.ndarray:
+def decode(path: object) -> np.ndarray:
     """The image as uint8 [256,256,3]. Raises ValueError if it cannot be read."""
     image = np.asarray(to_rgb(path))
     shrinks = image.shape[0] * image.shape[1] > SIDE * SIDE
     return cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
 
 
-def load_frames(frames: Sequence[Frame], cache: Path, problems: Problems) -> tuple[list[Frame], np.ndarray]:
-    """The frames whose images can be read, and their pixels uint8 [N,256,256,3], decoded once into the folder `cache`.
+def load_frames(folders: Sequence[str | Path], cache: Path) -> Frames:
+    """The frames of dataset folders of `scripts/make_dataset.py`, decoded once into the folder `cache`.
 
-    Unreadable images are added to `problems`, also when the cache is reused.
+    Raises:
+        DataError: a folder or an image cannot be read, or rows have no scenes.
     """
-    stats = [frame.path.stat() for frame in frames]
-    files = [[str(frame.path), stat.st_size, stat.st_mtime_ns] for frame, stat in zip(frames, stats)]
+    paths = [Path(folder) for folder in folders]
+    rows = load_rows(paths)
+    if "scene" not in rows.column_names:
+        raise DataError(f"{', '.join(map(str, paths))}: has no scenes; make the datasets with make_dataset.py")
+    stats = [(path, path.stat()) for folder in paths for path in sorted((folder / "data").glob("*.parquet"))]
+    files = [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
     index, pixels = cache / "index.json", cache / "frames.npy"
-    known = json.loads(index.read_text(encoding="utf-8")) if index.is_file() and pixels.is_file() else {}
-    if known.get("files") != files:
-        known = {"files": files, "rows": [], "unreadable": []}
+    known = json.loads(index.read_text(encoding="utf-8")) if index.is_file() and pixels.is_file() else None
+    if known != files:
         with atomic_write(pixels) as temporary:
-            array = np.lib.format.open_memmap(temporary, "w+", np.uint8, (len(files), SIDE, SIDE, 3))
-            for row, frame in enumerate(tqdm(frames, desc="decoding images", mininterval=5)):
+            array = np.lib.format.open_memmap(temporary, "w+", np.uint8, (len(rows), SIDE, SIDE, 3))
+            names = rows["image_id"]
+            for row in tqdm(range(len(rows)), desc="decoding images", mininterval=5):
                 try:
-                    array[len(known["rows"])] = decode(frame.path)
-                    known["rows"].append(row)
-                except (ValueError, TypeError) as error:
-                    known["unreadable"].append([str(frame.path), str(error)])
+                    array[row] = decode(rows[row]["image"])
+                except (ValueError, TypeError, OSError) as error:
+                    raise DataError(f"image {names[row]} cannot be read: {error}") from error
             array.flush()
             del array
             index.unlink(missing_ok=True)
-        atomic_write_text(index, json.dumps(known))
-    for name, error_text in known["unreadable"]:
-        problems.add("corrupt image", name, error_text)
-    return [frames[row] for row in known["rows"]], np.load(pixels, mmap_mode="r")[: len(known["rows"])]
+        atomic_write_text(index, json.dumps(files))
+    facts = find_facts(zip(rows["question_ids"], rows["answers"]))
+    return Frames(list(rows["scene"]), list(rows["source"]), np.load(pixels, mmap_mode="r"), facts)
+
+
+def find_facts(rows: Iterable[tuple[Sequence[str], Sequence[str]]]) -> list[str]:
+    """The ids of yes/no questions, other than HEAD_QUESTIONS, with at least MIN_FACTS of both answers, sorted."""
+    counts = Counter(pair for ids, answers in rows for pair in zip(ids, answers))
+    often = {name for (name, _), count in counts.items() if count >= MIN_FACTS}
+    return sorted(
+        name
+        for name in often - HEAD_QUESTIONS.keys()
+        if min(counts[name, "yes"], counts[name, "no"]) >= MIN_FACTS and name.split("/")[0] not in UNLEARNED
+    )
+
+
+def fact_targets(scene: Scene, facts: Sequence[str]) -> np.ndarray:
+    """Answers int8 [F] to the yes/no questions with the ids `facts`: 1, 0, or -1 for unknown."""
+    view = View(scene)
+    found = (view.find(tuple(name.split("/"))) for name in facts)
+    return np.array([-1 if one is None else one[0] == "yes" for one in found], np.int8)
 
 
 class FrameBatches(torch.utils.data.IterableDataset):
     """An endless stream of augmented batches.
 
-    A batch holds pixels uint8 [B,S,S,3], region int8 [B,C,4], patch int8 [B,C,S/16,S/16] and source [B], the index of
-    each image's source in `source_weights`.
+    A batch holds pixels uint8 [B,S,S,3], region int8 [B,C,4], patch int8 [B,C,S/16,S/16], facts int8 [B,F] and source
+    [B], the index of each image's source in `source_weights`.
 
     Args:
-        frames, pixels: as returned by `load_frames`.
+        frames: as returned by `load_frames`.
         source_weights: {source: sampling weight}, any positive numbers; sources that are absent are not drawn.
         size_of: maps the index of a batch to the side S of its images in pixels.
         start: index of the first batch.
@@ -124,8 +122,7 @@ class FrameBatches(torch.utils.data.IterableDataset):
 
     def __init__(
         self,
-        frames: Sequence[Frame],
-        pixels: np.ndarray,
+        frames: Frames,
         source_weights: dict[str, float],
         batch_size: int,
         size_of: Callable[[int], int],
@@ -133,9 +130,9 @@ class FrameBatches(torch.utils.data.IterableDataset):
         seed: int = 0,
     ):
         super().__init__()
-        self.frames, self.pixels, self.batch_size, self.size_of = frames, pixels, batch_size, size_of
+        self.frames, self.batch_size, self.size_of = frames, batch_size, size_of
         self.start, self.seed = start, seed
-        sources = np.array([frame.source for frame in frames])
+        sources = np.array(frames.sources)
         self.rows = {name: np.flatnonzero(sources == name) for name in source_weights if (sources == name).any()}
         total = sum(source_weights[name] for name in self.rows)
         self.source_weights = [source_weights[name] / total for name in self.rows]
@@ -156,22 +153,35 @@ class FrameBatches(torch.utils.data.IterableDataset):
         sources = rng.choice(len(names), self.batch_size, p=self.source_weights)
         for source in sources:
             row = int(rng.choice(self.rows[names[source]]))
-            items.append(augmented(self.pixels[row], self.frames[row].labels, size, rng))
-        pixels, region, patch = (torch.from_numpy(np.stack(column)) for column in zip(*items))
-        return {"pixels": pixels, "region": region, "patch": patch, "source": torch.from_numpy(sources)}
+            scene = Scene.from_json(self.frames.scenes[row])
+            items.append(augmented(self.frames.pixels[row], scene, self.frames.facts, size, rng))
+        pixels, region, patch, facts = (torch.from_numpy(np.stack(column)) for column in zip(*items))
+        batch = {"pixels": pixels, "region": region, "patch": patch, "facts": facts}
+        return batch | {"source": torch.from_numpy(sources)}
 
 
 def augmented(
-    image: np.ndarray, labels: ImageLabels, size: int, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A random crop of 40 to 100 % of the image with random mirroring and light, and its region and patch targets."""
-    window, mirrored = random_window(rng), rng.random() < 0.5
+    image: np.ndarray, scene: Scene, facts: Sequence[str], size: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The image or a crop, with random mirroring and light, and its region, patch and fact targets."""
+    labels, window = image_labels(scene), WHOLE
+    if rng.random() < cropped_fraction(scene):
+        size_of_edges = (scene.width, scene.height) * 2
+        left, top, right, bottom = (round(edge * whole) for edge, whole in zip(random_window(rng), size_of_edges))
+        window = left / scene.width, top / scene.height, right / scene.width, bottom / scene.height
+        scene = scene.cropped(left, top, right, bottom)
+    mirrored = rng.random() < mirrored_fraction(scene)
     region, patch = targets(labels, window, mirrored, (size // 16, size // 16))
-    left, top, right, bottom = (round(SIDE * edge) for edge in window)
+    answers = fact_targets(scene.flipped() if mirrored else scene, facts)
+    left, top, right, bottom = (round(edge * SIDE) for edge in window)
     crop = image[top:bottom, left:right]
     crop = cv2.resize(crop, (size, size), interpolation=cv2.INTER_AREA if size < right - left else cv2.INTER_LINEAR)
     crop = crop[:, ::-1] if mirrored else crop
-    return relight(np.ascontiguousarray(crop), region, patch, rng), region, patch
+    image, hidden = relight(np.ascontiguousarray(crop), rng)
+    _forget(region, patch, hidden)
+    if hidden:
+        answers[[name.split("/")[0] in OF_LIGHT for name in facts]] = -1
+    return image, region, patch, answers
 
 
 def random_window(rng: np.random.Generator) -> tuple[float, float, float, float]:
@@ -185,21 +195,23 @@ def random_window(rng: np.random.Generator) -> tuple[float, float, float, float]
     return float(left), float(top), float(left + width), float(top + height)
 
 
-def relight(image: np.ndarray, region: np.ndarray, patch: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def relight(image: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, list[str]]:
     """Randomly change brightness, contrast, saturation, blur, noise and JPEG quality; add darkness, fog or rain.
 
-    Targets that the change makes unrecognizable are set to unknown, in place.
+    Returns:
+        the image, and the names of categories and scene labels that the change makes unrecognizable.
     """
+    hidden: list[str] = []
     gain, offset = rng.uniform(0.7, 1.35), rng.uniform(-25, 25)
     table = (np.arange(256) / 255.0) ** np.exp(rng.uniform(-0.3, 0.3)) * 255 * gain + offset
     if rng.random() < 0.05:
         table = table * rng.uniform(0.25, 0.6)
-        _forget(region, patch, ("time_of_day", "weather"))
+        hidden += ["time_of_day", "weather"]
     image = cv2.LUT(image, table.clip(0, 255).astype(np.uint8))
     chance = rng.random(6)
     if chance[0] < 0.1:
         image = np.repeat(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None], 3, 2)
-        _forget(region, patch, ("red light", "green light", "yellow light", "weather"))
+        hidden += ["red light", "green light", "yellow light", "weather"]
     elif chance[0] < 0.5:
         gray = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
         amount = rng.uniform(0.6, 1.4)
@@ -207,10 +219,10 @@ def relight(image: np.ndarray, region: np.ndarray, patch: np.ndarray, rng: np.ra
     if chance[1] < 0.03:
         haze = np.linspace(rng.uniform(0.4, 0.85), rng.uniform(0.1, 0.5), len(image))[:, None, None]
         image = (image * (1 - haze) + rng.uniform(150, 225) * haze).astype(np.uint8)
-        _forget(region, patch, ("weather", "glare"))
+        hidden += ["weather", "glare"]
     if chance[2] < 0.03:
         _draw_rain(image, rng)
-        _forget(region, patch, ("weather", "road"))
+        hidden += ["weather", "road"]
     if chance[3] < 0.12:
         image = cv2.GaussianBlur(image, (0, 0), rng.uniform(0.3, 1.3))
     if chance[4] < 0.12:
@@ -219,7 +231,7 @@ def relight(image: np.ndarray, region: np.ndarray, patch: np.ndarray, rng: np.ra
     if chance[5] < 0.12:
         _, coded = cv2.imencode(".jpg", image, (cv2.IMWRITE_JPEG_QUALITY, int(rng.integers(25, 85))))
         image = np.asarray(cv2.imdecode(coded, cv2.IMREAD_COLOR))
-    return image
+    return image, hidden
 
 
 def _draw_rain(image: np.ndarray, rng: np.random.Generator) -> None:

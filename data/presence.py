@@ -1,6 +1,6 @@
 """Presence of categories by region and patch: the targets for training the vision tower.
 
-    Scene + SceneLabels → ImageLabels → (window, mirrored) → region [C,4] and patch [C,rows,columns] of 1, 0, -1
+    Scene → ImageLabels → (window, mirrored) → region [C,4] and patch [C,rows,columns] of 1, 0, -1
 
 1 is present, 0 absent, -1 unknown. Regions are the whole image and its left, middle and right third.
 - An object is in the third that contains its center. The other thirds that it overlaps become unknown, unless another
@@ -8,9 +8,9 @@
 - An object makes its category unknown, not present, if less than 30 % of it is visible, or if its shorter side is
   under 5 pixels in an image resized to a shorter side of 224. The same holds for the color of a light and the number
   on a sign that are cut off by the window.
-- Boxes and masks of the source take precedence. Where it has none, scene labels give the value for the whole image:
-  "absent" holds in every crop, "present" only in crops of more than 70 % of the image. Weather, time of day, road,
-  traffic, place and view hold in every crop.
+- Where a source has neither boxes nor masks of a category, scene labels give the value for the whole image: "absent"
+  holds in every crop, "present" only in crops of more than 70 % of the image. Weather, time of day, road, traffic,
+  place and view hold in every crop.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ import numpy as np
 from .ground_truth import MIN_VISIBLE, THIRDS
 from .patches import GRID, box_coverage, resampling
 from .scene import CLASSES, LIGHT_STATES, PRESENT_IN_CROP, SCENE_ATTRIBUTES, SPEED_LIMITS, Scene
-from .scene_labels import CLASS_OF, SCENE_ATTRIBUTE_OF, SCENE_VALUES, SEEN, SEEN_BY_DRIVERS, SceneLabels
+from .scene_labels import CLASS_OF, SCENE_ATTRIBUTE_OF, SCENE_VALUES, SEEN, SEEN_BY_DRIVERS
 
 
 REGIONS = ("whole", "left", "middle", "right")
@@ -37,7 +37,6 @@ WHOLE_ONLY = tuple(name for name in (*SEEN, *SEEN_BY_DRIVERS) if name not in BOX
 CATEGORIES: tuple[str, ...] = BOXED + WHOLE_ONLY + VALUES
 INDEX = {name: index for index, name in enumerate(CATEGORIES)}
 FINE = np.isin(CATEGORIES, [*LIGHTS.values(), *LIMITS.values()])  # [C], recognized by a small part of the object
-VEHICLES = [name for name in SEEN if name in CLASSES and CLASSES[name][2] == "vehicle"]
 
 MIN_SIDE = 5.0  # pixels, when the shorter side of the window is resized to 224
 MASK_PRESENT, MASK_ABSENT = 0.25, 0.035  # area in patches that a mask fills, of 196
@@ -98,8 +97,8 @@ PRESENCE = {CLASS_OF.get(name, name): INDEX[name] for name in (*BOXED, *WHOLE_ON
 HEAD_QUESTIONS = _questions()
 
 
-def image_labels(scene: Scene, seen: SceneLabels | None = None) -> ImageLabels:
-    """Combine the boxes or masks of a scene with its scene labels, or with those in `seen`, which have more values."""
+def image_labels(scene: Scene) -> ImageLabels:
+    """The boxes or masks of a scene, and what else is known of it, as arrays."""
     boxed = [item for item in scene.objects if item.coverage is None]
     masked = [
         (item, INDEX[name])
@@ -122,9 +121,7 @@ def image_labels(scene: Scene, seen: SceneLabels | None = None) -> ImageLabels:
     whole, always = np.full(len(CATEGORIES), -1, np.int8), np.zeros(len(CATEGORIES), bool)
     for name in PRESENCE.keys() & scene.presence.keys():
         whole[PRESENCE[name]] = scene.presence[name]
-    if seen is not None:
-        _add_seen(seen, whole)
-    _add_values(scene.scene_attributes, seen, whole, always)
+    _add_values(scene.scene_attributes, whole, always)
     shape = (scene.width, scene.height, scene.width, scene.height)
     return ImageLabels(
         (scene.width, scene.height),
@@ -140,22 +137,11 @@ def image_labels(scene: Scene, seen: SceneLabels | None = None) -> ImageLabels:
     )
 
 
-def _add_seen(seen: SceneLabels, whole: np.ndarray) -> None:
-    for name in seen.asked & INDEX.keys():
-        whole[INDEX[name]] = 1 if name in seen.present else -1 if name in seen.unsure else 0
-    vehicles = whole[[INDEX[name] for name in VEHICLES]]
-    whole[INDEX["vehicle"]] = 1 if (vehicles == 1).any() else 0 if (vehicles == 0).all() else -1
-
-
-def _add_values(
-    scene_attributes: dict[str, str], seen: SceneLabels | None, whole: np.ndarray, always: np.ndarray
-) -> None:
-    """Add weather, time of day, view, ...: from scene labels, or else as the source reports them."""
+def _add_values(scene_attributes: dict[str, str], whole: np.ndarray, always: np.ndarray) -> None:
+    """Add weather, time of day, view, ..."""
     for field, (attribute, renamed) in SCENE_ATTRIBUTE_OF.items():
         values, known = SCENE_VALUES[field], scene_attributes.get(attribute)
         possible = {value for value in values if renamed.get(value, value) == known}  # several views are "other"
-        if seen is not None and field in seen.values:
-            possible = {seen.values[field]}.intersection(values)  # empty for "none"
         for value in values if possible else ():
             if value not in possible or len(possible) == 1:
                 whole[INDEX[f"{field}: {value}"]] = value in possible

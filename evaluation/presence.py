@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from ..data.frames import Frame
-from ..data.presence import CATEGORIES, REGIONS, targets
+from ..data.frames import Frames
+from ..data.presence import CATEGORIES, REGIONS, image_labels, targets
+from ..data.scene import Scene
 from ..utils import atomic_write
 
 
@@ -25,9 +26,9 @@ def auc(probabilities: np.ndarray, truth: np.ndarray) -> float:
     return float((below + upto).mean() / 2 / len(no))
 
 
-def region_targets(frames: Sequence[Frame]) -> np.ndarray:
+def region_targets(frames: Frames) -> np.ndarray:
     """Ground truth int8 [N,C,4] of whole frames: 1, 0, or -1 for unknown."""
-    return np.stack([targets(frame.labels)[0] for frame in frames])
+    return np.stack([targets(image_labels(Scene.from_json(scene)))[0] for scene in frames.scenes])
 
 
 def judge(probabilities: np.ndarray, truth: np.ndarray, sources: Sequence[str]) -> dict[str, Any]:
@@ -90,13 +91,11 @@ def table(questions: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw_worst(
-    probabilities: np.ndarray, truth: np.ndarray, frames: Sequence[Frame], pixels: np.ndarray, path: Path
-) -> None:
+def draw_worst(probabilities: np.ndarray, truth: np.ndarray, frames: Frames, path: Path) -> None:
     """Save a picture of the 20 images with the highest mean cross-entropy, each with its two worst answers.
 
     Args:
-        probabilities: P(yes) [N,C,4]. truth: [N,C,4] of 1, 0 or -1. pixels: uint8 [N,256,256,3].
+        probabilities: P(yes) [N,C,4]. truth: [N,C,4] of 1, 0 or -1.
     """
     of_truth = np.where(truth == 1, probabilities, 1 - probabilities).clip(1e-6)
     losses = np.where(truth >= 0, -np.log(of_truth), 0)
@@ -104,13 +103,15 @@ def draw_worst(
     figure = Figure(figsize=(15, 14), layout="constrained")
     for index, row in enumerate(np.argsort(-means)[:20]):
         axes = figure.add_subplot(4, 5, index + 1)
-        axes.imshow(pixels[row])
+        axes.imshow(frames.pixels[row])
         axes.axis("off")
         answers = []
         for worst in np.argsort(-losses[row].ravel())[:2]:
             c, r = divmod(int(worst), len(REGIONS))
             known = "yes" if truth[row, c, r] == 1 else "no"
             answers.append(f"{CATEGORIES[c]}, {REGIONS[r]}: {probabilities[row, c, r]:.2f}, labeled {known}")
-        axes.set_title("\n".join([f"{frames[row].source} {frames[row].path.name}", *answers]), fontsize=8)
+        axes.set_title(
+            "\n".join([f"{frames.sources[row]} {Scene.from_json(frames.scenes[row]).image_id}", *answers]), fontsize=8
+        )
     with atomic_write(path) as temporary:
         figure.savefig(temporary, dpi=80, format="png")

@@ -1,18 +1,20 @@
-"""Train the vision tower on the categories in real images, by region and patch, or apply one to a folder of images.
+"""Train the vision tower without a decoder, or apply one to a folder of images.
 
-    python scripts/train_tower.py --data DATA --output_dir runs/tower --images 2000000
-    python scripts/train_tower.py --data DATA --output_dir runs/try --images 960 --batch_size 16   # a minute on a CPU
+    python scripts/train_tower.py --train_dataset runs/data/* --eval_dataset runs/dev/* --output_dir runs/tower
     python scripts/train_tower.py --predict FOLDER --tower runs/tower/tower --output answers.parquet
 
-The same command resumes a stopped run. DATA holds one folder per source (see data/frames.py). Every half hour and at
-the end the averaged weights are evaluated on development images: `log.md` in the output folder gets a line, and
-`tower/`, `judged.json`, `table.md` and `worst.png` are written.
+It learns the categories in images by region and patch, and the answers to yes/no questions that the datasets ask
+often. Datasets are folders of make_dataset.py. The same command resumes a stopped run. Every half hour and at the
+end the averaged weights are evaluated: `log.md` in the output folder gets a line, and `tower/`, `judged.json`,
+`table.md` and `worst.png` are written.
 """
 
 import json
 import os
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,11 +29,11 @@ import torch  # noqa: E402
 from transformers import AutoModel  # noqa: E402
 
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig  # noqa: E402
-from traffic_vlm.data.formats import IMAGE_SUFFIXES, Problems  # noqa: E402
-from traffic_vlm.data.frames import SOURCES, decode, load_frames, read_frames  # noqa: E402
+from traffic_vlm.data.formats import IMAGE_SUFFIXES  # noqa: E402
+from traffic_vlm.data.frames import decode, load_frames  # noqa: E402
 from traffic_vlm.data.presence import CATEGORIES, REGIONS  # noqa: E402
 from traffic_vlm.evaluation.presence import draw_worst, judge, region_targets, table  # noqa: E402
-from traffic_vlm.training.head import QueryHead  # noqa: E402
+from traffic_vlm.training.head import QueryHead, load_training_head  # noqa: E402
 from traffic_vlm.training.tower import (  # noqa: E402
     TowerOptions,
     TowerTrainer,
@@ -51,15 +53,22 @@ CHUNK = 512  # images per written part
 
 @dataclass
 class Options:
-    data: str | None = field(default=None, metadata={"help": "folder with one folder per source"})
+    train_dataset: list[str] = field(
+        default_factory=list, metadata={"help": "folders of make_dataset.py, photographs and rendered scenes"}
+    )
+    eval_dataset: list[str] = field(default_factory=list, metadata={"help": "folders of images for evaluation"})
     output_dir: str = field(default="runs/tower", metadata={"help": "checkpoint, log and tower/ are written here"})
     start_from: str = field(
-        default=str(ROOT), metadata={"help": "a folder tower/ to train further, or a model to take convolutions from"}
+        default=str(ROOT),
+        metadata={
+            "help": "a folder tower/ or a model whose tower is trained further; with another neck only the model's "
+            "convolutions are kept"
+        },
     )
-    images: int = field(default=2_000_000, metadata={"help": "images until the learning rate reaches 0"})
-    batch_size: int = field(default=48, metadata={"help": "images per step"})
+    images: int = field(default=64_000, metadata={"help": "images until the learning rate reaches 0"})
+    batch_size: int = field(default=32, metadata={"help": "images per step"})
     learning_rate: float = field(default=1e-3, metadata={"help": "learning rate of untrained parts"})
-    tower_learning_rate: float = field(default=5e-4, metadata={"help": "learning rate of already trained parts"})
+    tower_learning_rate: float = field(default=3e-4, metadata={"help": "learning rate of already trained parts"})
     neck: str = field(default="depthwise", metadata={"help": "type of the neck's layers: depthwise or transformer"})
     neck_width: int = field(default=384, metadata={"help": "width of the neck's layers"})
     neck_layers: int = field(default=2, metadata={"help": "number of the neck's layers"})
@@ -68,7 +77,7 @@ class Options:
         metadata={"help": 'JSON {"source": sampling weight}; default: the square root of its number of images'},
     )
     sizes: str = field(
-        default="[[128, 0.6], [160, 0.8], [192, 0.92], [224, 1.0]]",
+        default="[[192, 0.6], [256, 1.0]]",
         metadata={"help": "JSON list of [side of the images in pixels, fraction of the run at which it ends]"},
     )
     seed: int = field(default=0, metadata={"help": "seed of batches and new weights"})
@@ -82,8 +91,8 @@ class Options:
     output: str = field(default="predictions.parquet", metadata={"help": "file that --predict writes"})
 
 
-def make_trainer(options: Options, sources: list[str]) -> TowerTrainer:
-    """A trainer of the tower in a folder `tower/`, or of the convolutions of a model with a new neck."""
+def make_trainer(options: Options, sources: list[str], facts: Sequence[str]) -> TowerTrainer:
+    """A trainer of the tower in a folder `tower/` or of a model, or of a model's convolutions with a new neck."""
     torch.manual_seed(options.seed)
     run = TowerOptions(
         options.images,
@@ -95,18 +104,21 @@ def make_trainer(options: Options, sources: list[str]) -> TowerTrainer:
     )
     if is_tower_folder(options.start_from):
         model = load_tower(Path(options.start_from))
-        return TowerTrainer(model["tower"], model["head"], run, set(), sources)
+        return TowerTrainer(model["tower"], model["head"], run, set(), sources, facts)
     known = AutoModel.from_pretrained(options.start_from, trust_remote_code=True, dtype=torch.float32)
-    config = TrafficVLMVisionConfig(
-        neck=options.neck,
-        neck_width=options.neck_width,
-        num_hidden_layers=options.neck_layers,
-        intermediate_size=4 * options.neck_width,
-    )
-    tower = TrafficVLMVisionModel(config)
-    tower.convolutions.load_state_dict(known.model.vision_tower.convolutions.state_dict())
-    new = {name for name, _ in tower.named_children()} - {"convolutions"}
-    return TowerTrainer(tower, QueryHead(config.hidden_size), run, new, sources)
+    tower, head = known.model.vision_tower.requires_grad_(True), load_training_head(options.start_from)
+    neck = {
+        "neck": options.neck,
+        "neck_width": options.neck_width,
+        "num_hidden_layers": options.neck_layers,
+        "intermediate_size": 4 * options.neck_width,
+    }
+    new = {"head"} if head is None else set()
+    if any(getattr(tower.config, name) != value for name, value in neck.items()):
+        convolutions, tower = tower.convolutions, TrafficVLMVisionModel(TrafficVLMVisionConfig(**neck))
+        tower.convolutions.load_state_dict(convolutions.state_dict())
+        head, new = None, {"head", *(name for name, _ in tower.named_children())} - {"convolutions"}
+    return TowerTrainer(tower, head or QueryHead(tower.config.hidden_size), run, new, sources, facts)
 
 
 def read_sizes(text: str) -> list[tuple[int, float]]:
@@ -123,15 +135,15 @@ def read_sizes(text: str) -> list[tuple[int, float]]:
     return sizes
 
 
-def read_source_weights(text: str) -> dict[str, float]:
-    """Parse --source_weights. Raises DataError unless it maps known sources to positive numbers."""
+def read_source_weights(text: str, sources: Iterable[str]) -> dict[str, float]:
+    """Parse --source_weights. Raises DataError unless it maps sources of the datasets to positive numbers."""
     try:
         source_weights = {source: float(weight) for source, weight in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise DataError(f'--source_weights must be JSON such as {{"highway": 40}}, got {text!r}') from error
-    if unknown := source_weights.keys() - SOURCES.keys():
+    if unknown := source_weights.keys() - set(sources):
         raise DataError(
-            f"--source_weights has unknown sources {sorted(unknown)}; expected some of {', '.join(SOURCES)}"
+            f"--source_weights has unknown sources {sorted(unknown)}; expected some of {', '.join(sources)}"
         )
     if not all(0 < weight < float("inf") for weight in source_weights.values()):
         raise DataError(f"--source_weights must be positive numbers, got {text}")
@@ -139,20 +151,19 @@ def read_source_weights(text: str) -> dict[str, float]:
 
 
 def train(options: Options) -> None:
-    if options.data is None:
-        raise DataError("pass --data, a folder with one folder per source, or --predict, a folder of images")
-    output, problems, given = Path(options.output_dir), Problems(), read_source_weights(options.source_weights)
+    if not options.train_dataset or not options.eval_dataset:
+        raise DataError("pass --train_dataset and --eval_dataset, or --predict, a folder of images")
+    output = Path(options.output_dir)
     cache = Path(options.cache_dir or output / "cache")
     output.mkdir(parents=True, exist_ok=True)
-    frames, pixels = load_frames(read_frames(options.data, False, problems), cache / "train", problems)
-    held, held_pixels = load_frames(read_frames(options.data, True, problems), cache / "development", problems)
-    for message in problems.messages:
-        print(f"skipped: {message}")
-    if problems.counts:
-        print("skipped:", ", ".join(f"{count} × {problem}" for problem, count in problems.counts.items()))
-    sizes = {source: sum(frame.source == source for frame in frames) for source in SOURCES}
-    source_weights = {source: given.get(source, number**0.5) for source, number in sizes.items() if number}
-    trainer = make_trainer(options, list(source_weights))
+    frames, held = (
+        load_frames(options.train_dataset, cache / "train"),
+        load_frames(options.eval_dataset, cache / "eval"),
+    )
+    sizes = Counter(frames.sources)
+    source_weights = {source: number**0.5 for source, number in sorted(sizes.items())}
+    source_weights |= read_source_weights(options.source_weights, source_weights)
+    trainer = make_trainer(options, list(source_weights), frames.facts)
     checkpoint = output / "checkpoint.pt"
     if checkpoint.is_file():
         trainer.load(checkpoint)
@@ -161,12 +172,11 @@ def train(options: Options) -> None:
 
     def report() -> None:
         start = time.time()
-        answers = predict(trainer.average, held_pixels)
-        truth = region_targets(held)
-        figures = judge(answers, truth, [frame.source for frame in held])
+        answers, truth = predict(trainer.average, held.pixels), region_targets(held)
+        figures = judge(answers, truth, held.sources)
         atomic_write_text(output / "judged.json", json.dumps(figures, indent=1))
         atomic_write_text(output / "table.md", table(figures["questions"]))
-        draw_worst(answers, truth, held, held_pixels, output / "worst.png")
+        draw_worst(answers, truth, held, output / "worst.png")
         print(f"not evaluated, with fewer than 10 yes or 10 no: {', '.join(figures['left_out'])}")
         save_tower(trainer.average, output / "tower")
         sources = ", ".join(f"{source} {value:.3f}" for source, value in figures["sources"].items())
@@ -179,14 +189,15 @@ def train(options: Options) -> None:
             file.write(line + "\n")
         last["print"] += time.time() - start
 
-    def every(trainer: TowerTrainer, losses: list[tuple[float, float]]) -> None:
+    def every(trainer: TowerTrainer, losses: list[tuple[float, float, float]]) -> None:
         now = time.time()
         if trainer.step % PRINT_STEPS == 0:
             recent, seconds = losses[-PRINT_STEPS:], now - last["print"]
-            region, patch = (sum(column) / len(recent) for column in zip(*recent))
+            region, patch, facts = (sum(column) / len(recent) for column in zip(*recent))
             print(
                 f"step {trainer.step}/{trainer.options.steps}, size {trainer.options.size_of(trainer.step)}, "
-                f"region {region:.4f}, patch {patch:.4f}, {len(recent) * options.batch_size / seconds:.1f} images/s, "
+                f"region {region:.4f}, patch {patch:.4f}, facts {facts:.4f}, "
+                f"{len(recent) * options.batch_size / seconds:.1f} images/s, "
                 f"waiting {(trainer.waited - last['waited']) / seconds:.1%}",
                 flush=True,
             )
@@ -199,7 +210,7 @@ def train(options: Options) -> None:
             last["evaluate"] = time.time()
 
     if trainer.step < trainer.options.steps:
-        trainer.run(trainer.batches(frames, pixels, source_weights), every)
+        trainer.run(trainer.batches(frames, source_weights), every)
         trainer.save(checkpoint)
         report()
 

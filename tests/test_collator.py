@@ -18,7 +18,7 @@ from traffic_vlm.data.ground_truth import View
 from traffic_vlm.data.grounding import class_words
 from traffic_vlm.data.presence import CATEGORIES, HEAD_QUESTIONS, INDEX
 from traffic_vlm.data.questions import Balancer
-from traffic_vlm.data.scene import CLASSES, Scene, SceneObject
+from traffic_vlm.data.scene import CLASSES, SYNTHETIC, Scene, SceneObject
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.data.templates import paraphrases_of
 from traffic_vlm.training.collator import SupervisedCollator
@@ -213,7 +213,7 @@ def colored(left: str, right: str) -> tuple[Image.Image, Scene]:
 def test_augmented_boxes_still_hold_their_colors():
     rng, seen = random.Random(0), set()
     for _ in range(60):
-        image, scene = augment(*colored("red", "blue"), rng)
+        image, scene = augment(*colored("red", "blue"), rng, cropped=0.7)
         assert image.size == (scene.width, scene.height)
         pixels = np.asarray(image).astype(int)
         for item in scene.objects:
@@ -224,6 +224,18 @@ def test_augmented_boxes_still_hold_their_colors():
             assert (red > blue) == (item.attributes["color"] == "red")
             seen.add((item.attributes["color"], (left + right) / 2 < scene.width / 2))
     assert len(seen) == 4  # both colors on both sides
+
+
+def test_rendered_scenes_are_cropped_less_often(processor):
+    image, counts = Image.new("RGB", (60, 60)), []
+    car = SceneObject("car", (20, 20, 40, 40))
+    for source in ("highway", SYNTHETIC):
+        scene = Scene(60, 60, (car,), exhaustive=frozenset({"car", "bus"}), source=source)
+        row, rng = {"image": image, "scene": scene.to_json()}, random.Random(0)
+        # Each time with a new balancer, which refuses nothing: an image without questions would be taken whole.
+        seen = [TrafficCollator(processor, 2)._with_new_questions(row, rng).scene for _ in range(200)]
+        counts.append(sum((known.width, known.height) != (60, 60) for known in seen))
+    assert 120 < counts[0] < 160 and 40 < counts[1] < 80
 
 
 def test_images_with_numbers_are_mirrored_less_often():

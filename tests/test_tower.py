@@ -1,11 +1,15 @@
 """Training of the vision tower: targets, frames, head, loss, evaluation, checkpoints and the script."""
 
 import json
+import re
+import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -13,13 +17,21 @@ from PIL import Image
 
 from tiny import ROOT, TINY_TOWER
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
+from traffic_vlm.data.dataset import DatasetOptions, make_dataset
 from traffic_vlm.data.formats import Problems
-from traffic_vlm.data.frames import FrameBatches, augmented, load_frames, read_frames
-from traffic_vlm.data.presence import CATEGORIES, INDEX, REGIONS, VALUES, image_labels, targets
+from traffic_vlm.data.frames import FrameBatches, augmented, fact_targets, find_facts, load_frames, relight
+from traffic_vlm.data.presence import CATEGORIES, INDEX, REGIONS, image_labels, targets
 from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.data.scene_labels import SCENE_VALUES, SEEN, read_scene_labels, with_scene_labels
 from traffic_vlm.evaluation.presence import auc, judge, region_targets, table
-from traffic_vlm.training.head import PresenceLoss, QueryHead, region_weights
+from traffic_vlm.training.head import (
+    BalancedLoss,
+    FactHead,
+    PresenceLoss,
+    QueryHead,
+    load_training_head,
+    region_weights,
+)
 from traffic_vlm.training.tower import (
     TowerOptions,
     TowerTrainer,
@@ -37,7 +49,8 @@ LINE = dict.fromkeys(SCENE_VALUES) | {"image": "a.jpg", "present": [], "unsure":
 
 
 def region_of(scene, category, seen=None, **view):
-    return targets(image_labels(scene, seen), **view)[0][INDEX[category]].tolist()
+    known = scene if seen is None else with_scene_labels(scene, seen)
+    return targets(image_labels(known), **view)[0][INDEX[category]].tolist()
 
 
 @pytest.mark.parametrize(("capability", "is_bfloat16"), [("AVX2", False), ("AVX512", True)])
@@ -156,17 +169,9 @@ def test_scene_labels_hold_for_the_whole_image_and_some_of_them_for_crops(tmp_pa
     assert region_of(scene, "road: wet", seen)[0] == -1 and region_of(scene, "time_of_day: day", seen)[0] == -1
 
 
-def test_a_scene_that_has_its_scene_labels_gives_the_same_targets(tmp_path):
-    fields = {"weather": "rain", "time_of_day": "night", "road": "wet", "place": "parking"}
-    seen = labels_of(tmp_path, **fields, view="driver", present=["bicycle", "roadworks"], unsure=["truck"])
-    alone, merged = image_labels(cars(), seen), image_labels(with_scene_labels(cars(), seen))
-    assert (alone.whole[alone.whole >= 0] == 1).sum() == 8 and (alone.always == merged.always).all()
-    for name in set(with_scene_labels(cars(), seen).presence) & INDEX.keys():
-        assert alone.whole[INDEX[name]] == merged.whole[INDEX[name]], name
-    values = [INDEX[name] for name in VALUES]
-    assert (alone.whole[values] == merged.whole[values]).all()
-    other = image_labels(with_scene_labels(cars(), labels_of(tmp_path, view="roadside")))
-    assert [other.whole[INDEX[f"view: {name}"]] for name in ("driver", "camera", "roadside")] == [0, 0, -1]
+def test_views_that_scenes_do_not_tell_apart_are_unknown(tmp_path):
+    labels = image_labels(with_scene_labels(cars(), labels_of(tmp_path, view="roadside")))
+    assert [labels.whole[INDEX[f"view: {name}"]] for name in ("driver", "camera", "roadside")] == [0, 0, -1]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +198,7 @@ def test_an_invalid_scene_label_is_reported_with_its_line(tmp_path, fields, name
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A source of 30 images per split: every second one has a car, a bright square on the left or right."""
+    """Datasets of 30 images per split: every second one has a car, a bright square on the left or right."""
     root = tmp_path_factory.mktemp("data")
     rng = np.random.default_rng(0)
     for split in ("train", "val"):
@@ -211,37 +216,42 @@ def data(tmp_path_factory):
         categories = [{"id": 1, "name": "car"}]
         content = {"images": images, "annotations": annotations, "categories": categories}
         (root / "highway" / f"{split}.json").write_text(json.dumps(content))
-    (root / "scene_labels").mkdir()
-    lines = [LINE | {"image": f"highway/train/{index}.png", "weather": "fog"} for index in range(30)]
-    (root / "scene_labels" / "highway.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        make_dataset(DatasetOptions(root / split, [f"highway={root / 'highway'}"], split=split, num_workers=1))
     return root
 
 
-def test_frames_have_scene_labels_and_missing_sources_are_reported(data):
-    problems = Problems()
-    frames = read_frames(data, False, problems)
-    assert len(frames) == 30 and problems.counts["missing source"] == 8
-    assert frames[0].labels.whole[INDEX["weather: fog"]] == 1
-    with pytest.raises(DataError, match="none of bdd100k"):
-        read_frames(data / "nothing", False, Problems())
+def frames_of(data, split, tmp_path):
+    return load_frames([data / split], tmp_path / split)
 
 
-def test_unreadable_images_are_reported_and_left_out(data, tmp_path):
-    frames = read_frames(data, True, Problems())
-    broken = tmp_path / "broken.png"
-    broken.write_bytes(frames[0].path.read_bytes()[:300])
-    problems = Problems()
-    frames = [frames[0].__class__(broken, "highway", frames[0].labels), *frames[1:]]
-    for _ in range(2):  # decoded, then from the cache
-        kept, pixels = load_frames(frames, tmp_path / "cache", problems)
-        assert len(kept) == len(pixels) == 29 and kept[0] == frames[1]
-    assert problems.counts == {"corrupt image": 2} and "broken.png" in problems.messages[0]
+def test_frames_are_decoded_once_and_need_scenes(data, tmp_path):
+    frames = frames_of(data, "train", tmp_path)
+    assert frames.pixels.shape == (30, 256, 256, 3) and set(frames.sources) == {"highway"}
+    path = tmp_path / "train" / "frames.npy"
+    written = path.stat().st_mtime_ns
+    again = frames_of(data, "train", tmp_path)
+    assert path.stat().st_mtime_ns == written and np.array_equal(again.pixels[7], frames.pixels[7])
+    table = pq.read_table(data / "train" / "data" / "train-00000.parquet")
+    rows = table.to_pylist()
+    rows[3]["image"]["bytes"] = rows[3]["image"]["bytes"][:300]
+    broken = tmp_path / "broken" / "data"
+    broken.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows, table.schema), broken / "train-00000.parquet")
+    with pytest.raises(DataError, match=rf"image {re.escape(rows[3]['image_id'])} cannot be read"):
+        load_frames([tmp_path / "broken"], tmp_path / "cache")
+    own = tmp_path / "own"
+    own.mkdir()
+    Image.new("RGB", (8, 8)).save(own / "a.png")
+    line = {"file_name": "a.png", "questions": ["Is there a car?"], "answers": ["no"]}
+    (own / "metadata.jsonl").write_text(json.dumps(line))
+    with pytest.raises(DataError, match="has no scenes"):
+        load_frames([own], tmp_path / "cache")
 
 
 def test_batches_depend_only_on_seed_and_index(data, tmp_path):
-    frames, pixels = load_frames(read_frames(data, False, Problems()), tmp_path, Problems())
-    whole = FrameBatches(frames, pixels, {"highway": 1.0}, 4, lambda index: 64)
-    later = FrameBatches(frames, pixels, {"highway": 1.0}, 4, lambda index: 64, start=2)
+    frames = frames_of(data, "train", tmp_path)
+    whole = FrameBatches(frames, {"highway": 1.0}, 4, lambda index: 64)
+    later = FrameBatches(frames, {"highway": 1.0}, 4, lambda index: 64, start=2)
     stream = iter(whole)
     batches = [next(stream) for _ in range(3)]
     again = next(iter(later))
@@ -250,17 +260,45 @@ def test_batches_depend_only_on_seed_and_index(data, tmp_path):
     assert again["pixels"].shape == (4, 64, 64, 3) and again["patch"].shape == (4, len(CATEGORIES), 4, 4)
 
 
-def test_augmentation_moves_objects_and_targets_together(data, tmp_path):
-    frames, pixels = load_frames(read_frames(data, False, Problems()), tmp_path, Problems())
-    rng, found = np.random.default_rng(0), 0
+def test_augmentation_moves_objects_targets_and_facts_together(data, tmp_path):
+    frames = frames_of(data, "train", tmp_path)
+    rng, found, scene = np.random.default_rng(0), 0, Scene.from_json(frames.scenes[1])
+    sides = {"side/car/is/left": slice(0, 21), "side/car/is/right": slice(43, 64)}
     for _ in range(60):
-        image, _, patch = augmented(pixels[1], frames[1].labels, 64, rng)
+        image, _, patch, facts = augmented(frames.pixels[1], scene, list(sides), 64, rng)
         car = patch[INDEX["car"]] == 1
         brightness = image.reshape(4, 16, 4, 16, 3).mean((1, 3, 4))
         if car.any() and (patch[INDEX["car"]] == 0).any():
             found += 1
             assert brightness[car].max() > brightness[patch[INDEX["car"]] == 0].max()
+        for fact, columns in zip(facts, sides.values()):
+            if fact == 1:
+                assert image[:, columns].mean() > image.mean()
     assert found > 30
+
+
+def test_facts_are_the_questions_with_enough_yes_and_no():
+    ids = ["lane_count/lane count/is/3", "presence/car", "comparison/car/more/bus", "color/car/any/red"]
+    rows = [(ids, [answer] * 4) for answer in ("yes", "no") for _ in range(25)]
+    assert find_facts(rows) == ["color/car/any/red", "lane_count/lane count/is/3"]
+    assert find_facts(rows[1:]) == []  # 24 yes
+
+
+def test_fact_targets_are_the_true_answers():
+    scene = Scene(300, 300, scene_attributes={"lane count": "3", "view": "driver", "road shape": "left"})
+    facts = [*(f"lane_count/lane count/is/{number}" for number in (2, 3)), "color/car/any/red"]
+    facts += [f"road_shape/road shape/is/{way}" for way in ("left", "right")]
+    assert fact_targets(scene, facts).tolist() == [0, 1, -1, 1, 0]
+    assert fact_targets(scene.flipped(), facts).tolist() == [0, 1, -1, 0, 1]
+    assert fact_targets(scene.cropped(0, 0, 200, 300), facts).tolist() == [-1] * 5
+
+
+def test_a_change_of_light_names_what_it_hides():
+    rng, image = np.random.default_rng(0), np.random.default_rng(1).integers(0, 255, (32, 32, 3), np.uint8)
+    for _ in range(200):
+        changed, hidden = relight(image, rng)
+        is_gray = (changed == changed[..., :1]).all()
+        assert changed.shape == image.shape and (not is_gray or "red light" in hidden)
 
 
 # ------------------------------------------------------------------------------------------------ head and metrics
@@ -299,7 +337,8 @@ def test_the_loss_balances_yes_and_no_within_a_source_and_ignores_unknown():
     loss = PresenceLoss(2)
     overall = gradient()
     assert overall[0] < 0 < overall[1]
-    weights = loss.counts[:, 1, 0, 0] / loss.counts[:, :, 0, 0].sum(1)
+    counts = loss.regions.counts[..., 0, 0]
+    weights = counts[:, 1] / counts.sum(1)
     assert weights.tolist() == pytest.approx([1 / 8, 3 / 4, 4 / 12])
     ones = torch.ones(2)
     within = [(4 * ones / torch.tensor([7.0, 1.0])), (2 * ones / torch.tensor([1.0, 3.0]))]  # no, yes
@@ -316,6 +355,22 @@ def test_the_loss_balances_yes_and_no_within_a_source_and_ignores_unknown():
     assert patches.grad[0, :, 0].tolist() == pytest.approx([-4 * 0.5 / 24, 0.5 / 24, 0, 0])
 
 
+def test_a_fact_is_balanced_within_each_source_only():
+    loss, logits = BalancedLoss(2, (1,)), torch.zeros(4, 1, requires_grad=True)
+    loss(logits, torch.tensor([[1], [0], [0], [-1]]), torch.tensor([0, 0, 0, 1])).backward()
+    # Half of the weight is on the yes, half on two no; three targets are known.
+    assert logits.grad[:, 0].tolist() == pytest.approx([-0.75 / 3, 0.375 / 3, 0.375 / 3, 0])
+
+
+def test_the_fact_head_reads_the_token_that_its_query_finds():
+    head, tokens = FactHead(4, 1, 1), torch.zeros(1, 5, 4)
+    tokens[0, 3, 0] = tokens[0, 1, 1] = 1.0
+    head.load_state_dict(
+        {"query.weight": 50 * torch.eye(4)[:1], "value.weight": torch.ones(1, 4), "bias": torch.ones(1)}
+    )
+    assert head(tokens).tolist() == [[pytest.approx(2.0)]]
+
+
 def test_without_a_yes_in_a_source_its_no_has_no_weight():
     loss, region = PresenceLoss(1), torch.zeros(2, len(CATEGORIES), 4, dtype=torch.int8)
     logits = torch.zeros(region.shape, requires_grad=True)
@@ -323,12 +378,12 @@ def test_without_a_yes_in_a_source_its_no_has_no_weight():
     assert not logits.grad.any()
 
 
-def test_auc_and_balanced_accuracy_in_closed_form(data):
+def test_auc_and_balanced_accuracy_in_closed_form(data, tmp_path):
     assert auc(np.array([0.9, 0.4, 0.4, 0.1]), np.array([1, 1, 0, 0])) == pytest.approx(3.5 / 4)
-    frames = read_frames(data, True, Problems())
+    frames = frames_of(data, "val", tmp_path)
     answers = np.full((30, len(CATEGORIES), 4), 0.2, np.float32)
     answers[1:11:2, INDEX["car"], 0] = 0.8  # 5 of 15 cars are found
-    figures = judge(answers, region_targets(frames), [frame.source for frame in frames])
+    figures = judge(answers, region_targets(frames), frames.sources)
     [row] = [row for row in figures["questions"] if (row["category"], row["region"]) == ("car", "whole")]
     assert (row["yes"], row["no"]) == (15, 15) and row["accuracy"] == pytest.approx((5 / 15 + 1) / 2)
     assert figures["macro"] == pytest.approx(np.mean([row["accuracy"] for row in figures["questions"]]))
@@ -343,7 +398,27 @@ def trainer_of(images=1200, **fields):
     torch.manual_seed(0)
     tower = TrafficVLMVisionModel(TrafficVLMVisionConfig(**(LIGHT | fields)))
     options = TowerOptions(images, 8, 1e-2, 1e-2, sizes=((64, 1.0),))
-    return TowerTrainer(tower, QueryHead(24), options, {name for name, _ in tower.named_children()}, ["highway"])
+    new = {"head", *(name for name, _ in tower.named_children())}
+    return TowerTrainer(tower, QueryHead(24), options, new, ["highway"], ["side/car/is/left"])
+
+
+def test_the_tower_and_the_head_of_a_model_are_trained_further():
+    script = runpy.run_path(str(ROOT / "scripts" / "train_tower.py"), run_name="train_tower")
+    shipped = load_training_head(ROOT).state_dict()
+
+    def trainer(**options):
+        made = script["make_trainer"](script["Options"](**options), ["highway"], ["side/car/is/left"])
+        new = [len(group["params"]) for group in made.optimizer.param_groups if group["is_new"]]
+        is_shipped = torch.equal(made.model["head"].state_dict()["query.weight"], shipped["query.weight"])
+        return made.model["tower"], sum(new), is_shipped
+
+    tower, num_new, is_shipped = trainer()
+    assert is_shipped and num_new == 3  # the fact head
+    other, num_new, is_shipped = trainer(neck_width=64)
+    layers = [name for name, _ in other.named_parameters() if not name.startswith("convolutions.")]
+    assert not is_shipped and num_new == 3 + len(shipped) + len(layers)
+    convolutions = tower.convolutions.state_dict(), other.convolutions.state_dict()
+    assert all(torch.equal(value, convolutions[1][name]) for name, value in convolutions[0].items())
 
 
 def test_learning_rates_warm_up_stay_constant_and_fall_to_zero():
@@ -351,19 +426,19 @@ def test_learning_rates_warm_up_stay_constant_and_fall_to_zero():
     rates = [options.rate_of(step, 4800) for step in range(options.steps)]
     assert rates[0] == pytest.approx(0.01) and rates[200] == 1.0 and rates[-1] == 0.0
     assert rates[750] == pytest.approx(0.5, abs=0.01)
-    assert [options.size_of(step) for step in (0, 600, 800, 999)] == [128, 160, 192, 224]
+    assert [options.size_of(step) for step in (0, 600, 800, 999)] == [192, 256, 256, 256]
 
 
 def test_a_tower_trains_resumes_and_is_saved(data, tmp_path):
-    frames, pixels = load_frames(read_frames(data, False, Problems()), tmp_path / "train", Problems())
-    _, held_pixels = load_frames(read_frames(data, True, Problems()), tmp_path / "held", Problems())
+    frames, held = frames_of(data, "train", tmp_path), frames_of(data, "val", tmp_path)
+    frames = replace(frames, facts=["side/car/is/left"])
     whole = trainer_of()
     losses = []
-    whole.run(whole.batches(frames, pixels, {"highway": 1.0}), lambda _, now: losses.append(now[-1][0]))
+    whole.run(whole.batches(frames, {"highway": 1.0}), lambda _, now: losses.append(now[-1][0]))
     assert np.mean(losses[-10:]) < 0.5 * np.mean(losses[:10])
 
     stopped = trainer_of()
-    batches = stopped.batches(frames, pixels, {"highway": 1.0})
+    batches = stopped.batches(frames, {"highway": 1.0})
     for _ in range(3):
         stopped.train_step(next(batches))
     stopped.save(tmp_path / "checkpoint.pt")
@@ -372,7 +447,7 @@ def test_a_tower_trains_resumes_and_is_saved(data, tmp_path):
     assert again.step == 3
     for _ in range(2):
         stopped.train_step(next(batches))
-    resumed = again.batches(frames, pixels, {"highway": 1.0})
+    resumed = again.batches(frames, {"highway": 1.0})
     for _ in range(2):
         again.train_step(next(resumed))
     for name, value in stopped.average.state_dict().items():
@@ -386,8 +461,8 @@ def test_a_tower_trains_resumes_and_is_saved(data, tmp_path):
 
     save_tower(whole.average, tmp_path / "tower")
     loaded = load_tower(tmp_path / "tower")
-    answers = predict(loaded, held_pixels)
-    np.testing.assert_allclose(answers, predict(whole.average, held_pixels), atol=0.05)
+    answers = predict(loaded, held.pixels)
+    np.testing.assert_allclose(answers, predict(whole.average, held.pixels), atol=0.05)
     (tmp_path / "tower" / "categories.json").write_text('["car"]')
     with pytest.raises(ValueError, match="other categories"):
         load_tower(tmp_path / "tower")
@@ -399,13 +474,12 @@ def test_the_script_trains_and_predicts(data, tmp_path):
         command = [sys.executable, ROOT / "scripts" / "train_tower.py", *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
-    first = run("--data", data, "--output_dir", tmp_path / "run", "--images", 8, "--batch_size", 4)
+    datasets = ("--train_dataset", data / "train", "--eval_dataset", data / "val")
+    command = (*datasets, "--output_dir", tmp_path / "run", "--images", 8, "--batch_size", 4)
+    first = run(*command)
     assert first.returncode == 0, first.stderr
-    assert "missing source" in first.stdout and (tmp_path / "run" / "log.md").read_text().startswith("| 8 |")
-    assert (
-        "resuming from step 2 of 2"
-        in run(*("--data", data, "--output_dir", tmp_path / "run", "--images", 8, "--batch_size", 4)).stdout
-    )
+    assert (tmp_path / "run" / "log.md").read_text().startswith("| 8 |")
+    assert "resuming from step 2 of 2" in run(*command).stdout
     folder, output = data / "highway" / "val", tmp_path / "answers.parquet"
     asked = run("--predict", folder, "--tower", tmp_path / "run" / "tower", "--output", output)
     assert asked.returncode == 0, asked.stderr
@@ -415,12 +489,12 @@ def test_the_script_trains_and_predicts(data, tmp_path):
     tower = ("--tower", tmp_path / "run" / "tower")
     assert "the folder does not exist" in run("--predict", tmp_path / "none", *tower).stderr
     assert "error: the tower" in run("--predict", folder, "--tower", tmp_path).stderr
-    assert "pass --data" in run("--images", 8).stderr
+    assert "pass --train_dataset" in run("--images", 8).stderr
     assert (
         "unknown sources ['moon']"
-        in run("--data", data, "--output_dir", tmp_path, "--source_weights", '{"moon": 1}').stderr
+        in run(*datasets, "--output_dir", tmp_path, "--source_weights", '{"moon": 1}').stderr
     )
-    assert "fractions must rise to 1" in run("--data", data, "--output_dir", tmp_path, "--sizes", "[[64, 0.5]]").stderr
+    assert "fractions must rise to 1" in run(*datasets, "--output_dir", tmp_path, "--sizes", "[[64, 0.5]]").stderr
 
 
 def test_categories_have_unique_names():

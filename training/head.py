@@ -3,7 +3,9 @@
     image tokens [B,P,C] → QueryHead → region logits [B,categories,4] ↔ PresenceLoss ↔ region targets
                                      → patch logits [B,P,categories]  ↔              ↔ patch targets
 
-`training/tower.py` trains tower and head alone. `training/run.py` adds the head to the full model while it trains; it
+Training a tower alone also has a fact head: other yes/no questions about the whole image, such as the number of lanes.
+
+`training/tower.py` trains tower and heads alone. `training/run.py` adds the head to the full model while it trains; it
 is saved beside the weights as `training_head.safetensors`.
 """
 
@@ -65,25 +67,75 @@ def region_weights(rows: int, columns: int) -> torch.Tensor:
     return weights[:, None].expand(-1, rows, -1).flatten(1)
 
 
-class PresenceLoss(nn.Module):
-    """Binary cross-entropy of regions and of patches, where the target is known.
+class FactHead(nn.Module):
+    """Yes/no questions about the whole image: tokens [B,P,C] → logits [B,F], by two learned queries for each."""
 
-    For each category and region, yes and no get the same total weight by running counts, so that P(yes) = 0.5 fits
-    equally frequent answers. They are balanced within each source; otherwise the style of a source would be evidence
-    for a category that is common in one source and rare in another. With less weight they are also balanced over all
-    sources, so that a category that never occurs in a source is learned as absent there.
+    def __init__(self, hidden_size: int, num_facts: int, num_queries: int = 2):
+        super().__init__()
+        self.shape = (num_facts, num_queries)
+        self.query = nn.Linear(hidden_size, num_facts * num_queries, bias=False)
+        self.value = nn.Linear(hidden_size, num_facts * num_queries, bias=False)
+        self.bias = nn.Parameter(torch.zeros(num_facts))
+        for layer in (self.query, self.value):
+            nn.init.normal_(layer.weight, std=0.02)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        attention = self.query(tokens).float().softmax(1)  # [B,P,facts·queries]
+        found = (attention * self.value(tokens)).sum(1)
+        return found.unflatten(1, self.shape).sum(-1) + self.bias
+
+
+class BalancedLoss(nn.Module):
+    """Binary cross-entropy of questions, with equal total weight of yes and no by running counts.
+
+    So P(yes) = 0.5 fits equally frequent answers. They are balanced within each source; otherwise the style of a
+    source would be evidence for an answer that is common in one source and rare in another. With `overall_weight`
+    they are also balanced over all sources, so that a category that never occurs in a source is learned as absent
+    there.
 
     Args:
         num_sources: number of sources that are balanced separately.
+        shape: of the questions about an image.
     """
 
     counts: torch.Tensor
 
+    def __init__(self, num_sources: int, shape: tuple[int, ...], overall_weight: float = 0.0) -> None:
+        super().__init__()
+        self.overall_weight = overall_weight
+        # Of no and of yes, by source; the last row is of all sources.
+        self.register_buffer("counts", torch.zeros(num_sources + 1, 2, *shape))
+
+    def forward(
+        self, logits: torch.Tensor, targets: torch.Tensor, source: torch.Tensor, count: bool = True
+    ) -> torch.Tensor:
+        """The mean over known targets.
+
+        Args:
+            logits: [B,*shape]. targets: int8 [B,*shape] of 1, 0 or -1 for unknown.
+            source: index of each image's source [B].
+            count: whether to update the running counts.
+        """
+        answers = torch.stack([targets == 0, targets == 1], 1).float()  # [B,2,*shape]
+        if count:
+            by_source = DECAY * self.counts[:-1].index_add(0, source, answers * (1 - DECAY) / DECAY)
+            self.counts = torch.cat([by_source, by_source.sum(0, keepdim=True)])
+        # The total weight of yes, and of no: smaller where one is so rare that its weight would exceed MAX_WEIGHT.
+        both = torch.minimum(self.counts.sum(1) / 2, MAX_WEIGHT * self.counts.amin(1))
+        weight = both[:, None] / self.counts.clamp(min=1e-9)  # [sources + 1,2,*shape]
+        weights = (answers * (weight[source] + self.overall_weight * weight[-1])).sum(1)
+        entropy = nn.functional.binary_cross_entropy_with_logits(
+            logits, targets.clamp(min=0).float(), weights, reduction="sum"
+        )
+        return entropy / (targets >= 0).sum().clamp(min=1)
+
+
+class PresenceLoss(nn.Module):
+    """Binary cross-entropy of regions, balanced within sources and overall, and of patches."""
+
     def __init__(self, num_sources: int = 1) -> None:
         super().__init__()
-        # Of no and of yes, by source; the last row is of all sources.
-        counts = torch.zeros(num_sources + 1, 2, len(CATEGORIES), len(REGIONS))
-        self.register_buffer("counts", counts)
+        self.regions = BalancedLoss(num_sources, (len(CATEGORIES), len(REGIONS)), OVERALL_WEIGHT)
 
     def forward(
         self,
@@ -98,24 +150,15 @@ class PresenceLoss(nn.Module):
         Args:
             logits: of `QueryHead`.
             region: int8 [B,categories,4]; patch: int8 [B,categories,rows,columns]; both 1, 0 or -1 for unknown.
-            source: index of each image's source [B].
-            count: whether to update the running counts.
+            source, count: as for `BalancedLoss`.
         """
-        answers = torch.stack([region == 0, region == 1], 1).float()  # [B,2,categories,4]
-        if count:
-            by_source = DECAY * self.counts[:-1].index_add(0, source, answers * (1 - DECAY) / DECAY)
-            self.counts = torch.cat([by_source, by_source.sum(0, keepdim=True)])
-        # The total weight of yes, and of no: smaller where one is so rare that its weight would exceed MAX_WEIGHT.
-        both = torch.minimum(self.counts.sum(1) / 2, MAX_WEIGHT * self.counts.amin(1))
-        weight = both[:, None] / self.counts.clamp(min=1e-9)  # [sources + 1,2,categories,4]
-        weights = (answers * (weight[source] + OVERALL_WEIGHT * weight[-1])).sum(1)
-        entropy = nn.functional.binary_cross_entropy_with_logits
-        regions = entropy(logits[0], region.clamp(min=0).float(), weights, reduction="sum")
+        regions = self.regions(logits[0], region, source, count)
         patches = patch.flatten(2).transpose(1, 2)  # [B,P,categories]
         known = patches >= 0
         positive = torch.tensor(POSITIVE_WEIGHT, device=patch.device)
+        entropy = nn.functional.binary_cross_entropy_with_logits
         of_patches = entropy(logits[1].float()[known], patches[known].float(), pos_weight=positive)
-        return regions / (region >= 0).sum().clamp(min=1), of_patches if known.any() else regions * 0
+        return regions, of_patches if known.any() else regions * 0
 
 
 def add_training_head(model: Any, head: QueryHead | None = None, num_sources: int = 1) -> None:

@@ -1,7 +1,8 @@
-"""Train the vision tower alone, on presence of categories by region and patch, without questions.
+"""Train the vision tower alone, on presence of categories by region and patch and on facts, without a decoder.
 
     pixels → tower → tokens [B,P,C] ─┬→ QueryHead → region logits [B,categories,4] ↔ region targets
-                                     └→ linear    → patch logits [B,P,categories] ↔ patch targets
+                                     ├→ linear    → patch logits [B,P,categories] ↔ patch targets
+                                     └→ FactHead  → fact logits [B,F]             ↔ answers to yes/no questions
 
 One step costs little more than a forward and backward pass of the tower. Weights are averaged (EMA); the averages are
 evaluated and saved.
@@ -23,20 +24,21 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ..configuration_traffic_vlm import TrafficVLMVisionConfig
-from ..data.frames import Frame, FrameBatches
+from ..data.frames import FrameBatches, Frames
 from ..data.presence import CATEGORIES, REGIONS
 from ..modeling_traffic_vlm import is_bfloat16_slow
 from ..utils import atomic_write, atomic_write_text
 from ..vision_traffic_vlm import TrafficVLMVisionModel
-from .head import PATCH_WEIGHT, PresenceLoss, QueryHead
+from .head import PATCH_WEIGHT, BalancedLoss, FactHead, PresenceLoss, QueryHead
 
 
-EMA_DECAY = 0.999
-WEIGHT_DECAY = 0.2
+EMA_DECAY = 0.998
+WEIGHT_DECAY = 0.05
 MIXUP = 0.4  # both parameters of the beta distribution of an image's weight in a mixture
-MIXUP_FRACTION = 0.8  # fraction of the run with mixed images
+MIXUP_FRACTION = 0.6  # fraction of the run with mixed images
 CATEGORIES_FILE = "categories.json"  # beside the weights
-EVALUATION_SIZE = 224
+EVALUATION_SIZE = 256
+SAVED = ("model", "average", "optimizer", "losses")  # by a checkpoint, with their states
 
 
 @dataclass
@@ -51,11 +53,11 @@ class TowerOptions:
     """
 
     images: int
-    batch_size: int = 48
+    batch_size: int = 32
     learning_rate: float = 1e-3
-    tower_learning_rate: float = 5e-4
-    constant_fraction: float = 0.4
-    sizes: Sequence[tuple[int, float]] = ((128, 0.6), (160, 0.8), (192, 0.92), (224, 1.0))
+    tower_learning_rate: float = 3e-4
+    constant_fraction: float = 0.3
+    sizes: Sequence[tuple[int, float]] = ((192, 0.6), (256, 1.0))
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -82,8 +84,9 @@ class TowerTrainer:
 
     Args:
         tower: the tower to train; its convolutions may be trained already.
-        new_parts: names of the tower's untrained parts; they and the head have a higher learning rate.
+        new_parts: names of the tower's untrained parts, and "head" if that is new; they have a higher learning rate.
         sources: names of the sources in the order of the batches' source indices.
+        facts: ids of the yes/no questions of the fact head, which is always new.
     """
 
     def __init__(
@@ -93,15 +96,23 @@ class TowerTrainer:
         options: TowerOptions,
         new_parts: set[str],
         sources: Sequence[str],
+        facts: Sequence[str],
     ):
-        self.model, self.config = nn.ModuleDict({"tower": tower, "head": head}), tower.config
-        self.options, self.loss = options, PresenceLoss(len(sources))
-        self.sources = list(sources)
+        parts: dict[str, nn.Module] = {
+            "tower": tower,
+            "head": head,
+            "facts": FactHead(tower.config.hidden_size, len(facts)),
+        }
+        self.model, self.config, self.options = nn.ModuleDict(parts), tower.config, options
+        self.losses = nn.ModuleDict(
+            {"presence": PresenceLoss(len(sources)), "facts": BalancedLoss(len(sources), (len(facts),))}
+        )
+        self.sources, self.facts = list(sources), list(facts)
         self.step, self.seconds, self.waited = 0, 0.0, 0.0
         self.average = copy.deepcopy(self.model).requires_grad_(False).eval()
         groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
         for name, parameter in self.model.named_parameters():
-            is_new = name.startswith("head.") or name.split(".")[1] in new_parts
+            is_new = not {"facts", *new_parts}.isdisjoint(name.split(".")[:2])
             groups.setdefault((is_new, parameter.ndim > 1), []).append(parameter)
         self.optimizer = torch.optim.AdamW(
             [
@@ -112,8 +123,8 @@ class TowerTrainer:
             fused=True,
         )
 
-    def train_step(self, batch: dict[str, torch.Tensor]) -> tuple[float, float]:
-        """Do one step; return the region loss and the patch loss.
+    def train_step(self, batch: dict[str, torch.Tensor]) -> tuple[float, float, float]:
+        """Do one step; return the losses of regions, patches and facts.
 
         Raises:
             FloatingPointError: a gradient is NaN or infinite. The weights are unchanged.
@@ -121,12 +132,12 @@ class TowerTrainer:
         options = self.options
         for group in self.optimizer.param_groups:
             if group["is_new"]:
-                group["lr"] = options.learning_rate * options.rate_of(self.step, 1500)
+                group["lr"] = options.learning_rate * options.rate_of(self.step, 600)
             else:
-                group["lr"] = options.tower_learning_rate * options.rate_of(self.step, 6000, power=2)
+                group["lr"] = options.tower_learning_rate * options.rate_of(self.step, 2000, power=2)
         self.model.train()
         losses = self._losses(batch)
-        (losses[0] + PATCH_WEIGHT * losses[1]).backward()
+        (losses[0] + PATCH_WEIGHT * losses[1] + losses[2]).backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         if not math.isfinite(norm):
             raise FloatingPointError(
@@ -136,22 +147,30 @@ class TowerTrainer:
         self.optimizer.zero_grad()
         self.step += 1
         self._update_average()
-        return losses[0].item(), losses[1].item()
+        return losses[0].item(), losses[1].item(), losses[2].item()
 
     def _losses(self, batch: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-        """Region loss and patch loss of a batch of mixtures (mixup, https://arxiv.org/abs/1710.09412).
+        """Losses of regions, patches and facts, of a batch of mixtures (mixup, https://arxiv.org/abs/1710.09412).
 
-        Each image is mixed with its neighbor in the batch, and so are their losses: sources with a few hundred images
-        would be learned by heart. The last images of the run are not mixed.
+        In half of the steps each image is mixed with its neighbor in the batch, and so are their losses: sources with
+        a few hundred images would be learned by heart. The last images of the run are not mixed.
         """
-        pixels, targets = batch["pixels"].float(), [batch[name] for name in ("region", "patch", "source")]
-        if self.step >= MIXUP_FRACTION * self.options.steps:
-            return list(self.loss(forward(self.model, pixels), *targets))
-        fraction = np.random.default_rng([self.options.seed, self.step]).beta(MIXUP, MIXUP)
+        pixels, targets = batch["pixels"].float(), [batch[name] for name in ("region", "patch", "facts", "source")]
+        rng = np.random.default_rng([self.options.seed, self.step])
+        if self.step >= MIXUP_FRACTION * self.options.steps or rng.random() < 0.5:
+            return self._losses_of(forward(self.model, pixels), targets)
+        fraction = rng.beta(MIXUP, MIXUP)
         logits = forward(self.model, pixels.lerp(pixels.roll(1, 0), 1 - fraction))
-        own = self.loss(logits, *targets)
-        other = self.loss(logits, *(target.roll(1, 0) for target in targets), count=False)  # they are counted above
+        own = self._losses_of(logits, targets)
+        other = self._losses_of(logits, [target.roll(1, 0) for target in targets], count=False)  # counted above
         return [fraction * a + (1 - fraction) * b for a, b in zip(own, other)]
+
+    def _losses_of(
+        self, logits: tuple[torch.Tensor, ...], targets: Sequence[torch.Tensor], count: bool = True
+    ) -> list[torch.Tensor]:
+        region, patch, facts, source = targets
+        presence = self.losses["presence"](logits[:2], region, patch, source, count)
+        return [*presence, self.losses["facts"](logits[2], facts, source, count)]
 
     @torch.no_grad()
     def _update_average(self) -> None:
@@ -162,13 +181,18 @@ class TowerTrainer:
 
     def identity(self) -> dict[str, Any]:
         """Settings that must be the same in a checkpoint and in the run that resumes from it."""
-        options = {"batch_size": self.options.batch_size, "seed": self.options.seed, "sources": list(self.sources)}
+        options = {
+            "batch_size": self.options.batch_size,
+            "seed": self.options.seed,
+            "sources": self.sources,
+            "facts": self.facts,
+        }
         return {"categories": list(CATEGORIES), "config": vision_fields(self.config)} | options
 
     def save(self, path: Path) -> None:
         """Write a checkpoint atomically."""
-        state = {name: getattr(self, name).state_dict() for name in ("model", "average", "optimizer")}
-        state |= {"step": self.step, "seconds": self.seconds, "waited": self.waited, "counts": self.loss.counts}
+        state = {name: getattr(self, name).state_dict() for name in SAVED}
+        state |= {"step": self.step, "seconds": self.seconds, "waited": self.waited}
         with atomic_write(path) as temporary:
             torch.save(state | {"identity": self.identity()}, temporary)
 
@@ -187,22 +211,19 @@ class TowerTrainer:
             if saved.get(name) != value:
                 difference = f"{path} belongs to a run with another {name}: {saved.get(name)}, expected {value}"
                 raise ValueError(f"{difference}; choose another --output_dir")
-        for name in ("model", "average", "optimizer"):
+        for name in SAVED:
             getattr(self, name).load_state_dict(state[name])
-        self.step, self.seconds, self.loss.counts = state["step"], state["seconds"], state["counts"]
-        self.waited = state["waited"]
+        self.step, self.seconds, self.waited = state["step"], state["seconds"], state["waited"]
 
-    def batches(self, frames: Sequence[Frame], pixels: np.ndarray, source_weights: dict[str, float]) -> Any:
+    def batches(self, frames: Frames, source_weights: dict[str, float]) -> Any:
         """Batches from the next step on, prepared in a separate process."""
         options = self.options
-        dataset = FrameBatches(
-            frames, pixels, source_weights, options.batch_size, options.size_of, self.step, options.seed
-        )
+        dataset = FrameBatches(frames, source_weights, options.batch_size, options.size_of, self.step, options.seed)
         return iter(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1, prefetch_factor=8))
 
-    def run(self, batches: Any, every: Callable[["TowerTrainer", list[tuple[float, float]]], None]) -> None:
+    def run(self, batches: Any, every: Callable[["TowerTrainer", list[tuple[float, float, float]]], None]) -> None:
         """Train to the end of the options; `every` is called after each step with the losses so far."""
-        losses: list[tuple[float, float]] = []
+        losses: list[tuple[float, float, float]] = []
         while self.step < self.options.steps:
             start = time.perf_counter()
             batch = next(batches)
@@ -219,12 +240,16 @@ def vision_fields(config: TrafficVLMVisionConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in names}
 
 
-def forward(model: Any, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Region and patch logits of pixels [B,S,S,3] in 0..255, under autocast where bfloat16 is fast."""
+def forward(model: Any, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Region and patch logits of pixels [B,S,S,3] in 0..255, under autocast where bfloat16 is fast.
+
+    They are followed by fact logits if the model has a fact head.
+    """
     x = pixels.permute(0, 3, 1, 2).float().div(127.5).sub(1)  # as the processor normalizes
     with torch.autocast(pixels.device.type, torch.bfloat16, enabled=not is_bfloat16_slow(pixels.device)):
         tokens = model["tower"](x).last_hidden_state
-        return model["head"](tokens, (x.shape[2] // 16, x.shape[3] // 16))
+        found = model["head"](tokens, (x.shape[2] // 16, x.shape[3] // 16))
+        return (*found, model["facts"](tokens)) if "facts" in model else found
 
 
 @torch.inference_mode()
@@ -239,12 +264,13 @@ def predict(model: Any, pixels: np.ndarray, batch_size: int = 32) -> np.ndarray:
 
 
 def save_tower(model: Any, folder: Path) -> None:
-    """Write tower and head in bfloat16 with configuration and categories, each file atomically."""
+    """Write tower and query head in bfloat16 with configuration and categories, each file atomically."""
     atomic_write_text(folder / "config.json", model["tower"].config.to_json_string())
     atomic_write_text(folder / CATEGORIES_FILE, json.dumps(list(CATEGORIES), indent=1) + "\n")
     state = {
         name: (value.bfloat16() if value.is_floating_point() else value).contiguous()
         for name, value in model.state_dict().items()
+        if not name.startswith("facts.")
     }
     with atomic_write(folder / "model.safetensors") as temporary:
         save_file(state, temporary, {"format": "pt"})
