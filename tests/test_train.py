@@ -556,7 +556,7 @@ def test_auxiliary_losses_are_divided_by_the_number_of_accumulated_passes(start,
     def loss(passes: int, **loss_weights: float) -> float:
         arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
         trainer = TrafficTrainer(model, arguments, loss_weights=loss_weights)
-        model.training_head["loss"].counts.zero_()
+        model.training_head["loss"].regions.counts.zero_()
         trainer.current_gradient_accumulation_steps = passes
         with torch.no_grad():
             return float(trainer.compute_loss(model, dict(batch), num_items_in_batch=torch.tensor(100)))
@@ -571,7 +571,7 @@ def test_the_presence_loss_is_told_the_source_of_each_image(start, tmp_path, mon
     forward, sizes, seen = PresenceLoss.forward, set(), set()
 
     def record(self, logits, region, patch, source):
-        sizes.add(len(self.counts))
+        sizes.add(len(self.regions.counts))
         seen.update(source.tolist())
         return forward(self, logits, region, patch, source)
 
