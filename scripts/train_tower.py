@@ -156,10 +156,9 @@ def train(options: Options) -> None:
     output = Path(options.output_dir)
     cache = Path(options.cache_dir or output / "cache")
     output.mkdir(parents=True, exist_ok=True)
-    frames, held = (
-        load_frames(options.train_dataset, cache / "train"),
-        load_frames(options.eval_dataset, cache / "eval"),
-    )
+    frames = load_frames(options.train_dataset, cache / "train")
+    held = load_frames(options.eval_dataset, cache / "eval")
+    truth = region_targets(held)
     sizes = Counter(frames.sources)
     source_weights = {source: number**0.5 for source, number in sorted(sizes.items())}
     source_weights |= read_source_weights(options.source_weights, source_weights)
@@ -172,7 +171,7 @@ def train(options: Options) -> None:
 
     def report() -> None:
         start = time.time()
-        answers, truth = predict(trainer.average, held.pixels), region_targets(held)
+        answers = predict(trainer.average, held.pixels)
         figures = judge(answers, truth, held.sources)
         atomic_write_text(output / "judged.json", json.dumps(figures, indent=1))
         atomic_write_text(output / "table.md", table(figures["questions"]))

@@ -28,35 +28,53 @@ POSITIVE_WEIGHT = 4.0  # weight of patches that an object covers
 PATCH_WEIGHT = 2.0  # weight of the patch loss; the region loss has weight 1
 
 
-class QueryHead(nn.Module):
+class QueryPool(nn.Module):
+    """Learned queries that attend to tokens, `num_queries` for each output; each has its own value projection."""
+
+    def __init__(self, hidden_size: int, num_outputs: int, num_queries: int):
+        super().__init__()
+        self.shape = (num_outputs, num_queries)
+        self.query = nn.Linear(hidden_size, num_outputs * num_queries, bias=False)
+        self.value = nn.Linear(hidden_size, num_outputs * num_queries, bias=False)
+        for layer in (self.query, self.value):
+            nn.init.normal_(layer.weight, std=0.02)
+
+    def pool(self, tokens: torch.Tensor, regions: torch.Tensor) -> torch.Tensor:
+        """What the queries find [B,outputs,R] in tokens [B,P,C]; `regions` [R,P] is the fraction of a patch inside."""
+        scores = self.query(tokens).float().transpose(1, 2)  # [B,outputs·queries,P]
+        values = self.value(tokens).float().transpose(1, 2)
+        found = [((scores + weights.log()).softmax(-1) * values).sum(-1) for weights in regions.to(tokens.device)]
+        return torch.stack(found, -1).unflatten(1, self.shape).sum(2)
+
+
+class QueryHead(QueryPool):
     """Presence by region: tokens [B,P,C] → logits [B,categories,4].
 
-    Each category has learned queries that attend to the tokens, and its own value projection. The same queries are
-    used for the thirds of the image, where they attend only to the columns of that third. So the appearance of a car
-    is learned once for all regions.
+    The queries of a category are used for the thirds of the image, too, where they attend only to the columns of that
+    third. So the appearance of a car is learned once for all regions.
     """
 
     def __init__(self, hidden_size: int, num_categories: int = len(CATEGORIES), num_queries: int = 2):
-        super().__init__()
-        self.shape = (num_categories, num_queries)
-        self.query = nn.Linear(hidden_size, num_categories * num_queries, bias=False)
-        self.value = nn.Linear(hidden_size, num_categories * num_queries, bias=False)
+        super().__init__(hidden_size, num_categories, num_queries)
         self.patch = nn.Linear(hidden_size, num_categories)
         self.bias = nn.Parameter(torch.zeros(num_categories, len(REGIONS)))
-        for layer in (self.query, self.value, self.patch):
-            nn.init.normal_(layer.weight, std=0.02)
+        nn.init.normal_(self.patch.weight, std=0.02)
         nn.init.constant_(self.patch.bias, -4.0)  # few categories are present in a patch
 
     def forward(self, tokens: torch.Tensor, grid: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Region logits [B,categories,4] and patch logits [B,P,categories] of tokens in `grid` (rows, columns)."""
-        scores = self.query(tokens).float().transpose(1, 2)  # [B,categories·queries,P]
-        values = self.value(tokens).float().transpose(1, 2)
-        regions = []
-        for weights in region_weights(*grid).to(tokens.device):
-            attention = (scores + weights.log()).softmax(-1)
-            found = (attention * values).sum(-1)  # [B,categories·queries]
-            regions.append(found.unflatten(1, self.shape).sum(-1))
-        return torch.stack(regions, -1) + self.bias, self.patch(tokens)
+        return self.pool(tokens, region_weights(*grid)) + self.bias, self.patch(tokens)
+
+
+class FactHead(QueryPool):
+    """Yes/no questions about the whole image: tokens [B,P,C] → logits [B,F]."""
+
+    def __init__(self, hidden_size: int, num_facts: int, num_queries: int = 2):
+        super().__init__(hidden_size, num_facts, num_queries)
+        self.bias = nn.Parameter(torch.zeros(num_facts))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.pool(tokens, torch.ones(1, tokens.shape[1]))[..., 0] + self.bias
 
 
 def region_weights(rows: int, columns: int) -> torch.Tensor:
@@ -65,24 +83,6 @@ def region_weights(rows: int, columns: int) -> torch.Tensor:
     thirds = [(edges[1:].clamp(max=n + 1) - edges[:-1].clamp(min=n)).clamp(min=0) for n in range(3)]
     weights = torch.stack([torch.full((columns,), 3 / columns), *thirds]) * columns / 3
     return weights[:, None].expand(-1, rows, -1).flatten(1)
-
-
-class FactHead(nn.Module):
-    """Yes/no questions about the whole image: tokens [B,P,C] → logits [B,F], by two learned queries for each."""
-
-    def __init__(self, hidden_size: int, num_facts: int, num_queries: int = 2):
-        super().__init__()
-        self.shape = (num_facts, num_queries)
-        self.query = nn.Linear(hidden_size, num_facts * num_queries, bias=False)
-        self.value = nn.Linear(hidden_size, num_facts * num_queries, bias=False)
-        self.bias = nn.Parameter(torch.zeros(num_facts))
-        for layer in (self.query, self.value):
-            nn.init.normal_(layer.weight, std=0.02)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        attention = self.query(tokens).float().softmax(1)  # [B,P,facts·queries]
-        found = (attention * self.value(tokens)).sum(1)
-        return found.unflatten(1, self.shape).sum(-1) + self.bias
 
 
 class BalancedLoss(nn.Module):

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
@@ -37,7 +36,6 @@ WEIGHT_DECAY = 0.05
 MIXUP = 0.4  # both parameters of the beta distribution of an image's weight in a mixture
 MIXUP_FRACTION = 0.6  # fraction of the run with mixed images
 CATEGORIES_FILE = "categories.json"  # beside the weights
-EVALUATION_SIZE = 256
 SAVED = ("model", "average", "optimizer", "losses")  # by a checkpoint, with their states
 
 
@@ -256,10 +254,10 @@ def forward(model: Any, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def predict(model: Any, pixels: np.ndarray, batch_size: int = 32) -> np.ndarray:
     """P(yes) float32 [N,C,4] of images uint8 [N,256,256,3]."""
     model.eval()
-    size, results = (EVALUATION_SIZE, EVALUATION_SIZE), []
+    results = []
     for start in range(0, len(pixels), batch_size):
-        some = [cv2.resize(image, size, interpolation=cv2.INTER_AREA) for image in pixels[start : start + batch_size]]
-        results.append(forward(model, torch.from_numpy(np.stack(some)))[0].sigmoid().numpy())
+        some = torch.tensor(pixels[start : start + batch_size])
+        results.append(forward(model, some)[0].sigmoid().numpy())
     return np.concatenate(results) if results else np.zeros((0, len(CATEGORIES), len(REGIONS)), np.float32)
 
 
