@@ -29,7 +29,7 @@ CONTRAST = 0.15  # maximum increase of the slope at middle gray
 DARK = 0.1  # fraction of images that are darkened
 # Fraction of photographs, and of rendered scenes, that are cropped: a crop hides the number of lanes and the shape of
 # the road, which only rendered scenes label.
-CROPPED, CROPPED_RENDERED = 0.7, 0.3
+CROPPED, CROPPED_RENDERED = 0.5, 0.3
 MIRRORED, MIRRORED_NUMBERS = 0.5, 0.2  # fraction of images that are mirrored; of those with numbers to be read
 
 

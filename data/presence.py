@@ -170,7 +170,7 @@ def targets(
     _add_boxes(labels, window, mirrored, region, patch)
     _add_masks(labels, window, mirrored, region, patch)
     area = (window[2] - window[0]) * (window[3] - window[1])
-    holds = labels.always | (labels.whole == 0) | (area > PRESENT_IN_CROP)
+    holds = labels.always | (area > PRESENT_IN_CROP)  # also for absence, see `Scene.cropped`
     fill = (region[:, 0] == -1) & ~labels.exhaustive & ~labels.members.any(0) & holds
     region[fill, 0] = labels.whole[fill]
     if mirrored:  # mirrored digits cannot be read

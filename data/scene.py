@@ -238,9 +238,9 @@ class Scene:
         objects = tuple(part for part in parts if part is not None)
         scene_attributes, presence = self.scene_attributes, self.presence
         if (right - left) * (bottom - top) < PRESENT_IN_CROP * self.width * self.height:
-            presence = {name: False for name, is_present in presence.items() if not is_present}
-            if scene_attributes.get("traffic density") != "empty":
-                scene_attributes = {name: v for name, v in scene_attributes.items() if name != "traffic density"}
+            # Absence would still be true, but if crops only ever told of absence, "cropped" would be learned as "no".
+            presence = {}
+            scene_attributes = {name: v for name, v in scene_attributes.items() if name != "traffic density"}
         if (right - left, bottom - top) != (self.width, self.height):
             # Near, far and ahead depend on the position in a driver's whole view, which a window moves or cuts.
             cut = ("view", "lane count", "road shape")

@@ -235,7 +235,7 @@ def test_rendered_scenes_are_cropped_less_often(processor):
         # Each time with a new balancer, which refuses nothing: an image without questions would be taken whole.
         seen = [TrafficCollator(processor, 2)._with_new_questions(row, rng).scene for _ in range(200)]
         counts.append(sum((known.width, known.height) != (60, 60) for known in seen))
-    assert 120 < counts[0] < 160 and 40 < counts[1] < 80
+    assert 85 < counts[0] < 115 and 45 < counts[1] < 75
 
 
 def test_images_with_numbers_are_mirrored_less_often():

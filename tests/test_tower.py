@@ -162,7 +162,8 @@ def test_scene_labels_hold_for_the_whole_image_and_some_of_them_for_crops(tmp_pa
     assert region_of(scene, "car", seen) == [0, 0, 0, 0]  # boxes take precedence
     assert region_of(scene, "bicycle", seen) == [1, -1, -1, -1]
     assert region_of(scene, "bicycle", seen, window=(0.0, 0.0, 0.6, 0.6)) == [-1] * 4
-    assert region_of(scene, "animal", seen, window=(0.0, 0.0, 0.6, 0.6))[0] == 0
+    assert region_of(scene, "animal", seen, window=(0.0, 0.0, 0.9, 0.9))[0] == 0
+    assert region_of(scene, "animal", seen, window=(0.0, 0.0, 0.6, 0.6))[0] == -1  # or "cropped" would mean "no"
     assert region_of(scene, "truck", seen)[0] == -1 and region_of(scene, "vehicle", seen)[0] == 1
     assert region_of(scene, "weather: rain", seen, window=(0.0, 0.0, 0.6, 0.6))[0] == 1
     assert region_of(scene, "weather: fog", seen)[0] == 0
