@@ -378,9 +378,11 @@ class TrafficVLMProcessor(ProcessorMixin):
         resample = options.get("resample", self.image_processor.resample)
         if options.get("do_resize", self.image_processor.do_resize) and {"height", "width"} <= set(size):
             pictures = [picture.resize((size["width"], size["height"]), resample) for picture in pictures]
-        # Set explicitly: the library would mistake an image of 1 or 3 rows for one with channels first.
+        # Set explicitly: the library would mistake an image of 1 or 3 rows for one with channels first. Then it wants
+        # arrays: with torchvision, transformers 5.17 moves the channels of a PIL image twice.
         options["input_data_format"] = "channels_last"
-        return self.image_processor(pictures, return_tensors=return_tensors, **options)["pixel_values"]
+        arrays = [np.array(picture) for picture in pictures]
+        return self.image_processor(arrays, return_tensors=return_tensors, **options)["pixel_values"]
 
     def _answers(self, text: Any, rows: list[list[str]], suffix: Any) -> list[list[str]] | None:
         if suffix is None:

@@ -565,6 +565,14 @@ def test_pixels_equal_pillow_resizing(processor):
         np.testing.assert_allclose(pixels[0].permute(1, 2, 0), expected, atol=1e-6)
 
 
+def test_the_library_gets_arrays_with_channels_last(processor, image, monkeypatch):
+    # With torchvision, transformers 5.17 moves the channels of a PIL image twice, and fails.
+    seen, library = [], type(processor.image_processor)
+    monkeypatch.setattr(library, "__call__", lambda self, images, **_: seen.extend(images) or {"pixel_values": 0})
+    processor(images=image)
+    assert [type(picture) for picture in seen] == [np.ndarray] and seen[0].shape == (256, 256, 3)
+
+
 def test_options_of_the_image_processor(processor, image):
     for options in ({"do_normalize": False}, {"images_kwargs": {"do_normalize": False}}):
         assert processor(images=image, return_tensors="pt", **options)["pixel_values"].min() >= 0
