@@ -302,6 +302,15 @@ def test_a_change_of_light_names_what_it_hides():
         assert changed.shape == image.shape and (not is_gray or "red light" in hidden)
 
 
+def test_facts_of_light_are_unknown_in_another_light(monkeypatch):
+    scene = Scene(60, 60, scene_attributes={"weather": "rainy", "lane count": "3", "view": "driver"})
+    facts, image = ["weather/weather/is/rainy", "lane_count/lane count/is/3"], np.full((256, 256, 3), 90, np.uint8)
+    monkeypatch.setattr("traffic_vlm.data.frames.cropped_fraction", lambda scene: 0.0)
+    for hidden, expected in ((), [1, 1]), (["weather"], [-1, 1]):
+        monkeypatch.setattr("traffic_vlm.data.frames.relight", lambda image, rng, hidden=hidden: (image, list(hidden)))
+        assert augmented(image, scene, facts, 64, np.random.default_rng(0))[3].tolist() == expected
+
+
 # ------------------------------------------------------------------------------------------------ head and metrics
 
 
