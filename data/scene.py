@@ -236,21 +236,21 @@ class Scene:
             raise ValueError(f"the window {window} is empty or leaves the image of {size}")
         parts = (_crop_object(item, self, (left, top, right, bottom)) for item in self.objects)
         objects = tuple(part for part in parts if part is not None)
-        scene_attributes, presence = self.scene_attributes, self.presence
+        presence = self.presence
+        cut: set[str] = set()
+        if (right - left, bottom - top) != (self.width, self.height):
+            # Near, far and ahead depend on the position in a driver's whole view, which a window moves or cuts.
+            cut |= {"view", "lane count", "road shape"}
         if (right - left) * (bottom - top) < PRESENT_IN_CROP * self.width * self.height:
             # Absence would still be true, but if crops only ever told of absence, "cropped" would be learned as "no".
             presence = {}
-            scene_attributes = {name: v for name, v in scene_attributes.items() if name != "traffic density"}
-        if (right - left, bottom - top) != (self.width, self.height):
-            # Near, far and ahead depend on the position in a driver's whole view, which a window moves or cuts.
-            cut = ("view", "lane count", "road shape")
-            scene_attributes = {name: value for name, value in scene_attributes.items() if name not in cut}
+            cut |= {"traffic density"}
         seen = replace(
             self,
             width=right - left,
             height=bottom - top,
             objects=objects,
-            scene_attributes=scene_attributes,
+            scene_attributes={name: value for name, value in self.scene_attributes.items() if name not in cut},
             presence=presence,
         )
         return replace(seen, attributed=given_to_all(self.attributed, objects))
