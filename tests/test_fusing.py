@@ -8,8 +8,9 @@ import torch
 
 from tiny import TINY_TEXT, TINY_TOWER
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
-from traffic_vlm.fusing_traffic_vlm import FusedForward, is_supported
+from traffic_vlm.fusing_traffic_vlm import FusedForward, is_supported, pack_convolution
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
+from traffic_vlm.vision_traffic_vlm import TrafficVLMConvNorm
 
 
 IDS = torch.tensor([[1, 9, 30, 41], [1, 12, 7, 5]])
@@ -51,6 +52,21 @@ def test_outputs_change_by_rounding_only(model, dtype):
     assert (fused - exact).abs().mean() < 1.5 * (own - exact).abs().mean()
     prompt = {"input_ids": IDS, "pixel_values": PIXELS.to(dtype), "max_new_tokens": 4, "do_sample": False}
     assert model.generate(**prompt).shape[0] == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_weights_suit_all_image_sizes(dtype, capfd):
+    block = TrafficVLMConvNorm(1152, 320).eval().to(dtype)
+    if not is_supported(block[0].weight):
+        pytest.skip("this CPU has no bfloat16 instructions")
+    packed = pack_convolution(block)
+    for shape in ((1, 1152, 8, 8), (2, 1152, 8, 8), (1, 1152, 10, 10)):
+        x = torch.randn(shape).to(dtype).contiguous(memory_format=torch.channels_last)
+        with torch.no_grad(), torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
+            y = packed(x)
+        assert y.is_contiguous(memory_format=torch.channels_last)
+    log = capfd.readouterr().out
+    assert ",exec," in log and "reorder,simple:any" not in log  # oneDNN's slowest way to change a layout
 
 
 def test_changed_weights_are_packed_again(model):
