@@ -47,6 +47,7 @@ from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel  # noqa: E402
 
 
 ROOT = Path(__file__).parents[1]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SAVE_SECONDS, EVALUATE_SECONDS, PRINT_STEPS = 300, 1800, 50
 CHUNK = 512  # images per written part
 
@@ -81,6 +82,7 @@ class Options:
         metadata={"help": "JSON list of [side of the images in pixels, fraction of the run at which it ends]"},
     )
     seed: int = field(default=0, metadata={"help": "seed of batches and new weights"})
+    num_workers: int = field(default=1, metadata={"help": "processes that prepare batches"})
     cache_dir: str | None = field(
         default=None, metadata={"help": "folder for decoded images; default: OUTPUT_DIR/cache"}
     )
@@ -103,7 +105,7 @@ def make_trainer(options: Options, sources: list[str], facts: Sequence[str]) -> 
         seed=options.seed,
     )
     if is_tower_folder(options.start_from):
-        model = load_tower(Path(options.start_from))
+        model = load_tower(Path(options.start_from)).to(DEVICE)
         return TowerTrainer(model["tower"], model["head"], run, set(), sources, facts)
     known = AutoModel.from_pretrained(options.start_from, trust_remote_code=True, dtype=torch.float32)
     tower, head = known.model.vision_tower.requires_grad_(True), load_training_head(options.start_from)
@@ -118,7 +120,7 @@ def make_trainer(options: Options, sources: list[str], facts: Sequence[str]) -> 
         convolutions, tower = tower.convolutions, TrafficVLMVisionModel(TrafficVLMVisionConfig(**neck))
         tower.convolutions.load_state_dict(convolutions.state_dict())
         head, new = None, {"head", *(name for name, _ in tower.named_children())} - {"convolutions"}
-    return TowerTrainer(tower, head or QueryHead(tower.config.hidden_size), run, new, sources, facts)
+    return TowerTrainer(tower.to(DEVICE), head or QueryHead(tower.config.hidden_size), run, new, sources, facts)
 
 
 def read_sizes(text: str) -> list[tuple[int, float]]:
@@ -209,7 +211,7 @@ def train(options: Options) -> None:
             last["evaluate"] = time.time()
 
     if trainer.step < trainer.options.steps:
-        trainer.run(trainer.batches(frames, source_weights), every)
+        trainer.run(trainer.batches(frames, source_weights, options.num_workers), every)
         trainer.save(checkpoint)
         report()
 
@@ -220,7 +222,7 @@ def answer(options: Options) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    folder, model = Path(options.predict or ""), load_tower(Path(options.tower))
+    folder, model = Path(options.predict or ""), load_tower(Path(options.tower)).to(DEVICE)
     if not folder.is_dir():
         raise DataError(f"--predict {folder}: the folder does not exist")
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)

@@ -457,7 +457,7 @@ def test_a_tower_trains_resumes_and_is_saved(data, tmp_path):
     assert again.step == 3
     for _ in range(2):
         stopped.train_step(next(batches))
-    resumed = again.batches(frames, {"highway": 1.0})
+    resumed = again.batches(frames, {"highway": 1.0}, num_workers=2)
     for _ in range(2):
         again.train_step(next(resumed))
     for name, value in stopped.average.state_dict().items():

@@ -81,7 +81,7 @@ class TowerTrainer:
     """Trains a tower with its head, averages their weights, and saves checkpoints to resume from.
 
     Args:
-        tower: the tower to train; its convolutions may be trained already.
+        tower: the tower to train, on the device to train on; its convolutions may be trained already.
         new_parts: names of the tower's untrained parts, and "head" if that is new; they have a higher learning rate.
         sources: names of the sources in the order of the batches' source indices.
         facts: ids of the yes/no questions of the fact head, which is always new.
@@ -101,10 +101,11 @@ class TowerTrainer:
             "head": head,
             "facts": FactHead(tower.config.hidden_size, len(facts)),
         }
-        self.model, self.config, self.options = nn.ModuleDict(parts), tower.config, options
+        self.device = tower.device
+        self.model, self.config, self.options = nn.ModuleDict(parts).to(self.device), tower.config, options
         self.losses = nn.ModuleDict(
             {"presence": PresenceLoss(len(sources)), "facts": BalancedLoss(len(sources), (len(facts),))}
-        )
+        ).to(self.device)
         self.sources, self.facts = list(sources), list(facts)
         self.step, self.seconds, self.waited = 0, 0.0, 0.0
         self.average = copy.deepcopy(self.model).requires_grad_(False).eval()
@@ -134,7 +135,7 @@ class TowerTrainer:
             else:
                 group["lr"] = options.tower_learning_rate * options.rate_of(self.step, 2000, power=2)
         self.model.train()
-        losses = self._losses(batch)
+        losses = self._losses({name: value.to(self.device) for name, value in batch.items()})
         (losses[0] + PATCH_WEIGHT * losses[1] + losses[2]).backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         if not math.isfinite(norm):
@@ -201,7 +202,7 @@ class TowerTrainer:
             ValueError: it cannot be read, or belongs to a run with other settings; the message names the setting.
         """
         try:
-            state = torch.load(path, weights_only=True)
+            state = torch.load(path, self.device, weights_only=True)
             saved = state["identity"]
         except Exception as error:  # torch raises exceptions of many classes on broken files
             raise ValueError(f"the checkpoint {path} cannot be read: {error}") from error
@@ -213,11 +214,11 @@ class TowerTrainer:
             getattr(self, name).load_state_dict(state[name])
         self.step, self.seconds, self.waited = state["step"], state["seconds"], state["waited"]
 
-    def batches(self, frames: Frames, source_weights: dict[str, float]) -> Any:
-        """Batches from the next step on, prepared in a separate process."""
+    def batches(self, frames: Frames, source_weights: dict[str, float], num_workers: int = 1) -> Any:
+        """Batches from the next step on, prepared in separate processes."""
         options = self.options
         dataset = FrameBatches(frames, source_weights, options.batch_size, options.size_of, self.step, options.seed)
-        return iter(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1, prefetch_factor=8))
+        return iter(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=num_workers, prefetch_factor=8))
 
     def run(self, batches: Any, every: Callable[["TowerTrainer", list[tuple[float, float, float]]], None]) -> None:
         """Train to the end of the options; `every` is called after each step with the losses so far."""
@@ -254,10 +255,10 @@ def forward(model: Any, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def predict(model: Any, pixels: np.ndarray, batch_size: int = 32) -> np.ndarray:
     """P(yes) float32 [N,C,4] of images uint8 [N,256,256,3]."""
     model.eval()
-    results = []
+    results, device = [], next(model.parameters()).device
     for start in range(0, len(pixels), batch_size):
-        some = torch.tensor(pixels[start : start + batch_size])
-        results.append(forward(model, some)[0].sigmoid().numpy())
+        some = torch.tensor(pixels[start : start + batch_size], device=device)
+        results.append(forward(model, some)[0].sigmoid().cpu().numpy())
     return np.concatenate(results) if results else np.zeros((0, len(CATEGORIES), len(REGIONS)), np.float32)
 
 
