@@ -2,7 +2,7 @@
 
     linear layer               → one product with the weight in oneDNN's own layout
     convolution, norm, ReLU6   → one convolution with folded batch normalization, and the weight in that layout
-    1×1 convolution, norm, …   → one linear layer of that kind
+    1×1 convolution, norm, …   → the same as a linear layer for each pixel
 
 oneDNN otherwise rearranges a weight in every pass, which for one row of text takes as long as the product itself. The
 parameters stay as they are: the rearranged weights are copies, made in the first pass and again after a change. Only a
@@ -87,9 +87,9 @@ def pack_convolution(block: Any) -> Pass:
     weight, bias = (tensor.detach().to(convolution.weight.dtype) for tensor in folded)
     # "hardtanh" between 0 and 6 is ReLU6.
     after = ("hardtanh", [0.0, 6.0], "") if isinstance(activation, nn.ReLU6) else ("none", [], "")
-    if convolution.kernel_size == (1, 1):
+    if (convolution.kernel_size, convolution.stride, convolution.groups) == ((1, 1), (1, 1), 1):
         # oneDNN picks a layout for the weight of a convolution by its input's size, which is not known yet. Changing
-        # the layout in each pass takes up to 100 times as long as the product. That of a linear layer is always right.
+        # the layout in each pass takes up to 100 times as long as the product. That of a linear layer suits all sizes.
         linear = torch.ops.mkldnn._reorder_linear_weight(weight.flatten(1), None)
         return lambda x: torch.ops.mkldnn._linear_pointwise(x.movedim(1, 3), linear, bias, *after).movedim(3, 1)
     shape = (convolution.padding, convolution.stride, convolution.dilation, convolution.groups)

@@ -153,6 +153,8 @@ def read_source_weights(text: str, sources: Iterable[str]) -> dict[str, float]:
 
 
 def train(options: Options) -> None:
+    if options.num_workers < 1:
+        raise DataError(f"--num_workers must be at least 1, got {options.num_workers}")
     if not options.train_dataset or not options.eval_dataset:
         raise DataError("pass --train_dataset and --eval_dataset, or --predict, a folder of images")
     output = Path(options.output_dir)

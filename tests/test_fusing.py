@@ -54,6 +54,15 @@ def test_outputs_change_by_rounding_only(model, dtype):
     assert model.generate(**prompt).shape[0] == 2
 
 
+@pytest.mark.parametrize(("kernel_size", "stride", "groups"), [(1, 1, 1), (1, 2, 1), (1, 1, 16), (5, 2, 16)])
+def test_a_packed_convolution_gives_the_same(kernel_size, stride, groups):
+    torch.manual_seed(0)
+    block = TrafficVLMConvNorm(16, 16, kernel_size, stride, groups).eval()
+    x = torch.randn(2, 16, 9, 11)  # not with channels last
+    with torch.no_grad():
+        torch.testing.assert_close(pack_convolution(block)(x), block(x), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_packed_weights_suit_all_image_sizes(dtype, capfd):
     block = TrafficVLMConvNorm(1152, 320).eval().to(dtype)

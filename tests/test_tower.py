@@ -419,7 +419,7 @@ def test_the_tower_and_the_head_of_a_model_are_trained_further():
     def trainer(**options):
         made = script["make_trainer"](script["Options"](**options), ["highway"], ["side/car/is/left"])
         new = [len(group["params"]) for group in made.optimizer.param_groups if group["is_new"]]
-        is_shipped = torch.equal(made.model["head"].state_dict()["query.weight"], shipped["query.weight"])
+        is_shipped = torch.equal(made.model["head"].query.weight.cpu(), shipped["query.weight"])
         return made.model["tower"], sum(new), is_shipped
 
     tower, num_new, is_shipped = trainer()
@@ -500,6 +500,7 @@ def test_the_script_trains_and_predicts(data, tmp_path):
     assert "the folder does not exist" in run("--predict", tmp_path / "none", *tower).stderr
     assert "error: the tower" in run("--predict", folder, "--tower", tmp_path).stderr
     assert "pass --train_dataset" in run("--images", 8).stderr
+    assert "--num_workers must be at least 1, got 0" in run("--num_workers", 0).stderr
     assert (
         "unknown sources ['moon']"
         in run(*datasets, "--output_dir", tmp_path, "--source_weights", '{"moon": 1}').stderr
