@@ -1,6 +1,7 @@
 """Training of the vision tower: targets, frames, head, loss, evaluation, checkpoints and the script."""
 
 import json
+import multiprocessing
 import re
 import runpy
 import subprocess
@@ -457,7 +458,9 @@ def test_a_tower_trains_resumes_and_is_saved(data, tmp_path):
     assert again.step == 3
     for _ in range(2):
         stopped.train_step(next(batches))
+    before = set(multiprocessing.active_children())
     resumed = again.batches(frames, {"highway": 1.0}, num_workers=2)
+    assert len(set(multiprocessing.active_children()) - before) == 2
     for _ in range(2):
         again.train_step(next(resumed))
     for name, value in stopped.average.state_dict().items():
