@@ -32,7 +32,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "front left": ("to the front left of us", "to the front left of me", "to the front left of the ego car"),
     "front right": ("to the front right of us", "to the front right of me", "to the front right of the ego car"),
 }
-PREPOSITIONS = {"parking area": "in", "intersection": "at", "tunnel": "in"}  # of road types; "on" a street
+PREPOSITIONS = {"parking area": "in", "intersection": "at"}  # of road types; "on" a street
 RELATIONS: dict[str, tuple[str, ...]] = {
     "left": ("left of", "to the left of", "on the left of"),
     "right": ("right of", "to the right of", "on the right of"),
@@ -564,6 +564,13 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
         "Was this image taken {on}?",
         "Please say if this is {av}.",
     ),
+    # "Is this a bridge or a tunnel?" would ask which of them it is.
+    ("road_type", "is bridge or tunnel"): (
+        "Is there a bridge or a tunnel?",
+        "Is there a bridge or a tunnel {in}?",
+        "Can you see a bridge or a tunnel?",
+        "Please say if there is a bridge or a tunnel.",
+    ),
     ("lane_count", "what"): (
         "How many lanes are there?",
         "How many lanes are there on the road?",
@@ -733,8 +740,8 @@ def paraphrases_of(question_id: str) -> tuple[str, ...]:
     elif (question_type, form, value) == ("count", "over", "1"):
         forms = ("over 1",)  # "more than one car", not "more than 1 cars"
     elif question_type == "road_type" and value:
-        on_road = " or ".join(f"{PREPOSITIONS.get(one, 'on')} {with_article(one)}" for one in value.split(" or "))
-        slots |= {"av": with_article(" or a ".join(value.split(" or "))), "on": on_road}
+        forms = (f"{form} {value}",) if " or " in value else forms
+        slots |= {"av": with_article(value), "on": f"{PREPOSITIONS.get(value, 'on')} {with_article(value)}"}
     if category in CLASSES:
         singular, plural, _ = CLASSES[category]
         slots |= {"s": singular, "p": plural, "av": with_article(f"{value} {singular}")}
