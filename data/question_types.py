@@ -63,12 +63,12 @@ def _slots(question_type: str) -> dict[str, str]:
     """Expressions for the slots of a question type's templates; `paraphrases_of` fills the same slots."""
     noun = _one_of(NOUNS_OF_TYPE.get(question_type, NOUNS))
     value = _one_of(VALUES_OF_TYPE[question_type]) if question_type in VALUES_OF_TYPE else ANY_WORDS
-    roads = [road.replace(" or ", " or a ") for road in SCENE_ATTRIBUTES["road type"]]
+    road = _one_of(SCENE_ATTRIBUTES["road type"])
     regions = RELATIONS if question_type == "relation" else PLACES
     return {
         **dict.fromkeys("spbq", noun),
         "a": f"(?:an? )?{noun}",
-        "av": f"an? {_one_of(roads)}" if question_type == "road_type" else f"an? {value} {noun}",
+        "av": f"an? {road}" if question_type == "road_type" else f"an? {value} {noun}",
         "on": rf"(?:on|in|at) an? {ANY_WORDS}",
         "v": NUMBER if question_type == "count" else "(?:on|off)" if question_type == "brake_lights" else value,
         "next": NUMBER,

@@ -566,10 +566,10 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     # "Is this a bridge or a tunnel?" would ask which of them it is.
     ("road_type", "is bridge or tunnel"): (
-        "Is there a bridge or a tunnel?",
-        "Is there a bridge or a tunnel {in}?",
-        "Can you see a bridge or a tunnel?",
-        "Please say if there is a bridge or a tunnel.",
+        "Are we on a bridge or in a tunnel?",
+        "Please say if this is a bridge or a tunnel.",
+        "Please say if we are on a bridge or in a tunnel.",
+        "Please say if this image was taken on a bridge or in a tunnel.",
     ),
     ("lane_count", "what"): (
         "How many lanes are there?",
