@@ -499,16 +499,22 @@ def test_the_script_trains_and_predicts(data, tmp_path):
     table = pq.read_table(output).to_pylist()
     assert len(table) == 30 * len(CATEGORIES) * 4 and table[1].keys() == {"image", "category", "region", "P"}
     assert [row["region"] for row in table[:4]] == list(REGIONS) and table[4]["category"] == CATEGORIES[1]
-    tower = ("--tower", tmp_path / "run" / "tower")
-    assert "the folder does not exist" in run("--predict", tmp_path / "none", *tower).stderr
     assert "error: the tower" in run("--predict", folder, "--tower", tmp_path).stderr
-    assert "pass --train_dataset" in run("--images", 8).stderr
-    assert "--num_workers must be at least 1, got 0" in run("--num_workers", 0).stderr
-    assert (
-        "unknown sources ['moon']"
-        in run(*datasets, "--output_dir", tmp_path, "--source_weights", '{"moon": 1}').stderr
-    )
-    assert "fractions must rise to 1" in run(*datasets, "--output_dir", tmp_path, "--sizes", "[[64, 0.5]]").stderr
+
+
+def test_wrong_options_are_named(data, tmp_path):
+    script = runpy.run_path(str(ROOT / "scripts" / "train_tower.py"), run_name="train_tower")
+    save_tower(trainer_of().model, tmp_path / "tower")
+    datasets = {"train_dataset": [str(data / "train")], "eval_dataset": [str(data / "val")]}
+    for function, message, options in (
+        ("answer", "the folder does not exist", {"predict": "no/such/folder", "tower": str(tmp_path / "tower")}),
+        ("train", "pass --train_dataset", {"images": 8}),
+        ("train", "--num_workers must be at least 1, got 0", datasets | {"num_workers": 0}),
+        ("train", r"unknown sources \['moon'\]", datasets | {"source_weights": '{"moon": 1}'}),
+        ("train", "fractions must rise to 1", datasets | {"sizes": "[[64, 0.5]]"}),
+    ):
+        with pytest.raises(DataError, match=message):
+            script[function](script["Options"](output_dir=str(tmp_path / "run"), **options))
 
 
 def test_categories_have_unique_names():
