@@ -14,6 +14,7 @@ from PIL import Image
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from tiny import ROOT
+from traffic_vlm.data.questions import SCENE_ATTRIBUTE_OF_TYPE
 from traffic_vlm.data.scene import SCENE_ATTRIBUTES
 from traffic_vlm.data.templates import TEMPLATES, paraphrases_of
 from traffic_vlm.images_traffic_vlm import to_rgb
@@ -756,10 +757,10 @@ def test_the_words_of_every_template_say_whether_it_is_a_yes_no_question():
         for template in templates:
             text = template.format(**fillings)
             assert is_yes_no_question(text) == (not is_open), text
-    for attribute, values in SCENE_ATTRIBUTES.items():  # with two words, such as "bridge or tunnel"
-        ids = [f"{attribute.replace(' ', '_')}/{attribute}/is/{value}" for value in values if value != "other"]
-        for text in (text for question_id in ids for text in paraphrases_of(question_id)):
-            assert is_yes_no_question(text), text
+    for question_type, attribute in SCENE_ATTRIBUTE_OF_TYPE.items():  # a value may be two: "bridge or tunnel"
+        for value in set(SCENE_ATTRIBUTES[attribute]) - {"other"}:
+            for text in paraphrases_of(f"{question_type}/{attribute}/is/{value}"):
+                assert is_yes_no_question(text), text
 
 
 # --- saving and loading ---
