@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .generation_traffic_vlm import MAX_NEW_TOKENS, suppressed_tokens
-from .questions_traffic_vlm import is_yes_no_question
+from .question_form_traffic_vlm import is_yes_no_question
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from transformers import Cache, GenerationConfig, PreTrainedConfig
 from transformers.generation import GenerationMixin, LogitsProcessorList, SuppressTokensLogitsProcessor
 
 from .cache_traffic_vlm import add_image_room, holds_image
-from .masking_traffic_vlm import check_cache, check_masks, check_prompt_ends, check_token_ids
+from .checks_traffic_vlm import check_cache, check_masks, check_prompt_ends, check_token_ids
 
 
 MAX_NEW_TOKENS = 32  # default for an answer: sentences have up to 24 words, and punctuation

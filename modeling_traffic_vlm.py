@@ -46,10 +46,7 @@ from .attention_traffic_vlm import (
     rotary_embedding,
 )
 from .cache_traffic_vlm import KeyValues, TrafficVLMCache, TrafficVLMStaticCache, holds_image
-from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
-from .fusing_traffic_vlm import fuse
-from .generation_traffic_vlm import MAX_NEW_TOKENS, TrafficVLMGenerationMixin
-from .masking_traffic_vlm import (
+from .checks_traffic_vlm import (
     check_image_mask,
     check_inputs,
     check_labels,
@@ -59,6 +56,9 @@ from .masking_traffic_vlm import (
     count_positions,
     packed_mask,
 )
+from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
+from .fusing_traffic_vlm import fuse
+from .generation_traffic_vlm import MAX_NEW_TOKENS, TrafficVLMGenerationMixin
 from .scoring_traffic_vlm import EncodedImages, ImageEncoder, ImageReader, YesNoScorer, height_and_width
 from .vision_traffic_vlm import TrafficVLMVisionModel
 

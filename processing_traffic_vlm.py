@@ -24,7 +24,7 @@ from transformers.processing_utils import ImagesKwargs, ProcessingKwargs, Proces
 from transformers.utils import cached_file, logging
 
 from .images_traffic_vlm import to_rgb
-from .questions_traffic_vlm import has_word, is_yes_no_question, question_words, spell_signs
+from .question_form_traffic_vlm import has_word, is_yes_no_question, question_words, spell_signs
 from .taught_traffic_vlm import TAUGHT_FILE, TaughtWords
 from .tokenization_traffic_vlm import TrafficVLMTokenizer
 

@@ -15,7 +15,7 @@ from transformers import Cache
 from transformers.utils import is_torchdynamo_compiling, logging
 
 from .cache_traffic_vlm import KeyValues, holds_image
-from .masking_traffic_vlm import INTEGER_DTYPES, check_image_mask, check_prompt_ends, check_token_ids, describe
+from .checks_traffic_vlm import INTEGER_DTYPES, check_image_mask, check_prompt_ends, check_token_ids, describe
 
 
 logger = logging.get_logger(__name__)

@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from export.greedy import generate
 from images_traffic_vlm import to_rgb
-from questions_traffic_vlm import has_word, is_yes_no_question, question_words
+from question_form_traffic_vlm import has_word, is_yes_no_question, question_words
 
 
 def read(picture: str, about: dict[str, Any]) -> np.ndarray:

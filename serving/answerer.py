@@ -23,7 +23,7 @@ from ..data.ground_truth import NONE
 from ..images_traffic_vlm import to_rgb
 from ..operating_points import OperatingPoints
 from ..processing_traffic_vlm import TrafficVLMProcessor
-from ..questions_traffic_vlm import is_yes_no_question
+from ..question_form_traffic_vlm import is_yes_no_question
 from ..utils import load_weights
 from .pictures import Region
 

@@ -19,7 +19,7 @@ from cachetools import TTLCache
 
 from ..generation_traffic_vlm import MAX_NEW_TOKENS
 from ..processing_traffic_vlm import ROW_TOKENS
-from ..questions_traffic_vlm import is_yes_no_question
+from ..question_form_traffic_vlm import is_yes_no_question
 from ..scoring_traffic_vlm import EncodedImages
 from ..utils import option
 from .answerer import Answer

@@ -16,7 +16,7 @@ from transformers.utils import logging
 from tiny import ROOT, save_folder, tiny_model, yes_no_model
 from traffic_vlm.answering import first_words
 from traffic_vlm.data.synthetic import render
-from traffic_vlm.questions_traffic_vlm import is_yes_no_question
+from traffic_vlm.question_form_traffic_vlm import is_yes_no_question
 from traffic_vlm.serving import answerer as answerer_module
 from traffic_vlm.serving.answerer import Answer, Answerer
 from traffic_vlm.serving.overlay import asked_word, draw_overlay, heat_over, map_strength, wrap

@@ -19,7 +19,7 @@ from traffic_vlm.data.scene import SCENE_ATTRIBUTES
 from traffic_vlm.data.templates import TEMPLATES, paraphrases_of
 from traffic_vlm.images_traffic_vlm import to_rgb
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
-from traffic_vlm.questions_traffic_vlm import is_yes_no_question
+from traffic_vlm.question_form_traffic_vlm import is_yes_no_question
 
 
 CAR, BUS, RED = "Is there a car?", "Is there a bus ahead?", "What color is the traffic light?"

@@ -14,7 +14,7 @@ from torch import nn
 
 from tiny import TINY_TOWER, close, count_calls, each_attention, pack, random_ids, random_pixels, tiny_model
 from traffic_vlm import scoring_traffic_vlm
-from traffic_vlm.masking_traffic_vlm import packed_mask
+from traffic_vlm.checks_traffic_vlm import packed_mask
 from traffic_vlm.scoring_traffic_vlm import EncodedImages
 
 
