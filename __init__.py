@@ -32,7 +32,7 @@ RENAMED_MODULES = {
     "evaluation.perplexity": "traffic_vlm.evaluation.predict",
     "evaluation.pointing": "traffic_vlm.evaluation.grounding",
     "evaluation.tables": "traffic_vlm.evaluation.markdown",
-    "publishing": "traffic_vlm.hub, traffic_vlm.export and traffic_vlm.training.card",
+    "publishing": "traffic_vlm.training.hub, traffic_vlm.export and traffic_vlm.training.card",
     "serving.labelling": "traffic_vlm.serving.labeling",
     "training.annotated": "scripts/train_tower.py",
     "training.auxiliary": "traffic_vlm.training.losses and traffic_vlm.training.head",

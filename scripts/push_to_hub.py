@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from traffic_vlm.hub import publish
+from traffic_vlm.training.hub import publish
 from traffic_vlm.utils import option_parser
 
 

@@ -57,7 +57,7 @@ def run_script(monkeypatch):
 
 @pytest.fixture
 def hub(monkeypatch):
-    """Replaces the `HfApi` of `traffic_vlm.hub`: `hub.commits` lists (repository, branch, {path: content})."""
+    """Replaces `HfApi` in `traffic_vlm.training.hub`: `hub.commits` lists (repository, branch, {path: content})."""
     api = create_autospec(HfApi, instance=True)
     api.commits, api.is_private = [], {}
 
@@ -74,6 +74,6 @@ def hub(monkeypatch):
     api.create_repo.side_effect = create_repo
     api.create_commit.side_effect = create_commit
     api.repo_info.side_effect = lambda repo_id: SimpleNamespace(private=api.is_private[repo_id])
-    monkeypatch.setattr("traffic_vlm.hub.HfApi", lambda token: api)
+    monkeypatch.setattr("traffic_vlm.training.hub.HfApi", lambda token: api)
     monkeypatch.setenv("HF_TOKEN", "hf_test")
     return api

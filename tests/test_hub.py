@@ -8,7 +8,15 @@ import sys
 import pytest
 
 from tiny import ROOT, tiny_model
-from traffic_vlm.hub import OPTIONAL_FILES, PublishError, check_card, check_loading, collect_files, publish, push
+from traffic_vlm.training.hub import (
+    OPTIONAL_FILES,
+    PublishError,
+    check_card,
+    check_loading,
+    collect_files,
+    publish,
+    push,
+)
 
 
 CODE = {path.name for path in ROOT.glob("*_traffic_vlm.py")}
@@ -43,7 +51,7 @@ def folder(saved, tmp_path):
 @pytest.fixture
 def no_loading(monkeypatch):
     """Skip the check that starts a process."""
-    monkeypatch.setattr("traffic_vlm.hub.check_loading", lambda staged: None)
+    monkeypatch.setattr("traffic_vlm.training.hub.check_loading", lambda staged: None)
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from ..data.dataset import Mixture, SyntheticRows, synthetic_rows
 from ..data.folders import load_rows, select_evenly, source_names
 from ..data.scene import SYNTHETIC
 from ..evaluation.report import quick_metrics
-from ..hub import publish
 from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMMLP
 from ..processing_traffic_vlm import TrafficVLMProcessor
 from ..taught_traffic_vlm import TaughtWords
@@ -31,6 +30,7 @@ from .average import AverageWeights
 from .card import write_card
 from .collator import SupervisedCollator
 from .head import QueryHead, add_training_head, load_training_head, save_training_head
+from .hub import publish
 from .options import PATCH, DataOptions, ModelOptions, check_arguments, check_options
 from .tower import is_tower_folder, load_tower
 from .trainer import LOSSES, FreezeTower, RefuseBrokenGradients, StartEpoch, TrafficTrainer, freeze_blocks, unwrap

@@ -16,7 +16,7 @@ from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, get_token
 from huggingface_hub.utils import validate_repo_id
 
 
-ROOT = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parent.parent
 MODEL_FILES = ("model.safetensors", "config.json", "generation_config.json", "decision.json")
 PROCESSOR_FILES = ("tokenizer.json", "tokenizer_config.json", "processor_config.json")
 TEMPLATES = ("chat_template.jinja", "decision_template.jinja")

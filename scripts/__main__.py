@@ -1,7 +1,9 @@
 """The console command `traffic-vlm`: runs the scripts of the same names.
 
-traffic-vlm ask frame.jpg "Is there a bus?"
-traffic-vlm train --help
+    traffic-vlm ask frame.jpg "Is there a bus?"
+    traffic-vlm train --help
+
+`python -m traffic_vlm.scripts` is the same command.
 """
 
 import importlib
