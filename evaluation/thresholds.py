@@ -1,6 +1,9 @@
-"""Fit operating points: for each question type a threshold on P(yes), and a band of answers that are not sure.
+"""Thresholds: the P(yes) from which an answer is yes, and where it is not sure. Evaluation fits, serving uses them.
 
-P(yes) and ground truth of a question type → threshold → band around it
+thresholds.json → thresholds ─┐
+question → question type ─────┴→ threshold and band ── P(yes) → yes or no, sure or not
+
+The fit: P(yes) and ground truth of a question type → threshold → band around it
 
 Threshold: balanced accuracy (the mean of the fractions of yes and of no that are answered right) is computed at 0.01,
 0.02, ..., 0.99. Of all thresholds within one standard error of the best, the one closest to 0.5 is taken: with few
@@ -13,30 +16,168 @@ Accuracies and precision depend on how often yes is true. The questions of scrip
 yes as no; where yes is rarer, precision is lower.
 """
 
+import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..data.question_types import question_type_of
-from ..operating_points import OperatingPoint, OperatingPoints
-from .predict import Prediction
+from ..data.questions import QUESTION_TYPES
+from ..utils import DataError
 
 
-MIN_ANSWERS = 10  # yes, and no, to fit an operating point
+if TYPE_CHECKING:
+    from .predict import Prediction
+
+
+MIN_ANSWERS = 10  # yes, and no, to fit a threshold
 TARGET_ACCURACY = 0.9  # of answers outside the band
 GRID = np.arange(1, 100) / 100
 
 
-def fit_operating_points(
-    predictions: Iterable[Prediction], target_accuracy: float = TARGET_ACCURACY
-) -> OperatingPoints | None:
-    """Fit an operating point to all yes/no questions, and one to each question type that has enough of them.
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """How P(yes) becomes an answer, and what was measured of it on development questions.
+
+    Attributes:
+        threshold: P(yes) from which the answer is yes.
+        band: (low, high) with low <= threshold <= high: answers with P(yes) in it are not sure. None: all are sure.
+        precision: fraction of the answers yes that are right; None without such an answer, or if not measured.
+        recall: fraction of the questions with the ground truth yes that are answered yes; None if not measured.
+        yes, no: number of questions with this ground truth; None if not measured.
+
+    Raises:
+        ValueError: a value has the wrong type or is outside its range.
+    """
+
+    threshold: float
+    band: tuple[float, float] | None = None
+    precision: float | None = None
+    recall: float | None = None
+    yes: int | None = None
+    no: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_fraction("threshold", self.threshold)
+        for name in ("precision", "recall"):
+            if (value := getattr(self, name)) is not None:
+                _check_fraction(name, value)
+        for name in ("yes", "no"):
+            count = getattr(self, name)
+            if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 0):
+                raise ValueError(f"{name} must be a number of questions, got {count!r:.80}")
+        if self.band is not None:
+            if not isinstance(self.band, list | tuple) or len(self.band) != 2:
+                raise ValueError(f"band must be [low, high] or null, got {self.band!r:.80}")
+            for limit in self.band:
+                _check_fraction("band", limit)
+            if not self.band[0] <= self.threshold <= self.band[1]:
+                raise ValueError(f"band must include the threshold {self.threshold}, got {self.band!r}")
+
+    def answer(self, yes_probability: float) -> str:
+        return "yes" if yes_probability >= self.threshold else "no"
+
+    def is_unsure(self, yes_probability: float) -> bool:
+        return self.band is not None and self.band[0] <= yes_probability <= self.band[1]
+
+
+def _check_fraction(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:  # NaN too
+        raise ValueError(f"{name} must be a number in 0..1, got {value!r:.80}")
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """The thresholds of a model: the content of thresholds.json.
+
+    Attributes:
+        default: for questions of all other types, and for those that no template produces.
+        question_types: one for each of some question types.
+        target_accuracy: that answers outside the bands have reached; None if not measured.
+
+    Raises:
+        ValueError: the target accuracy is not in 0..1.
+    """
+
+    default: Threshold
+    question_types: Mapping[str, Threshold] = field(default_factory=dict)
+    target_accuracy: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.target_accuracy is not None:
+            _check_fraction("target_accuracy", self.target_accuracy)
+
+    def for_question(self, question: str) -> Threshold:
+        """The threshold of a question, by its words."""
+        return self.question_types.get(question_type_of(question) or "", self.default)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def load_thresholds(path: str | Path) -> Thresholds:
+    """Read a thresholds.json of scripts/evaluate.py, or one written by hand: only thresholds are required.
+
+    Raises:
+        DataError: the file cannot be read or is no JSON; a field or question type is missing or unknown; a value is
+            outside its range. The message names the file and the value.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: is no JSON: {error}") from error
+    try:
+        _check_fields("the file", content, Thresholds, "default")
+        thresholds = _read_question_types(content.pop("question_types", {}))
+        return Thresholds(_read_threshold("default", content.pop("default")), thresholds, **content)
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def _read_question_types(content: Any) -> dict[str, Threshold]:
+    if not isinstance(content, dict):
+        raise ValueError(f"question_types must be an object, got {content!r:.80}")
+    for name in content:
+        if name not in QUESTION_TYPES:
+            raise ValueError(f"unknown question type {name!r:.80}; known are {', '.join(QUESTION_TYPES)}")
+    return {name: _read_threshold(name, values) for name, values in content.items()}
+
+
+def _read_threshold(name: str, content: Any) -> Threshold:
+    _check_fields(name, content, Threshold, "threshold")
+    if isinstance(content.get("band"), list):
+        content["band"] = tuple(content["band"])
+    try:
+        return Threshold(**content)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _check_fields(name: str, content: Any, expected: Any, required: str) -> None:
+    """Raise a ValueError unless `content` is an object with fields of the dataclass `expected`."""
+    known = [one.name for one in fields(expected)]
+    if not isinstance(content, dict):
+        raise ValueError(f"{name} must be an object with {', '.join(known)}, got {content!r:.80}")
+    for key in content:
+        if key not in known:
+            raise ValueError(f"{name} has an unknown field {key!r:.80}; known are {', '.join(known)}")
+    if required not in content:
+        raise ValueError(f"{name} has no {required}")
+
+
+def fit_thresholds(predictions: Iterable["Prediction"], target_accuracy: float = TARGET_ACCURACY) -> Thresholds | None:
+    """Fit a threshold to all yes/no questions, and one to each question type that has enough of them.
 
     Questions count for the type that their words have, as in serving, whatever the dataset calls it.
 
     Returns:
-        the operating points; None with fewer than MIN_ANSWERS yes or no in all.
+        the thresholds; None with fewer than MIN_ANSWERS yes or no in all.
     """
     groups: dict[str | None, list[tuple[float, bool]]] = defaultdict(list)
     pairs = []
@@ -44,20 +185,18 @@ def fit_operating_points(
         if one.is_yes_no:
             pairs.append((one.probability, one.answer == "yes"))
             groups[question_type_of(one.question)].append(pairs[-1])
-    default = fit_operating_point(pairs, target_accuracy)
+    default = fit_threshold(pairs, target_accuracy)
     if default is None:
         return None
-    fitted = {name: fit_operating_point(groups[name], target_accuracy) for name in sorted(filter(None, groups))}
-    return OperatingPoints(default, {name: point for name, point in fitted.items() if point}, target_accuracy)
+    fitted = {name: fit_threshold(groups[name], target_accuracy) for name in sorted(filter(None, groups))}
+    return Thresholds(default, {name: one for name, one in fitted.items() if one}, target_accuracy)
 
 
-def fit_operating_point(
-    pairs: Iterable[tuple[float, bool]], target_accuracy: float = TARGET_ACCURACY
-) -> OperatingPoint | None:
-    """Fit an operating point to P(yes) and ground truth of some questions.
+def fit_threshold(pairs: Iterable[tuple[float, bool]], target_accuracy: float = TARGET_ACCURACY) -> Threshold | None:
+    """Fit a threshold to P(yes) and ground truth of some questions.
 
     Returns:
-        the operating point; None with fewer than MIN_ANSWERS yes or no.
+        the threshold; None with fewer than MIN_ANSWERS yes or no.
     """
     array = np.array(list(pairs), float).reshape(-1, 2)  # [N,2]
     p, is_yes = array[:, 0], array[:, 1] > 0
@@ -66,7 +205,7 @@ def fit_operating_point(
         return None
     threshold = _choose_threshold(yes, no)
     right, wrong = int((yes >= threshold).sum()), int((no >= threshold).sum())
-    return OperatingPoint(
+    return Threshold(
         threshold,
         _choose_band(yes, no, threshold, target_accuracy),
         precision=round(right / (right + wrong), 4) if right + wrong else None,

@@ -35,7 +35,7 @@ from traffic_vlm.evaluation.markdown import format_value, to_markdown
 from traffic_vlm.evaluation.plots import draw_examples, draw_question_types, draw_reliability
 from traffic_vlm.evaluation.predict import Prediction, predict, write_predictions
 from traffic_vlm.evaluation.report import Options, evaluate_model
-from traffic_vlm.evaluation.thresholds import MIN_ANSWERS, fit_operating_points
+from traffic_vlm.evaluation.thresholds import MIN_ANSWERS, fit_thresholds
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.taught_traffic_vlm import TAUGHT_FILE, TaughtWords
 from traffic_vlm.utils import DataError, atomic_write_text, load_weights, option_parser
@@ -129,13 +129,13 @@ def print_summary(report: dict[str, Any]) -> None:
 
 
 def write_thresholds(predictions: list[Prediction], path: Path) -> None:
-    """Write the operating points, or remove those of an earlier run if there are too few questions to fit any."""
-    points = fit_operating_points(predictions)
-    if points is None:
+    """Write the thresholds, or remove those of an earlier run if there are too few questions to fit any."""
+    thresholds = fit_thresholds(predictions)
+    if thresholds is None:
         path.unlink(missing_ok=True)
         print(f"no {path.name}: it needs at least {MIN_ANSWERS} questions with the answer yes, and as many with no")
         return
-    atomic_write_text(path, json.dumps(points.to_dict(), indent=1, allow_nan=False))
+    atomic_write_text(path, json.dumps(thresholds.to_dict(), indent=1, allow_nan=False))
     print(f"wrote {path}")
 
 

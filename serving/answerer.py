@@ -3,8 +3,8 @@
     images → read → encode once → classify all questions in one packed pass ─┬─ yes or no: done, with P(yes)
                                                                              └─ other: generate the answer
 
-The rule is in `answering.py`, which evaluation shares. With operating points, the threshold between yes and no depends
-on the question type.
+The rule is in `answering.py`, which evaluation shares. With thresholds, the limit between yes and no depends on
+the question type.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -20,8 +20,8 @@ from transformers import AsyncTextIteratorStreamer, TextIteratorStreamer
 
 from ..answering import FirstWord, first_words, generate_answers
 from ..data.ground_truth import NONE
+from ..evaluation.thresholds import Thresholds
 from ..images_traffic_vlm import to_rgb
-from ..operating_points import OperatingPoints
 from ..processing_traffic_vlm import TrafficVLMProcessor
 from ..question_form_traffic_vlm import is_yes_no_question
 from ..utils import load_weights
@@ -44,8 +44,8 @@ class Answer:
         yes_probability: calibrated P(yes); None for an answer in words.
         unknown_words: words of the question that are not in the vocabulary; the model ignores them.
         untaught_words: words of the question that the model was not taught; it guesses what they mean.
-        not_sure: whether P(yes) lies in the band of its operating point; None for an answer in words, and without
-            operating points.
+        not_sure: whether P(yes) lies in the band of its threshold; None for an answer in words, and without
+            thresholds.
     """
 
     question: str
@@ -102,7 +102,7 @@ class Answerer:
         folder: a model folder, or the name of a repository on the Hub.
         device: "cpu", "cuda", ...; by default a GPU if there is one.
         dtype: by default bfloat16 on a GPU and float32 on a CPU.
-        operating_points: thresholds on P(yes); by default the more likely of yes and no is the answer.
+        thresholds: on P(yes); by default the more likely of yes and no is the answer.
         region: the part of each image that is asked about; by default all of it.
 
     Raises:
@@ -116,10 +116,10 @@ class Answerer:
         folder: str | Path,
         device: str | None = None,
         dtype: torch.dtype | None = None,
-        operating_points: OperatingPoints | None = None,
+        thresholds: Thresholds | None = None,
         region: Region | None = None,
     ):
-        self.operating_points, self.region = operating_points, region
+        self.thresholds, self.region = thresholds, region
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = dtype or (torch.float32 if self.device.type == "cpu" else torch.bfloat16)
         model: Any = load_weights(folder, dtype=dtype).eval()  # first, as it says when there is no such folder
@@ -197,12 +197,12 @@ class Answerer:
         if not (first.is_yes_no or (always_yes_no and is_yes_no_question(question))):
             return None
         p_yes, about = first.yes_probability, self.check_question(question).about
-        if self.operating_points is None:
+        if self.thresholds is None:
             return Answer(question, first.text, max(p_yes, 1 - p_yes), p_yes, **about)
-        point = self.operating_points.of(question)
-        answer = point.answer(p_yes)
+        threshold = self.thresholds.for_question(question)
+        answer = threshold.answer(p_yes)
         probability = p_yes if answer == "yes" else 1 - p_yes
-        return Answer(question, answer, probability, p_yes, **about, not_sure=point.is_unsure(p_yes))
+        return Answer(question, answer, probability, p_yes, **about, not_sure=threshold.is_unsure(p_yes))
 
     def stream(self, encoded: Any, question: str) -> Iterator[str | Answer]:
         """Generate an answer in words about one encoded image: yield its text in pieces, then the `Answer`."""

@@ -452,7 +452,7 @@ class Labeler:
     def __init__(self, options: LabelOptions):
         self.options, self.folder = options, LabelFolder(options.output_dir)
         self.answerer = options.load()
-        self.schema = SCHEMA if options.operating_points is None else SCHEMA.append(NOT_SURE)
+        self.schema = SCHEMA if options.loaded_thresholds is None else SCHEMA.append(NOT_SURE)
 
     def ready(self) -> None:
         """Return when the model is loaded."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from ..operating_points import load_operating_points
+from ..evaluation.thresholds import load_thresholds
 from ..utils import DataError, option
 from .answerer import Answerer
 from .pictures import Region
@@ -40,7 +40,7 @@ class ModelOptions:
                 range_ = "0 or more" if name in self.may_be_zero else "above 0"
                 raise DataError(f"--{name} must be {range_}, got {value}")
         # Read here: the machines of a cluster need not have the file.
-        self.operating_points = None if self.thresholds is None else load_operating_points(self.thresholds)
+        self.loaded_thresholds = None if self.thresholds is None else load_thresholds(self.thresholds)
         self.part_of_image = None if self.region is None else Region.from_text(self.region)
 
     def load(self) -> Answerer:
@@ -48,4 +48,4 @@ class ModelOptions:
         if self.threads:
             torch.set_num_threads(self.threads)
         dtype = torch.bfloat16 if self.bf16 else None
-        return Answerer(self.model, self.device, dtype, self.operating_points, self.part_of_image)
+        return Answerer(self.model, self.device, dtype, self.loaded_thresholds, self.part_of_image)

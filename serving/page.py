@@ -29,7 +29,7 @@ SESSION_SECONDS = 3600  # after which the encoded image of a session and uploade
 DELETING = (300, SESSION_SECONDS)  # every 300 seconds, files that are older
 PICTURE_WIDTH = 896  # of the picture under the attention, pixels
 
-SURE = 0.6  # answers of lower probability are shown as "not sure", unless operating points say which are
+SURE = 0.6  # answers of lower probability are shown as "not sure", unless thresholds say which are
 
 EXAMPLES = ("crossing.jpg", "night.jpg", "truck.jpg")  # photographs in docs/
 QUESTIONS = """Is there a car?

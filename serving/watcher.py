@@ -74,9 +74,9 @@ class WatchOptions(ModelOptions):
 
 def event_limits(question: str, options: WatchOptions) -> tuple[float, float]:
     """P(yes) from which an event of a question begins, and below which it ends."""
-    if options.operating_points is None:
+    if options.loaded_thresholds is None:
         return options.on, options.off
-    threshold = options.operating_points.of(question).threshold
+    threshold = options.loaded_thresholds.for_question(question).threshold
     return threshold, threshold
 
 
@@ -170,7 +170,7 @@ class Recorder:
         self.detectors = [EventDetector(on, off, options.shortest) for on, off in self.limits]
         self.colors = AnswerColors()
         self.undrawn: deque[tuple[Frame, Sequence[Answer]]] = deque()
-        not_sure = () if options.operating_points is None else tuple(NOT_SURE)
+        not_sure = () if options.loaded_thresholds is None else tuple(NOT_SURE)
         self.timeline = CsvLog(self.folder / "timeline.csv", (*COLUMNS, *not_sure))
         self.log = CsvLog(self.folder / "events.csv", (*EVENT_COLUMNS, *not_sure))
 
@@ -195,7 +195,7 @@ class Recorder:
 
     def _sure(self, not_sure: bool | None) -> tuple[bool | None, ...]:
         """The column that follows with --thresholds."""
-        return () if self.options.operating_points is None else (not_sure,)
+        return () if self.options.loaded_thresholds is None else (not_sure,)
 
     def _draw_until(self, seconds: float) -> None:
         """Draw the frames up to a time, whose events are known, and those that are too many to wait."""
@@ -212,8 +212,10 @@ class Recorder:
 
     def _describe(self, question: str, event: Event) -> dict[str, Any]:
         """An event as a row of events.csv. It is not sure if even its peak is not."""
-        row, points = {"question": question, **asdict(event)}, self.options.operating_points
-        not_sure = points.of(question).is_unsure(event.peak) if points and is_yes_no_question(question) else None
+        row, thresholds = {"question": question, **asdict(event)}, self.options.loaded_thresholds
+        not_sure = None
+        if thresholds is not None and is_yes_no_question(question):
+            not_sure = thresholds.for_question(question).is_unsure(event.peak)
         return {name: row[name] for name in EVENT_COLUMNS} | dict(zip(NOT_SURE, self._sure(not_sure)))
 
     def _keep(self, index: int, changes: Sequence[Event]) -> None:
@@ -264,7 +266,7 @@ class Recorder:
         """Write summary.json, and its main figures to standard error; call `close` first."""
         names = ("on", "off", "shortest", "batch_size")
         used = {"questions": self.questions, **{name: getattr(self.options, name) for name in names}}
-        if self.options.operating_points is not None:
+        if self.options.loaded_thresholds is not None:
             used |= {"on": None, "off": None, "thresholds": [on for on, _ in self.limits]}
         summary = {
             "source": source.name,

@@ -50,7 +50,7 @@ from traffic_vlm.evaluation.metrics import (
 from traffic_vlm.evaluation.predict import Prediction, normalize, perplexity, predict
 from traffic_vlm.evaluation.report import Options, evaluate_model, quick_metrics
 from traffic_vlm.evaluation.robustness import agreement, corruptions, paraphrase, paraphrase_agreement
-from traffic_vlm.operating_points import load_operating_points
+from traffic_vlm.evaluation.thresholds import load_thresholds
 from traffic_vlm.serving.answerer import Answerer
 
 
@@ -628,14 +628,14 @@ def test_the_script_writes_a_report_plots_and_the_temperature(folder, model_fold
     assert report["yes_no"]["all"]["accuracy"] == pytest.approx(sum(right) / len(right))
     assert [row["answer"] == row["ground_truth"] for row in yes_no] == right
     # The fitted temperature was written, so the thresholds are for P(yes) at this temperature.
-    points = load_operating_points(output / "thresholds.json")
+    thresholds = load_thresholds(output / "thresholds.json")
     scale = 1 / report["calibration"]["fitted_temperature"]  # the model's own temperature is 1
     truth, p = [row["ground_truth"] for row in yes_no], [row["yes_probability"] for row in yes_no]
     margins = [math.log(max(x, 1e-9) / max(1 - x, 1e-9)) for x in p]  # P(yes) may be rounded to 0 or 1
-    answers = [points.default.answer(p_yes(scale * margin)) for margin in margins]
+    answers = [thresholds.default.answer(p_yes(scale * margin)) for margin in margins]
     found = sum(answer == "yes" == true for answer, true in zip(answers, truth))
-    assert points.default.recall == pytest.approx(found / truth.count("yes"), abs=1e-4)
-    assert (points.default.yes, points.default.no) == (truth.count("yes"), truth.count("no"))
+    assert thresholds.default.recall == pytest.approx(found / truth.count("yes"), abs=1e-4)
+    assert (thresholds.default.yes, thresholds.default.no) == (truth.count("yes"), truth.count("no"))
     temperature = report["calibration"]["fitted_temperature"]
     after = {file.name: file.read_bytes() for file in model.iterdir()}
     assert after.keys() == before.keys() | {"decision.json"}

@@ -91,7 +91,7 @@ def test_a_probability_of_0_51_does_not_look_like_1_00(answer):
     sure, guess = row(1.0), row(0.51)
     assert f"<strong>{answer}</strong><div" in sure and '<meter value="1.00" aria' in sure
     assert f"<em>{answer}</em>, not sure" in guess and '<meter value="0.51" low="1"' in guess  # yellow
-    assert "not sure" not in row(0.51, not_sure=False) and "not sure" in row(0.9, not_sure=True)  # operating points
+    assert "not sure" not in row(0.51, not_sure=False) and "not sure" in row(0.9, not_sure=True)  # thresholds
 
 
 def test_unknown_and_untaught_words_are_in_the_row_of_their_answer():

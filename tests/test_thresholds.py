@@ -1,4 +1,4 @@
-"""Operating points: the question type of a text, thresholds.json, the fit against closed forms, and answers."""
+"""Thresholds: the question type of a text, thresholds.json, the fit against closed forms, and answers."""
 
 import json
 import pickle
@@ -15,8 +15,7 @@ from traffic_vlm.data.scene import SCENE_ATTRIBUTES
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.data.templates import paraphrases_of
 from traffic_vlm.evaluation.predict import Prediction
-from traffic_vlm.evaluation.thresholds import fit_operating_point, fit_operating_points
-from traffic_vlm.operating_points import OperatingPoint, OperatingPoints, load_operating_points
+from traffic_vlm.evaluation.thresholds import Threshold, Thresholds, fit_threshold, fit_thresholds, load_thresholds
 from traffic_vlm.serving.answerer import Answerer
 from traffic_vlm.utils import DataError
 
@@ -56,22 +55,26 @@ def test_the_type_of_a_free_question(question, question_type):
 # The file
 
 
-POINTS = OperatingPoints(
-    OperatingPoint(0.5),
-    {"presence": OperatingPoint(0.3, (0.2, 0.6), 0.8, 0.9, 50, 60), "count": OperatingPoint(1)},
+THRESHOLDS = Thresholds(
+    Threshold(0.5),
+    {"presence": Threshold(0.3, (0.2, 0.6), 0.8, 0.9, 50, 60), "count": Threshold(1)},
     0.9,
 )
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path):
-    assert pickle.loads(pickle.dumps(POINTS)) == POINTS  # Ray sends it to other machines
-    (tmp_path / "a.json").write_text(json.dumps(POINTS.to_dict()))
-    points = load_operating_points(tmp_path / "a.json")
-    assert points == POINTS
-    assert points.of("Is there a bus?").threshold == 0.3
-    assert points.of("Is there a bus on the left?") is points.of("Will it rain?") is points.default
+    assert pickle.loads(pickle.dumps(THRESHOLDS)) == THRESHOLDS  # Ray sends it to other machines
+    (tmp_path / "a.json").write_text(json.dumps(THRESHOLDS.to_dict()))
+    thresholds = load_thresholds(tmp_path / "a.json")
+    assert thresholds == THRESHOLDS
+    assert thresholds.for_question("Is there a bus?").threshold == 0.3
+    assert (
+        thresholds.for_question("Is there a bus on the left?")
+        is thresholds.for_question("Will it rain?")
+        is thresholds.default
+    )
     (tmp_path / "a.json").write_text('{"default": {"threshold": 0.4}}')
-    assert load_operating_points(tmp_path / "a.json") == OperatingPoints(OperatingPoint(0.4))
+    assert load_thresholds(tmp_path / "a.json") == Thresholds(Threshold(0.4))
 
 
 @pytest.mark.parametrize(
@@ -109,20 +112,20 @@ def test_an_invalid_file_is_an_error_with_file_and_value(tmp_path, content, mess
     if content is not None:
         path.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(DataError) as caught:
-        load_operating_points(path)
+        load_thresholds(path)
     assert str(caught.value).startswith(f"{path}: ") and message in str(caught.value)
 
 
 # The fit
 
 
-def fit(yes: list[float], no: list[float], target_accuracy: float = 0.9) -> OperatingPoint | None:
+def fit(yes: list[float], no: list[float], target_accuracy: float = 0.9) -> Threshold | None:
     pairs = [(p, True) for p in yes] + [(p, False) for p in no]
-    return fit_operating_point(pairs, target_accuracy)
+    return fit_threshold(pairs, target_accuracy)
 
 
 def test_separate_answers_have_no_band():
-    assert fit([0.9] * 20, [0.1] * 30) == OperatingPoint(0.5, None, 1.0, 1.0, 20, 30)
+    assert fit([0.9] * 20, [0.1] * 30) == Threshold(0.5, None, 1.0, 1.0, 20, 30)
     # The threshold closest to 0.5 that separates them.
     assert fit([0.9] * 20, [0.7] * 20).threshold == 0.71
     assert fit([0.3] * 20, [0.1] * 20).threshold == 0.3
@@ -131,11 +134,11 @@ def test_separate_answers_have_no_band():
 def test_precision_recall_and_band_by_hand():
     """Half of the answers between 0.4 and 0.6 are wrong, all others are right."""
     yes, no = [0.9] * 60 + [0.55] * 20 + [0.45] * 20, [0.1] * 60 + [0.55] * 20 + [0.45] * 20
-    point = fit(yes, no)
-    assert point.threshold == 0.5
-    assert (point.precision, point.recall) == (0.8, 0.8)  # 80 right of 100, and 80 of 100 found
-    assert point.band == (0.45, 0.55)  # the smallest one that includes these answers
-    assert point.is_unsure(0.45) and point.is_unsure(0.55) and not point.is_unsure(0.56)
+    fitted = fit(yes, no)
+    assert fitted.threshold == 0.5
+    assert (fitted.precision, fitted.recall) == (0.8, 0.8)  # 80 right of 100, and 80 of 100 found
+    assert fitted.band == (0.45, 0.55)  # the smallest one that includes these answers
+    assert fitted.is_unsure(0.45) and fitted.is_unsure(0.55) and not fitted.is_unsure(0.56)
     assert fit(yes, no, target_accuracy=0.75).band is None
     # 60 of 60 counts as 61 of 62.
     assert fit(yes, no, target_accuracy=61 / 62).band == (0.45, 0.55)
@@ -144,8 +147,8 @@ def test_precision_recall_and_band_by_hand():
 
 def test_a_band_can_be_on_one_side():
     """Answers no are right, answers yes are right from 0.8."""
-    point = fit([0.9] * 30 + [0.6] * 10, [0.1] * 100 + [0.6] * 10)
-    assert point.band == (point.threshold, 0.6)
+    fitted = fit([0.9] * 30 + [0.6] * 10, [0.1] * 100 + [0.6] * 10)
+    assert fitted.band == (fitted.threshold, 0.6)
 
 
 def test_few_questions_move_no_threshold_and_prove_no_accuracy():
@@ -163,7 +166,7 @@ def prediction(question: str, truth: str, p_yes: float, question_type: str = "")
     return Prediction("a", "1", question_type, "", "", question, truth, truth, p_yes, 0.0)
 
 
-def test_points_are_fitted_by_the_words_of_the_questions():
+def test_thresholds_are_fitted_by_the_words_of_the_questions():
     bus, red, other = "Is there a bus?", "Is the traffic light red?", "Will it rain?"
     made = [
         *(prediction(bus, "yes" if i % 2 else "no", 0.4 if i % 2 else 0.2, "mine") for i in range(40)),
@@ -171,11 +174,11 @@ def test_points_are_fitted_by_the_words_of_the_questions():
         *(prediction(other, "yes" if i % 2 else "no", 0.9 if i % 2 else 0.1, "count") for i in range(40)),
         prediction("What is ahead?", "a bus", 0.1, "ahead"),
     ]
-    points = fit_operating_points(made)
-    assert list(points.question_types) == ["presence"] and points.question_types["presence"].threshold == 0.4
-    assert (points.default.yes, points.default.no, points.target_accuracy) == (49, 49, 0.9)
-    assert points.of(red) is points.of(other) is points.default
-    assert fit_operating_points(made[-1:]) is None
+    thresholds = fit_thresholds(made)
+    assert list(thresholds.question_types) == ["presence"] and thresholds.question_types["presence"].threshold == 0.4
+    assert (thresholds.default.yes, thresholds.default.no, thresholds.target_accuracy) == (49, 49, 0.9)
+    assert thresholds.for_question(red) is thresholds.for_question(other) is thresholds.default
+    assert fit_thresholds(made[-1:]) is None
 
 
 # Answers
@@ -188,8 +191,8 @@ def test_the_answerer_uses_the_threshold_of_the_type(tmp_path):
     p = plain[0].yes_probability
     assert 0 < p < 1 and all(answer.not_sure is None and "not_sure" not in answer.to_dict() for answer in plain)
     for threshold, band, text, not_sure in ((p, None, "yes", False), (1.0, (p, 1.0), "no", True)):
-        points = OperatingPoints(OperatingPoint(0.5), {"presence": OperatingPoint(threshold, band)})
-        [answers] = Answerer(folder, "cpu", operating_points=points)([image], [questions])
+        thresholds = Thresholds(Threshold(0.5), {"presence": Threshold(threshold, band)})
+        [answers] = Answerer(folder, "cpu", thresholds=thresholds)([image], [questions])
         assert (answers[0].answer, answers[0].not_sure) == (text, not_sure)
         assert answers[0].probability == (p if text == "yes" else 1 - p) and answers[0].yes_probability == p
         assert answers[0].to_dict()["not_sure"] is not_sure

@@ -22,8 +22,8 @@ from PIL import Image
 
 from clips import RATE, TCPServer, encode, grays, noise
 from tiny import ROOT, save_folder, tiny_model
+from traffic_vlm.evaluation.thresholds import Threshold, Thresholds
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
-from traffic_vlm.operating_points import OperatingPoint, OperatingPoints
 from traffic_vlm.serving.answerer import Answer, Answerer
 from traffic_vlm.serving.events import Event, EventDetector
 
@@ -51,20 +51,21 @@ from traffic_vlm.serving.video import Frame, open_source  # noqa: E402
 
 
 QUESTIONS = ["Is there a pedestrian?", "Is there a bus?"]
-POINTS = OperatingPoints(OperatingPoint(0.5))
+THRESHOLDS = Thresholds(Threshold(0.5))
 
 
 def make_frames(levels):
     return (Frame(index, index / RATE, Image.new("RGB", (4, 4), (level,) * 3)) for index, level in enumerate(levels))
 
 
-def brightness(frames, questions=QUESTIONS, points=POINTS):
+def brightness(frames, questions=QUESTIONS, thresholds=THRESHOLDS):
     """Answers to two questions about each frame: P(yes) is its brightness, and 1 - that."""
     rows = []
     for frame in frames:
         bright = np.float32(np.asarray(frame.image).mean() / 255)
         for question, p_yes in zip(questions, (float(bright), float(1 - bright))):
-            answer, not_sure = points.of(question).answer(p_yes), points.of(question).is_unsure(p_yes)
+            threshold = thresholds.for_question(question)
+            answer, not_sure = threshold.answer(p_yes), threshold.is_unsure(p_yes)
             probability = p_yes if answer == "yes" else 1 - p_yes
             rows.append(Answer(question, answer, probability, p_yes, not_sure=not_sure))
     return [rows[i : i + len(questions)] for i in range(0, len(rows), len(questions))]
@@ -263,7 +264,7 @@ def test_thresholds_take_the_place_of_on_and_off(tmp_path):
     questions = ["Is there a pedestrian?", "Is there a bus on the left?"]
     recorder = watcher.Recorder(questions, options, RATE)
     frames = list(make_frames([20] * 20 + [140] * 20))
-    recorder.add(frames, brightness(frames, questions, options.operating_points))
+    recorder.add(frames, brightness(frames, questions, options.loaded_thresholds))
     recorder.close()
     rows = parquet.read_table(tmp_path / "timeline.parquet").to_pylist()
     assert [*rows[0]] == ["frame", "time", "question", "probability", "answer", "not_sure"]
