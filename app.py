@@ -29,8 +29,8 @@ def find_package() -> None:
 
 def main() -> None:
     find_package()
+    from traffic_vlm.options import option_parser
     from traffic_vlm.serving.options import ModelOptions
-    from traffic_vlm.utils import option_parser
 
     parser = option_parser([ModelOptions], __doc__)
     parser.set_defaults(model=os.environ.get("MODEL", str(ROOT)))

@@ -10,7 +10,7 @@ from typing import Any
 
 from datasets import Dataset, Image, concatenate_datasets, load_dataset
 
-from ..utils import DataError
+from ..files import DataError
 
 
 LISTS = ("questions", "answers", "question_types", "categories", "question_ids")  # one entry for each question

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from ..files import DataError, atomic_write, atomic_write_text
 from ..images_traffic_vlm import to_rgb
-from ..utils import DataError, atomic_write, atomic_write_text
 from .collator import cropped_fraction, mirrored_fraction
 from .folders import load_rows
 from .ground_truth import View

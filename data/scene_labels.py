@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..utils import DataError
+from ..files import DataError
 from .formats import Problems
 from .scene import CLASSES, PRESENCE_ONLY, Scene, is_a
 

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from ..files import atomic_write
 from ..images_traffic_vlm import to_rgb
-from ..utils import atomic_write
 from .grounding import grounded_questions, word_maps
 from .predict import encode
 

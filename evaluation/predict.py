@@ -24,8 +24,8 @@ from tqdm import tqdm
 from ..answering import first_words, generate_answers
 from ..data.folders import COLUMNS, LISTS
 from ..data.ground_truth import NONE
+from ..files import atomic_write
 from ..images_traffic_vlm import to_rgb
-from ..utils import atomic_write
 
 
 Transform = Callable[[Image.Image], Image.Image]

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from ..data.frames import Frames
 from ..data.presence import CATEGORIES, REGIONS, image_labels, targets
 from ..data.scene import Scene
-from ..utils import atomic_write
+from ..files import atomic_write
 
 
 MIN_ANSWERS = 10  # of yes and of no; rates over fewer images are too noisy

@@ -27,7 +27,7 @@ import numpy as np
 
 from ..data.question_types import question_type_of
 from ..data.questions import QUESTION_TYPES
-from ..utils import DataError
+from ..files import DataError
 
 
 if TYPE_CHECKING:

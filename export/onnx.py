@@ -18,8 +18,8 @@ from torch.export import Dim
 
 from ..attention_traffic_vlm import rotary_embedding
 from ..generation_traffic_vlm import MAX_NEW_TOKENS, suppressed_tokens
+from ..loading import load_weights
 from ..scoring_traffic_vlm import KeyValues, height_and_width, yes_probability
-from ..utils import load_weights
 
 
 NAMES = ("vision", "score", "decode")

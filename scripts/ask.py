@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from traffic_vlm.files import atomic_write
+from traffic_vlm.options import option, option_parser, silence_libraries
 from traffic_vlm.serving.answerer import Answer, Answerer
 from traffic_vlm.serving.options import ModelOptions
 from traffic_vlm.serving.pictures import SUFFIXES, list_images
-from traffic_vlm.utils import atomic_write, option, option_parser, silence_libraries
 
 
 @dataclass

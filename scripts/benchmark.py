@@ -48,9 +48,10 @@ from transformers import (
 
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.evaluation.markdown import table
+from traffic_vlm.files import atomic_write_text
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
+from traffic_vlm.options import option_parser
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
-from traffic_vlm.utils import atomic_write_text, option_parser
 
 
 ROOT = Path(__file__).resolve().parent.parent

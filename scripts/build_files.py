@@ -25,12 +25,12 @@ from transformers import GenerationConfig, SiglipImageProcessorPil
 
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.generation_traffic_vlm import MAX_NEW_TOKENS
+from traffic_vlm.options import option_parser
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.taught_traffic_vlm import TAUGHT_FILE, TaughtWords, is_content_word
 from traffic_vlm.tokenization_traffic_vlm import ANSWER_TOKENS, SPECIAL_TOKENS, TrafficVLMTokenizer
 from traffic_vlm.training.sizes import SizeOptions
 from traffic_vlm.training.words import template_words
-from traffic_vlm.utils import option_parser
 
 
 ROOT = Path(__file__).resolve().parent.parent

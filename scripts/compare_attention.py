@@ -27,11 +27,13 @@ import torch
 from traffic_vlm.cache_traffic_vlm import TrafficVLMCache
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMTextConfig
 from traffic_vlm.evaluation.markdown import table
+from traffic_vlm.files import atomic_write, atomic_write_text
+from traffic_vlm.loading import load_weights
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForCausalLM, is_bfloat16_slow
+from traffic_vlm.options import option_parser
 from traffic_vlm.scripts.benchmark import generate_run, time_in_turns
 from traffic_vlm.scripts.measure_memory import activation_bytes
 from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer
-from traffic_vlm.utils import atomic_write, atomic_write_text, load_weights, option_parser
 
 
 matplotlib.use("Agg")

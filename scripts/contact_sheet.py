@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 
 from traffic_vlm.data.questions import Balancer, ask
 from traffic_vlm.data.synthetic import render
-from traffic_vlm.utils import option_parser
+from traffic_vlm.options import option_parser
 
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -36,9 +36,11 @@ from traffic_vlm.evaluation.plots import draw_examples, draw_question_types, dra
 from traffic_vlm.evaluation.predict import Prediction, predict, write_predictions
 from traffic_vlm.evaluation.report import Options, evaluate_model
 from traffic_vlm.evaluation.thresholds import MIN_ANSWERS, fit_thresholds
+from traffic_vlm.files import DataError, atomic_write_text
+from traffic_vlm.loading import load_weights
+from traffic_vlm.options import option_parser
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.taught_traffic_vlm import TAUGHT_FILE, TaughtWords
-from traffic_vlm.utils import DataError, atomic_write_text, load_weights, option_parser
 
 
 RENAMED = {"--reworded_images": "--paraphrased_images", "--pointing_images": "--grounding_images"}

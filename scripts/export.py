@@ -20,8 +20,8 @@ from pathlib import Path
 from transformers.utils import logging
 
 from traffic_vlm.export import onnx
+from traffic_vlm.options import option_parser
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
-from traffic_vlm.utils import option_parser
 
 
 FORMATS = ("onnx", "int8", "torch")

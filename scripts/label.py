@@ -23,8 +23,8 @@ labeled now (a full disk, a network: run the same command again); 130 after Ctrl
 
 import sys
 
+from traffic_vlm.options import option_parser, silence_libraries
 from traffic_vlm.serving.cluster import require_ray
-from traffic_vlm.utils import option_parser, silence_libraries
 
 
 require_ray("labeling")

@@ -15,7 +15,7 @@ import sys
 from concurrent.futures.process import BrokenProcessPool
 
 from traffic_vlm.data.dataset import DatasetOptions, make_dataset
-from traffic_vlm.utils import option_parser
+from traffic_vlm.options import option_parser
 
 
 def main() -> None:

@@ -17,8 +17,8 @@ from datasets import concatenate_datasets, load_dataset
 from traffic_vlm.data.collator import TrafficCollator
 from traffic_vlm.data.dataset import SyntheticRows
 from traffic_vlm.data.scene import SYNTHETIC
+from traffic_vlm.options import option_parser
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
-from traffic_vlm.utils import option_parser
 
 
 @dataclass

@@ -28,8 +28,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from traffic_vlm.data.collator import TrafficCollator
 from traffic_vlm.data.dataset import SyntheticRows
+from traffic_vlm.files import atomic_write_text
+from traffic_vlm.loading import load_weights
+from traffic_vlm.options import option_parser
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
-from traffic_vlm.utils import atomic_write_text, load_weights, option_parser
 
 
 Batch = dict[str, torch.Tensor]

@@ -16,7 +16,7 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 
-from traffic_vlm.utils import option_parser
+from traffic_vlm.options import option_parser
 
 
 QUESTIONS = ["Is there a pedestrian?", "Is it raining?", "Is the traffic light red?", "Is there a bus on the left?"]

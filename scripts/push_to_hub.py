@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from traffic_vlm.options import option_parser
 from traffic_vlm.training.hub import publish
-from traffic_vlm.utils import option_parser
 
 
 @dataclass

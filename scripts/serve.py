@@ -22,8 +22,8 @@ import time
 from dataclasses import dataclass, fields
 from typing import Any
 
+from traffic_vlm.options import option, option_parser
 from traffic_vlm.serving.cluster import load_ray, require_ray, share_machines, start_ray
-from traffic_vlm.utils import option, option_parser
 
 
 require_ray("serving")

@@ -30,9 +30,9 @@ import torch
 from safetensors import SafetensorError
 from transformers import TrainingArguments
 
+from traffic_vlm.options import option_parser
 from traffic_vlm.training.options import RENAMED, DataOptions, ModelOptions
 from traffic_vlm.training.run import is_write_error, train
-from traffic_vlm.utils import option_parser
 
 
 @dataclass

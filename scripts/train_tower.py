@@ -33,6 +33,8 @@ from traffic_vlm.data.formats import IMAGE_SUFFIXES  # noqa: E402
 from traffic_vlm.data.frames import decode, load_frames  # noqa: E402
 from traffic_vlm.data.presence import CATEGORIES, REGIONS  # noqa: E402
 from traffic_vlm.evaluation.presence import draw_worst, judge, region_targets, table  # noqa: E402
+from traffic_vlm.files import DataError, atomic_write, atomic_write_text, check_file  # noqa: E402
+from traffic_vlm.options import option_parser  # noqa: E402
 from traffic_vlm.training.head import QueryHead, load_training_head  # noqa: E402
 from traffic_vlm.training.tower import (  # noqa: E402
     TowerOptions,
@@ -42,7 +44,6 @@ from traffic_vlm.training.tower import (  # noqa: E402
     predict,
     save_tower,
 )
-from traffic_vlm.utils import DataError, atomic_write, atomic_write_text, check_file, option_parser  # noqa: E402
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel  # noqa: E402
 
 

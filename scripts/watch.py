@@ -25,7 +25,7 @@ import signal
 import sys
 from typing import Any
 
-from traffic_vlm.utils import option_parser, silence_libraries
+from traffic_vlm.options import option_parser, silence_libraries
 
 
 class StopSignal:

@@ -10,7 +10,7 @@ from typing import Any
 import av
 from PIL import Image, ImageDraw, ImageFont
 
-from ..utils import DataError
+from ..files import DataError
 from .timeline import clock_time
 
 

@@ -22,9 +22,9 @@ from ..answering import FirstWord, first_words, generate_answers
 from ..data.ground_truth import NONE
 from ..evaluation.thresholds import Thresholds
 from ..images_traffic_vlm import to_rgb
+from ..loading import load_weights
 from ..processing_traffic_vlm import TrafficVLMProcessor
 from ..question_form_traffic_vlm import is_yes_no_question
-from ..utils import load_weights
 from .pictures import Region
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import av
 from PIL import Image
 
-from ..utils import DataError, atomic_write
+from ..files import DataError, atomic_write
 from .annotation import Encoder
 from .events import Event
 

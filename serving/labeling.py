@@ -38,7 +38,8 @@ from fsspec.implementations.local import LocalFileSystem
 from tqdm import tqdm
 
 from ..data.formats import IMAGE_SUFFIXES
-from ..utils import DataError, check_file, option
+from ..files import DataError, check_file
+from ..options import option
 from .answerer import Answer, Answerer
 from .cluster import load_ray, process_with_actors, share_machines, start_ray
 from .options import ModelOptions

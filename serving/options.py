@@ -7,7 +7,8 @@ from typing import ClassVar
 import torch
 
 from ..evaluation.thresholds import load_thresholds
-from ..utils import DataError, option
+from ..files import DataError
+from ..options import option
 from .answerer import Answerer
 from .pictures import Region
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from ..files import DataError, check_file
 from ..images_traffic_vlm import to_rgb
-from ..utils import DataError, check_file
 
 
 MAX_PIXELS = 40_000_000  # an 8K frame has 33 million

@@ -3,7 +3,7 @@
 import unicodedata
 from collections.abc import Sequence
 
-from ..utils import DataError
+from ..files import DataError
 
 
 MAX_QUESTIONS = 128

@@ -18,10 +18,10 @@ import torch
 from cachetools import TTLCache
 
 from ..generation_traffic_vlm import MAX_NEW_TOKENS
+from ..options import option
 from ..processing_traffic_vlm import ROW_TOKENS
 from ..question_form_traffic_vlm import is_yes_no_question
 from ..scoring_traffic_vlm import EncodedImages
-from ..utils import option
 from .answerer import Answer
 from .fetching import FetchError, fetch
 from .options import ModelOptions

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from ..utils import atomic_write
+from ..files import atomic_write
 from .events import Event
 
 

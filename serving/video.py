@@ -20,7 +20,7 @@ import av
 from av.video.reformatter import Interpolation, VideoReformatter
 from PIL import Image
 
-from ..utils import DataError
+from ..files import DataError
 from .pictures import Region, list_images, open_picture
 
 

@@ -25,8 +25,9 @@ from typing import Any, ClassVar
 
 from tqdm import tqdm
 
+from ..files import DataError, atomic_write_text
+from ..options import option
 from ..question_form_traffic_vlm import is_yes_no_question
-from ..utils import DataError, atomic_write_text, option
 from .annotation import AnnotatedVideo, Row, check_path, video_size
 from .answerer import Answer, Answerer
 from .clips import ClipWriter, find_clips

@@ -29,7 +29,7 @@ from traffic_vlm.data.formats.drafting import draft_mapping
 from traffic_vlm.data.questions import Balancer, NaturalRates, Question, ask, enumerate_questions, rebalance
 from traffic_vlm.data.scene import Scene
 from traffic_vlm.data.synthetic import render
-from traffic_vlm.utils import DataError
+from traffic_vlm.files import DataError
 
 
 def make(folder: Path, **options: object) -> dict:

@@ -15,8 +15,8 @@ from traffic_vlm.data.formats import Problems, Record, check_sources, load_mappi
 from traffic_vlm.data.formats.mapping import LAYOUTS, SHIPPED, SourceMapping
 from traffic_vlm.data.questions import enumerate_questions
 from traffic_vlm.data.scene import CLASSES, Scene, SceneObject
+from traffic_vlm.files import DataError
 from traffic_vlm.images_traffic_vlm import to_rgb
-from traffic_vlm.utils import DataError
 
 
 NAMES = ["Car", "man", "Motor-Bike", "minivan", "DontCare", "red light", "green light", "bench", "hovercraft"]

@@ -18,8 +18,8 @@ from tiny import TINY_TEXT, TINY_TOWER
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.data.formats import Problems, load_mapping, read_source
 from traffic_vlm.data.questions import ask
+from traffic_vlm.files import DataError
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
-from traffic_vlm.utils import DataError
 
 
 pytestmark = pytest.mark.filterwarnings("ignore")

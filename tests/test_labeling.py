@@ -24,11 +24,11 @@ pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 fsspec = pytest.importorskip("fsspec")
 
+from traffic_vlm.files import DataError  # noqa: E402
 from traffic_vlm.serving import labeling  # noqa: E402
 from traffic_vlm.serving.answerer import Answerer  # noqa: E402
 from traffic_vlm.serving.labeling import Labeler, LabelFolder, LabelOptions, list_input, missing_parts  # noqa: E402
 from traffic_vlm.serving.pictures import open_picture  # noqa: E402
-from traffic_vlm.utils import DataError  # noqa: E402
 
 
 QUESTIONS = ["Is there a car?", "What color is the traffic light?"]

@@ -8,10 +8,10 @@ import torch
 
 from tiny import ROOT
 from traffic_vlm import processing_traffic_vlm as processing
+from traffic_vlm.files import DataError
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.taught_traffic_vlm import TAUGHT_FILE, TaughtWords, is_content_word
 from traffic_vlm.training.word_counts import WordCounter
-from traffic_vlm.utils import DataError
 
 
 COUNTED = {"questions": 200, "images": 50, "yes": 100, "no": 100}

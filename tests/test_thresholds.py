@@ -16,8 +16,8 @@ from traffic_vlm.data.synthetic import render
 from traffic_vlm.data.templates import paraphrases_of
 from traffic_vlm.evaluation.predict import Prediction
 from traffic_vlm.evaluation.thresholds import Threshold, Thresholds, fit_threshold, fit_thresholds, load_thresholds
+from traffic_vlm.files import DataError
 from traffic_vlm.serving.answerer import Answerer
-from traffic_vlm.utils import DataError
 
 
 def test_every_question_of_the_grammar_has_its_type():

@@ -25,6 +25,7 @@ from traffic_vlm.data.presence import CATEGORIES, INDEX, REGIONS, image_labels, 
 from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.data.scene_labels import SCENE_VALUES, SEEN, read_scene_labels, with_scene_labels
 from traffic_vlm.evaluation.presence import auc, judge, region_targets, table
+from traffic_vlm.files import DataError
 from traffic_vlm.training.head import (
     BalancedLoss,
     FactHead,
@@ -41,7 +42,6 @@ from traffic_vlm.training.tower import (
     predict,
     save_tower,
 )
-from traffic_vlm.utils import DataError
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 

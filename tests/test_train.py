@@ -22,6 +22,7 @@ from traffic_vlm.data.dataset import Mixture, SyntheticRows
 from traffic_vlm.data.folders import load_rows
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
+from traffic_vlm.options import option_parser
 from traffic_vlm.taught_traffic_vlm import TAUGHT_FILE, TaughtWords
 from traffic_vlm.training.card import MARK, write_card
 from traffic_vlm.training.collator import SupervisedCollator
@@ -40,7 +41,6 @@ from traffic_vlm.training.run import (
 )
 from traffic_vlm.training.tower import save_tower
 from traffic_vlm.training.trainer import LOSSES, StartEpoch, TrafficTrainer, freeze_blocks
-from traffic_vlm.utils import option_parser
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from clips import RATE, TCPServer, encode, grays, noise
 from tiny import ROOT
-from traffic_vlm.utils import DataError
+from traffic_vlm.files import DataError
 
 
 av = pytest.importorskip("av", reason="videos need PyAV")

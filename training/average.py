@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 
-from ..utils import atomic_write
+from ..files import atomic_write
 
 
 AVERAGE_FILE = "average.safetensors"  # in each checkpoint

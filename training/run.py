@@ -20,11 +20,12 @@ from ..data.dataset import Mixture, SyntheticRows, synthetic_rows
 from ..data.folders import load_rows, select_evenly, source_names
 from ..data.scene import SYNTHETIC
 from ..evaluation.report import quick_metrics
+from ..files import FILE_MODE, atomic_write_text
+from ..loading import load_weights
 from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMMLP
 from ..processing_traffic_vlm import TrafficVLMProcessor
 from ..taught_traffic_vlm import TaughtWords
 from ..tokenization_traffic_vlm import TrafficVLMTokenizer
-from ..utils import FILE_MODE, atomic_write_text, load_weights
 from ..vision_traffic_vlm import TrafficVLMVisionModel
 from .average import AverageWeights
 from .card import write_card

@@ -25,8 +25,8 @@ from torch import nn
 from ..configuration_traffic_vlm import TrafficVLMVisionConfig
 from ..data.frames import FrameBatches, Frames
 from ..data.presence import CATEGORIES, REGIONS
+from ..files import atomic_write, atomic_write_text
 from ..modeling_traffic_vlm import is_bfloat16_slow
-from ..utils import atomic_write, atomic_write_text
 from ..vision_traffic_vlm import TrafficVLMVisionModel
 from .head import PATCH_WEIGHT, BalancedLoss, FactHead, PresenceLoss, QueryHead
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback
 
-from ..utils import FILE_MODE
+from ..files import FILE_MODE
 from .head import PATCH_WEIGHT
 from .losses import (
     Recorded,

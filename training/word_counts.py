@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from ..files import atomic_write_text
 from ..processing_traffic_vlm import IGNORED_LABEL
 from ..taught_traffic_vlm import COUNTS, MIN_IMAGES, TaughtWords
-from ..utils import atomic_write_text
 
 
 COUNTS_FILE = "word_counts.json"  # in each checkpoint

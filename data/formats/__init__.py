@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from ...utils import DataError
+from ...files import DataError
 from . import bdd100k, coco, kitti, masks, voc, yolo
 from .base import IMAGE_SUFFIXES as IMAGE_SUFFIXES
 from .base import Problems, Record, SceneBuilder, SkippedImage, Source

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from PIL import ExifTags, Image
 
-from ...utils import DataError, open_inside
+from ...files import DataError, open_inside
 from ..patches import GRID
 from ..scene import CLASSES, Scene, SceneObject, given_to_all, is_a
 from .mapping import ClassMapping, SourceMapping, normalize

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from ...utils import DataError
+from ...files import DataError
 from ..scene import CLASSES
 from .base import ImageEntry, SceneBuilder, Source, to_number
 

@@ -18,8 +18,8 @@ from xml.etree import ElementTree
 
 import yaml
 
+from ...files import DataError, atomic_write_text, open_inside
 from ...tokenization_traffic_vlm import TrafficVLMTokenizer
-from ...utils import DataError, atomic_write_text, open_inside
 from ..scene import CLASSES
 from .base import IMAGE_SUFFIXES
 from .coco import to_key

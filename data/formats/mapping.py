@@ -31,7 +31,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ...utils import DataError
+from ...files import DataError
 from ..scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES, is_a
 
 

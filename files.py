@@ -1,0 +1,66 @@
+"""Files: `DataError`, which files may be read, and atomic writes. This module needs only the standard library."""
+
+import os
+import stat
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+_UMASK = os.umask(0o022)  # reading it sets it
+os.umask(_UMASK)
+FILE_MODE = 0o666 & ~_UMASK  # of files that `open` makes; safetensors makes its files readable for their owner only
+
+
+class DataError(ValueError):
+    """Invalid input data. The message names the file, and the line or record."""
+
+
+def check_file(path: str | Path, folder: str | Path, root: str | None = None) -> None:
+    """Check that a file of a folder can be read: links could lead to files of others, and a FIFO would be waited for.
+
+    Args:
+        root: `os.path.realpath(folder)`, which is slow to find for each of millions of files.
+
+    Raises:
+        DataError: the file is outside of the folder once all links are followed, or it is not a regular file.
+        OSError: for example, there is no such file.
+    """
+    target, root = os.path.realpath(path), root or os.path.realpath(folder)
+    if os.path.commonpath([target, root]) != root:
+        raise DataError(f"{path} leads to {target}, which is outside of {folder}: files of other folders are not read")
+    if not stat.S_ISREG(os.stat(target).st_mode):
+        raise DataError(f"{path} is not a regular file")
+
+
+def open_inside(path: str | Path, folder: str | Path) -> BinaryIO:
+    """Open a file of a folder to read its bytes. Raises what `check_file` and `open` raise."""
+    check_file(path, folder)
+    return open(path, "rb")
+
+
+@contextmanager
+def atomic_write(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary path to write to, and rename it to `path` at the end of the block. Creates missing folders.
+
+    After an error inside the block the temporary file is removed and `path` is unchanged. Several writers of one file,
+    on one machine or many, each have a temporary file of their own; the last one to finish wins.
+    The file's mode follows the umask.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        yield temporary
+        temporary.chmod(FILE_MODE)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def atomic_write_text(path: str | Path, text: str) -> None:
+    """Write a UTF-8 text file atomically: after a crash `path` is either the old or the complete new file."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
