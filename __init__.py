@@ -1,54 +1,55 @@
-"""Traffic VLM: a small vision-language model that encodes a traffic scene once and answers many questions about it."""
+"""Traffic VLM: a small vision-language model that encodes a traffic scene once and answers many questions about it.
 
-import sys
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+Importing this package registers its classes with transformers, so that its folders load without `trust_remote_code`:
 
+    import traffic_vlm
+    vqa = transformers.pipeline("visual-question-answering", model=folder)
+"""
 
-if TYPE_CHECKING:
-    from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
-    from .modeling_traffic_vlm import (
-        EncodedImages,
-        TrafficVLMForCausalLM,
-        TrafficVLMForConditionalGeneration,
-        TrafficVLMForSequenceClassification,
-        TrafficVLMModel,
-        TrafficVLMTextModel,
-    )
-    from .processing_traffic_vlm import TrafficVLMProcessor
-    from .tokenization_traffic_vlm import TrafficVLMTokenizer
+import transformers
+from transformers.pipelines import PIPELINE_REGISTRY
 
-
-# Modules of version 0.1: an import of one names its successor.
-RENAMED_MODULES = {
-    "asking_traffic_vlm": "traffic_vlm.scoring_traffic_vlm",
-    "benchmark": "scripts/benchmark.py",
-    "data.mixture": "traffic_vlm.data.dataset",
-    "data.phrases": "traffic_vlm.data.templates",
-    "data.readers": "traffic_vlm.data.formats",
-    "data.targets": "traffic_vlm.data.grounding",
-    "data.truths": "traffic_vlm.data.ground_truth",
-    "evaluation.folders": "traffic_vlm.data.folders",
-    "evaluation.perplexity": "traffic_vlm.evaluation.predict",
-    "evaluation.pointing": "traffic_vlm.evaluation.grounding",
-    "evaluation.tables": "traffic_vlm.evaluation.markdown",
-    "publishing": "traffic_vlm.training.hub, traffic_vlm.export and traffic_vlm.training.card",
-    "serving.labelling": "traffic_vlm.serving.labeling",
-    "training.annotated": "scripts/train_tower.py",
-    "training.auxiliary": "traffic_vlm.training.losses and traffic_vlm.training.head",
-}
+from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
+from .modeling_traffic_vlm import (
+    EncodedImages,
+    TrafficVLMForCausalLM,
+    TrafficVLMForConditionalGeneration,
+    TrafficVLMForSequenceClassification,
+    TrafficVLMModel,
+    TrafficVLMTextModel,
+)
+from .pipeline_traffic_vlm import TrafficVLMPipeline
+from .processing_traffic_vlm import TrafficVLMProcessor
+from .tokenization_traffic_vlm import TrafficVLMTokenizer
 
 
-class _RenamedModules:
-    """The last import finder: it is asked only for modules that no other finder has."""
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
-        if new := RENAMED_MODULES.get(name.removeprefix("traffic_vlm.")) if name.startswith("traffic_vlm.") else None:
-            raise ModuleNotFoundError(f"{name} is now {new}", name=name)
+TASK = "visual-question-answering"
+GENERATING = ("AutoModel", "AutoModelForImageTextToText", "AutoModelForMultimodalLM", "AutoModelForDecision")
 
 
-sys.meta_path.append(_RenamedModules)  # type: ignore[arg-type]
+def register() -> None:
+    """Register the classes of this package with the auto classes and pipelines of transformers."""
+    for config in (TrafficVLMConfig, TrafficVLMTextConfig):
+        transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
+    models = [(name, TrafficVLMConfig, TrafficVLMForConditionalGeneration) for name in GENERATING]
+    models += [("AutoModelForSequenceClassification", TrafficVLMConfig, TrafficVLMForSequenceClassification)]
+    models += [("AutoModel", TrafficVLMTextConfig, TrafficVLMTextModel)]
+    models += [("AutoModelForCausalLM", TrafficVLMTextConfig, TrafficVLMForCausalLM)]
+    for name, config, model in models:
+        if hasattr(transformers, name):  # AutoModelForDecision came with 5.23
+            getattr(transformers, name).register(config, model, exist_ok=True)
+    transformers.AutoTokenizer.register(TrafficVLMConfig, fast_tokenizer_class=TrafficVLMTokenizer, exist_ok=True)
+    transformers.AutoProcessor.register(TrafficVLMConfig, TrafficVLMProcessor, exist_ok=True)
+
+    # The library has removed its own task of this name, and newer releases refuse the name before they look it up.
+    getattr(transformers.pipelines, "REMOVED_TASKS", {}).pop(TASK, None)
+    if TASK not in PIPELINE_REGISTRY.supported_tasks:
+        auto_class = transformers.AutoModelForImageTextToText
+        PIPELINE_REGISTRY.register_pipeline(TASK, TrafficVLMPipeline, auto_class, type="multimodal")
+    TrafficVLMConfig.pipelines = {}  # those that a folder names need its code
+
+
+register()
 
 __all__ = [
     "EncodedImages",
@@ -57,18 +58,9 @@ __all__ = [
     "TrafficVLMForConditionalGeneration",
     "TrafficVLMForSequenceClassification",
     "TrafficVLMModel",
+    "TrafficVLMPipeline",
     "TrafficVLMProcessor",
     "TrafficVLMTextConfig",
     "TrafficVLMTextModel",
     "TrafficVLMTokenizer",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Import a class when it is first used: the HTTP proxy of the service imports this package, but needs no torch."""
-    if name in __all__:
-        for module in ("configuration", "tokenization", "processing", "modeling"):
-            found = import_module(f".{module}_traffic_vlm", __name__)
-            if hasattr(found, name):
-                return getattr(found, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

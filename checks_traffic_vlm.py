@@ -46,8 +46,6 @@ def check_inputs(
     text: Any = input_ids if input_ids is not None else inputs_embeds
     if input_ids is not None:
         check_token_ids(input_ids, config.vocab_size, check_values)
-        if check_values and attention_mask is None and segment_ids is None:
-            check_left_padding(input_ids, config.pad_token_id)
     has_cache = past_key_values is not None
     check_masks(text, attention_mask, position_ids, segment_ids, past_length, has_cache, implementation)
     if check_values and position_ids is None:
@@ -109,6 +107,21 @@ def count_positions(text: torch.Tensor, attention_mask: torch.Tensor | None, pas
     return counted[:, past_length : past_length + length]
 
 
+def padding_mask(
+    input_ids: torch.Tensor | None, pad_token_id: int | None, past_key_values: Cache | None
+) -> torch.Tensor | None:
+    """The attention mask of input_ids [B,L] in a first step, 0 at `[PAD]`; None if there is none.
+
+    In later steps the cache may hold padding, of which the new tokens tell nothing.
+    """
+    if input_ids is None or pad_token_id is None or is_torchdynamo_compiling():
+        return None
+    if past_key_values is not None and int(past_key_values.get_seq_length()) > 0:
+        return None
+    mask = input_ids.ne(pad_token_id)
+    return None if bool(mask.all()) else mask.long()
+
+
 def describe(tensor: torch.Tensor) -> str:
     """Dtype and shape of a tensor for error messages: "int64 [2, 7]"."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
@@ -124,18 +137,6 @@ def check_token_ids(input_ids: torch.Tensor, vocab_size: int, check_values: bool
             raise ValueError(
                 f"input_ids must be in [0, {vocab_size}), the vocabulary; got {low if low < 0 else high}."
             )
-
-
-def check_left_padding(input_ids: torch.Tensor, pad_token_id: int | None) -> None:
-    """Raise `ValueError` if a row of input_ids [B,L] without attention mask begins with `[PAD]`.
-
-    The text would read the padding, and its positions would be counted from it. On the right, padding changes nothing.
-    """
-    if pad_token_id is not None and bool((input_ids[:, 0] == pad_token_id).any()):
-        raise ValueError(
-            f"input_ids have [PAD] ({pad_token_id}) on the left: pass attention_mask, 0 at padding; the processor "
-            "returns it."
-        )
 
 
 def check_prompt_ends(last_ids: torch.Tensor, eos_token_id: int | list[int] | None) -> None:

@@ -3,7 +3,8 @@
 What is special here:
 - constraints between fields are checked when a configuration is built; an error names the fields and their values;
 - `encoder_hidden_size` is the width of the image tokens that cross-attention reads; None means no cross-attention;
-- every save writes a complete `auto_map` and `decision.json`, so that the saved folder loads without this repository.
+- every save writes a complete `auto_map`, `custom_pipelines` and `decision.json`, so that the saved folder loads
+  without this repository.
 """
 
 import copy
@@ -26,6 +27,15 @@ AUTO_MAP = {
     "AutoModelForSequenceClassification": "modeling_traffic_vlm.TrafficVLMForSequenceClassification",
     "AutoTokenizer": ["tokenization_traffic_vlm.TrafficVLMTokenizer", None],
     "AutoProcessor": "processing_traffic_vlm.TrafficVLMProcessor",
+}
+# What the library needs to build a pipeline of a loaded folder.
+CUSTOM_PIPELINES = {
+    "visual-question-answering": {
+        "impl": "pipeline_traffic_vlm.TrafficVLMPipeline",
+        "pt": ["AutoModelForImageTextToText"],
+        "default": None,
+        "type": "multimodal",
+    }
 }
 TEXT_AUTO_MAP = {
     "AutoConfig": "configuration_traffic_vlm.TrafficVLMTextConfig",
@@ -212,6 +222,12 @@ class TrafficVLMTextConfig(PreTrainedConfig):
             )
 
     @property
+    def suppressed_tokens(self) -> list[int]:
+        """Ids of the special tokens that are never generated."""
+        ids = (self.pad_token_id, self.unk_token_id, self.bos_token_id)
+        return [token_id for token_id in ids if token_id is not None]
+
+    @property
     def rotary_dim(self) -> int:
         """Number of dimensions of a query head that RoPE rotates in self-attention."""
         return self.head_dim if self.kv_latent_size is None else self.rope_head_dim
@@ -351,6 +367,7 @@ class TrafficVLMConfig(PreTrainedConfig):
 
     model_type = "traffic_vlm"
     sub_configs = {"vision_config": AutoConfig, "text_config": TrafficVLMTextConfig}
+    pipelines = CUSTOM_PIPELINES  # empty once `import traffic_vlm` has registered the class
     keys_to_ignore_at_inference = ["past_key_values"]
 
     def __init__(
@@ -366,6 +383,7 @@ class TrafficVLMConfig(PreTrainedConfig):
         self.tie_word_embeddings = self.text_config.tie_word_embeddings
         self.yes_no_temperature = yes_no_temperature
         self.check_fields()
+        kwargs["custom_pipelines"] = copy.deepcopy(self.pipelines)  # the library changes it when it builds a pipeline
         if kwargs.get("id2label") is None and kwargs.get("num_labels", 2) == 2:
             kwargs |= {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
         super().__init__(**({"auto_map": dict(AUTO_MAP)} | kwargs))
@@ -450,7 +468,7 @@ class TrafficVLMConfig(PreTrainedConfig):
         self.text_config.max_position_embeddings = value
 
     def to_dict(self) -> dict[str, Any]:
-        fields = super().to_dict() | {"auto_map": dict(AUTO_MAP)}
+        fields = super().to_dict() | {"auto_map": dict(AUTO_MAP), "custom_pipelines": CUSTOM_PIPELINES}
         fields["text_config"].pop("auto_map", None)
         return fields
 

@@ -13,6 +13,7 @@ import io
 import math
 import os
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,47 @@ ORIENTATION = 0x0112  # the EXIF tag
 CHANNELS = (1, 3, 4)
 UNIT, BYTE = 1.05, 16  # floats up to UNIT are 0..1 (resampling can overshoot), above BYTE 0..255; between is an error
 INTEGER_TOPS = (255, 1023, 4095, 65535)  # of 8, 10, 12 and 16 bits
+
+
+@dataclass(frozen=True)
+class Region:
+    """A part of an image, in fractions of its width and height: small objects are larger in it.
+
+    Raises:
+        ValueError: it is empty, or not all of it lies in the image.
+    """
+
+    left: float
+    top: float
+    width: float
+    height: float
+
+    def __post_init__(self) -> None:
+        sides = ((self.left, self.width), (self.top, self.height))
+        # A little above 1 is rounding, as in 0.7 + 0.3.
+        if not all(start >= 0 and size > 0 and start + size <= 1 + 1e-6 for start, size in sides):
+            text = ",".join(f"{value:g}" for value in (self.left, self.top, self.width, self.height))
+            raise ValueError(f"region {text}: x, y, width and height are fractions, and x + width and y + height <= 1")
+
+    @classmethod
+    def from_text(cls, text: str) -> "Region":
+        """Read "x,y,width,height", such as "0.25,0.25,0.5,0.5" for the middle of an image.
+
+        Raises:
+            ValueError: these are not four numbers, or not a region.
+        """
+        try:
+            left, top, width, height = map(float, text.split(","))
+        except ValueError as error:
+            message = "expected x,y,width,height in fractions of the image, such as 0.25,0.25,0.5,0.5"
+            raise ValueError(f"region {text!r}: {message}") from error
+        return cls(left, top, width, height)
+
+    def box(self, width: int, height: int) -> tuple[int, int, int, int]:
+        """Left, top, right and bottom in pixels of an image of this size: at least one pixel."""
+        left, top = min(int(self.left * width), width - 1), min(int(self.top * height), height - 1)
+        right, bottom = math.ceil((self.left + self.width) * width), math.ceil((self.top + self.height) * height)
+        return left, top, min(max(right, left + 1), width), min(max(bottom, top + 1), height)
 
 
 def to_rgb(image: Any, channels_first: bool | None = None) -> Image.Image:

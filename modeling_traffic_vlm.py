@@ -55,6 +55,7 @@ from .checks_traffic_vlm import (
     check_token_ids,
     count_positions,
     packed_mask,
+    padding_mask,
 )
 from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
 from .fusing_traffic_vlm import fuse
@@ -156,8 +157,8 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
-    # Heads used in training only, found in training checkpoints and in weights of version 0.1.
-    _keys_to_ignore_on_load_unexpected = [r"^(cell|training)_head\."]
+    # The head used in training only, found in training checkpoints.
+    _keys_to_ignore_on_load_unexpected = [r"^training_head\."]
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
@@ -246,8 +247,8 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
 
         Args:
             input_ids: [B,L]; or pass inputs_embeds [B,L,C].
-            attention_mask: [B, past + L], 0 at padding (left or right); or a prepared mask [B,1,L,S]. Rows with
-                `[PAD]` on the left need it.
+            attention_mask: [B, past + L], 0 at padding (left or right); or a prepared mask [B,1,L,S]. By default 0 at
+                `[PAD]` in the first step.
             position_ids: [B,L]; by default counted from the mask, or without one from the length of the cache.
             encoder_hidden_states: image tokens [B,P,encoder_hidden_size], needed until the cache holds the image.
             encoder_attention_mask: [B,P], 0 at image tokens to hide; the cache keeps it for later steps.
@@ -267,6 +268,8 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
             past_key_values,
             output_attentions=kwargs.get("output_attentions", self.config.output_attentions),
         )
+        if attention_mask is None and segment_ids is None:
+            attention_mask = padding_mask(input_ids, self.config.pad_token_id, past_key_values)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         if use_cache and past_key_values is None:  # the decorator has replaced None by the config's value

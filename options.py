@@ -2,7 +2,7 @@
 
 import argparse
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import field
 from typing import Any
 
@@ -40,21 +40,12 @@ class _OptionParser(HfArgumentParser):
         return namespace, unknown
 
 
-class _Renamed(argparse.Action):
-    """Reject an option of an earlier version and name the new one."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
-        parser.error(f"{args[-1]} is now {self.const}")
-
-
 def option(default: Any, help: str) -> Any:
     """A field of a dataclass of options: its default, and what `--help` says."""
     return field(default=default, metadata={"help": help})
 
 
-def option_parser(
-    types: Iterable[Any], description: str | None, renamed: Mapping[str, str] | None = None
-) -> HfArgumentParser:
+def option_parser(types: Iterable[Any], description: str | None) -> HfArgumentParser:
     """Build the command-line parser of a script from dataclasses of options.
 
     Call `parse_args_into_dataclasses()` on it. Positional arguments can be added first; they come back as a namespace
@@ -63,10 +54,5 @@ def option_parser(
     Args:
         types: dataclasses; each field is an option, see `option`.
         description: shown by `--help`, with an example; usually the `__doc__` of the script.
-        renamed: options of earlier versions and what to use instead, such as `{"--output": "--output_dir"}`.
     """
-    parser = _OptionParser(types, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)
-    for old, new in (renamed or {}).items():
-        hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-        parser.add_argument(old, nargs="*", action=_Renamed, const=new, **hidden)
-    return parser
+    return _OptionParser(types, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)

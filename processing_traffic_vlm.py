@@ -21,12 +21,13 @@ import torch
 from transformers import BatchFeature
 from transformers.image_processing_utils import get_size_dict
 from transformers.processing_utils import ImagesKwargs, ProcessingKwargs, ProcessorMixin, TextKwargs
-from transformers.utils import cached_file, logging
+from transformers.utils import logging
 
-from .images_traffic_vlm import to_rgb
-from .question_form_traffic_vlm import has_word, is_yes_no_question, question_words, spell_signs
-from .taught_traffic_vlm import TAUGHT_FILE, TaughtWords
-from .tokenization_traffic_vlm import TrafficVLMTokenizer
+from .answer_kind_traffic_vlm import AnswerKind, answer_kind
+from .images_traffic_vlm import Region, to_rgb
+from .pipeline_traffic_vlm import yes_no_item
+from .question_form_traffic_vlm import has_word, question_words, spell_signs
+from .tokenization_traffic_vlm import TrafficVLMTokenizer, is_content_word
 
 
 CHAT_TEMPLATE = """\
@@ -54,20 +55,25 @@ DECISION_TEMPLATE = """\
 {%- for block in blocks if block.type == "text" -%}
     {%- set found.words = found.words + block.text.split() -%}
 {%- endfor -%}
+{%- set first = (found.words[0] if found.words else "") | lower -%}
+{%- if first in ["what", "which", "who", "whose", "where", "when", "why", "how", "describe", "list", "count"] -%}
+    {{- raise_exception("This question asks for words, and a decision is yes or no: use the pipeline "
+        ~ "visual-question-answering") -}}
+{%- endif -%}
 {{- bos_token ~ " " ~ (found.words | join(" ")).rstrip(" .?!…。？！") ~ " ?" -}}
 """
 
 logger = logging.get_logger(__name__)
 
-HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 MAX_WIDTH = 1_000_000  # tokens of a padded row; a wider row is a mistake and would exhaust the memory
 ROW_TOKENS = 512  # of a packed row. Attention costs L²; with a limit, the cost grows linearly with the questions
-NOT_YES_NO = "not a yes/no question"  # the problem that `post_process_yes_no` reports
 IGNORED_LABEL = -100  # ignored by torch.nn.functional.cross_entropy
 TEXT_OPTIONS = frozenset(
     "padding padding_side truncation max_length pad_to_multiple_of return_attention_mask add_special_tokens "
     "sanitize_control_tokens verbose".split()
 )
+
+TAUGHT_ON = ("photographs", "rendered")
 
 Segment = tuple[list[int], list[int]]  # the ids of one prompt and of its answer (empty without answers)
 
@@ -153,14 +159,6 @@ def _first_fit(lengths: list[int], limit: int) -> list[list[int]]:
     return rows
 
 
-def _yes_no_item(question: str, probability: float, threshold: float) -> dict[str, Any]:
-    """One item of `post_process_yes_no`."""
-    if not is_yes_no_question(question):
-        return {"question": question, "answer": None, "probability": None, "problem": NOT_YES_NO}
-    answer = "yes" if probability >= threshold else "no"
-    return {"question": question, "answer": answer, "probability": probability}
-
-
 def _pack(images: list[list[Segment]], row_tokens: int | str) -> list[list[list[int]]]:
     """For each image, the indices of the questions in each packed row; `row_tokens` as in the processor's call."""
     lengths = [[len(prompt) + len(answer) for prompt, answer in questions] for questions in images]
@@ -217,15 +215,32 @@ class TrafficVLMProcessor(ProcessorMixin):
         image_processor: an image processor of transformers that returns pixels [I,3,256,256].
         tokenizer: the `TrafficVLMTokenizer`.
         chat_template: a Jinja template; by default it makes a prompt of the last user message's text.
+        taught: the content words that the weights were taught: {"photographs": [...], "rendered": [...]}, those of
+            questions about photographs, and those of questions about rendered scenes only. None: nothing is known.
+        own_questions: whether the weights were taught questions in words of one's own, so that any answer to any
+            question can be right.
 
-    Attributes:
-        taught_words: which words the weights of the folder were taught; None if the folder does not tell.
+    Raises:
+        ValueError: `taught` has another form, or words that are not in the vocabulary.
     """
 
-    taught_words: TaughtWords | None = None
-
-    def __init__(self, image_processor: Any, tokenizer: Any, chat_template: str | None = None, **kwargs: Any):
+    def __init__(
+        self,
+        image_processor: Any,
+        tokenizer: Any,
+        chat_template: str | None = None,
+        taught: dict[str, list[str]] | None = None,
+        own_questions: bool = False,
+        **kwargs: Any,
+    ):
         super().__init__(image_processor, tokenizer, chat_template=chat_template or CHAT_TEMPLATE, **kwargs)
+        if taught is not None:
+            if not isinstance(taught, dict) or set(taught) != set(TAUGHT_ON):
+                raise ValueError(f"taught must be a dictionary with the lists {TAUGHT_ON}, got {taught!r:.80}")
+            words = {word for some in taught.values() for word in some}
+            if other := sorted(words - set(tokenizer.get_vocab())):
+                raise ValueError(f"taught has words that are not in the vocabulary: {', '.join(other[:10])}")
+        self.taught, self.own_questions = taught, own_questions
 
     @classmethod
     def _load_tokenizer_from_pretrained(
@@ -238,36 +253,6 @@ class TrafficVLMProcessor(ProcessorMixin):
     ) -> TrafficVLMTokenizer:
         # Use the class imported above, so that loading the tokenizer runs no further code from the folder.
         return TrafficVLMTokenizer.from_pretrained(pretrained_model_name_or_path, subfolder=subfolder, **kwargs)
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any) -> "TrafficVLMProcessor":
-        """As in the library; also loads `taught_words.json`, if the folder has it.
-
-        Raises:
-            ValueError: that file is damaged, or counts words that are not in the vocabulary.
-        """
-        processor: Any = super().from_pretrained(pretrained_model_name_or_path, **kwargs)
-        path = cached_file(
-            str(pretrained_model_name_or_path),
-            TAUGHT_FILE,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-            **{name: kwargs[name] for name in HUB_OPTIONS if kwargs.get(name) is not None},
-        )
-        if path is not None:
-            processor.taught_words = TaughtWords.load(path, processor.tokenizer.get_vocab())
-        else:
-            logger.warning_once(
-                f"{pretrained_model_name_or_path} has no {TAUGHT_FILE}: it is unknown which words its weights were "
-                "taught, and answers to questions with other words are guesses."
-            )
-        return processor
-
-    def to_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """As in the library, without `taught_words`, which has a file of its own."""
-        fields = super().to_dict(*args, **kwargs)
-        fields.pop("taught_words", None)
-        return fields
 
     @property
     def model_input_names(self) -> list[str]:
@@ -282,6 +267,7 @@ class TrafficVLMProcessor(ProcessorMixin):
         packed: bool = False,
         row_tokens: int | str = ROW_TOKENS,
         on_unknown: str = "warn",
+        region: Any = None,
         return_tensors: str | None = None,
         videos: None = None,
         audio: None = None,
@@ -299,6 +285,7 @@ class TrafficVLMProcessor(ProcessorMixin):
                 the questions of an image into rows with the fewest tokens in total, for training.
             on_unknown: "warn", "raise" or "ignore" if words are not in the vocabulary or, without `suffix`, not taught
                 (see `untaught_words`).
+            region: the part of each image to read: a `Region`, or its left, top, width and height as fractions.
             return_tensors: "pt", "np", or None for lists (packed: for "pt").
             kwargs: ``truncation=True`` shortens questions longer than ``max_length`` (at most
                 ``tokenizer.model_max_length``) instead of raising; ``padding`` (by default True if tensors are
@@ -343,7 +330,7 @@ class TrafficVLMProcessor(ProcessorMixin):
             text_options.setdefault("padding", return_tensors is not None)
             data = self._text_inputs(segments, suffix is not None, row_tokens if packed else None, text_options)
         if image_list is not None:
-            data["pixel_values"] = self._pixels(image_list, return_tensors, image_options)
+            data["pixel_values"] = self._pixels(image_list, region, return_tensors, image_options)
         return BatchFeature(data, tensor_type=return_tensors)
 
     def _split_options(self, given: dict, return_tensors: str | None) -> tuple[dict, dict, str | None]:
@@ -368,10 +355,13 @@ class TrafficVLMProcessor(ProcessorMixin):
                     options[target][name] = value
         return options["text_kwargs"], options["images_kwargs"], return_tensors
 
-    def _pixels(self, images: list[Any], return_tensors: str | None, options: dict) -> Any:
+    def _pixels(self, images: list[Any], region: Any, return_tensors: str | None, options: dict) -> Any:
         layout = options.pop("input_data_format", None)
         channels_first = None if layout is None else str(getattr(layout, "value", layout)) == "channels_first"
         pictures = [to_rgb(image, channels_first) for image in images]
+        if region is not None:
+            region = region if isinstance(region, Region) else Region(*region)
+            pictures = [picture.crop(region.box(*picture.size)) for picture in pictures]
         # Resize here instead of in the image processor: this is twice as fast for a large image, and the pixels are
         # the same with and without torchvision.
         size = get_size_dict(options.get("size") or self.image_processor.size)
@@ -404,6 +394,21 @@ class TrafficVLMProcessor(ProcessorMixin):
         ids_of = dict(zip(distinct, ids))
         return [ids_of[text] for text in texts]
 
+    def prompt_ids(self, questions: list[str]) -> list[list[int]]:
+        """The ids of prompts, `[SOS] words ?`, of questions as `question_words` returns them. Nothing is checked."""
+        start, end = [self.tokenizer.bos_token_id], [self.tokenizer.convert_tokens_to_ids("?")]
+        return [start + words + end for words in self._tokenize(questions)]
+
+    def answer_kind(self, prompt: Sequence[int]) -> AnswerKind | None:
+        """The kind of answer in words that a prompt asks for; None if such questions were not taught."""
+        return answer_kind(" ".join(self.tokenizer.convert_ids_to_tokens(prompt[1:-1])))
+
+    def lay_out(self, prompts: Sequence[Sequence[Sequence[int]]], packed: bool) -> BatchFeature:
+        """The text inputs, as `__call__` returns them, for lists of tokenized prompts, one list for each image."""
+        segments: list[list[Segment]] = [[(list(ids), []) for ids in row] for row in prompts]
+        data = self._text_inputs(segments, False, ROW_TOKENS if packed else None, {"padding": True})
+        return BatchFeature(data, tensor_type="pt")
+
     def _segments(
         self, rows: list[list[str]], answer_rows: list[list[str]] | None, on_unknown: str, options: dict
     ) -> list[list[Segment]]:
@@ -421,7 +426,11 @@ class TrafficVLMProcessor(ProcessorMixin):
         if on_unknown != "ignore" and any(tokenizer.unk_token_id in words for words in ids):
             self._report_unknown(questions + answers, on_unknown)
         # With answers, these words are being taught.
-        if on_unknown != "ignore" and not answers and (untaught := self._find_untaught(ids[: len(typed)])):
+        if (
+            on_unknown != "ignore"
+            and not answers
+            and (untaught := self.untaught_ids([i for row in ids[: len(typed)] for i in row]))
+        ):
             listed = ", ".join(map(repr, untaught))
             self._report(f"words that the model was not taught, or not reliably: {listed}", on_unknown, stacklevel=4)
 
@@ -495,21 +504,22 @@ class TrafficVLMProcessor(ProcessorMixin):
             raise ValueError(message)
         warnings.warn(message, UserWarning, stacklevel=stacklevel)
 
-    def _find_untaught(self, ids: list[list[int]]) -> list[str]:
-        if self.taught_words is None:
+    def untaught_ids(self, ids: Sequence[int]) -> list[str]:
+        """The content words among token ids that the model was not taught, each once; none if `taught` is None."""
+        if self.taught is None:
             return []
-        words = self.tokenizer.convert_ids_to_tokens(list(dict.fromkeys(id for row in ids for id in row)))
-        return [word for word in words if not self.taught_words.is_taught(word)]
+        known = {word for words in self.taught.values() for word in words}
+        words = self.tokenizer.convert_ids_to_tokens(list(dict.fromkeys(ids)))
+        return [word for word in words if is_content_word(word) and word not in known]
 
     def untaught_words(self, text: str | Sequence[str]) -> list[str]:
-        """Words of the vocabulary that the model was not taught, or not reliably, each once, in order of appearance.
+        """The content words of texts that the model was not taught, or not reliably, each once.
 
-        Empty if `taught_words` is None: nothing is known then.
+        Empty if `taught` is None: nothing is known then.
         """
-        if self.taught_words is None or not text:
-            return []
-        rows = _rows(text, "text")
-        return self._find_untaught(self._tokenize([question_words(item) for row in rows for item in row]))
+        rows = _rows(text, "text") if text else []
+        ids = self._tokenize([question_words(item) for row in rows for item in row])
+        return self.untaught_ids([token for words in ids for token in words])
 
     def _find_unknown(self, texts: list[str]) -> list[str]:
         found: dict[str, str] = {}
@@ -554,10 +564,9 @@ class TrafficVLMProcessor(ProcessorMixin):
             threshold: the minimum P(yes) for the answer "yes".
 
         Returns:
-            per image, a list of ``{"question", "answer", "probability"}``. The probability is P(yes) for both
-            answers: "no" with 0.1 means that "no" has probability 0.9. A question that by `is_yes_no_question` asks
-            for words has answer and probability None, and ``"problem": "not a yes/no question"``. A question with
-            words that the model was not taught also has ``"untaught_words"``.
+            per image, a list of items as the pipeline returns them: "question", "answer", "score" (the probability of
+            this answer), "p_yes"; with "untaught_words" if there are any. A question that asks for words has the
+            answer None and a "problem".
         """
         rows = _rows(text, "text")
         if len(rows) != len(probabilities):
@@ -570,7 +579,7 @@ class TrafficVLMProcessor(ProcessorMixin):
             for value in values:
                 if not 0.0 <= value <= 1.0:
                     raise ValueError(f"image {image} has a P(yes) of {value}; expected 0..1")
-            results.append([_yes_no_item(question, value, threshold) for question, value in zip(questions, values)])
+            results.append([yes_no_item(question, value, threshold) for question, value in zip(questions, values)])
             for item in results[-1]:
                 if untaught := self.untaught_words(item["question"]):
                     item["untaught_words"] = untaught
@@ -595,8 +604,6 @@ class TrafficVLMProcessor(ProcessorMixin):
         """As in the library; also saves the template of the ``decision`` pipeline."""
         files = super().save_pretrained(str(save_directory))
         (Path(save_directory) / "decision_template.jinja").write_text(DECISION_TEMPLATE, encoding="utf-8")
-        if self.taught_words is not None:
-            (Path(save_directory) / TAUGHT_FILE).write_text(self.taught_words.to_json(), encoding="utf-8")
         if push_to_hub:
             self.push_to_hub(kwargs.pop("repo_id", None) or Path(save_directory).name, **kwargs)
         return files

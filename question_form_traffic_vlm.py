@@ -1,16 +1,21 @@
-"""The words of a question as the tokenizer gets them, and what it asks for: yes or no, or words.
+"""What a question asks for, by its words alone: yes or no, or a value of some kind.
 
-This module needs only the standard library, so that programs without torch decide as the processor does.
+    "Is there no bus? Answer yes or no."   → "Is there any bus", yes or no, negated
+    "Is there a car, is it snowing?"       → problem: two questions
+    "what color is the traffic light"      → red, yellow, green or none
+
+This module needs only the standard library, so that programs without torch decide as the pipeline does.
 """
 
 import re
 import unicodedata
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import dropwhile
 
 
 QUESTION_END = " .?!…。？！"  # removed from the end of a question and replaced by one "?"
-_NO_APOSTROPHES = str.maketrans("", "", "'\u2018\u2019\u02bc\u2032\u00b4\u0060\"")
+_NO_APOSTROPHES = str.maketrans("", "", "'\u2018\u2019\u02bc\u2032\u00b4\u0060\"\u201c\u201d")
 
 # Chat templates put these characters around control tokens in user text.
 _CONTROL_MARKERS = str.maketrans("", "", "\U000f0000\U000f0001")
@@ -46,6 +51,114 @@ _ALTERNATIVES = re.compile(
     r"(?:is|are|was|were) (?:(?:it|this|that|these|those)\b|the(?: \w+){1,2}?)"
     r"(?:(?: \w+,)* \w+,? or \w+| .*\bor (?:on|in|at|by|of|to|from|an?|the) .*)"
 )
+
+# Clauses, to find "answer yes or no" and second questions. A hyphen between spaces separates, as a dash does.
+_SEPARATOR = re.compile(r"(\s*(?:[.?!…。？！,;:()\[\]\n]|\s-\s|[\u2013\u2014])\s*)")
+_SEPARATORS = " .?!…。？！,;:()[]-–—"
+_YES_OR_NO = re.compile(r"\b(?:yes or no|yes ?/ ?no|no or yes|either yes or no)\b", re.IGNORECASE)
+# A clause of these words alone asks for yes or no, and not about the image.
+_INSTRUCTION = frozenset(
+    "please answer answers reply respond response say tell give return output write choose pick use using state "
+    "only just simply strictly directly with in by as to of from be is should must can could will would you your it "
+    "me us a an the this that following question one single word words format form i want need either".split()
+)
+# A second question begins like this after "and".
+_AND_ASKS = re.compile(
+    r"\band (?=(?:is|are|does|do|can|was|were|has|have|will) (?:there|it|this|that|the|an?|any|you|we)\b"
+    r"|(?:what|which|how|where|when|who|why) )"
+)
+# "no" and "zero" before a noun, but not in the name of a sign: "a no parking sign", "no entry".
+_NO = re.compile(
+    r"(?<!\ba )(?<!\ban )(?<!\bthe )(?<!\bsays )(?<!\bsay )\b(?:no|zero)(?= [^\W\d])"
+    r"(?! (?:parking|entry|stopping|standing|waiting|overtaking|passing|turn|left|right|u|through)\b)",
+    re.IGNORECASE,
+)
+# "No" there turns the meaning of the whole question around; elsewhere it is not understood.
+_STARTS_WITH_NO = re.compile(
+    r"(?:(?:please|so|and|ok|okay|now),? )*(?:(?:is|are|was|were)(?: there)?|(?:do|can) (?:you|we) see"
+    r"|do(?:es)? the \w+ (?:show|have|contain)) (?:no|zero)\b",
+    re.IGNORECASE,
+)
+_NEGATIONS = frozenset("not never none nobody nothing neither nor nowhere without cannot".split())
+_OR_NOT = re.compile(r"(whether)? or not\b", re.IGNORECASE)
+_WITHOUT_RIDER = re.compile(r"\bwithout (?:an? )?riders?\b", re.IGNORECASE)  # was taught
+
+NO_WORD = "the question {text!r} has no word"
+TWO_QUESTIONS = "{text!r} holds {count} questions: ask them one by one, as a list of questions"
+NEGATED = "the model does not understand {word!r} in a question: ask without it"
+NOT_YES_NO = "not a yes/no question"
+
+
+@dataclass(frozen=True)
+class QuestionForm:
+    """How a question is asked.
+
+    Attributes:
+        text: what the model is asked: positive, and without "answer yes or no".
+        is_yes_no: whether the answer is yes or no.
+        is_negated: whether "yes" to the question is "no" to `text`.
+        problem: why the question cannot be answered; None if it can be.
+    """
+
+    text: str
+    is_yes_no: bool
+    is_negated: bool = False
+    problem: str | None = None
+
+
+@lru_cache(maxsize=4096)  # the same questions are usually asked about many images
+def question_form(question: str) -> QuestionForm:
+    """Read the form of a question, by its words alone."""
+    text, is_yes_no = _without_instruction(question)
+    text = _OR_NOT.sub(r"\1", text)  # "Is it wet or not?"
+    is_yes_no = is_yes_no or is_yes_no_question(text)
+    if not has_word(text):
+        return QuestionForm(text, is_yes_no, problem=NO_WORD.format(text=question[:80]))
+    if (count := _count_questions(text)) > 1:
+        return QuestionForm(text, is_yes_no, problem=TWO_QUESTIONS.format(text=question[:200], count=count))
+    if negations := _find_negations(text):
+        return QuestionForm(text, is_yes_no, problem=NEGATED.format(word=negations[0]))
+    positive, count = _NO.subn("any", text)
+    if count and not (is_yes_no and count == 1 and _STARTS_WITH_NO.match(text)):
+        return QuestionForm(text, is_yes_no, problem=NEGATED.format(word="no"))
+    return QuestionForm(positive, is_yes_no, is_negated=count == 1)
+
+
+def _without_instruction(text: str) -> tuple[str, bool]:
+    """A question without "answer yes or no" in any wording, and whether it was there."""
+    plain = text.translate(_NO_APOSTROPHES)
+    if not _YES_OR_NO.search(plain):
+        return text, False
+    clauses = _SEPARATOR.split(_YES_OR_NO.sub(" ", plain))  # clause, separator, clause, ...
+    for i in range(0, len(clauses), 2):
+        if set(clauses[i].casefold().split()) <= _INSTRUCTION:
+            clauses[i : i + 2] = [" "] * len(clauses[i : i + 2])  # without the separator that follows
+    return " ".join("".join(clauses).split()).strip(_SEPARATORS), True
+
+
+def _count_questions(text: str) -> int:
+    """The number of questions in a text: 2 for "Is there a car? Is it snowing?" and "Is it wet and is it dark?"."""
+    text = _AND_ASKS.sub("; ", text.casefold().translate(_NO_APOSTROPHES))
+    return sum(map(_is_question, _SEPARATOR.split(text)[::2]))
+
+
+def _is_question(clause: str) -> bool:
+    """Whether a clause can stand alone as a question. One of two words belongs to another: "isn't it", "is it"."""
+    words = list(dropwhile(_FILLERS.__contains__, clause.split()))
+    if len(words) < 3:
+        return False
+    if words[0] in _AUXILIARIES:
+        return not (words[1] == "you" and set(words[2:]) <= _SAYING | {"me", "us", "please"})  # "Can you tell me"
+    is_condition = words[0] == "when" and words[1] not in _AUXILIARIES  # "When it is dark, are the lights on?"
+    return words[0] in _QUESTION_WORDS and not is_condition and bool(_AUXILIARIES & set(words[1:]))
+
+
+def _find_negations(text: str) -> list[str]:
+    """The words of a question that negate it, other than "no" before a noun."""
+    text = _WITHOUT_RIDER.sub("", text.casefold().replace("\u2019", "'"))
+    words = re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)?", text)
+    found = [w for w in words if w in _NEGATIONS or w.endswith("n't") or (w.endswith("nt") and w in _AUXILIARIES)]
+    return found + ["no one"] * ("no one" in text)
 
 
 def spell_signs(text: str) -> str:

@@ -289,6 +289,27 @@ _WHOLE_WORDS |= {str(number): word for number, word in enumerate(_NUMBERS) if wo
 _WHOLE_WORDS |= {str(10 * number): word for number, word in enumerate(_TENS, start=2)}
 
 
+# Words of the vocabulary that are taught by many questions, and not judged.
+FUNCTION_WORDS = frozenset(
+    """
+    a an the this that those it its they them their there here i me my we us you your
+    is are was were be been am do does did doing has have can could will would should must may need
+    and or not if than because while like of to in on at for with without by from into out off up down over under
+    through across along against around about as before after toward past between
+    all any each both another other same different very still just now too
+    what which who where when why how many much most more fewer less least number none count please describe list
+    answer select following options correct predict consider based mean b c d u s
+    see look visible seen appear appears show showing scene status image video type types located location
+    one first second third normal possible important main current likely able involved
+    """.split()
+)
+
+
+def is_content_word(word: str) -> bool:
+    """Whether a word of the vocabulary is judged: not a function word, number, punctuation or special token."""
+    return word.isalpha() and word not in FUNCTION_WORDS
+
+
 def plural_of(word: str) -> str:
     """The regular plural of a word: boxes, lorries, cars."""
     if re.search(r"(?:s|x|z|ch|sh)$", word):

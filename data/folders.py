@@ -16,7 +16,6 @@ from ..files import DataError
 LISTS = ("questions", "answers", "question_types", "categories", "question_ids")  # one entry for each question
 COLUMNS = ("image", *LISTS, "source", "image_id")
 REQUIRED = ("image", "questions", "answers")  # the other columns have defaults
-RENAMED_COLUMNS = {"kinds": "question_types", "labels": "categories", "facts": "question_ids"}  # since version 0.2
 
 
 def load_rows(
@@ -97,7 +96,6 @@ def _load_folder(folder: Path, source: str, split: str | None, prefer: str | Non
         raise DataError(f"{folder}: the dataset cannot be read: {message}") from error
     if not len(rows):
         raise DataError(f"{folder}: the dataset has no rows")
-    rows = rows.rename_columns({old: new for old, new in RENAMED_COLUMNS.items() if old in rows.column_names})
     if missing := [column for column in REQUIRED if column not in rows.column_names]:
         raise DataError(f"{folder}: has no column {', '.join(missing)}; required are {', '.join(REQUIRED)}")
     if "scene" not in rows.column_names:  # others are made by scripts/make_dataset.py

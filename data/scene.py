@@ -88,7 +88,6 @@ SCENE_ATTRIBUTES: dict[str, tuple[str, ...]] = {
 # Beside CLASSES: what scene labels tell of the whole image.
 PRESENCE_ONLY = frozenset({*(f"{state} light" for state in LIGHT_STATES), "pedestrian on the road"})
 PRESENT_IN_CROP = 0.7  # a crop of this fraction of the area is assumed to show what the image shows
-RENAMED_FIELDS = {"facts": "scene_attributes", "label": "category", "cells": "coverage"}  # since version 0.2
 DIRECTIONS = ("toward us", "away from us", "to the side")
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "color": COLORS,
@@ -275,7 +274,7 @@ class Scene:
 
     @classmethod
     def from_json(cls, text: str) -> "Scene":
-        fields = json.loads(text, object_pairs_hook=lambda pairs: {RENAMED_FIELDS.get(k, k): v for k, v in pairs})
+        fields = json.loads(text)
         fields["objects"] = tuple(_object_from_json(item) for item in fields["objects"])
         fields["exhaustive"] = frozenset(fields["exhaustive"])
         fields["attributed"] = {category: frozenset(names) for category, names in fields["attributed"].items()}

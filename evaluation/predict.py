@@ -171,7 +171,7 @@ def encode(model: Any, processor: Any, images: Sequence[Image.Image]) -> Any:
 def normalize(processor: Any, answers: Sequence[str]) -> list[str]:
     """Write answers as the tokenizer does: "gray" for "grey", [UNK] for a word outside the vocabulary.
 
-    "none" stays, because vocabularies of version 0.1 do not have it: such a model is wrong, as it should be.
+    "none" stays where a vocabulary does not have it: such a model is wrong, as it should be.
     """
     ids = processor.tokenizer(list(answers), add_special_tokens=False, split_special_tokens=True)["input_ids"]
     return [NONE if answer == NONE else text for answer, text in zip(answers, processor.batch_decode(ids))]

@@ -343,8 +343,7 @@ def run_benchmark(
 
 
 def main() -> None:
-    renamed = {"--only": "--workloads", "--max_seconds": "--min_run_time"}
-    [options] = option_parser([Options], __doc__, renamed).parse_args_into_dataclasses()
+    [options] = option_parser([Options], __doc__).parse_args_into_dataclasses()
     transformers.logging.set_verbosity_error()
     if options.threads:
         torch.set_num_threads(options.threads)

@@ -176,8 +176,7 @@ def measure_coverage(
 
 
 def main() -> None:
-    renamed = {"--output": "--output_dir", "--folder": "--output_dir"}
-    [options] = option_parser([Options], __doc__, renamed).parse_args_into_dataclasses()
+    [options] = option_parser([Options], __doc__).parse_args_into_dataclasses()
     tokenizer = make_tokenizer(options.vocabulary)
     for path in build(options.output_dir, tokenizer, options.text_fields()):
         print(path)

@@ -43,9 +43,6 @@ from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.taught_traffic_vlm import TAUGHT_FILE, TaughtWords
 
 
-RENAMED = {"--reworded_images": "--paraphrased_images", "--pointing_images": "--grounding_images"}
-
-
 @dataclass
 class Arguments:
     model: str = field(metadata={"help": "model folder, or a name on the Hub"})
@@ -161,7 +158,7 @@ def write_temperature(folder: Path, temperature: float) -> None:
 
 
 def main() -> None:
-    parser = option_parser((Arguments, Options), __doc__, RENAMED)
+    parser = option_parser((Arguments, Options), __doc__)
     disable_progress_bars()
     logging.disable_progress_bar()
     try:

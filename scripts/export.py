@@ -63,7 +63,7 @@ def export(model_folder: Path, output_dir: Path, formats: list[str]) -> None:
 
 
 def main() -> int:
-    options = option_parser([Options], __doc__, renamed={"--output": "--output_dir"}).parse_args()
+    options = option_parser([Options], __doc__).parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     warnings.filterwarnings("ignore")  # the exporter warns about its own internals

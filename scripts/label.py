@@ -34,7 +34,7 @@ from traffic_vlm.serving.labeling import LabelOptions, label  # noqa: E402
 
 def main() -> int:
     silence_libraries()
-    parser = option_parser([LabelOptions], __doc__, renamed={"--output": "--output_dir"})
+    parser = option_parser([LabelOptions], __doc__)
     parser.add_argument("input", metavar="INPUT", help="images, Parquet files or tars: a folder, a glob or one file")
     try:
         options, arguments = parser.parse_args_into_dataclasses()

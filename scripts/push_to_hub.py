@@ -29,7 +29,7 @@ class Options:
 
 
 def main() -> int:
-    parser = option_parser([Options], __doc__, renamed={"--output": "--output_dir"})
+    parser = option_parser([Options], __doc__)
     parser.add_argument("repo_id", help="name on the Hub: user/name, or a name in your own account")
     options = parser.parse_args()
     try:

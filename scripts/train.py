@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 from transformers import TrainingArguments
 
 from traffic_vlm.options import option_parser
-from traffic_vlm.training.options import RENAMED, DataOptions, ModelOptions
+from traffic_vlm.training.options import DataOptions, ModelOptions
 from traffic_vlm.training.run import is_write_error, train
 
 
@@ -59,7 +59,7 @@ class Arguments(TrainingArguments):
 
 
 def main() -> None:
-    parser = option_parser((ModelOptions, DataOptions, Arguments), __doc__, RENAMED)
+    parser = option_parser((ModelOptions, DataOptions, Arguments), __doc__)
     model_options, data_options, arguments = parser.parse_args_into_dataclasses()
     # Attention to far patches and its gradients are often denormal in float32, and then products of matrices take
     # five times as long on a CPU. Threads inherit this setting, so it must come before the first product.

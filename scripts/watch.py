@@ -53,7 +53,7 @@ def main() -> int:
         print(f'{error}: pip install ".[video]" in the repository', file=sys.stderr)
         return 2
     silence_libraries()
-    parser = option_parser([WatchOptions], __doc__, renamed={"--output": "--output_dir"})
+    parser = option_parser([WatchOptions], __doc__)
     parser.add_argument("source", metavar="SOURCE", help="a video, a folder of images, a camera or a stream")
     parser.add_argument("--ask", action="append", required=True, metavar="QUESTION", help="may be given many times")
     try:

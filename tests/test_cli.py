@@ -1,13 +1,10 @@
-"""The console command calls the scripts; modules of version 0.1 name their successors."""
+"""The console command calls the scripts."""
 
-import importlib
-import re
 import runpy
 import sys
 
 import pytest
 
-import traffic_vlm
 from traffic_vlm.scripts import __main__ as command_line
 
 
@@ -40,11 +37,3 @@ def test_each_command_has_help_with_an_example(monkeypatch, capsys, command):
 def test_an_unknown_command_is_refused(monkeypatch):
     with pytest.raises(SystemExit, match="no command 'fly'; it has ask, watch"):
         run(monkeypatch, "fly")
-
-
-@pytest.mark.parametrize(("old", "new"), sorted(traffic_vlm.RENAMED_MODULES.items()))
-def test_a_renamed_module_names_its_successor(old, new):
-    with pytest.raises(ModuleNotFoundError, match=re.escape(f"traffic_vlm.{old} is now {new}")):
-        importlib.import_module(f"traffic_vlm.{old}")
-    for module in re.findall(r"traffic_vlm[.\w]+", new):
-        importlib.import_module(module)

@@ -24,11 +24,3 @@ def test_a_mistyped_option_is_named(capsys):
     with pytest.raises(SystemExit):
         option_parser([Options], None).parse_args_into_dataclasses(["--output_dri", "x"])
     assert "unrecognized arguments: --output_dri x" in capsys.readouterr().err
-
-
-def test_a_renamed_option_names_its_successor(capsys):
-    parser = option_parser([Options], None, renamed={"--output": "--output_dir"})
-    with pytest.raises(SystemExit):
-        parser.parse_args_into_dataclasses(["--output", "x"])
-    assert "--output is now --output_dir" in capsys.readouterr().err
-    assert parser.parse_args_into_dataclasses(["--output_dir", "x"]) == (Options("x"),)

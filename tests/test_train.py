@@ -27,7 +27,7 @@ from traffic_vlm.taught_traffic_vlm import TAUGHT_FILE, TaughtWords
 from traffic_vlm.training.card import MARK, write_card
 from traffic_vlm.training.collator import SupervisedCollator
 from traffic_vlm.training.head import HEAD_FILE, PresenceLoss, QueryHead, load_training_head
-from traffic_vlm.training.options import RENAMED, DataOptions, ModelOptions, check_options
+from traffic_vlm.training.options import DataOptions, ModelOptions, check_options
 from traffic_vlm.training.run import (
     build_model,
     hold_back,
@@ -73,7 +73,7 @@ def run(
 
 def learn(start: Path | None, output: Path, *options: str) -> None:
     """Do the same as scripts/train.py in this process, because starting another one takes seconds."""
-    parser = option_parser((load_script("train").Arguments, ModelOptions, DataOptions), None, RENAMED)
+    parser = option_parser((load_script("train").Arguments, ModelOptions, DataOptions), None)
     given = ["--output_dir", str(output), *FAST, *options]
     given += ["--model_name_or_path", str(start)] if start and "--model_name_or_path" not in options else []
     train(*parser.parse_args_into_dataclasses(given))

@@ -583,7 +583,6 @@ CAR = asking("Is there a car?")
         ([*CAR, "--output_dir", "file"], "file: cannot be written to"),
         ([*CAR, "--clips", "file"], "--clips file: cannot be written to"),
         (["text.mp4", *CAR], "text.mp4: cannot be read as a video"),
-        ([*CAR, "--output", "elsewhere"], "--output is now --output_dir"),
         ([], "--ask"),
         (["missing.mp4", *CAR], "missing.mp4: no such file"),
         (["/dev/video97", *CAR], "/dev/video97: no such camera or stream"),

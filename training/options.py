@@ -130,16 +130,6 @@ class DataOptions:
     )
 
 
-RENAMED = {
-    "--kinds": "--question_types",
-    "--cell_weight": "--presence_weight",
-    "--attention_weight": "--grounding_weight",
-    "--value_weight": "--intermediate_weight",
-    "--wording_weight": "--consistency_weight",
-    "--annotated_steps": "--vision_tower tower, a tower trained by scripts/train_tower.py",
-}
-
-
 def check_arguments(arguments: TrainingArguments) -> None:
     """Raise a ValueError for options of the library that do not work with this model or its data."""
     if arguments.n_gpu > 1:  # DataParallel would separate rows of text from their images

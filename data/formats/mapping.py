@@ -56,8 +56,6 @@ OPTIONAL: dict[str, Any] = {
     "presence": {"absent": 0, "present": 0, "at": [1, 1]},
     "unlabeled": "",
 }
-# Since version 0.2; old mapping files are still read.
-RENAMED_KEYS = {"facts": "scene_attributes", "facts_of": "scene_attributes_of", "unlabelled": "unlabeled"}
 
 
 @dataclass(frozen=True)
@@ -153,7 +151,6 @@ def _parse(raw: Any) -> SourceMapping:
         raise ValueError(f"not a mapping file: expected a JSON object, got a {type(raw).__name__}")
     if missing := [key for key in REQUIRED if key not in raw]:
         raise ValueError(f"not a mapping file: it has no {' and no '.join(map(repr, missing))}")
-    raw = {RENAMED_KEYS.get(key, key): value for key, value in raw.items()}
     _check("keys", raw, [*SourceMapping.__dataclass_fields__, "license", "notes"])
     raw = OPTIONAL | raw
     for key, default in ({"name": "", "splits": {}, "classes": {}} | OPTIONAL).items():

@@ -1,0 +1,428 @@
+"""The pipeline that answers: images and questions in, answers out.
+
+    vqa = pipeline("visual-question-answering", model=folder, trust_remote_code=True)
+    vqa("scene.jpg", ["Is there a pedestrian?", "What color is the traffic light?"])
+    # [{"question": "Is there a pedestrian?", "answer": "yes", "score": 0.97, "p_yes": 0.97},
+    #  {"question": "What color is the traffic light?", "answer": "red", "score": 0.98, "p_yes": None}]
+
+    images ── opened and resized in threads, while the last batch is answered ── encoded once ─┐
+    questions ── read once each: form, words, problem ─────────────────────────────────────────┴→ one packed pass
+        ─┬─ yes/no question: yes from p_yes >= 0.5, or from its threshold
+         └─ otherwise: words are generated; the first one fits the kind of the question
+
+Everything that asks the model asks through this class: scripts, page, service, labels, video and evaluation. What an
+answer is, is decided here alone.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+from transformers import Pipeline
+
+from .answer_kind_traffic_vlm import NONE, AnswerKind
+from .question_form_traffic_vlm import NEGATED, NO_WORD, NOT_YES_NO, QuestionForm, question_form, question_words
+
+
+THREADS = 4  # that prepare images
+NO_KNOWN_WORD = "the model knows no word of the question {text!r}"
+TOO_LONG = "the question has {size} tokens or more; with its answer, at most {limit} are possible: {text!r}"
+UNKNOWN_KIND = (
+    "the model was not taught questions like this one. In words it answers questions about colors, numbers, sides, "
+    "lights, signs, objects, weather, time of day, road and traffic; it also answers yes/no questions"
+)
+NOT_OF_ITS_KIND = "the model's answer {answer!r} is not {kind}"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question that has been read: what the model is asked, and what is known about it.
+
+    Attributes:
+        text: the question as given.
+        form: how it is asked.
+        input_ids: its prompt; empty if it has a problem.
+        kind: the kind of answer in words that it asks for; None for yes/no questions, and if any answer is accepted.
+        unknown_words: its words that are not in the vocabulary; the model ignores them.
+        untaught_words: its words that the model was not taught; it guesses what they mean.
+        problem: why it cannot be answered; None if it can be.
+    """
+
+    text: str
+    form: QuestionForm
+    input_ids: tuple[int, ...] = ()
+    kind: AnswerKind | None = None
+    unknown_words: tuple[str, ...] = ()
+    untaught_words: tuple[str, ...] = ()
+    problem: str | None = None
+
+    def answer(
+        self,
+        answer: str | None = None,
+        score: float | None = None,
+        p_yes: float | None = None,
+        problem: str | None = None,
+        **more: Any,
+    ) -> dict[str, Any]:
+        """The item that the pipeline returns, with what is to be said about the question."""
+        item = {"question": self.text, "answer": answer, "score": score, "p_yes": p_yes, **more}
+        notes = {"unknown_words": self.unknown_words, "untaught_words": self.untaught_words}
+        item |= {name: list(words) for name, words in notes.items() if words}
+        return item | ({"problem": problem} if problem else {})
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """One image with its questions; `index` is its place among the images, for errors."""
+
+    image: Any
+    questions: list[Question]
+    index: int | None = None
+    pixels: torch.Tensor | None = None  # [1,3,H,W], unless the image is encoded
+
+
+def yes_or_no(form: QuestionForm, p: float, threshold: Any = 0.5) -> dict[str, Any]:
+    """The answer to a yes/no question.
+
+    Args:
+        p: calibrated P(yes) of what the model was asked, `form.text`.
+        threshold: P(yes) from which the answer is yes: a number, or an object with `threshold` and `is_unsure(p)`.
+
+    Returns:
+        "answer", "score" (the probability of this answer) and "p_yes" (that of yes); with an object as threshold also
+        "not_sure".
+    """
+    is_yes = p >= getattr(threshold, "threshold", threshold)
+    p_yes = 1 - p if form.is_negated else p
+    answer = "yes" if is_yes != form.is_negated else "no"
+    item = {"answer": answer, "score": p_yes if answer == "yes" else 1 - p_yes, "p_yes": p_yes}
+    return item if isinstance(threshold, float | int) else item | {"not_sure": threshold.is_unsure(p)}
+
+
+def yes_no_item(question: str, p: float, threshold: float = 0.5) -> dict[str, Any]:
+    """An item for P(yes) of a question that was asked as it is written, without a pipeline."""
+    form = question_form(question)
+    problem = form.problem or (NEGATED.format(word="no") if form.is_negated else None)
+    problem = problem or (None if form.is_yes_no else NOT_YES_NO)
+    read = Question(question, form)
+    return read.answer(problem=problem) if problem else read.answer(**yes_or_no(form, p, threshold))
+
+
+def answer_text(item: Mapping[str, Any]) -> str:
+    """An answer for people: "yes, 0.97", "none seen, 0.88, not sure", or its problem."""
+    if item["answer"] is None:
+        return str(item.get("problem", "not answered"))
+    answer = "none seen" if item["answer"] == NONE else item["answer"]
+    return f"{answer}, {item['score']:.2f}{', not sure' if item.get('not_sure') else ''}"
+
+
+def answer_notes(item: Mapping[str, Any]) -> list[str]:
+    """What is to be said about the words of a question: one note on unknown words, one on untaught words."""
+    notes = {"unknown_words": "unknown, so ignored", "untaught_words": "not taught, or not reliably, so guessed"}
+    return [f"{note}: {', '.join(item[name])}" for name, note in notes.items() if item.get(name)]
+
+
+def is_encoded(image: Any) -> bool:
+    """Whether an image is an encoded one: `EncodedImages`, or images encoded by exported graphs."""
+    return hasattr(image, "key_values")
+
+
+class TrafficVLMPipeline(Pipeline):
+    """Answer questions about images: the task `visual-question-answering`.
+
+    Args of the constructor and of each call, beside those of the library's pipelines (`device`, `dtype`, `batch_size`,
+    `num_workers`: here the threads that prepare images):
+        region: the part of each image to ask about, as fractions (left, top, width, height); small objects are larger
+            in it.
+        thresholds: P(yes) from which the answer is yes: a number, or an object whose `for_question(text)` gives one
+            for each question, as `traffic_vlm.evaluation.thresholds.Thresholds` does.
+        streamer: of transformers; gets the words of generated answers. For one question.
+        generate_words: False leaves out answers in words: their items have the answer None.
+        margins: True adds "margin" to each item, l_yes - l_no without temperature.
+    """
+
+    _load_processor = True
+    # They are parts of the processor.
+    _load_tokenizer = _load_image_processor = _load_feature_extractor = _load_video_processor = False
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        if hasattr(self.model, "fuse_for_inference"):
+            self.model.fuse_for_inference()
+        self.text_config = self.model.config.get_text_config()
+        # Cached because the same questions are usually asked about many images.
+        self.read_question = lru_cache(maxsize=4096)(self._read_question)
+
+    def _sanitize_parameters(
+        self,
+        region: Any = None,
+        thresholds: Any = None,
+        streamer: Any = None,
+        generate_words: bool | None = None,
+        margins: bool | None = None,
+        **unknown: Any,
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        if unknown:
+            raise TypeError(f"unexpected argument {min(unknown)!r} of the visual-question-answering pipeline")
+        if isinstance(thresholds, float | int) and not 0 <= thresholds <= 1:
+            raise ValueError(f"thresholds must be in 0..1, got {thresholds}")
+        forward = {"thresholds": thresholds, "streamer": streamer, "generate_words": generate_words}
+        forward["margins"] = margins
+        given = {name: value for name, value in forward.items() if value is not None}
+        return ({} if region is None else {"region": region}), given, {}
+
+    def __call__(self, image: Any = None, question: Any = None, **kwargs: Any) -> Any:
+        """Answer questions about images.
+
+        Args:
+            image: an image (a path, a PIL image, an array, base64 data, a URL), an encoded image of `encode`, or a
+                list of them; a dictionary with "image" and "question", or a list of them. An iterator, such as a
+                generator, or a Dataset of torch is read as it is consumed.
+            question: one question or a list; with several images, also one list of questions for each.
+            kwargs: see the class.
+
+        Returns:
+            for one image a list with a dictionary for each question; for several images a list of these lists, for
+            an iterator a generator of them. The keys are "question"; "answer", None if there is none; "score", the
+            probability of the answer: for words the geometric mean of their probabilities; "p_yes", calibrated P(yes)
+            of yes/no questions, else None; "not_sure", if thresholds have a band; "unknown_words" and
+            "untaught_words", if there are any; "problem", why a question was not answered. The problem of one question
+            does not affect the others.
+
+        Raises:
+            ValueError, TypeError: no image, one that cannot be read, no question, or lists that do not fit together.
+        """
+        if isinstance(image, Iterator | Dataset):
+            items = image if isinstance(image, Iterator) else (image[i] for i in range(len(image)))  # type: ignore
+            rows = (self._ask(item, question, index) for index, item in enumerate(items))
+            return super().__call__(rows, **kwargs)
+        if not is_encoded(image) and getattr(image, "ndim", 0) != 4 and not isinstance(image, list | tuple):
+            return super().__call__(self._ask(image, question), **kwargs)
+        images = [image[i] for i in range(len(image))]  # a slice of encoded images is one encoded image
+        if is_encoded(image) and len(images) == 1:
+            return super().__call__(self._ask(image, question), **kwargs)
+        if not images:
+            raise ValueError("no image was given: the list is empty")
+        has_lists = isinstance(question, list | tuple) and any(isinstance(row, list | tuple) for row in question)
+        if has_lists and len(question) != len(images):
+            raise ValueError(
+                f"{len(question)} lists of questions for {len(images)} images: give one list for each image, or one "
+                "flat list of questions for all"
+            )
+        questions = question if has_lists else [question] * len(images)
+        asked = [self._ask(*pair, index) for index, pair in enumerate(zip(images, questions))]
+        return super().__call__(asked, **kwargs)
+
+    def _ask(self, image: Any, question: Any, index: int | None = None) -> Asked:
+        """An image with its questions, which are read."""
+        where = "" if index is None else f"image {index}: "
+        if isinstance(image, Mapping):
+            if not {"image", "question"} <= image.keys() or question is not None:
+                raise ValueError(f'{where}expected "image" and "question" in the dictionary, got {list(image)}')
+            image, question = image["image"], image["question"]
+        if image is None:
+            raise ValueError(f"{where}no image was given")
+        if is_encoded(image) and len(image) != 1:
+            raise ValueError(f"{where}expected one encoded image, got {len(image)}")
+        questions = question if isinstance(question, list | tuple) else [question]
+        if len(questions) == 1 and isinstance(questions[0], list | tuple):  # one list of questions for one image
+            questions = questions[0]
+        if not questions or question is None:
+            raise ValueError(f"{where}no question was given")
+        if other := [one for one in questions if not isinstance(one, str)]:
+            raise TypeError(f"{where}a question must be a string, got {type(other[0]).__name__}: {other[0]!r:.80}")
+        return Asked(image, [self.read_question(one) for one in questions], index)
+
+    def encode(self, image: Any, region: Any = None) -> Any:
+        """Encode an image or a list of images once, to ask about them later: `vqa(vqa.encode(image), question)`."""
+        pixels = self.processor(images=image, region=region, return_tensors="pt")["pixel_values"]
+        return self.model.encode_images(pixels.to(self.device))
+
+    def _read_question(self, text: str) -> Question:
+        """Check and tokenize a question. The method `read_question` keeps the last results."""
+        form = question_form(text)
+        if form.problem:
+            return Question(text, form, problem=form.problem)
+        tokenizer = self.processor.tokenizer
+        limit = min(self.text_config.max_position_embeddings, tokenizer.model_max_length)
+        words = question_words(form.text)
+        if len(words) > 50 * limit:  # not tokenized, which takes long
+            return Question(text, form, problem=TOO_LONG.format(size=limit, limit=limit, text=text[:80]))
+        ids = self.processor.prompt_ids([words])[0]
+        if len(ids) <= 2:
+            return Question(text, form, problem=NO_WORD.format(text=text[:80]))
+        if len(ids) >= limit:  # an answer has one token at least
+            return Question(text, form, problem=TOO_LONG.format(size=len(ids), limit=limit, text=text[:80]))
+        tokens = tokenizer.convert_ids_to_tokens(ids)
+        unknown = tuple(self.processor.unknown_words(words)) if tokenizer.unk_token_id in ids else ()
+        if unknown and not any(token.isalnum() for token in tokens):
+            return Question(text, form, unknown_words=unknown, problem=NO_KNOWN_WORD.format(text=text[:80]))
+        is_limited = not (form.is_yes_no or self.processor.own_questions)
+        kind = self.processor.answer_kind(ids) if is_limited else None
+        problem = UNKNOWN_KIND if is_limited and kind is None else None
+        untaught = tuple(self.processor.untaught_ids(ids))
+        return Question(text, form, tuple(ids), kind, unknown, untaught, problem)
+
+    def preprocess(self, inputs: Asked, region: Any = None) -> Asked:
+        """Open an image and make its pixels. Runs in threads."""
+        if is_encoded(inputs.image):
+            if region is not None:
+                raise ValueError("a region cannot be cut out of an encoded image: pass it to `encode`")
+            return inputs
+        try:
+            pixels = self.processor(images=[inputs.image], region=region, return_tensors="pt")["pixel_values"]
+        except (TypeError, ValueError) as error:
+            if inputs.index is None:
+                raise
+            raise type(error)(f"image {inputs.index}: {error}") from error
+        return replace(inputs, image=None, pixels=pixels)
+
+    def run_single(
+        self, inputs: Asked, preprocess_params: dict, forward_params: dict, postprocess_params: dict
+    ) -> list[dict[str, Any]]:
+        return self.forward([self.preprocess(inputs, **preprocess_params)], **forward_params)[0]
+
+    def get_iterator(
+        self,
+        inputs: Iterable[Asked],
+        num_workers: int,
+        batch_size: int,
+        preprocess_params: dict,
+        forward_params: dict,
+        postprocess_params: dict,
+    ) -> Iterator[list[dict[str, Any]]]:
+        """Yield the answers about each image. Threads prepare the next batch while the model answers this one."""
+        rows, prepare = iter(inputs), partial(self.preprocess, **preprocess_params)
+        with ThreadPoolExecutor(num_workers or THREADS) as pool:
+            ahead = [pool.submit(prepare, row) for row in islice(rows, batch_size)]
+            while ahead:
+                batch = [future.result() for future in ahead]
+                ahead = [pool.submit(prepare, row) for row in islice(rows, batch_size)]
+                yield from self.forward(batch, **forward_params)
+
+    def _forward(
+        self,
+        rows: Sequence[Asked],
+        thresholds: Any = 0.5,
+        streamer: Any = None,
+        generate_words: bool = True,
+        margins: bool = False,
+    ) -> list[list[dict[str, Any]]]:
+        if self.model.training:
+            raise ValueError("the model is in training mode, which changes its answers: call model.eval() first")
+        find_threshold: Callable[[str], Any] = getattr(thresholds, "for_question", lambda text: thresholds)
+        encoded = self._encode(rows)
+        asked = [[one for one in row.questions if one.problem is None] for row in rows]
+        first = iter(self._first_tokens(encoded, asked))
+        items: list[list[dict[str, Any]]] = []
+        in_words: list[tuple[int, int, Question]] = []  # image, place of the question, question
+        for i, row in enumerate(rows):
+            items.append([])
+            for j, question in enumerate(row.questions):
+                if question.problem:
+                    items[i].append(question.answer(problem=question.problem))
+                    continue
+                p, margin = next(first)
+                more = {"margin": margin} if margins else {}
+                if question.form.is_yes_no:
+                    threshold = find_threshold(question.form.text)
+                    items[i].append(question.answer(**yes_or_no(question.form, p, threshold), **more))
+                else:
+                    items[i].append(question.answer(**more))
+                    in_words.append((i, j, question))
+        if generate_words and in_words:
+            generated = self._generate(encoded, [(i, question) for i, _, question in in_words], streamer)
+            for (i, j, question), (answer, score) in zip(in_words, generated):
+                if answer and (question.kind is None or question.kind.accepts(answer)):
+                    items[i][j] |= {"answer": answer, "score": score}
+                else:
+                    kind = "an answer" if question.kind is None else question.kind.name
+                    items[i][j]["problem"] = NOT_OF_ITS_KIND.format(answer=answer, kind=kind)
+        return items
+
+    def postprocess(self, model_outputs: Any) -> Any:
+        return model_outputs
+
+    def _encode(self, rows: Sequence[Asked]) -> Any:
+        """The images of all rows, encoded together."""
+        pixels = [row.pixels for row in rows if row.pixels is not None]
+        encoded = self.model.encode_images(torch.cat(pixels).to(self.device)) if pixels else None
+        if len(pixels) == len(rows):
+            return encoded
+        new = iter(range(len(pixels)))
+        parts = [row.image if row.pixels is None else encoded[next(new)] for row in rows]
+        return parts[0] if len(parts) == 1 else type(parts[0]).join(parts)
+
+    def _first_tokens(self, encoded: Any, asked: list[list[Question]]) -> list[tuple[float, float]]:
+        """P(yes) and l_yes - l_no of each question, from one packed pass.
+
+        Raises:
+            FloatingPointError: a logit is NaN or infinite.
+        """
+        questions = [question for row in asked for question in row]
+        if not questions:
+            return []
+        inputs = self.processor.lay_out([[one.input_ids for one in row] for row in asked], packed=True)
+        # Of all images, [Q,V]: exported graphs return one tensor for each packed row, the model one for each image.
+        logits = torch.cat(list(self.model.question_logits(**inputs.to(self.device), encoded_images=encoded)))
+        yes, no = self.text_config.yes_token_id, self.text_config.no_token_id
+        margins = (logits[:, yes].float() - logits[:, no].float()).tolist()
+        for question, margin in zip(questions, margins):
+            if not math.isfinite(margin):
+                raise FloatingPointError(f"the model answers {question.text!r} with l_yes - l_no = {margin}")
+        return list(zip(self.model.yes_probability(logits).tolist(), margins))
+
+    def _generate(
+        self, encoded: Any, asked: Sequence[tuple[int, Question]], streamer: Any = None
+    ) -> list[tuple[str, float]]:
+        """Greedy answers in words to questions (image, question), each with the geometric mean of its probabilities.
+
+        The mean is over the words and the end: the probability of a whole sentence is always near 0.
+        """
+        limit = self.text_config.max_position_embeddings  # of a question with its answer
+        new_tokens = self.model.generation_config.max_new_tokens
+        lengths = [len(question.input_ids) for _, question in asked]
+        short = [i for i, length in enumerate(lengths) if length <= limit - new_tokens]
+        # Each long question is alone: it leaves less room, and would cut the answers to the others.
+        long = [[i] for i, length in enumerate(lengths) if length > limit - new_tokens]
+        answers: list[tuple[str, float]] = [("", 0.0)] * len(asked)
+        for chosen in [short, *long] if short else long:
+            length = max(lengths[i] for i in chosen)
+            prompts = self.processor.lay_out([[asked[i][1].input_ids] for i in chosen], packed=False)
+            output = self.model.generate(
+                input_ids=prompts["input_ids"].to(self.device),
+                attention_mask=prompts["attention_mask"].to(self.device),
+                encoded_images=encoded,
+                image_index=torch.tensor([asked[i][0] for i in chosen], device=self.device),
+                first_words=self._first_words([asked[i][1] for i in chosen]),
+                max_new_tokens=min(new_tokens, limit - length),
+                do_sample=False,
+                num_beams=1,
+                streamer=streamer,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+            tokens = output.sequences[:, length:]  # [N,T]
+            log_p = torch.stack(output.logits, 1).float().log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
+            is_word = tokens != self.text_config.pad_token_id  # padding follows the end
+            scores = (log_p.masked_fill(~is_word, 0.0).sum(-1) / is_word.sum(-1)).exp().tolist()
+            texts = self.processor.batch_decode(tokens, skip_special_tokens=True)
+            for i, text, score in zip(chosen, texts, scores):
+                answers[i] = text, score
+        return answers
+
+    def _first_words(self, questions: Sequence[Question]) -> torch.Tensor:
+        """The tokens [N,V] that the answer to each question may begin with: those of its kind, but never yes or no."""
+        config, vocabulary = self.text_config, self.processor.tokenizer.get_vocab()
+        allowed = torch.zeros(len(questions), config.vocab_size, dtype=torch.bool, device=self.device)
+        for row, question in zip(allowed, questions):
+            words = question.kind.first_words if question.kind else vocabulary
+            row[[vocabulary[word] for word in words if word in vocabulary]] = True
+        allowed[:, [config.yes_token_id, config.no_token_id, *config.suppressed_tokens]] = False
+        return allowed
