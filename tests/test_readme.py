@@ -20,7 +20,8 @@ OPTIONS = {
     "scripts/make_dataset.py": ["data/dataset.py"],
     "scripts/train.py": ["training/options.py", "training/sizes.py"],
     "scripts/build_files.py": ["training/sizes.py"],
-    **{f"scripts/{name}.py": ["serving/options.py"] for name in ("ask", "serve", "watch")},
+    **{f"scripts/{name}.py": ["serving/options.py"] for name in ("ask", "serve")},
+    "scripts/watch.py": ["serving/options.py", "serving/watcher.py"],
     "scripts/label.py": ["serving/options.py", "serving/labeling.py"],
 }
 
