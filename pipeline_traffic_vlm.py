@@ -240,7 +240,11 @@ class TrafficVLMPipeline(Pipeline):
         return Asked(image, [self.read_question(one) for one in questions], index)
 
     def encode(self, image: Any, region: Any = None) -> Any:
-        """Encode an image or a list of images once, to ask about them later: `vqa(vqa.encode(image), question)`."""
+        """Encode an image or a list of images once, to ask about them later: `vqa(vqa.encode(image), question)`.
+
+        `region` is that of the pipeline by default.
+        """
+        region = self._preprocess_params.get("region") if region is None else region
         pixels = self.processor(images=image, region=region, return_tensors="pt")["pixel_values"]
         return self.model.encode_images(pixels.to(self.device))
 
@@ -272,7 +276,7 @@ class TrafficVLMPipeline(Pipeline):
     def preprocess(self, inputs: Asked, region: Any = None) -> Asked:
         """Open an image and make its pixels. Runs in threads."""
         if is_encoded(inputs.image):
-            if region is not None:
+            if region is not self._preprocess_params.get("region"):  # `encode` has cut out that of the pipeline
                 raise ValueError("a region cannot be cut out of an encoded image: pass it to `encode`")
             return inputs
         try:
@@ -350,13 +354,23 @@ class TrafficVLMPipeline(Pipeline):
         return model_outputs
 
     def _encode(self, rows: Sequence[Asked]) -> Any:
-        """The images of all rows, encoded together."""
+        """The images of all rows, encoded together.
+
+        Raises:
+            ValueError: an encoded image of another model.
+        """
         pixels = [row.pixels for row in rows if row.pixels is not None]
-        encoded = self.model.encode_images(torch.cat(pixels).to(self.device)) if pixels else None
+        encoded = self.model.encode_images(torch.cat(pixels).to(self.device)) if pixels else ()
         if len(pixels) == len(rows):
             return encoded
-        new = iter(range(len(pixels)))
-        parts = [row.image if row.pixels is None else encoded[next(new)] for row in rows]
+        new = iter(encoded)
+        parts = [next(new) if row.pixels is not None else row.image for row in rows]
+        versions = [getattr(part, "weights_version", None) for part in parts]
+        current = self.model.model.weights_version() if any(versions) else None
+        for row, version in zip(rows, versions):
+            if version not in (None, current):
+                where = "" if row.index is None else f"image {row.index}: "
+                raise ValueError(f"{where}it was encoded by another model, or by weights that have changed since")
         return parts[0] if len(parts) == 1 else type(parts[0]).join(parts)
 
     def _first_tokens(self, encoded: Any, asked: list[list[Question]]) -> list[tuple[float, float]]:
