@@ -23,7 +23,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 from transformers import Pipeline
 
 from .answer_kind_traffic_vlm import NONE, AnswerKind
@@ -87,6 +87,16 @@ class Asked:
     pixels: torch.Tensor | None = None  # [1,3,H,W], unless the image is encoded
 
 
+class Rows(IterableDataset):
+    """Rows that are read as they are consumed: releases before 5.16 make a list of a generator first."""
+
+    def __init__(self, rows: Iterable[Asked]):
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[Asked]:
+        return iter(self.rows)
+
+
 def yes_or_no(form: QuestionForm, p: float, threshold: Any = 0.5) -> dict[str, Any]:
     """The answer to a yes/no question.
 
@@ -144,7 +154,8 @@ class TrafficVLMPipeline(Pipeline):
             for each question, as `traffic_vlm.evaluation.thresholds.Thresholds` does.
         streamer: of transformers; gets the words of generated answers. For one question.
         generate_words: False leaves out answers in words: their items have the answer None.
-        margins: True adds "margin" to each item, l_yes - l_no without temperature.
+        margins: True adds "margin" to each item that has no problem before it is asked: l_yes - l_no without
+            temperature.
     """
 
     _load_processor = True
@@ -201,7 +212,7 @@ class TrafficVLMPipeline(Pipeline):
         if isinstance(image, Iterator | Dataset):
             items = image if isinstance(image, Iterator) else (image[i] for i in range(len(image)))  # type: ignore
             rows = (self._ask(item, question, index) for index, item in enumerate(items))
-            return super().__call__(rows, **kwargs)
+            return super().__call__(Rows(rows), **kwargs)
         if not is_encoded(image) and getattr(image, "ndim", 0) != 4 and not isinstance(image, list | tuple):
             return super().__call__(self._ask(image, question), **kwargs)
         images = [image[i] for i in range(len(image))]  # a slice of encoded images is one encoded image
@@ -302,6 +313,8 @@ class TrafficVLMPipeline(Pipeline):
         postprocess_params: dict,
     ) -> Iterator[list[dict[str, Any]]]:
         """Yield the answers about each image. Threads prepare the next batch while the model answers this one."""
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         rows, prepare = iter(inputs), partial(self.preprocess, **preprocess_params)
         with ThreadPoolExecutor(num_workers or THREADS) as pool:
             ahead = [pool.submit(prepare, row) for row in islice(rows, batch_size)]
@@ -333,7 +346,9 @@ class TrafficVLMPipeline(Pipeline):
                     items[i].append(question.answer(problem=question.problem))
                     continue
                 p, margin = next(first)
-                more = {"margin": margin} if margins else {}
+                more: dict[str, Any] = {}
+                if margins:
+                    more["margin"] = -margin if question.form.is_negated else margin
                 if question.form.is_yes_no:
                     threshold = find_threshold(question.form.text)
                     items[i].append(question.answer(**yes_or_no(question.form, p, threshold), **more))

@@ -315,9 +315,10 @@ def test_generated_words_are_streamed(vqa, processor, pictures, capsys):
 
 
 def test_margins_and_words_can_be_chosen(vqa, pictures):
-    car, color = vqa(pictures[0], [CAR, COLOR], margins=True, generate_words=False)
+    car, no_car, color = vqa(pictures[0], [CAR, "Is there no car?", COLOR], margins=True, generate_words=False)
     temperature = vqa.model.config.yes_no_temperature
-    assert torch.sigmoid(torch.tensor(car["margin"] / temperature)) == pytest.approx(car["p_yes"], abs=1e-6)
+    for item in (car, no_car):
+        assert torch.sigmoid(torch.tensor(item["margin"] / temperature)) == pytest.approx(item["p_yes"], abs=1e-6)
     assert color["answer"] is None and "problem" not in color and "margin" in color
 
 
