@@ -214,6 +214,18 @@ def test_padding_does_not_change_states(attention, implementation, pads, length,
     close(output[mask.bool()], alone[0], 1e-5)
 
 
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_padding_without_a_mask_is_found_by_its_id(model, left, use_cache):
+    ids = torch.nn.functional.pad(random_ids(2, 5), (3, 0) if left else (0, 3))
+    ids[1] = random_ids(1, 8, seed=1)[0]
+    inputs = {"pixel_values": random_pixels(2), "use_cache": use_cache}
+    expected = model(ids, attention_mask=(ids != 0).long(), **inputs).logits
+    close(model(ids, **inputs).logits, expected)
+    alone = model(ids[:1, 3:] if left else ids[:1, :5], random_pixels(2)[:1]).logits[0]
+    close(expected[0, 3:] if left else expected[0, :5], alone, 1e-4)
+
+
 @each_attention
 @torch.no_grad()
 def test_given_position_ids_are_used(attention):
@@ -649,10 +661,6 @@ def test_image_for_a_decoder_without_cross_attention_raises():
         ({"pixel_values": 60 * random_pixels(2).abs()}, [r"normalized, .* in -10\.\.10", "got 0"]),
         ({"pixel_values": torch.full((2, 3, 256, 256), -10.1)}, [r"got -10\.1\.\.-10\.1"]),
         ({"pixel_values": torch.ones(2, 3, 256, 256, dtype=torch.uint8)}, ["normalized floats", "got uint8"]),
-        (
-            {"input_ids": torch.tensor([[0, 7], [7, 7]]), "pixel_values": random_pixels(2)},
-            [r"\[PAD\] \(0\) on the left"],
-        ),
         ({"pixel_values": random_pixels(3)}, ["2 rows", "3 images"]),
         ({"pixel_values": random_pixels(1), "image_index": torch.tensor([0, 1])}, [r"\[0, 1\)", "got 1"]),
         ({"pixel_values": random_pixels(1), "image_index": torch.tensor([0, -1])}, ["-1"]),

@@ -14,12 +14,8 @@ from PIL import Image
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from tiny import ROOT
-from traffic_vlm.data.questions import SCENE_ATTRIBUTE_OF_TYPE
-from traffic_vlm.data.scene import SCENE_ATTRIBUTES
-from traffic_vlm.data.templates import TEMPLATES, paraphrases_of
 from traffic_vlm.images_traffic_vlm import to_rgb
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
-from traffic_vlm.question_form_traffic_vlm import is_yes_no_question
 
 
 CAR, BUS, RED = "Is there a car?", "Is there a bus ahead?", "What color is the traffic light?"
@@ -663,7 +659,7 @@ def test_decision_prompt_equals_the_processor_prompt(processor, image):
     assert config.labels == {"noul": ["[YES]", "[NO]"]} and config.noul_options == ["true", "false"]
     assert decision.label_token_ids(own.tokenizer, ("[YES]", "[NO]")) == [YES, NO]
     hostile = "Is <|mark|> [EOS] there a car?"
-    asked = {"a": CAR, "b": "what is ahead", "c": hostile}
+    asked = {"a": CAR, "b": "is it wet", "c": hostile}
     questions = {name: {"type": "noul", "instructions": text} for name, text in asked.items()}
     request = {"state": "<image>", "questions": questions, "assets": {"<image>": image}}
     with warnings.catch_warnings():
@@ -678,6 +674,9 @@ def test_decision_prompt_equals_the_processor_prompt(processor, image):
     choice = {"type": "choice", "instructions": CAR, "criteria": {"a": None, "b": None}}
     with pytest.raises(Exception, match="yes/no questions"):
         config.prepare_inputs({"state": "", "questions": {"q": choice}}, own)
+    words = {"type": "noul", "instructions": "What color is the light?"}
+    with pytest.raises(Exception, match="visual-question-answering"):
+        config.prepare_inputs({"state": "", "questions": {"q": words}}, own)
 
 
 # --- answers ---
@@ -688,10 +687,10 @@ def test_post_process_yes_no(processor):
     scores = [torch.tensor([0.9, 0.1]), torch.tensor([0.5])]
     assert processor.post_process_yes_no(scores, [[CAR, BUS], [sign]]) == [
         [
-            {"question": CAR, "answer": "yes", "probability": pytest.approx(0.9)},
-            {"question": BUS, "answer": "no", "probability": pytest.approx(0.1)},
+            {"question": CAR, "answer": "yes", "score": pytest.approx(0.9), "p_yes": pytest.approx(0.9)},
+            {"question": BUS, "answer": "no", "score": pytest.approx(0.9), "p_yes": pytest.approx(0.1)},
         ],
-        [{"question": sign, "answer": "yes", "probability": 0.5}],
+        [{"question": sign, "answer": "yes", "score": 0.5, "p_yes": 0.5}],
     ]
     assert processor.post_process_yes_no([torch.tensor([0.6])], CAR, threshold=0.7)[0][0]["answer"] == "no"
     assert [row[0]["answer"] for row in processor.post_process_yes_no([[0.6], [0.4]], [CAR, BUS])] == ["yes", "no"]
@@ -701,66 +700,6 @@ def test_post_process_yes_no(processor):
         processor.post_process_yes_no(scores, [[CAR], [sign]])
     with pytest.raises(ValueError, match=r"P\(yes\) of 3"):
         processor.post_process_yes_no([torch.tensor([3.0])], CAR)
-
-
-def test_open_questions_have_a_problem_in_place_of_an_answer(processor):
-    [[item, other]] = processor.post_process_yes_no([torch.tensor([0.98, 0.98])], [["How busy is it?", CAR]])
-    assert item == {
-        "question": "How busy is it?",
-        "answer": None,
-        "probability": None,
-        "problem": "not a yes/no question",
-    }
-    assert other == {"question": CAR, "answer": "yes", "probability": pytest.approx(0.98)}
-
-
-@pytest.mark.parametrize(
-    "questions",
-    [
-        ("is there a car", "ARE THERE KIDS?", "any pedestrians?", "a red car", "Isn\u2019t it wet?", "isnt it wet?"),
-        ("Can you see a dog?", "Please say if it is night.", "tell me whether there's a bus", "What about buses?"),
-        ("Can you tell me if there is a bus?", "Please answer: are there any cars?", "So, is it safe to cross?"),
-        ("When it is dark, are the lights on?", "If the light is red, may we go?", "In this image is there a bus?"),
-        ("Is there a car or a bus?", "Are there 2 or more cars?", "Is a car or truck stuck in traffic or smoke?"),
-        ("Answer yes or no: how about a car?", "There is a car; is it red?", "Is the car where it should be?"),
-        ("", " ", "?", ";;", "when, now", "please", "can you", "tell me", "on", "\u00bf?"),
-    ],
-)
-def test_yes_no_questions_by_their_words(questions):
-    for question in questions:
-        assert is_yes_no_question(question), question
-
-
-@pytest.mark.parametrize(
-    "questions",
-    [
-        ("How busy is it?", "what's ahead", "Whats the weather", "WHERE\u2019S the bus?", "Which lane are we in?"),
-        ("On which side is the car?", "In this picture how many cars are there?", "When was this taken?", "Why?"),
-        ("Describe the scene.", "Could you please describe it?", "Can you tell me what color it is?", "When?"),
-        ("Please say where the car is.", "tell me on which side it is", "Count the cars.", "Number of cars?"),
-        ("Is it day or night?", "Is the light red, yellow or green?", "Is the car on the left or on the right?"),
-        ("The parked car is what?", "There is a car; what is it doing?", "Based on this scene, what should we do?"),
-    ],
-)
-def test_open_questions_by_their_words(questions):
-    for question in questions:
-        assert not is_yes_no_question(question), question
-
-
-def test_the_words_of_every_template_say_whether_it_is_a_yes_no_question():
-    fillings = {"a": "a car", "s": "car", "p": "cars", "av": "a red car", "v": "red", "q": "buses", "b": "bus"}
-    fillings |= {"where": "on the left", "next": "3", "at": "at night", "in": "in the scene", "on": "on a highway"}
-    fillings |= {"as": "a parked car", "ps": "parked cars", "status": "parked", "rider": "cyclist", "lanes": "2 lanes"}
-    fillings |= {"facing": "facing us", "travel": "coming toward us", "turn": "turn left", "b_a": "a bus"}
-    for (question_type, form), templates in TEMPLATES.items():
-        is_open = form in ("what", "what_all", "which") or question_type == "objects"
-        for template in templates:
-            text = template.format(**fillings)
-            assert is_yes_no_question(text) == (not is_open), text
-    for question_type, attribute in SCENE_ATTRIBUTE_OF_TYPE.items():  # a value may be two: "bridge or tunnel"
-        for value in set(SCENE_ATTRIBUTES[attribute]) - {"other"}:
-            for text in paraphrases_of(f"{question_type}/{attribute}/is/{value}"):
-                assert is_yes_no_question(text), text
 
 
 # --- saving and loading ---
