@@ -143,6 +143,14 @@ def is_encoded(image: Any) -> bool:
     return hasattr(image, "key_values")
 
 
+def is_stream(images: Any) -> bool:
+    """Whether images come one by one: a generator, or a dataset of torch or of the library `datasets`."""
+    if isinstance(images, Iterator | Dataset):
+        return True
+    is_image = isinstance(images, str | Mapping | Sequence) or hasattr(images, "dtype") or is_encoded(images)
+    return isinstance(images, Iterable) and not is_image
+
+
 class TrafficVLMPipeline(Pipeline):
     """Answer questions about images: the task `visual-question-answering`.
 
@@ -193,8 +201,8 @@ class TrafficVLMPipeline(Pipeline):
 
         Args:
             image: an image (a path, a PIL image, an array, base64 data, a URL), an encoded image of `encode`, or a
-                list of them; a dictionary with "image" and "question", or a list of them. An iterator, such as a
-                generator, or a Dataset of torch is read as it is consumed.
+                list of them; or dictionaries with "image" and "question" in their place. Generators and datasets of
+                torch or `datasets` are read as they are consumed.
             question: one question or a list; with several images, also one list of questions for each.
             kwargs: see the class.
 
@@ -209,15 +217,14 @@ class TrafficVLMPipeline(Pipeline):
         Raises:
             ValueError, TypeError: no image, one that cannot be read, no question, or lists that do not fit together.
         """
-        if isinstance(image, Iterator | Dataset):
-            items = image if isinstance(image, Iterator) else (image[i] for i in range(len(image)))  # type: ignore
+        if is_stream(image):
+            items = image if isinstance(image, Iterable) else (image[i] for i in range(len(image)))
             rows = (self._ask(item, question, index) for index, item in enumerate(items))
             return super().__call__(Rows(rows), **kwargs)
-        if not is_encoded(image) and getattr(image, "ndim", 0) != 4 and not isinstance(image, list | tuple):
+        is_list = isinstance(image, Sequence) and not isinstance(image, str)
+        if not (is_list or getattr(image, "ndim", 0) == 4 or (is_encoded(image) and len(image) > 1)):
             return super().__call__(self._ask(image, question), **kwargs)
-        images = [image[i] for i in range(len(image))]  # a slice of encoded images is one encoded image
-        if is_encoded(image) and len(images) == 1:
-            return super().__call__(self._ask(image, question), **kwargs)
+        images = [image[i] for i in range(len(image))]
         if not images:
             raise ValueError("no image was given: the list is empty")
         has_lists = isinstance(question, list | tuple) and any(isinstance(row, list | tuple) for row in question)
@@ -234,9 +241,10 @@ class TrafficVLMPipeline(Pipeline):
         """An image with its questions, which are read."""
         where = "" if index is None else f"image {index}: "
         if isinstance(image, Mapping):
-            if not {"image", "question"} <= image.keys() or question is not None:
-                raise ValueError(f'{where}expected "image" and "question" in the dictionary, got {list(image)}')
-            image, question = image["image"], image["question"]
+            if "image" not in image or ("question" in image) == (question is not None):
+                given = f"{list(image)} and question={question!r:.80}"
+                raise ValueError(f'{where}expected a dictionary with "image", and one "question" in all, got {given}')
+            image, question = image["image"], image.get("question", question)
         if image is None:
             raise ValueError(f"{where}no image was given")
         if is_encoded(image) and len(image) != 1:

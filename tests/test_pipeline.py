@@ -3,6 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -224,6 +225,9 @@ def test_iterators_and_datasets_are_read_as_they_are_consumed(vqa, pictures):
             return {"image": pictures[index], "question": [CAR, WET]}
 
     assert [len(row) for row in vqa(Frames())] == [2, 2, 2]
+    rows = datasets.Dataset.from_dict({"image": [np.asarray(picture).tolist() for picture in pictures]})
+    rows = rows.with_format("numpy")
+    assert list(vqa(rows, CAR)) == vqa(rows["image"], CAR) == [vqa(picture, CAR) for picture in pictures]
 
 
 def test_images_are_prepared_while_the_last_ones_are_answered(vqa, pictures, monkeypatch):
@@ -339,7 +343,8 @@ def test_margins_and_words_can_be_chosen(vqa, pictures):
         ((["picture", "/no/such.jpg"], CAR), ValueError, "image 1: cannot read the image '/no/such.jpg'"),
         (("/no/such.jpg", CAR), ValueError, "cannot read the image '/no/such.jpg'"),
         ((["picture", 3.5], CAR), TypeError, "image 1: an image must be"),
-        (({"image": "picture"}, None), ValueError, 'expected "image" and "question"'),
+        (({"image": "picture"}, None), ValueError, 'one "question" in all'),
+        (({"picture": "picture"}, CAR), ValueError, "got ['picture']"),
     ],
 )
 def test_bad_input_is_an_error_that_names_the_value(vqa, pictures, arguments, error, message):
