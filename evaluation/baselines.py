@@ -59,7 +59,7 @@ class Majority:
 
     def accuracy(self, predictions: Iterable[Prediction]) -> float | None:
         """Fraction of questions that the most frequent answer answers right."""
-        return mean(float(self.answer(one) == one.answer) for one in predictions)
+        return mean(float(self.answer(one) == one.ground_truth) for one in predictions)
 
     @staticmethod
     def _keys(source: str, question_id: str, question_type: str, is_yes_no: bool) -> list[tuple[str, ...]]:

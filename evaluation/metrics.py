@@ -69,7 +69,7 @@ def balanced_accuracy(predictions: Iterable[Prediction], min_questions: int = 1)
     ids: dict[tuple[str, str], dict[str, list[bool]]] = defaultdict(lambda: {"yes": [], "no": []})
     for one in predictions:
         if one.is_yes_no:
-            ids[one.source, one.question_id][one.answer].append(one.is_right)
+            ids[one.source, one.question_id][one.ground_truth].append(one.is_right)
     counted = [answers for answers in ids.values() if min(map(len, answers.values())) >= min_questions]
     rates = [sum(sum(right) / len(right) for right in answers.values()) / 2 for answers in counted]
     questions = sum(len(right) for answers in counted for right in answers.values())
@@ -84,12 +84,12 @@ def accuracy(predictions: Iterable[Prediction]) -> Score:
 
 def precision(predictions: Iterable[Prediction]) -> Score:
     """Fraction of the questions answered with yes whose ground truth is yes. It depends on the rate of yes."""
-    return accuracy(one for one in predictions if one.is_yes_no and one.text == "yes")
+    return accuracy(one for one in predictions if one.is_yes_no and one.answer == "yes")
 
 
 def recall(predictions: Iterable[Prediction]) -> Score:
     """Fraction of the questions with the ground truth yes that are answered with yes."""
-    return accuracy(one for one in predictions if one.is_yes_no and one.answer == "yes")
+    return accuracy(one for one in predictions if one.is_yes_no and one.ground_truth == "yes")
 
 
 def exact_match(predictions: Iterable[Prediction]) -> Score:
@@ -106,7 +106,7 @@ def mean_recall(predictions: Iterable[Prediction]) -> Score:
     in_words = [one for one in predictions if not one.is_yes_no]
     recalls: dict[str, list[float | None]] = defaultdict(list)
     questions = 0
-    for members in group(in_words, "question_type", "answer").values():
+    for members in group(in_words, "question_type", "ground_truth").values():
         if len(members) >= MIN_QUESTIONS:
             recalls[members[0].question_type].append(exact_match(members).value)
             questions += len(members)
@@ -129,7 +129,7 @@ def reliability(probabilities: Sequence[float], truths: Sequence[bool], bins: in
     """Bin answers by P(yes). The last bin includes 1.
 
     Returns:
-        for each bin "low", "high", "questions", "probability" (mean P(yes)) and "yes_rate" (fraction with the ground
+        for each bin "low", "high", "questions", "p_yes" (its mean) and "yes_rate" (fraction with the ground
         truth yes); the last two are None for an empty bin.
     """
     p, is_yes = np.asarray(probabilities, float), np.asarray(truths, float)
@@ -138,7 +138,7 @@ def reliability(probabilities: Sequence[float], truths: Sequence[bool], bins: in
     for index in range(bins):
         inside = indices == index
         row: dict[str, Any] = {"low": index / bins, "high": (index + 1) / bins, "questions": int(inside.sum())}
-        row |= {"probability": mean(p[inside].tolist()), "yes_rate": mean(is_yes[inside].tolist())}
+        row |= {"p_yes": mean(p[inside].tolist()), "yes_rate": mean(is_yes[inside].tolist())}
         found.append(row)
     return found
 
@@ -148,7 +148,7 @@ def calibration_error(probabilities: Sequence[float], truths: Sequence[bool], bi
     if not len(probabilities):
         return None
     rows = [row for row in reliability(probabilities, truths, bins) if row["questions"]]
-    return sum(row["questions"] * abs(row["probability"] - row["yes_rate"]) for row in rows) / len(probabilities)
+    return sum(row["questions"] * abs(row["p_yes"] - row["yes_rate"]) for row in rows) / len(probabilities)
 
 
 def fit_temperature(margins: Sequence[float], truths: Sequence[bool]) -> float:
@@ -182,7 +182,7 @@ def calibration(predictions: Iterable[Prediction], temperature: float) -> dict[s
     "fitted_temperature" is fitted on all images. "half_temperature" is fitted on one half and tested on the other:
     "ece_before" and "bins_before" are those of the other half at the model's temperature, "..._after" at the fitted.
     """
-    yes_no = [one for one in predictions if one.is_yes_no]
+    yes_no = [one for one in predictions if one.is_yes_no and one.margin is not None]
     if not yes_no:
         return {}
     halves: tuple[list[Prediction], list[Prediction]] = ([], [])
@@ -215,11 +215,14 @@ def calibration(predictions: Iterable[Prediction], temperature: float) -> dict[s
 
 
 def probabilities(predictions: Iterable[Prediction]) -> tuple[list[float], list[bool]]:
-    """P(yes) and ground truth of the yes/no questions."""
-    pairs = [(one.probability, one.answer == "yes") for one in predictions if one.is_yes_no]
-    return [probability for probability, _ in pairs], [truth for _, truth in pairs]
+    """P(yes) and ground truth of the yes/no questions that were asked."""
+    return _pairs(predictions, "p_yes")
 
 
 def _margins(predictions: Iterable[Prediction]) -> tuple[list[float], list[bool]]:
-    pairs = [(one.logit_margin, one.answer == "yes") for one in predictions if one.is_yes_no]
-    return [margin for margin, _ in pairs], [truth for _, truth in pairs]
+    return _pairs(predictions, "margin")
+
+
+def _pairs(predictions: Iterable[Prediction], name: str) -> tuple[list[float], list[bool]]:
+    asked = [one for one in predictions if one.is_yes_no and one.margin is not None]
+    return [getattr(one, name) for one in asked], [one.ground_truth == "yes" for one in asked]

@@ -40,7 +40,7 @@ def draw_reliability(calibration: Mapping[str, Any], path: Path) -> None:
     upper.plot([0, 1], [0, 1], color="gray", linestyle="--")
     for i, ((name, bins, color), error) in enumerate(zip(curves, errors)):
         known = [row for row in bins if row["questions"]]
-        x, y = [row["probability"] for row in known], [row["yes_rate"] for row in known]
+        x, y = [row["p_yes"] for row in known], [row["yes_rate"] for row in known]
         upper.plot(x, y, marker="o", color=color, label=f"{name}: error {error:.3f}")
         width = 1 / len(bins) / len(curves)
         centers = [row["low"] + (i + 0.5) * width for row in bins]
@@ -99,7 +99,12 @@ def _draw_example(axes: Axes, model: Any, processor: Any, row: Mapping[str, Any]
         heat = ((weights * weights.numel() - 1) / (OPAQUE - 1)).clamp(0, 1).numpy()
         style: dict[str, Any] = {"cmap": "autumn", "vmin": 0, "vmax": 1, "interpolation": "bilinear"}
         axes.imshow(heat, extent=(0, 1, 1, 0), aspect="auto", alpha=0.75 * heat, **style)
-    names = {"questions": "question", "answers": "answer", "categories": "category", "question_ids": "question_id"}
+    names = {
+        "questions": "question",
+        "answers": "ground_truth",
+        "categories": "category",
+        "question_ids": "question_id",
+    }
     asked = {column: [example[name]] for column, name in names.items()}
     for grounded in grounded_questions({**row, **asked}):
         width, height = grounded.size
@@ -108,9 +113,9 @@ def _draw_example(axes: Axes, model: Any, processor: Any, row: Mapping[str, Any]
             axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor="white"))
     color = RIGHT if example["is_right"] else WRONG
     axes.add_patch(Rectangle((0, 0), 1, 1, fill=False, edgecolor=color, linewidth=4))
-    p_yes = "" if example["probability"] is None else f", P(yes) {example['probability']:.2f}"
+    score = "" if example["score"] is None else f", {example['score']:.2f}"
     lines = textwrap.wrap(example["question"], TEXT_WIDTH)
-    lines += textwrap.wrap(f"truth: {example['answer']}", TEXT_WIDTH, max_lines=2)
-    lines += textwrap.wrap(f"model: {example['answered']}{p_yes}", TEXT_WIDTH, max_lines=2)
+    lines += textwrap.wrap(f"truth: {example['ground_truth']}", TEXT_WIDTH, max_lines=2)
+    lines += textwrap.wrap(f"model: {example['answer'] or 'no answer'}{score}", TEXT_WIDTH, max_lines=2)
     axes.text(0, 1.03, "\n".join(lines), va="top", fontsize=8.5, color=color)
     axes.set_ylim(1.42, 0)

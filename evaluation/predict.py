@@ -1,31 +1,29 @@
 """Ask a model every question of a dataset.
 
-    rows {image, questions, answers, ...} → images encoded once → first word of each answer ─┬─ yes, no: the answer
-                                                                                             └─ other: generate words
-
-The ground truth has no part in this: questions are answered as in serving, by `answering.py`. Answers are compared
-with the ground truth afterwards.
+rows {image, questions, answers, ...} → the pipeline, which never sees the answers → compared with the answers
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, fields, replace
+from itertools import islice, tee
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from PIL import Image
+from scipy.special import expit
 from tqdm import tqdm
 
-from ..answering import first_words, generate_answers
 from ..data.folders import COLUMNS, LISTS
 from ..data.ground_truth import NONE
 from ..files import atomic_write
 from ..images_traffic_vlm import to_rgb
+from ..pipeline_traffic_vlm import TrafficVLMPipeline
 
 
 Transform = Callable[[Image.Image], Image.Image]
@@ -40,10 +38,11 @@ class Prediction:
         source, image_id: the image.
         question_type, category, question_id: question type, category and question id.
         question: the text that was asked.
-        answer: the ground truth, as the tokenizer writes it ("grey" becomes "gray").
-        text: the model's answer: "yes", "no" or words; None for words that were not generated.
-        probability: P(yes) at the model's temperature, whatever the answer is.
-        logit_margin: l_yes - l_no, without temperature.
+        ground_truth: as the tokenizer writes it ("grey" becomes "gray").
+        answer: the model's answer; None for a problem, and for words that were not generated.
+        score: the probability of the answer; None without one.
+        p_yes: P(yes) at the model's temperature, also where the answer is in words; None for a problem.
+        margin: l_yes - l_no, without temperature; None for a problem.
     """
 
     source: str
@@ -52,22 +51,28 @@ class Prediction:
     category: str
     question_id: str
     question: str
-    answer: str
-    text: str | None
-    probability: float
-    logit_margin: float
+    ground_truth: str
+    answer: str | None
+    score: float | None = None
+    p_yes: float | None = None
+    margin: float | None = None
 
     @property
     def is_yes_no(self) -> bool:
         """Whether the ground truth is yes or no."""
-        return self.answer in ("yes", "no")
+        return self.ground_truth in ("yes", "no")
 
     @property
     def is_right(self) -> bool:
-        return self.text == self.answer
+        return self.answer == self.ground_truth
+
+    def at_temperature(self, temperature: float) -> "Prediction":
+        """The same prediction with P(yes) at another temperature."""
+        return (
+            self if self.margin is None else replace(self, p_yes=float(expit(np.float32(self.margin / temperature))))
+        )
 
 
-@torch.no_grad()
 def predict(
     model: Any,
     processor: Any,
@@ -78,14 +83,14 @@ def predict(
     image: Image.Image | None = None,
     progress: str | None = None,
 ) -> list[Prediction]:
-    """Ask `model` every question of `rows`. The caller chooses device, dtype and autocast.
+    """Ask `model` every question of `rows` through the pipeline. The caller chooses device, dtype and autocast.
 
     Args:
         model: a `TrafficVLMForConditionalGeneration` in evaluation mode, also with adapters, or an `ExportedModel`.
         processor: its `TrafficVLMProcessor`.
         rows: rows with COLUMNS.
         batch_size: images encoded together.
-        generate_words: generate the answers that are neither yes nor no; otherwise their text is None.
+        generate_words: answer questions that ask for words; otherwise their answer is None.
         transform: change each image, upright and RGB, before it is encoded.
         image: ask about this image in place of the rows' own; it is encoded once.
         progress: title of a progress bar; None shows no bar.
@@ -97,60 +102,64 @@ def predict(
         ValueError: a row lacks a column or has lists of unequal lengths; batch_size below 1; a model in training mode.
         FloatingPointError: a logit is NaN or infinite.
     """
-    if model.training:
-        raise ValueError("the model is in training mode, where dropout changes every answer: call model.eval() first")
-    shared = None if image is None else encode(model, processor, [image])
-    predictions: list[Prediction] = []
-    for batch in batches(rows, batch_size, progress):
-        if shared is None:
-            images = [to_rgb(row["image"]) for row in batch]
-            encoded = encode(model, processor, images if transform is None else list(map(transform, images)))
-            questions = [list(row["questions"]) for row in batch]
-        else:  # all questions are about one image
-            encoded, questions = shared, [[question for row in batch for question in row["questions"]]]
-        answers = iter(_answer(model, processor, encoded, questions, generate_words))
-        for row in batch:
-            columns = zip(row["question_types"], row["categories"], row["question_ids"], row["questions"])
-            for asked, answer in zip(columns, normalize(processor, row["answers"])):
-                predictions.append(
-                    Prediction(str(row["source"]), str(row["image_id"]), *asked, answer, *next(answers))
-                )
-    return predictions
+    pipe = TrafficVLMPipeline(model=model, processor=processor, device=model.device)
+    shared = None if image is None else pipe.encode(image)
+
+    def ask(row: Row) -> dict[str, Any]:
+        about = shared
+        if about is None:
+            about = row["image"] if transform is None else transform(to_rgb(row["image"]))
+        return {"image": about, "question": list(row["questions"])}
+
+    asked, compared = tee(with_questions(rows, progress))
+    answers = pipe(map(ask, asked), batch_size=batch_size, generate_words=generate_words, margins=True)
+    temperature = model.config.yes_no_temperature
+    return [
+        one.at_temperature(temperature)
+        for items, row in zip(answers, compared)
+        for one in _compare(row, normalize(processor, row["answers"]), items)
+    ]
+
+
+def _compare(row: Row, truths: Sequence[str], items: Sequence[Mapping[str, Any]]) -> Iterator[Prediction]:
+    columns = zip(row["question_types"], row["categories"], row["question_ids"], row["questions"])
+    for asked, truth, item in zip(columns, truths, items, strict=True):
+        found = (item.get(name) for name in ("answer", "score", "p_yes", "margin"))
+        yield Prediction(str(row["source"]), str(row["image_id"]), *asked, truth, *found)
 
 
 def write_predictions(predictions: Sequence[Prediction], path: Path) -> None:
-    """Write predictions as Parquet, one row for each.
-
-    The columns are source, image_id, question_type, category, question_id, question, ground_truth, yes_probability
-    (P(yes), also where the answer is in words), answer and is_right.
-    """
-    names = ("source", "image_id", "question_type", "category", "question_id", "question")
-    columns: dict[str, list[Any]] = {name: [getattr(one, name) for one in predictions] for name in names}
-    columns["ground_truth"] = [one.answer for one in predictions]
-    columns["yes_probability"] = [one.probability for one in predictions]
-    columns["answer"] = [one.text for one in predictions]
-    columns["is_right"] = [one.is_right for one in predictions]
+    """Write predictions as Parquet: a row for each, with its fields and is_right."""
+    names = [field.name for field in fields(Prediction)] + ["is_right"]
+    columns = {name: [getattr(one, name) for one in predictions] for name in names}
     with atomic_write(path) as temporary:
         pq.write_table(pa.table(columns), temporary, compression="zstd")
 
 
-def batches(rows: Iterable[Row], batch_size: int, progress: str | None = None) -> Iterator[list[Row]]:
-    """Yield the rows that have questions, in lists of at most `batch_size`.
+def with_questions(rows: Iterable[Row], progress: str | None = None) -> Iterator[Row]:
+    """Yield the rows that have questions.
 
     Raises:
-        ValueError: batch_size below 1; a row lacks a column or has lists of unequal lengths.
+        ValueError: a row lacks a column or has lists of unequal lengths.
+    """
+    total = len(rows) if isinstance(rows, Sized) else None
+    for row in tqdm(rows, total=total, desc=progress, unit="image", disable=not progress):
+        check_row(row)
+        if len(row["questions"]):
+            yield row
+
+
+def batches(rows: Iterable[Row], batch_size: int, progress: str | None = None) -> Iterator[list[Row]]:
+    """Yield the rows of `with_questions` in lists of at most `batch_size`.
+
+    Raises:
+        ValueError: batch_size below 1, or one of `with_questions`.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    total = len(rows) if isinstance(rows, Sized) else None
-    iterator = iter(rows)
-    with tqdm(total=total, desc=progress, unit="image", disable=not progress) as bar:
-        while batch := list(islice(iterator, batch_size)):
-            for row in batch:
-                check_row(row)
-            if asked := [row for row in batch if len(row["questions"])]:
-                yield asked
-            bar.update(len(batch))
+    asked = with_questions(rows, progress)
+    while batch := list(islice(asked, batch_size)):
+        yield batch
 
 
 def check_row(row: Row) -> None:
@@ -175,19 +184,6 @@ def normalize(processor: Any, answers: Sequence[str]) -> list[str]:
     """
     ids = processor.tokenizer(list(answers), add_special_tokens=False, split_special_tokens=True)["input_ids"]
     return [NONE if answer == NONE else text for answer, text in zip(answers, processor.batch_decode(ids))]
-
-
-def _answer(
-    model: Any, processor: Any, encoded: Any, questions: list[list[str]], generate_words: bool
-) -> list[tuple[str | None, float, float]]:
-    """Text, P(yes) and l_yes - l_no of each question; `questions` has one list for each encoded image."""
-    found = [one for row in first_words(model, processor, encoded, questions) for one in row]
-    asked = [(image, question) for image, row in enumerate(questions) for question in row]
-    in_words = [pair for pair, one in zip(asked, found) if not one.is_yes_no]
-    texts: Iterator[str | None] = iter([None] * len(in_words))
-    if generate_words and in_words:
-        texts = iter([text for text, _ in generate_answers(model, processor, encoded, in_words)])
-    return [(one.text if one.is_yes_no else next(texts), one.yes_probability, one.logit_margin) for one in found]
 
 
 @torch.no_grad()

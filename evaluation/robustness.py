@@ -61,8 +61,8 @@ def agreement(predictions: Iterable[Prediction]) -> dict[str, Any]:
         "pairs"; "questions": those with at least two paraphrases.
     """
     asked = group(predictions, "source", "image_id", "question_id").values()
-    paraphrased = [[one.probability for one in members] for members in asked if len(members) > 1]
-    pairs = [pair for probabilities in paraphrased for pair in combinations(probabilities, 2)]
+    paraphrased = [[one.p_yes for one in members if one.p_yes is not None] for members in asked if len(members) > 1]
+    pairs = [pair for values in paraphrased for pair in combinations(values, 2)]
     return {
         "same": mean(float((one >= 0.5) == (other >= 0.5)) for one, other in pairs),
         "change": mean(abs(one - other) for one, other in pairs),

@@ -78,11 +78,11 @@ class Threshold:
             if not self.band[0] <= self.threshold <= self.band[1]:
                 raise ValueError(f"band must include the threshold {self.threshold}, got {self.band!r}")
 
-    def answer(self, yes_probability: float) -> str:
-        return "yes" if yes_probability >= self.threshold else "no"
+    def answer(self, p_yes: float) -> str:
+        return "yes" if p_yes >= self.threshold else "no"
 
-    def is_unsure(self, yes_probability: float) -> bool:
-        return self.band is not None and self.band[0] <= yes_probability <= self.band[1]
+    def is_unsure(self, p_yes: float) -> bool:
+        return self.band is not None and self.band[0] <= p_yes <= self.band[1]
 
 
 def _check_fraction(name: str, value: Any) -> None:
@@ -182,8 +182,8 @@ def fit_thresholds(predictions: Iterable["Prediction"], target_accuracy: float =
     groups: dict[str | None, list[tuple[float, bool]]] = defaultdict(list)
     pairs = []
     for one in predictions:
-        if one.is_yes_no:
-            pairs.append((one.probability, one.answer == "yes"))
+        if one.is_yes_no and one.p_yes is not None:
+            pairs.append((one.p_yes, one.ground_truth == "yes"))
             groups[question_type_of(one.question)].append(pairs[-1])
     default = fit_threshold(pairs, target_accuracy)
     if default is None:

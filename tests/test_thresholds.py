@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from tiny import save_folder, yes_no_model
+from tiny import yes_no_model
 from traffic_vlm.data.question_types import question_type_of
 from traffic_vlm.data.questions import QUESTION_TYPES, enumerate_questions
 from traffic_vlm.data.scene import SCENE_ATTRIBUTES
@@ -17,7 +17,7 @@ from traffic_vlm.data.templates import paraphrases_of
 from traffic_vlm.evaluation.predict import Prediction
 from traffic_vlm.evaluation.thresholds import Threshold, Thresholds, fit_threshold, fit_thresholds, load_thresholds
 from traffic_vlm.files import DataError
-from traffic_vlm.serving.answerer import Answerer
+from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline, answer_text
 
 
 def test_every_question_of_the_grammar_has_its_type():
@@ -163,7 +163,7 @@ def test_few_questions_move_no_threshold_and_prove_no_accuracy():
 
 
 def prediction(question: str, truth: str, p_yes: float, question_type: str = "") -> Prediction:
-    return Prediction("a", "1", question_type, "", "", question, truth, truth, p_yes, 0.0)
+    return Prediction("a", "1", question_type, "", "", question, truth, truth, p_yes=p_yes)
 
 
 def test_thresholds_are_fitted_by_the_words_of_the_questions():
@@ -184,17 +184,16 @@ def test_thresholds_are_fitted_by_the_words_of_the_questions():
 # Answers
 
 
-def test_the_answerer_uses_the_threshold_of_the_type(tmp_path):
-    folder, image = save_folder(yes_no_model(), tmp_path), Image.new("RGB", (64, 48), "gray")
-    questions = ["Is there a car?", "Is it raining?"]
-    [plain] = Answerer(folder, "cpu")([image], [questions])
-    p = plain[0].yes_probability
-    assert 0 < p < 1 and all(answer.not_sure is None and "not_sure" not in answer.to_dict() for answer in plain)
+def test_the_pipeline_uses_the_threshold_of_the_type(processor):
+    pipe = TrafficVLMPipeline(model=yes_no_model(), processor=processor, device="cpu")
+    image, questions = Image.new("RGB", (64, 48), "gray"), ["Is there a car?", "Is it raining?"]
+    plain = pipe(image, questions)
+    p = plain[0]["p_yes"]
+    assert 0 < p < 1 and all("not_sure" not in item for item in plain)
     for threshold, band, text, not_sure in ((p, None, "yes", False), (1.0, (p, 1.0), "no", True)):
         thresholds = Thresholds(Threshold(0.5), {"presence": Threshold(threshold, band)})
-        [answers] = Answerer(folder, "cpu", thresholds=thresholds)([image], [questions])
-        assert (answers[0].answer, answers[0].not_sure) == (text, not_sure)
-        assert answers[0].probability == (p if text == "yes" else 1 - p) and answers[0].yes_probability == p
-        assert answers[0].to_dict()["not_sure"] is not_sure
-        assert answers[0].to_text().endswith("not sure") == not_sure
-        assert answers[1] == replace(plain[1], not_sure=False)  # the default is 0.5
+        car, raining = pipe(image, questions, thresholds=thresholds)
+        score = p if text == "yes" else 1 - p
+        assert car == plain[0] | {"answer": text, "score": score, "not_sure": not_sure}
+        assert answer_text(car).endswith("not sure") == not_sure
+        assert raining == plain[1] | {"not_sure": False}  # the default is 0.5
