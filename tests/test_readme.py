@@ -39,7 +39,7 @@ def test_readme_runs(processor, tmp_path, monkeypatch, capsys):
             continue  # the pipeline came with transformers 5.23
         exec(compile(block, "README.md", "exec"), names)
     printed = capsys.readouterr().out
-    assert re.search(r"'question': 'Is there a pedestrian\?', 'answer': '(yes|no)', 'probability': 0\.\d+", printed)
+    assert re.search(r"'question': 'Is there a pedestrian\?', 'answer': '(yes|no)', 'score': [01]\.\d+, 'p_yes': [01]\.\d+", printed)
 
 
 @pytest.mark.parametrize("path", FILES)
