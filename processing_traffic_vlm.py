@@ -517,8 +517,9 @@ class TrafficVLMProcessor(ProcessorMixin):
 
         Empty if `taught` is None: nothing is known then.
         """
-        rows = _rows(text, "text") if text else []
-        ids = self._tokenize([question_words(item) for row in rows for item in row])
+        if not text:
+            return []
+        ids = self._tokenize([question_words(item) for row in _rows(text, "text") for item in row])
         return self.untaught_ids([token for words in ids for token in words])
 
     def _find_unknown(self, texts: list[str]) -> list[str]:
