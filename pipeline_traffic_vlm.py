@@ -10,8 +10,8 @@
         ─┬─ yes/no question: yes from p_yes >= 0.5, or from its threshold
          └─ otherwise: words are generated; the first one fits the kind of the question
 
-Everything that asks the model asks through this class: scripts, page, service, labels, video and evaluation. What an
-answer is, is decided here alone.
+Everything that asks the model asks through this class: scripts, page, service, labels, video and evaluation. The rules
+for reading a question and for what counts as its answer are in `question_traffic_vlm.py`, which needs no torch.
 """
 
 import math
@@ -26,55 +26,21 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 from transformers import Pipeline
 
-from .answer_kind_traffic_vlm import NONE, AnswerKind
-from .question_form_traffic_vlm import NEGATED, NO_WORD, NOT_YES_NO, QuestionForm, question_form, question_words
+from .question_traffic_vlm import (
+    Prompt,
+    Question,
+    answer_notes,
+    answer_text,
+    read_question,
+    yes_no_item,
+    yes_or_no,
+)
+
+
+__all__ = ["TrafficVLMPipeline", "answer_notes", "answer_text", "is_encoded", "yes_no_item", "yes_or_no"]
 
 
 THREADS = 4  # that prepare images
-NO_KNOWN_WORD = "the model knows no word of the question {text!r}"
-TOO_LONG = "the question has {size} tokens or more; with its answer, at most {limit} are possible: {text!r}"
-UNKNOWN_KIND = (
-    "the model was not taught questions like this one. In words it answers questions about colors, numbers, sides, "
-    "lights, signs, objects, weather, time of day, road and traffic; it also answers yes/no questions"
-)
-NOT_OF_ITS_KIND = "the model's answer {answer!r} is not {kind}"
-
-
-@dataclass(frozen=True)
-class Question:
-    """A question that has been read: what the model is asked, and what is known about it.
-
-    Attributes:
-        text: the question as given.
-        form: how it is asked.
-        input_ids: its prompt; empty if it has a problem.
-        kind: the kind of answer in words that it asks for; None for yes/no questions, and if any answer is accepted.
-        unknown_words: its words that are not in the vocabulary; the model ignores them.
-        untaught_words: its words that the model was not taught; it guesses what they mean.
-        problem: why it cannot be answered; None if it can be.
-    """
-
-    text: str
-    form: QuestionForm
-    input_ids: tuple[int, ...] = ()
-    kind: AnswerKind | None = None
-    unknown_words: tuple[str, ...] = ()
-    untaught_words: tuple[str, ...] = ()
-    problem: str | None = None
-
-    def answer(
-        self,
-        answer: str | None = None,
-        score: float | None = None,
-        p_yes: float | None = None,
-        problem: str | None = None,
-        **more: Any,
-    ) -> dict[str, Any]:
-        """The item that the pipeline returns, with what is to be said about the question."""
-        item = {"question": self.text, "answer": answer, "score": score, "p_yes": p_yes, **more}
-        notes = {"unknown_words": self.unknown_words, "untaught_words": self.untaught_words}
-        item |= {name: list(words) for name, words in notes.items() if words}
-        return item | ({"problem": problem} if problem else {})
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,47 +61,6 @@ class Rows(IterableDataset):
 
     def __iter__(self) -> Iterator[Asked]:
         return iter(self.rows)
-
-
-def yes_or_no(form: QuestionForm, p: float, threshold: Any = 0.5) -> dict[str, Any]:
-    """The answer to a yes/no question.
-
-    Args:
-        p: calibrated P(yes) of what the model was asked, `form.text`.
-        threshold: P(yes) from which the answer is yes: a number, or an object with `threshold` and `is_unsure(p)`.
-
-    Returns:
-        "answer", "score" (the probability of this answer) and "p_yes" (that of yes); with an object as threshold also
-        "not_sure".
-    """
-    is_yes = p >= getattr(threshold, "threshold", threshold)
-    p_yes = 1 - p if form.is_negated else p
-    answer = "yes" if is_yes != form.is_negated else "no"
-    item = {"answer": answer, "score": p_yes if answer == "yes" else 1 - p_yes, "p_yes": p_yes}
-    return item if isinstance(threshold, float | int) else item | {"not_sure": threshold.is_unsure(p)}
-
-
-def yes_no_item(question: str, p: float, threshold: float = 0.5) -> dict[str, Any]:
-    """An item for P(yes) of a question that was asked as it is written, without a pipeline."""
-    form = question_form(question)
-    problem = form.problem or (NEGATED.format(word="no") if form.is_negated else None)
-    problem = problem or (None if form.is_yes_no else NOT_YES_NO)
-    read = Question(question, form)
-    return read.answer(problem=problem) if problem else read.answer(**yes_or_no(form, p, threshold))
-
-
-def answer_text(item: Mapping[str, Any]) -> str:
-    """An answer for people: "yes, 0.97", "none seen, 0.88, not sure", or its problem."""
-    if item["answer"] is None:
-        return str(item.get("problem", "not answered"))
-    answer = "none seen" if item["answer"] == NONE else item["answer"]
-    return f"{answer}, {item['score']:.2f}{', not sure' if item.get('not_sure') else ''}"
-
-
-def answer_notes(item: Mapping[str, Any]) -> list[str]:
-    """What is to be said about the words of a question: one note on unknown words, one on untaught words."""
-    notes = {"unknown_words": "unknown, so ignored", "untaught_words": "not taught, or not reliably, so guessed"}
-    return [f"{note}: {', '.join(item[name])}" for name, note in notes.items() if item.get(name)]
 
 
 def is_encoded(image: Any) -> bool:
@@ -269,28 +194,14 @@ class TrafficVLMPipeline(Pipeline):
 
     def _read_question(self, text: str) -> Question:
         """Check and tokenize a question. The method `read_question` keeps the last results."""
-        form = question_form(text)
-        if form.problem:
-            return Question(text, form, problem=form.problem)
-        tokenizer = self.processor.tokenizer
-        limit = min(self.text_config.max_position_embeddings, tokenizer.model_max_length)
-        words = question_words(form.text)
-        if len(words) > 50 * limit:  # not tokenized, which takes long
-            return Question(text, form, problem=TOO_LONG.format(size=limit, limit=limit, text=text[:80]))
-        ids = self.processor.prompt_ids([words])[0]
-        if len(ids) <= 2:
-            return Question(text, form, problem=NO_WORD.format(text=text[:80]))
-        if len(ids) >= limit:  # an answer has one token at least
-            return Question(text, form, problem=TOO_LONG.format(size=len(ids), limit=limit, text=text[:80]))
-        tokens = tokenizer.convert_ids_to_tokens(ids)
-        unknown = tuple(self.processor.unknown_words(words)) if tokenizer.unk_token_id in ids else ()
-        if unknown and not any(token.isalnum() for token in tokens):
-            return Question(text, form, unknown_words=unknown, problem=NO_KNOWN_WORD.format(text=text[:80]))
-        is_limited = not (form.is_yes_no or self.processor.own_questions)
-        kind = self.processor.answer_kind(ids) if is_limited else None
-        problem = UNKNOWN_KIND if is_limited and kind is None else None
-        untaught = tuple(self.processor.untaught_ids(ids))
-        return Question(text, form, tuple(ids), kind, unknown, untaught, problem)
+        limit = min(self.text_config.max_position_embeddings, self.processor.tokenizer.model_max_length)
+        return read_question(text, self._tokenize, limit, self.processor.own_questions)
+
+    def _tokenize(self, words: str) -> Prompt:
+        processor = self.processor
+        ids = processor.prompt_ids([words])[0]
+        unknown = processor.unknown_words(words) if processor.tokenizer.unk_token_id in ids else []
+        return Prompt(ids, processor.tokenizer.convert_ids_to_tokens(ids), unknown, processor.untaught_ids(ids))
 
     def preprocess(self, inputs: Asked, region: Any = None) -> Asked:
         """Open an image and make its pixels. Runs in threads."""
@@ -366,11 +277,7 @@ class TrafficVLMPipeline(Pipeline):
         if generate_words and in_words:
             generated = self._generate(encoded, [(i, question) for i, _, question in in_words], streamer)
             for (i, j, question), (answer, score) in zip(in_words, generated):
-                if answer and (question.kind is None or question.kind.accepts(answer)):
-                    items[i][j] |= {"answer": answer, "score": score}
-                else:
-                    kind = "an answer" if question.kind is None else question.kind.name
-                    items[i][j]["problem"] = NOT_OF_ITS_KIND.format(answer=answer, kind=kind)
+                items[i][j] |= question.answer_in_words(answer, score)
         return items
 
     def postprocess(self, model_outputs: Any) -> Any:
@@ -459,7 +366,6 @@ class TrafficVLMPipeline(Pipeline):
         config, vocabulary = self.text_config, self.processor.tokenizer.get_vocab()
         allowed = torch.zeros(len(questions), config.vocab_size, dtype=torch.bool, device=self.device)
         for row, question in zip(allowed, questions):
-            words = question.kind.first_words if question.kind else vocabulary
-            row[[vocabulary[word] for word in words if word in vocabulary]] = True
+            row[question.first_ids(vocabulary)] = True
         allowed[:, [config.yes_token_id, config.no_token_id, *config.suppressed_tokens]] = False
         return allowed

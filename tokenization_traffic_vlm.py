@@ -12,13 +12,15 @@ What is special here:
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
+
+from .question_traffic_vlm import words_at
 
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[SOS]", "[EOS]"]
@@ -375,24 +377,6 @@ def _decoder() -> decoders.Decoder:
     )
 
 
-def _words_at(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[str]:
-    """The words of the text that tokens come from, in order, each once.
-
-    A word reaches over all letters around a token: offsets of a rewritten word cover its last letter only, and one
-    letter can become several tokens (U+FDFA). Takes time linear in the text, because a word is not read twice.
-    """
-    done = 0  # end of the last word
-    for start, end in spans:
-        if end <= done:
-            continue
-        while done < start < end and text[start - 1].isalpha() and text[start].isalpha():
-            start -= 1
-        while 0 < end < len(text) and text[end - 1].isalpha() and text[end].isalpha():
-            end += 1
-        yield text[start:end]
-        done = end
-
-
 class TrafficVLMTokenizer(PreTrainedTokenizerFast):
     """Word-level tokenizer: `tokenizer("Is there a car?")` gives `[SOS] is there a car ? [EOS]`.
 
@@ -511,7 +495,7 @@ class TrafficVLMTokenizer(PreTrainedTokenizerFast):
         unknown: dict[str, None] = {}
         for source, ids, offsets in zip(texts, batch["input_ids"], batch["offset_mapping"]):
             spans = (span for token_id, span in zip(ids, offsets) if token_id == self.unk_token_id)
-            unknown |= dict.fromkeys(_words_at(source, spans))
+            unknown |= dict.fromkeys(words_at(source, spans))
         return list(unknown)
 
 

@@ -1,0 +1,174 @@
+"""Questions that have been read, and what answers them: the rules of the pipeline that need neither torch nor a model.
+
+    text → form, prompt, kind of answer ── P(yes) ──→ yes or no
+      └─ or its problem                 └─ words ──→ an answer of its kind, or a problem
+
+Programs without torch, such as `scripts/ask_onnx.py`, answer by the same rules.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .answer_kind_traffic_vlm import NONE, AnswerKind, answer_kind
+from .question_form_traffic_vlm import NEGATED, NO_WORD, NOT_YES_NO, QuestionForm, question_form, question_words
+
+
+NO_KNOWN_WORD = "the model knows no word of the question {text!r}"
+TOO_LONG = "the question has {size} tokens or more; with its answer, at most {limit} are possible: {text!r}"
+UNKNOWN_KIND = (
+    "the model was not taught questions like this one. In words it answers questions about colors, numbers, sides, "
+    "lights, signs, objects, weather, time of day, road and traffic; it also answers yes/no questions"
+)
+NOT_OF_ITS_KIND = "the model's answer {answer!r} is not {kind}"
+
+
+class Prompt(NamedTuple):
+    """A tokenized question.
+
+    Attributes:
+        ids, tokens: `[SOS] words ?`.
+        unknown_words: its words that are not in the vocabulary.
+        untaught_words: its words that the model was not taught.
+    """
+
+    ids: list[int]
+    tokens: list[str]
+    unknown_words: list[str]
+    untaught_words: list[str]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question that has been read: what the model is asked, and what is known about it.
+
+    Attributes:
+        text: the question as given.
+        form: how it is asked.
+        input_ids: its prompt; empty if it has a problem.
+        kind: the kind of answer in words that it asks for; None for yes/no questions, and if any answer is accepted.
+        unknown_words: its words that are not in the vocabulary; the model ignores them.
+        untaught_words: its words that the model was not taught; it guesses what they mean.
+        problem: why it cannot be answered; None if it can be.
+    """
+
+    text: str
+    form: QuestionForm
+    input_ids: tuple[int, ...] = ()
+    kind: AnswerKind | None = None
+    unknown_words: tuple[str, ...] = ()
+    untaught_words: tuple[str, ...] = ()
+    problem: str | None = None
+
+    def answer(
+        self,
+        answer: str | None = None,
+        score: float | None = None,
+        p_yes: float | None = None,
+        problem: str | None = None,
+        **more: Any,
+    ) -> dict[str, Any]:
+        """The item that the pipeline returns, with what is to be said about the question."""
+        item = {"question": self.text, "answer": answer, "score": score, "p_yes": p_yes, **more}
+        notes = {"unknown_words": self.unknown_words, "untaught_words": self.untaught_words}
+        item |= {name: list(words) for name, words in notes.items() if words}
+        return item | ({"problem": problem} if problem else {})
+
+    def answer_in_words(self, answer: str, score: float) -> dict[str, Any]:
+        """What an answer adds to the item: "answer" and "score", or a problem if it is not of the right kind."""
+        if answer and (self.kind is None or self.kind.accepts(answer)):
+            return {"answer": answer, "score": score}
+        kind = "an answer" if self.kind is None else self.kind.name
+        return {"problem": NOT_OF_ITS_KIND.format(answer=answer, kind=kind)}
+
+    def first_ids(self, vocabulary: Mapping[str, int]) -> list[int]:
+        """The ids of the words that an answer can begin with."""
+        words = self.kind.first_words if self.kind else vocabulary
+        return [vocabulary[word] for word in words if word in vocabulary]
+
+
+def read_question(text: str, tokenize: Callable[[str], Prompt], limit: int, any_kind: bool = False) -> Question:
+    """Check and tokenize a question.
+
+    Args:
+        tokenize: makes a prompt of words.
+        limit: number of tokens of a question with its answer.
+        any_kind: accept every question and every answer in words.
+    """
+    form = question_form(text)
+    if form.problem:
+        return Question(text, form, problem=form.problem)
+    words = question_words(form.text)
+    if len(words) > 50 * limit:  # not tokenized, which takes long
+        return Question(text, form, problem=TOO_LONG.format(size=limit, limit=limit, text=text[:80]))
+    ids, tokens, *notes = tokenize(words)
+    if len(ids) <= 2:
+        return Question(text, form, problem=NO_WORD.format(text=text[:80]))
+    if len(ids) >= limit:  # an answer has one token at least
+        return Question(text, form, problem=TOO_LONG.format(size=len(ids), limit=limit, text=text[:80]))
+    unknown, untaught = map(tuple, notes)
+    if unknown and not any(token.isalnum() for token in tokens):
+        return Question(text, form, unknown_words=unknown, problem=NO_KNOWN_WORD.format(text=text[:80]))
+    is_limited = not (form.is_yes_no or any_kind)
+    kind = answer_kind(" ".join(tokens[1:-1])) if is_limited else None
+    problem = UNKNOWN_KIND if is_limited and kind is None else None
+    return Question(text, form, tuple(ids), kind, unknown, untaught, problem)
+
+
+def yes_or_no(form: QuestionForm, p: float, threshold: Any = 0.5) -> dict[str, Any]:
+    """The answer to a yes/no question.
+
+    Args:
+        p: calibrated P(yes) of what the model was asked, `form.text`.
+        threshold: P(yes) from which the answer is yes: a number, or an object with `threshold` and `is_unsure(p)`.
+
+    Returns:
+        "answer", "score" (the probability of this answer) and "p_yes" (that of yes); with an object as threshold also
+        "not_sure".
+    """
+    is_yes = p >= getattr(threshold, "threshold", threshold)
+    p_yes = 1 - p if form.is_negated else p
+    answer = "yes" if is_yes != form.is_negated else "no"
+    item = {"answer": answer, "score": p_yes if answer == "yes" else 1 - p_yes, "p_yes": p_yes}
+    return item if isinstance(threshold, float | int) else item | {"not_sure": threshold.is_unsure(p)}
+
+
+def yes_no_item(question: str, p: float, threshold: float = 0.5) -> dict[str, Any]:
+    """An item for P(yes) of a question that was asked as it is written, without a pipeline."""
+    form = question_form(question)
+    problem = form.problem or (NEGATED.format(word="no") if form.is_negated else None)
+    problem = problem or (None if form.is_yes_no else NOT_YES_NO)
+    read = Question(question, form)
+    return read.answer(problem=problem) if problem else read.answer(**yes_or_no(form, p, threshold))
+
+
+def answer_text(item: Mapping[str, Any]) -> str:
+    """An answer for people: "yes, 0.97", "none seen, 0.88, not sure", or its problem."""
+    if item["answer"] is None:
+        return str(item.get("problem", "not answered"))
+    answer = "none seen" if item["answer"] == NONE else item["answer"]
+    return f"{answer}, {item['score']:.2f}{', not sure' if item.get('not_sure') else ''}"
+
+
+def answer_notes(item: Mapping[str, Any]) -> list[str]:
+    """What is to be said about the words of a question: one note on unknown words, one on untaught words."""
+    notes = {"unknown_words": "unknown, so ignored", "untaught_words": "not taught, or not reliably, so guessed"}
+    return [f"{note}: {', '.join(item[name])}" for name, note in notes.items() if item.get(name)]
+
+
+def words_at(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[str]:
+    """The words of the text that tokens come from, in order, each once.
+
+    A word reaches over all letters around a token: offsets of a rewritten word cover its last letter only, and one
+    letter can become several tokens (U+FDFA). Takes time linear in the text, because a word is not read twice.
+    """
+    done = 0  # end of the last word
+    for start, end in spans:
+        if end <= done:
+            continue
+        while done < start < end and text[start - 1].isalpha() and text[start].isalpha():
+            start -= 1
+        while 0 < end < len(text) and text[end - 1].isalpha() and text[end].isalpha():
+            end += 1
+        yield text[start:end]
+        done = end
