@@ -104,7 +104,6 @@ class Prepared:
     questions: list[Question]
     scene: Scene | None
     source: str = ""
-    image_id: str = ""
 
 
 @dataclass
@@ -151,11 +150,7 @@ class TrafficCollator:
         if not any(item.questions for item in prepared):
             prepared = [self._with_stored_questions(row, rng) for row in rows]
         named = zip(rows, prepared)
-        prepared = [
-            replace(item, source=str(row.get("source", "")), image_id=str(row.get("image_id", "")))
-            for row, item in named
-            if item.questions
-        ]
+        prepared = [replace(item, source=str(row.get("source", ""))) for row, item in named if item.questions]
         if not prepared:
             raise ValueError(f"none of the {len(rows)} images of this batch has a question or a scene to ask about")
         batch = self.processor(

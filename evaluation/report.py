@@ -75,8 +75,6 @@ class Options:
 def quick_metrics(model: Any, processor: Any, rows: Rows, batch_size: int = 16) -> dict[str, float]:
     """Compute the metrics that training follows. Those that `rows` have no questions for are missing.
 
-    A yes/no question that the model answers in words, as an untrained one does, is wrong.
-
     Returns:
         "balanced_accuracy": mean over sources, beside "balanced_accuracy_SOURCE" of each; "balanced_accuracy_all":
         mean over all question ids, which varies less if a source has few; "exact_match" of answers in words;
@@ -143,7 +141,6 @@ def evaluate_model(
     uncertainty = perplexity(model, processor, rows, **settings("perplexity")) if options.perplexity else {}
     is_yes_no = [one.is_yes_no for one in predictions]
     gains = word_gains(predictions, baseline, processor)
-    taught = processor.taught_words and processor.taught_words.with_gains(gains)
     return {
         "images": len(rows),
         "images_by_source": {
@@ -159,7 +156,7 @@ def evaluate_model(
             "presuppositions": presuppositions(predictions),
             "answer_types": answer_types(predictions),
             "contradictions": contradictions(model, processor, paraphrased, **settings("contradictions")),
-            "taught_words": taught_coverage(taught, processor.tokenizer.get_vocab()),
+            "taught_words": taught_coverage(processor),
             "untaught_questions": untaught_questions(model, processor, paraphrased, **settings("untaught words")),
             "word_gains": gains,
         },
@@ -238,7 +235,7 @@ def _compare(
         "by_source_and_question_type": by("source", "question_type"),
     }
     if not is_yes_no:
-        answers = by("question_type", "answer")
+        answers = by("question_type", "ground_truth")
         found["by_answer"] = {name: row for name, row in answers.items() if row["questions"] >= MIN_QUESTIONS}
     return found
 
@@ -291,7 +288,7 @@ def choose_examples(predictions: Sequence[Prediction], rows: Rows, count: int = 
     """
     indices = {(str(row["source"]), str(row["image_id"])): index for index, row in enumerate(without_images(rows))}
     shuffled = random.Random(0).sample(list(predictions), len(predictions))
-    right = sorted((one for one in shuffled if one.is_right), key=lambda one: one.answer == "no")
+    right = sorted((one for one in shuffled if one.is_right), key=lambda one: one.ground_truth == "no")
     examples: list[dict[str, Any]] = []
     images: set[tuple[str, str]] = set()
     for candidates in (right, [one for one in shuffled if not one.is_right]):
@@ -306,11 +303,5 @@ def choose_examples(predictions: Sequence[Prediction], rows: Rows, count: int = 
             if chosen < count and image not in images:
                 chosen += 1
                 images.add(image)
-                examples.append(_example(one) | {"row": indices[image]})
+                examples.append(asdict(one) | {"is_right": one.is_right, "row": indices[image]})
     return examples
-
-
-def _example(one: Prediction) -> dict[str, Any]:
-    """A prediction for JSON: P(yes) for ground truths of yes or no, generated text for others."""
-    unused = {"text": None} if one.is_yes_no else {"probability": None, "logit_margin": None}
-    return asdict(one) | unused | {"answered": one.text, "is_right": one.is_right}

@@ -1,53 +1,43 @@
 """Whether answers can be trusted: nothing presupposed, answers that agree, values of the right type, taught words.
 
 predictions of a dataset        → "none" where nothing is there; values of the question's type; gain of each word
+gains, words asked in training  → the words that the weights are taught
 fixed questions about its images → pairs of answers that contradict each other; P(yes) of questions never taught
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..answer_kind_traffic_vlm import CLOSEST, COLOR, COUNT, DIRECTIONS, LIGHT, NONE, SIDE, SIGN, STATUS
 from ..data.agreement import PROBES, exclusions, implications
-from ..data.ground_truth import MAX_COUNT, NONE, THIRDS, UNNAMED
+from ..data.ground_truth import UNNAMED
 from ..data.questions import SCENE_ATTRIBUTE_OF_TYPE
-from ..data.scene import (
-    ATTRIBUTES,
-    CLASSES,
-    COLORS,
-    DIRECTIONS,
-    LIGHT_STATES,
-    SCENE_ATTRIBUTES,
-    SPEED_LIMITS,
-    SYNTHETIC,
-    is_a,
-)
+from ..data.scene import SCENE_ATTRIBUTES, SYNTHETIC
 from ..data.templates import paraphrases_of, with_article
-from ..taught_traffic_vlm import TaughtWords, is_content_word
+from ..processing_traffic_vlm import TAUGHT_ON
+from ..tokenization_traffic_vlm import is_content_word
+from .baselines import mean_image
 from .metrics import group, mean
 from .predict import Prediction, predict
 
 
 TOLERANCE = 0.1  # of a probability, beyond which two answers contradict each other
 CONFIDENT = 0.9
-MIN_GAIN_QUESTIONS = 30  # with a word, to measure its gain
+MIN_GAIN_QUESTIONS, MIN_OTHER_ANSWERS = 30, 10  # with a word, to measure its gain
+STANDARD_ERRORS = 2.0
 # Nouns of the vocabulary for "Is there a ...?"; those that the weights were taught are not asked about.
 NOUNS = (
     "roundabout pothole bump curve wall arrow wheelchair stroller umbrella backpack phone helmet debris smoke "
     "tunnel bridge school bird cat sheep taxi policeman worker"
 ).split()
+KINDS = {"light_state": LIGHT, "color": COLOR, "status": STATUS, "side": SIDE, "sign_value": SIGN, "closest": CLOSEST}
 VALUES: dict[str, frozenset[str]] = {  # of the answers to open questions, by question type
-    "light_state": frozenset({*LIGHT_STATES, NONE}),
-    "color": frozenset({*COLORS, NONE}),
-    "status": frozenset({*ATTRIBUTES["status"], "with rider", "without rider", NONE}),
-    "facing": frozenset(DIRECTIONS),
-    "side": frozenset({*THIRDS, NONE}),
-    "sign_value": frozenset({*SPEED_LIMITS, *(name for name in CLASSES if is_a(name, "traffic sign")), NONE}),
-    "closest": frozenset({*(name for name in CLASSES if is_a(name, "vehicle") and name != "vehicle"), NONE}),
-    "count": frozenset(map(str, range(MAX_COUNT + 1))),
+    **{name: kind.values or frozenset() for name, kind in (KINDS | {"count": COUNT}).items()},
+    "facing": frozenset(DIRECTIONS),  # asked only about what is there, so never "none"
     **{kind: frozenset(SCENE_ATTRIBUTES[name]) - UNNAMED for kind, name in SCENE_ATTRIBUTE_OF_TYPE.items()},
 }
 
@@ -65,8 +55,8 @@ def presuppositions(predictions: Iterable[Prediction]) -> dict[str, dict[str, An
     groups |= group(asked, "question_type")
     found = {}
     for name, members in groups.items():
-        absent = [float(one.text == NONE) for one in members if one.answer == NONE]
-        present = [float(one.text == NONE) for one in members if one.answer != NONE]
+        absent = [float(one.answer == NONE) for one in members if one.ground_truth == NONE]
+        present = [float(one.answer == NONE) for one in members if one.ground_truth != NONE]
         found[name] = {
             "none_if_absent": mean(absent),
             "none_if_present": mean(present),
@@ -82,7 +72,7 @@ def answer_types(predictions: Iterable[Prediction]) -> dict[str, dict[str, Any]]
     groups = {"all": asked} | group(asked, "question_type")
     return {
         name: {
-            "own_type": mean(float(one.text in VALUES[one.question_type]) for one in members),
+            "own_type": mean(float(one.answer in VALUES[one.question_type]) for one in members),
             "questions": len(members),
         }
         for name, members in groups.items()
@@ -104,7 +94,7 @@ def contradictions(
     found = predict(model, processor, asked, batch_size, generate_words=False, progress=progress)
     if not found:
         return {}
-    p = np.array([one.probability for one in found]).reshape(-1, len(PROBES))
+    p = np.array([one.p_yes for one in found]).reshape(-1, len(PROBES))
     excess = {f"{texts[i]} → {texts[j]}": p[:, i] - p[:, j] for i, j in implications(PROBES)}
     excess |= {f"{texts[i]} ≠ {texts[j]}": p[:, i] + p[:, j] - 1 for i, j in exclusions(PROBES)}
     by_pair = {name: float((values > TOLERANCE).mean()) for name, values in excess.items()}
@@ -116,53 +106,90 @@ def word_gains(
 ) -> dict[str, dict[str, float]]:
     """For each content word, how much better the questions that hold it are answered than about the mean image.
 
+    Words in fewer than 30 questions are left out, and those with fewer than 10 right answers other than the most
+    frequent one: where it is always day, a model that sees nothing is right about the night, too.
+
     Args:
         predictions, blind: of the same questions, in the same order.
 
     Returns:
-        {word: {"gain": mean difference of accuracy, "error": its standard error}}, of words in 30 questions or more.
+        {word: {"gain": mean difference of accuracy, "error": its standard error, "photographs": number of questions
+        about photographs}}.
     """
     tokenizer = processor.tokenizer
     texts = list(dict.fromkeys(one.question for one in predictions))
     ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
     words_of = {text: set(tokenizer.convert_ids_to_tokens(row)) for text, row in zip(texts, ids)}
-    differences: defaultdict[str, list[int]] = defaultdict(list)
+    asked: defaultdict[str, list[tuple[Prediction, int]]] = defaultdict(list)
     for one, other in zip(predictions, blind, strict=True):
-        for word in words_of[one.question]:
-            differences[word].append(one.is_right - other.is_right)
-    return {
-        word: {"gain": float(np.mean(values)), "error": float(np.std(values, ddof=1) / math.sqrt(len(values)))}
-        for word, values in sorted(differences.items())
-        if is_content_word(word) and len(values) >= MIN_GAIN_QUESTIONS
-    }
+        for word in filter(is_content_word, words_of[one.question]):
+            asked[word].append((one, one.is_right - other.is_right))
+    gains = {}
+    for word, pairs in sorted(asked.items()):
+        [(_, most_frequent)] = Counter(one.ground_truth for one, _ in pairs).most_common(1)
+        if len(pairs) >= MIN_GAIN_QUESTIONS and len(pairs) - most_frequent >= MIN_OTHER_ANSWERS:
+            values = [value for _, value in pairs]
+            gains[word] = {
+                "gain": float(np.mean(values)),
+                "error": float(np.std(values, ddof=1) / math.sqrt(len(values))),
+                "photographs": sum(one.source != SYNTHETIC for one, _ in pairs),
+            }
+    return gains
 
 
-def taught_coverage(taught: TaughtWords | None, vocabulary: Iterable[str]) -> dict[str, list[str]]:
+def measure_word_gains(model: Any, processor: Any, rows: Any, batch_size: int = 16) -> dict[str, dict[str, float]]:
+    """The `word_gains` of a model on the rows of a dataset."""
+    blind = predict(model, processor, rows, batch_size, image=mean_image(rows, processor))
+    return word_gains(predict(model, processor, rows, batch_size), blind, processor)
+
+
+def update_taught(
+    before: Mapping[str, Sequence[str]], asked: Mapping[str, str], gains: Mapping[str, Mapping[str, float]]
+) -> dict[str, list[str]]:
+    """The words that the weights are taught after a training or evaluation: {"photographs": [...], "rendered": [...]}.
+
+    - A word that was not asked often keeps its standing.
+    - A word that was asked often becomes taught if the development questions that hold it are answered better than
+      blind by two standard errors. A word that was taught before loses this only if they show no gain at all.
+    - If there are too few of these questions to tell, a word that was asked often is taught.
+
+    Args:
+        before: the words taught before, in the same form; {} for random weights.
+        asked: {word: "photographs" or "rendered"} of the words that were asked often, with different answers.
+        gains: of `word_gains`: of the words with enough development questions.
+    """
+    standing = {word: kind for kind, words in before.items() for word in words}
+    for word, kind in asked.items():
+        measured = gains.get(word)
+        needed = 0.0 if measured is None or word in standing else STANDARD_ERRORS * measured["error"]
+        if measured is not None and measured["gain"] <= needed:
+            standing.pop(word, None)
+        elif standing.get(word) != TAUGHT_ON[0]:  # taught on photographs once is enough
+            standing[word] = kind
+    return {kind: sorted(word for word in standing if standing[word] == kind) for kind in TAUGHT_ON}
+
+
+def taught_coverage(processor: Any) -> dict[str, list[str]]:
     """The content words of the vocabulary by what the weights were taught; empty if that is unknown."""
-    if taught is None:
+    if processor.taught is None:
         return {}
-    found: dict[str, list[str]] = {"taught on real images": [], "taught on synthetic images only": []}
-    found |= {"unreliable": [], "untaught": []}
-    for word in sorted(filter(is_content_word, vocabulary)):
-        status = taught.status(word)
-        if status == "taught":
-            status = "taught on real images" if taught.is_real(word) else "taught on synthetic images only"
-        found[status].append(word)
-    return found
+    photographs, rendered = (processor.taught[kind] for kind in TAUGHT_ON)
+    content = sorted(filter(is_content_word, processor.tokenizer.get_vocab()))
+    untaught = [word for word in content if word not in {*photographs, *rendered}]
+    return {"taught on photographs": photographs, "taught on rendered scenes only": rendered, "untaught": untaught}
 
 
 def untaught_questions(
     model: Any, processor: Any, rows: Iterable[Mapping[str, Any]], batch_size: int = 16, progress: str | None = None
 ) -> dict[str, Any]:
-    """P(yes) of "Is there a ...?" with nouns that the weights were never taught: it should not be near 1.
+    """P(yes) of "Is there a ...?" with nouns that the weights were not taught: it should not be near 1.
 
     Returns:
         "mean" of P(yes); "confident": fraction of answers with P(yes) above 0.9 or below 0.1; "words" asked about;
         "questions". Empty if nothing is known of taught words, all are taught, or there are no images.
     """
-    taught = processor.taught_words
     vocabulary = processor.tokenizer.get_vocab()
-    words = [word for word in NOUNS if word in vocabulary and taught and taught.status(word) == "untaught"]
+    words = [word for word in NOUNS if word in vocabulary and processor.untaught_words(word)]
     if not words:
         return {}
     texts = [f"Is there {with_article(word)}?" for word in words]
@@ -170,7 +197,7 @@ def untaught_questions(
     found = predict(model, processor, asked, batch_size, generate_words=False, progress=progress)
     if not found:
         return {}
-    p = [one.probability for one in found]
+    p = [one.p_yes for one in found if one.p_yes is not None]
     confident = mean(float(max(value, 1 - value) > CONFIDENT) for value in p)
     return {"mean": mean(p), "confident": confident, "words": words, "questions": len(p)}
 

@@ -5,10 +5,10 @@
     python scripts/build_files.py --output_dir runs/medium --medium true    # another decoder, for new weights
 
 The files are config.json, generation_config.json, decision.json, and those of the tokenizer and the processor. The
-temperature and the dtype in config.json belong to the weights and are kept, unless other sizes are chosen. With
---questions the script also prints how many words of a list of questions the tokenizer knows, how many of these
-training can teach, because they stand in our own questions or are not judged (see `taught_traffic_vlm.py`), and how
-many the weights in the output folder were taught: one question per line, in the last column if there are tabs.
+temperature and the dtype in config.json and the taught words in processor_config.json belong to the weights and are
+kept, unless other sizes are chosen. With --questions the script also prints how many words of a list of questions the
+tokenizer knows, how many of these training can teach, because they stand in our own questions or are function words,
+and how many the weights were taught: one question per line, in the last column if there are tabs.
 """
 
 import json
@@ -27,8 +27,12 @@ from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.generation_traffic_vlm import MAX_NEW_TOKENS
 from traffic_vlm.options import option_parser
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
-from traffic_vlm.taught_traffic_vlm import TAUGHT_FILE, TaughtWords, is_content_word
-from traffic_vlm.tokenization_traffic_vlm import ANSWER_TOKENS, SPECIAL_TOKENS, TrafficVLMTokenizer
+from traffic_vlm.tokenization_traffic_vlm import (
+    ANSWER_TOKENS,
+    SPECIAL_TOKENS,
+    TrafficVLMTokenizer,
+    is_content_word,
+)
 from traffic_vlm.training.sizes import SizeOptions
 from traffic_vlm.training.words import template_words
 
@@ -116,11 +120,15 @@ def build(output_dir: Path, tokenizer: TrafficVLMTokenizer, text_fields: dict[st
     # The whole image is resized to a square (bicubic, no crop); pixels are scaled to [-1, 1].
     size = config.vision_config.image_size
     image_processor = SiglipImageProcessorPil(size={"height": size, "width": size})
+    existing = output_dir / "processor_config.json"
+    weights = json.loads((existing if existing.is_file() else ROOT / existing.name).read_text())
+    names = () if text_fields else ("taught", "own_questions")
+    kept = {name: weights[name] for name in names if name in weights}
     parts = (
         config,
         GenerationConfig(**token_ids, max_new_tokens=MAX_NEW_TOKENS),
         # The processor marks its tokenizer and writes the tokenizer's files too: give it a copy, and write ours last.
-        TrafficVLMProcessor(image_processor, deepcopy(tokenizer)),
+        TrafficVLMProcessor(image_processor, deepcopy(tokenizer), **kept),
         tokenizer,
     )
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -186,9 +194,10 @@ def main() -> None:
         ours = template_words(tokenizer)
         found = measure_coverage(tokenizer, questions, lambda word: word in ours or not is_content_word(word))
         print(f"words that our questions can teach:\n{found}")
-        if (options.output_dir / TAUGHT_FILE).is_file():
-            taught = TaughtWords.load(options.output_dir / TAUGHT_FILE, tokenizer.get_vocab())
-            print(f"words that were taught:\n{measure_coverage(tokenizer, questions, taught.is_taught)}")
+        if lists := json.loads((options.output_dir / "processor_config.json").read_text()).get("taught"):
+            taught = {word for words in lists.values() for word in words}
+            found = measure_coverage(tokenizer, questions, lambda word: word in taught or not is_content_word(word))
+            print(f"words that were taught:\n{found}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ The first one takes a minute on a CPU. A dataset is a folder that scripts/make_d
 metadata.jsonl. The output is
 
 - report.json, report.md and plots;
-- predictions.parquet: each question with its image, ground truth, P(yes) and answer, for FiftyOne or pandas;
+- predictions.parquet: each question with its image, ground truth, answer, score and p_yes, for FiftyOne or pandas;
 - thresholds.json: the P(yes) from which a question of each type is answered yes, and a band of answers that are not
   sure; ask.py, watch.py, label.py and serve.py take it as --thresholds. evaluation/thresholds.py describes the fit.
 """
@@ -19,14 +19,13 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import disable_progress_bars
-from scipy.special import expit
 from transformers.utils import logging
 
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
@@ -36,11 +35,11 @@ from traffic_vlm.evaluation.plots import draw_examples, draw_question_types, dra
 from traffic_vlm.evaluation.predict import Prediction, predict, write_predictions
 from traffic_vlm.evaluation.report import Options, evaluate_model
 from traffic_vlm.evaluation.thresholds import MIN_ANSWERS, fit_thresholds
+from traffic_vlm.evaluation.trust import MIN_GAIN_QUESTIONS, update_taught
 from traffic_vlm.files import DataError, atomic_write_text
 from traffic_vlm.loading import load_weights
 from traffic_vlm.options import option_parser
-from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
-from traffic_vlm.taught_traffic_vlm import TAUGHT_FILE, TaughtWords
+from traffic_vlm.processing_traffic_vlm import TAUGHT_ON, TrafficVLMProcessor
 
 
 @dataclass
@@ -61,7 +60,7 @@ class Arguments:
     )
     write_taught_words: bool = field(
         default=False,
-        metadata={"help": "write to taught_words.json of the model folder how much better than blind each word is"},
+        metadata={"help": "write the words that are answered better than blind to processor_config.json"},
     )
 
     def __post_init__(self) -> None:
@@ -95,8 +94,9 @@ def evaluate(arguments: Arguments, options: Options) -> None:
         report = evaluate_model(evaluated, processor, rows, options, train_rows, predictions)
         draw_examples(model, processor, rows, report["examples"], output_dir / "examples.png")
     report = about | {"datasets": list(map(str, arguments.dataset))} | report
-    if report["yes_no"]:
+    if report["calibration"]:
         draw_reliability(report["calibration"], output_dir / "reliability.png")
+    if report["yes_no"]:
         draw_question_types(report["yes_no"], output_dir / "question_types.png")
     atomic_write_text(output_dir / "report.json", json.dumps(report, indent=1, allow_nan=False))
     atomic_write_text(output_dir / "report.md", to_markdown(report))
@@ -109,10 +109,10 @@ def evaluate(arguments: Arguments, options: Options) -> None:
         temperature = report["calibration"]["fitted_temperature"]
         write_temperature(Path(arguments.model), temperature)
         # Thresholds are for the model as it is now.
-        predictions = [replace(one, probability=float(expit(one.logit_margin / temperature))) for one in predictions]
+        predictions = [one.at_temperature(temperature) for one in predictions]
     write_thresholds(predictions, output_dir / "thresholds.json")
     if arguments.write_taught_words:
-        write_word_gains(Path(arguments.model), processor.taught_words, report["trust"]["word_gains"])
+        write_taught_words(Path(arguments.model), processor.taught, report["trust"]["word_gains"])
 
 
 def print_summary(report: dict[str, Any]) -> None:
@@ -124,7 +124,8 @@ def print_summary(report: dict[str, Any]) -> None:
     for name, row in rows.items():
         values = [format_value(row[key]) for key in ("balanced_accuracy", "mean_image")]
         print(f"  {name:<20} balanced accuracy {values[0]}, of the mean image {values[1]}")
-    print(f"  fitted temperature of P(yes): {report['calibration']['fitted_temperature']:.3f}")
+    if report["calibration"]:
+        print(f"  fitted temperature of P(yes): {report['calibration']['fitted_temperature']:.3f}")
 
 
 def write_thresholds(predictions: list[Prediction], path: Path) -> None:
@@ -138,12 +139,15 @@ def write_thresholds(predictions: list[Prediction], path: Path) -> None:
     print(f"wrote {path}")
 
 
-def write_word_gains(folder: Path, taught: TaughtWords | None, gains: Mapping[str, Mapping[str, float]]) -> None:
-    """Add the measures of `word_gains` to the counts of the model folder."""
-    if taught is None:
-        raise DataError(f"--write_taught_words: {folder} has no {TAUGHT_FILE}; scripts/train.py counts the words")
-    atomic_write_text(folder / TAUGHT_FILE, taught.with_gains(gains).to_json())
-    print(f"wrote {folder / TAUGHT_FILE}")
+def write_taught_words(
+    folder: Path, before: Mapping[str, Sequence[str]] | None, gains: Mapping[str, Mapping[str, float]]
+) -> None:
+    """Set the standing of the words that were measured in processor_config.json of the model folder."""
+    asked = {word: TAUGHT_ON[0 if found["photographs"] >= MIN_GAIN_QUESTIONS else 1] for word, found in gains.items()}
+    path = folder / "processor_config.json"
+    fields = json.loads(path.read_text(encoding="utf-8")) | {"taught": update_taught(before or {}, asked, gains)}
+    atomic_write_text(path, json.dumps(fields, indent=2, sort_keys=True) + "\n")
+    print(f"wrote the taught words to {path}")
 
 
 def write_temperature(folder: Path, temperature: float) -> None:

@@ -1,125 +1,231 @@
-"""Taught words: counted in training, judged by evaluation, saved and loaded with the processor."""
+"""Taught words: counted in training, judged by evaluation, saved in processor_config.json."""
 
 import json
-import shutil
+from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
+from test_train import NO_BEST, TOWER, learn, own_folder
 
-from tiny import ROOT
-from traffic_vlm import processing_traffic_vlm as processing
-from traffic_vlm.files import DataError
+from tiny import ROOT, TINY_TEXT, load_script, save_folder
+from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig
+from traffic_vlm.evaluation.predict import Prediction
+from traffic_vlm.evaluation.trust import taught_coverage, update_taught, word_gains
+from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
+from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
-from traffic_vlm.taught_traffic_vlm import TAUGHT_FILE, TaughtWords, is_content_word
-from traffic_vlm.training.word_counts import WordCounter
+from traffic_vlm.tokenization_traffic_vlm import is_content_word
+from traffic_vlm.training import word_counts as counting
+from traffic_vlm.training.head import QueryHead
+from traffic_vlm.training.tower import save_tower
+from traffic_vlm.training.word_counts import WordCounts, word_counts
+from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 
-COUNTED = {"questions": 200, "images": 50, "yes": 100, "no": 100}
-FILES = ("tokenizer.json", "tokenizer_config.json", "processor_config.json", "chat_template.jinja")
+def taught(photographs: str = "", rendered: str = "") -> dict[str, list[str]]:
+    return {"photographs": photographs.split(), "rendered": rendered.split()}
 
 
-def with_words(words: dict) -> TrafficVLMProcessor:
+# --- the lists in the processor ---
+
+
+def test_untaught_words_are_reported_like_unknown_ones(tmp_path):
     processor = TrafficVLMProcessor.from_pretrained(ROOT)
-    processor.taught_words = TaughtWords(words)
-    return processor
-
-
-@pytest.mark.parametrize(
-    ("entry", "status"),
-    [
-        (COUNTED | {"gain": 0.11, "error": 0.05}, "taught"),
-        (COUNTED | {"gain": 0.09, "error": 0.05}, "unreliable"),
-        (COUNTED, "unreliable"),
-        (COUNTED | {"questions": 199, "gain": 0.5, "error": 0.0}, "untaught"),
-        (COUNTED | {"images": 49, "gain": 0.5, "error": 0.0}, "untaught"),
-        (COUNTED | {"yes": 0, "no": 200, "gain": 0.5, "error": 0.0}, "untaught"),
-        (COUNTED | {"yes": 0, "no": 0, "words": 200, "gain": 0.5, "error": 0.0}, "taught"),
-        ({}, "untaught"),
-    ],
-)
-def test_a_word_is_taught_if_it_was_asked_often_and_answered_better_than_blind(entry, status):
-    taught = TaughtWords({"car": entry})
-    assert taught.status("car") == status
-    assert taught.status("truck") == "untaught" and taught.status("the") == taught.status("50") == "taught"
-    assert taught.is_real("car") == (entry.get("questions", 0) >= 200)
-    assert not TaughtWords({"car": entry | {"synthetic": 1}}).is_real("car") or entry["questions"] > 200
-
-
-def test_untaught_words_are_reported_like_unknown_ones():
-    processor = with_words({"car": COUNTED | {"gain": 0.3, "error": 0.01}})
-    assert processor.untaught_words("Is there a car on the road?") == ["road"]
+    processor.taught = taught("car", "cone")
+    processor.save_pretrained(tmp_path)
+    processor = TrafficVLMProcessor.from_pretrained(tmp_path)
+    assert processor.untaught_words("Is there a car or a cone on the road?") == ["road"]
     assert processor.untaught_words(["Is there a car?", "Where is the bus?"]) == ["bus"]
     with pytest.warns(UserWarning, match="words that the model was not taught, or not reliably: 'bus'"):
         processor(text="Is there a bus?")
     with pytest.raises(ValueError, match="words that the model was not taught, or not reliably: 'bus'"):
         processor(text="Is there a bus?", on_unknown="raise")
     processor(text="Is there a bus?", suffix="no", on_unknown="raise")  # the word is being taught
-    questions = [["Is there a car?", "Is there a bus?"]]
-    [[car, bus]] = processor.post_process_yes_no([torch.tensor([0.9, 0.8])], questions)
+    [[car, bus]] = processor.post_process_yes_no([torch.tensor([0.9, 0.8])], [["Is there a car?", "Is there a bus?"]])
     assert "untaught_words" not in car and bus["untaught_words"] == ["bus"]
+    processor.taught = None
+    assert processor.untaught_words("Is there a bus?") == []
 
 
-def test_the_file_is_saved_and_loaded_with_the_processor(tmp_path):
-    processor = with_words({"car": COUNTED})
-    processor.save_pretrained(tmp_path)
-    assert "taught" not in (tmp_path / "processor_config.json").read_text()
-    assert TrafficVLMProcessor.from_pretrained(tmp_path).taught_words.words == {"car": COUNTED}
-    for content, message in (
-        ({"words": {"unicorn": COUNTED}}, "counts words that are not in the vocabulary: unicorn"),
-        ({"words": {"car": {"questions": -1}}}, "'car': questions = -1"),
-        ({"car": 3}, "is not a file of taught words"),
-    ):
-        (tmp_path / TAUGHT_FILE).write_text(json.dumps(content))
-        with pytest.raises(ValueError, match=message):
-            TrafficVLMProcessor.from_pretrained(tmp_path)
-
-
-def test_a_folder_without_the_file_loads_and_says_so(tmp_path, monkeypatch):
-    for name in FILES:
-        shutil.copy(ROOT / name, tmp_path)
-    said = []
-    monkeypatch.setattr(processing.logger, "warning_once", said.append)
-    processor = TrafficVLMProcessor.from_pretrained(tmp_path)
-    assert processor.taught_words is None and processor.untaught_words("Is there a bus?") == []
-    assert len(said) == 1 and f"{tmp_path} has no {TAUGHT_FILE}" in said[0]
-
-
-def test_words_are_counted_once_a_question_by_answer_and_image(tmp_path):
-    processor = TrafficVLMProcessor.from_pretrained(ROOT)
-    texts = [["Is there a car or a car?", "What color is the bus?"], ["Is there a car?"]]
-    batch = dict(
-        processor(text=texts, suffix=[["yes", "red"], ["no"]], packed=True, row_tokens="fit", return_tensors="pt")
-    )
-    batch |= {"image_keys": torch.tensor([7, 8]), "is_synthetic": torch.tensor([False, True])}
-    counter = WordCounter(processor.tokenizer, TaughtWords({"car": {"questions": 5, "images": 2, "yes": 5}}))
-    counter.add(batch)
-    counter.save(tmp_path / "counts.json")
-    resumed = WordCounter(processor.tokenizer, TaughtWords({"car": {"questions": 5, "images": 2, "yes": 5}}))
-    resumed.load(tmp_path / "counts.json")
-    for one in (counter, resumed):
-        words = one.taught_words().words
-        assert words["car"] == {"questions": 7, "images": 4, "yes": 6, "no": 1, "synthetic": 1, "words": 0}
-        assert words["bus"] == {"questions": 1, "images": 1, "yes": 0, "no": 0, "synthetic": 0, "words": 1}
-        assert "red" not in words  # an answer, not a word of a question
-    resumed.add(batch)
-    assert resumed.taught_words().words["car"]["questions"] == 9 and resumed.taught_words().words["car"]["images"] == 4
-
-
-def test_evaluation_writes_how_much_better_than_blind_each_word_is(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import evaluate
-
-    (tmp_path / TAUGHT_FILE).write_text(TaughtWords({"car": COUNTED, "bus": COUNTED}).to_json())
-    taught = TaughtWords.load(tmp_path / TAUGHT_FILE, ["car", "bus"])
-    evaluate.write_word_gains(
-        tmp_path, taught, {"car": {"gain": 0.2, "error": 0.05}, "van": {"gain": 0.1, "error": 0.1}}
-    )
-    after = TaughtWords.load(tmp_path / TAUGHT_FILE, ["car", "bus"])
-    assert (after.status("car"), after.status("bus"), after.status("van")) == ("taught", "unreliable", "untaught")
-    with pytest.raises(DataError, match=r"--write_taught_words: .* has no taught_words\.json"):
-        evaluate.write_word_gains(tmp_path, None, {})
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [
+        (taught("unicorn car"), "words that are not in the vocabulary: unicorn"),
+        ({"photographs": []}, "taught must be a dictionary with the lists"),
+        (["car"], "taught must be a dictionary with the lists"),
+    ],
+)
+def test_wrong_lists_are_refused(processor, lists, message):
+    with pytest.raises(ValueError, match=message):
+        TrafficVLMProcessor(processor.image_processor, processor.tokenizer, taught=lists)
 
 
 def test_content_words():
     assert all(map(is_content_word, ("car", "wet", "roundabout")))
     assert not any(map(is_content_word, ("the", "50", "?", "[YES]", "'s")))
+
+
+# --- counts of training ---
+
+
+def test_words_are_counted_once_a_question_by_source_and_answer(processor, tmp_path):
+    texts = [["Is there a car or a car?", "What color is the bus?", "Is there a van?"], ["Is there a car?"]]
+    answers = [["yes", "red", "no"], ["no"]]
+    batch = processor(text=texts, suffix=answers, packed=True, row_tokens="fit", return_tensors="pt")
+    for row, ids in enumerate(batch["input_ids"].tolist()):  # the question about a van has no label
+        for segment in set(batch["segment_ids"][row].tolist()) - {0}:
+            inside = batch["segment_ids"][row] == segment
+            if processor.tokenizer.convert_tokens_to_ids("van") in [ids[i] for i in inside.nonzero()]:
+                batch["labels"][row, inside] = -100
+    counts = word_counts(batch, torch.tensor([False, True]), processor.tokenizer)
+    of = dict(zip(processor.tokenizer.convert_ids_to_tokens(range(500)), counts.tolist()))
+    assert of["car"] == [[1, 0, 0], [0, 1, 0]] and of["bus"] == of["color"] == [[0, 0, 1], [0, 0, 0]]
+    assert of["?"] == [[1, 0, 1], [0, 1, 0]]
+    assert not any(map(any, of["van"] + of["red"] + of["[YES]"]))  # unlabeled, or words of answers
+    total = WordCounts(500)
+    total.add(counts)
+    (tmp_path / "word_counts.json").write_text(json.dumps(total.counts.tolist()))
+    resumed = WordCounts(500)
+    resumed.load(tmp_path)
+    resumed.add(counts)
+    assert torch.equal(resumed.counts, 2 * counts)
+
+
+def test_words_asked_often_had_different_answers(processor):
+    counts = WordCounts(500)
+    entries = {
+        "car": [[100, 100, 0], [0, 0, 0]],
+        "bus": [[100, 99, 0], [0, 1, 0]],
+        "van": [[0, 0, 0], [0, 0, 300]],
+        "truck": [[0, 900, 0], [0, 0, 0]],
+        "road": [[100, 99, 0], [0, 0, 0]],
+        "the": [[300, 300, 0], [0, 0, 0]],
+    }
+    for word, entry in entries.items():
+        counts.counts[processor.tokenizer.convert_tokens_to_ids(word)] = torch.tensor(entry)
+    assert counts.asked_often(processor.tokenizer) == {"car": "photographs", "bus": "rendered", "van": "rendered"}
+
+
+# --- the rule ---
+
+
+@pytest.mark.parametrize(
+    ("gain", "was_taught", "is_taught"),
+    [
+        (None, True, True),  # too few questions to tell
+        (None, False, True),
+        (0.11, False, True),
+        (0.05, False, False),
+        (0.05, True, True),
+        (0.0, True, False),
+    ],
+)
+def test_a_word_that_was_asked_often_has_a_new_standing(gain, was_taught, is_taught):
+    gains = {} if gain is None else {"bus": {"gain": gain, "error": 0.05}}
+    before = taught("car bus" if was_taught else "car")
+    assert update_taught(before, {"bus": "photographs"}, gains)["photographs"] == ["bus", "car"][not is_taught :]
+    assert update_taught(before, {}, gains) == {kind: sorted(words) for kind, words in before.items()}
+
+
+def test_photographs_count_more_than_rendered_scenes():
+    before = taught("car", "cone dog")
+    asked = {"car": "rendered", "cone": "photographs", "dog": "rendered", "cow": "rendered"}
+    assert update_taught(before, asked, {}) == taught("car cone", "cow dog")
+    assert update_taught({}, {"car": "photographs"}, {}) == taught("car")
+
+
+def test_gains_of_words_in_closed_form(processor):
+    def answered(answer: str, truth: str = "red", source: str = "a") -> Prediction:
+        return Prediction(source, "1", "color", "car", "color/car/what", "What color is the car?", truth, answer)
+
+    seen = [answered("red"), answered("red"), answered("blue", "blue", "synthetic"), answered("red", "blue")] * 10
+    blind = [answered("red"), answered("blue"), answered("red", "blue"), answered("red", "blue")] * 10
+    gains = word_gains(seen, blind, processor)
+    assert gains.keys() == {"color", "car"} and gains["car"]["photographs"] == 30
+    assert gains["car"]["gain"] == 0.5 and gains["car"]["error"] == pytest.approx((0.25 / 39) ** 0.5)
+    assert word_gains(seen[:29], blind[:29], processor) == {}  # too few
+    assert word_gains([answered("red")] * 40, [answered("red")] * 40, processor) == {}  # the same answer to all
+
+
+def test_the_report_lists_words_by_their_standing(processor, monkeypatch):
+    monkeypatch.setattr(processor, "taught", taught("car", "cone"))
+    found = taught_coverage(processor)
+    assert (found["taught on photographs"], found["taught on rendered scenes only"]) == (["car"], ["cone"])
+    assert {"bus", "wrong"} < set(found["untaught"]) and not {"the", "car", "cone"} & set(found["untaught"])
+    monkeypatch.setattr(processor, "taught", None)
+    assert taught_coverage(processor) == {}
+
+
+def test_a_larger_evaluation_renews_the_standing_and_nothing_else(tmp_path):
+    before = json.loads((ROOT / "processor_config.json").read_text())
+    (tmp_path / "processor_config.json").write_text(json.dumps(before))
+    gain = {"error": 0.01, "photographs": 30}
+    gains = {"bus": gain | {"gain": 0.0}, "pothole": gain | {"gain": 0.3}, "bird": gain | {"gain": 0.3}}
+    gains["bird"]["photographs"] = 29
+    load_script("evaluate").write_taught_words(tmp_path, before["taught"], gains)
+    after = json.loads((tmp_path / "processor_config.json").read_text())
+    assert set(after["taught"]["photographs"]) == {*before["taught"]["photographs"], "pothole"} - {"bus"}
+    assert set(after["taught"]["rendered"]) == {*before["taught"]["rendered"], "bird"}
+    assert after | {"taught": 0} == before | {"taught": 0}
+
+
+# --- training ---
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory) -> Path:
+    """A folder with a tiny model and the project's processor, which has the lists of the shipped weights."""
+    torch.manual_seed(0)
+    model = TrafficVLMForConditionalGeneration(TrafficVLMConfig(TOWER, TINY_TEXT))
+    return save_folder(model, tmp_path_factory.mktemp("start"))
+
+
+def yolo_folder(folder: Path) -> Path:
+    """A folder of 20 images with boxes of buses and cars, as somebody might have one."""
+    for index in range(20):
+        image, label = folder / f"images/train/{index}.png", folder / f"labels/train/{index}.txt"
+        for path in (image, label):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (80, 60), (10 * index, 0, 0)).save(image)
+        label.write_text(f"{index % 2} 0.5 0.5 0.3 0.4\n")
+    (folder / "data.yaml").write_text("train: images/train\nnames: [bus, car]\n")
+    return folder
+
+
+@pytest.mark.parametrize("min_questions", [200, 5])
+def test_known_words_stay_known_after_a_short_training(start, tmp_path, run_script, monkeypatch, min_questions):
+    """README's own flow: a dataset of one's own, a training from the shipped weights, a question."""
+    monkeypatch.setattr(counting, "MIN_QUESTIONS", min_questions)
+    source, mine = yolo_folder(tmp_path / "city"), str(tmp_path / "mine")
+    run_script("make_dataset.py", "--source", source, "--output_dir", mine, "--num_workers", "1")
+    learn(start, tmp_path / "out", "--train_dataset", mine, "--num_train_epochs", "1")
+    pipe = TrafficVLMPipeline(
+        model=TrafficVLMForConditionalGeneration.from_pretrained(tmp_path / "out"),
+        processor=TrafficVLMProcessor.from_pretrained(tmp_path / "out"),
+    )
+    questions = ["Is there a bus?", "Is the light red?", "Is there a pothole?"]
+    bus, light, pothole = pipe(Image.new("RGB", (80, 60)), questions)
+    assert "untaught_words" not in bus | light and pothole["untaught_words"] == ["pothole"]
+    assert not pipe.processor.own_questions
+
+
+def test_a_training_from_scratch_knows_what_it_taught_and_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(counting, "MIN_QUESTIONS", 5)
+    tower = TrafficVLMVisionModel(TrafficVLMVisionConfig(**TOWER))
+    save_tower(torch.nn.ModuleDict({"tower": tower, "head": QueryHead(24)}), tmp_path / "tower")
+    options = ["--from_scratch", "true", "--vision_tower", str(tmp_path / "tower"), "--num_train_epochs", "1"]
+    options += ["--hidden_size", "32", "--num_hidden_layers", "1", "--intermediate_size", "48"]
+    learn(None, tmp_path / "evaluated", *options)
+    learn(None, tmp_path / "not", *options, "--eval_strategy", "no", *NO_BEST)
+    found = TrafficVLMProcessor.from_pretrained(tmp_path / "evaluated").taught
+    assert found is not None and not found["photographs"]  # asked about rendered scenes only
+    assert TrafficVLMProcessor.from_pretrained(tmp_path / "not").taught is None
+
+
+def test_own_questions_answered_in_words_are_marked(start, tmp_path):
+    options = ["--max_steps", "1", "--eval_strategy", "no", *NO_BEST]
+    learn(start, tmp_path / "out", "--train_dataset", str(own_folder(tmp_path / "mine")), *options)
+    assert TrafficVLMProcessor.from_pretrained(tmp_path / "out").own_questions
+    learn(tmp_path / "out", tmp_path / "more", *options)  # rendered scenes
+    assert TrafficVLMProcessor.from_pretrained(tmp_path / "more").own_questions

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from tiny import ROOT, load_script
 from traffic_vlm import tokenization_traffic_vlm as module
-from traffic_vlm.taught_traffic_vlm import is_content_word
-from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer
+from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer, is_content_word
 from traffic_vlm.training.words import template_words
 
 
@@ -335,7 +334,7 @@ def test_build_files_script_reports_coverage(tmp_path, run_script, capsys):
     (tmp_path / "questions.txt").write_text("one set\tIs there a car?\n\n")
     run_script("build_files.py", "--output_dir", tmp_path, "--questions", tmp_path / "questions.txt")
     printed = capsys.readouterr().out
-    assert printed.count("1 questions, all words known: 100.00%") == 2  # by the tokenizer, and by our own questions
+    assert printed.count("1 questions, all words known: 100.00%") == 3  # tokenizer, our own questions, weights
 
 
 # Saving, loading, copying

@@ -4,18 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from tiny import ROOT
+from traffic_vlm.data import scene
 from traffic_vlm.data.agreement import PROBES, exclusions, implications, implied_by
+from traffic_vlm.data.ground_truth import MAX_COUNT, NONE, THIRDS
 from traffic_vlm.data.questions import enumerate_questions
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.evaluation.predict import Prediction
-from traffic_vlm.evaluation.trust import answer_types, presuppositions, taught_coverage, word_gains
-from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
-from traffic_vlm.taught_traffic_vlm import TaughtWords
+from traffic_vlm.evaluation.trust import VALUES, answer_types, presuppositions
 
 
-def words(question_type: str, answer: str, text: str, question: str = "?") -> Prediction:
-    return Prediction("a", "1", question_type, "car", f"{question_type}/car/what", question, answer, text, 0.5, 0.0)
+def words(question_type: str, truth: str, answer: str, question: str = "?") -> Prediction:
+    return Prediction("a", "1", question_type, "car", f"{question_type}/car/what", question, truth, answer)
 
 
 def test_implications_follow_from_the_meaning():
@@ -40,6 +39,15 @@ def test_ground_truth_never_contradicts_itself(seed):
     assert not [(ids[i], ids[j]) for i, j in exclusions(ids) if found[ids[i]] == found[ids[j]] == "yes"]
 
 
+def test_values_are_those_of_the_ground_truth():
+    assert VALUES["light_state"] == {*scene.LIGHT_STATES, NONE} and VALUES["color"] == {*scene.COLORS, NONE}
+    assert VALUES["status"] == {*scene.ATTRIBUTES["status"], "with rider", "without rider", NONE}
+    assert VALUES["facing"] == set(scene.DIRECTIONS) and VALUES["side"] == {*THIRDS, NONE}
+    signs = {name for name in scene.CLASSES if scene.is_a(name, "traffic sign")}
+    assert VALUES["sign_value"] == {*scene.SPEED_LIMITS, *signs, NONE}
+    assert VALUES["count"] == {str(count) for count in range(MAX_COUNT + 1)}
+
+
 def test_presuppositions_and_answer_types_in_closed_form():
     rendered = words("light_state", "none", "none")
     asked = [
@@ -60,25 +68,3 @@ def test_presuppositions_and_answer_types_in_closed_form():
     types = answer_types(asked)
     assert types["light_state"] == {"own_type": 0.75, "questions": 4} and types["all"]["own_type"] == 0.8
     assert presuppositions([asked[-1]]) == {}
-
-
-def test_word_gains_and_coverage():
-    processor = TrafficVLMProcessor.from_pretrained(ROOT)
-    right, wrong = (words("color", "red", answered, "What color is the car?") for answered in ("red", "blue"))
-    gains = word_gains([right, right, wrong] * 10, [wrong, right, wrong] * 10, processor)
-    assert gains["car"]["gain"] == pytest.approx(1 / 3)
-    assert gains["car"]["error"] == pytest.approx((2 / 9 / 29) ** 0.5)
-    assert word_gains([right] * 29, [wrong] * 29, processor) == {}  # too few
-    assert "the" not in gains
-    entry = {"questions": 300, "images": 50, "yes": 1, "no": 1, "gain": 0.5, "error": 0.1}
-    taught = TaughtWords({"car": entry, "bus": entry | {"synthetic": 200}, "truck": entry | {"gain": 0.1}})
-    assert taught_coverage(taught, ["car", "bus", "truck", "van", "the"]) == {
-        "taught on real images": ["car"],
-        "taught on synthetic images only": ["bus"],
-        "unreliable": ["truck"],
-        "untaught": ["van"],
-    }
-    assert taught_coverage(None, ["car"]) == {}
-    better = taught.with_gains({"truck": {"gain": 0.3}, "van": {"gain": 1.0}})
-    assert taught_coverage(better, ["car", "truck", "van"])["taught on real images"] == ["car", "truck"]
-    assert taught.status("truck") == "unreliable"

@@ -15,8 +15,8 @@ from traffic_vlm.data.questions import ask
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
-from traffic_vlm.taught_traffic_vlm import TAUGHT_FILE, TaughtWords
-from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer, plural_of
+from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer, is_content_word, plural_of
+from traffic_vlm.training import word_counts
 from traffic_vlm.training.words import (
     add_words,
     entries_to_replace,
@@ -130,15 +130,6 @@ def test_the_last_unused_words_of_the_vocabulary_go_first():
     assert entries_to_replace(changed, 2) == ["future", "small"]  # an added word stays
 
 
-def test_untaught_words_go_first_and_taught_ones_never():
-    counted = {"questions": 300, "images": 50, "yes": 100, "no": 200}
-    taught = {word: counted | {"gain": 0.2, "error": 0.01} for word in TOKENIZER.get_vocab()}
-    taught |= {"smoke": counted, "wrong": {}, "car": {}, "because": {}, "debris": {"questions": 5}}
-    assert entries_to_replace(TOKENIZER, 3, TaughtWords(taught)) == ["wrong", "debris", "smoke"]
-    with pytest.raises(ValueError, match="has 4 words, but only 3"):
-        entries_to_replace(TOKENIZER, 4, TaughtWords(taught))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -175,6 +166,8 @@ def test_rows_start_from_the_mean_of_their_kin(tied):
         assert sorted(different) == sorted(TOKENIZER.convert_tokens_to_ids(["future", "small", "large"]))
     assert {"vehicle", "car", "rickshaw"} <= set(kin_words("vehicle")) < set(kin_words(None))
     assert kin_words("traffic light") == ["light"]
+    taught = add_words(model, TOKENIZER, ["forklift"], taught=["wrong", "future"])
+    assert taught.added_words == {"forklift": "small"}
 
 
 # --- training ---
@@ -182,17 +175,19 @@ def test_rows_start_from_the_mean_of_their_kin(tied):
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    """A folder with a tiny model, the project's processor, and counts of taught words."""
+    """A folder with a tiny model and the project's processor, whose words are taught but for two."""
     torch.manual_seed(0)
     model = TrafficVLMForConditionalGeneration(TrafficVLMConfig(TOWER, TINY_TEXT))
     folder = save_folder(model, tmp_path_factory.mktemp("start"))
-    counted = {"questions": 300, "images": 50, "yes": 100, "no": 200, "gain": 0.2, "error": 0.01}
-    taught = {word: counted for word in TOKENIZER.get_vocab() if word not in ("wrong", "smoke")}
-    (folder / TAUGHT_FILE).write_text(TaughtWords(taught).to_json())
+    processor = TrafficVLMProcessor.from_pretrained(folder)
+    taught = [word for word in TOKENIZER.get_vocab() if is_content_word(word) and word not in ("wrong", "smoke")]
+    processor.taught = {"photographs": taught, "rendered": []}
+    processor.save_pretrained(folder)
     return folder
 
 
-def test_a_run_teaches_a_new_word_and_its_folder_loads_in_a_new_process(start, tmp_path, capsys):
+def test_a_run_teaches_a_new_word_and_its_folder_loads_in_a_new_process(start, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(word_counts, "MIN_QUESTIONS", 15)
     mine, out = str(own_folder(tmp_path / "mine", "zebra")), tmp_path / "out"
     options = ["--train_dataset", mine, "--eval_strategy", "no", *NO_BEST, "--num_train_epochs"]
     assert "zebra. --add_words zebra teaches" in refuse(start, tmp_path / "not", *options, "1")
@@ -215,8 +210,8 @@ def test_a_run_teaches_a_new_word_and_its_folder_loads_in_a_new_process(start, t
     )
     zebra = [2, *ids(TOKENIZER, "is there a"), entry, *ids(TOKENIZER, "?")]
     assert printed.splitlines() == [f"{zebra} ['wrong']", "500 500 {'zebra': 'wrong'}"]
-    counts = TaughtWords.load(out / TAUGHT_FILE, [*TOKENIZER.get_vocab(), "zebra"]).words
-    assert counts["bus"]["questions"] > 300 and "wrong" not in counts
+    taught = TrafficVLMProcessor.from_pretrained(out).taught["photographs"]
+    assert "bus" in taught and "zebra" not in taught  # it stood in answers, not in questions
     before, after = (load_file(folder / "model.safetensors")[EMBEDDINGS] for folder in (start, out))
     kin = before[TOKENIZER.convert_tokens_to_ids(kin_words("animal"))].mean(0)
     assert (after[entry] - kin).norm() < 0.3 * (before[entry] - kin).norm()  # trained from there on

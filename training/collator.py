@@ -4,7 +4,6 @@ images with 20 to 230 tokens of questions each → packed rows of equal length, 
 """
 
 import random
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -22,6 +21,7 @@ from ..data.questions import Question, ask
 from ..data.scene import SYNTHETIC, Scene
 from ..data.templates import paraphrases_of, random_paraphrase
 from ..processing_traffic_vlm import IGNORED_LABEL
+from .word_counts import word_counts
 
 
 @dataclass
@@ -37,7 +37,7 @@ class SupervisedCollator(TrafficCollator):
       agree, and 1 if they exclude each other, 0 if the first implies the second;
     - `head_questions` [K,5]: row and column of the last token of each yes/no question that the query head answers,
       too, its image, and the category and region of the head's output;
-    - `image_keys` [I], a number of each image, and `is_synthetic` bool [I], for the counts of words;
+    - `word_counts` [V,2,3], of the words of the questions (see `word_counts.py`);
     - `source_index` [I], the position of each image's source in `sources`; 0 for other sources;
     - `paraphrase_pairs` [R,L]: at the last tokens of two paraphrases of a yes/no question the id of their pair, from
       1; else 0.
@@ -98,7 +98,7 @@ class SupervisedCollator(TrafficCollator):
                     batch["labels"][row, batch["segment_ids"][row] == batch["segment_ids"][row, end]] = IGNORED_LABEL
             related += [(*ends_of_item[i], *ends_of_item[j], 0) for i, j in implications(ids)]
             related += [(*ends_of_item[i], *ends_of_item[j], 1) for i, j in exclusions(ids)]
-        keys = [zlib.crc32(f"{item.source}/{item.image_id}".encode()) for item in prepared]
+        is_rendered = torch.tensor([item.source == SYNTHETIC for item in prepared])
         index_of = {source: index for index, source in enumerate(self.sources)}
         extra = {
             "region_targets": torch.from_numpy(region),
@@ -108,8 +108,7 @@ class SupervisedCollator(TrafficCollator):
             "paraphrase_pairs": pairs,
             "agreement_pairs": torch.tensor(related, dtype=torch.long).reshape(-1, 5),
             "head_questions": torch.tensor(of_head, dtype=torch.long).reshape(-1, 5),
-            "image_keys": torch.tensor(keys),
-            "is_synthetic": torch.tensor([item.source == SYNTHETIC for item in prepared]),
+            "word_counts": word_counts(batch, is_rendered, cast(Any, self.processor).tokenizer),
             "source_index": torch.tensor([index_of.get(item.source, 0) for item in prepared]),
         }
         unused = ("question_ends", "question_index")  # the model needs them only for scoring

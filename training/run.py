@@ -20,12 +20,12 @@ from ..data.dataset import Mixture, SyntheticRows, synthetic_rows
 from ..data.folders import load_rows, select_evenly, source_names
 from ..data.scene import SYNTHETIC
 from ..evaluation.report import quick_metrics
+from ..evaluation.trust import measure_word_gains, update_taught
 from ..files import FILE_MODE, atomic_write_text
 from ..loading import load_weights
 from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMMLP
 from ..processing_traffic_vlm import TrafficVLMProcessor
-from ..taught_traffic_vlm import TaughtWords
-from ..tokenization_traffic_vlm import TrafficVLMTokenizer
+from ..tokenization_traffic_vlm import ANSWER_TOKENS, TrafficVLMTokenizer
 from ..vision_traffic_vlm import TrafficVLMVisionModel
 from .average import AverageWeights
 from .card import write_card
@@ -35,7 +35,7 @@ from .hub import publish
 from .options import PATCH, DataOptions, ModelOptions, check_arguments, check_options
 from .tower import is_tower_folder, load_tower
 from .trainer import LOSSES, FreezeTower, RefuseBrokenGradients, StartEpoch, TrafficTrainer, freeze_blocks, unwrap
-from .word_counts import COUNTS_FILE, SaveWordCounts, WordCounter
+from .word_counts import WordCounts
 from .words import add_words
 
 
@@ -88,6 +88,12 @@ def own_questions(rows: Any) -> list[tuple[str, str]]:
         return []
     texts = rows.select_columns(["questions", "answers"])
     return list({pair: None for row in texts for pair in zip(row["questions"], row["answers"])})
+
+
+def has_answers_in_words(rows: Any, processor: Any) -> bool:
+    """Whether a dataset has questions of its own that are answered in words, neither yes nor no."""
+    answers = {answer for _, answer in own_questions(rows)}
+    return any(processor.tokenizer.tokenize(answer)[0] not in ANSWER_TOKENS for answer in answers)
 
 
 def check_rows(rows: Any, processor: Any) -> None:
@@ -249,6 +255,8 @@ def prepare_model(
     """The model with its training head, frozen and compiled as the options say, and its processor."""
     model = build_model(model_options)
     processor = TrafficVLMProcessor.from_pretrained(model_options.model_name_or_path or ROOT)
+    if not model_options.model_name_or_path:
+        processor.taught, processor.own_questions = None, False
     size = model.config.vision_config.image_size
     processor.image_processor.size = {"height": size, "width": size}
     for name, value in read_normalization(model_options.trained_tower).items():
@@ -290,11 +298,8 @@ def prepare_words(
         processor.tokenizer = TrafficVLMTokenizer.from_pretrained(str(checkpoint))
     else:
         texts = {text for dataset in datasets for pair in own_questions(dataset) for text in pair}
-        processor.tokenizer = add_words(model, processor.tokenizer, options.add_words, processor.taught_words, texts)
-    if processor.taught_words is not None:
-        known = processor.tokenizer.get_vocab()
-        counts = {word: entry for word, entry in processor.taught_words.words.items() if word in known}
-        processor.taught_words = TaughtWords(counts)
+        taught = {word for words in (processor.taught or {}).values() for word in words}
+        processor.tokenizer = add_words(model, processor.tokenizer, options.add_words, taught, texts)
 
 
 def prepare_rows(
@@ -303,6 +308,7 @@ def prepare_rows(
     """The rows to train on, and those to evaluate on (None without evaluation), from the datasets of `open_rows`."""
     for dataset in (*rows, *held):
         check_rows(dataset, processor)
+    processor.own_questions |= any(has_answers_in_words(dataset, processor) for dataset in rows)
     eval_rows = None
     if arguments.eval_strategy != "no":
         if not held:
@@ -349,6 +355,21 @@ def judge(state: TrainerState, arguments: TrainingArguments, model: str = "the m
     advice = " The weights that it started from are better on these images." if gain < 0 else ""
     figures = f"{metric.replace('_', ' ')} {before[metric]:.3f} before, {after[metric]:.3f} after."
     return Outcome(before, after, f"Training made {model} {result}: {figures}{advice}")
+
+
+def renew_taught(trainer: TrafficTrainer, model: Any, processor: Any, is_from_scratch: bool) -> None:
+    """Renew `processor.taught` by `update_taught`: words that this training asked often get a new standing.
+
+    It stays None, unknown, if nothing was known of the weights before, or if weights from scratch are not evaluated.
+    """
+    rows, counts = trainer.eval_dataset, trainer.word_counts
+    if counts is None or (processor.taught is None and not (is_from_scratch and rows is not None)):
+        return
+    asked, gains = counts.asked_often(processor.tokenizer), {}
+    if asked and rows is not None:
+        with trainer.compute_loss_context_manager(), trainer.accelerator.autocast():
+            gains = measure_word_gains(model.eval(), processor, rows, trainer.args.per_device_eval_batch_size)
+    processor.taught = update_taught(processor.taught or {}, asked, gains)
 
 
 def start_message(options: ModelOptions) -> str:
@@ -412,13 +433,8 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     loss_weights = {name: getattr(data_options, f"{name}_weight") for name in LOSSES}
     if model_options.lora_rank:
         loss_weights["presence"] = 0.0  # it would train tower and head, which LoRA leaves as they are
-    # Counts are complete only from scratch, or if those of the first weights are known.
-    base = processor.taught_words if model_options.model_name_or_path else TaughtWords({})
-    counter = None if base is None else WordCounter(processor.tokenizer, base)
-    processor.taught_words = None  # the counts of before, which checkpoints must not save
-    callbacks: list[Any] = [StartEpoch(mixture, collator), RefuseBrokenGradients()]
-    if counter is not None:
-        callbacks.append(SaveWordCounts(counter))
+    counts = WordCounts(len(processor.tokenizer))
+    callbacks: list[Any] = [StartEpoch(mixture, collator), RefuseBrokenGradients(), counts]
     average = AverageWeights(unwrap(model), model_options.average_decay) if model_options.average_decay else None
     if average is not None:
         callbacks.append(average)
@@ -432,14 +448,14 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         eval_dataset=eval_rows,
         loss_weights=loss_weights,
         evaluator=lambda model, rows: quick_metrics(model, processor, rows, arguments.per_device_eval_batch_size),
-        word_counter=counter,
+        word_counts=counts,
         processing_class=processor,
         callbacks=callbacks,
     )
     if checkpoint and arguments.should_log:
         print(f"resuming from {checkpoint}")
-    if checkpoint and counter is not None:
-        counter.load(Path(checkpoint) / COUNTS_FILE)
+    if checkpoint:
+        counts.load(Path(checkpoint))
     if checkpoint and average is not None:
         average.load(Path(checkpoint))
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -450,7 +466,7 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     if trainer.is_world_process_zero():
         finished = trainer.accelerator.unwrap_model(trainer.model)
         finished = finished.merge_and_unload() if model_options.lora_rank else finished
-        processor.taught_words = None if counter is None else counter.taught_words()
+        renew_taught(trainer, finished, processor, not model_options.model_name_or_path)
         save_folder(finished, processor, folder, model_options.save_dtype)
         has_new_tower = model_options.model_name_or_path and model_options.vision_tower
         named = "the model with the new tower" if has_new_tower else "the model"

@@ -23,7 +23,7 @@ from .losses import (
     intermediate_loss,
     recording,
 )
-from .word_counts import WordCounter
+from .word_counts import WordCounts
 
 
 LOSSES = ("presence", "grounding", "intermediate", "consistency", "agreement", "distillation")
@@ -78,7 +78,7 @@ class TrafficTrainer(Trainer):
         loss_weights: weights of the auxiliary losses by name, of LOSSES; a loss with weight 0 or without a weight is
             not computed. "presence" and "distillation" need a model with a training head.
         evaluator: computes metrics {name: value} from a model and the evaluation rows.
-        word_counter: counts the words of the questions.
+        word_counts: sums up the counts of the words of the questions.
 
     Raises:
         FloatingPointError: during training, if the loss is NaN or infinite. The last checkpoint is not affected.
@@ -89,12 +89,12 @@ class TrafficTrainer(Trainer):
         *args: Any,
         loss_weights: Mapping[str, float] | None = None,
         evaluator: Callable[[Any, Any], dict[str, float]] | None = None,
-        word_counter: WordCounter | None = None,
+        word_counts: WordCounts | None = None,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
         self.loss_weights = {name: weight for name, weight in (loss_weights or {}).items() if weight}
-        self.evaluator, self.word_counter = evaluator, word_counter
+        self.evaluator, self.word_counts = evaluator, word_counts
         self.sums: dict[str, tuple[Any, Any]] = {}  # {name: (sum, count)} since the last log
         self.answer_losses: tuple[Any, Any] = (0.0, 0)  # sum and count since the last evaluation
 
@@ -108,10 +108,9 @@ class TrafficTrainer(Trainer):
             *("paraphrase_pairs", "agreement_pairs", "head_questions", "source_index"),
         ]
         targets = {name: inputs.pop(name, None) for name in names}
-        if self.word_counter is not None:
-            self.word_counter.add(inputs)
-        for name in ("image_keys", "is_synthetic"):
-            inputs.pop(name, None)
+        counts = inputs.pop("word_counts", None)
+        if self.word_counts is not None and counts is not None:
+            self.word_counts.add(counts)
         inputs["use_cache"] = False
         with recording(full) as recorded:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)

@@ -1,7 +1,9 @@
-"""Count the words of training questions, for `taught_words.json`."""
+"""In how many questions of a training each word of the vocabulary stood, and what they were answered.
+
+packed batch → `word_counts` [V,2,3], in the collator → sum, in `WordCounts` → the words that were asked often
+"""
 
 import json
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -9,88 +11,73 @@ import torch
 from transformers import TrainerCallback
 
 from ..files import atomic_write_text
-from ..processing_traffic_vlm import IGNORED_LABEL
-from ..taught_traffic_vlm import COUNTS, MIN_IMAGES, TaughtWords
+from ..processing_traffic_vlm import IGNORED_LABEL, TAUGHT_ON
+from ..tokenization_traffic_vlm import TrafficVLMTokenizer, is_content_word
 
 
 COUNTS_FILE = "word_counts.json"  # in each checkpoint
+MIN_QUESTIONS = 200  # with a word, for it to be asked often
 
 
-class WordCounter:
-    """Counts of the words of questions, by token id. With several processes, those of the first process.
+def word_counts(
+    batch: dict[str, torch.Tensor], is_rendered: torch.Tensor, tokenizer: TrafficVLMTokenizer
+) -> torch.Tensor:
+    """Numbers [V,2,3] of the questions of a packed batch in which each token stands.
 
-    Images are counted up to 50 in each training; further training adds its own count, also of the same images.
+    They are about photographs or rendered scenes, and answered yes, no or in words. Questions without labels are left
+    out, and a token that stands twice in a question counts once.
 
     Args:
-        tokenizer: names the ids.
-        base: counts of the weights that training starts from; they are continued.
+        batch: input_ids, labels, segment_ids [R,L], question_ends [R,Q], image_index [R].
+        is_rendered: bool [I].
+    """
+    ids, labels, segments, ends = (batch[name] for name in ("input_ids", "labels", "segment_ids", "question_ends"))
+    yes, no = tokenizer.convert_tokens_to_ids(["[YES]", "[NO]"])
+    first = labels.gather(1, (ends + 1).clamp(0, labels.shape[1] - 1))  # of each answer, [R,Q]
+    kinds = torch.where(first == yes, 0, torch.where(first == no, 1, 2))
+    rows, columns = ((segments > 0) & (labels == IGNORED_LABEL)).nonzero(as_tuple=True)
+    stands = torch.stack([rows, segments[rows, columns] - 1, ids[rows, columns]]).unique(dim=1)
+    rows, questions, tokens = stands[:, first[stands[0], stands[1]] != IGNORED_LABEL]
+    counts = torch.zeros(len(tokenizer), 2, 3, dtype=torch.long)
+    rendered = is_rendered.long()[batch["image_index"][rows]]
+    return counts.index_put_((tokens, rendered, kinds[rows, questions]), torch.tensor(1), accumulate=True)
+
+
+class WordCounts(TrainerCallback):
+    """The sum of the counts of all batches, saved in each checkpoint, so that a resumed run continues it.
+
+    With several processes, those of the first process.
     """
 
-    def __init__(self, tokenizer: Any, base: TaughtWords | None = None):
-        self.tokenizer = tokenizer
-        self.base = {} if base is None else base.words
-        self.counts: defaultdict[int, dict[str, int]] = defaultdict(
-            lambda: {"questions": 0, "synthetic": 0, "yes": 0, "no": 0, "words": 0}
-        )
-        self.images: defaultdict[int, set[int]] = defaultdict(set)
-        yes, no = tokenizer.convert_tokens_to_ids(["[YES]", "[NO]"])
-        self.kind_of_answer = {yes: "yes", no: "no"}
+    def __init__(self, vocabulary_size: int):
+        self.counts = torch.zeros(vocabulary_size, 2, 3, dtype=torch.long)
 
-    def add(self, batch: dict[str, torch.Tensor]) -> None:
-        """Count the questions of a packed batch, which also has `image_keys` and `is_synthetic`, both [I]."""
-        names = ("input_ids", "labels", "segment_ids", "image_index")
-        columns = zip(*(batch[name].tolist() for name in names))
-        keys, synthetic = batch["image_keys"].tolist(), batch["is_synthetic"].tolist()
-        for ids, labels, segments, image in columns:
-            words: defaultdict[int, set[int]] = defaultdict(set)
-            answers: dict[int, int] = {}
-            for token, label, segment in zip(ids, labels, segments):
-                if segment and label == IGNORED_LABEL:
-                    words[segment].add(token)
-                elif segment:
-                    answers.setdefault(segment, label)
-            for segment, answer in answers.items():
-                kind = self.kind_of_answer.get(answer, "words")
-                for token in words[segment]:
-                    entry = self.counts[token]
-                    entry["questions"] += 1
-                    entry["synthetic"] += synthetic[image]
-                    entry[kind] += 1
-                    if len(self.images[token]) < MIN_IMAGES:
-                        self.images[token].add(keys[image])
+    def add(self, counts: torch.Tensor) -> None:
+        self.counts = self.counts.to(counts.device) + counts
 
-    def taught_words(self) -> TaughtWords:
-        """The counts so far, added to those of the base; measures of the base are dropped: the weights changed."""
-        found: dict[str, dict[str, int]] = {}
-        for word, known in self.base.items():
-            found[word] = {name: int(value) for name, value in known.items() if name in COUNTS}
-        for token, counted in self.counts.items():
-            entry = found.setdefault(self.tokenizer.convert_ids_to_tokens(token), {})
-            for name, number in counted.items():
-                entry[name] = entry.get(name, 0) + number
-            entry["images"] = min(MIN_IMAGES, entry.get("images", 0) + len(self.images[token]))
-        return TaughtWords(found)
+    def asked_often(self, tokenizer: TrafficVLMTokenizer) -> dict[str, str]:
+        """The content words that stood in at least 200 questions with different answers: yes and no, or words.
 
-    def save(self, path: Path) -> None:
-        state = {"counts": self.counts, "images": {token: sorted(keys) for token, keys in self.images.items()}}
-        atomic_write_text(path, json.dumps(state))
-
-    def load(self, path: Path) -> None:
-        """Continue the counts of a checkpoint; without its file, as after a kill while it was written, say so."""
-        if not path.is_file():
-            print(f"{path} does not exist: the questions before this checkpoint are missing in the counts of words")
-            return
-        state = json.loads(path.read_text(encoding="utf-8"))
-        self.counts.update({int(token): entry for token, entry in state["counts"].items()})
-        self.images.update({int(token): set(keys) for token, keys in state["images"].items()})
-
-
-class SaveWordCounts(TrainerCallback):
-    """Write the counts into each checkpoint, so that a resumed run continues them."""
-
-    def __init__(self, counter: WordCounter):
-        self.counter = counter
+        Returns:
+            {word: "photographs" or, if fewer than 200 of these questions were about photographs, "rendered"}.
+        """
+        found, counts = {}, self.counts.tolist()
+        for word, token in tokenizer.get_vocab().items():
+            photographs, rendered = counts[token]
+            yes, no, in_words = map(sum, zip(photographs, rendered))
+            if is_content_word(word) and yes + no + in_words >= MIN_QUESTIONS and ((yes and no) or in_words):
+                found[word] = TAUGHT_ON[0 if sum(photographs) >= MIN_QUESTIONS else 1]
+        return found
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
-            self.counter.save(Path(args.output_dir) / f"checkpoint-{state.global_step}" / COUNTS_FILE)
+            path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / COUNTS_FILE
+            atomic_write_text(path, json.dumps(self.counts.tolist()))
+
+    def load(self, checkpoint: Path) -> None:
+        """Continue the counts of a checkpoint; without its file, as after a kill while it was written, say so."""
+        path = checkpoint / COUNTS_FILE
+        if path.is_file():
+            self.counts = torch.tensor(json.loads(path.read_text()))
+        else:
+            print(f"{path} does not exist: the questions before this checkpoint are missing in the counts of words")

@@ -1,6 +1,6 @@
 """A user's own words: each takes an entry of the vocabulary, and its row of the weights, from a word of little use.
 
---add_words forklift:vehicle → entry of an untaught word → tokenizer, and row (the mean of its kin)
+--add_words forklift:vehicle → entry of a word that was not taught → tokenizer, and row (the mean of its kin)
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -23,11 +23,7 @@ from ..data.templates import (
     TURNS,
     enumeration,
 )
-from ..taught_traffic_vlm import TaughtWords, is_content_word
-from ..tokenization_traffic_vlm import ANSWER_TOKENS, SPECIAL_TOKENS, TrafficVLMTokenizer
-
-
-RANKS = {"untaught": 0, "unreliable": 1}  # of `TaughtWords.status`; a taught word is never given away
+from ..tokenization_traffic_vlm import ANSWER_TOKENS, SPECIAL_TOKENS, TrafficVLMTokenizer, is_content_word
 
 
 def parse_words(options: Sequence[str], tokenizer: TrafficVLMTokenizer) -> dict[str, str | None]:
@@ -80,36 +76,28 @@ def template_words(tokenizer: TrafficVLMTokenizer) -> set[str]:
     return words_of([*texts, "cyclists", "just one lane", "sunny", enumeration(["a", "an", "none"])], tokenizer)
 
 
-def entries_to_replace(
-    tokenizer: TrafficVLMTokenizer, number: int, taught: TaughtWords | None = None, keep: Collection[str] = ()
-) -> list[str]:
-    """The content words whose entries new words get, those of least use first.
+def entries_to_replace(tokenizer: TrafficVLMTokenizer, number: int, keep: Collection[str] = ()) -> list[str]:
+    """The content words whose entries new words get: the last ones of the vocabulary.
 
-    Never function words, numbers, words of templates, categories and values, words that were added before, or `keep`.
-    With the counts of taught words, untaught words come first, then unreliable ones, and taught ones are never given
-    away. Among equals, and without counts, the last words of the vocabulary come first: it begins with road users and
-    ends with actions, hazards and descriptions.
+    It begins with road users and ends with actions, hazards and descriptions. Never given away are function words,
+    numbers, words of templates, categories and values, words that were added before, and those to `keep`.
 
     Raises:
         ValueError: there are fewer than `number`.
     """
     vocabulary = tokenizer.get_vocab()
     protected = {*template_words(tokenizer), *tokenizer.added_words, *keep}
-    ranks = {}
-    for word in filter(is_content_word, vocabulary.keys() - protected):
-        status = "untaught" if taught is None else taught.status(word)
-        if status in RANKS:
-            ranks[word] = (RANKS[status], -vocabulary[word])
-    if len(ranks) < number:
-        raise ValueError(f"--add_words has {number} words, but only {len(ranks)} entries can be given away")
-    return sorted(ranks, key=ranks.__getitem__)[:number]
+    words = sorted(filter(is_content_word, vocabulary.keys() - protected), key=vocabulary.__getitem__, reverse=True)
+    if len(words) < number:
+        raise ValueError(f"--add_words has {number} words, but only {len(words)} entries can be given away")
+    return words[:number]
 
 
 def add_words(
     model: Any,
     tokenizer: TrafficVLMTokenizer,
     options: Sequence[str],
-    taught: TaughtWords | None = None,
+    taught: Iterable[str] = (),
     texts: Iterable[str] = (),
 ) -> TrafficVLMTokenizer:
     """Give new words entries of the vocabulary: return the new tokenizer, and change the rows of the model.
@@ -117,15 +105,15 @@ def add_words(
     Args:
         model: a `TrafficVLMForConditionalGeneration`; its embeddings [V,C] and language-model head change in place.
         options: `WORD` or `WORD:KIN` each.
-        taught: which words the weights were taught; None if unknown.
-        texts: questions and answers to train on; no word of theirs is given away.
+        taught: the words that the weights were taught.
+        texts: questions and answers to train on. Neither their words nor taught ones are given away.
 
     Raises:
         ValueError: see `parse_words` and `entries_to_replace`.
     """
     words = parse_words(options, tokenizer)
     kin = {word for name in words.values() for word in kin_words(name)}
-    entries = entries_to_replace(tokenizer, len(words), taught, keep=words_of(texts, tokenizer) | kin)
+    entries = entries_to_replace(tokenizer, len(words), keep={*taught, *words_of(texts, tokenizer), *kin})
     changed = tokenizer.replace_words(dict(zip(words, entries)))
     with torch.no_grad():
         tables = {layer.weight for layer in (model.get_input_embeddings(), model.get_output_embeddings())}
