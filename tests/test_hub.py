@@ -23,7 +23,7 @@ CODE = {path.name for path in ROOT.glob("*_traffic_vlm.py")}
 JSON = {"config.json", "generation_config.json", "decision.json"}
 JSON |= {"tokenizer.json", "tokenizer_config.json", "processor_config.json"}
 TEMPLATES = {"chat_template.jinja", "decision_template.jinja"}
-EXPECTED = CODE | JSON | TEMPLATES | {"model.safetensors", "taught_words.json", "README.md", "LICENSE"}
+EXPECTED = CODE | JSON | TEMPLATES | {"model.safetensors", ".gitattributes", "README.md", "LICENSE"}
 CARD = (
     "---\nlicense: mit\nlibrary_name: transformers\npipeline_tag: image-text-to-text\ntags: [traffic]\n---\n# Mine\n"
 )
@@ -82,6 +82,7 @@ def test_script_uploads_the_listed_files_in_one_commit(saved, hub, push_to_hub, 
     [(repo_id, revision, files)] = hub.commits
     assert (repo_id, revision, files.keys()) == ("me/model", "second-try", EXPECTED)
     assert files["model.safetensors"] == (saved / "model.safetensors").read_bytes()
+    assert files[".gitattributes"] == b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
     assert hub.is_private == {"me/model": True}
     hub.create_branch.assert_called_once_with("me/model", branch="second-try", exist_ok=True)
     assert "uploaded: https://huggingface.co/me/model/commit/1" in capsys.readouterr().out
@@ -102,7 +103,8 @@ def test_card_licenses_and_docs_come_from_the_folder_of_the_card(folder):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("mine")
     files = collect_files(folder)
-    assert files.keys() == EXPECTED | {"LICENSE_DATA.md", "docs/images/scene.png", *OPTIONAL_FILES}
+    more = {"LICENSE_DATA.md", "docs/images/scene.png", *OPTIONAL_FILES}
+    assert files.keys() == EXPECTED - {".gitattributes"} | more
     assert files["LICENSE"] == ROOT / "LICENSE" and files["README.md"] == folder / "README.md"
     (folder / "README.md").unlink()
     files = collect_files(folder)

@@ -31,13 +31,10 @@ A Traffic VLM: it encodes an image of a traffic scene once and answers many ques
 `folder` is this folder, or its name on the Hub:
 
 ```python
-from transformers import AutoModel, AutoProcessor
+from transformers import pipeline
 
-model = AutoModel.from_pretrained(folder, trust_remote_code=True)
-processor = AutoProcessor.from_pretrained(folder, trust_remote_code=True)
-questions = [["Is there a pedestrian?"]]  # one list per image
-scores = model.score_yes_no(**processor(images=["scene.jpg"], text=questions, packed=True, return_tensors="pt"))
-print(processor.post_process_yes_no(scores, questions))
+vqa = pipeline("visual-question-answering", model=folder, trust_remote_code=True)
+print(vqa("scene.jpg", ["Is there a pedestrian?", "What color is the traffic light?"]))
 ```
 """
 

@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 MODEL_FILES = ("model.safetensors", "config.json", "generation_config.json", "decision.json")
 PROCESSOR_FILES = ("tokenizer.json", "tokenizer_config.json", "processor_config.json")
 TEMPLATES = ("chat_template.jinja", "decision_template.jinja")
-# The head is for further training; the counts say which words the weights were taught.
-OPTIONAL_FILES = ("training_head.safetensors", "taught_words.json")
+OPTIONAL_FILES = ("training_head.safetensors",)  # for further training
+ATTRIBUTES = "*.safetensors filter=lfs diff=lfs merge=lfs -text\n"  # .gitattributes on the Hub
 # Of the model folder if it has a README.md, else of this repository.
 CARD_FILES = ("README.md", "LICENSE*", "docs/**/*")
 CARD_FIELDS = ("license", "library_name", "pipeline_tag", "tags")
@@ -32,18 +32,17 @@ LOADING_TEST = """
 import sys
 sys.modules["traffic_vlm"] = None
 from PIL import Image
-from transformers import AutoModel, AutoProcessor
+from transformers import AutoModel, pipeline
 
 try:
-    processor = AutoProcessor.from_pretrained(sys.argv[1], trust_remote_code=True)
-    model, info = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True, output_loading_info=True)
+    _, info = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True, output_loading_info=True)
     for kind in ("missing_keys", "unexpected_keys"):
         if info[kind]:
             raise ValueError(f"model.safetensors does not fit config.json: {kind} {sorted(info[kind])[:3]}")
-    inputs = processor(images=[Image.new("RGB", (64, 48))], text=[["Is it wet?"]], packed=True, return_tensors="pt")
-    [[probability]] = model.score_yes_no(**inputs)
-    if not 0 <= probability <= 1:
-        raise ValueError(f"P(yes) of a question is {probability}")
+    vqa = pipeline("visual-question-answering", model=sys.argv[1], trust_remote_code=True)
+    [answer] = vqa(Image.new("RGB", (64, 48)), "Is it wet?")
+    if answer["answer"] not in ("yes", "no"):
+        raise ValueError(f"a question is answered {answer}")
 except Exception as error:
     sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
 """
@@ -187,6 +186,7 @@ def publish(
             report(f"{path.stat().st_size:>12,}  {name}")
             (staged / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, staged / name)
+        (staged / ".gitattributes").write_text(ATTRIBUTES)
         check_card(staged)
         report("ok: README.md has valid metadata")
         check_loading(staged)
