@@ -49,7 +49,7 @@ class ModelOptions(SizeOptions):
     add_words: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "new words of your questions, as WORD or WORD:KIN; each gets the entry of a word that was never "
+            "help": "new words of your questions, as WORD or WORD:KIN; each gets the entry of a word that was not "
             "taught, and starts from the mean of a category or word that is its kin"
         },
     )
