@@ -26,6 +26,8 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 from transformers import Pipeline
 
+from .answer_kind_traffic_vlm import AnswerKind
+from .question_form_traffic_vlm import QuestionForm
 from .question_traffic_vlm import (
     Prompt,
     Question,
@@ -37,8 +39,19 @@ from .question_traffic_vlm import (
 )
 
 
-__all__ = ["TrafficVLMPipeline", "answer_notes", "answer_text", "is_encoded", "yes_no_item", "yes_or_no"]
-
+# Also names of modules that those above import: releases of transformers before 5.16 copy only the files that the file
+# of a class imports itself.
+__all__ = [
+    "AnswerKind",
+    "Question",
+    "QuestionForm",
+    "TrafficVLMPipeline",
+    "answer_notes",
+    "answer_text",
+    "is_encoded",
+    "yes_no_item",
+    "yes_or_no",
+]
 
 THREADS = 4  # that prepare images
 

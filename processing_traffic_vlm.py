@@ -25,8 +25,9 @@ from transformers.utils import logging
 
 from .answer_kind_traffic_vlm import AnswerKind, answer_kind
 from .images_traffic_vlm import Region, to_rgb
-from .pipeline_traffic_vlm import yes_no_item
+from .pipeline_traffic_vlm import TrafficVLMPipeline
 from .question_form_traffic_vlm import has_word, question_words, spell_signs
+from .question_traffic_vlm import yes_no_item
 from .tokenization_traffic_vlm import TrafficVLMTokenizer, is_content_word
 
 
@@ -611,3 +612,6 @@ class TrafficVLMProcessor(ProcessorMixin):
 
 
 TrafficVLMProcessor.register_for_auto_class()
+
+# The pipeline belongs to each saved folder: the library copies what this file imports.
+__all__ = ["TrafficVLMPipeline", "TrafficVLMProcessor"]

@@ -9,6 +9,7 @@ This module needs only the standard library, so that programs without torch deci
 
 import re
 import unicodedata
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import dropwhile
@@ -224,3 +225,21 @@ def _asks_for_words(words: list[str], verbs: frozenset[str]) -> bool:
         return False
     rest = [word for word in words[1:4] if word not in ("me", "us", "please")]
     return bool(_QUESTION_WORDS & set(rest[: 2 if _PREPOSITIONS & set(rest[:1]) else 1]))
+
+
+def words_at(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[str]:
+    """The words of the text that tokens come from, in order, each once.
+
+    A word reaches over all letters around a token: offsets of a rewritten word cover its last letter only, and one
+    letter can become several tokens (U+FDFA). Takes time linear in the text, because a word is not read twice.
+    """
+    done = 0  # end of the last word
+    for start, end in spans:
+        if end <= done:
+            continue
+        while done < start < end and text[start - 1].isalpha() and text[start].isalpha():
+            start -= 1
+        while 0 < end < len(text) and text[end - 1].isalpha() and text[end].isalpha():
+            end += 1
+        yield text[start:end]
+        done = end

@@ -6,7 +6,7 @@
 Programs without torch, such as `scripts/ask_onnx.py`, answer by the same rules.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -154,21 +154,3 @@ def answer_notes(item: Mapping[str, Any]) -> list[str]:
     """What is to be said about the words of a question: one note on unknown words, one on untaught words."""
     notes = {"unknown_words": "unknown, so ignored", "untaught_words": "not taught, or not reliably, so guessed"}
     return [f"{note}: {', '.join(item[name])}" for name, note in notes.items() if item.get(name)]
-
-
-def words_at(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[str]:
-    """The words of the text that tokens come from, in order, each once.
-
-    A word reaches over all letters around a token: offsets of a rewritten word cover its last letter only, and one
-    letter can become several tokens (U+FDFA). Takes time linear in the text, because a word is not read twice.
-    """
-    done = 0  # end of the last word
-    for start, end in spans:
-        if end <= done:
-            continue
-        while done < start < end and text[start - 1].isalpha() and text[start].isalpha():
-            start -= 1
-        while 0 < end < len(text) and text[end - 1].isalpha() and text[end].isalpha():
-            end += 1
-        yield text[start:end]
-        done = end

@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from .question_traffic_vlm import words_at
+from .question_form_traffic_vlm import words_at
 
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[SOS]", "[EOS]"]

@@ -1,6 +1,7 @@
 """The repository as users meet it: saved by the package, loaded by auto classes in a new process, in pipelines."""
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -230,6 +231,21 @@ def test_processor_and_model_answer_together(folder, processor):
     batch = processor(images=images, text=text, suffix=[["yes", "no"], ["2"]], packed=True, return_tensors="pt")
     alone = processor(images=images, text=text, suffix=[["yes", "no"], ["2"]], return_tensors="pt")
     torch.testing.assert_close(model(**batch).loss, model(**alone).loss, atol=1e-4, rtol=1e-4)
+
+
+def imports(name):
+    """The modules that a flat module imports."""
+    return set(re.findall(r"^from \.(\w+) import", (ROOT / f"{name}.py").read_text(), re.MULTILINE))
+
+
+def test_files_of_auto_classes_import_all_that_their_imports_need():
+    """Releases of transformers before 5.16 copy the files that such a file imports, but not those that they import."""
+    config = json.loads((ROOT / "config.json").read_text())
+    references = [one[0] if isinstance(one, list) else one for one in config["auto_map"].values()]
+    references += [pipeline["impl"] for pipeline in config["custom_pipelines"].values()]
+    for name in {reference.split(".")[0] for reference in references}:
+        direct = imports(name)
+        assert set().union(*map(imports, direct)) <= direct | {name}, name
 
 
 def test_every_exported_name_exists():
