@@ -57,10 +57,10 @@ def serve(options: Any) -> None:
         sys.exit('the page needs gradio: pip install "traffic_vlm[demo]"')
     examples = [path for name in EXAMPLES if (path := ROOT / "docs" / name).exists()]
     try:
-        answerer = options.load()
+        pipe = options.load()
     except (OSError, ValueError) as error:
         sys.exit(str(error))
-    launch(build_page(answerer, examples), examples)
+    launch(build_page(pipe, examples, options.part_of_image), examples)
 
 
 if __name__ == "__main__":

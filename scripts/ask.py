@@ -10,8 +10,9 @@ have a * are images, and all others are questions, in any order; --ask QUESTION 
 For several images, --overlay out.png writes out_1_a.png, out_2_b.png and so on.
 
 The number after an answer is the probability of that answer, a "no" included; after words, the mean of the words. With
---thresholds an answer is yes from the threshold of its question type, and may be marked "not sure". The exit status is
-1 if an image or question could not be read, and 2 if nothing was asked.
+--thresholds an answer is yes from the threshold of its question type, and may be marked "not sure". --json prints what
+the pipeline returns: question, answer, score (the probability of the answer) and p_yes (that of yes; null for words).
+The exit status is 1 if an image or a question had a problem, and 2 if nothing was asked.
 """
 
 import glob
@@ -23,10 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from traffic_vlm.files import atomic_write
+from traffic_vlm.images_traffic_vlm import to_rgb
 from traffic_vlm.options import option, option_parser, silence_libraries
-from traffic_vlm.serving.answerer import Answer, Answerer
+from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
+from traffic_vlm.question_traffic_vlm import answer_notes, answer_text
 from traffic_vlm.serving.options import ModelOptions
-from traffic_vlm.serving.pictures import SUFFIXES, list_images
+from traffic_vlm.serving.pictures import SUFFIXES, cut, list_images
 
 
 @dataclass
@@ -78,20 +81,21 @@ def name_overlays(output: Path, paths: list[Path]) -> list[Path]:
     return outputs
 
 
-def print_table(path: Path, answers: list[Answer]) -> None:
-    width = max(len(answer.question) for answer in answers)
+def print_table(path: Path, items: list[dict[str, Any]]) -> None:
+    width = max(len(item["question"]) for item in items)
     print(path)
-    for answer in answers:
-        print(f"  {answer.question:<{width}}  {answer.to_text()}{''.join(f'   ({note})' for note in answer.notes)}")
+    for item in items:
+        notes = "".join(f"   ({note})" for note in answer_notes(item))
+        print(f"  {item['question']:<{width}}  {answer_text(item)}{notes}")
 
 
-def save_overlay(answerer: Answerer, path: Path, encoded: Any, answers: list[Answer], output: Path) -> None:
+def save_overlay(pipe: TrafficVLMPipeline, picture: Any, encoded: Any, items: list[dict], output: Path) -> None:
     from traffic_vlm.serving.overlay import draw_overlay
 
-    sheet = draw_overlay(answerer.model, answerer.processor, answerer.open(path), encoded, answers)
-    with atomic_write(output) as temporary:
-        sheet.save(temporary, "PNG")
-    print(f"wrote {output}", file=sys.stderr)
+    if answered := [item for item in items if item["answer"] is not None]:
+        with atomic_write(output) as temporary:
+            draw_overlay(pipe, picture, encoded, answered).save(temporary, "PNG")
+        print(f"wrote {output}", file=sys.stderr)
 
 
 def main() -> int:
@@ -112,22 +116,22 @@ def main() -> int:
             parser.error("there is no question: write it in quotes after the images, or after --ask")
         paths = [path for image in images for path in find_images(image)]
         overlays = name_overlays(options.overlay, paths) if options.overlay else [None] * len(paths)
-        answerer = options.load()
+        pipe = options.load()
     except (ValueError, OSError, RuntimeError) as error:
         print(error, file=sys.stderr)
         return 2
     failed = 0
     for path, overlay in zip(paths, overlays):
         try:
-            encoded = answerer.encode(answerer.read([path]))
-            [answers] = answerer.ask(encoded, [questions])
+            encoded = pipe.encode(path)
+            items = pipe(encoded, questions)
             if asked.json:
-                line = {"image": str(path), "answers": [answer.to_dict() for answer in answers]}
-                print(json.dumps(line), flush=True)
+                print(json.dumps({"image": str(path), "answers": items}), flush=True)
             else:
-                print_table(path, answers)
+                print_table(path, items)
+            failed += any("problem" in item for item in items)
             if overlay:
-                save_overlay(answerer, path, encoded, answers, overlay)
+                save_overlay(pipe, cut(to_rgb(path), options.part_of_image), encoded, items, overlay)
         except (ValueError, TypeError, OSError, FloatingPointError) as error:
             print(error, file=sys.stderr)
             failed += 1

@@ -6,9 +6,9 @@
 
 INPUT is a folder or a glob of images, of Parquet files with a column of images, or of WebDataset tars, local or on any
 file system of fsspec. The output folder gets part-*.parquet with a row for each image and question: key, question,
-probability (P(yes); of an answer in words, the mean of its words), answer, and for an image that cannot be read its
-error. With --thresholds an answer is yes from the threshold of its question type, and a column not_sure follows.
-Questions with a word that the model does not know are refused.
+answer, score (the probability of the answer), p_yes (P(yes); null for words), and problem: why there is no answer, for
+example because the image cannot be read. With --thresholds an answer is yes from the threshold of its question type,
+and a column not_sure follows. Questions with a word that the model does not know are refused.
 
 The same command adds what is missing: after it was stopped or killed, when INPUT has new images, or when images that
 could not be read have been repaired. With other questions it asks these, and the answers to earlier ones stay. Labels
@@ -17,7 +17,7 @@ of other weights or of another INPUT need another output folder.
 On a cluster (--address) all machines must have this package and see INPUT, the output folder and the model. If the
 cluster asks for a token, set RAY_AUTH_MODE=token and store the token in ~/.ray/auth_token.
 
-The exit status is 0, even if some images have errors (their number is printed); 2 if something is wrong or cannot be
+The exit status is 0, even if some images have problems (their number is printed); 2 if something is wrong or cannot be
 labeled now (a full disk, a network: run the same command again); 130 after Ctrl-C.
 """
 

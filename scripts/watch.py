@@ -6,7 +6,7 @@
     python scripts/watch.py docs/example.jpg --ask "Is there a bus?" --output_dir runs/one         # seconds on a CPU
 
 SOURCE is a video file, a folder of images, a camera (its number or device) or the URL of a stream. OUTPUT_DIR gets
-timeline.parquet (frame, time, question, probability, answer), events.csv, timeline.png and summary.json; --video and
+timeline.parquet (frame, time, question, answer, score, p_yes), events.csv, timeline.png and summary.json; --video and
 --clips write an annotated video and a clip of each event. During the run, and after a kill, the timeline is in
 timeline.csv: one line per answer, written at once. Every frame of a file is answered; frames of a live source are
 dropped, and counted, when the model is late.

@@ -31,7 +31,6 @@ from pydantic import (
 )
 from starlette.datastructures import UploadFile
 
-from .answerer import Answer
 from .docs_page import describe_routes
 from .service import MAX_LETTERS, Item, Service, Settings
 
@@ -73,6 +72,19 @@ class AnswerRequest(BaseModel):
         if (self.image is None) == (self.image_url is None):
             raise ValueError("give one image: an upload, base64 in image, or image_url")
         return self
+
+
+class Answer(BaseModel):
+    """An item of the pipeline. The fields with defaults are there only if there is something to say."""
+
+    question: str
+    answer: str | None
+    score: Annotated[float | None, Field(description="probability of the answer")]
+    p_yes: Annotated[float | None, Field(description="calibrated P(yes); null for an answer in words")]
+    not_sure: bool = False
+    unknown_words: list[str] = []
+    untaught_words: list[str] = []
+    problem: Annotated[str | None, Field(description="why there is no answer")] = None
 
 
 class AnswerResponse(BaseModel):
@@ -221,7 +233,7 @@ async def read_item(service: Service, body: bytes | dict[str, Any]) -> Item:
 
 
 def describe_body() -> dict[str, Any]:
-    """Return the OpenAPI description of a body that is JSON or a form."""
+    """The OpenAPI description of a body that is JSON or a form."""
     schema = AnswerRequest.model_json_schema()
     form = {"image": {"type": "string", "format": "binary"}, "questions": schema["properties"]["questions"]}
     content = {
@@ -248,7 +260,7 @@ RESPONSES: dict[int | str, Any] = {
 
 @router.post("/v1/answer", response_model=AnswerResponse, openapi_extra=describe_body(), responses=RESPONSES)
 async def answer(request: Request, body: Body) -> JSONResponse:
-    """Answer questions about an image, each with its probability, and with P(yes) if it is yes or no."""
+    """Answer questions about an image: `score` is the probability of the answer, `p_yes` that of yes."""
     service, metrics, begin = request.app.state.service, request.app.state.metrics, time.perf_counter()
     async with asyncio.timeout_at(request.state.deadline):
         item = await read_item(service, body)
@@ -256,7 +268,7 @@ async def answer(request: Request, body: Body) -> JSONResponse:
     metrics.images.labels(str(cached).lower()).inc()
     metrics.questions.inc(len(answers))
     response = {"image": item.key, "seconds": time.perf_counter() - begin}
-    return JSONResponse({"answers": [one.to_dict() for one in answers], **response})
+    return JSONResponse({"answers": answers, **response})
 
 
 @router.post(
@@ -266,10 +278,10 @@ async def answer(request: Request, body: Body) -> JSONResponse:
     responses=RESPONSES,
 )
 async def generate(request: Request, body: Body) -> StreamingResponse:
-    """Generate an answer in words to each question, one after the other.
+    """Answer one question after the other, with answers in words as they are generated.
 
-    Events: {"index", "text"}, the next piece of the answer to the question of this index; after its last piece
-    {"index", "question", "answer", ...}; or {"detail"} after an error.
+    Events: {"index", "text"}, the next piece of an answer in words to the question of this index; after its last
+    piece, and for a yes/no question alone, {"index", "question", "answer", ...}; or {"detail"} after an error.
     """
     service, metrics = request.app.state.service, request.app.state.metrics
     seconds = service.settings.seconds
@@ -279,7 +291,7 @@ async def generate(request: Request, body: Body) -> StreamingResponse:
     async def events() -> AsyncIterator[str]:
         try:
             async for index, piece in answers:
-                event = {"text": piece} if isinstance(piece, str) else piece.to_dict()
+                event = {"text": piece} if isinstance(piece, str) else piece
                 yield f"data: {json.dumps({'index': index} | event)}\n\n"
                 metrics.questions.inc(not isinstance(piece, str))
         except TimeoutError:
@@ -309,7 +321,7 @@ async def show_docs(request: Request) -> HTMLResponse:
 
 
 def build_app(settings: Settings, api_key: str | None = None) -> FastAPI:
-    """Return the ASGI app of one replica, with its model loaded.
+    """The ASGI app of one replica, with its model loaded.
 
     Args:
         api_key: what every request must send; None for no key.

@@ -10,7 +10,7 @@ than `shortest` does not end one. Answers in words are treated alike: "red" is a
 from collections import deque
 from dataclasses import dataclass, replace
 
-from ..data.ground_truth import NONE
+from ..answer_kind_traffic_vlm import NONE
 
 
 TOLERANCE = 1e-6  # seconds: differences of time stamps are not exact
@@ -23,7 +23,7 @@ class Event:
     Attributes:
         start: seconds, where the answer began.
         end: seconds, where it gave way to another one; None while the event lasts.
-        peak: highest probability so far: P(yes), or that of the answer in words.
+        peak: highest P(yes) so far, or score of the answer in words.
         is_cut: the video ended before the answer did.
         answer: "yes", or words.
     """
@@ -61,11 +61,11 @@ class EventDetector:
         self._latest = Event(0.0, None, 0.0, answer="")  # the latest answer, "" for "no" and "none"
         self._lost = 0.0  # seconds, where the answer of the current event last gave way
 
-    def update(self, seconds: float, probability: float, words: str | None = None) -> list[Event]:
+    def update(self, seconds: float, p: float, words: str | None = None) -> list[Event]:
         """Add the answer at a time, which must not decrease.
 
         Args:
-            probability: P(yes), or that of the answer in words.
+            p: P(yes), or the score of the answer in words.
             words: the answer to a question that asks for words.
 
         Returns:
@@ -73,16 +73,16 @@ class EventDetector:
         """
         changes = self._advance(seconds)
         if words is None:
-            answer = "yes" if probability >= (self.off if self._latest.answer else self.on) else ""
+            answer = "yes" if p >= (self.off if self._latest.answer else self.on) else ""
         else:
             answer = "" if words == NONE else words
         if answer != self._latest.answer:
             if self.event is not None and self.event.answer == self._latest.answer:
                 self._lost = seconds
             self._latest = Event(seconds, None, 0.0, answer=answer)
-        self._latest = replace(self._latest, peak=max(self._latest.peak, probability))
+        self._latest = replace(self._latest, peak=max(self._latest.peak, p))
         if self.event is not None and self.event.answer == answer:
-            self.event = replace(self.event, peak=max(self.event.peak, probability))
+            self.event = replace(self.event, peak=max(self.event.peak, p))
         return changes + self._advance(seconds)
 
     def _advance(self, seconds: float) -> list[Event]:

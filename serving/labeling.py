@@ -24,7 +24,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -40,11 +40,10 @@ from tqdm import tqdm
 from ..data.formats import IMAGE_SUFFIXES
 from ..files import DataError, check_file
 from ..options import option
-from .answerer import Answer, Answerer
+from ..question_traffic_vlm import answer_notes
 from .cluster import load_ray, process_with_actors, share_machines, start_ray
-from .options import ModelOptions
+from .options import ModelOptions, read_questions
 from .pictures import MAX_BYTES, open_picture
-from .questions import check_questions
 
 
 KINDS = {
@@ -59,8 +58,16 @@ DECODING_THREADS = 4
 READING_THREADS = 16  # for labels of earlier runs and ends of Parquet files, which may be on a slow file system
 LARGE = 10_000_000  # bytes: of such images, one at a time waits to be decoded
 MAX_HEADERS = 200_000  # bytes between two members of a tar: their names, attributes, and maps of sparse files
-COLUMNS = ("key", "question", "probability", "answer", "error")
-SCHEMA = pa.schema([(name, pa.float32() if name == "probability" else pa.string()) for name in COLUMNS])
+SCHEMA = pa.schema(
+    {
+        "key": pa.string(),
+        "question": pa.string(),
+        "answer": pa.string(),
+        "score": pa.float32(),
+        "p_yes": pa.float32(),
+        "problem": pa.string(),  # of the image or of the answer; the other columns are then null
+    }
+)
 NOT_SURE = pa.field("not_sure", pa.bool_())  # another column, with --thresholds
 PLAN_SCHEMA = pa.schema({"part": pa.int64(), "kind": pa.string(), "path": pa.binary(), "group": pa.int64()})
 
@@ -82,7 +89,6 @@ class LabelOptions(ModelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.ask = check_questions(self.ask)
         self.output_dir = _absolute(self.output_dir)
         if os.path.isdir(self.model):
             self.model = os.path.abspath(self.model)
@@ -237,9 +243,9 @@ class LabelFolder:
         """
 
         def check(part: int) -> tuple[set[str], bool]:
-            table: Any = self.read(part, ["question", "error"])
-            answered, has_errors = set(table["question"].unique().to_pylist()), table["error"].null_count < len(table)
-            return answered, not has_errors and (answered.issuperset(questions) or not len(table))
+            table: Any = self.read(part, ["question", "problem"])
+            answered, problems = set(table["question"].unique().to_pylist()), len(table) - table["problem"].null_count
+            return answered, not problems and (answered.issuperset(questions) or not len(table))
 
         parts = self.parts()
         with ThreadPoolExecutor(READING_THREADS) as pool:
@@ -452,7 +458,7 @@ class Labeler:
 
     def __init__(self, options: LabelOptions):
         self.options, self.folder = options, LabelFolder(options.output_dir)
-        self.answerer = options.load()
+        self.pipe = options.load()
         self.schema = SCHEMA if options.loaded_thresholds is None else SCHEMA.append(NOT_SURE)
 
     def ready(self) -> None:
@@ -465,8 +471,8 @@ class Labeler:
             files: rows of the plan.
 
         Returns:
-            "part", its number; "images" that were asked about and, among them, "errors"; "problem", why the part is
-            not done, or ""; "warnings" about images whose pixels were guessed.
+            "part", its number; "images" that were asked about and, among them, "errors", those with a problem;
+            "problem", why the part is not done, or ""; "warnings" about images whose pixels were guessed.
         """
         part = files[0]["part"]
         result: dict[str, Any] = {"part": part, "images": 0, "errors": 0, "problem": "", "warnings": set()}
@@ -478,7 +484,7 @@ class Labeler:
                 for new, old in self.label(read_part(files, self.options), known):
                     rows += old + new
                     result["images"] += bool(new)
-                    result["errors"] += any("error" in row for row in new)
+                    result["errors"] += any("problem" in row for row in new)
             result["warnings"] = {str(one.message) for one in caught if "images_traffic_vlm" in one.filename}
             labels = pa.Table.from_pylist(rows, self.schema)
             if before is None or not labels.equals(before):
@@ -530,7 +536,8 @@ class Labeler:
                 content = read_file(key)
             if isinstance(content, Exception):
                 raise content
-            return self.answerer.read([open_picture(content, os.path.basename(key))])[0]
+            picture, region = open_picture(content, os.path.basename(key)), self.options.part_of_image
+            return self.pipe.processor(images=[picture], region=region, return_tensors="pt")["pixel_values"][0]
         except Exception as error:  # one broken image must not stop the others, whatever its decoder raises
             if content is None and not is_permanent(error, key):
                 raise
@@ -541,19 +548,15 @@ class Labeler:
         asked = [(pixels, image.missing) for pixels, image in zip(decoded, batch) if isinstance(pixels, torch.Tensor)]
         answers: Iterator[list[Any]] = iter(())
         if asked:
-            encoded = self.answerer.encode(torch.stack([pixels for pixels, _ in asked]))
-            answers = iter(self.answerer.ask(encoded, [missing for _, missing in asked]))
+            pixels, questions = torch.stack([one for one, _ in asked]), [missing for _, missing in asked]
+            encoded = self.pipe.model.encode_images(pixels.to(self.pipe.device))
+            answers = iter(self.pipe([encoded[i] for i in range(len(asked))], questions, batch_size=len(asked)))
         for value, image in zip(decoded, batch):
             if isinstance(value, torch.Tensor):
-                yield [to_row(image.key, answer) for answer in next(answers)], image.known
+                yield [{"key": image.key, **item} for item in next(answers)], image.known
             else:
-                yield [{"key": image.key, "question": q, "error": to_utf8(value)} for q in image.missing], image.known
-
-
-def to_row(key: str, answer: Answer) -> dict[str, Any]:
-    """An answer as a row of labels."""
-    row = {"key": key, "question": answer.question, "probability": answer.score, "answer": answer.answer}
-    return row | {"not_sure": answer.not_sure}  # only with --thresholds a column of the file
+                rows = [{"key": image.key, "question": q, "problem": to_utf8(value)} for q in image.missing]
+                yield rows, image.known
 
 
 def to_utf8(text: str) -> str:
@@ -562,30 +565,32 @@ def to_utf8(text: str) -> str:
 
 
 def rows_by_image(rows: Rows) -> dict[tuple[str, int], Rows]:
-    """The rows without an error of each image: its key, and how many images of the part before it have that key."""
+    """The rows without a problem of each image: its key, and how many images of the part before it have that key."""
     found: dict[tuple[str, int], Rows] = {}
     counts: Counter[tuple[str, str]] = Counter()
     for row in rows:
         pair = row["key"], row["question"]
         of_image = found.setdefault((row["key"], counts[pair]), [])
-        of_image += [row] if row["error"] is None else []
+        of_image += [row] if row["problem"] is None else []
         counts[pair] += 1
     return found
 
 
-def check_model(options: LabelOptions) -> None:
-    """Load the model and ask the questions about a gray image, before hours are spent on them.
+def check_questions(options: LabelOptions) -> list[str]:
+    """The questions, each once, read by the model before hours are spent on them.
 
     Raises:
         OSError: there is no such model.
-        ValueError: a question is empty or too long, or has a word that the model does not know.
+        ValueError: a question cannot be answered, or has a word that the model does not know.
     """
-    for answer in Answerer(options.model, "cpu", torch.float32).try_questions(options.ask):
-        if answer.unknown_words:
-            words = ", ".join(answer.unknown_words)
-            raise DataError(f"{answer.question!r}: the model does not know {words}. Correct or rephrase the question")
-        for note in answer.notes:
-            print(f"{answer.question!r}: {note}", file=sys.stderr)
+    questions = read_questions(replace(options, device="cpu").load(), options.ask)
+    for question in questions:
+        if question.unknown_words:
+            words = ", ".join(question.unknown_words)
+            raise DataError(f"{question.text!r}: the model does not know {words}. Correct or rephrase the question")
+        for note in answer_notes(question.answer()):
+            print(f"{question.text!r}: {note}", file=sys.stderr)
+    return [question.text for question in questions]
 
 
 def label(source: str, options: LabelOptions) -> None:
@@ -598,7 +603,7 @@ def label(source: str, options: LabelOptions) -> None:
         ValueError: the input, the folder, a question or the device cannot be used.
         OSError: Ray or the model cannot start, or parts cannot be labeled now. Repeating the call tries them again.
     """
-    check_model(options)
+    options.ask = check_questions(options)
     folder = LabelFolder(options.output_dir)
     plan = folder.open_plan(options.job(source), options.images_per_part)
     (done, others), total = folder.find_done(options.ask), plan["part"][-1].as_py() + 1
@@ -648,5 +653,5 @@ def report_progress(results: Iterable[dict[str, Any]], total: int, done: int) ->
                 undone += 1
                 bar.write(f"part {result['part']} is not done: {result['problem']}", file=sys.stderr)
             rate = images / (time.monotonic() - begin)
-            bar.set_postfix_str(f"{images:,} images, {broken:,} broken, {rate:.1f} images/s")
+            bar.set_postfix_str(f"{images:,} images, {broken:,} with a problem, {rate:.1f} images/s")
     return undone

@@ -1,5 +1,6 @@
-"""Options that all commands share: the model, where it runs, and what part of an image it is asked about."""
+"""Options of the commands that ask a model: which model, how it computes, and which part of images is asked about."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -8,9 +9,12 @@ import torch
 
 from ..evaluation.thresholds import load_thresholds
 from ..files import DataError
+from ..images_traffic_vlm import Region
+from ..loading import load_weights
 from ..options import option
-from .answerer import Answerer
-from .pictures import Region
+from ..pipeline_traffic_vlm import TrafficVLMPipeline
+from ..processing_traffic_vlm import TrafficVLMProcessor
+from ..question_traffic_vlm import Question
 
 
 @dataclass
@@ -44,9 +48,35 @@ class ModelOptions:
         self.loaded_thresholds = None if self.thresholds is None else load_thresholds(self.thresholds)
         self.part_of_image = None if self.region is None else Region.from_text(self.region)
 
-    def load(self) -> Answerer:
-        """Load the model. Raises what `Answerer` raises."""
+    def load(self) -> TrafficVLMPipeline:
+        """The pipeline that answers, with these thresholds and this region.
+
+        Raises:
+            OSError: no such model, or it has no weights.
+            ValueError: the weights are damaged or do not match config.json.
+            RuntimeError: no such device.
+        """
         if self.threads:
             torch.set_num_threads(self.threads)
-        dtype = torch.bfloat16 if self.bf16 else None
-        return Answerer(self.model, self.device, dtype, self.loaded_thresholds, self.part_of_image)
+        device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        dtype = torch.float32 if device.type == "cpu" and not self.bf16 else torch.bfloat16
+        model = load_weights(self.model, dtype=dtype).eval()
+        processor = TrafficVLMProcessor.from_pretrained(self.model)
+        settings = {"thresholds": self.loaded_thresholds, "region": self.part_of_image}
+        try:
+            return TrafficVLMPipeline(model, processor=processor, device=device, **settings)
+        except AssertionError as error:  # raised by torch builds without support for the device
+            raise RuntimeError(f"{device}: {error}") from error
+
+
+def read_questions(pipe: TrafficVLMPipeline, questions: Sequence[str]) -> list[Question]:
+    """The questions that a command asks about many images, read, each once.
+
+    Raises:
+        DataError: one of them cannot be answered.
+    """
+    found = [pipe.read_question(text.strip()) for text in questions]
+    for question in found:
+        if question.problem:
+            raise DataError(f"{question.text[:80]!r}: {question.problem}")
+    return list(dict.fromkeys(found))

@@ -1,18 +1,19 @@
 """Attention maps of words, drawn over the image."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from ..data.ground_truth import NONE
+from ..answer_kind_traffic_vlm import NONE
 from ..data.grounding import class_words
 from ..data.scene import CLASSES
-from ..images_traffic_vlm import to_rgb
-from ..taught_traffic_vlm import is_content_word
-from .answerer import Answer
+from ..pipeline_traffic_vlm import TrafficVLMPipeline
+from ..question_form_traffic_vlm import question_form
+from ..question_traffic_vlm import answer_text
+from ..tokenization_traffic_vlm import is_content_word
 
 
 HEAT = (255, 120, 0)
@@ -21,61 +22,62 @@ NOUNS = {word for label in CLASSES for word in class_words(label)}
 LINE_HEIGHT = 22  # pixels of a line under an image
 
 
-def mapped_words(processor: Any, question: str) -> list[tuple[int, str]]:
-    """Return column and text of the content words of a question; if it has none, of all its words."""
-    ids = processor(text=question, on_unknown="ignore", return_tensors="pt")["input_ids"][0].tolist()
-    tokens = enumerate(processor.tokenizer.convert_ids_to_tokens(ids))
+def mapped_words(pipe: TrafficVLMPipeline, question: str) -> list[tuple[int, str]]:
+    """Column and text of the content words of a question; if it has none, of all its words."""
+    tokens = enumerate(pipe.tokenizer.convert_ids_to_tokens(pipe.read_question(question).input_ids))
     words = [(column, word) for column, word in tokens if word.isalpha()]
     return [found for found in words if is_content_word(found[1])] or words
 
 
-def asked_word(processor: Any, question: str) -> tuple[int, str] | None:
-    """Return column and text of the word that a question is about: the first known noun, else the last word."""
-    words = mapped_words(processor, question)
+def asked_word(pipe: TrafficVLMPipeline, question: str) -> tuple[int, str] | None:
+    """Column and text of the word that a question is about: the first known noun, otherwise the last word."""
+    words = mapped_words(pipe, question)
     nouns = [found for found in words if found[1] in NOUNS]
     return next(iter(nouns[:1] or words[-1:]), None)
 
 
-def map_strength(answer: Answer) -> float:
-    """Return how strongly to draw a map, 0..1: it fades with the confidence that there is nothing to see.
+def map_strength(item: Mapping[str, Any]) -> float:
+    """How strongly to draw a map, 0..1: it fades with the confidence that there is nothing to see.
 
-    1 up to even odds, then in proportion to P(yes), or to 1 - P for the answers "none" and "0" in words.
+    1 up to even odds, then in proportion to P(yes), or to 1 - score for the answers "none" and "0" in words.
     """
-    p_seen = answer.yes_probability
+    p_seen = item["p_yes"]
     if p_seen is None:
-        p_seen = 1 - answer.probability if answer.answer in (NONE, "0") else 1.0
+        p_seen = 1 - item["score"] if item["answer"] in (NONE, "0") else 1.0
+    elif question_form(item["question"]).is_negated:
+        p_seen = 1 - p_seen
     return min(1.0, 2 * p_seen)
 
 
-def attention_of_question(model: Any, processor: Any, encoded: Any, question: str) -> torch.Tensor:
-    """Return maps [L,h,w] of all L tokens of a question about one encoded image; each map sums to 1."""
-    inputs = processor(text=question, on_unknown="ignore", return_tensors="pt").to(model.device)
-    return model.attention_maps(**inputs, encoded_images=encoded)[0].cpu()
+def attention_of_question(pipe: TrafficVLMPipeline, encoded: Any, question: str) -> torch.Tensor:
+    """Maps [L,h,w] of all L tokens of a question about one encoded image; each map sums to 1."""
+    ids = torch.tensor([pipe.read_question(question).input_ids], device=pipe.device)
+    return pipe.model.attention_maps(ids, encoded_images=encoded)[0].cpu()
 
 
 def heat_over(image: Image.Image, weights: torch.Tensor, strength: float = 1.0) -> Image.Image:
-    """Draw a map [h,w] over an image, as strongly as `strength` (0..1); a uniform map leaves the image unchanged."""
+    """An image with a map [h,w] over it, drawn with `strength` (0..1); a uniform map leaves the image unchanged."""
     heat = ((weights.float() * weights.numel() - 1) / (FULL_HEAT - 1)).clamp(0, 1) * 190 * strength
     mask = Image.fromarray(heat.round().to(torch.uint8).numpy()).resize(image.size, Image.Resampling.BICUBIC)
     return Image.composite(Image.new("RGB", image.size, HEAT), image, mask)
 
 
 def draw_overlay(
-    model: Any, processor: Any, image: Any, encoded: Any, answers: Sequence[Answer], width: int = 336
+    pipe: TrafficVLMPipeline, picture: Image.Image, encoded: Any, items: Sequence[Mapping[str, Any]], width: int = 336
 ) -> Image.Image:
-    """Draw the image once for each answer, with the attention map of the word that is asked about."""
-    picture = to_rgb(image)
+    """The image once for each answer, with the attention map of the word that is asked about."""
     picture = picture.resize((width, max(1, round(width * picture.height / picture.width))))
     font = ImageFont.load_default(14)
     tiles = []
-    for answer in answers:
-        column, word = asked_word(processor, answer.question) or (-1, "")
-        weights = attention_of_question(model, processor, encoded, answer.question)[column]
-        texts = (answer.question, f"{answer.to_text()}   (attention of “{word}”)")
+    for item in items:
+        question = item["question"]
+        column, word = asked_word(pipe, question) or (-1, "")
+        weights = attention_of_question(pipe, encoded, question)[column]
+        texts = (question, f"{answer_text(item)}   (attention of “{word}”)")
         lines = [line for text in texts for line in wrap(text, font, width)]
-        tiles.append((heat_over(picture, weights, map_strength(answer)), lines))
-    columns = 2 if len(answers) == 4 else min(3, len(answers))
-    rows = -(-len(answers) // columns)
+        tiles.append((heat_over(picture, weights, map_strength(item)), lines))
+    columns = 2 if len(items) == 4 else min(3, len(items))
+    rows = -(-len(items) // columns)
     caption_height = LINE_HEIGHT * max(len(lines) for _, lines in tiles)
     tile_width, tile_height = width + 8, picture.height + caption_height + 8
     sheet = Image.new("RGB", (tile_width * columns, tile_height * rows), "white")

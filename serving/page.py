@@ -4,23 +4,28 @@ image ── encoded once, kept with the session ──┐
 questions ── yes/no in one packed pass ────────┴→ table ── words, as they are generated ──→ table
 a word of a question ── its cross-attention ──→ drawn over the image
 
-A sentence about bad input is shown beside the input; a question that is refused has its sentence in its row.
+A sentence about a bad image is shown beside it; a question that is not answered has its sentence in its row.
 """
 
 import hashlib
 import html
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 from PIL import Image
+from transformers import TextIteratorStreamer
 
-from .answerer import Answer, Answerer, notes_on_words
+from ..answer_kind_traffic_vlm import NONE
+from ..images_traffic_vlm import Region
+from ..pipeline_traffic_vlm import TrafficVLMPipeline
+from ..question_traffic_vlm import answer_notes, answer_text
 from .overlay import asked_word, attention_of_question, heat_over, map_strength, mapped_words
-from .pictures import open_picture
+from .pictures import cut, open_picture
 from .suggestions import suggest_questions
 
 
@@ -67,7 +72,7 @@ class EncodedPicture:
 
     Attributes:
         key: hash of the file.
-        encoded: the encoded image, for `Answerer`.
+        encoded: the encoded image, for the pipeline.
         picture: RGB, at most PICTURE_WIDTH wide.
     """
 
@@ -77,7 +82,7 @@ class EncodedPicture:
 
 
 def split_questions(text: str) -> list[str]:
-    """Return the questions in a text, one per line.
+    """The questions in a text, one per line.
 
     Raises:
         ValueError: there are none, or more than MAX_QUESTIONS.
@@ -92,73 +97,79 @@ def split_questions(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Step:
-    """What the page shows at one moment of answering: the encoded image, questions with their answers, and HTML."""
+    """What the page shows at one moment of answering: the encoded image, items of the pipeline, and HTML.
+
+    The item of an answer that is being generated has the text so far as "answer", and the score None.
+    """
 
     image: EncodedPicture | None
     status: str = ""
-    rows: Sequence[tuple[str, Answer | ValueError | str | None]] = ()
+    items: Sequence[Mapping[str, Any]] = ()
     image_problem: str = ""
     questions_note: str = ""
 
     @property
-    def answers(self) -> list[Answer]:
-        return [answer for _, answer in self.rows if isinstance(answer, Answer)]
+    def answered(self) -> list[Mapping[str, Any]]:
+        return [item for item in self.items if item["score"] is not None]
 
 
 def problem(error: ValueError | str) -> str:
-    """Return the sentence of an error as HTML."""
+    """The sentence of an error as HTML."""
     return f'<div class="problem" role="alert">{html.escape(str(error))}</div>'
 
 
 def show_notes(notes: Sequence[str]) -> str:
-    """Return notes as HTML."""
+    """Notes as HTML."""
     return "".join(f'<div class="note">{html.escape(note)}</div>' for note in notes)
 
 
-def table(rows: Sequence[tuple[str, Answer | ValueError | str | None]]) -> str:
-    """Return questions with their answers (a partial text, or None before it) or problems as HTML; "" without any."""
-    if not rows:
+def table(items: Sequence[Mapping[str, Any]]) -> str:
+    """Questions with their answers or problems as HTML; "" without any."""
+    if not items:
         return ""
     head = "<tr><th>question</th><th>answer and its probability</th></tr>"
-    body = "".join(table_row(question, answer) for question, answer in rows)
-    return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
+    return f"<table><thead>{head}</thead><tbody>{''.join(map(table_row, items))}</tbody></table>"
 
 
-def table_row(question: str, answer: Answer | ValueError | str | None) -> str:
-    notes: list[str] = []
-    if isinstance(answer, Answer):
-        p, notes = answer.probability, answer.notes
-        is_sure = not notes and (p >= SURE if answer.not_sure is None else not answer.not_sure)
-        text = html.escape(answer.shown)
-        shown = f"<strong>{text}</strong>" if is_sure else f"<em>{text}</em>, not sure"
-        yellow = "" if is_sure else ' low="1" optimum="1"'  # else green
-        meter = f'<meter value="{p:.2f}"{yellow} aria-label="probability"></meter>'
-        shown += f'<div class="confidence">{meter}{p:.2f}</div>'
-    elif isinstance(answer, ValueError):
-        shown = show_notes([str(answer)])
+def table_row(item: Mapping[str, Any]) -> str:
+    notes, score = answer_notes(item), item["score"]
+    text = html.escape("none seen" if item["answer"] == NONE else item["answer"] or "…")
+    if "problem" in item:
+        shown = show_notes([item["problem"]])
+    elif score is None:
+        shown = f"<strong>{text}</strong>"
     else:
-        shown = f"<strong>{html.escape(answer or '…')}</strong>"
-    return f"<tr><td>{html.escape(question)}{show_notes(notes)}</td><td>{shown}</td></tr>"
+        is_sure = not (notes or item.get("not_sure", score < SURE))
+        shown = f"<strong>{text}</strong>" if is_sure else f"<em>{text}</em>, not sure"
+        yellow = "" if is_sure else ' low="1" optimum="1"'  # otherwise green
+        meter = f'<meter value="{score:.2f}"{yellow} aria-label="probability"></meter>'
+        shown += f'<div class="confidence">{meter}{score:.2f}</div>'
+    return f"<tr><td>{html.escape(item['question'])}{show_notes(notes)}</td><td>{shown}</td></tr>"
 
 
 class Page:
-    """The functions behind the page, independent of Gradio."""
+    """The functions behind the page, independent of Gradio.
 
-    def __init__(self, answerer: Answerer):
-        self.answerer, self.processor = answerer, answerer.processor
+    Args:
+        region: the part of each image that the pipeline is asked about; by default all of it.
+    """
+
+    def __init__(self, pipe: TrafficVLMPipeline, region: Region | None = None):
+        self.pipe, self.region = pipe, region
 
     def note_on_questions(self, text: str) -> str:
-        """Return what is to be said about the questions before they are asked, as HTML; "" if nothing is."""
-        text = text.strip()
+        """What is to be said about the questions before they are asked, as HTML; "" if nothing is."""
+        text, processor = text.strip(), self.pipe.processor
         try:
             if text:
                 split_questions(text)
         except ValueError as error:
             return problem(error)
-        return show_notes(notes_on_words(self.processor.unknown_words(text), self.processor.untaught_words(text)))
+        words = {"unknown_words": processor.unknown_words(text), "untaught_words": processor.untaught_words(text)}
+        return show_notes(answer_notes(words))
 
     def image_problem(self, path: str | None) -> str:
-        """Return why an image cannot be read, as HTML; "" if it can be."""
+        """Why an image cannot be read, as HTML; "" if it can be."""
         try:
             if path is not None:
                 open_picture(path)
@@ -167,7 +178,7 @@ class Page:
         return ""
 
     def encode(self, path: str | None, last: EncodedPicture | None) -> tuple[EncodedPicture, float]:
-        """Return the encoded image, `last` if it is the same one, and the seconds that encoding took."""
+        """The encoded image, `last` if it is the same one, and the seconds that encoding took."""
         if path is None:
             raise ValueError("Choose an image first.")
         try:
@@ -178,15 +189,15 @@ class Page:
             return last, 0.0
         picture = open_picture(path)
         start = time.perf_counter()
-        encoded = self.answerer.encode(self.answerer.read([picture]))
+        encoded = self.pipe.encode(picture)
         seconds = time.perf_counter() - start
-        picture = self.answerer.open(picture)
+        picture = cut(picture, self.region)
         if picture.width > PICTURE_WIDTH:
             picture = picture.resize((PICTURE_WIDTH, max(1, round(picture.height * PICTURE_WIDTH / picture.width))))
         return EncodedPicture(key, encoded, picture), seconds
 
     def answer(self, path: str | None, text: str, last: EncodedPicture | None) -> Iterator[Step]:
-        """Yield what to show, repeatedly while answers in words grow. A question that is refused stops no other."""
+        """Yield what to show, repeatedly while answers in words grow. A bad question does not stop the others."""
         note = self.note_on_questions(text)
         try:
             questions = split_questions(text)
@@ -198,62 +209,63 @@ class Page:
         except ValueError as error:
             yield Step(last, image_problem=problem(error), questions_note=note)
             return
-        answers: list[Any] = [self.refuse(question) for question in questions]
-        asked = [i for i, refusal in enumerate(answers) if refusal is None]
         status = f"Image encoded in {1000 * encoding:.0f} ms." if encoding else "Same image, not encoded again."
+        start = time.perf_counter()
+        items = self.pipe(image.encoded, questions, generate_words=False)
+        asked = [item for item in items if "problem" not in item]
         if asked:
-            start = time.perf_counter()
-            [classified] = self.answerer.classify(image.encoded, [[questions[i] for i in asked]])
             status += f" Questions in one pass: {len(asked)}, in {1000 * (time.perf_counter() - start):.0f} ms."
-            for i, answer in zip(asked, classified):
-                answers[i] = answer
         status = f'<div class="note" role="status">{status}</div>'
-        yield Step(image, status, list(zip(questions, answers)), questions_note=note)
-        for i in (i for i in asked if answers[i] is None):
-            for piece in self.answerer.stream(image.encoded, questions[i]):
-                answers[i] = (answers[i] or "") + piece if isinstance(piece, str) else piece
-                yield Step(image, status, list(zip(questions, answers)), questions_note=note)
+        yield Step(image, status, list(items), questions_note=note)
+        for i, item in enumerate(items):
+            if item["answer"] is None and "problem" not in item:
+                for items[i] in self.generate(image.encoded, item):
+                    yield Step(image, status, list(items), questions_note=note)
 
-    def refuse(self, question: str) -> ValueError | None:
-        """Return why a question cannot be answered; None if it can be."""
-        try:
-            self.answerer.check_question(question)
-        except ValueError as error:
-            return error
-        return None
+    def generate(self, encoded: Any, item: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        """Yield the item of a question in words with the answer so far, at last with all of it."""
+        streamer = TextIteratorStreamer(self.pipe.tokenizer, skip_prompt=True, skip_special_tokens=True)
+        with ThreadPoolExecutor(1) as thread:
+            generated = thread.submit(self.pipe, encoded, item["question"], streamer=streamer)
+            generated.add_done_callback(lambda _: streamer.end())  # also after an error
+            answer = ""
+            for piece in streamer:
+                answer += piece
+                yield {**item, "answer": answer}
+            yield generated.result()[0]
 
-    def words(self, answers: Sequence[Answer]) -> list[tuple[str, str]]:
-        """Return the words of answered questions that have a map as choices: the label, and "column:question"."""
+    def words(self, items: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+        """The words of answered questions that have a map as choices: the label, and "column:question"."""
         return [
             (f"{word} · {question}", f"{column}:{question}")
-            for question in dict.fromkeys(answer.question for answer in answers)
-            for column, word in mapped_words(self.processor, question)
+            for question in dict.fromkeys(item["question"] for item in items)
+            for column, word in mapped_words(self.pipe, question)
         ]
 
-    def first_word(self, answers: Sequence[Answer]) -> str | None:
-        """Return the choice for the word asked about in the first question whose map is strongest."""
-        question = max(answers, key=map_strength).question
-        found = asked_word(self.processor, question)
+    def first_word(self, items: Sequence[Mapping[str, Any]]) -> str | None:
+        """The choice for the word asked about in the first question whose map is strongest."""
+        question = max(items, key=map_strength)["question"]
+        found = asked_word(self.pipe, question)
         return f"{found[0]}:{question}" if found else None
 
     def overlay(self, choice: str | None, image: EncodedPicture | None) -> tuple[Image.Image | None, str]:
-        """Return the image with the map of a word of `words`, and its caption; no image for an invalid choice."""
+        """The image with the map of a word of `words`, and its caption; no image for an invalid choice."""
         column, _, question = (choice or "").partition(":")
-        if image is None or self.refuse(question):
+        words = {str(place): word for place, word in mapped_words(self.pipe, question)}
+        if image is None or column not in words:
             return None, ""
-        words = {str(place): word for place, word in mapped_words(self.processor, question)}
-        if column not in words:
+        [item] = self.pipe(image.encoded, question)
+        if item["answer"] is None:
             return None, ""
-        weights = attention_of_question(self.answerer.model, self.processor, image.encoded, question)[int(column)]
-        [[answer]] = self.answerer.ask(image.encoded, [[question]])
-        strength = map_strength(answer)
-        faded = f" Faded, as the answer is “{answer.shown}”." if strength < 1 else ""
-        caption = html.escape(f"{question} {answer.to_text()}. Orange: where “{words[column]}” attends.{faded}")
+        weights = attention_of_question(self.pipe, image.encoded, question)[int(column)]
+        strength = map_strength(item)
+        faded = " Faded, as probably nothing is there." if strength < 1 else ""
+        caption = html.escape(f"{question} {answer_text(item)}. Orange: where “{words[column]}” attends.{faded}")
         return heat_over(image.picture, weights, strength), f'<div class="note">{caption}</div>'
 
 
 def add_question(question: str | None, text: str) -> tuple[str, None]:
-    """Return the questions with one more line, if it is not among them, and no choice for the next suggestion."""
+    """The questions with one more line, if it is not among them, and no choice for the next suggestion."""
     lines = [line for line in text.splitlines() if line.strip()]
     if question and question not in lines:
         lines.append(question)
@@ -261,22 +273,22 @@ def add_question(question: str | None, text: str) -> tuple[str, None]:
 
 
 def path_of(payload: Any) -> str | None:
-    """Return the path of an uploaded file, whatever it contains."""
+    """The path of an uploaded file, whatever it contains."""
     return payload and payload.path
 
 
-def build_page(answerer: Answerer, examples: Sequence[Path]) -> gr.Blocks:
-    """Build the page for a loaded model, with example images."""
-    page = Page(answerer)
+def build_page(pipe: TrafficVLMPipeline, examples: Sequence[Path], region: Region | None = None) -> gr.Blocks:
+    """The page for a loaded model, with example images."""
+    page = Page(pipe, region)
     no_map = (gr.Column(visible=False), gr.Dropdown(choices=[], value=None), None, "")
 
     def ask(path: str | None, text: str, last: EncodedPicture | None) -> Iterator[tuple[Any, ...]]:
         for step in page.answer(path, text, last):
-            shown = step.image_problem, step.questions_note, step.status, table(step.rows), step.image
+            shown = step.image_problem, step.questions_note, step.status, table(step.items), step.image
             yield *shown, *[gr.skip() for _ in no_map]
-        if step.answers:
-            first = page.first_word(step.answers)
-            words = gr.Dropdown(choices=page.words(step.answers), value=first)
+        if step.answered:
+            first = page.first_word(step.answered)
+            words = gr.Dropdown(choices=page.words(step.answered), value=first)
             yield *shown, gr.Column(visible=True), words, *page.overlay(first, step.image)
         else:
             yield *shown, *no_map
@@ -304,7 +316,7 @@ def build_page(answerer: Answerer, examples: Sequence[Path]) -> gr.Blocks:
                     QUESTIONS, label="Questions, one per line (Shift+Enter asks)", lines=6, elem_id="questions"
                 )
                 note = gr.HTML(elem_id="note")
-                suggested = suggest_questions(answerer.processor).items()
+                suggested = suggest_questions(pipe.processor).items()
                 suggestion = gr.Dropdown(
                     [(f"{question_type}: {question}", question) for question, question_type in suggested],
                     value=None,

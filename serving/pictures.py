@@ -1,9 +1,7 @@
 """Images from untrusted files: opened within limits, with errors that name the file."""
 
 import io
-import math
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
@@ -19,7 +17,7 @@ SUFFIXES = {suffix for suffix, image_format in Image.registered_extensions().ite
 
 
 def open_picture(source: str | Path | bytes, name: str = "", max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Open an image file, or the bytes of one, as RGB.
+    """The image of a file, or of the bytes of one, as RGB.
 
     Args:
         name: how errors refer to the image; by default the name of the file.
@@ -45,8 +43,13 @@ def open_picture(source: str | Path | bytes, name: str = "", max_pixels: int = M
     raise ValueError(f"{name} has {width} × {height} pixels; at most {max_pixels:,} in all are read.")
 
 
+def cut(picture: Image.Image, region: Region | None) -> Image.Image:
+    """The part of a picture that is asked about."""
+    return picture if region is None else picture.crop(region.box(*picture.size))
+
+
 def list_images(folder: Path) -> list[Path]:
-    """List the image files of a folder by name, numbers in names by value: 9.jpg comes before 10.jpg.
+    """The image files of a folder by name, numbers in names by value: 9.jpg comes before 10.jpg.
 
     Raises:
         DataError: there is none, or one is a link out of the folder.

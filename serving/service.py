@@ -12,23 +12,24 @@ import unicodedata
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from cachetools import TTLCache
+from transformers import AsyncTextIteratorStreamer
 
 from ..generation_traffic_vlm import MAX_NEW_TOKENS
 from ..options import option
 from ..processing_traffic_vlm import ROW_TOKENS
-from ..question_form_traffic_vlm import is_yes_no_question
-from ..scoring_traffic_vlm import EncodedImages
-from .answerer import Answer
 from .fetching import FetchError, fetch
 from .options import ModelOptions
 from .pictures import MAX_PIXELS, open_picture
 
 
 MAX_LETTERS = 2000  # of a question
+
+Answer = dict[str, Any]  # an item of the pipeline
 
 
 @dataclass
@@ -78,7 +79,7 @@ class Waiting:
 
 
 def fill_pass(waiting: Sequence[Sequence[int]], max_requests: int, max_tokens: int) -> list[int]:
-    """Return the number of questions in the next pass of each of the first requests that fit into it.
+    """The number of questions in the next pass of each of the first requests that fit into it.
 
     Rows are padded to the longest, and so are questions that are answered in words: a pass costs the larger of
     requests x longest row and questions x longest question. A request gets one row of at most `ROW_TOKENS`.
@@ -106,12 +107,18 @@ def fill_pass(waiting: Sequence[Sequence[int]], max_requests: int, max_tokens: i
     return counts
 
 
+def _end(streamer: Any, _: Future) -> None:
+    """End a stream when its call is done: after yes or no and after an error, nothing else does."""
+    streamer.end()
+
+
 class Service:
     """Decode images in a few threads; run the model in one."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        self.answerer = settings.load()
+        self.pipe = settings.load()
+        self.thread = ThreadPoolExecutor(1)  # runs the model
         self.decoders = ThreadPoolExecutor(4)
         self.waiting = 0  # requests whose body is here and that have no response yet
         self.body_bytes = 0  # of all requests
@@ -122,10 +129,10 @@ class Service:
         self.cache: TTLCache = TTLCache(settings.cached_images, settings.cache_seconds)  # for the model thread only
 
     def check(self, questions: Sequence[str]) -> list[str]:
-        """Strip the questions, and check that the model can answer them. Takes long for some: not for the event loop.
+        """The questions, stripped. Some take long to check: not for the event loop.
 
         Raises:
-            ValueError: too many questions; or one that is empty, too long or entirely unknown.
+            ValueError: too many questions, or one that is empty, too long, or cannot be answered.
         """
         if len(questions) > self.settings.max_questions:
             raise ValueError(
@@ -139,7 +146,8 @@ class Service:
             length = len(question) if len(question) > MAX_LETTERS else len(unicodedata.normalize("NFKC", question))
             if length > MAX_LETTERS:
                 raise ValueError(f"question {i} has {length:,} letters (NFKC): at most {MAX_LETTERS:,} are read.")
-            self.answerer.check_question(question)
+            if problem := self.pipe.read_question(question).problem:
+                raise ValueError(f"{question[:80]!r}: {problem}")
         return questions
 
     async def prepare(self, image: bytes | str, questions: list[str]) -> Item:
@@ -159,29 +167,43 @@ class Service:
 
     def _decode(self, content: bytes, questions: list[str]) -> Item:
         picture = open_picture(content, max_pixels=self.settings.max_pixels)
-        tokens = [
-            self.answerer.check_question(question).tokens + (0 if is_yes_no_question(question) else MAX_NEW_TOKENS)
-            for question in questions
-        ]
-        return Item(hashlib.sha256(content).hexdigest(), self.answerer.read([picture])[0], questions, tokens)
+        inputs = self.pipe.processor(images=[picture], region=self.settings.part_of_image, return_tensors="pt")
+        read = map(self.pipe.read_question, questions)
+        tokens = [len(one.input_ids) + (0 if one.form.is_yes_no else MAX_NEW_TOKENS) for one in read]
+        return Item(hashlib.sha256(content).hexdigest(), inputs["pixel_values"][0], questions, tokens)
 
     async def answer(self, item: Item) -> tuple[list[Answer], bool]:
-        """Return the answers, and whether the image was in the cache."""
+        """The answers, and whether the image was in the cache."""
         request = Waiting(item)
         self.queue.append(request)
         self._plan_pass()
         return await asyncio.wrap_future(request.future)  # cancelled together with the request
 
     async def stream(self, item: Item) -> AsyncIterator[tuple[int, str | Answer]]:
-        """Encode the image; return what `Answerer.stream_async` yields for each question, with its index."""
+        """Encode the image; then, for each question, its index with pieces of an answer in words, and with its item.
+
+        No thread waits for the words: any number of streams can be open.
+
+        Raises:
+            TimeoutError: no word in time; while the stream is read.
+        """
         images, _ = await asyncio.wrap_future(self._submit_after_pass(self._encode, [item]))
 
         async def pieces() -> AsyncIterator[tuple[int, str | Answer]]:
             for i, question in enumerate(item.questions):
-                async for piece in self.answerer.stream_async(
-                    images[item.key], question, self.settings.seconds, self._submit_after_pass
-                ):
-                    yield i, piece
+                streamer = AsyncTextIteratorStreamer(
+                    self.pipe.tokenizer, skip_prompt=True, timeout=self.settings.seconds, skip_special_tokens=True
+                )
+                ask = partial(self.pipe, streamer=streamer)
+                generated = self._submit_after_pass(ask, images[item.key], question)
+                generated.add_done_callback(partial(_end, streamer))
+                try:
+                    async for piece in streamer:
+                        if piece:
+                            yield i, piece
+                    yield i, generated.result()[0]
+                finally:
+                    generated.cancel()  # if it has not started, there is no reader left
 
         return pieces()
 
@@ -192,12 +214,12 @@ class Service:
             self._run_pass()
             return work(*args)
 
-        return self.answerer.thread.submit(run)
+        return self.thread.submit(run)
 
     def _plan_pass(self) -> None:
         if not self.pass_is_due:  # two threads may both find it False: the second pass then has less to do, or nothing
             self.pass_is_due = True
-            self.answerer.thread.submit(self._run_planned_pass)
+            self.thread.submit(self._run_planned_pass)
 
     def _run_planned_pass(self) -> None:
         self.pass_is_due = False  # before the queue is read, so that no request is missed
@@ -238,10 +260,9 @@ class Service:
             images, cached = self._encode([request.item for request in new])
             for request in new:
                 request.encoded, request.cached = images[request.item.key], request.item.key in cached
-            encoded = EncodedImages.join([request.encoded for request, _ in batch])
             done = [len(request.answers) for request, _ in batch]
             rows = [one.item.questions[start : start + count] for start, (one, count) in zip(done, batch)]
-            answers = self.answerer.ask(encoded, rows)
+            answers = self.pipe([request.encoded for request, _ in batch], rows, batch_size=len(batch))
         except Exception as error:
             if len(batch) > 1:  # one failing request must not fail the others
                 for one in batch:
@@ -255,12 +276,12 @@ class Service:
                 request.future.set_result((request.answers, request.cached))
 
     def _encode(self, items: Sequence[Item]) -> tuple[dict[str, Any], set[str]]:
-        """Return the encoded images by key, and the keys that were in the cache."""
+        """The encoded images by key, and the keys that were in the cache."""
         images: dict[str, Any] = {item.key: self.cache.get(item.key) for item in items}
         cached = {key for key, encoded in images.items() if encoded is not None}
         new = {item.key: item.pixels for item in items if item.key not in cached}
         if new:
-            encoded = self.answerer.encode(torch.stack(list(new.values())))
+            encoded = self.pipe.model.encode_images(torch.stack(list(new.values())).to(self.pipe.device))
             for i, key in enumerate(new):
                 images[key] = encoded[[i]]  # a copy, so that the cache does not keep the whole batch
                 if self.cache.maxsize:

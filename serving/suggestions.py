@@ -12,9 +12,9 @@ ATTRIBUTES = ("time of day", "weather", "traffic density", "road type")
 
 
 def suggest_questions(processor: Any) -> dict[str, str]:
-    """Return {question: question type}, grouped by type, the simplest paraphrase of each question.
+    """{question: question type}, grouped by type, the simplest paraphrase of each question.
 
-    All words are in the vocabulary. Content words are taught, if `processor.taught_words` is known.
+    All words are in the vocabulary. Content words are taught, if `processor.taught` is known.
     """
     return {
         question: question_id.partition("/")[0].replace("_", " ")

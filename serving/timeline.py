@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
@@ -17,8 +18,9 @@ COLUMNS = {
     "frame": pa.int64(),
     "time": pa.float64(),
     "question": pa.string(),
-    "probability": pa.float32(),  # P(yes), or that of an answer in words
     "answer": pa.string(),
+    "score": pa.float32(),
+    "p_yes": pa.float32(),  # null for answers in words
 }
 NOT_SURE = {"not_sure": pa.bool_()}  # follows with --thresholds
 BLOCK_BYTES = 1 << 24  # of CSV that become one row group
@@ -53,7 +55,9 @@ def convert_to_parquet(source: Path, path: Path) -> None:
         source,
         read_options=pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES),
         parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
-        convert_options=pyarrow.csv.ConvertOptions(column_types=COLUMNS | NOT_SURE),
+        convert_options=pyarrow.csv.ConvertOptions(
+            column_types=COLUMNS | NOT_SURE, null_values=[""], strings_can_be_null=True
+        ),
     )
     with atomic_write(path) as temporary, reader, pyarrow.parquet.ParquetWriter(temporary, reader.schema) as writer:
         for batch in reader:
@@ -88,12 +92,12 @@ def summarize(path: Path, num_questions: int) -> tuple[np.ndarray, np.ndarray, n
     """Reduce a timeline of T frames to at most MAX_POINTS points P.
 
     Returns:
-        seconds [P]; lowest, mean and highest probability [P, num_questions].
+        seconds [P]; lowest, mean and highest P(yes), or score of words, [P, num_questions].
     """
     # A frame has one row for each question, in their order.
-    table = pyarrow.parquet.read_table(path, columns=["time", "probability"])
+    table = pyarrow.parquet.read_table(path, columns=["time", "score", "p_yes"])
     seconds = table["time"].to_numpy().reshape(-1, num_questions)[:, 0]  # [T]
-    values = table["probability"].to_numpy().reshape(-1, num_questions)  # [T,Q]
+    values = pc.coalesce(table["p_yes"], table["score"], 0.0).to_numpy().reshape(-1, num_questions)  # [T,Q]
     starts = np.arange(0, len(seconds), -(-len(seconds) // MAX_POINTS))
     counts = np.diff([*starts, len(seconds)])[:, None]
     mean = np.add.reduceat(values, starts, dtype=np.float64) / counts
@@ -108,7 +112,7 @@ def draw_timeline(
     colors: AnswerColors,
     path: Path,
 ) -> None:
-    """Draw a PNG with one row per question: its probability, thresholds and events.
+    """Draw a PNG with one row per question: its P(yes) or score, thresholds and events.
 
     Args:
         timeline: Parquet file of `convert_to_parquet`.
@@ -144,7 +148,7 @@ def draw_timeline(
     rows[-1].xaxis.set_major_formatter(FuncFormatter(lambda second, _: clock_time(max(0, second)).removesuffix(".0")))
     rows[-1].set_xlim(0, end)
     rows[-1].set_xlabel(
-        "time. Line and pale area: P(yes) or the probability of the words, mean and range. In color: events. "
+        "time. Line and pale area: P(yes) or the score of the words, mean and range. In color: events. "
         "Dotted: thresholds."
     )
     with atomic_write(path) as temporary:

@@ -1,8 +1,6 @@
 """Ask the same questions about every frame of a video, and record the answers.
 
-    source → frames → Answerer → Recorder (timeline, events, video, clips)
-
-The words of a question decide whether it gets P(yes) or an answer in words, for all frames alike.
+    source → frames → pipeline → Recorder (timeline, events, video, clips)
 
 A file waits for the model, and no frame is lost. A live source does not wait: `LiveReader` takes its frames in a
 thread, and when the model is late, the oldest waiting frame is dropped and counted.
@@ -15,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -25,15 +23,16 @@ from typing import Any, ClassVar
 
 from tqdm import tqdm
 
+from ..answer_kind_traffic_vlm import NONE
 from ..files import DataError, atomic_write_text
 from ..options import option
-from ..question_form_traffic_vlm import is_yes_no_question
+from ..pipeline_traffic_vlm import TrafficVLMPipeline
+from ..question_form_traffic_vlm import question_form
+from ..question_traffic_vlm import answer_notes, answer_text
 from .annotation import AnnotatedVideo, Row, check_path, video_size
-from .answerer import Answer, Answerer
 from .clips import ClipWriter, find_clips
 from .events import TOLERANCE, Event, EventDetector
-from .options import ModelOptions
-from .questions import check_questions
+from .options import ModelOptions, read_questions
 from .timeline import COLUMNS, NOT_SURE, AnswerColors, CsvLog, clock_time, convert_to_parquet, draw_timeline
 from .video import Frame, Source, open_source
 
@@ -77,7 +76,9 @@ def event_limits(question: str, options: WatchOptions) -> tuple[float, float]:
     """P(yes) from which an event of a question begins, and below which it ends."""
     if options.loaded_thresholds is None:
         return options.on, options.off
-    threshold = options.loaded_thresholds.for_question(question).threshold
+    form = question_form(question)
+    threshold = options.loaded_thresholds.for_question(form.text).threshold
+    threshold = 1 - threshold if form.is_negated else threshold
     return threshold, threshold
 
 
@@ -142,6 +143,20 @@ class LiveReader:
             self._stopped.set()
 
 
+Item = Mapping[str, Any]  # of the pipeline
+
+
+def _level(item: Item) -> float:
+    """P(yes), or the score of an answer in words; 0 without an answer."""
+    return item["score"] or 0.0 if item["p_yes"] is None else item["p_yes"]
+
+
+def _timeline_columns(item: Item) -> tuple[str | None, ...]:
+    """Question, answer, score and P(yes) in CSV; 9 digits keep every float32."""
+    numbers = (None if item[name] is None else f"{item[name]:.9g}" for name in ("score", "p_yes"))
+    return item["question"], item["answer"], *numbers
+
+
 class Recorder:
     """Writes timeline, events, annotated video and clips; the files can be read at any moment.
 
@@ -170,26 +185,24 @@ class Recorder:
         self.limits = [event_limits(question, options) for question in self.questions]
         self.detectors = [EventDetector(on, off, options.shortest) for on, off in self.limits]
         self.colors = AnswerColors()
-        self.undrawn: deque[tuple[Frame, Sequence[Answer]]] = deque()
+        self.undrawn: deque[tuple[Frame, Sequence[Item]]] = deque()
         not_sure = () if options.loaded_thresholds is None else tuple(NOT_SURE)
         self.timeline = CsvLog(self.folder / "timeline.csv", (*COLUMNS, *not_sure))
         self.log = CsvLog(self.folder / "events.csv", (*EVENT_COLUMNS, *not_sure))
 
-    def add(self, frames: Sequence[Frame], answers: Sequence[Sequence[Answer]]) -> None:
-        """Record frames in their order, each with the answers to all questions."""
-        for frame, row in zip(frames, answers):
+    def add(self, frames: Sequence[Frame], items: Sequence[Sequence[Item]]) -> None:
+        """Record frames in their order, each with the items of all questions."""
+        for frame, row in zip(frames, items):
             self.frames, self.seconds = self.frames + 1, frame.seconds
-            # 9 digits keep every float32.
-            at = frame.index, frame.seconds
             self.timeline.add(
-                (*at, answer.question, f"{answer.score:.9g}", answer.shown, *self._sure(answer.not_sure))
-                for answer in row
+                (frame.index, frame.seconds, *_timeline_columns(item), *self._sure(item.get("not_sure")))
+                for item in row
             )
             if self.clips is not None and frame.picture is not None:
                 self.clips.add(frame.seconds, frame.picture)
-            for index, answer in enumerate(row):
-                words = answer.answer if answer.yes_probability is None else None
-                self._keep(index, self.detectors[index].update(frame.seconds, answer.score, words))
+            for index, item in enumerate(row):
+                words = item["answer"] or NONE if item["p_yes"] is None else None
+                self._keep(index, self.detectors[index].update(frame.seconds, _level(item), words))
             if self.video is not None:
                 self.undrawn.append((frame, row))
                 self._draw_until(frame.seconds - self.options.shortest)
@@ -201,28 +214,29 @@ class Recorder:
     def _draw_until(self, seconds: float) -> None:
         """Draw the frames up to a time, whose events are known, and those that are too many to wait."""
         while self.undrawn and (self.undrawn[0][0].seconds <= seconds + TOLERANCE or len(self.undrawn) > MAX_UNDRAWN):
-            frame, answers = self.undrawn.popleft()
+            frame, items = self.undrawn.popleft()
             if self.video is None or frame.picture is None:
                 continue
             rows = []
-            for answer, detector in zip(answers, self.detectors):
-                event, p_yes = detector.event_at(frame.seconds), answer.yes_probability
-                level = p_yes if p_yes is not None else answer.probability if event else 0.0
-                rows.append(Row(answer.to_text(), level, self.colors[event.answer] if event else None))
+            for item, detector in zip(items, self.detectors):
+                event = detector.event_at(frame.seconds)
+                level = _level(item) if event or item["p_yes"] is not None else 0.0
+                rows.append(Row(answer_text(item), level, self.colors[event.answer] if event else None))
             self.video.add(frame.seconds, frame.picture, rows)
 
     def _describe(self, question: str, event: Event) -> dict[str, Any]:
         """An event as a row of events.csv. It is not sure if even its peak is not."""
         row, thresholds = {"question": question, **asdict(event)}, self.options.loaded_thresholds
-        not_sure = None
-        if thresholds is not None and is_yes_no_question(question):
-            not_sure = thresholds.for_question(question).is_unsure(event.peak)
+        not_sure, form = None, question_form(question)
+        if thresholds is not None and form.is_yes_no:
+            peak = 1 - event.peak if form.is_negated else event.peak
+            not_sure = thresholds.for_question(form.text).is_unsure(peak)
         return {name: row[name] for name in EVENT_COLUMNS} | dict(zip(NOT_SURE, self._sure(not_sure)))
 
     def _keep(self, index: int, changes: Sequence[Event]) -> None:
         question = self.questions[index]
         for event in changes:
-            answer = "" if is_yes_no_question(question) else f" {event.answer}"
+            answer = "" if question_form(question).is_yes_no else f" {event.answer}"
             if event.end is None:
                 tqdm.write(f"{clock_time(event.start):>9}  begins  {question}{answer}")
                 if self.clips is not None:
@@ -260,7 +274,7 @@ class Recorder:
         path = self.folder / "timeline.parquet"
         convert_to_parquet(self.timeline.path, path)
         self.timeline.path.unlink()
-        limits = [pair if is_yes_no_question(text) else () for text, pair in zip(self.questions, self.limits)]
+        limits = [pair if question_form(text).is_yes_no else () for text, pair in zip(self.questions, self.limits)]
         draw_timeline(path, self.questions, self.events, limits, self.colors, self.folder / "timeline.png")
 
     def write_summary(self, source: Source) -> None:
@@ -310,12 +324,13 @@ def watch(
         ValueError, OSError, RuntimeError: bad questions, source, model, device or output. Files of an earlier run are
             then still there.
     """
-    questions = check_questions(questions)
     check_output(options, name)
     for question in questions:
         EventDetector(*event_limits(question, options), options.shortest)  # refuses a threshold of 0
-    answerer = replace(options, region=None).load()  # frames are cut to the region when they are resized
-    notes = [f"{answer.question!r}: {note}" for answer in answerer.try_questions(questions) for note in answer.notes]
+    pipe = replace(options, region=None).load()  # frames are cut to the region when they are resized
+    read = read_questions(pipe, questions)
+    questions = [question.text for question in read]
+    notes = [f"{question.text!r}: {note}" for question in read for note in answer_notes(question.answer())]
     # Opened last: the buffer of a camera would overflow while the model is loaded.
     source = open_source(name, options.frame_rate)
     rate = min(source.rate, options.fps or source.rate)
@@ -329,7 +344,7 @@ def watch(
     for note in source.notes:
         print(note, file=sys.stderr)
     try:
-        ask_about_frames(source, answerer, recorder, stop_signal)
+        ask_about_frames(source, pipe, recorder, stop_signal)
         stop = stop_signal()
         recorder.ended_by = signal.Signals(stop).name if stop else "end of the source"
     finally:
@@ -340,18 +355,20 @@ def watch(
     return source.problems
 
 
-def ask_about_frames(source: Source, answerer: Answerer, recorder: Recorder, should_stop: Callable[[], Any]) -> None:
+def ask_about_frames(
+    source: Source, pipe: TrafficVLMPipeline, recorder: Recorder, should_stop: Callable[[], Any]
+) -> None:
     """Ask about and record the frames of a source until they end or `should_stop()` is true."""
     has_pictures = recorder.video is not None or recorder.clips is not None
-    options, size = recorder.options, answerer.processor.image_processor.size["height"]
+    options, size = recorder.options, pipe.processor.image_processor.size["height"]
     frames = source.frames(size, options.fps, video_size if has_pictures else None, options.part_of_image)
     live = LiveReader(frames) if source.is_live else None
     batches = live.batches(should_stop) if live else batch_frames(frames, options.batch_size, should_stop)
     whole = f" of {clock_time(source.duration)}" if source.duration else ""
     with tqdm(unit=" frames", disable=None) as progress:  # only on a terminal
         for batch in batches:
-            encoded = answerer.encode(answerer.read([frame.image for frame in batch]))
-            recorder.add(batch, answerer.ask(encoded, [recorder.questions] * len(batch), always_yes_no=True))
+            images = [frame.image for frame in batch]
+            recorder.add(batch, pipe(images, recorder.questions, batch_size=len(batch)))
             recorder.dropped = live.dropped if live else 0
             late = f", {recorder.dropped:,} dropped" if recorder.dropped else ""
             progress.set_postfix_str(f"{clock_time(recorder.seconds)}{whole}{late}", refresh=False)

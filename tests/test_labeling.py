@@ -17,7 +17,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from tiny import ROOT, save_folder, tiny_model, yes_no_model
+from tiny import ROOT, save_folder, tiny_model
 
 
 pa = pytest.importorskip("pyarrow")
@@ -26,12 +26,12 @@ fsspec = pytest.importorskip("fsspec")
 
 from traffic_vlm.files import DataError  # noqa: E402
 from traffic_vlm.serving import labeling  # noqa: E402
-from traffic_vlm.serving.answerer import Answerer  # noqa: E402
 from traffic_vlm.serving.labeling import Labeler, LabelFolder, LabelOptions, list_input, missing_parts  # noqa: E402
+from traffic_vlm.serving.options import ModelOptions  # noqa: E402
 from traffic_vlm.serving.pictures import open_picture  # noqa: E402
 
 
-QUESTIONS = ["Is there a car?", "What color is the traffic light?"]
+QUESTIONS = ["Is there a car?", "What is ahead?"]
 
 
 @pytest.fixture(scope="module")
@@ -89,41 +89,57 @@ def read(folder) -> list[dict]:
 
 
 def without_numbers(rows: list[dict]) -> list[dict]:
-    """Rows of labels without probabilities, which depend slightly on what is in the same pass."""
-    return [{name: value for name, value in row.items() if name != "probability"} for row in rows]
+    """Rows of labels without their numbers, which depend slightly on what is in the same pass."""
+    return [{name: value for name, value in row.items() if name not in ("score", "p_yes")} for row in rows]
 
 
-def test_labels_are_the_answers_of_the_answerer(model, tmp_path):
+def test_labels_are_the_items_of_the_pipeline(model, tmp_path):
     images = write_images(tmp_path / "in", 7)
     reports = run_here(images, tmp_path / "out", model, QUESTIONS, images_per_part=3)
     assert reports == [report(0, 3), report(1, 3), report(2, 1)]
     rows, paths = read(tmp_path / "out"), sorted(images.iterdir())
     assert [row["key"] for row in rows] == [str(path) for path in paths for _ in QUESTIONS]
-    answers = Answerer(model, "cpu")([Image.open(path) for path in paths], [QUESTIONS] * 7)
-    for row, answer in zip(rows, [answer for image in answers for answer in image], strict=True):
-        expected = answer.probability if answer.yes_probability is None else answer.yes_probability
-        assert (row["question"], row["answer"], row["error"]) == (answer.question, answer.answer, None)
-        assert row["probability"] == pytest.approx(expected, abs=1e-4)
+    answers = ModelOptions(model, "cpu").load()([str(path) for path in paths], QUESTIONS)
+    for row, item in zip(rows, [item for image in answers for item in image], strict=True):
+        assert list(row) == ["key", "question", "answer", "score", "p_yes", "problem"]
+        assert (row["question"], row["answer"], row["problem"]) == (item["question"], item["answer"], None)
+        for name in ("score", "p_yes"):
+            assert row[name] == pytest.approx(item[name], abs=1e-4)
 
 
-def test_thresholds_add_a_column_and_belong_to_the_job(tmp_path):
-    model = str(save_folder(yes_no_model(), tmp_path / "model"))
+def test_an_answer_with_a_problem_is_a_row_with_it(model, tmp_path):
+    """Tiny random weights answer with no color. Such images are asked again, every time."""
+    images = write_images(tmp_path / "in", 1)
+    for _ in range(2):
+        assert run_here(images, tmp_path / "out", model, ["What color is the traffic light?"]) == [report(0, 1, 1)]
+    [row] = read(tmp_path / "out")
+    assert row["answer"] is row["score"] is None and row["problem"].endswith("is not the color of a traffic light")
+
+
+def test_thresholds_add_a_column_and_belong_to_the_job(model, tmp_path):
     images, path = write_images(tmp_path / "in", 2), tmp_path / "thresholds.json"
     path.write_text('{"default": {"threshold": 0.00001, "band": [0, 1]}}')
-    run_here(images, tmp_path / "out", model, QUESTIONS[:1], thresholds=str(path))
-    run_here(images, tmp_path / "plain", model, QUESTIONS[:1])
+    run_here(images, tmp_path / "out", model, thresholds=str(path))
+    run_here(images, tmp_path / "plain", model)
     for row, plain in zip(read(tmp_path / "out"), read(tmp_path / "plain"), strict=True):
-        assert row["probability"] == plain["probability"] and "not_sure" not in plain
+        assert row["p_yes"] == row["score"] == plain["p_yes"] and "not_sure" not in plain
         assert (row["answer"], row["not_sure"]) == ("yes", True)
     path.write_text('{"default": {"threshold": 0.6}}')
     with pytest.raises(DataError, match="another job: thresholds"):
-        run_here(images, tmp_path / "out", model, QUESTIONS[:1], thresholds=str(path))
+        run_here(images, tmp_path / "out", model, thresholds=str(path))
     with pytest.raises(DataError, match=r"region None, now '0,0,0\.5,1'"):
-        run_here(images, tmp_path / "out", model, QUESTIONS[:1], region="0,0,0.5,1")
+        run_here(images, tmp_path / "out", model, region="0,0,0.5,1")
     with pytest.raises(ValueError, match="region 0,0,2,1: x, y, width and height are fractions"):
         label_options(tmp_path / "new", region="0,0,2,1")
     with pytest.raises(DataError, match="cannot be read"):
         label_options(tmp_path / "new", thresholds="")
+
+
+def test_a_region_is_asked_about_alone(model, tmp_path):
+    images = write_images(tmp_path / "in", 1)
+    run_here(images, tmp_path / "out", model, region="0,0,0.5,1")
+    [expected] = ModelOptions(model, "cpu").load()(Image.open(images / "000.png").crop((0, 0, 20, 30)), QUESTIONS[0])
+    assert read(tmp_path / "out")[0]["p_yes"] == pytest.approx(expected["p_yes"], abs=1e-5)
 
 
 def test_parquet_and_tars_give_the_same_labels_as_files(model, tmp_path):
@@ -147,7 +163,7 @@ def test_parquet_and_tars_give_the_same_labels_as_files(model, tmp_path):
     assert labels["tars"][0]["key"] == f"{sources['tars'] / 'a.tar'}#0.png"
     for other in ("parquet", "tars"):
         for row, same in zip(labels["files"], labels[other], strict=True):
-            assert row["answer"] == same["answer"] and row["probability"] == pytest.approx(same["probability"])
+            assert row["answer"] == same["answer"] and row["score"] == pytest.approx(same["score"])
 
 
 def test_without_a_key_column_rows_have_the_file_and_their_number(model, tmp_path):
@@ -163,7 +179,7 @@ def test_broken_images_are_rows_with_an_error(model, tmp_path):
     frame = Image.new("RGB", (8, 8))
     frame.save(images / "frames.webp", save_all=True, append_images=[Image.new("RGB", (8, 8), "red")])
     assert run_here(images, tmp_path / "out", model) == [report(0, 5, errors=3)]
-    errors = {row["key"].rpartition("/")[2]: row["error"] for row in read(tmp_path / "out")}
+    errors = {row["key"].rpartition("/")[2]: row["problem"] for row in read(tmp_path / "out")}
     assert {name for name, error in errors.items() if error} == {"text.png", "cut.png", "frames.webp"}
     assert all(name in error for name, error in errors.items() if error)
 
@@ -176,7 +192,7 @@ def test_a_truncated_tar_keeps_the_images_before_the_end(model, tmp_path, suffix
     reports = run_here(path, tmp_path / "out", model)
     *rows, last = read(tmp_path / "out")
     assert reports == [report(0, len(rows) + 1, errors=1)] and 1 <= len(rows) <= 4
-    assert not any(row["error"] for row in rows) and last["key"] == str(path) and last["error"]
+    assert not any(row["problem"] for row in rows) and last["key"] == str(path) and last["problem"]
 
 
 def test_large_members_of_a_tar_are_errors_and_are_not_read(model, tmp_path):
@@ -196,7 +212,7 @@ def test_large_members_of_a_tar_are_errors_and_are_not_read(model, tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert reports == [report(0, 3, errors=1)] and peak < size / 4
-    errors = {row["key"].rpartition("#")[2]: row["error"] for row in read(tmp_path / "out")}
+    errors = {row["key"].rpartition("#")[2]: row["problem"] for row in read(tmp_path / "out")}
     assert errors == {
         "a.png": None,
         "large.png": f"large.png has {size:,} bytes; at most 200,000,000 are read.",
@@ -223,8 +239,8 @@ def test_a_member_of_a_tar_with_huge_headers_is_an_error(model, tmp_path, kind):
         tar.addfile(member, io.BytesIO(content))
     assert run_here(tmp_path / "in.tar", tmp_path / "out", model) == [report(0, 2, errors=1)]
     good, bad = read(tmp_path / "out")
-    assert good["error"] is None and bad["key"] == str(tmp_path / "in.tar")
-    assert bad["error"] == "its headers have more than 200,000 bytes"
+    assert good["problem"] is None and bad["key"] == str(tmp_path / "in.tar")
+    assert bad["problem"] == "its headers have more than 200,000 bytes"
 
 
 def test_headers_of_a_tar_do_not_fill_the_memory(tmp_path):
@@ -262,7 +278,7 @@ def test_large_files_are_errors(model, tmp_path, monkeypatch):
     monkeypatch.setattr(labeling, "MAX_BYTES", 9_000)
     monkeypatch.setattr(labeling, "LARGE", 1)  # what waits for decoding is labeled as well
     assert run_here(images, tmp_path / "out", model) == [report(0, 2, errors=1)]
-    assert read(tmp_path / "out")[0]["error"] == "000.png has more than 9,000 bytes."
+    assert read(tmp_path / "out")[0]["problem"] == "000.png has more than 9,000 bytes."
     write_tar(tmp_path / "in.tar", {f"{index}.png": encoded_image(index) for index in range(5)})
     assert run_here(tmp_path / "in.tar", tmp_path / "tar", model) == [report(0, 5)]
 
@@ -292,7 +308,7 @@ def test_a_damaged_row_group_is_a_row_with_an_error(model, tmp_path):
     damaged[4:44] = b"\xff" * 40  # the header of the first page
     path.write_bytes(damaged)
     assert run_here(path, tmp_path / "out", model) == [report(0, 1, errors=1), report(1, 2)]
-    assert [bool(row["error"]) for row in read(tmp_path / "out")] == [True, False, False]
+    assert [bool(row["problem"]) for row in read(tmp_path / "out")] == [True, False, False]
 
 
 def test_a_second_run_labels_missing_parts_and_new_images(model, tmp_path):
@@ -337,7 +353,6 @@ def test_parts_of_another_run_do_not_count_as_done(model, tmp_path, monkeypatch)
     images, output = write_images(tmp_path / "in", 3), tmp_path / "out"
     run_here(images, output, model, images_per_part=1)
     (output / "part-000001.parquet").rename(output / "part-000003.parquet")
-    monkeypatch.setattr(labeling, "check_model", lambda options: None)
 
     def load_ray(address):
         raise OSError("there is work to do")
@@ -384,7 +399,7 @@ def test_a_repaired_tar_has_each_image_once(model, tmp_path):
     assert run_here(path, tmp_path / "out", model)[0]["errors"] == 0
     rows = read(tmp_path / "out")
     assert [row["key"] for row in rows] == [f"{path}#{index}.png" for index in range(4)]
-    assert not any(row["error"] for row in rows)
+    assert not any(row["problem"] for row in rows)
 
 
 def test_questions_can_be_added_and_corrected(model, tmp_path):
@@ -411,7 +426,7 @@ def test_images_with_the_same_key_keep_their_own_answers(model, tmp_path):
     run_here(tmp_path / "in.parquet", tmp_path / "at once", model, QUESTIONS, key_column="id")
     rows, expected = read(tmp_path / "out"), read(tmp_path / "at once")
     assert without_numbers(rows) == without_numbers(expected)
-    assert [row["probability"] for row in rows] == pytest.approx([row["probability"] for row in expected], abs=1e-4)
+    assert [row["score"] for row in rows] == pytest.approx([row["score"] for row in expected], abs=1e-4)
 
 
 def test_a_parquet_file_with_other_row_groups_than_planned_is_refused(model, tmp_path):
@@ -431,7 +446,7 @@ def test_a_file_name_that_is_not_utf8_is_labeled(model, tmp_path):
     write_tar(tars / os.fsdecode(b"t\xe9.tar"), {os.fsdecode(b"n\xe9.png"): encoded_image(1)})
     for _ in range(2):
         run_here(images, tmp_path / "out", model)
-    labels = {row["key"]: row["error"] for row in read(tmp_path / "out")}
+    labels = {row["key"]: row["problem"] for row in read(tmp_path / "out")}
     assert [key.rpartition("/")[2] for key in labels] == ["000.png", r"caf\xe9.png", r"torn\xff.png"]
     assert [bool(error) for error in labels.values()] == [False, False, True]
     assert run_here(tars, tmp_path / "from tar", model) == [report(0, 1)]
@@ -540,7 +555,7 @@ def test_a_missing_disk_leaves_the_part_undone_but_a_missing_file_is_an_error_ro
     (tmp_path / "away").rename(images)
     (images / "001.png").unlink()
     assert run_here(images, output, model) == [report(0, 3, errors=1)]
-    assert ["No such file" in (row["error"] or "") for row in read(output / "part-000000.parquet")] == [0, 1, 0]
+    assert ["No such file" in (row["problem"] or "") for row in read(output / "part-000000.parquet")] == [0, 1, 0]
 
 
 def test_input_that_cannot_be_labeled_is_refused(tmp_path):
@@ -582,7 +597,8 @@ needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--ask", " "], "question 3 is empty"),
+        (["--ask", " "], "the question '' has no word"),
+        (["--ask", "Is there not a bus?"], "'Is there not a bus?': the model does not understand 'not'"),
         (["--ask", "Is there a zeppelin?"], "'Is there a zeppelin?': the model does not know zeppelin"),
         (["--model", "nowhere"], "nowhere"),
         (["--actors", "0"], "--actors must be above 0, got 0"),
@@ -645,12 +661,12 @@ def test_a_killed_run_continues_and_labels_each_image_once(model, tmp_path):
     assert {path.name for path in output.iterdir()} == names
     rows = read(output)
     assert len({(row["key"], row["question"]) for row in rows}) == len(rows) == 2 * parts * len(QUESTIONS)
-    assert {row["key"].rpartition("/")[2] for row in rows if row["error"]} == {"broken.png"}
+    assert {row["key"].rpartition("/")[2] for row in rows if row["problem"]} == {"broken.png"}
     (images / "broken.png").write_bytes(encoded_image(0))
-    for message in ("1 images, 0 broken", f"all {parts} parts are labeled"):
+    for message in ("1 images, 0 with a problem", f"all {parts} parts are labeled"):
         last = subprocess.run(command(images, output, model), capture_output=True, text=True, timeout=120)
         assert message in last.stderr and last.returncode == 0, last.stderr
-    assert not any(row["error"] for row in read(output))
+    assert not any(row["problem"] for row in read(output))
 
 
 @pytest.fixture
@@ -677,5 +693,5 @@ def cluster(monkeypatch):
 def test_a_cluster_labels_for_a_client_outside_of_it(model, tmp_path, cluster):
     run = start(write_images(tmp_path / "in", 5), tmp_path / "out", model, "--address", cluster)
     messages = run.communicate(timeout=300)[1]
-    assert run.returncode == 0 and "3/3" in messages and "5 images, 0 broken" in messages, messages
+    assert run.returncode == 0 and "3/3" in messages and "5 images, 0 with a problem" in messages, messages
     assert len(read(tmp_path / "out")) == 5 * len(QUESTIONS)

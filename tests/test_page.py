@@ -1,6 +1,5 @@
 """The demo page: its answers, its errors, and its use in a browser."""
 
-import html
 import os
 import shutil
 import socket
@@ -14,26 +13,27 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tiny import ROOT, save_folder, tiny_model
+from tiny import ROOT, count_calls, save_folder, tiny_model
 from traffic_vlm.data.question_types import question_type_of
 from traffic_vlm.data.synthetic import render
-from traffic_vlm.serving.answerer import Answer, Answerer
+from traffic_vlm.images_traffic_vlm import Region
+from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
+from traffic_vlm.question_traffic_vlm import answer_text
 from traffic_vlm.serving.suggestions import suggest_questions
 
 
 page_module = pytest.importorskip("traffic_vlm.serving.page", reason='needs the extra "demo" (gradio)')
-QUESTIONS = "Is there a car?\nWhat color is the traffic light?\n\nIs there a <b>bus</b>?"
+QUESTIONS = "Is there a car?\nWhat is ahead?\n\nIs there a <b>bus</b>?"
 
 
 @pytest.fixture(scope="module")
-def answerer(tmp_path_factory):
-    """A tiny model that answers some questions by yes or no, and others in words."""
-    return Answerer(save_folder(tiny_model(), tmp_path_factory.mktemp("model")), device="cpu")
+def pipe(processor):
+    return TrafficVLMPipeline(tiny_model(), processor=processor, device="cpu")
 
 
 @pytest.fixture(scope="module")
-def page(answerer):
-    return page_module.Page(answerer)
+def page(pipe):
+    return page_module.Page(pipe)
 
 
 @pytest.fixture(scope="module")
@@ -54,39 +54,59 @@ def huge_png(path, width: int, height: int) -> str:
     return str(path)
 
 
-def test_answers_are_those_of_the_answerer_and_the_image_is_encoded_once(page, picture, monkeypatch):
-    [expected] = page.answerer([picture], [page_module.split_questions(QUESTIONS)])
-    encode, passes = page.answerer.encode, []
-    monkeypatch.setattr(page.answerer, "encode", lambda pixels: passes.append(1) or encode(pixels))
+def an_item(answer, score, p_yes=None, question="a?", **more):
+    return {"question": question, "answer": answer, "score": score, "p_yes": p_yes, **more}
+
+
+def test_answers_are_those_of_the_pipeline_and_the_image_is_encoded_once(page, picture):
+    expected = page.pipe(picture, page_module.split_questions(QUESTIONS))
+    passes = count_calls(page.pipe.model.model.vision_tower)
     step = list(page.answer(picture, QUESTIONS, None))[-1]
     assert "Image encoded in" in step.status and "one pass: 3" in step.status
-    table = page_module.table(step.rows)
+    table = page_module.table(step.items)
     assert table.count("<tr>") == 4 and "&lt;b&gt;bus&lt;/b&gt;" in table and "<b>" not in table
-    for answer in expected:
-        assert f">{html.escape(answer.shown)}</" in table and f"</meter>{answer.probability:.2f}" in table
+    for item, answered in zip(step.items, expected, strict=True):
+        assert item == {name: pytest.approx(value, abs=1e-5) for name, value in answered.items()}
+        assert f"</meter>{item['score']:.2f}" in table
     again = list(page.answer(picture, "Is it raining?", step.image))[-1]
     assert "not encoded again" in again.status and again.image is step.image and passes == [1]
 
 
-def test_answers_in_words_grow(page, picture, monkeypatch):
-    monkeypatch.setattr(page.answerer, "classify", lambda encoded, rows: [[None for _ in row] for row in rows])
-    steps = [step.rows[0][1] for step in page.answer(picture, "What is ahead?", None)]
-    assert steps[0] is None and len(steps) >= 3 and isinstance(steps[-1], Answer)
-    assert steps[-1].answer.startswith(steps[1]) and len(steps[1]) < len(steps[-1].answer)
+def test_a_region_is_asked_about_and_shown(processor, picture):
+    whole = Image.open(picture).convert("RGB")
+    part = whole.crop((0, 0, whole.width // 2, whole.height))
+    pipe = TrafficVLMPipeline(tiny_model(), processor=processor, device="cpu", region=(0, 0, 0.5, 1))
+    page = page_module.Page(pipe, Region(0, 0, 0.5, 1))
+    [item] = list(page.answer(picture, "Is there a car?", None))[-1].items
+    assert item == pipe(part, "Is there a car?", region=(0, 0, 1, 1))[0]
+    assert page.encode(picture, None)[0].picture == part
+
+
+def test_answers_in_words_grow(page, picture):
+    items = [step.items[0] for step in page.answer(picture, "What is ahead?", None)]
+    *growing, last = [item["answer"] or "" for item in items]
+    assert growing[0] == "" and len(growing) >= 3 and [item["score"] is None for item in items[-2:]] == [True, False]
+    assert all(last.startswith(text.strip()) for text in growing)
+
+
+def test_a_yes_no_question_is_not_answered_in_words(page, picture):
+    [step] = page.answer(picture, "Is there a car?", None)
+    assert step.items[0]["answer"] in ("yes", "no")
 
 
 def test_the_table_shows_finished_partial_and_missing_answers():
-    table = page_module.table([("a?", Answer("a?", "yes", 0.9, 0.9)), ("b?", "a red"), ("c?", None)])
-    assert "<strong>yes</strong>" in table and '<meter value="0.90"' in table and "not sure" not in table
-    assert "<strong>a red</strong>" in table and "<td>c?</td><td><strong>…</strong></td>" in table
+    items = [an_item("yes", 0.9, 0.9), an_item("a red", None), an_item(None, None), an_item("none", 0.9)]
+    yes, partial, missing, none = map(page_module.table_row, items)
+    assert "<strong>yes</strong>" in yes and '<meter value="0.90"' in yes and "not sure" not in yes
+    assert "<strong>a red</strong>" in partial and "<td><strong>…</strong></td>" in missing
+    assert "<strong>none seen</strong>" in none
     assert page_module.table([]) == ""
 
 
 @pytest.mark.parametrize("answer", ["yes", "no", "red"])
 def test_a_probability_of_0_51_does_not_look_like_1_00(answer):
-    def row(probability: float, not_sure: bool | None = None) -> str:
-        p_yes = {"yes": probability, "no": 1 - probability}.get(answer)
-        return page_module.table_row("a?", Answer("a?", answer, probability, p_yes, not_sure=not_sure))
+    def row(score: float, **more: bool) -> str:
+        return page_module.table_row(an_item(answer, score, {"yes": score, "no": 1 - score}.get(answer), **more))
 
     sure, guess = row(1.0), row(0.51)
     assert f"<strong>{answer}</strong><div" in sure and '<meter value="1.00" aria' in sure
@@ -95,8 +115,8 @@ def test_a_probability_of_0_51_does_not_look_like_1_00(answer):
 
 
 def test_unknown_and_untaught_words_are_in_the_row_of_their_answer():
-    row = page_module.table_row("a?", Answer("a?", "yes", 0.99, 0.99, ("<zebra>",), ("umbrella",)))
-    question, answer = row.split("</td><td>")
+    item = an_item("yes", 0.99, 0.99, unknown_words=["<zebra>"], untaught_words=["umbrella"])
+    question, answer = page_module.table_row(item).split("</td><td>")
     assert "ignored: &lt;zebra&gt;<" in question and "guessed: umbrella<" in question
     assert "<em>yes</em>, not sure" in answer  # however high its probability is
 
@@ -105,19 +125,19 @@ def test_too_few_and_too_many_questions_are_refused_beside_them(page, picture):
     for text, messages in {" \n\n": ["at least one question"], "Is it wet?\n" * 200: ["200 questions", "64"]}.items():
         [step] = page.answer(picture, text, None)
         assert 'role="alert"' in step.questions_note and all(message in step.questions_note for message in messages)
-        assert not step.rows and not step.image_problem
+        assert not step.items and not step.image_problem
 
 
-def test_a_refused_question_stops_no_other(page, picture):
-    refused = {"\U0001f600 \U0001f697": "no word", "is there a car " * 40: "128", "???": "has no word"}
-    questions = [*refused, "Is there a car?"]
-    rows = list(page.answer(picture, "\n".join(questions), None))[-1].rows
-    assert [question for question, _ in rows] == [question.strip() for question in questions]
-    for (_, error), message in zip(rows, refused.values()):
-        assert isinstance(error, ValueError) and message in str(error)
-    assert isinstance(rows[-1][1], Answer) and message in page_module.table(rows)
+def test_a_bad_question_does_not_stop_the_others(page, picture):
+    bad = {"\U0001f600 \U0001f697": "no word", "is there a car " * 40: "128", "???": "has no word"}
+    questions = [*bad, "Is there a car?"]
+    step = list(page.answer(picture, "\n".join(questions), None))[-1]
+    assert [item["question"] for item in step.items] == [question.strip() for question in questions]
+    for item, message in zip(step.items, bad.values()):
+        assert message in item["problem"] and message in page_module.table_row(item)
+    assert step.answered == [step.items[-1]]
     [step] = page.answer(picture, "???", None)
-    assert step.answers == [] and "one pass" not in step.status
+    assert step.answered == [] and "one pass" not in step.status
 
 
 def test_unreadable_images_are_refused_beside_them_with_the_cause(page, picture, tmp_path):
@@ -135,7 +155,7 @@ def test_unreadable_images_are_refused_beside_them_with_the_cause(page, picture,
     }.items():
         [step] = page.answer(path, "Is there a car?", None)
         assert 'role="alert"' in step.image_problem and all(message in step.image_problem for message in messages)
-        assert not step.rows and step.image is None
+        assert not step.items and step.image is None
         if path and Path(path).exists():  # said as soon as it is chosen
             assert page.image_problem(path) == step.image_problem
     assert page.image_problem(None) == page.image_problem(picture) == ""
@@ -175,34 +195,32 @@ def test_example_photographs_are_free_and_small():
 
 
 def test_the_attention_of_a_word(page, picture):
-    answers = list(page.answer(picture, QUESTIONS, None))[-1].answers
+    items = list(page.answer(picture, QUESTIONS, None))[-1].items
     image, _ = page.encode(picture, None)
     label = "car · Is there a car?"
-    choice = dict(page.words(answers))[label]
-    maps = page_module.attention_of_question(page.answerer.model, page.processor, image.encoded, "Is there a car?")
-    [[answer]] = page.answerer([picture], [["Is there a car?"]])
-    strength = page_module.map_strength(answer)
+    choice = dict(page.words(items))[label]
+    maps = page_module.attention_of_question(page.pipe, image.encoded, "Is there a car?")
+    [item] = page.pipe(picture, "Is there a car?")
+    strength = page_module.map_strength(item)
     expected = page_module.heat_over(image.picture, maps[int(choice.partition(":")[0])], strength)
     found, caption = page.overlay(choice, image)
     assert found == expected and expected.size == image.picture.size
-    assert "where “car” attends" in caption and answer.to_text() in caption and ("Faded" in caption) == (strength < 1)
+    assert "where “car” attends" in caption and answer_text(item) in caption and ("Faded" in caption) == (strength < 1)
     # A choice does not depend on the other questions, and a question asked twice has its words once.
-    assert dict(page.words(answers[::-1]))[label] == choice
-    assert page.words(answers[:1] * 2) == page.words(answers[:1])
+    assert dict(page.words(items[::-1]))[label] == choice
+    assert page.words(items[:1] * 2) == page.words(items[:1])
 
 
 def test_words_of_maps_are_content_words(page):
-    answers = [Answer(question, "yes", 1.0) for question in ("Is there a car on the left?", "What is there?")]
-    labels = [label.partition(" · ")[0] for label, _ in page.words(answers)]
+    items = [an_item("yes", 1.0, question=text) for text in ("Is there a car on the left?", "What is there?")]
+    labels = [label.partition(" · ")[0] for label, _ in page.words(items)]
     assert labels == ["car", "left", "what", "is", "there"]  # all words, where there is no other
 
 
 def test_the_first_map_is_one_that_does_not_fade(page):
-    no, yes, words = (
-        Answer("Is there a bus?", "no", 0.9, 0.1),
-        Answer("Is there a car?", "yes", 0.7, 0.7),
-        Answer("What is ahead?", "a car", 0.9),
-    )
+    no = an_item("no", 0.9, 0.1, "Is there a bus?")
+    yes = an_item("yes", 0.7, 0.7, "Is there a car?")
+    words = an_item("a car", 0.9, question="What is ahead?")
     assert page.first_word([no, yes, words]).endswith(":Is there a car?")
     assert page.first_word([no]).endswith(":Is there a bus?")
 
@@ -215,9 +233,9 @@ def test_invalid_choices_of_a_word_have_no_attention(page, picture):
     assert page.overlay("3:Is there a car?", None) == (None, "")
 
 
-def test_a_new_image_stops_the_answers_before_it_clears_them(answerer):
+def test_a_new_image_stops_the_answers_before_it_clears_them(pipe):
     """Otherwise the next answer of a running generator would appear beside the new image."""
-    blocks = page_module.build_page(answerer, [ROOT / "docs/example.jpg"])
+    blocks = page_module.build_page(pipe, [ROOT / "docs/example.jpg"])
     events = blocks.config["dependencies"]
     ids = {part["props"].get("elem_id"): part["id"] for part in blocks.config["components"]}
     [asking] = [event["id"] for event in events if (ids["ask"], "click") in map(tuple, event["targets"])]
@@ -252,11 +270,11 @@ def wait_until(condition) -> None:
 
 
 @pytest.mark.slow
-def test_uploads_are_deleted_after_a_time(answerer, picture, tmp_path, monkeypatch):
+def test_uploads_are_deleted_after_a_time(pipe, picture, tmp_path, monkeypatch):
     assert page_module.DELETING[1] == 3600
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     monkeypatch.setattr(page_module, "DELETING", (0.5, 1))
-    blocks = page_module.build_page(answerer, [])
+    blocks = page_module.build_page(pipe, [])
     _, url, _ = page_module.launch(blocks, [], prevent_thread_lock=True, quiet=True)
     try:
         path = upload(url.rstrip("/"), picture)
@@ -291,9 +309,9 @@ def test_uploads_are_deleted_when_the_page_ends(picture, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def site(answerer):
+def site(pipe):
     examples = [ROOT / "docs" / name for name in page_module.EXAMPLES]
-    blocks = page_module.build_page(answerer, examples)
+    blocks = page_module.build_page(pipe, examples)
     _, url, _ = page_module.launch(blocks, examples, prevent_thread_lock=True, quiet=True)
     yield url
     blocks.close()

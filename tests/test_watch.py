@@ -22,9 +22,10 @@ from PIL import Image
 
 from clips import RATE, TCPServer, encode, grays, noise
 from tiny import ROOT, save_folder, tiny_model
-from traffic_vlm.evaluation.thresholds import Threshold, Thresholds
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
-from traffic_vlm.serving.answerer import Answer, Answerer
+from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
+from traffic_vlm.question_form_traffic_vlm import question_form
+from traffic_vlm.question_traffic_vlm import yes_or_no
 from traffic_vlm.serving.events import Event, EventDetector
 
 
@@ -51,24 +52,26 @@ from traffic_vlm.serving.video import Frame, open_source  # noqa: E402
 
 
 QUESTIONS = ["Is there a pedestrian?", "Is there a bus?"]
-THRESHOLDS = Thresholds(Threshold(0.5))
 
 
 def make_frames(levels):
     return (Frame(index, index / RATE, Image.new("RGB", (4, 4), (level,) * 3)) for index, level in enumerate(levels))
 
 
-def brightness(frames, questions=QUESTIONS, thresholds=THRESHOLDS):
-    """Answers to two questions about each frame: P(yes) is its brightness, and 1 - that."""
+def an_item(question, answer, score, p_yes=None):
+    return {"question": question, "answer": answer, "score": score, "p_yes": p_yes}
+
+
+def brightness(frames, questions=QUESTIONS, thresholds=None):
+    """Items of two questions about each frame: P(yes) is its brightness, and 1 - that."""
     rows = []
     for frame in frames:
         bright = np.float32(np.asarray(frame.image).mean() / 255)
+        rows.append([])
         for question, p_yes in zip(questions, (float(bright), float(1 - bright))):
-            threshold = thresholds.for_question(question)
-            answer, not_sure = threshold.answer(p_yes), threshold.is_unsure(p_yes)
-            probability = p_yes if answer == "yes" else 1 - p_yes
-            rows.append(Answer(question, answer, probability, p_yes, not_sure=not_sure))
-    return [rows[i : i + len(questions)] for i in range(0, len(rows), len(questions))]
+            threshold = 0.5 if thresholds is None else thresholds.for_question(question)
+            rows[-1].append({"question": question} | yes_or_no(question_form(question), p_yes, threshold))
+    return rows
 
 
 def make_recorder(folder, questions=QUESTIONS, **outputs):
@@ -231,16 +234,18 @@ def test_a_run_is_recorded(tmp_path):
     recorder = make_recorder(tmp_path)
     recorder.add(frames, brightness(frames))
     lines = (tmp_path / "timeline.csv").read_text().splitlines()  # as a killed run leaves it
-    assert len(lines) == 1 + 120 and lines[0] == "frame,time,question,probability,answer"
-    assert lines[1:3] == ["0,0.0,Is there a pedestrian?,0.0784313753,no", "0,0.0,Is there a bus?,0.921568632,yes"]
+    assert len(lines) == 1 + 120 and lines[0] == "frame,time,question,answer,score,p_yes"
+    assert lines[1:3] == [
+        "0,0.0,Is there a pedestrian?,no,0.921568625,0.0784313753",
+        "0,0.0,Is there a bus?,yes,0.921568632,0.921568632",
+    ]
     assert (tmp_path / "events.csv").read_text().count("\n") == 3
     recorder.close()
     table = parquet.read_table(tmp_path / "timeline.parquet")
-    assert table.column_names == ["frame", "time", "question", "probability", "answer"]
-    assert [str(column.type) for column in table.columns] == ["int64", "double", "string", "float", "string"]
+    assert table.column_names == ["frame", "time", "question", "answer", "score", "p_yes"]
+    assert [str(one.type) for one in table.columns] == ["int64", "double", "string", "string", "float", "float"]
     assert table["frame"].to_pylist() == [index for index in range(60) for _ in QUESTIONS]
-    expected = [answer.yes_probability for row in brightness(frames) for answer in row]
-    assert table["probability"].to_pylist() == expected
+    assert table["p_yes"].to_pylist() == [item["p_yes"] for row in brightness(frames) for item in row]
     assert recorder.events == [
         ("Is there a bus?", Event(0.0, 2.0, 0.9216)),
         ("Is there a pedestrian?", Event(2.0, 4.0, 0.9804)),
@@ -267,7 +272,7 @@ def test_thresholds_take_the_place_of_on_and_off(tmp_path):
     recorder.add(frames, brightness(frames, questions, options.loaded_thresholds))
     recorder.close()
     rows = parquet.read_table(tmp_path / "timeline.parquet").to_pylist()
-    assert [*rows[0]] == ["frame", "time", "question", "probability", "answer", "not_sure"]
+    assert [*rows[0]] == ["frame", "time", "question", "answer", "score", "p_yes", "not_sure"]
     decided = [(row["answer"], row["not_sure"]) for row in rows]
     assert decided[::2] == [("no", False)] * 20 + [("yes", True)] * 20
     assert decided[1::2] == [("yes", False)] * 20 + [("no", False)] * 20
@@ -284,10 +289,11 @@ COLOR = "What color is the traffic light?"
 def test_words_over_time_are_recorded(tmp_path, capsys):
     recorder = make_recorder(tmp_path, [COLOR])
     states = ["none"] * 10 + ["red"] * 20 + ["none"] * 10
-    recorder.add(list(make_frames([20] * 40)), [[Answer(COLOR, state, 0.9)] for state in states])
+    recorder.add(list(make_frames([20] * 40)), [[an_item(COLOR, state, 0.9)] for state in states])
     recorder.close()
     rows = parquet.read_table(tmp_path / "timeline.parquet").to_pylist()
-    assert [row["answer"] for row in rows] == ["none seen"] * 10 + ["red"] * 20 + ["none seen"] * 10
+    assert [row["answer"] for row in rows] == ["none"] * 10 + ["red"] * 20 + ["none"] * 10
+    assert all(row["score"] == np.float32(0.9) and row["p_yes"] is None for row in rows)
     assert (tmp_path / "events.csv").read_text().splitlines()[1:] == [f"{COLOR},red,1.0,3.0,0.9,False"]
     assert "0:01.0  begins  What color is the traffic light? red" in capsys.readouterr().out
     picture = np.asarray(Image.open(tmp_path / "timeline.png").convert("RGB")).astype(int)
@@ -295,11 +301,31 @@ def test_words_over_time_are_recorded(tmp_path, capsys):
     assert 0.4 < is_red.mean() < 0.55  # the middle half of the time axis is a red segment
 
 
+def test_a_frame_without_an_answer_belongs_to_no_event(tmp_path):
+    recorder = make_recorder(tmp_path, [COLOR], video=RowsOnly())
+    items = [an_item(COLOR, "red", 0.9)] * 10 + [an_item(COLOR, None, None) | {"problem": "not a color"}] * 10
+    for frame, item in zip(with_pictures([20] * 20), items):
+        recorder.add([frame], [[item]])
+    recorder.close()
+    assert recorder.events == [(COLOR, Event(0.0, 1.0, 0.9, answer="red"))]
+    assert parquet.read_table(tmp_path / "timeline.parquet")["answer"].to_pylist() == ["red"] * 10 + [None] * 10
+    assert recorder.video.frames[-1][1] == [Row("not a color", 0.0)]
+
+
+def test_a_threshold_of_a_negated_question_is_turned_around(tmp_path):
+    """P(yes) of "Is there no bus?" is 1 - that of "Is there any bus?", to which thresholds belong."""
+    path = tmp_path / "thresholds.json"
+    path.write_text('{"default": {"threshold": 0.75, "band": [0.7, 0.8]}}')
+    options = watcher.WatchOptions(output_dir=tmp_path, thresholds=path)
+    assert watcher.event_limits("Is there a bus?", options) == (0.75, 0.75)
+    assert watcher.event_limits("Is there no bus?", options) == (0.25, 0.25)
+
+
 def test_a_timeline_is_reduced_to_ranges(tmp_path, monkeypatch):
     monkeypatch.setattr("traffic_vlm.serving.timeline.MAX_POINTS", 10)
-    log = CsvLog(tmp_path / "timeline.csv", ["frame", "time", "question", "probability"])
+    log = CsvLog(tmp_path / "timeline.csv", ["frame", "time", "question", "score", "p_yes"])
     for index in range(100):
-        log.add([(index, index / 10, question, p) for question, p in (('a "b",\n', index / 100), ("NA", 0.5))])
+        log.add([(index, index / 10, 'a "b",\n', 0.9, index / 100), (index, index / 10, "NA", 0.5, None)])
     log.close()
     convert_to_parquet(tmp_path / "timeline.csv", tmp_path / "timeline.parquet")
     assert parquet.read_table(tmp_path / "timeline.parquet")["question"].to_pylist()[:2] == ['a "b",\n', "NA"]
@@ -448,7 +474,7 @@ def test_clips_of_overlapping_events_share_no_file(tmp_path):
     clips = ClipWriter(tmp_path / "clips", RATE, 0.0)
     questions = ["Is there a bus?", "Is there a bus ?"]
     recorder = make_recorder(tmp_path, questions, clips=clips)
-    recorder.add(with_pictures([250] * 40), [[Answer(question, "yes", 0.9, 0.9) for question in questions]] * 40)
+    recorder.add(with_pictures([250] * 40), [[an_item(question, "yes", 0.9, 0.9) for question in questions]] * 40)
     recorder.close()
     assert [len(clip_times(path)) for path in (tmp_path / "clips").iterdir()] == [40, 40]
 
@@ -563,10 +589,11 @@ CAR = asking("Is there a car?")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (asking(*(f"Is there a car {index}?" for index in range(200))), "200 questions: at least 1 and at most 128"),
-        (asking("Is there a car?", " "), "question 2 is empty"),
-        (asking("?!"), "question 1 is empty"),
+        (asking("Is there a car?", " "), "the question '' has no word"),
+        (asking("?!"), "the question '?!' has no word"),
         (asking("🦄🦄"), "no word of the question '🦄🦄'"),
+        (asking("Is there a car? Is it wet?"), "holds 2 questions"),
+        (asking("What is the meaning of life?"), "'What is the meaning of life?': the model was not taught"),
         (asking("car " * 200), "at most 128"),
         ([*CAR, "--on", "0.2"], "on=0.2 and off=0.4"),
         ([*CAR, "--shortest", "-1"], "--shortest must be 0 or more, got -1.0"),
@@ -606,15 +633,15 @@ def test_bad_input_is_an_error_that_keeps_earlier_files(command, clip, tmp_path,
 
 
 def test_a_run_that_fails_keeps_its_frames_and_names_the_error(command, clip, tmp_path, monkeypatch):
-    ask, calls = Answerer.ask, []
+    forward, calls = TrafficVLMPipeline.forward, []
 
-    def fail(answerer, *args, **options):
+    def fail(pipe, *args, **options):
         calls.append(1)
-        if len(calls) > 2:  # the first one is a check
+        if len(calls) > 1:
             raise OSError(28, "No space left on device")
-        return ask(answerer, *args, **options)
+        return forward(pipe, *args, **options)
 
-    monkeypatch.setattr(Answerer, "ask", fail)
+    monkeypatch.setattr(TrafficVLMPipeline, "forward", fail)
     status, errors = command(clip, *CAR, "--batch_size", 5)
     assert status == 2 and "No space left" in errors
     summary = json.loads((tmp_path / "out/summary.json").read_text())
@@ -637,13 +664,13 @@ def test_a_run_whose_answers_become_nan_ends_and_writes_no_nan(command, clip, tm
     def damage(model, *args, **inputs):
         passes.append(1)
         logits = original(model, *args, **inputs)
-        return logits if len(passes) <= 3 else [one * float("nan") for one in logits]  # the first pass is a check
+        return logits if len(passes) <= 2 else [one * float("nan") for one in logits]
 
     monkeypatch.setattr(TrafficVLMForConditionalGeneration, "question_logits", damage)
     status, errors = command(clip, *CAR, "--batch_size", 5)
     assert status == 2 and "the model answers 'Is there a car?' with l_yes - l_no = nan" in errors
     table = parquet.read_table(tmp_path / "out/timeline.parquet")
-    assert table["frame"].to_pylist() == list(range(10)) and np.isfinite(table["probability"].to_numpy()).all()
+    assert table["frame"].to_pylist() == list(range(10)) and np.isfinite(table["p_yes"].to_numpy()).all()
     texts = [path.read_text().lower() for path in (tmp_path / "out").glob("*.[cj]s*")]
     assert len(texts) == 2 and not any("nan" in text for text in texts)
 
