@@ -15,7 +15,7 @@ def generate(
     end: int,
     pad: int,
     suppressed: Sequence[int],
-    suppressed_first: Sequence[int] = (),
+    first_words: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Continue prompts of the same length.
 
@@ -26,28 +26,34 @@ def generate(
         cache_shape: number of layers, number of key-value heads, width of a key, and of a value.
         end, pad: token ids.
         suppressed: tokens that are never generated.
-        suppressed_first: tokens that no answer begins with.
+        first_words: bool [N,V], the tokens that each answer may begin with; None: all.
 
     Returns:
-        the new tokens [N, max_new_tokens], padded after the end, and the geometric mean of the probabilities of the
-        tokens of each answer [N].
+        T new tokens [N,T], padded after the end, and their logits [N,T,V]; T is at most `max_new_tokens`.
     """
     layers, heads, *widths = cache_shape
     keys, values = (np.zeros((layers, len(ids), heads, 0, width), np.float32) for width in widths)
-    answers, log_p = np.full((len(ids), max_new_tokens), pad), np.zeros(len(ids))
+    tokens: list[np.ndarray] = []
+    logits: list[np.ndarray] = []
     unfinished = np.ones(len(ids), bool)
-    for step in range(max_new_tokens):
+    while len(tokens) < max_new_tokens and unfinished.any():
         inputs = {"input_ids": ids, "past_keys": keys, "past_values": values, **images}
-        logits, keys, values = decode.run(None, inputs)
-        logits[:, pad] = -np.inf  # meaningless
-        logits -= logits.max(-1, keepdims=True)
-        log_total = np.log(np.exp(logits).sum(-1))
-        logits[:, [*suppressed, *(suppressed_first if step == 0 else ())]] = -np.inf
-        tokens = logits.argmax(-1)
-        answers[unfinished, step] = tokens[unfinished]
-        log_p[unfinished] += (logits.max(-1) - log_total)[unfinished]
-        unfinished &= tokens != end
-        if not unfinished.any():
-            break
-        ids = tokens[:, None]
-    return answers, np.exp(log_p / (answers != pad).sum(1))
+        found, keys, values = decode.run(None, inputs)
+        found[:, pad] = -np.inf  # meaningless
+        logits.append(found.copy())
+        found[:, suppressed] = -np.inf
+        if first_words is not None and not tokens:
+            found[~first_words] = -np.inf
+        tokens.append(np.where(unfinished, found.argmax(-1), pad))
+        unfinished &= tokens[-1] != end
+        ids = tokens[-1][:, None]
+    return np.stack(tokens, 1), np.stack(logits, 1)
+
+
+def mean_probabilities(tokens: np.ndarray, logits: np.ndarray, pad: int) -> np.ndarray:
+    """The geometric mean [N] of the probabilities of the tokens of each answer, of the result of `generate`."""
+    peak = logits.max(-1, keepdims=True)
+    total = (np.log(np.exp(logits - peak).sum(-1, keepdims=True)) + peak)[..., 0]
+    log_p = np.take_along_axis(logits, tokens[..., None], -1)[..., 0] - total
+    is_word = tokens != pad
+    return np.exp(np.where(is_word, log_p, 0).sum(1) / is_word.sum(1))

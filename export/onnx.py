@@ -17,7 +17,6 @@ from torch import nn
 from torch.export import Dim
 
 from ..attention_traffic_vlm import rotary_embedding
-from ..generation_traffic_vlm import MAX_NEW_TOKENS, suppressed_tokens
 from ..loading import load_weights
 from ..scoring_traffic_vlm import KeyValues, height_and_width, yes_probability
 
@@ -165,7 +164,7 @@ def make_graphs(model: Any) -> dict[str, Graph]:
             {name: {0: rows, 1: length} for name in packed}
             | {"question_ends": {0: rows, 1: Dim("questions")}}
             | image_shapes,
-            ["yes_probability", "logits"],
+            ["p_yes", "logits"],
         ),
         "decode": Graph(
             DecodeGraph(model).eval(),
@@ -223,19 +222,21 @@ def quantize(folder: Path) -> None:
 
 
 def describe(model: Any, processor: Any) -> dict[str, Any]:
-    """Return what a program needs beside the graphs, as plain values: sizes, token ids and image preprocessing."""
-    text, images = model.config.get_text_config(), processor.image_processor
+    """What a program needs beside the graphs, as plain values: sizes, token ids, words and image preprocessing."""
+    text, images, tokenizer = model.config.get_text_config(), processor.image_processor, processor.tokenizer
     return {
         "graphs": NAMES,
         "layers": text.num_hidden_layers,
         "cache_shape": text.cache_shape,
-        "max_tokens": text.max_position_embeddings,
-        "max_new_tokens": MAX_NEW_TOKENS,
+        "max_tokens": min(text.max_position_embeddings, tokenizer.model_max_length),
+        "max_new_tokens": model.generation_config.max_new_tokens,
         "start": text.bos_token_id,
         "end": text.eos_token_id,
         "pad": text.pad_token_id,
         "yes_no": [text.yes_token_id, text.no_token_id],
-        "never": suppressed_tokens(text),
+        "never": text.suppressed_tokens,
+        "untaught": processor.untaught_ids(sorted(tokenizer.get_vocab().values())),
+        "own_questions": processor.own_questions,
         "image_size": list(height_and_width(model.config.vision_config.image_size)),
         "resample": int(images.resample),
         "rescale_factor": images.rescale_factor,

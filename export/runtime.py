@@ -1,5 +1,6 @@
-"""Exported graphs in ONNX Runtime, with the methods of the model that evaluation calls."""
+"""Exported graphs in ONNX Runtime, with the methods of the model that the pipeline calls."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,31 +8,49 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import GenerationConfig
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from ..generation_traffic_vlm import suppressed_tokens
 from ..scoring_traffic_vlm import YesNoScorer
 from .greedy import generate
 from .onnx import NAMES
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ExportedImages:
-    """Encoded images: cross-attention keys and values [N,I,K,P,D] of I images for the N layers of the decoder."""
+    """Encoded images.
 
-    keys: np.ndarray
-    values: np.ndarray
+    Attributes:
+        key_values: cross-attention keys and values [N,I,K,P,D] of I images for the N layers of the decoder.
+    """
+
+    key_values: tuple[np.ndarray, np.ndarray]
 
     def __len__(self) -> int:
-        return self.keys.shape[1]
+        return self.key_values[0].shape[1]
+
+    def __getitem__(self, index: int) -> "ExportedImages":
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"image index {index} is out of range for {len(self)} images")
+        return ExportedImages(self._take([index]))
+
+    def _take(self, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        keys, values = self.key_values
+        return keys[:, indices], values[:, indices]
+
+    @staticmethod
+    def join(parts: Sequence["ExportedImages"]) -> "ExportedImages":
+        """Concatenate images that were encoded separately."""
+        keys, values = zip(*(part.key_values for part in parts))
+        return ExportedImages((np.concatenate(keys, 1), np.concatenate(values, 1)))
 
     def rows(self, image_index: Sequence[int]) -> dict[str, np.ndarray]:
-        """Return the inputs of `score` and `decode` for rows of text about these images."""
-        return {"image_keys": self.keys[:, image_index], "image_values": self.values[:, image_index]}
+        """The inputs of `score` and `decode` for rows of text about these images."""
+        return dict(zip(("image_keys", "image_values"), self._take(image_index)))
 
 
 class ExportedModel:
-    """The ONNX graphs that `scripts/export.py` wrote.
+    """The ONNX graphs that `scripts/export.py` wrote, as a model for `TrafficVLMPipeline`.
 
     Args:
         folder: folder of the graphs.
@@ -57,10 +76,12 @@ class ExportedModel:
             if not path.is_file():
                 raise ValueError(f"{path} does not exist; scripts/export.py writes it")
             self.sessions[name] = onnxruntime.InferenceSession(path)
+        about = json.loads((folder / "export.json").read_text())
+        self.generation_config = GenerationConfig(max_new_tokens=about["max_new_tokens"])
 
     def encode_images(self, pixel_values: torch.Tensor) -> ExportedImages:
         """Encode images [I,3,H,W]."""
-        return ExportedImages(*self.sessions["vision"].run(None, {"pixel_values": pixel_values.numpy()}))
+        return ExportedImages(tuple(self.sessions["vision"].run(None, {"pixel_values": pixel_values.numpy()})))
 
     def question_logits(
         self,
@@ -87,19 +108,23 @@ class ExportedModel:
         encoded_images: ExportedImages,
         image_index: torch.Tensor,
         max_new_tokens: int,
-        begin_suppress_tokens: Sequence[int] = (),
+        first_words: torch.Tensor,
         **unused: Any,
     ) -> GenerateDecoderOnlyOutput:
-        """Return left-padded prompts [N,L] with greedy answers: [N, L + max_new_tokens], padded on the right.
+        """Greedy answers to left-padded prompts [N,L].
 
-        No answer begins with one of `begin_suppress_tokens`.
+        `first_words`, bool [N,V], are the tokens that each answer may begin with.
+
+        Returns:
+            sequences [N, L + max_new_tokens], padded on the right, and logits [N,V] for each new token.
         """
         lengths = attention_mask.sum(-1)
         text = self.config.get_text_config()
         answers = torch.full((len(input_ids), max_new_tokens), text.pad_token_id)
+        logits = torch.zeros(len(input_ids), max_new_tokens, text.vocab_size)
         for length in lengths.unique().tolist():  # the graph knows no padding: one batch for each length
             rows = (lengths == length).nonzero().flatten()
-            tokens, _ = generate(
+            found = generate(
                 self.sessions["decode"],
                 input_ids[rows, -length:].numpy(),
                 encoded_images.rows(image_index[rows].tolist()),
@@ -107,8 +132,10 @@ class ExportedModel:
                 max_new_tokens,
                 text.eos_token_id,
                 text.pad_token_id,
-                suppressed_tokens(text),
-                begin_suppress_tokens,
+                text.suppressed_tokens,
+                first_words[rows].numpy(),
             )
-            answers[rows] = torch.from_numpy(tokens)
-        return GenerateDecoderOnlyOutput(sequences=torch.cat([input_ids, answers], 1))
+            for whole, part in zip((answers, logits), map(torch.from_numpy, found)):
+                whole[rows, : part.shape[1]] = part
+        sequences = torch.cat([input_ids, answers], 1)
+        return GenerateDecoderOnlyOutput(sequences=sequences, logits=logits.unbind(1))

@@ -2,14 +2,18 @@
 
     python scripts/export.py --output_dir runs/onnx
     python scripts/ask_onnx.py runs/onnx docs/example.jpg "Is there a bus?" "What is ahead?"
+    python scripts/ask_onnx.py runs/onnx docs/example.jpg "Is there a bus?" --json
 
 The number after an answer is the probability of that answer, a "no" included; after words, the mean of the words.
 """
 
+import argparse
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,14 +22,24 @@ from tokenizers import Tokenizer
 
 
 # The package itself needs torch, these modules do not.
-sys.path.append(str(Path(__file__).resolve().parent.parent))
+package = ModuleType("traffic_vlm")
+package.__path__ = [str(Path(__file__).resolve().parent.parent)]
+sys.modules.setdefault("traffic_vlm", package)
 
-from export.greedy import generate
-from images_traffic_vlm import to_rgb
-from question_form_traffic_vlm import has_word, is_yes_no_question, question_words
+from traffic_vlm.export.greedy import generate, mean_probabilities  # noqa: E402
+from traffic_vlm.images_traffic_vlm import to_rgb  # noqa: E402
+from traffic_vlm.question_form_traffic_vlm import words_at  # noqa: E402
+from traffic_vlm.question_traffic_vlm import (  # noqa: E402
+    Prompt,
+    Question,
+    answer_notes,
+    answer_text,
+    read_question,
+    yes_or_no,
+)
 
 
-def read(picture: str, about: dict[str, Any]) -> np.ndarray:
+def read_image(picture: str, about: dict[str, Any]) -> np.ndarray:
     """Pixels [1,3,H,W] of an image file, as the processor makes them."""
     if not Path(picture).is_file():
         raise ValueError(f"{picture}: no such image")
@@ -34,82 +48,105 @@ def read(picture: str, about: dict[str, Any]) -> np.ndarray:
     return pixels.transpose(2, 0, 1)[None].astype(np.float32)
 
 
-def encode(question: str, tokenizer: Tokenizer, about: dict[str, Any]) -> list[int]:
-    """The ids of a prompt, as in training: the start, the words, and one question mark."""
-    text = question_words(question)
+def tokenize(text: str, tokenizer: Tokenizer, about: dict[str, Any]) -> Prompt:
+    """The prompt of the words of a question, as the processor makes it."""
     words = tokenizer.encode(text, add_special_tokens=False)
-    length, limit = len(words.ids) + 2, about["max_tokens"]
-    if length >= limit:
-        raise ValueError(f"A question of {length} tokens leaves no room for an answer: both have at most {limit}.")
-    if not words.ids or not has_word(text):
-        raise ValueError(f"The question {question!r} has no word.")
-    if "[UNK]" in words.tokens and not any(token.isalnum() for token in words.tokens):
-        raise ValueError(f"The model knows no word of the question {question!r}.")
-    return [about["start"], *words.ids, tokenizer.token_to_id("?")]
+    unknown: dict[str, str] = {}
+    for word in words_at(text, (span for token, span in zip(words.tokens, words.offsets) if token == "[UNK]")):
+        unknown.setdefault(word.casefold(), word)
+    untaught = [token for token in dict.fromkeys(words.tokens) if token in about["untaught"]]
+    ids = [about["start"], *words.ids, tokenizer.token_to_id("?")]
+    return Prompt(ids, ["[SOS]", *words.tokens, "?"], list(unknown.values()), untaught)
 
 
-def answer(folder: Path, picture: str, questions: list[str]) -> list[str]:
-    """One line of text for each question.
+def score(session: Any, questions: list[Question], images: dict[str, np.ndarray]) -> list[float]:
+    """P(yes) of each question, from one packed row: each has its own segment id, and positions from 0."""
+    lengths = [len(question.input_ids) for question in questions]
+    packed = {
+        "input_ids": np.concatenate([question.input_ids for question in questions]),
+        "position_ids": np.concatenate([np.arange(length) for length in lengths]),
+        "segment_ids": np.repeat(np.arange(len(questions)), lengths),
+        "question_ends": np.cumsum(lengths) - 1,
+    }
+    inputs = {name: ids[None].astype(np.int64) for name, ids in packed.items()}
+    return session.run(["p_yes"], inputs | images)[0][0].tolist()
+
+
+def answer_in_words(
+    session: Any, question: Question, images: dict[str, np.ndarray], tokenizer: Tokenizer, about: dict[str, Any]
+) -> dict[str, Any]:
+    """What the generated answer adds to the item of a question."""
+    first_words = np.zeros((1, tokenizer.get_vocab_size()), bool)
+    first_words[:, question.first_ids(tokenizer.get_vocab())] = True
+    first_words[:, [*about["yes_no"], *about["never"]]] = False
+    tokens, logits = generate(
+        session,
+        np.array([question.input_ids]),
+        images,
+        (about["layers"], *about["cache_shape"]),
+        min(about["max_new_tokens"], about["max_tokens"] - len(question.input_ids)),
+        about["end"],
+        about["pad"],
+        about["never"],
+        first_words,
+    )
+    [probability] = mean_probabilities(tokens, logits, about["pad"]).tolist()
+    return question.answer_in_words(tokenizer.decode(tokens[0].tolist()), probability)
+
+
+def ask(folder: Path, picture: str, texts: list[str]) -> list[dict[str, Any]]:
+    """An item for each question, as the pipeline returns it.
 
     Raises:
-        ValueError, OSError: the image, a question or the folder cannot be used.
+        ValueError, OSError: the image or the folder cannot be used.
     """
-    if files := [word for word in questions if os.path.exists(word)]:
+    if files := [word for word in texts if os.path.exists(word)]:
         raise ValueError(f"{files[0]}: is a file, and not a question; answers are about one image")
     about = json.loads((folder / "export.json").read_text())
-    if "cache_shape" not in about:
+    if "untaught" not in about:
         raise ValueError(f"{folder}: written by an earlier version: run scripts/export.py again")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.encode_special_tokens = True  # "[EOS]" in a question is an ordinary word
-    rows = [encode(question, tokenizer, about) for question in questions]
-    pixels = read(picture, about)
-    vision, score, decode = (onnxruntime.InferenceSession(folder / f"{name}.onnx") for name in about["graphs"])
-    keys, values = vision.run(None, {"pixel_values": pixels})
-    images = {"image_keys": keys, "image_values": values}
-
-    # All questions are packed in one row, each with its own segment id and its own positions from 0.
-    lengths = [len(row) for row in rows]
-    packed = {
-        "input_ids": np.concatenate(rows),
-        "position_ids": np.concatenate([np.arange(length) for length in lengths]),
-        "segment_ids": np.repeat(np.arange(len(rows)), lengths),
-        "question_ends": np.cumsum(lengths) - 1,
-    }
-    [scores], [logits] = score.run(None, {name: ids[None].astype(np.int64) for name, ids in packed.items()} | images)
-    logits[:, about["never"]] = -np.inf
-    lines = []
-    for question, row, p_yes, first in zip(questions, rows, scores.tolist(), logits.argmax(-1).tolist()):
-        if first in about["yes_no"] and is_yes_no_question(question):
-            text, probability = ("yes", p_yes) if p_yes >= 0.5 else ("no", 1 - p_yes)
-        else:  # in words, which do not begin with yes or no
-            [ids], [probability] = generate(
-                decode,
-                np.array([row]),
-                images,
-                (about["layers"], *about["cache_shape"]),
-                min(about["max_new_tokens"], about["max_tokens"] - len(row)),
-                about["end"],
-                about["pad"],
-                about["never"],
-                about["yes_no"],
-            )
-            text = tokenizer.decode(ids.tolist())
-            text = "none seen" if text == "none" else text
-        note = "   (with unknown words)" if tokenizer.token_to_id("[UNK]") in row else ""
-        lines.append(f"{question:<{max(map(len, questions))}}  {text}, {probability:.2f}{note}")
-    return lines
+    read = partial(tokenize, tokenizer=tokenizer, about=about)
+    questions = [read_question(text, read, about["max_tokens"], about["own_questions"]) for text in texts]
+    pixels = read_image(picture, about)
+    vision, scorer, decoder = (onnxruntime.InferenceSession(folder / f"{name}.onnx") for name in about["graphs"])
+    images = dict(zip(("image_keys", "image_values"), vision.run(None, {"pixel_values": pixels})))
+    yes_no = [question for question in questions if question.form.is_yes_no and not question.problem]
+    p_yes = iter(score(scorer, yes_no, images) if yes_no else [])
+    items = []
+    for question in questions:
+        if question.problem:
+            items.append(question.answer(problem=question.problem))
+        elif question.form.is_yes_no:
+            items.append(question.answer(**yes_or_no(question.form, next(p_yes))))
+        else:
+            items.append(question.answer(**answer_in_words(decoder, question, images, tokenizer, about)))
+    return items
 
 
-def main() -> None:
-    if len(sys.argv) < 4:
-        sys.exit(__doc__)
-    folder, picture, *questions = sys.argv[1:]
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder that scripts/export.py wrote")
+    parser.add_argument("image", help="image file")
+    parser.add_argument("questions", nargs="+", metavar="question", help="questions in quotes")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON, as ask.py --json does")
+    options = parser.parse_args()
     try:
-        lines = answer(Path(folder), picture, questions)
+        items = ask(options.folder, options.image, options.questions)
     except (ValueError, OSError) as error:
-        sys.exit(str(error))
-    print(picture, *lines, sep="\n  ")
+        print(error, file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps({"image": options.image, "answers": items}))
+    else:
+        print(options.image)
+        width = max(map(len, options.questions))
+        for item in items:
+            notes = "".join(f"   ({note})" for note in answer_notes(item))
+            print(f"  {item['question']:<{width}}  {answer_text(item)}{notes}")
+    return int(any("problem" in item for item in items))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
