@@ -1,1 +1,1 @@
-"""Answering: one `Answerer` for the command line, the page, the video watcher, labeling and serving."""
+"""The page, the video watcher, labeling and the HTTP service: all ask through the pipeline."""

@@ -1,4 +1,4 @@
-"""What Ray Serve's HTTP proxy adds to the service. The proxy is a process of its own, without torch."""
+"""What Ray Serve's HTTP proxy adds to the service. The proxy is a separate process."""
 
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse

@@ -81,11 +81,6 @@ def test_a_request_without_a_response_gets_503():
     assert TestClient(UnavailableMiddleware(complete)).get("/").status_code == 204
 
 
-def test_the_proxy_needs_no_torch():
-    code = "import sys, traffic_vlm.serving.proxy as proxy; proxy.middlewares(); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
-
-
 @pytest.mark.parametrize(
     ("options", "running", "message"),
     [
