@@ -113,20 +113,6 @@ def test_decode_equals_the_model(folder, run, rows, length, steps):
         ids = expected.sequences[:, length + step][:, None]
 
 
-@torch.no_grad()
-@pytest.mark.slow
-def test_committed_weights_on_the_example_images(tmp_path):
-    export(ROOT, tmp_path / "onnx", ["onnx"])
-    vqa = make_pipeline(ROOT)
-    paths = sorted((ROOT / "docs").glob("example*.jpg"))
-    rows = make_pipeline(ROOT, ExportedModel(tmp_path / "onnx", vqa.model.config))(paths, ASKED, batch_size=2)
-    expected = vqa(paths, ASKED, batch_size=2)
-    for items, expected_items in zip(rows, expected, strict=True):
-        assert_same_items(items, expected_items)
-    done = ask_onnx(tmp_path / "onnx", paths[0], *ASKED, "--json")
-    assert_same_items(json.loads(done.stdout)["answers"], expected[0])
-
-
 @pytest.mark.parametrize("own_questions", [False, True])
 def test_graphs_answer_in_the_pipeline_as_the_model_does(folder, exported, tmp_path, own_questions):
     vqa = make_pipeline(folder, own_questions=own_questions)

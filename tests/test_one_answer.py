@@ -1,0 +1,110 @@
+"""One image and question have the same answer, score and p_yes wherever they are asked, with the shipped weights."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from tiny import ROOT, load_script
+
+
+for name in ("aiohttp", "fastapi", "gradio", "httpx", "onnxruntime", "ray"):
+    pytest.importorskip(name)
+
+from starlette.testclient import TestClient  # noqa: E402
+from transformers import AutoModel, AutoProcessor, pipeline  # noqa: E402
+
+from traffic_vlm.export.runtime import ExportedModel  # noqa: E402
+from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline  # noqa: E402
+from traffic_vlm.serving.api import build_app  # noqa: E402
+from traffic_vlm.serving.labeling import Labeler, LabelFolder, LabelOptions, missing_parts  # noqa: E402
+from traffic_vlm.serving.page import Page  # noqa: E402
+from traffic_vlm.serving.service import Settings  # noqa: E402
+
+
+pytestmark = pytest.mark.slow
+YES_NO = ["Is there a pedestrian?", "Is there a bus?", "Is there no truck?", "Is it night? Answer yes or no."]
+WORDS = [
+    "What color is the traffic light?",
+    "How many pedestrians are there?",
+    "What color is the bus?",
+    "What is ahead?",
+]
+QUESTIONS = YES_NO + WORDS
+PHOTOGRAPH = ROOT / "docs" / "crossing.jpg"
+
+
+@pytest.fixture(scope="module")
+def vqa():
+    return pipeline("visual-question-answering", model=str(ROOT), dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def expected(vqa):
+    """The items of the pipeline, with numbers that may differ by rounding."""
+    items = vqa(PHOTOGRAPH, QUESTIONS)
+    assert [item["answer"] for item in items[:4]] == ["yes", "no", "yes", "no"]
+    assert [item["answer"] for item in items[4:]] == ["red", "2", "none", "a car and a pedestrian"]
+    for item in items:
+        for field in ("score", "p_yes"):
+            item[field] = item[field] and pytest.approx(item[field], abs=1e-3)
+    return items
+
+
+def test_readme_code(expected):
+    """That of the model itself, which asks as a question is written."""
+    model = AutoModel.from_pretrained(ROOT, dtype=torch.float32)
+    processor = AutoProcessor.from_pretrained(ROOT)
+    asked = YES_NO[:2]
+    scores = model.score_yes_no(**processor(images=[PHOTOGRAPH], text=[asked], packed=True))
+    assert processor.post_process_yes_no(scores, [asked]) == [expected[:2]]
+
+
+def test_ask(expected, run_script, capsys):
+    with pytest.raises(SystemExit) as status:
+        run_script("ask.py", PHOTOGRAPH, *QUESTIONS, "--json")
+    assert not status.value.code
+    assert json.loads(capsys.readouterr().out)["answers"] == expected
+
+
+def test_page(vqa, expected):
+    *_, step = Page(vqa).answer(str(PHOTOGRAPH), "\n".join(QUESTIONS), None)
+    assert list(step.items) == expected
+
+
+def test_service(expected):
+    with TestClient(build_app(Settings(str(ROOT), "cpu", threads=2))) as client:
+        files = {"image": PHOTOGRAPH.read_bytes()}
+        response = client.post("/v1/answer", files=files, data={"questions": QUESTIONS})
+        assert response.json()["answers"] == expected
+        response = client.post("/v1/generate", files=files, data={"questions": QUESTIONS})
+    events = [json.loads(line.removeprefix("data: ")) for line in response.text.splitlines() if line]
+    assert [{k: v for k, v in event.items() if k != "index"} for event in events if "answer" in event] == expected
+
+
+def test_labels(expected, tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "crossing.jpg").write_bytes(PHOTOGRAPH.read_bytes())
+    options = LabelOptions(model=str(ROOT), device="cpu", ask=QUESTIONS, output_dir=str(tmp_path / "labels"))
+    plan = LabelFolder(options.output_dir).open_plan(options.job(str(tmp_path / "images")), 10)
+    [result] = [Labeler(options).process(files) for files in missing_parts(plan, set())]
+    assert result["images"] == 1 and not result["errors"]
+    rows = pq.read_table(options.output_dir).to_pylist()
+    assert [{name: row[name] for name in ("question", "answer", "score", "p_yes")} for row in rows] == expected
+
+
+def test_exported_graphs(vqa, expected, tmp_path, run_script, capsys):
+    load_script("export").export(ROOT, tmp_path / "onnx", ["onnx"])
+    model = ExportedModel(tmp_path / "onnx", vqa.model.config)
+    assert TrafficVLMPipeline(model, processor=vqa.processor, device="cpu")(PHOTOGRAPH, QUESTIONS) == expected
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as status:
+        run_script("ask_onnx.py", tmp_path / "onnx", PHOTOGRAPH, *QUESTIONS, "--json")
+    assert not status.value.code
+    assert json.loads(capsys.readouterr().out)["answers"] == expected
+
+
+def test_an_encoded_image(vqa, expected):
+    assert vqa(vqa.encode(Image.open(PHOTOGRAPH)), QUESTIONS) == expected
