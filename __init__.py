@@ -6,6 +6,8 @@ Importing this package registers its classes with transformers, so that its fold
     vqa = transformers.pipeline("visual-question-answering", model=folder)
 """
 
+from typing import Any
+
 import transformers
 from transformers.pipelines import PIPELINE_REGISTRY
 
@@ -31,7 +33,9 @@ def register() -> None:
     """Register the classes of this package with the auto classes and pipelines of transformers."""
     for config in (TrafficVLMConfig, TrafficVLMTextConfig):
         transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
-    models = [(name, TrafficVLMConfig, TrafficVLMForConditionalGeneration) for name in GENERATING]
+    models: list[tuple[str, Any, Any]] = [
+        (name, TrafficVLMConfig, TrafficVLMForConditionalGeneration) for name in GENERATING
+    ]
     models += [("AutoModelForSequenceClassification", TrafficVLMConfig, TrafficVLMForSequenceClassification)]
     models += [("AutoModel", TrafficVLMTextConfig, TrafficVLMTextModel)]
     models += [("AutoModelForCausalLM", TrafficVLMTextConfig, TrafficVLMForCausalLM)]

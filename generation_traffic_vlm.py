@@ -74,7 +74,8 @@ class TrafficVLMGenerationMixin(GenerationMixin):
                 check_masks(ids, kwargs.get("attention_mask"), kwargs.get("position_ids"))
                 check_prompt_ends(ids[:, -1], self.config.get_text_config().eos_token_id)
         if (allowed := kwargs.pop("first_words", None)) is not None:
-            kwargs["logits_processor"] = [*kwargs.get("logits_processor", ()), FirstWords(allowed, ids.shape[1])]
+            length = 0 if ids is None else ids.shape[1]  # of the ids, which a prompt given as embeddings does not have
+            kwargs["logits_processor"] = [*kwargs.get("logits_processor", ()), FirstWords(allowed, length)]
         if hasattr(self, "encode_images"):
             self._encode_images_once(inputs, kwargs)
         self._check_padding(ids, kwargs)
