@@ -101,13 +101,32 @@ def contradictions(
     return {"violated": mean(by_pair.values()), "pairs": len(by_pair) * len(p), "images": len(p), "by_pair": by_pair}
 
 
-def word_gains(
-    predictions: Sequence[Prediction], blind: Sequence[Prediction], processor: Any
-) -> dict[str, dict[str, float]]:
-    """For each content word, how much better the questions that hold it are answered than about the mean image.
+def word_questions(asked: Sequence[tuple[str, str]], processor: Any) -> dict[str, list[int]]:
+    """For each content word, the indices of the questions (text, right answer) that hold it.
 
     Words in fewer than 30 questions are left out, and those with fewer than 10 right answers other than the most
     frequent one: where it is always day, a model that sees nothing is right about the night, too.
+    """
+    tokenizer = processor.tokenizer
+    texts = list(dict.fromkeys(text for text, _ in asked))
+    ids = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+    words_of = {text: set(tokenizer.convert_ids_to_tokens(row)) for text, row in zip(texts, ids)}
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for index, (text, _) in enumerate(asked):
+        for word in filter(is_content_word, words_of[text]):
+            found[word].append(index)
+
+    def is_enough(indices: list[int]) -> bool:
+        [(_, most_frequent)] = Counter(asked[index][1] for index in indices).most_common(1)
+        return len(indices) >= MIN_GAIN_QUESTIONS and len(indices) - most_frequent >= MIN_OTHER_ANSWERS
+
+    return {word: indices for word, indices in sorted(found.items()) if is_enough(indices)}
+
+
+def word_gains(
+    predictions: Sequence[Prediction], blind: Sequence[Prediction], processor: Any
+) -> dict[str, dict[str, float]]:
+    """For each word of `word_questions`, how much better its questions are answered than about the mean image.
 
     Args:
         predictions, blind: of the same questions, in the same order.
@@ -116,29 +135,26 @@ def word_gains(
         {word: {"gain": mean difference of accuracy, "error": its standard error, "photographs": number of questions
         about photographs}}.
     """
-    tokenizer = processor.tokenizer
-    texts = list(dict.fromkeys(one.question for one in predictions))
-    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    words_of = {text: set(tokenizer.convert_ids_to_tokens(row)) for text, row in zip(texts, ids)}
-    asked: defaultdict[str, list[tuple[Prediction, int]]] = defaultdict(list)
-    for one, other in zip(predictions, blind, strict=True):
-        for word in filter(is_content_word, words_of[one.question]):
-            asked[word].append((one, one.is_right - other.is_right))
-    gains = {}
-    for word, pairs in sorted(asked.items()):
-        [(_, most_frequent)] = Counter(one.ground_truth for one, _ in pairs).most_common(1)
-        if len(pairs) >= MIN_GAIN_QUESTIONS and len(pairs) - most_frequent >= MIN_OTHER_ANSWERS:
-            values = [value for _, value in pairs]
-            gains[word] = {
-                "gain": float(np.mean(values)),
-                "error": float(np.std(values, ddof=1) / math.sqrt(len(values))),
-                "photographs": sum(one.source != SYNTHETIC for one, _ in pairs),
-            }
-    return gains
+    asked = [(one.question, one.ground_truth) for one in predictions]
+    differences = np.array([one.is_right - other.is_right for one, other in zip(predictions, blind, strict=True)])
+    is_photograph = np.array([one.source != SYNTHETIC for one in predictions])
+    return {
+        word: {
+            "gain": float(differences[indices].mean()),
+            "error": float(differences[indices].std(ddof=1) / math.sqrt(len(indices))),
+            "photographs": int(is_photograph[indices].sum()),
+        }
+        for word, indices in word_questions(asked, processor).items()
+    }
 
 
-def measure_word_gains(model: Any, processor: Any, rows: Any, batch_size: int = 16) -> dict[str, dict[str, float]]:
-    """The `word_gains` of a model on the rows of a dataset."""
+def measure_word_gains(
+    model: Any, processor: Any, rows: Any, words: Iterable[str], batch_size: int = 16
+) -> dict[str, dict[str, float]]:
+    """The `word_gains` of a model on the rows of a dataset; empty, at once, if none of `words` can be measured."""
+    asked = [pair for row in rows for pair in zip(row["questions"], row["answers"])]
+    if not word_questions(asked, processor).keys() & set(words):
+        return {}
     blind = predict(model, processor, rows, batch_size, image=mean_image(rows, processor))
     return word_gains(predict(model, processor, rows, batch_size), blind, processor)
 

@@ -219,7 +219,10 @@ def test_a_training_from_scratch_knows_what_it_taught_and_measured(tmp_path, mon
     learn(None, tmp_path / "evaluated", *options)
     learn(None, tmp_path / "not", *options, "--eval_strategy", "no", *NO_BEST)
     found = TrafficVLMProcessor.from_pretrained(tmp_path / "evaluated").taught
-    assert found is not None and not found["photographs"]  # asked about rendered scenes only
+    counts = WordCounts(500)
+    counts.load(tmp_path / "evaluated/checkpoint-2")
+    asked = counts.asked_often(TrafficVLMProcessor.from_pretrained(ROOT).tokenizer)
+    assert found["photographs"] == [] and set(found["rendered"]) < set(asked)  # the others show no gain
     assert TrafficVLMProcessor.from_pretrained(tmp_path / "not").taught is None
 
 

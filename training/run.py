@@ -366,9 +366,10 @@ def renew_taught(trainer: TrafficTrainer, model: Any, processor: Any, is_from_sc
     if counts is None or (processor.taught is None and not (is_from_scratch and rows is not None)):
         return
     asked, gains = counts.asked_often(processor.tokenizer), {}
-    if asked and rows is not None:
+    if rows is not None:
+        batch_size = trainer.args.per_device_eval_batch_size
         with trainer.compute_loss_context_manager(), trainer.accelerator.autocast():
-            gains = measure_word_gains(model.eval(), processor, rows, trainer.args.per_device_eval_batch_size)
+            gains = measure_word_gains(model.eval(), processor, rows, asked, batch_size)
     processor.taught = update_taught(processor.taught or {}, asked, gains)
 
 
