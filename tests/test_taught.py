@@ -212,15 +212,17 @@ def test_known_words_stay_known_after_a_short_training(start, tmp_path, run_scri
 
 def test_a_training_from_scratch_knows_what_it_taught_and_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(counting, "MIN_QUESTIONS", 5)
+    torch.manual_seed(0)
     tower = TrafficVLMVisionModel(TrafficVLMVisionConfig(**TOWER))
     save_tower(torch.nn.ModuleDict({"tower": tower, "head": QueryHead(24)}), tmp_path / "tower")
     options = ["--from_scratch", "true", "--vision_tower", str(tmp_path / "tower"), "--num_train_epochs", "1"]
     options += ["--hidden_size", "32", "--num_hidden_layers", "1", "--intermediate_size", "48"]
+    options += ["--images_per_epoch", "32", "--max_eval_images", "48"]
     learn(None, tmp_path / "evaluated", *options)
     learn(None, tmp_path / "not", *options, "--eval_strategy", "no", *NO_BEST)
     found = TrafficVLMProcessor.from_pretrained(tmp_path / "evaluated").taught
     counts = WordCounts(500)
-    counts.load(tmp_path / "evaluated/checkpoint-2")
+    counts.load(tmp_path / "evaluated/checkpoint-8")
     asked = counts.asked_often(TrafficVLMProcessor.from_pretrained(ROOT).tokenizer)
     assert found["photographs"] == [] and set(found["rendered"]) < set(asked)  # the others show no gain
     assert TrafficVLMProcessor.from_pretrained(tmp_path / "not").taught is None
