@@ -12,7 +12,7 @@ PY := $(VENV)/bin/python
 SETUP := $(VENV)/.ready
 # Coverage is of the flat modules, so it is measured where they are tested. Forked and killed processes of the other
 # tests can leave coverage data that spoil the figures.
-MODULE_TESTS := $(foreach name,checks configuration fusing generation latent_attention modeling processing readme repository scoring \
+MODULE_TESTS := $(foreach name,checks configuration fusing generation latent_attention modeling pipeline processing question_form readme repository scoring \
 	tokenization taught training vision words,tests/test_$(name).py)
 PACKAGES := $(addprefix -p traffic_vlm.,data evaluation export serving training)
 export HF_HUB_OFFLINE := 1
