@@ -19,11 +19,22 @@ LIGHT_STATES = ("red", "yellow", "green")
 SPEED_LIMITS = tuple(str(limit) for limit in range(10, 131, 10))
 DIRECTIONS = ("toward us", "away from us", "to the side")
 MAX_COUNT = 10
-# The first word of a list of objects: "cars and a bus", "2 people", "red cars", "a truck".
-FIRST_NOUNS = frozenset(
-    "vehicles cars parked vans buses trucks trailers trains rickshaws ambulances emergency motorcycles bicycles "
-    "people pedestrians children riders animals dogs cows horses deer traffic stop yield speed crosswalk crosswalks "
-    "barriers road fences poles buildings trees sidewalks roads sky lane glare umbrellas helmets".split()
+END = "[EOS]"  # after the last word of an answer
+NUMBERS = frozenset(map(str, range(2, MAX_COUNT + 1)))  # "2 cars", but "a car"
+PLACES = ("", "on the left", "in the center", "on the right")  # after a noun in a list
+# What a list of objects can hold: "a car, 2 trucks and red buses on the left".
+VEHICLE_NOUNS = tuple(
+    "vehicle car van bus truck trailer train rickshaw ambulance motorcycle bicycle".split()
+    + "vehicles cars vans buses trucks trailers trains rickshaws ambulances motorcycles bicycles".split()
+    + ["parked car", "parked cars", "emergency vehicle", "emergency vehicles"]
+)
+OTHER_NOUNS = tuple(
+    "person pedestrian child rider animal dog cow horse deer crosswalk barrier fence pole building tree sidewalk road "
+    "umbrella helmet people pedestrians children riders animals dogs cows horses crosswalks barriers fences poles "
+    "buildings trees sidewalks roads umbrellas helmets sky glare".split()
+    + [f"{name}{s}" for name in ("traffic light", "lane line", "traffic island", "traffic cone") for s in ("", "s")]
+    + [f"{name} sign{s}" for name in ("traffic", "stop", "yield", "speed limit", "crosswalk") for s in ("", "s")]
+    + ["road construction"]
 )
 
 
@@ -33,59 +44,99 @@ class AnswerKind:
 
     Attributes:
         name: as people read it: "a color".
-        values: all possible answers; None for answers of many forms, of which only the first word is limited.
-        first_words: the words that an answer can begin with.
+        values: all possible answers; None for lists of objects.
+        nouns: of lists of objects.
     """
 
     name: str
-    values: frozenset[str] | None
-    first_words: frozenset[str]
+    values: frozenset[str] = frozenset()
+    nouns: tuple[str, ...] = ()
 
     def accepts(self, answer: str) -> bool:
         """Whether an answer is of this kind."""
-        if self.values is not None:
-            return answer in self.values
-        return answer.split(" ")[0] in self.first_words and not answer.isdecimal()
+        words = [*answer.replace(",", " ,").split(), END]
+        return all(word in self.next_words(words[:i]) for i, word in enumerate(words))
+
+    def next_words(self, words: list[str]) -> set[str]:
+        """The words that can follow the first words of an answer, END among them; none after other words."""
+        if END in words:
+            return {END}
+        if self.values:
+            return _continuations([[*value.split(), END] for value in self.values], words)
+        begin = max((i + 1 for i, word in enumerate(words) if word in ("and", ",")), default=0)
+        return _next_in_item(self.nouns, words[begin:])
+
+
+def _continuations(phrases: list[list[str]], words: list[str]) -> set[str]:
+    """The next words of the phrases that begin with these words and go on."""
+    size = len(words)
+    return {phrase[size] for phrase in phrases if phrase[:size] == words and len(phrase) > size}
+
+
+def _next_in_item(nouns: tuple[str, ...], words: list[str]) -> set[str]:
+    """The words that can follow in an item of a list: "2 red cars on the left"."""
+    after_noun = [[*place.split(), end] for place in PLACES for end in ("and", ",", END)]
+    if not words:
+        return {"a", "an", *NUMBERS, *COLORS} | _continuations([noun.split() for noun in nouns], [])
+    rest = words[1:] if words[0] in {"a", "an", *NUMBERS} else words
+    found = set(COLORS) if not rest else set()
+    rest = rest[1:] if rest and rest[0] in COLORS else rest
+    found |= _continuations([noun.split() for noun in nouns], rest)
+    for noun in nouns:
+        size = len(noun.split())
+        if rest[:size] == noun.split():
+            found |= _continuations(after_noun, rest[size:])
+    return found
 
 
 def _one_of(name: str, *values: str) -> AnswerKind:
-    return AnswerKind(name, frozenset(values), frozenset(value.split()[0] for value in values))
+    return AnswerKind(name, frozenset(values))
 
 
 LANES = _one_of("a number of lanes", *map(str, range(1, 7)))
 COUNT = _one_of("a number", *map(str, range(MAX_COUNT + 1)))
-DENSITY = _one_of("how busy the traffic is", "empty", "light", "busy", "jam")
-LIGHT = _one_of("the color of a traffic light", *LIGHT_STATES, NONE)
+DENSITY = _one_of("a density of traffic", "empty", "light", "busy", "jam")
+LIGHT = _one_of("a color of a traffic light", *LIGHT_STATES, NONE)
 COLOR = _one_of("a color", *COLORS, NONE)
 SPEED = _one_of("a speed limit", *SPEED_LIMITS, NONE)
 SIGN_NAMES = ("traffic sign", "stop sign", "yield sign", "speed limit sign", "crosswalk sign")
 SIGN = _one_of("a traffic sign", *SPEED_LIMITS, *SIGN_NAMES, NONE)
 TIME = _one_of("a time of day", "day", "night", "dusk")
-WEATHER = _one_of("the weather", "clear", "cloudy", "rainy", "snowy", "foggy")
-SURFACE = _one_of("the state of the road", "dry", "wet", "snowy")
+WEATHER = _one_of("a kind of weather", "clear", "cloudy", "rainy", "snowy", "foggy")
+SURFACE = _one_of("a state of the road", "dry", "wet", "snowy")
 STATUS = _one_of("a status", "parked", "moving", "standing", "walking", "with rider", "without rider", NONE)
 FACING = _one_of("a direction", *DIRECTIONS, NONE)
-SHAPE = _one_of("the way of the road", "straight", "left", "right")
+SHAPE = _one_of("a course of the road", "straight", "left", "right")
 ROAD_TYPES = ("city street", "residential street", "highway", "rural road", "intersection", "parking area")
 ROAD = _one_of("a type of road", *ROAD_TYPES)
 VIEW = _one_of("a view", "driver", "camera")
 VEHICLES = ("car", "van", "bus", "truck", "trailer", "train", "rickshaw", "ambulance", "motorcycle", "bicycle")
 CLOSEST = _one_of("a vehicle", *VEHICLES, "parked car", "emergency vehicle", NONE)
 SIDE = _one_of("a side", "left", "center", "right", NONE)
-NUMBERS = frozenset(map(str, range(2, MAX_COUNT + 1)))
-OBJECTS = AnswerKind("a list of objects", None, frozenset({"a", "an", NONE, *COLORS}) | NUMBERS | FIRST_NOUNS)
+OBJECTS = AnswerKind("a list of objects", nouns=VEHICLE_NOUNS + OTHER_NOUNS)
+ONLY_VEHICLES = AnswerKind("a list of vehicles", nouns=VEHICLE_NOUNS)
 
 # The first kind decides of which a pattern matches. The words are those of the vocabulary: the tokenizer has replaced
 # synonyms ("signal" by "light", "thing" by "object").
 PATTERNS: tuple[tuple[AnswerKind, tuple[str, ...]], ...] = (
     (LANES, (r"(how many|number of|count)( the)? lanes?",)),
-    (COUNT, (r"how many", r"number of", r"^(please )?count")),
+    (COUNT, (r"how many", r"number of", r"^(please )?count", r"you (please )?count")),
     (DENSITY, (r"how (much traffic|busy|heavy|is the traffic)", r"traffic (like|heavy)", r"describe the traffic$")),
     (LIGHT, (r"color .*lights?", r"lights? .*color", r"lights? (show|showing|say|red)", r"status of .*lights?$")),
     (COLOR, (r"color",)),
-    (SPEED, (r"speed limit", r"how fast (may|can|should|must|are) (we|i|you)")),
-    (SIGN, (r"traffic sign", r"signs? (say|mean|show|is|are)", r"(which|what)( type of)? signs?", r"written on")),
-    (TIME, (r"time of day", r"what is the time", r"what time( is it)?", r"it (day|night|dusk) .*or", r"when was")),
+    (SPEED, (r"speed limit", r"how fast (may|can|should|must) (we|i|you)", r"how fast are we allowed")),
+    (SIGN, (r"traffic signs?", r"signs? (say|mean|show|is|are)", r"(which|what)( type of)? signs?", r"written on")),
+    (
+        TIME,
+        (
+            r"time of day",
+            r"what is the time",
+            r"what time( is it)?",
+            r"(day|night|dusk) or .*",
+            r"it (day|night|dusk) .*or",
+            r"when was",
+        ),
+    ),
     (WEATHER, (r"weather", r"it (clear|cloudy|rainy|snowy|foggy) .*or", r"sky (like|clear|cloudy)")),
     (FACING, (r"facing",)),
     (SHAPE, (r"(way|direction|where) (does|do|is|will) (the|this) (road|street)", r"way the road")),
@@ -97,6 +148,7 @@ PATTERNS: tuple[tuple[AnswerKind, tuple[str, ...]], ...] = (
     (ROAD, (r"(which|what|the)( type of)? (road|street) (is|are|do|was)", r"type of (road|street)")),
     (VIEW, (r"view .*(driver|camera)", r"driver or by", r"which view")),
     (CLOSEST, (r"closest",)),
+    (ONLY_VEHICLES, (r"(what|which)( types? of| other)? vehicles?",)),
     (OBJECTS, (r"^((can|could) you )?(please )?(describe|list|name)",)),
     (
         OBJECTS,
@@ -104,11 +156,10 @@ PATTERNS: tuple[tuple[AnswerKind, tuple[str, ...]], ...] = (
     ),
     (OBJECTS, (r"what (is|are)( there)? (left|right|around|crossing|walking|moving)",)),
     (OBJECTS, (r"what (can|do|did) (you|we|i) see", r"what you see", r"image show")),
-    (OBJECTS, (r"(what|which)( types? of| other)? (objects?|vehicles?|animals?|people)",)),
+    (OBJECTS, (r"(what|which)( types? of| other)? (objects?|animals?|people)",)),
     (OBJECTS, (r"what (is|are) (the )?((?!of\b)\w+ ){0,3}objects?", r"what is (it|this|that)$", r"is what$")),
 )
 _COMPILED = [(kind, re.compile("|".join(rf"(?:{p}(?!\w))" for p in patterns))) for kind, patterns in PATTERNS]
-_CHOICE = re.compile(r"(?:please )?(?:is|are|was|were)\b.*\bor\b")
 
 
 @lru_cache(maxsize=4096)  # the same questions are usually asked about many images
@@ -123,6 +174,7 @@ def answer_kind(words: str) -> AnswerKind | None:
     """
     words = words.replace(" 's", " is")
     kind = next((kind for kind, pattern in _COMPILED if pattern.search(words)), None)
-    if kind is None and _CHOICE.match(words):  # "is it a bus or a truck"
-        return AnswerKind("one of the alternatives", None, frozenset(words.split()) - {"is", "are", "or"})
+    if kind is not None and " or " in words:  # "is it sunny or rainy": one of these
+        named = {value for value in kind.values if re.search(rf"\b{value}\b", words)}
+        return AnswerKind(kind.name, frozenset(named | ({NONE} & kind.values))) if len(named) > 1 else kind
     return kind

@@ -8,7 +8,6 @@ The library's loop does the decoding. This mixin
 - lets an assistant model encode the image with its own vision tower, once.
 """
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 from transformers import Cache, GenerationConfig
 from transformers.generation import (
     GenerationMixin,
-    LogitsProcessor,
     LogitsProcessorList,
     SuppressTokensLogitsProcessor,
 )
@@ -28,24 +26,6 @@ from .checks_traffic_vlm import check_cache, check_masks, check_prompt_ends, che
 MAX_NEW_TOKENS = 32  # default for an answer: sentences have up to 24 words, and punctuation
 
 
-class FirstWords(LogitsProcessor):
-    """Limits the first word of each answer.
-
-    Args:
-        allowed: bool [B,V], the tokens that the answer to each of B prompts may begin with.
-        prompt_length: number of columns of the prompts.
-    """
-
-    def __init__(self, allowed: torch.Tensor, prompt_length: int):
-        self.allowed, self.prompt_length = allowed, prompt_length
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if input_ids.shape[1] > self.prompt_length:
-            return scores
-        beams = scores.shape[0] // self.allowed.shape[0]
-        return scores.masked_fill(~self.allowed.repeat_interleave(beams, 0), -math.inf)
-
-
 class TrafficVLMGenerationMixin(GenerationMixin):
     """`generate()` for models whose decoder reads images, or image tokens, by cross-attention."""
 
@@ -54,8 +34,6 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         self, inputs: torch.Tensor | None = None, generation_config: Any = None, **kwargs: Any
     ) -> torch.Tensor | Any:
         """As in the library, with `pixel_values` or `encoded_images`, and `image_index` [B] if rows share images.
-
-        `first_words`, bool [B,V], are the tokens that each answer may begin with; by default all.
 
         Raises:
             ValueError: packed or right-padded rows; a prompt that ends in `[EOS]`; a number of images that does not
@@ -73,9 +51,6 @@ class TrafficVLMGenerationMixin(GenerationMixin):
             if kwargs.get("past_key_values") is None:
                 check_masks(ids, kwargs.get("attention_mask"), kwargs.get("position_ids"))
                 check_prompt_ends(ids[:, -1], self.config.get_text_config().eos_token_id)
-        if (allowed := kwargs.pop("first_words", None)) is not None:
-            length = 0 if ids is None else ids.shape[1]  # of the ids, which a prompt given as embeddings does not have
-            kwargs["logits_processor"] = [*kwargs.get("logits_processor", ()), FirstWords(allowed, length)]
         if hasattr(self, "encode_images"):
             self._encode_images_once(inputs, kwargs)
         self._check_padding(ids, kwargs)

@@ -47,6 +47,20 @@ class Region:
             raise ValueError(f"region {text}: x, y, width and height are fractions, and x + width and y + height <= 1")
 
     @classmethod
+    def of(cls, value: Any) -> "Region":
+        """A region from a region, a text as `from_text` reads it, or four numbers.
+
+        Raises:
+            ValueError: it is none of these, or not a region.
+        """
+        if isinstance(value, cls):
+            return value
+        try:
+            return cls.from_text(value if isinstance(value, str) else ",".join(str(float(side)) for side in value))
+        except TypeError as error:
+            raise ValueError(f"a region is left, top, width and height as fractions, got {value!r:.80}") from error
+
+    @classmethod
     def from_text(cls, text: str) -> "Region":
         """Read "x,y,width,height", such as "0.25,0.25,0.5,0.5" for the middle of an image.
 

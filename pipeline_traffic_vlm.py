@@ -5,10 +5,10 @@
     # [{"question": "Is there a pedestrian?", "answer": "yes", "score": 0.97, "p_yes": 0.97},
     #  {"question": "What color is the traffic light?", "answer": "red", "score": 0.98, "p_yes": None}]
 
-    images ── opened and resized in threads, while the last batch is answered ── encoded once ─┐
+    images ── opened and resized in threads, while the previous batch is answered ── encoded once ─┐
     questions ── read once each: form, words, problem ─────────────────────────────────────────┴→ one packed pass
         ─┬─ yes/no question: yes from p_yes >= 0.5, or from its threshold
-         └─ otherwise: words are generated; the first one fits the kind of the question
+         └─ otherwise: words are generated, of the kind that the question asks for
 
 Everything that asks the model asks through this class: scripts, page, service, labels, video and evaluation. The rules
 for reading a question and for what counts as its answer are in `question_traffic_vlm.py`, which needs no torch.
@@ -16,10 +16,10 @@ for reading a question and for what counts as its answer are in `question_traffi
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from itertools import islice
+from functools import partial
+from itertools import islice, takewhile
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from torch.utils.data import Dataset, IterableDataset
 from transformers import Pipeline
 
 from .answer_kind_traffic_vlm import AnswerKind
+from .images_traffic_vlm import Region
 from .question_form_traffic_vlm import QuestionForm
 from .question_traffic_vlm import (
     Prompt,
@@ -54,6 +55,7 @@ __all__ = [
 ]
 
 THREADS = 4  # that prepare images
+MAX_QUESTIONS = 4096  # that are kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,10 +85,12 @@ def is_encoded(image: Any) -> bool:
 
 def is_stream(images: Any) -> bool:
     """Whether images come one by one: a generator, or a dataset of torch or of the library `datasets`."""
-    if isinstance(images, Iterator | Dataset):
+    if isinstance(images, Iterator | Dataset) and not hasattr(
+        images, "read"
+    ):  # an open file is not a stream of images
         return True
-    is_image = isinstance(images, str | Mapping | Sequence) or hasattr(images, "dtype") or is_encoded(images)
-    return isinstance(images, Iterable) and not is_image
+    is_dataset = hasattr(images, "column_names") and hasattr(images, "__iter__")
+    return is_dataset and not isinstance(images, Mapping)
 
 
 class TrafficVLMPipeline(Pipeline):
@@ -97,11 +101,11 @@ class TrafficVLMPipeline(Pipeline):
         region: the part of each image to ask about, as fractions (left, top, width, height); small objects are larger
             in it.
         thresholds: P(yes) from which the answer is yes: a number, or an object whose `for_question(text)` gives one
-            for each question, as `traffic_vlm.evaluation.thresholds.Thresholds` does.
-        streamer: of transformers; gets the words of generated answers. For one question.
+            for each question, as `traffic_vlm.evaluation.thresholds.Thresholds` does. "Is there no car?" is asked
+            as "Is there any car?", and the threshold is that of this question.
+        streamer: a streamer of transformers that gets the words of the answer to a single question.
         generate_words: False leaves out answers in words: their items have the answer None.
-        margins: True adds "margin" to each item that has no problem before it is asked: l_yes - l_no without
-            temperature.
+        margins: True adds "margin", l_yes - l_no without temperature, to each item that the model was asked.
     """
 
     _load_processor = True
@@ -113,8 +117,7 @@ class TrafficVLMPipeline(Pipeline):
         if hasattr(self.model, "fuse_for_inference"):
             self.model.fuse_for_inference()
         self.text_config = self.model.config.get_text_config()
-        # Cached because the same questions are usually asked about many images.
-        self.read_question = lru_cache(maxsize=4096)(self._read_question)
+        self._questions: dict[str, Question] = {}
 
     def _sanitize_parameters(
         self,
@@ -126,9 +129,17 @@ class TrafficVLMPipeline(Pipeline):
         **unknown: Any,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         if unknown:
-            raise TypeError(f"unexpected argument {min(unknown)!r} of the visual-question-answering pipeline")
-        if isinstance(thresholds, float | int) and not 0 <= thresholds <= 1:
-            raise ValueError(f"thresholds must be in 0..1, got {thresholds}")
+            raise TypeError(
+                f"unexpected argument {min(unknown)!r}: the pipeline takes image, question and its options"
+            )
+        if thresholds is not None and not hasattr(thresholds, "for_question"):
+            try:
+                thresholds = float(thresholds)
+            except (TypeError, ValueError):
+                raise TypeError(f"thresholds must be a number or loaded thresholds, got {thresholds!r:.80}") from None
+            if not 0 <= thresholds <= 1:
+                raise ValueError(f"thresholds must be in 0..1, got {thresholds}")
+        region = None if region is None else Region.of(region)
         forward = {"thresholds": thresholds, "streamer": streamer, "generate_words": generate_words}
         forward["margins"] = margins
         given = {name: value for name, value in forward.items() if value is not None}
@@ -155,6 +166,7 @@ class TrafficVLMPipeline(Pipeline):
         Raises:
             ValueError, TypeError: no image, one that cannot be read, no question, or lists that do not fit together.
         """
+        self._sanitize_parameters(**{k: v for k, v in kwargs.items() if k not in ("batch_size", "num_workers")})
         if is_stream(image):
             items = image if isinstance(image, Iterable) else (image[i] for i in range(len(image)))
             rows = (self._ask(item, question, index) for index, item in enumerate(items))
@@ -205,10 +217,16 @@ class TrafficVLMPipeline(Pipeline):
         pixels = self.processor(images=image, region=region, return_tensors="pt")["pixel_values"]
         return self.model.encode_images(pixels.to(self.device))
 
-    def _read_question(self, text: str) -> Question:
-        """Check and tokenize a question. The method `read_question` keeps the last results."""
+    def read_question(self, text: str) -> Question:
+        """A question, checked and tokenized. The last ones are kept: the same are usually asked about many images."""
+        if found := self._questions.get(text):
+            return found
         limit = min(self.text_config.max_position_embeddings, self.processor.tokenizer.model_max_length)
-        return read_question(text, self._tokenize, limit, self.processor.own_questions)
+        question = read_question(text, self._tokenize, limit, self.processor.own_questions)
+        if len(self._questions) >= MAX_QUESTIONS:
+            self._questions.clear()
+        self._questions[text] = question
+        return question
 
     def _tokenize(self, words: str) -> Prompt:
         processor = self.processor
@@ -219,7 +237,7 @@ class TrafficVLMPipeline(Pipeline):
     def preprocess(self, inputs: Asked, region: Any = None) -> Asked:
         """Open an image and make its pixels. Runs in threads."""
         if is_encoded(inputs.image):
-            if region is not self._preprocess_params.get("region"):  # `encode` has cut out that of the pipeline
+            if region != self._preprocess_params.get("region"):  # `encode` has cut out that of the pipeline
                 raise ValueError("a region cannot be cut out of an encoded image: pass it to `encode`")
             return inputs
         try:
@@ -244,16 +262,36 @@ class TrafficVLMPipeline(Pipeline):
         forward_params: dict,
         postprocess_params: dict,
     ) -> Iterator[list[dict[str, Any]]]:
-        """Yield the answers about each image. Threads prepare the next batch while the model answers this one."""
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        """Yield the answers about each image. Threads prepare the next batch while the model answers this one.
+
+        An image that cannot be read, or an error of the source, is raised after the answers about those before it.
+        """
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(f"batch_size must be a number of images, at least 1, got {batch_size!r}")
+        if not isinstance(num_workers, int) or num_workers < 0:
+            raise ValueError(f"num_workers must be a number of threads, got {num_workers!r}")
         rows, prepare = iter(inputs), partial(self.preprocess, **preprocess_params)
         with ThreadPoolExecutor(num_workers or THREADS) as pool:
-            ahead = [pool.submit(prepare, row) for row in islice(rows, batch_size)]
+
+            def read_ahead() -> list[Future[Asked]]:
+                futures: list[Future[Asked]] = []
+                try:
+                    for row in islice(rows, batch_size):
+                        futures.append(pool.submit(prepare, row))
+                except Exception as error:
+                    futures.append(Future())
+                    futures[-1].set_exception(error)
+                return futures
+
+            ahead = read_ahead()
             while ahead:
-                batch = [future.result() for future in ahead]
-                ahead = [pool.submit(prepare, row) for row in islice(rows, batch_size)]
-                yield from self.forward(batch, **forward_params)
+                error = next((one.exception() for one in ahead if one.exception()), None)
+                batch = [one.result() for one in takewhile(lambda one: not one.exception(), ahead)]
+                ahead = [] if error else read_ahead()
+                if batch:
+                    yield from self.forward(batch, **forward_params)
+                if error:
+                    raise error
 
     def _forward(
         self,
@@ -293,8 +331,13 @@ class TrafficVLMPipeline(Pipeline):
                 items[i][j] |= question.answer_in_words(answer, score)
         return items
 
-    def postprocess(self, model_outputs: Any) -> Any:
+    def postprocess(self, model_outputs: Any) -> Any:  # the base class requires it
         return model_outputs
+
+    def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
+        """Save a folder that loads by itself: model, processor and code."""
+        self.model.save_pretrained(save_directory, **kwargs)
+        self.processor.save_pretrained(save_directory)
 
     def _encode(self, rows: Sequence[Asked]) -> Any:
         """The images of all rows, encoded together.
@@ -309,7 +352,7 @@ class TrafficVLMPipeline(Pipeline):
         new = iter(encoded)
         parts = [next(new) if row.pixels is not None else row.image for row in rows]
         versions = [getattr(part, "weights_version", None) for part in parts]
-        current = self.model.model.weights_version() if any(versions) else None
+        current = self.model.weights_version() if any(versions) else None
         for row, version in zip(rows, versions):
             if version not in (None, current):
                 where = "" if row.index is None else f"image {row.index}: "
@@ -357,7 +400,7 @@ class TrafficVLMPipeline(Pipeline):
                 attention_mask=prompts["attention_mask"].to(self.device),
                 encoded_images=encoded,
                 image_index=torch.tensor([asked[i][0] for i in chosen], device=self.device),
-                first_words=self._first_words([asked[i][1] for i in chosen]),
+                prefix_allowed_tokens_fn=self._find_next_tokens([asked[i][1] for i in chosen], length),
                 max_new_tokens=min(new_tokens, limit - length),
                 do_sample=False,
                 num_beams=1,
@@ -374,11 +417,21 @@ class TrafficVLMPipeline(Pipeline):
                 answers[i] = text, score
         return answers
 
-    def _first_words(self, questions: Sequence[Question]) -> torch.Tensor:
-        """The tokens [N,V] that the answer to each question may begin with: those of its kind, but never yes or no."""
+    def _find_next_tokens(self, questions: Sequence[Question], prompt_length: int) -> Callable[..., list[int]]:
+        """A function for `generate()`: the tokens that can follow in the answer to each question.
+
+        They are those of its kind. No answer in words begins with yes or no.
+        """
         config, vocabulary = self.text_config, self.processor.tokenizer.get_vocab()
-        allowed = torch.zeros(len(questions), config.vocab_size, dtype=torch.bool, device=self.device)
-        for row, question in zip(allowed, questions):
-            row[question.first_ids(vocabulary)] = True
-        allowed[:, [config.yes_token_id, config.no_token_id, *config.suppressed_tokens]] = False
-        return allowed
+        every = list(range(config.vocab_size))
+        hidden = {config.yes_token_id, config.no_token_id, *config.suppressed_tokens}
+        words_only = [token for token in every if token not in hidden]
+
+        def find(row: int, ids: torch.Tensor) -> list[int]:
+            question, tokens = questions[row], ids[prompt_length:].tolist()
+            words = question.next_words(self.processor.tokenizer.convert_ids_to_tokens(tokens))
+            if words is not None:
+                return [vocabulary[word] for word in words if word in vocabulary]
+            return every if tokens and question.kind is None else words_only
+
+        return find

@@ -61,6 +61,9 @@ DECISION_TEMPLATE = """\
     {{- raise_exception("This question asks for words, and a decision is yes or no: use the pipeline "
         ~ "visual-question-answering") -}}
 {%- endif -%}
+{%- for word in found.words if word | lower in ["no", "not", "never", "nobody", "nothing", "isn't", "aren't"] -%}
+    {{- raise_exception("The model does not understand \"" ~ word ~ "\" in a question: ask without it") -}}
+{%- endfor -%}
 {{- bos_token ~ " " ~ (found.words | join(" ")).rstrip(" .?!…。？！") ~ " ?" -}}
 """
 
@@ -361,8 +364,7 @@ class TrafficVLMProcessor(ProcessorMixin):
         channels_first = None if layout is None else str(getattr(layout, "value", layout)) == "channels_first"
         pictures = [to_rgb(image, channels_first) for image in images]
         if region is not None:
-            region = region if isinstance(region, Region) else Region(*region)
-            pictures = [picture.crop(region.box(*picture.size)) for picture in pictures]
+            pictures = [picture.crop(Region.of(region).box(*picture.size)) for picture in pictures]
         # Resize here instead of in the image processor: this is twice as fast for a large image, and the pixels are
         # the same with and without torchvision.
         size = get_size_dict(options.get("size") or self.image_processor.size)
@@ -583,6 +585,8 @@ class TrafficVLMProcessor(ProcessorMixin):
                     raise ValueError(f"image {image} has a P(yes) of {value}; expected 0..1")
             results.append([yes_no_item(question, value, threshold) for question, value in zip(questions, values)])
             for item in results[-1]:
+                if unknown := self.unknown_words(item["question"]):
+                    item["unknown_words"] = unknown
                 if untaught := self.untaught_words(item["question"]):
                     item["untaught_words"] = untaught
         return results

@@ -1,8 +1,8 @@
-"""What a question asks for, by its words alone: yes or no, or a value of some kind.
+"""How a question is asked, by its words alone: for yes or no or for words, with a negation, twice in one text.
 
     "Is there no bus? Answer yes or no."   → "Is there any bus", yes or no, negated
     "Is there a car, is it snowing?"       → problem: two questions
-    "what color is the traffic light"      → red, yellow, green or none
+    "What color is the traffic light?"     → words
 
 This module needs only the standard library, so that programs without torch decide as the pipeline does.
 """
@@ -38,12 +38,13 @@ _QUESTION_WORDS |= {word + ending for word in _QUESTION_WORDS for ending in ("s"
 _AUXILIARIES = frozenset(
     "is are was were am do does did has have had can could will would shall should may might must".split()
 )
-_AUXILIARIES |= {word + "nt" for word in _AUXILIARIES} | {"cant", "wont"}
+_NEGATED_AUXILIARIES = frozenset(word + "nt" for word in _AUXILIARIES) | {"cant", "wont"}
+_AUXILIARIES |= _NEGATED_AUXILIARIES
 _FILLERS = frozenset("please and so now ok okay hey hello hi also but then well or just".split())
 _SAYING = frozenset("say tell answer know check show see look".split())  # ask for what follows: "say if", "say what"
 _REQUESTS = frozenset(
     "describe list name count explain identify predict select choose determine estimate give summarize read find "
-    "specify classify categorize caption compare".split()
+    "specify classify categorize caption compare locate".split()
 )
 _PREPOSITIONS = frozenset("in on at from to of for by with under along near towards toward about within".split())
 _PROPERTY = re.compile(r"(?:the )?(?:number|amount|colou?r|type|kind|status|state|location|position|side) of\b")
@@ -51,6 +52,22 @@ _PROPERTY = re.compile(r"(?:the )?(?:number|amount|colou?r|type|kind|status|stat
 _ALTERNATIVES = re.compile(
     r"(?:is|are|was|were) (?:(?:it|this|that|these|those)\b|the(?: \w+){1,2}?)"
     r"(?:(?: \w+,)* \w+,? or \w+| .*\bor (?:on|in|at|by|of|to|from|an?|the) .*)"
+)
+
+# In these pairs of values, too: "Is traffic heavy or light?", "Day or night?".
+_PAIRS = (
+    "left or right,right or left,day or night,night or day,day or dusk,red or green,green or red,wet or dry,"
+    "dry or wet,heavy or light,light or heavy,parked or moving,moving or parked,stop or go"
+).replace(",", "|")
+_PAIR = re.compile(
+    rf"(?!are there|is there|can|do ).*\b(?:{_PAIRS})\b"
+    r"|(?:is|was) (?:it|this|that) an? \w+(?: \w+)? or \w+(?: \w+){0,2}$"
+)
+# Without a verb, or as a request: "Weather?", "Tell me the number of cars".
+_TOPIC = re.compile(
+    r"(?!is |are |do |does |has |have )(?:and |what about )?"
+    r"(?:(?:please )?(?:(?:can|could|would) you )?(?:please )?(?:tell|give|show)(?: me| us)? )?(?:the )?"
+    r"(?:weather|speed limit|time of day|number of .*|(?:\w+ ){0,2}colou?rs?(?: of .*)?)"
 )
 
 # Clauses, to find "answer yes or no" and second questions. A hyphen between spaces separates, as a dash does.
@@ -61,31 +78,38 @@ _YES_OR_NO = re.compile(r"\b(?:yes or no|yes ?/ ?no|no or yes|either yes or no)\
 _INSTRUCTION = frozenset(
     "please answer answers reply respond response say tell give return output write choose pick use using state "
     "only just simply strictly directly with in by as to of from be is should must can could will would you your it "
-    "me us a an the this that following question one single word words format form i want need either".split()
+    "me us a an the this that following question one single word words format form i want need either nothing else "
+    "without do dont not explain explanation anything more".split()
 )
+_PERCEIVING = frozenset("see find count read detect spot observe notice drive turn stop go pass cross".split())
 # A second question begins like this after "and".
 _AND_ASKS = re.compile(
     r"\band (?=(?:is|are|does|do|can|was|were|has|have|will) (?:there|it|this|that|the|an?|any|you|we)\b"
-    r"|(?:what|which|how|where|when|who|why) )"
+    r"|(?:what|which|how|where|when|who|why)\b)"
 )
-# "no" and "zero" before a noun, but not in the name of a sign: "a no parking sign", "no entry".
+# "no" and "zero" before a noun, but not in the name of a sign: "a no parking sign", "the sign says no entry".
 _NO = re.compile(
-    r"(?<!\ba )(?<!\ban )(?<!\bthe )(?<!\bsays )(?<!\bsay )\b(?:no|zero)(?= [^\W\d])"
-    r"(?! (?:parking|entry|stopping|standing|waiting|overtaking|passing|turn|left|right|u|through)\b)",
-    re.IGNORECASE,
+    r"(?<!\ba )(?<!\ban )(?<!\bthe )(?<!\bthis )(?<!\bsays )(?<!\bsay )\b(?:no|zero)(?= [^\W\d])", re.IGNORECASE
 )
 # "No" there turns the meaning of the whole question around; elsewhere it is not understood.
 _STARTS_WITH_NO = re.compile(
-    r"(?:(?:please|so|and|ok|okay|now),? )*(?:(?:is|are|was|were)(?: there)?|(?:do|can) (?:you|we) see"
-    r"|do(?:es)? the \w+ (?:show|have|contain)) (?:no|zero)\b",
+    r"(?:(?:please|so|and|ok|okay|now),? )*(?:(?:is|are|was|were)(?: there)?|(?:do|can) (?:you|we) (?:see|have)"
+    r"|do(?:es)? (?:the|this) \w+ (?:show|have|contain))(?: really| still)? (?:no|zero)\b",
     re.IGNORECASE,
 )
-_NEGATIONS = frozenset("not never none nobody nothing neither nor nowhere without cannot".split())
+_NEGATIONS = frozenset(
+    "not never none nobody nothing neither nor nowhere without cannot hardly barely scarcely rarely".split()
+)
+# "It is raining, isn't it?" asks whether it is raining.
+_TAG = re.compile(
+    r",\s*(?:\w+n['\u2019]?t|is|are|does|do|has|can|was|were) (?:it|there|they|he|she|that)(?: not)?\W*$",
+    re.IGNORECASE,
+)
 _OR_NOT = re.compile(r"(whether)? or not\b", re.IGNORECASE)
 _WITHOUT_RIDER = re.compile(r"\bwithout (?:an? )?riders?\b", re.IGNORECASE)  # was taught
 
 NO_WORD = "the question {text!r} has no word"
-TWO_QUESTIONS = "{text!r} holds {count} questions: ask them one by one, as a list of questions"
+TWO_QUESTIONS = "{text!r} contains {count} questions: ask them one by one, as a list of questions"
 NEGATED = "the model does not understand {word!r} in a question: ask without it"
 NOT_YES_NO = "not a yes/no question"
 
@@ -110,8 +134,9 @@ class QuestionForm:
 @lru_cache(maxsize=4096)  # the same questions are usually asked about many images
 def question_form(question: str) -> QuestionForm:
     """Read the form of a question, by its words alone."""
+    question = question.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be tokenized
     text, is_yes_no = _without_instruction(question)
-    text = _OR_NOT.sub(r"\1", text)  # "Is it wet or not?"
+    text = _TAG.sub("", _OR_NOT.sub(r"\1", text))  # "Is it wet or not?"
     is_yes_no = is_yes_no or is_yes_no_question(text)
     if not has_word(text):
         return QuestionForm(text, is_yes_no, problem=NO_WORD.format(text=question[:80]))
@@ -138,18 +163,25 @@ def _without_instruction(text: str) -> tuple[str, bool]:
 
 
 def _count_questions(text: str) -> int:
-    """The number of questions in a text: 2 for "Is there a car? Is it snowing?" and "Is it wet and is it dark?"."""
+    """The number of questions in a text: 2 for "Is there a car? Is it snowing?" and "Is there a car, and where?"."""
     text = _AND_ASKS.sub("; ", text.casefold().translate(_NO_APOSTROPHES))
-    return sum(map(_is_question, _SEPARATOR.split(text)[::2]))
+    first, *rest = _SEPARATOR.split(text)  # clause, separator, clause, ...
+    count = int(_is_question(first.split()))
+    for separator, clause in zip(rest[::2], rest[1::2]):
+        words = list(dropwhile(_FILLERS.__contains__, clause.split()))
+        is_relative = separator.strip() == "," and words[:1] and words[0] in ("which", "who", "whose")
+        is_short = 0 < len(words) < 3 and words[0] in _QUESTION_WORDS - {"when"}  # "Where?", "How many?"
+        count += not is_relative and (is_short or _is_question(words))
+    return count
 
 
-def _is_question(clause: str) -> bool:
-    """Whether a clause can stand alone as a question. One of two words belongs to another: "isn't it", "is it"."""
-    words = list(dropwhile(_FILLERS.__contains__, clause.split()))
+def _is_question(words: list[str]) -> bool:
+    """Whether a clause can stand alone as a question. One of two words belongs to another: "is it"."""
+    words = list(dropwhile(_FILLERS.__contains__, words))
     if len(words) < 3:
         return False
     if words[0] in _AUXILIARIES:
-        return not (words[1] == "you" and set(words[2:]) <= _SAYING | {"me", "us", "please"})  # "Can you tell me"
+        return words[1] not in ("you", "i") or words[2] in _PERCEIVING  # not "can you tell me", "may I ask"
     is_condition = words[0] == "when" and words[1] not in _AUXILIARIES  # "When it is dark, are the lights on?"
     return words[0] in _QUESTION_WORDS and not is_condition and bool(_AUXILIARIES & set(words[1:]))
 
@@ -158,7 +190,7 @@ def _find_negations(text: str) -> list[str]:
     """The words of a question that negate it, other than "no" before a noun."""
     text = _WITHOUT_RIDER.sub("", text.casefold().replace("\u2019", "'"))
     words = re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)?", text)
-    found = [w for w in words if w in _NEGATIONS or w.endswith("n't") or (w.endswith("nt") and w in _AUXILIARIES)]
+    found = [w for w in words if w in _NEGATIONS or w.endswith(("n't", "'nt")) or w in _NEGATED_AUXILIARIES]
     return found + ["no one"] * ("no one" in text)
 
 
@@ -189,7 +221,8 @@ def is_yes_no_question(text: str) -> bool:
     text = " ".join(text.casefold().translate(_NO_APOSTROPHES).split()).strip(QUESTION_END)
     if "yes or no" in text:
         return True
-    if _PROPERTY.match(text) or _ALTERNATIVES.fullmatch(text.removeprefix("please ").removesuffix(", please")):
+    plain = text.removeprefix("please ").removesuffix(", please")
+    if _PROPERTY.match(text) or _TOPIC.fullmatch(plain) or _ALTERNATIVES.fullmatch(plain) or _PAIR.match(plain):
         return False
     clauses = [words for clause in re.split(f"[,;:{QUESTION_END.strip()}]", text) if (words := clause.split())]
     decisions = (_asks_yes_no(words, words is clauses[-1]) for words in clauses)
@@ -208,6 +241,8 @@ def _asks_yes_no(words: list[str], is_last: bool) -> bool | None:
         return True
     if first in _REQUESTS or _asks_for_words(words, _SAYING):
         return False
+    if words[:4] == ["i", "want", "to", "know"]:
+        return not _QUESTION_WORDS & set(words[4:5])
     if first in _QUESTION_WORDS:
         if first == "when" and not is_last and not _AUXILIARIES & set(words[1:2]):
             return None  # "When it is dark, are the lights on?"

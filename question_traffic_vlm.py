@@ -21,6 +21,9 @@ UNKNOWN_KIND = (
     "lights, signs, objects, weather, time of day, road and traffic; it also answers yes/no questions"
 )
 NOT_OF_ITS_KIND = "the model's answer {answer!r} is not {kind}"
+HARDLY_LIKELY = "the model has no answer: the likeliest of {kind}, {answer!r}, has a score of {score:.3f}"
+NO_ANSWER = "the model's answer is empty"
+MIN_SCORE = 0.05  # of an answer in words. Taught questions get 0.3 and more, others are often forced to a value
 
 
 class Prompt(NamedTuple):
@@ -75,16 +78,18 @@ class Question:
         return item | ({"problem": problem} if problem else {})
 
     def answer_in_words(self, answer: str, score: float) -> dict[str, Any]:
-        """What an answer adds to the item: "answer" and "score", or a problem if it is not of the right kind."""
-        if answer and (self.kind is None or self.kind.accepts(answer)):
-            return {"answer": answer, "score": score}
-        kind = "an answer" if self.kind is None else self.kind.name
-        return {"problem": NOT_OF_ITS_KIND.format(answer=answer, kind=kind)}
+        """What an answer adds to the item: "answer" and "score", or a problem if it does not answer the question."""
+        if self.kind is None:  # any answer can be right
+            return {"answer": answer, "score": score} if answer else {"problem": NO_ANSWER}
+        if not self.kind.accepts(answer):
+            return {"problem": NOT_OF_ITS_KIND.format(answer=answer, kind=self.kind.name)}
+        if score < MIN_SCORE:
+            return {"problem": HARDLY_LIKELY.format(answer=answer, score=score, kind=self.kind.name)}
+        return {"answer": answer, "score": score}
 
-    def first_ids(self, vocabulary: Mapping[str, int]) -> list[int]:
-        """The ids of the words that an answer can begin with."""
-        words = self.kind.first_words if self.kind else vocabulary
-        return [vocabulary[word] for word in words if word in vocabulary]
+    def next_words(self, words: list[str]) -> set[str] | None:
+        """The words that can follow the first words of its answer, "[EOS]" among them; None for any word."""
+        return None if self.kind is None else self.kind.next_words(words)
 
 
 def read_question(text: str, tokenize: Callable[[str], Prompt], limit: int, any_kind: bool = False) -> Question:
@@ -111,7 +116,9 @@ def read_question(text: str, tokenize: Callable[[str], Prompt], limit: int, any_
         return Question(text, form, unknown_words=unknown, problem=NO_KNOWN_WORD.format(text=text[:80]))
     is_limited = not (form.is_yes_no or any_kind)
     kind = answer_kind(" ".join(tokens[1:-1])) if is_limited else None
-    problem = UNKNOWN_KIND if is_limited and kind is None else None
+    problem = None
+    if is_limited and kind is None:
+        problem = UNKNOWN_KIND + (f". Unknown words: {', '.join(unknown)}" if unknown else "")
     return Question(text, form, tuple(ids), kind, unknown, untaught, problem)
 
 

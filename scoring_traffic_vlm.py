@@ -242,6 +242,10 @@ class ImageReader:
         images = self.model.encode(pixel_values, encoder_attention_mask)
         return replace(images, weights_version=self.model.weights_version())
 
+    def weights_version(self) -> int:
+        """A number that changes with the weights that encode images; see `ImageEncoder.weights_version`."""
+        return self.model.weights_version()
+
     def get_image_features(self, pixel_values: torch.Tensor, **kwargs: Any) -> Any:
         """Image tokens of pixels [I,3,256,256]: an output whose `pooler_output` is [I,P,C]."""
         return self.model.get_image_features(pixel_values, **kwargs)
@@ -287,7 +291,7 @@ class ImageReader:
             layers, heads: indices of the layers and query heads to average over.
 
         Returns:
-            [B,L,h,w] in float32, [14,14] patches for each token; a map sums to 1, that of padding is all 0.
+            [B,L,h,w] in float32, [16,16] patches for each token; a map sums to 1, that of padding is all 0.
 
         Raises:
             ValueError: no image, or a layer or head that does not exist.

@@ -1,6 +1,6 @@
 """Greedy generation with the exported `decode` graph, in NumPy alone: for programs without torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ def generate(
     end: int,
     pad: int,
     suppressed: Sequence[int],
-    first_words: np.ndarray | None = None,
+    find_next: Callable[[int, list[int]], Sequence[int]] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Continue prompts of the same length.
 
@@ -26,7 +26,7 @@ def generate(
         cache_shape: number of layers, number of key-value heads, width of a key, and of a value.
         end, pad: token ids.
         suppressed: tokens that are never generated.
-        first_words: bool [N,V], the tokens that each answer may begin with; None: all.
+        find_next: the tokens that can follow the new tokens of a row (row, tokens); None: all.
 
     Returns:
         T new tokens [N,T], padded after the end, and their logits [N,T,V]; T is at most `max_new_tokens`.
@@ -42,8 +42,9 @@ def generate(
         found[:, pad] = -np.inf  # meaningless
         logits.append(found.copy())
         found[:, suppressed] = -np.inf
-        if first_words is not None and not tokens:
-            found[~first_words] = -np.inf
+        for row in range(len(ids)) if find_next else ():
+            kept = find_next(row, [int(step[row]) for step in tokens])  # type: ignore[misc]
+            found[row] = np.where(np.isin(np.arange(found.shape[1]), kept), found[row], -np.inf)
         tokens.append(np.where(unfinished, found.argmax(-1), pad))
         unfinished &= tokens[-1] != end
         ids = tokens[-1][:, None]

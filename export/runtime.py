@@ -1,8 +1,9 @@
 """Exported graphs in ONNX Runtime, with the methods of the model that the pipeline calls."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,11 @@ class ExportedModel:
         logits = torch.from_numpy(self.sessions["score"].run(["logits"], inputs)[0])
         return [row[ends >= 0] for row, ends in zip(logits, question_ends)]
 
+    @staticmethod
+    def _find_next(find: Any, input_ids: torch.Tensor, rows: list[int], row: int, tokens: list[int]) -> list[int]:
+        """What `prefix_allowed_tokens_fn` says of the new tokens of a row of one batch of prompts."""
+        return find(rows[row], torch.cat([input_ids[rows[row]], torch.tensor(tokens, dtype=torch.long)]))
+
     def generate(
         self,
         input_ids: torch.Tensor,
@@ -108,12 +114,12 @@ class ExportedModel:
         encoded_images: ExportedImages,
         image_index: torch.Tensor,
         max_new_tokens: int,
-        first_words: torch.Tensor,
+        prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], list[int]],
         **unused: Any,
     ) -> GenerateDecoderOnlyOutput:
         """Greedy answers to left-padded prompts [N,L].
 
-        `first_words`, bool [N,V], are the tokens that each answer may begin with.
+        `prefix_allowed_tokens_fn` is that of the library: the tokens that can follow the ids of a row.
 
         Returns:
             sequences [N, L + max_new_tokens], padded on the right, and logits [N,V] for each new token.
@@ -133,7 +139,7 @@ class ExportedModel:
                 text.eos_token_id,
                 text.pad_token_id,
                 text.suppressed_tokens,
-                first_words[rows].numpy(),
+                partial(self._find_next, prefix_allowed_tokens_fn, input_ids, rows.tolist()),
             )
             for whole, part in zip((answers, logits), map(torch.from_numpy, found)):
                 whole[rows, : part.shape[1]] = part

@@ -76,9 +76,15 @@ def answer_in_words(
     session: Any, question: Question, images: dict[str, np.ndarray], tokenizer: Tokenizer, about: dict[str, Any]
 ) -> dict[str, Any]:
     """What the generated answer adds to the item of a question."""
-    first_words = np.zeros((1, tokenizer.get_vocab_size()), bool)
-    first_words[:, question.first_ids(tokenizer.get_vocab())] = True
-    first_words[:, [*about["yes_no"], *about["never"]]] = False
+    vocabulary, hidden = tokenizer.get_vocab(), {*about["yes_no"], *about["never"]}
+    words_only = [token for token in vocabulary.values() if token not in hidden]
+
+    def find_next(row: int, tokens: list[int]) -> list[int]:
+        words = question.next_words([tokenizer.id_to_token(token) for token in tokens])
+        if words is not None:
+            return [vocabulary[word] for word in words if word in vocabulary]
+        return list(vocabulary.values()) if tokens and question.kind is None else words_only
+
     tokens, logits = generate(
         session,
         np.array([question.input_ids]),
@@ -88,7 +94,7 @@ def answer_in_words(
         about["end"],
         about["pad"],
         about["never"],
-        first_words,
+        find_next,
     )
     [probability] = mean_probabilities(tokens, logits, about["pad"]).tolist()
     return question.answer_in_words(tokenizer.decode(tokens[0].tolist()), probability)

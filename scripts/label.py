@@ -10,9 +10,9 @@ answer, score (the probability of the answer), p_yes (P(yes); null for words), a
 example because the image cannot be read. With --thresholds an answer is yes from the threshold of its question type,
 and a column not_sure follows. Questions with a word that the model does not know are refused.
 
-The same command adds what is missing: after it was stopped or killed, when INPUT has new images, or when images that
-could not be read have been repaired. With other questions it asks these, and the answers to earlier ones stay. Labels
-of other weights or of another INPUT need another output folder.
+The same command adds what is missing: after it was stopped or killed, or when INPUT has new images. With other
+questions it asks these, and the answers to earlier ones stay. Labels of other weights or of another INPUT need another
+output folder.
 
 On a cluster (--address) all machines must have this package and see INPUT, the output folder and the model. If the
 cluster asks for a token, set RAY_AUTH_MODE=token and store the token in ~/.ray/auth_token.

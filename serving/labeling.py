@@ -4,9 +4,9 @@
     in an actor: images decoded by threads → all questions of an image in one packed row → part-000012.parquet
 
 The plan is stored with the labels. Images that come later get new parts, in another file of the plan; its name is the
-number of the first one, so that of two runs at once only one can create it. A part is done when its file has an answer
-to every question about every image. Otherwise the next run asks only what is missing, and replaces the file by
-renaming. So a run that was killed can be repeated, images can be added or repaired, and questions can be added: each
+number of the first one, so that of two runs at once only one can create it. A part is done when its file has a row
+for every question about every image. Otherwise the next run asks only what is missing, and replaces the file by
+renaming. So a run that was killed can be repeated, images can be added, and questions can be added: each
 image is in one file only, and no answer is lost.
 """
 
@@ -236,16 +236,16 @@ class LabelFolder:
             raise DataError(f"{path}: is damaged: {error}. Remove it, and its images are labeled again") from error
 
     def find_done(self, questions: Sequence[str]) -> tuple[set[int], set[str]]:
-        """The parts whose images all have answers to these questions, and the other questions that have answers here.
+        """The parts whose images all have rows for these questions, and the other questions that have answers here.
 
         Raises:
             DataError: a file is damaged.
         """
 
         def check(part: int) -> tuple[set[str], bool]:
-            table: Any = self.read(part, ["question", "problem"])
-            answered, problems = set(table["question"].unique().to_pylist()), len(table) - table["problem"].null_count
-            return answered, not problems and (answered.issuperset(questions) or not len(table))
+            table: Any = self.read(part, ["question"])
+            answered = set(table["question"].unique().to_pylist())
+            return answered, answered.issuperset(questions) or not len(table)
 
         parts = self.parts()
         with ThreadPoolExecutor(READING_THREADS) as pool:
@@ -498,8 +498,7 @@ class Labeler:
         """Yield new and known rows of labels of each image, decoding one batch of images ahead of the model.
 
         Args:
-            known: rows of earlier runs. Questions that they answer are not asked again. An image that could not be
-                read is asked all questions that they have.
+            known: rows of earlier runs. Their questions are not asked again.
         """
         questions = list(dict.fromkeys([*(row["question"] for row in known), *self.options.ask]))
         answered = rows_by_image(known)
@@ -565,13 +564,13 @@ def to_utf8(text: str) -> str:
 
 
 def rows_by_image(rows: Rows) -> dict[tuple[str, int], Rows]:
-    """The rows without a problem of each image: its key, and how many images of the part before it have that key."""
+    """The rows of each image: its key, and how many images of the part before it have that key."""
     found: dict[tuple[str, int], Rows] = {}
     counts: Counter[tuple[str, str]] = Counter()
     for row in rows:
         pair = row["key"], row["question"]
         of_image = found.setdefault((row["key"], counts[pair]), [])
-        of_image += [row] if row["problem"] is None else []
+        of_image.append(row)
         counts[pair] += 1
     return found
 

@@ -139,10 +139,10 @@ def test_answers_are_the_items_of_the_pipeline(client):
         assert response.status_code == 200 and response.json()["answers"] == [close_to(item) for item in items]
 
 
-def test_an_answer_with_a_problem_does_not_fail_the_others(client):
-    """Tiny random weights answer with no color."""
+def test_an_answer_with_a_problem_does_not_fail_the_others(client, monkeypatch):
+    monkeypatch.setattr("traffic_vlm.question_traffic_vlm.MIN_SCORE", 1.0)
     items = ask(client, questions=["What color is the traffic light?", "Is there a car?"]).json()["answers"]
-    assert items[0]["answer"] is None and "is not the color of a traffic light" in items[0]["problem"]
+    assert items[0]["answer"] is None and "the likeliest of a color" in items[0]["problem"]
     assert items[1]["answer"] in ("yes", "no") and "problem" not in items[1]
 
 

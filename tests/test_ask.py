@@ -158,7 +158,7 @@ def test_a_bad_question_does_not_prevent_the_answers_to_others(picture, tmp_path
         "zebra qux?": "the model knows no word of the question",
         " ": "has no word",
         "car " * 200: "at most 128 are possible",
-        "Is there a car? Is it snowing?": "holds 2 questions: ask them one by one",
+        "Is there a car? Is it snowing?": "contains 2 questions: ask them one by one",
     }
     asked = [*bad, "Is there a zebra?"]
     arguments = [word for question in asked for word in ("--ask", question)]

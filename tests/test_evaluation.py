@@ -363,7 +363,7 @@ def test_bad_rows_are_refused(model, processor, rows, change, message):
 
 def test_bad_models_are_refused(processor, rows):
     broken = tiny_model()
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="batch_size must be a number of images, at least 1, got 0"):
         predict(broken, processor, rows, batch_size=0)
     with pytest.raises(ValueError, match=r"model\.eval"):
         predict(broken.train(), processor, rows)

@@ -59,15 +59,6 @@ def test_left_padding(model, expected, with_mask):
     assert torch.equal(output[0], expected[0, 6:])
 
 
-@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}])
-def test_the_first_word_of_each_answer_can_be_limited(model, options):
-    allowed = torch.zeros(2, 500, dtype=torch.bool)
-    allowed[0, [40, 41]] = allowed[1, 99] = True
-    inputs = {"input_ids": random_ids(2, 6), "pixel_values": random_pixels(2), "first_words": allowed}
-    first = model.generate(**inputs, **NO_END | options)[:, 6].view(2, -1)
-    assert set(first[0].tolist()) <= {40, 41} and set(first[1].tolist()) == {99}
-
-
 @pytest.mark.parametrize("given", ["ids", "mask", "embeddings", "cache"])
 def test_right_padding_raises(model, given):
     ids, mask = random_ids(1, 6), torch.tensor([[1, 1, 1, 1, 1, 0]])

@@ -107,13 +107,14 @@ def test_labels_are_the_items_of_the_pipeline(model, tmp_path):
             assert row[name] == pytest.approx(item[name], abs=1e-4)
 
 
-def test_an_answer_with_a_problem_is_a_row_with_it(model, tmp_path):
-    """Tiny random weights answer with no color. Such images are asked again, every time."""
+def test_an_answer_with_a_problem_is_a_row_with_it(model, tmp_path, monkeypatch):
+    """It is not asked again: the answer would be the same."""
+    monkeypatch.setattr("traffic_vlm.question_traffic_vlm.MIN_SCORE", 1.0)
     images = write_images(tmp_path / "in", 1)
-    for _ in range(2):
-        assert run_here(images, tmp_path / "out", model, ["What color is the traffic light?"]) == [report(0, 1, 1)]
+    for reports in ([report(0, 1, 1)], []):
+        assert run_here(images, tmp_path / "out", model, ["What color is the traffic light?"]) == reports
     [row] = read(tmp_path / "out")
-    assert row["answer"] is row["score"] is None and row["problem"].endswith("is not the color of a traffic light")
+    assert row["answer"] is row["score"] is None and "the likeliest of a color" in row["problem"]
 
 
 def test_thresholds_add_a_column_and_belong_to_the_job(model, tmp_path):
@@ -372,34 +373,6 @@ def test_a_damaged_file_of_an_earlier_run_is_named(model, tmp_path, name, messag
     os.truncate(output / name, 100)
     with pytest.raises(DataError, match=f"out/{name}: is damaged: .* {message}"):
         run_here(images, output, model)
-
-
-def test_repaired_images_are_labeled_again(model, tmp_path):
-    images, output = write_images(tmp_path / "in", 3), tmp_path / "out"
-    good = (images / "001.png").read_bytes()
-    (images / "001.png").write_bytes(good[:100])
-    assert run_here(images, output, model, QUESTIONS) == [report(0, 3, errors=1)]
-    before = (output / "part-000000.parquet").stat().st_mtime_ns
-    assert run_here(images, output, model, QUESTIONS) == [report(0, 1, errors=1)]  # still broken
-    assert (output / "part-000000.parquet").stat().st_mtime_ns == before
-    (images / "001.png").write_bytes(good)
-    assert run_here(images, output, model, QUESTIONS) == [report(0, 1)]
-    assert run_here(images, output, model, QUESTIONS) == []
-    run_here(images, tmp_path / "at once", model, QUESTIONS)
-    assert without_numbers(read(output)) == without_numbers(read(tmp_path / "at once"))
-
-
-def test_a_repaired_tar_has_each_image_once(model, tmp_path):
-    contents = {f"{index}.png": encoded_image(index) for index in range(4)}
-    path = write_tar(tmp_path / "in.tar", contents | {"3.png": encoded_image(0)})
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    assert run_here(path, tmp_path / "out", model)[0]["errors"] == 1
-    path.write_bytes(whole)
-    assert run_here(path, tmp_path / "out", model)[0]["errors"] == 0
-    rows = read(tmp_path / "out")
-    assert [row["key"] for row in rows] == [f"{path}#{index}.png" for index in range(4)]
-    assert not any(row["problem"] for row in rows)
 
 
 def test_questions_can_be_added_and_corrected(model, tmp_path):

@@ -592,7 +592,7 @@ CAR = asking("Is there a car?")
         (asking("Is there a car?", " "), "the question '' has no word"),
         (asking("?!"), "the question '?!' has no word"),
         (asking("🦄🦄"), "no word of the question '🦄🦄'"),
-        (asking("Is there a car? Is it wet?"), "holds 2 questions"),
+        (asking("Is there a car? Is it wet?"), "contains 2 questions"),
         (asking("What is the meaning of life?"), "'What is the meaning of life?': the model was not taught"),
         (asking("car " * 200), "at most 128"),
         ([*CAR, "--on", "0.2"], "on=0.2 and off=0.4"),
