@@ -248,11 +248,12 @@ def test_ask_onnx_gives_the_items_and_lines_of_ask(folder, exported, tmp_path, r
 
 
 @pytest.mark.slow
-def test_ask_onnx_needs_no_torch(folder, exported):
+def test_ask_onnx_needs_no_torch(folder, exported, monkeypatch):
     """It is started as a user does: Python looks for modules in scripts/, where export.py is, first."""
     image = ROOT / "docs/example.jpg"
     code = "import runpy, sys; sys.modules['torch'] = sys.modules['transformers'] = None; sys.argv = sys.argv[1:]; "
     code += "sys.path[0] = sys.argv[0].rpartition('/')[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    monkeypatch.setattr("traffic_vlm.question_traffic_vlm.MIN_SCORE", 0.05)  # as in the processes
     expected = make_pipeline(folder)(image, ASKED)
     for prefix in ((), ("-c", code)):
         done = ask_onnx(exported, image, *ASKED, "--json", prefix=prefix)
