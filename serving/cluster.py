@@ -50,7 +50,7 @@ def load_data() -> Any:
     """The library Ray Data without its messages and progress bars."""
     import ray.data
 
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # its errors are raised, too
     ray.data.DataContext.get_current().enable_progress_bars = False
     return ray.data
 

@@ -9,6 +9,7 @@ the same name, so a process that outlives its run writes what the next run write
 """
 
 import hashlib
+import io
 import json
 import os
 import sys
@@ -114,13 +115,6 @@ class Part(NamedTuple):
         return f"part-{digest(os.fsencode(chr(0).join(self.sources)))}.parquet"
 
 
-def cut_into_parts(kind: str, sources: dict[str, int], size: int) -> list[Part]:
-    """Parts of `size` images, or of one tar or row group."""
-    names, size = list(sources), size if kind == "image" else 1
-    cut = [names[i : i + size] for i in range(0, len(names), size)]
-    return [Part(kind, part, sum(sources[name] for name in part)) for part in cut]
-
-
 class LabelFolder:
     """A folder of labels, local or on any file system of fsspec.
 
@@ -155,20 +149,11 @@ class LabelFolder:
             problem = f"is damaged: {error}" if isinstance(error, pa.ArrowException) else "holds no labels"
             raise DataError(f"{name}: {problem}. Remove it, and its images are labeled again") from error
 
-    def write(self, name: str, content: pa.Table | bytes) -> None:
+    def write(self, name: str, content: bytes) -> None:
         """Write a file that appears complete or not at all."""
         temporary = f"{self.path}/.{uuid.uuid4().hex}.tmp"
-        with self.fs.open(temporary, "wb") as file:
-            if isinstance(content, bytes):
-                file.write(content)
-            else:
-                pq.write_table(content, file, compression="zstd")
+        self.fs.pipe_file(temporary, content)
         self.fs.mv(temporary, f"{self.path}/{name}")
-
-    def remove_temporary_files(self) -> None:
-        """Remove what killed writers have left. Call it only while nothing is being written."""
-        for name in self.files(".tmp"):
-            self.fs.rm(name)
 
 
 def claim(folder: LabelFolder, options: dict[str, Any]) -> None:
@@ -233,10 +218,8 @@ class Labeler:
         with warnings.catch_warnings(record=True) as caught:  # Ray shows no output of its processes
             try:
                 images = list(self.label(part))
-                labels = pa.Table.from_pylist([row for rows in images for row in rows], self.schema)
-                labels = labels.replace_schema_metadata({"sources": json.dumps(part.sources)})
-                self.folder.write(part.name(), labels)
-            except OSError as error:  # of a network or a disk: another run may succeed
+                self.folder.write(part.name(), self.to_parquet(images, part.sources))
+            except (OSError, FloatingPointError) as error:  # of a network, a disk or the model
                 failure = to_utf8(f"{part.sources[0]}: {str(error) or type(error).__name__}")
                 return {"images": 0, "bad": 0, "failure": failure, "notes": ""}
         bad = sum(any("problem" in row for row in rows) for rows in images)
@@ -251,6 +234,13 @@ class Labeler:
         answers = self.pipe(asked, self.options.ask, batch_size=self.options.batch_size)
         for items, image in zip(answers, images):
             yield [{"key": to_utf8(image.key), **item} for item in items]
+
+    def to_parquet(self, images: Sequence[list[dict[str, Any]]], sources: list[str]) -> bytes:
+        rows = [row for rows in images for row in rows]
+        schema = self.schema.with_metadata({"sources": json.dumps(sources)})
+        stream = io.BytesIO()
+        pq.write_table(pa.Table.from_pylist(rows, schema), stream, compression="zstd")
+        return stream.getvalue()
 
 
 def check_questions(options: LabelOptions) -> list[str]:
@@ -282,10 +272,12 @@ def find_parts(source: str, options: LabelOptions) -> tuple[list[Part], int]:
     sources = count_images(kind, files, [name for name in (options.column, options.key_column) if name])
     folder = LabelFolder(options.output_dir)
     claim(folder, options.shared(source))
-    folder.remove_temporary_files()
-    labeled = folder.sources()
-    missing = {name: images for name, images in sources.items() if name not in labeled}
-    return cut_into_parts(kind, missing, options.images_per_part), sum(sources.values())
+    for name in folder.files(".tmp"):  # left by killed writers
+        folder.fs.rm(name)
+    labeled, size = folder.sources(), options.images_per_part if kind == "image" else 1
+    missing = [name for name in sources if name not in labeled]
+    cut = [missing[i : i + size] for i in range(0, len(missing), size)]
+    return [Part(kind, names, sum(sources[name] for name in names)) for names in cut], sum(sources.values())
 
 
 def label(source: str, options: LabelOptions) -> None:

@@ -62,7 +62,10 @@ def list_input(source: str) -> tuple[str, list[str], str]:
     kind = next(kind for kind in KINDS if counts[kind])
     files = [name for name in names if kinds[name] == kind]
     if isinstance(fs, LocalFileSystem):
-        _check_links(files, root or "/")
+        resolved = os.path.realpath(root or "/")
+        for name in files:
+            with contextlib.suppress(OSError):  # a file that is missing gets a row with this error
+                check_file(name, root or "/", resolved)
     left_out = ", ".join(f"{counts[kind]:,} {kind}" for kind in ("hidden", "other") if counts[kind])
     return kind, [fs.unstrip_protocol(file) if "://" in source else file for file in files], left_out
 
@@ -83,13 +86,6 @@ def _read_list(content: bytes, source: str) -> list[str]:
     return [name if "://" in name else os.path.join(os.path.dirname(source), name) for name in names]
 
 
-def _check_links(files: Sequence[str], root: str) -> None:
-    resolved = os.path.realpath(root)
-    for name in files:
-        with contextlib.suppress(OSError):  # a file that is missing gets a row with this error
-            check_file(name, root, resolved)
-
-
 def count_images(kind: str, files: Sequence[str], columns: Sequence[str]) -> dict[str, int]:
     """The sources with the number of their images, 0 for a tar: it is not known.
 
@@ -100,7 +96,8 @@ def count_images(kind: str, files: Sequence[str], columns: Sequence[str]) -> dic
         return dict.fromkeys(files, int(kind == "image"))
     with ThreadPoolExecutor(READING_THREADS) as pool:
         groups = pool.map(partial(_count_rows, columns=columns), files)
-        return {f"{file}#{i}": rows for file, counts in zip(files, groups) for i, rows in enumerate(counts)}
+        counted = [(f"{file}#{i}", rows) for file, counts in zip(files, groups) for i, rows in enumerate(counts)]
+        return {source: rows for source, rows in counted if rows}
 
 
 def _count_rows(path: str, columns: Sequence[str]) -> list[int]:
@@ -159,11 +156,15 @@ def read_source(kind: str, source: str, column: str, key_column: str | None) -> 
 
 
 def _read_tar(path: str) -> Iterator[StoredImage]:
+    is_empty = True
     with fsspec.open(path) as file, tarfile.open(fileobj=file, mode="r|*") as tar:
         for member in tar:
             tar.members.clear()  # type: ignore[attr-defined]  # they would fill the memory
             if member.isfile() and _kind(member.name) == "image" and (content := tar.extractfile(member)):
                 yield StoredImage(f"{path}#{member.name}", content.read(MAX_BYTES + 1))
+                is_empty = False
+    if is_empty:  # a file of labels without rows could not be read by `datasets`
+        yield StoredImage(path, "the tar has no images")
 
 
 def _read_row_group(source: str, column: str, key_column: str | None) -> Iterator[StoredImage]:
