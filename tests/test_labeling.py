@@ -206,9 +206,10 @@ def test_bad_images_have_a_problem_and_the_others_are_labeled(model, tmp_path, m
     assert run_here(tmp_path / "in.tar", tmp_path / "of tar", model) == [report(2, bad=1)]
     pq.write_table(pa.table({"image": [encoded_image(0), None, b"text"]}), tmp_path / "in.parquet")
     assert run_here(tmp_path / "in.parquet", tmp_path / "of parquet", model) == [report(3, bad=2)]
-    color = ["What color is the traffic light?"]  # tiny random weights answer with none
+    color = ["What color is the traffic light?"]
+    monkeypatch.setattr("traffic_vlm.question_traffic_vlm.MIN_SCORE", 1.0)
     assert run_here(images / "good.png", tmp_path / "of color", model, color) == [report(1, bad=1)]
-    assert problems(tmp_path / "of color")["good.png"].endswith("is not the color of a traffic light")
+    assert "the likeliest of a color of a traffic light" in problems(tmp_path / "of color")["good.png"]
 
 
 def test_what_precedes_a_damage_is_labeled(model, tmp_path):
