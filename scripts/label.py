@@ -4,15 +4,15 @@
     python scripts/label.py 's3://bucket/*.tar' --ask "Is it raining?" --output_dir s3://bucket/labels --address auto
     python scripts/label.py frames.parquet --column image --key_column id --ask "Is it night?" --output_dir runs/labels
 
-INPUT is a folder or a glob of images, of Parquet files with a column of images, or of WebDataset tars, local or on any
-file system of fsspec. The output folder gets part-*.parquet with a row for each image and question: key, question,
-answer, score (the probability of the answer), p_yes (P(yes); null for words), and problem: why there is no answer, for
-example because the image cannot be read. With --thresholds an answer is yes from the threshold of its question type,
-and a column not_sure follows. Questions with a word that the model does not know are refused.
+INPUT is a folder or a glob of images, of WebDataset tars, or of Parquet files with a column of images, or a text file
+with the path of an image in each line; local or on any file system of fsspec. The output folder gets part-*.parquet
+with a row for each image and question: key, question, answer, score (the probability of the answer), p_yes (P(yes),
+null for words), and problem: why there is no answer, for example because the image cannot be read. With --thresholds
+an answer is yes from the threshold of its question type, and a column not_sure follows. Questions with a word that
+the model does not know are refused.
 
-The same command adds what is missing: after it was stopped or killed, or when INPUT has new images. With other
-questions it asks these, and the answers to earlier ones stay. Labels of other weights or of another INPUT need another
-output folder.
+The same command labels what has no labels yet: after it was stopped or killed, and when INPUT has new images. Other
+questions, weights, thresholds or another INPUT need another output folder.
 
 On a cluster (--address) all machines must have this package and see INPUT, the output folder and the model. If the
 cluster asks for a token, set RAY_AUTH_MODE=token and store the token in ~/.ray/auth_token.
@@ -35,7 +35,9 @@ from traffic_vlm.serving.labeling import LabelOptions, label  # noqa: E402
 def main() -> int:
     silence_libraries()
     parser = option_parser([LabelOptions], __doc__)
-    parser.add_argument("input", metavar="INPUT", help="images, Parquet files or tars: a folder, a glob or one file")
+    parser.add_argument(
+        "input", metavar="INPUT", help="images, tars or Parquet files: a folder, a glob or one file; or a list.txt"
+    )
     try:
         options, arguments = parser.parse_args_into_dataclasses()
         label(arguments.input, options)

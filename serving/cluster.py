@@ -1,19 +1,17 @@
-"""Ray: start it, share the machines among processes that hold a model each, and give these work."""
+"""Ray: start it, and share the machines among processes that hold a model each."""
 
 import atexit
+import contextlib
 import importlib.util
+import logging
 import math
 import os
 import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
-
-
-# The proxy of a cluster sometimes dies while a client connects: https://github.com/ray-project/ray/issues/63202
-MAX_CONNECTIONS = 3
 
 
 def require_ray(task: str) -> None:
@@ -23,7 +21,7 @@ def require_ray(task: str) -> None:
 
 
 def load_ray(address: str | None) -> Any:
-    """Import Ray with our settings, which it reads when it is imported. Those of the user's environment come first.
+    """Ray, imported with our settings, which it reads when it is imported. Those of the user's environment come first.
 
     Without an address, Ray will run on this machine for this command alone: it listens on the loopback interface, and
     asks for a token that only the processes of the command know.
@@ -48,6 +46,29 @@ def load_ray(address: str | None) -> Any:
     return ray
 
 
+def load_data() -> Any:
+    """The library Ray Data without its messages and progress bars."""
+    import ray.data
+
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # its errors are raised, too
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    return ray.data
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Drop what is written to standard error by code in C++, which says there that it has read its log level."""
+    sys.stderr.flush()
+    standard_error, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(standard_error, 2)
+        os.close(standard_error)
+        os.close(nothing)
+
+
 def start_ray(ray: Any, address: str | None) -> None:
     """Start Ray on this machine, or connect to the cluster at an address.
 
@@ -62,17 +83,17 @@ def start_ray(ray: Any, address: str | None) -> None:
         parent = os.environ.get("RAY_TMPDIR") or ("/tmp" if sys.platform == "darwin" else None)
         options["_temp_dir"] = tempfile.mkdtemp(prefix="ray_", dir=parent)
         atexit.register(shutil.rmtree, options["_temp_dir"], ignore_errors=True)
-    for attempt in range(1, MAX_CONNECTIONS + 1):
-        try:
+    try:
+        with _silent():
             ray.init(address=address or "local", **options)
-            return
-        except Exception as error:  # Ray raises many types, `Exception` itself among them
-            if isinstance(error, ConnectionAbortedError) and attempt < MAX_CONNECTIONS:
-                continue
-            if address is None:
-                raise OSError(f"Ray does not start on this machine: {error}") from error
-            hint = "a cluster that asks for a token needs RAY_AUTH_MODE=token in the environment"
-            raise OSError(f"Ray does not start at {address}: {error} ({hint})") from error
+    except Exception as error:  # Ray raises many types, `Exception` itself among them
+        where = "on this machine" if address is None else f"at {address}"
+        hint = (
+            ""
+            if address is None
+            else " (a cluster that asks for a token needs RAY_AUTH_MODE=token in the environment)"
+        )
+        raise OSError(f"Ray does not start {where}: {error}{hint}") from error
 
 
 def share_machines(
@@ -101,29 +122,3 @@ def share_machines(
         raise ValueError("the machines have no CPU core to spare")
     threads = min(threads, max(cores))
     return {"num_cpus": threads}, sum(count // threads for count in cores)
-
-
-def process_with_actors(ray: Any, actors: Sequence[Any], items: Iterable[Any]) -> Iterator[Any]:
-    """Yield what the `process` method of Ray actors makes of each item, in the order in which they finish.
-
-    An actor gets one item at a time, and none before its `ready` method has returned: on a busy cluster, some actors
-    may wait for room until the others have done all the work.
-
-    Raises:
-        ray.exceptions.RayError: an actor cannot start, or `process` raised an error.
-    """
-    items = iter(items)
-    starting = {actor.ready.remote(): actor for actor in actors}
-    working: dict[Any, Any] = {}
-    item = next(items, None)
-    while working or item is not None:
-        [reference], _ = ray.wait([*working, *starting])
-        result = ray.get(reference)
-        if reference in starting:
-            actor = starting.pop(reference)
-        else:
-            actor = working.pop(reference)
-            yield result
-        if item is not None:
-            working[actor.process.remote(item)] = actor
-            item = next(items, None)

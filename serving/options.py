@@ -48,8 +48,8 @@ class ModelOptions:
         self.loaded_thresholds = None if self.thresholds is None else load_thresholds(self.thresholds)
         self.part_of_image = None if self.region is None else Region.from_text(self.region)
 
-    def load(self) -> TrafficVLMPipeline:
-        """The pipeline that answers, with these thresholds and this region.
+    def load(self, pipeline: type[TrafficVLMPipeline] = TrafficVLMPipeline) -> TrafficVLMPipeline:
+        """The pipeline that answers, of this class, with these thresholds and this region.
 
         Raises:
             OSError: no such model, or it has no weights.
@@ -64,7 +64,7 @@ class ModelOptions:
         processor = TrafficVLMProcessor.from_pretrained(self.model)
         settings = {"thresholds": self.loaded_thresholds, "region": self.part_of_image}
         try:
-            return TrafficVLMPipeline(model, processor=processor, device=device, **settings)
+            return pipeline(model, processor=processor, device=device, **settings)
         except AssertionError as error:  # raised by torch builds without support for the device
             raise RuntimeError(f"{device}: {error}") from error
 

@@ -19,7 +19,7 @@ from transformers import AutoModel, AutoProcessor, pipeline  # noqa: E402
 from traffic_vlm.export.runtime import ExportedModel  # noqa: E402
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline  # noqa: E402
 from traffic_vlm.serving.api import build_app  # noqa: E402
-from traffic_vlm.serving.labeling import Labeler, LabelFolder, LabelOptions, missing_parts  # noqa: E402
+from traffic_vlm.serving.labeling import Labeler, LabelOptions, find_parts  # noqa: E402
 from traffic_vlm.serving.page import Page  # noqa: E402
 from traffic_vlm.serving.service import Settings  # noqa: E402
 
@@ -88,9 +88,9 @@ def test_labels(expected, tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "crossing.jpg").write_bytes(PHOTOGRAPH.read_bytes())
     options = LabelOptions(model=str(ROOT), device="cpu", ask=QUESTIONS, output_dir=str(tmp_path / "labels"))
-    plan = LabelFolder(options.output_dir).open_plan(options.job(str(tmp_path / "images")), 10)
-    [result] = [Labeler(options).process(files) for files in missing_parts(plan, set())]
-    assert result["images"] == 1 and not result["errors"]
+    [part], total = find_parts(str(tmp_path / "images"), options)
+    report = Labeler(options)({"part": json.dumps(part)})
+    assert report["images"] == total == 1 and not report["bad"]
     rows = pq.read_table(options.output_dir).to_pylist()
     assert [{name: row[name] for name in ("question", "answer", "score", "p_yes")} for row in rows] == expected
 

@@ -1,0 +1,195 @@
+"""Images as they are stored in large numbers: files, lists of files, tars, and Parquet files with a column of images.
+
+    folder, glob, file or list ── list_input ──→ kind and files ── count_images ──→ sources ── read_source ──→ images
+
+A source is read as a whole: an image file, a tar, or a row group of Parquet, which is named "file.parquet#3".
+"""
+
+import contextlib
+import gzip
+import os
+import re
+import tarfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+from PIL import Image
+
+from ..files import DataError, check_file
+from .pictures import MAX_BYTES, SUFFIXES, open_picture
+
+
+KINDS = {"image": tuple(SUFFIXES), "tar": (".tar", ".tar.gz", ".tgz"), "parquet": (".parquet",)}
+SYSTEM_FOLDERS = {"__MACOSX", "@eaDir"}  # macOS and Synology keep previews in them
+READING_THREADS = 16  # for the ends of Parquet files, which may be on a slow file system
+
+
+def list_input(source: str) -> tuple[str, list[str], str]:
+    """The kind of the input ("image", "tar" or "parquet"), its files as paths or URLs, and a note on other files.
+
+    Args:
+        source: a folder, a glob, a file, or a text file with the paths of images; a path or a URL of fsspec.
+
+    Raises:
+        DataError: no such files, files of several kinds, a link out of the input, or a FIFO.
+    """
+    try:
+        fs, path = url_to_fs(source)
+        is_path = fs.exists(path)  # also with brackets in its name
+        if is_path and path.endswith(".txt"):
+            return "image", _read_list(fs.cat_file(path), source), ""
+        matches = [path] if is_path else fs.glob(path)
+        # Nothing is found in a link to a missing file; its row has the error.
+        found_in = ([match] if fs.isfile(match) else fs.find(match) or [match] for match in matches)
+        names = sorted({name for found in found_in for name in found})
+    except (OSError, ValueError, ImportError) as error:
+        raise DataError(f"{source}: cannot be listed: {error}") from error
+    root = path if is_path else re.split(r"[*?[]", path)[0].rpartition("/")[0]
+    kinds = {name: _kind(name.removeprefix(root) or os.path.basename(name)) for name in names}
+    counts = Counter(kinds.values())
+    found = [f"{counts[kind]:,} of kind {kind}" for kind in KINDS if counts[kind]]
+    if len(found) != 1:
+        listed = ", ".join(found) or "none"
+        raise DataError(f"{source}: must hold images, Parquet files or tars, one of these kinds; found {listed}")
+    kind = next(kind for kind in KINDS if counts[kind])
+    files = [name for name in names if kinds[name] == kind]
+    if isinstance(fs, LocalFileSystem):
+        resolved = os.path.realpath(root or "/")
+        for name in files:
+            with contextlib.suppress(OSError):  # a file that is missing gets a row with this error
+                check_file(name, root or "/", resolved)
+    left_out = ", ".join(f"{counts[kind]:,} {kind}" for kind in ("hidden", "other") if counts[kind])
+    return kind, [fs.unstrip_protocol(file) if "://" in source else file for file in files], left_out
+
+
+def _kind(name: str) -> str:
+    """The kind of a file by its name within the input: one of KINDS, "hidden" or "other"."""
+    if any(part.startswith(".") or part in SYSTEM_FOLDERS for part in name.split("/")):
+        return "hidden"
+    return next((kind for kind, suffixes in KINDS.items() if name.lower().endswith(suffixes)), "other")
+
+
+def _read_list(content: bytes, source: str) -> list[str]:
+    """The images that a text file lists, one a line. Relative paths start at its folder."""
+    lines = content.decode("utf-8-sig", "surrogateescape").splitlines()
+    names = dict.fromkeys(line.strip() for line in lines if line.strip())
+    if not names:
+        raise DataError(f"{source}: lists no images")
+    return [name if "://" in name else os.path.join(os.path.dirname(source), name) for name in names]
+
+
+def count_images(kind: str, files: Sequence[str], columns: Sequence[str]) -> dict[str, int]:
+    """The sources with the number of their images, 0 for a tar: it is not known.
+
+    Raises:
+        DataError: a Parquet file is damaged, or lacks a column.
+    """
+    if kind != "parquet":
+        return dict.fromkeys(files, int(kind == "image"))
+    with ThreadPoolExecutor(READING_THREADS) as pool:
+        groups = pool.map(partial(_count_rows, columns=columns), files)
+        counted = [(f"{file}#{i}", rows) for file, counts in zip(files, groups) for i, rows in enumerate(counts)]
+        return {source: rows for source, rows in counted if rows}
+
+
+def _count_rows(path: str, columns: Sequence[str]) -> list[int]:
+    """The number of rows of each row group."""
+    try:
+        with fsspec.open(path) as file:
+            metadata = pq.read_metadata(file)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path}: cannot be read as Parquet: {error}") from error
+    names = metadata.schema.to_arrow_schema().names
+    for column in columns:
+        if column not in names:
+            raise DataError(f"{path}: has no column {column!r}; its columns are {', '.join(names)}")
+    return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+
+
+class StoredImage(NamedTuple):
+    """An image that is not opened yet: its bytes, None if they are in the file that the key names, or a problem."""
+
+    key: str
+    content: bytes | str | None = None
+
+    def open(self) -> Image.Image:
+        """Raises a ValueError if it is not an image, and an OSError if its file cannot be read."""
+        name, content = os.path.basename(self.key), self.content
+        if isinstance(content, str):
+            raise DataError(content)
+        if content is None:
+            with fsspec.open(self.key) as file:
+                content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise DataError(f"{name} has more than {MAX_BYTES:,} bytes.")
+        return open_picture(content, name)
+
+
+def read_source(kind: str, source: str, column: str, key_column: str | None) -> Iterator[StoredImage]:
+    """Yield the images of a source. A tar or row group that breaks off ends with its own name and the problem.
+
+    Args:
+        column, key_column: those of Parquet with the images and, unless file and row number suffice, with their keys.
+
+    Raises:
+        OSError: a file cannot be read now, but perhaps later.
+    """
+    try:
+        if kind == "image":
+            yield StoredImage(source)
+        elif kind == "tar":
+            yield from _read_tar(source)
+        else:
+            yield from _read_row_group(source, column, key_column)
+    except Exception as error:  # readers of broken files raise many types; one file must not end the run
+        if is_temporary(error, source):
+            raise
+        yield StoredImage(source, str(error) or type(error).__name__)
+
+
+def _read_tar(path: str) -> Iterator[StoredImage]:
+    is_empty = True
+    with fsspec.open(path) as file, tarfile.open(fileobj=file, mode="r|*") as tar:
+        for member in tar:
+            tar.members.clear()  # type: ignore[attr-defined]  # they would fill the memory
+            if member.isfile() and _kind(member.name) == "image" and (content := tar.extractfile(member)):
+                yield StoredImage(f"{path}#{member.name}", content.read(MAX_BYTES + 1))
+                is_empty = False
+    if is_empty:  # a file of labels without rows could not be read by `datasets`
+        yield StoredImage(path, "the tar has no images")
+
+
+def _read_row_group(source: str, column: str, key_column: str | None) -> Iterator[StoredImage]:
+    path, _, group = source.rpartition("#")
+    with fsspec.open(path) as file:
+        parquet = pq.ParquetFile(file)
+        row = sum(parquet.metadata.row_group(i).num_rows for i in range(int(group)))
+        columns = [name for name in (column, key_column) if name]
+        for batch in parquet.iter_batches(64, row_groups=[int(group)], columns=columns):
+            for values in batch.to_pylist():
+                image: Any = values[column]
+                content = image.get("bytes") if isinstance(image, dict) else image
+                key = str(values[key_column]) if key_column else f"{path}#{row}"
+                yield StoredImage(key, content if isinstance(content, bytes) else "this row has no image")
+                row += 1
+
+
+def is_temporary(error: Exception, path: str) -> bool:
+    """Whether reading a file may succeed later: a network or a disk has failed, or the whole folder has gone.
+
+    Local errors without a number are about what was read. Remote errors can be anything.
+    """
+    if not isinstance(error, OSError):
+        return False
+    if "://" in path:
+        return not isinstance(error, FileNotFoundError | gzip.BadGzipFile)
+    is_of_file = isinstance(error, FileNotFoundError | PermissionError) and os.path.isdir(os.path.dirname(path))
+    return error.errno is not None and not is_of_file
