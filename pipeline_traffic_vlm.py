@@ -85,9 +85,9 @@ def is_encoded(image: Any) -> bool:
 
 def is_stream(images: Any) -> bool:
     """Whether images come one by one: a generator, or a dataset of torch or of the library `datasets`."""
-    if isinstance(images, Iterator | Dataset) and not hasattr(
-        images, "read"
-    ):  # an open file is not a stream of images
+    if hasattr(images, "read"):  # an open file, which would be iterated line by line
+        return False
+    if isinstance(images, Iterator | Dataset):
         return True
     is_dataset = hasattr(images, "column_names") and hasattr(images, "__iter__")
     return is_dataset and not isinstance(images, Mapping)
@@ -166,12 +166,13 @@ class TrafficVLMPipeline(Pipeline):
         Raises:
             ValueError, TypeError: no image, one that cannot be read, no question, or lists that do not fit together.
         """
+        # Before images are looked at: a misspelled name would be reported as a missing image.
         self._sanitize_parameters(**{k: v for k, v in kwargs.items() if k not in ("batch_size", "num_workers")})
         if is_stream(image):
             items = image if isinstance(image, Iterable) else (image[i] for i in range(len(image)))
             rows = (self._ask(item, question, index) for index, item in enumerate(items))
             return super().__call__(Rows(rows), **kwargs)
-        is_list = isinstance(image, Sequence) and not isinstance(image, str)
+        is_list = isinstance(image, Sequence) and not isinstance(image, str | bytes)
         if not (is_list or getattr(image, "ndim", 0) == 4 or (is_encoded(image) and len(image) > 1)):
             return super().__call__(self._ask(image, question), **kwargs)
         images = [image[i] for i in range(len(image))]

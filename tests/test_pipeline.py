@@ -385,6 +385,7 @@ def test_margins_and_words_can_be_chosen(vqa, pictures):
         ((["picture", None], CAR), ValueError, "image 1: no image was given"),
         ((["picture", "/no/such.jpg"], CAR), ValueError, "image 1: cannot read the image '/no/such.jpg'"),
         (("/no/such.jpg", CAR), ValueError, "cannot read the image '/no/such.jpg'"),
+        ((b"\x89PNG", CAR), TypeError, "an image must be a PIL image, an array, a tensor or a path, got bytes"),
         ((["picture", 3.5], CAR), TypeError, "image 1: an image must be"),
         (({"image": "picture"}, None), ValueError, 'one "question" in all'),
         (({"picture": "picture"}, CAR), ValueError, "got ['picture']"),
