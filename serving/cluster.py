@@ -14,6 +14,10 @@ from collections.abc import Iterator
 from typing import Any
 
 
+# The proxy of a cluster sometimes dies while a client connects: https://github.com/ray-project/ray/issues/63202
+MAX_CONNECTIONS = 3
+
+
 def require_ray(task: str) -> None:
     """Exit with a message if Ray, and so the extra "scale", is not installed. `task` is what needs it."""
     if importlib.util.find_spec("ray") is None:
@@ -83,17 +87,17 @@ def start_ray(ray: Any, address: str | None) -> None:
         parent = os.environ.get("RAY_TMPDIR") or ("/tmp" if sys.platform == "darwin" else None)
         options["_temp_dir"] = tempfile.mkdtemp(prefix="ray_", dir=parent)
         atexit.register(shutil.rmtree, options["_temp_dir"], ignore_errors=True)
-    try:
-        with _silent():
-            ray.init(address=address or "local", **options)
-    except Exception as error:  # Ray raises many types, `Exception` itself among them
-        where = "on this machine" if address is None else f"at {address}"
-        hint = (
-            ""
-            if address is None
-            else " (a cluster that asks for a token needs RAY_AUTH_MODE=token in the environment)"
-        )
-        raise OSError(f"Ray does not start {where}: {error}{hint}") from error
+    where = "on this machine" if address is None else f"at {address}"
+    hint = "" if address is None else " (a cluster that asks for a token needs RAY_AUTH_MODE=token in the environment)"
+    for attempt in range(1, MAX_CONNECTIONS + 1):
+        try:
+            with _silent():
+                ray.init(address=address or "local", **options)
+            return
+        except Exception as error:  # Ray raises many types, `Exception` itself among them
+            if isinstance(error, ConnectionError) and attempt < MAX_CONNECTIONS:
+                continue
+            raise OSError(f"Ray does not start {where}: {error}{hint}") from error
 
 
 def share_machines(

@@ -66,11 +66,21 @@ def test_a_missing_ray_is_named(monkeypatch):
         require_ray("testing")
 
 
-def test_a_cluster_that_does_not_answer_is_named():
-    def init(**options):
-        raise ConnectionAbortedError("no answer")
+def ray_that_fails(*errors):
+    """A stand-in for Ray whose `init` raises these errors one after the other, and then works."""
+    left = list(errors)
 
-    with pytest.raises(OSError, match=r"at ray://host:10001: no answer \(.* needs RAY_AUTH_MODE=token"):
-        start_ray(SimpleNamespace(init=init), "ray://host:10001")
-    with pytest.raises(OSError, match=r"Ray does not start on this machine: no answer$"):
-        start_ray(SimpleNamespace(init=init), None)
+    def init(**options):
+        if left:
+            raise left.pop(0)
+
+    return SimpleNamespace(init=init)
+
+
+def test_a_connection_that_a_cluster_breaks_is_tried_three_times():
+    broken = ConnectionAbortedError("Initialization failure from server")
+    start_ray(ray_that_fails(broken, broken), "ray://host:10001")
+    with pytest.raises(OSError, match=r"at ray://host:10001: Initialization .* needs RAY_AUTH_MODE=token"):
+        start_ray(ray_that_fails(broken, broken, broken), "ray://host:10001")
+    with pytest.raises(OSError, match=r"Ray does not start on this machine: timed out$"):
+        start_ray(ray_that_fails(Exception("timed out")), None)
