@@ -22,18 +22,20 @@ MAX_COUNT = 10
 END = "[EOS]"  # after the last word of an answer
 NUMBERS = frozenset(map(str, range(2, MAX_COUNT + 1)))  # "2 cars", but "a car"
 PLACES = ("", "on the left", "in the center", "on the right")  # after a noun in a list
+VEHICLES = ("car", "van", "bus", "truck", "trailer", "train", "rickshaw", "ambulance", "motorcycle", "bicycle")
+SIGN_NAMES = ("traffic sign", "stop sign", "yield sign", "speed limit sign", "crosswalk sign")
 # What a list of objects can hold: "a car, 2 trucks and red buses on the left".
-VEHICLE_NOUNS = tuple(
-    "vehicle car van bus truck trailer train rickshaw ambulance motorcycle bicycle".split()
-    + "vehicles cars vans buses trucks trailers trains rickshaws ambulances motorcycles bicycles".split()
-    + ["parked car", "parked cars", "emergency vehicle", "emergency vehicles"]
+VEHICLE_NOUNS = (
+    *("vehicle", *VEHICLES),
+    *"vehicles cars vans buses trucks trailers trains rickshaws ambulances motorcycles bicycles".split(),
+    *("parked car", "parked cars", "emergency vehicle", "emergency vehicles"),
 )
 OTHER_NOUNS = tuple(
     "person pedestrian child rider animal dog cow horse deer crosswalk barrier fence pole building tree sidewalk road "
     "umbrella helmet people pedestrians children riders animals dogs cows horses crosswalks barriers fences poles "
     "buildings trees sidewalks roads umbrellas helmets sky glare".split()
     + [f"{name}{s}" for name in ("traffic light", "lane line", "traffic island", "traffic cone") for s in ("", "s")]
-    + [f"{name} sign{s}" for name in ("traffic", "stop", "yield", "speed limit", "crosswalk") for s in ("", "s")]
+    + [f"{name}{s}" for name in SIGN_NAMES for s in ("", "s")]
     + ["road construction"]
 )
 
@@ -44,7 +46,7 @@ class AnswerKind:
 
     Attributes:
         name: as people read it: "a color".
-        values: all possible answers; None for lists of objects.
+        values: all possible answers; empty for lists of objects.
         nouns: of lists of objects.
     """
 
@@ -64,7 +66,7 @@ class AnswerKind:
         if self.values:
             return _continuations([[*value.split(), END] for value in self.values], words)
         begin = max((i + 1 for i, word in enumerate(words) if word in ("and", ",")), default=0)
-        return _next_in_item(self.nouns, words[begin:])
+        return set(_next_in_item(self.nouns, tuple(words[begin:])))
 
 
 def _continuations(phrases: list[list[str]], words: list[str]) -> set[str]:
@@ -73,11 +75,13 @@ def _continuations(phrases: list[list[str]], words: list[str]) -> set[str]:
     return {phrase[size] for phrase in phrases if phrase[:size] == words and len(phrase) > size}
 
 
-def _next_in_item(nouns: tuple[str, ...], words: list[str]) -> set[str]:
+@lru_cache(maxsize=4096)  # asked for at each word of each answer
+def _next_in_item(nouns: tuple[str, ...], prefix: tuple[str, ...]) -> frozenset[str]:
     """The words that can follow in an item of a list: "2 red cars on the left"."""
+    words = list(prefix)
     after_noun = [[*place.split(), end] for place in PLACES for end in ("and", ",", END)]
     if not words:
-        return {"a", "an", *NUMBERS, *COLORS} | _continuations([noun.split() for noun in nouns], [])
+        return frozenset({"a", "an", *NUMBERS, *COLORS} | _continuations([noun.split() for noun in nouns], []))
     rest = words[1:] if words[0] in {"a", "an", *NUMBERS} else words
     found = set(COLORS) if not rest else set()
     rest = rest[1:] if rest and rest[0] in COLORS else rest
@@ -86,7 +90,7 @@ def _next_in_item(nouns: tuple[str, ...], words: list[str]) -> set[str]:
         size = len(noun.split())
         if rest[:size] == noun.split():
             found |= _continuations(after_noun, rest[size:])
-    return found
+    return frozenset(found)
 
 
 def _one_of(name: str, *values: str) -> AnswerKind:
@@ -99,7 +103,6 @@ DENSITY = _one_of("a density of traffic", "empty", "light", "busy", "jam")
 LIGHT = _one_of("a color of a traffic light", *LIGHT_STATES, NONE)
 COLOR = _one_of("a color", *COLORS, NONE)
 SPEED = _one_of("a speed limit", *SPEED_LIMITS, NONE)
-SIGN_NAMES = ("traffic sign", "stop sign", "yield sign", "speed limit sign", "crosswalk sign")
 SIGN = _one_of("a traffic sign", *SPEED_LIMITS, *SIGN_NAMES, NONE)
 TIME = _one_of("a time of day", "day", "night", "dusk")
 WEATHER = _one_of("a kind of weather", "clear", "cloudy", "rainy", "snowy", "foggy")
@@ -110,7 +113,6 @@ SHAPE = _one_of("a course of the road", "straight", "left", "right")
 ROAD_TYPES = ("city street", "residential street", "highway", "rural road", "intersection", "parking area")
 ROAD = _one_of("a type of road", *ROAD_TYPES)
 VIEW = _one_of("a view", "driver", "camera")
-VEHICLES = ("car", "van", "bus", "truck", "trailer", "train", "rickshaw", "ambulance", "motorcycle", "bicycle")
 CLOSEST = _one_of("a vehicle", *VEHICLES, "parked car", "emergency vehicle", NONE)
 SIDE = _one_of("a side", "left", "center", "right", NONE)
 OBJECTS = AnswerKind("a list of objects", nouns=VEHICLE_NOUNS + OTHER_NOUNS)

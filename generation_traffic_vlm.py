@@ -13,11 +13,7 @@ from typing import Any
 
 import torch
 from transformers import Cache, GenerationConfig
-from transformers.generation import (
-    GenerationMixin,
-    LogitsProcessorList,
-    SuppressTokensLogitsProcessor,
-)
+from transformers.generation import GenerationMixin, LogitsProcessorList, SuppressTokensLogitsProcessor
 
 from .cache_traffic_vlm import add_image_room, holds_image
 from .checks_traffic_vlm import check_cache, check_masks, check_prompt_ends, check_token_ids

@@ -307,7 +307,7 @@ class TrafficVLMPipeline(Pipeline):
         find_threshold: Callable[[str], Any] = getattr(thresholds, "for_question", lambda text: thresholds)
         encoded = self._encode(rows)
         asked = [[one for one in row.questions if one.problem is None] for row in rows]
-        first = iter(self._first_tokens(encoded, asked))
+        scores = iter(self._score(encoded, asked))
         items: list[list[dict[str, Any]]] = []
         in_words: list[tuple[int, int, Question]] = []  # image, place of the question, question
         for i, row in enumerate(rows):
@@ -316,7 +316,7 @@ class TrafficVLMPipeline(Pipeline):
                 if question.problem:
                     items[i].append(question.answer(problem=question.problem))
                     continue
-                p, margin = next(first)
+                p, margin = next(scores)
                 more: dict[str, Any] = {}
                 if margins:
                     more["margin"] = -margin if question.form.is_negated else margin
@@ -360,7 +360,7 @@ class TrafficVLMPipeline(Pipeline):
                 raise ValueError(f"{where}it was encoded by another model, or by weights that have changed since")
         return parts[0] if len(parts) == 1 else type(parts[0]).join(parts)
 
-    def _first_tokens(self, encoded: Any, asked: list[list[Question]]) -> list[tuple[float, float]]:
+    def _score(self, encoded: Any, asked: list[list[Question]]) -> list[tuple[float, float]]:
         """P(yes) and l_yes - l_no of each question, from one packed pass.
 
         Raises:

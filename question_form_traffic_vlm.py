@@ -166,18 +166,22 @@ def _count_questions(text: str) -> int:
     """The number of questions in a text: 2 for "Is there a car? Is it snowing?" and "Is there a car, and where?"."""
     text = _AND_ASKS.sub("; ", text.casefold().translate(_NO_APOSTROPHES))
     first, *rest = _SEPARATOR.split(text)  # clause, separator, clause, ...
-    count = int(_is_question(first.split()))
+    count = int(_is_question(_without_fillers(first)))
     for separator, clause in zip(rest[::2], rest[1::2]):
-        words = list(dropwhile(_FILLERS.__contains__, clause.split()))
+        words = _without_fillers(clause)
         is_relative = separator.strip() == "," and words[:1] and words[0] in ("which", "who", "whose")
         is_short = 0 < len(words) < 3 and words[0] in _QUESTION_WORDS - {"when"}  # "Where?", "How many?"
         count += not is_relative and (is_short or _is_question(words))
     return count
 
 
+def _without_fillers(clause: str) -> list[str]:
+    """The words of a clause from the first one that tells something: "please, is it" is "is it"."""
+    return list(dropwhile(_FILLERS.__contains__, clause.split()))
+
+
 def _is_question(words: list[str]) -> bool:
     """Whether a clause can stand alone as a question. One of two words belongs to another: "is it"."""
-    words = list(dropwhile(_FILLERS.__contains__, words))
     if len(words) < 3:
         return False
     if words[0] in _AUXILIARIES:

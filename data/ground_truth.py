@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from ..answer_kind_traffic_vlm import MAX_COUNT, NONE
 from .scene import CLASSES, UNBOXED, Scene, SceneObject, is_a
 from .templates import amount, enumeration
 
@@ -46,7 +47,6 @@ DEPTH_STEP = 0.08  # fraction of the height, between the lower edges of two obje
 # at most the first fraction of the height; they are not from the second fractions on. Their boxes hardly overlap.
 NEXT_GAP, NEXT_STEP, NEXT_OVERLAP = (0.06, 0.25), (0.05, 0.16), 0.02
 
-MAX_COUNT = 10
 MAX_WORDS = 24  # in a description
 MAX_LISTED = 4  # classes in an answer to "What is ahead?"
 # A sentence needs a class of each set labeled exhaustively: one that omits the cars or people of a street is wrong.
@@ -93,7 +93,6 @@ MAY_HOLD_TOO = {
     "bridge or tunnel": {"city street", "highway", "rural road"},
 }
 UNNAMED = {"other", "bridge or tunnel"}  # values that are no answer in words
-NONE = "none"  # the answer to a question that presupposes an object that is not there
 
 Box = tuple[float, float, float, float]
 Key = tuple[str, ...]  # a question id, split: (type, class, form, value), of two to four parts

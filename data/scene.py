@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..answer_kind_traffic_vlm import COLORS, DIRECTIONS, LIGHT_STATES, SPEED_LIMITS
 from .patches import resampling
 
 
@@ -69,9 +70,6 @@ CLASSES: dict[str, tuple[str, str, str | None]] = {
 # Classes that are known as present or absent, but hardly ever have boxes: nobody learns to count them from absence.
 UNBOXED = frozenset({"parked car", "child", "lane line", "traffic island", "glare", "umbrella", "helmet"})
 
-COLORS = ("white", "black", "gray", "silver", "red", "blue", "green", "yellow", "orange", "brown")
-LIGHT_STATES = ("red", "yellow", "green")
-SPEED_LIMITS = tuple(str(limit) for limit in range(10, 131, 10))
 SCENE_ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "weather": ("clear", "cloudy", "rainy", "snowy", "foggy"),
     "time of day": ("day", "night", "dusk"),
@@ -88,7 +86,6 @@ SCENE_ATTRIBUTES: dict[str, tuple[str, ...]] = {
 # Beside CLASSES: what scene labels tell of the whole image.
 PRESENCE_ONLY = frozenset({*(f"{state} light" for state in LIGHT_STATES), "pedestrian on the road"})
 PRESENT_IN_CROP = 0.7  # a crop of this fraction of the area is assumed to show what the image shows
-DIRECTIONS = ("toward us", "away from us", "to the side")
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "color": COLORS,
     "state": LIGHT_STATES,

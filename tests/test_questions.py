@@ -744,7 +744,7 @@ def test_the_same_seed_gives_the_same_questions_in_every_process():
     """The order of sets differs between processes."""
     scene = random_scene(random.Random(3))
     code = (
-        "import random, sys; from data.questions import ask; from data.scene import Scene;"
+        "import random, sys; from traffic_vlm.data.questions import ask; from traffic_vlm.data.scene import Scene;"
         "print(ask(Scene.from_json(sys.argv[1]), random.Random(1), 40))"
     )
     for seed in ("1", "2"):
