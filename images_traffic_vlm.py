@@ -20,6 +20,14 @@ import numpy as np
 from PIL import Image, ImageOps
 
 
+try:
+    from pillow_heif import register_heif_opener
+
+    register_heif_opener()  # photographs of phones
+except ImportError:
+    pass
+
+
 ORIENTATION = 0x0112  # the EXIF tag
 CHANNELS = (1, 3, 4)
 UNIT, BYTE = 1.05, 16  # floats up to UNIT are 0..1 (resampling can overshoot), above BYTE 0..255; between is an error
@@ -73,6 +81,10 @@ class Region:
             message = "expected x,y,width,height in fractions of the image, such as 0.25,0.25,0.5,0.5"
             raise ValueError(f"region {text!r}: {message}") from error
         return cls(left, top, width, height)
+
+    def crop(self, image: Image.Image) -> Image.Image:
+        """The part of an image."""
+        return image.crop(self.box(*image.size))
 
     def box(self, width: int, height: int) -> tuple[int, int, int, int]:
         """Left, top, right and bottom in pixels of an image of this size: at least one pixel."""
@@ -139,6 +151,8 @@ def _open(source: str | os.PathLike) -> Image.Image:
 def _convert(image: Image.Image) -> Image.Image:
     if 0 in image.size:
         raise ValueError(f"it has no pixels: width x height is {image.width} x {image.height}")
+    if image.format == "TIFF" and getattr(image, "is_animated", False) and image.tell() == 0:
+        warnings.warn("a TIFF of several pages is read as its first page", stacklevel=2)
     image.load()
     try:
         is_rotated = image.getexif().get(ORIENTATION, 1) != 1

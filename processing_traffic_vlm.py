@@ -364,7 +364,7 @@ class TrafficVLMProcessor(ProcessorMixin):
         channels_first = None if layout is None else str(getattr(layout, "value", layout)) == "channels_first"
         pictures = [to_rgb(image, channels_first) for image in images]
         if region is not None:
-            pictures = [picture.crop(Region.of(region).box(*picture.size)) for picture in pictures]
+            pictures = [Region.of(region).crop(picture) for picture in pictures]
         # Resize here instead of in the image processor: this is twice as fast for a large image, and the pixels are
         # the same with and without torchvision.
         size = get_size_dict(options.get("size") or self.image_processor.size)

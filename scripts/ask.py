@@ -15,7 +15,6 @@ the pipeline returns: question, answer, score (the probability of the answer) an
 The exit status is 1 if an image or a question had a problem, and 2 if nothing was asked.
 """
 
-import glob
 import json
 import os
 import sys
@@ -24,12 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from traffic_vlm.files import atomic_write
-from traffic_vlm.images_traffic_vlm import to_rgb
+from traffic_vlm.image_files import IMAGE_SUFFIXES, find_images, open_image
 from traffic_vlm.options import option, option_parser, silence_libraries
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.question_traffic_vlm import answer_notes, answer_text
 from traffic_vlm.serving.options import ModelOptions
-from traffic_vlm.serving.pictures import SUFFIXES, cut, list_images
 
 
 @dataclass
@@ -37,26 +35,9 @@ class AskOptions(ModelOptions):
     overlay: Path | None = option(None, "PNG to write: attention maps, a file for each image")
 
 
-def find_images(name: str) -> list[Path]:
-    """List the files of a name, a folder or a pattern, in order.
-
-    Raises:
-        ValueError: there is none.
-    """
-    path = Path(name)
-    if path.is_dir():
-        return list_images(path)
-    if path.exists():
-        return [path]
-    found = sorted(Path(file) for file in glob.glob(name, recursive=True) if Path(file).is_file())
-    if not found:
-        raise ValueError(f"{name}: no such image, no folder with images and no pattern that matches one")
-    return found
-
-
 def is_image(word: str) -> bool:
     """Whether a word of the command line is an image or several, and not a question."""
-    return os.path.exists(word) or "*" in word or Path(word).suffix.lower() in SUFFIXES
+    return os.path.exists(word) or "*" in word or Path(word).suffix.lower() in IMAGE_SUFFIXES
 
 
 def name_overlays(output: Path, paths: list[Path]) -> list[Path]:
@@ -114,7 +95,10 @@ def main() -> int:
             parser.error(f"there is no image: neither a file nor a folder is called {questions[0]!r}")
         if not questions:
             parser.error("there is no question: write it in quotes after the images, or after --ask")
-        paths = [path for image in images for path in find_images(image)]
+        found = [find_images(image) for image in images]
+        paths = [path for files, _ in found for path in files]
+        for note in dict.fromkeys(note for _, note in found if note):
+            print(note, file=sys.stderr)
         overlays = name_overlays(options.overlay, paths) if options.overlay else [None] * len(paths)
         pipe = options.load()
     except (ValueError, OSError, RuntimeError) as error:
@@ -123,7 +107,8 @@ def main() -> int:
     failed = 0
     for path, overlay in zip(paths, overlays):
         try:
-            encoded = pipe.encode(path)
+            image = open_image(path)
+            encoded = pipe.encode(image)
             items = pipe(encoded, questions)
             if asked.json:
                 print(json.dumps({"image": str(path), "answers": items}), flush=True)
@@ -131,7 +116,8 @@ def main() -> int:
                 print_table(path, items)
             failed += any("problem" in item for item in items)
             if overlay:
-                save_overlay(pipe, cut(to_rgb(path), options.part_of_image), encoded, items, overlay)
+                part = options.part_of_image
+                save_overlay(pipe, part.crop(image) if part else image, encoded, items, overlay)
         except (ValueError, TypeError, OSError, FloatingPointError) as error:
             print(error, file=sys.stderr)
             failed += 1

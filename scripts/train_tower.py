@@ -29,11 +29,11 @@ import torch  # noqa: E402
 from transformers import AutoModel  # noqa: E402
 
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig  # noqa: E402
-from traffic_vlm.data.formats import IMAGE_SUFFIXES  # noqa: E402
 from traffic_vlm.data.frames import decode, load_frames  # noqa: E402
 from traffic_vlm.data.presence import CATEGORIES, REGIONS  # noqa: E402
 from traffic_vlm.evaluation.presence import draw_worst, judge, region_targets, table  # noqa: E402
 from traffic_vlm.files import DataError, atomic_write, atomic_write_text, check_file  # noqa: E402
+from traffic_vlm.image_files import select_files  # noqa: E402
 from traffic_vlm.options import option_parser  # noqa: E402
 from traffic_vlm.training.head import QueryHead, load_training_head  # noqa: E402
 from traffic_vlm.training.tower import (  # noqa: E402
@@ -228,7 +228,10 @@ def answer(options: Options) -> None:
     folder, model = Path(options.predict or ""), load_tower(Path(options.tower)).to(DEVICE)
     if not folder.is_dir():
         raise DataError(f"--predict {folder}: the folder does not exist")
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    names, note = select_files(sorted(map(str, folder.rglob("*"))), root=str(folder))
+    if note:
+        print(note, file=sys.stderr)
+    paths = list(map(Path, names))
     schema = pa.schema(
         [("image", pa.string()), ("category", pa.string()), ("region", pa.string()), ("P", pa.float32())]
     )

@@ -268,7 +268,7 @@ def find_parts(source: str, options: LabelOptions) -> tuple[list[Part], int]:
     """
     kind, files, left_out = list_input(source)
     if left_out:
-        print(f"files left out: {left_out}", file=sys.stderr)
+        print(left_out, file=sys.stderr)
     sources = count_images(kind, files, [name for name in (options.column, options.key_column) if name])
     folder = LabelFolder(options.output_dir)
     claim(folder, options.shared(source))

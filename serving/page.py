@@ -21,11 +21,11 @@ from PIL import Image
 from transformers import TextIteratorStreamer
 
 from ..answer_kind_traffic_vlm import NONE
+from ..image_files import open_image
 from ..images_traffic_vlm import Region
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from ..question_traffic_vlm import answer_notes, answer_text
 from .overlay import asked_word, attention_of_question, heat_over, map_strength, mapped_words
-from .pictures import cut, open_picture
 from .suggestions import suggest_questions
 
 
@@ -172,7 +172,7 @@ class Page:
         """Why an image cannot be read, as HTML; "" if it can be."""
         try:
             if path is not None:
-                open_picture(path)
+                open_image(path)
         except ValueError as error:
             return problem(error)
         return ""
@@ -187,11 +187,11 @@ class Page:
             raise ValueError("The image has been deleted, as all are after an hour. Choose it again.") from error
         if last is not None and last.key == key:
             return last, 0.0
-        picture = open_picture(path)
+        picture = open_image(path)
         start = time.perf_counter()
         encoded = self.pipe.encode(picture)
         seconds = time.perf_counter() - start
-        picture = cut(picture, self.region)
+        picture = picture if self.region is None else self.region.crop(picture)
         if picture.width > PICTURE_WIDTH:
             picture = picture.resize((PICTURE_WIDTH, max(1, round(picture.height * PICTURE_WIDTH / picture.width))))
         return EncodedPicture(key, encoded, picture), seconds
@@ -308,7 +308,7 @@ def build_page(pipe: TrafficVLMPipeline, examples: Sequence[Path], region: Regio
                     height=320,
                     elem_id="image",
                 )
-                # Pass on the path of any file: `open_picture` explains what is wrong with it, Gradio would not.
+                # Pass on the path of any file: `open_image` explains what is wrong with it, Gradio would not.
                 image.preprocess = path_of  # type: ignore[method-assign]
                 image_problem = gr.HTML(elem_id="image_problem")
                 gr.Examples([[str(path)] for path in examples], image, label="Example photographs")

@@ -20,11 +20,11 @@ from cachetools import TTLCache
 from transformers import AsyncTextIteratorStreamer
 
 from ..generation_traffic_vlm import MAX_NEW_TOKENS
+from ..image_files import MAX_PIXELS, open_image
 from ..options import option
 from ..processing_traffic_vlm import ROW_TOKENS
 from .fetching import FetchError, fetch
 from .options import ModelOptions
-from .pictures import MAX_PIXELS, open_picture
 
 
 MAX_LETTERS = 2000  # of a question
@@ -166,7 +166,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self.decoders, self._decode, image, questions)
 
     def _decode(self, content: bytes, questions: list[str]) -> Item:
-        picture = open_picture(content, max_pixels=self.settings.max_pixels)
+        picture = open_image(content, max_pixels=self.settings.max_pixels)
         inputs = self.pipe.processor(images=[picture], region=self.settings.part_of_image, return_tensors="pt")
         read = map(self.pipe.read_question, questions)
         tokens = [len(one.input_ids) + (0 if one.form.is_yes_no else MAX_NEW_TOKENS) for one in read]

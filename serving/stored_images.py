@@ -5,10 +5,8 @@
 A source is read as a whole: an image file, a tar, or a row group of Parquet, which is named "file.parquet#3".
 """
 
-import contextlib
 import gzip
 import os
-import re
 import tarfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,15 +18,13 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.core import url_to_fs
-from fsspec.implementations.local import LocalFileSystem
 from PIL import Image
 
-from ..files import DataError, check_file
-from .pictures import MAX_BYTES, SUFFIXES, open_picture
+from ..files import DataError
+from ..image_files import IMAGE_SUFFIXES, MAX_BYTES, escape_brackets, fixed_part, open_image, select_files
 
 
-KINDS = {"image": tuple(SUFFIXES), "tar": (".tar", ".tar.gz", ".tgz"), "parquet": (".parquet",)}
-SYSTEM_FOLDERS = {"__MACOSX", "@eaDir"}  # macOS and Synology keep previews in them
+KINDS = {"image": tuple(IMAGE_SUFFIXES), "tar": (".tar", ".tar.gz", ".tgz"), "parquet": (".parquet",)}
 READING_THREADS = 16  # for the ends of Parquet files, which may be on a slow file system
 
 
@@ -46,35 +42,25 @@ def list_input(source: str) -> tuple[str, list[str], str]:
         is_path = fs.exists(path)  # also with brackets in its name
         if is_path and path.endswith(".txt"):
             return "image", _read_list(fs.cat_file(path), source), ""
-        matches = [path] if is_path else fs.glob(path)
+        matches = [path] if is_path else fs.glob(path) or fs.glob(escape_brackets(path))
         # Nothing is found in a link to a missing file; its row has the error.
         found_in = ([match] if fs.isfile(match) else fs.find(match) or [match] for match in matches)
         names = sorted({name for found in found_in for name in found})
     except (OSError, ValueError, ImportError) as error:
         raise DataError(f"{source}: cannot be listed: {error}") from error
-    root = path if is_path else re.split(r"[*?[]", path)[0].rpartition("/")[0]
-    kinds = {name: _kind(name.removeprefix(root) or os.path.basename(name)) for name in names}
-    counts = Counter(kinds.values())
-    found = [f"{counts[kind]:,} of kind {kind}" for kind in KINDS if counts[kind]]
-    if len(found) != 1:
-        listed = ", ".join(found) or "none"
-        raise DataError(f"{source}: must hold images, Parquet files or tars, one of these kinds; found {listed}")
-    kind = next(kind for kind in KINDS if counts[kind])
-    files = [name for name in names if kinds[name] == kind]
-    if isinstance(fs, LocalFileSystem):
-        resolved = os.path.realpath(root or "/")
-        for name in files:
-            with contextlib.suppress(OSError):  # a file that is missing gets a row with this error
-                check_file(name, root or "/", resolved)
-    left_out = ", ".join(f"{counts[kind]:,} {kind}" for kind in ("hidden", "other") if counts[kind])
-    return kind, [fs.unstrip_protocol(file) if "://" in source else file for file in files], left_out
+    root = os.path.dirname(path) if names == [path] else path if is_path else fixed_part(path)
+    files, left_out = select_files(names, [suffix for suffixes in KINDS.values() for suffix in suffixes], root)
+    kinds = Counter(map(_kind, files))
+    if len(kinds) != 1:
+        listed = ", ".join(f"{count:,} of kind {kind}" for kind, count in sorted(kinds.items())) or "none"
+        message = f"{source}: must hold images, Parquet files or tars, one of these kinds; found {listed}. {left_out}"
+        raise DataError(message.rstrip(" ."))
+    return next(iter(kinds)), [fs.unstrip_protocol(file) if "://" in source else file for file in files], left_out
 
 
 def _kind(name: str) -> str:
-    """The kind of a file by its name within the input: one of KINDS, "hidden" or "other"."""
-    if any(part.startswith(".") or part in SYSTEM_FOLDERS for part in name.split("/")):
-        return "hidden"
-    return next((kind for kind, suffixes in KINDS.items() if name.lower().endswith(suffixes)), "other")
+    """The kind of a file by its name: one of KINDS."""
+    return next(kind for kind, suffixes in KINDS.items() if name.lower().endswith(suffixes))
 
 
 def _read_list(content: bytes, source: str) -> list[str]:
@@ -130,7 +116,7 @@ class StoredImage(NamedTuple):
                 content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise DataError(f"{name} has more than {MAX_BYTES:,} bytes.")
-        return open_picture(content, name)
+        return open_image(content, name)
 
 
 def read_source(kind: str, source: str, column: str, key_column: str | None) -> Iterator[StoredImage]:
@@ -160,7 +146,7 @@ def _read_tar(path: str) -> Iterator[StoredImage]:
     with fsspec.open(path) as file, tarfile.open(fileobj=file, mode="r|*") as tar:
         for member in tar:
             tar.members.clear()  # type: ignore[attr-defined]  # they would fill the memory
-            if member.isfile() and _kind(member.name) == "image" and (content := tar.extractfile(member)):
+            if member.isfile() and select_files([member.name])[0] and (content := tar.extractfile(member)):
                 yield StoredImage(f"{path}#{member.name}", content.read(MAX_BYTES + 1))
                 is_empty = False
     if is_empty:  # a file of labels without rows could not be read by `datasets`

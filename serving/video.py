@@ -21,7 +21,8 @@ from av.video.reformatter import Interpolation, VideoReformatter
 from PIL import Image
 
 from ..files import DataError
-from .pictures import Region, list_images, open_picture
+from ..image_files import list_images, open_image
+from ..images_traffic_vlm import Region
 
 
 MAX_PIXELS = 8192 * 8192  # per frame: twice an 8K video
@@ -111,7 +112,7 @@ class Source:
                 shape = picture_size(*sides)
             image = resize(resizers[0], picture, *((size, size) if region is None else sides))
             if region is not None:
-                image = image.crop(region.box(*sides)).resize((size, size), Image.Resampling.BICUBIC)
+                image = region.crop(image).resize((size, size), Image.Resampling.BICUBIC)
             yield Frame(index, seconds, image, None if shape is None else resize(resizers[1], picture, *shape))
 
     def skip(self, error: Exception | str) -> None:
@@ -141,7 +142,10 @@ def open_source(name: str, frame_rate: float | None = None) -> Source:
     """
     path = Path(name)
     if path.is_dir():
-        return ImageSource(name, list_images(path), frame_rate)
+        paths, note = list_images(path)
+        source = ImageSource(name, paths, frame_rate)
+        source.notes += [note] if note else []
+        return source
     if not path.exists() and not is_camera(name) and "://" not in name:
         raise DataError(f"{name}: no such file, folder, camera or stream")
     return VideoSource(name, frame_rate)
@@ -165,7 +169,7 @@ class ImageSource(Source):
     def _decode(self) -> Iterator[tuple[int, float, av.VideoFrame]]:
         for index, path in enumerate(self.paths):
             try:
-                picture = open_picture(path, max_pixels=MAX_PIXELS)
+                picture = open_image(path, max_pixels=MAX_PIXELS)
             except ValueError as error:
                 self.skip(error)
                 continue

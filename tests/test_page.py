@@ -146,7 +146,7 @@ def test_unreadable_images_are_refused_beside_them_with_the_cause(page, picture,
     frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue", "green")]
     frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
     for path, messages in {
-        str(text): ["frame.jpg", "no image"],
+        str(text): ["frame.jpg", "cannot be read as an image: it is text"],
         str(tmp_path / "moving.gif"): ["moving.gif", "animated"],
         huge_png(tmp_path / "large.png", 8000, 8000): ["8000 × 8000", "40,000,000"],
         huge_png(tmp_path / "huge.png", 20000, 20000): ["huge.png", "40,000,000"],
@@ -367,9 +367,9 @@ def test_bad_images_are_explained_beside_them_in_a_browser(site, browser, pictur
     text = tmp_path / "frame.jpg"
     text.write_text("not an image")
     tab.locator("#image input[type=file]").set_input_files(text)
-    tab.locator("#image_problem").get_by_text("frame.jpg is no image").wait_for()
+    tab.locator("#image_problem").get_by_text("frame.jpg cannot be read as an image").wait_for()
     tab.locator("#ask").click()
-    tab.locator("#image_problem").get_by_text("frame.jpg is no image").wait_for()
+    tab.locator("#image_problem").get_by_text("frame.jpg cannot be read as an image").wait_for()
     tab.locator(".gallery button, .gallery-item").first.click()
     tab.locator("#image_problem").get_by_text("frame.jpg").wait_for(state="detached")
     tab.locator("#ask").click()

@@ -15,9 +15,9 @@ from traffic_vlm.files import DataError
 
 av = pytest.importorskip("av", reason="videos need PyAV")
 
+from traffic_vlm.images_traffic_vlm import Region  # noqa: E402
 from traffic_vlm.serving import video  # noqa: E402
 from traffic_vlm.serving.annotation import video_size  # noqa: E402
-from traffic_vlm.serving.pictures import Region  # noqa: E402
 from traffic_vlm.serving.video import open_source  # noqa: E402
 
 
@@ -90,7 +90,7 @@ def test_images_of_a_folder_are_ordered_by_number_and_broken_ones_are_skipped(tm
     assert levels_of(frames) == pytest.approx([2, 9, 10, 100], abs=1)
     assert [frame.index for frame in frames] == [0, 1, 2, 5]
     assert "25 per second are assumed (--frame_rate)" in source.notes[0]
-    assert source.broken == 2 and "frame11.png is no image" in source.problems[0]
+    assert source.broken == 2 and "frame11.png cannot be read as an image" in source.problems[0]
     single = open_source(str(tmp_path / "frame9.png"))
     assert levels_of(single.frames(256)) == pytest.approx([9], abs=1)
 

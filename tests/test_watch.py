@@ -691,7 +691,10 @@ def test_frames_that_cannot_be_read_cost_only_themselves(command, tmp_path):
     for name, side in (("2.png", 20_000), ("3.png", 7_746), ("4.png", 60)):
         Image.new("1", (side, side)).save(tmp_path / "frames" / name)
     status, errors = command(tmp_path / "frames", *CAR, "--frame_rate", 1, "--video", tmp_path / "seen.mp4")
-    assert status == 1 and "frames that cannot be read are skipped; the first error: 1.jpg is no image" in errors
+    assert (
+        status == 1
+        and "frames that cannot be read are skipped; the first error: 1.jpg cannot be read as an image" in errors
+    )
     assert parquet.read_table(tmp_path / "out/timeline.parquet")["frame"].to_pylist() == [2, 3]
     assert json.loads((tmp_path / "out/summary.json").read_text())["broken"] == 2
 

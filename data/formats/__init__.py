@@ -19,7 +19,6 @@ from pathlib import Path, PurePosixPath
 
 from ...files import DataError
 from . import bdd100k, coco, kitti, masks, voc, yolo
-from .base import IMAGE_SUFFIXES as IMAGE_SUFFIXES
 from .base import Problems, Record, SceneBuilder, SkippedImage, Source
 from .mapping import SourceMapping, load_mapping
 from .mapping import check_sources as check_sources

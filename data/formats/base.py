@@ -14,12 +14,12 @@ from typing import Any, BinaryIO
 from PIL import ExifTags, Image
 
 from ...files import DataError, open_inside
+from ...image_files import IMAGE_SUFFIXES, select_files
 from ..patches import GRID
 from ..scene import CLASSES, Scene, SceneObject, given_to_all, is_a
 from .mapping import ClassMapping, SourceMapping, normalize
 
 
-IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
 IMAGE_ERRORS = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # raised by Pillow for bad files
 VISIBLE_IF_FLAGGED = 0.7  # where "occluded" and "truncated" are only yes or no
 ImageEntry = tuple[str, str, Any]  # path below the image folder; file and record, for messages; annotation
@@ -153,8 +153,11 @@ class Source:
         if not folder.is_dir():
             self.problems.add("bad file", folder, "there is no such folder")
             return {}
-        files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes)
-        return {path.relative_to(folder).with_suffix("").as_posix(): path for path in files}
+        found = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+        names, note = select_files(found, suffixes)
+        if note and key == "images":
+            self.problems.add("files left out", folder, note, expected=True)
+        return {os.path.splitext(name)[0]: folder / name for name in names}
 
     def read_json(self, path: Path, *keys: str) -> dict[str, list[tuple[str, dict[str, Any]]]]:
         """Return (file and record, object) of each object in these lists of a JSON file; a bare list is the first."""

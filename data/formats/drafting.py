@@ -19,9 +19,9 @@ from xml.etree import ElementTree
 import yaml
 
 from ...files import DataError, atomic_write_text, open_inside
+from ...image_files import select_files
 from ...tokenization_traffic_vlm import TrafficVLMTokenizer
 from ..scene import CLASSES
-from .base import IMAGE_SUFFIXES
 from .coco import to_key
 from .mapping import MAPPINGS, normalize
 from .voc import XML_ERRORS
@@ -232,7 +232,8 @@ def _find_voc(folder: Path) -> tuple[str, Splits, list[str]]:
 
 
 def _list_images(folder: Path) -> list[Path]:
-    return [path.relative_to(folder) for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES]
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+    return [Path(name) for name in select_files(names)[0]]
 
 
 def _add_split(
