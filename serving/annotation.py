@@ -25,7 +25,7 @@ NO_EVENT = "#8a94a0"
 
 
 def video_size(width: int, height: int) -> tuple[int, int]:
-    """Width and height of the pictures of frames of a size: same shape, both even."""
+    """The target size of frames of this size: scaled to the limits, keeping the aspect ratio; even, as H.264 needs."""
     largest = MAX_SIDE / max(width, height)
     scale = min(max(min(1.0, largest), MIN_SIDE / min(width, height)), largest)
     return max(2, 2 * round(width * scale / 2)), max(2, 2 * round(height * scale / 2))
@@ -35,42 +35,6 @@ def check_path(path: Path) -> None:
     """Raise a DataError for a file type other than .mp4, .mov and .mkv."""
     if path.suffix.lower() not in SUFFIXES:
         raise DataError(f"--video {path}: must end in {', '.join(SUFFIXES)}")
-
-
-class Encoder:
-    """Encodes RGB pictures of one size as H.264, in a stream of a container.
-
-    There are no B-frames: MP4 would start them later than at 0. Every second begins with a key frame.
-
-    Args:
-        rate: frames per second, a hint to players. Every frame keeps its own time.
-    """
-
-    def __init__(self, container: Any, rate: float):
-        self.container, self.rate = container, Fraction(rate).limit_denominator(1001)
-        self.stream: Any = None  # from the first frame, which has the size
-        self.last = -1
-
-    def encode(self, seconds: float, picture: Image.Image) -> list[av.Packet]:
-        if self.stream is None:
-            self._start(*picture.size)
-        frame = av.VideoFrame.from_image(picture)
-        frame.pts = self.last = max(round(seconds / TIME_BASE), self.last + 1)
-        frame.time_base = TIME_BASE
-        return self.stream.encode(frame)
-
-    def flush(self) -> list[av.Packet]:
-        """The packets that the encoder still holds; call it once."""
-        return [] if self.stream is None else self.stream.encode()
-
-    def _start(self, width: int, height: int) -> None:
-        codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
-        options = {"preset": "veryfast", "crf": "23"} if codec == "libx264" else {}
-        self.stream = self.container.add_stream(codec, rate=self.rate, options=options)
-        self.stream.width, self.stream.height, self.stream.pix_fmt = width, height, "yuv420p"
-        context = self.stream.codec_context
-        self.stream.time_base = context.time_base = TIME_BASE
-        context.gop_size, context.max_b_frames = max(1, round(self.rate)), 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +58,20 @@ class AnnotatedVideo:
     Args:
         path: a .mp4, .mov or .mkv file.
         questions: Q questions; all are shown.
-        rate: frames per second, a hint to players.
+        rate: frames per second, a hint to players. Every frame keeps its own time.
         duration: seconds, if it is known.
 
     Raises:
-        DataError: another file type, or a file that cannot be written.
+        DataError: another file type, or a file that cannot be written; `add` and `close`, too.
     """
 
     def __init__(self, path: Path, questions: Sequence[str], rate: float, duration: float | None = None):
         check_path(path)
         self.path, self.questions, self.duration = path, list(questions), duration
+        self.rate = Fraction(rate).limit_denominator(1001)
+        self.stream: Any = None  # from the first frame, which has the size
+        self.panel: Panel | None = None
+        self.last, self.is_broken = -1, False  # time stamp of the last frame; whether writing failed
         options = {"flush_packets": "1"}
         if path.suffix.lower() != ".mkv":
             options["movflags"] = "hybrid_fragmented"  # becomes an ordinary file when closed
@@ -111,9 +79,7 @@ class AnnotatedVideo:
             path.open("wb").close()  # FFmpeg would report this only after the first frame
         except OSError as error:
             raise DataError(f"--video {path}: cannot be written: {error.strerror}") from error
-        self.container = av.open(str(path), "w", options=options)
-        self.encoder = Encoder(self.container, rate)
-        self.panel: Panel | None = None
+        self.container = av.open(f"file:{path}", "w", options=options)
 
     def add(self, seconds: float, picture: Image.Image, rows: Sequence[Row]) -> None:
         """Write an RGB frame, with Q rows below it."""
@@ -123,14 +89,40 @@ class AnnotatedVideo:
         image = Image.new("RGB", (panel.width, picture.height + panel.height), BACKGROUND)
         image.paste(picture, ((panel.width - picture.width) // 2, 0))
         image.paste(panel, (0, picture.height))
-        self.container.mux(self.encoder.encode(seconds, image))
+        if self.stream is None:
+            self._start(*image.size)
+        frame = av.VideoFrame.from_image(image)
+        frame.pts = self.last = max(round(seconds / TIME_BASE), self.last + 1)
+        frame.time_base = TIME_BASE
+        self._encode(frame)
 
     def close(self) -> None:
         """Finish the file; without any frame, remove it."""
-        self.container.mux(self.encoder.flush())
-        self.container.close()
-        if self.panel is None:
+        if self.stream is not None:
+            self._encode(None)  # the frames that the encoder still holds
+        if not self.is_broken:
+            self.container.close()
+        if self.stream is None:
             self.path.unlink(missing_ok=True)
+
+    def _start(self, width: int, height: int) -> None:
+        codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
+        options = {"preset": "veryfast", "crf": "23"} if codec == "libx264" else {}
+        self.stream = self.container.add_stream(codec, rate=self.rate, options=options)
+        self.stream.width, self.stream.height, self.stream.pix_fmt = width, height, "yuv420p"
+        context = self.stream.codec_context
+        self.stream.time_base = context.time_base = TIME_BASE
+        # A key frame every second. No B-frames: MP4 would start them later than at 0.
+        context.gop_size, context.max_b_frames = max(1, round(self.rate)), 0
+
+    def _encode(self, frame: av.VideoFrame | None) -> None:
+        if self.is_broken:  # to write on where writing failed crashes FFmpeg
+            return
+        try:
+            self.container.mux(self.stream.encode(frame))
+        except OSError as error:  # for example, the disk is full
+            self.is_broken = True
+            raise DataError(f"--video {self.path}: cannot be written: {error.strerror}") from error
 
 
 class Panel:
@@ -146,17 +138,16 @@ class Panel:
     def __init__(self, questions: Sequence[str], width: int, duration: float | None = None):
         self.duration, self.span = duration, duration or FIRST_SPAN
         columns = max(1, min(width // MIN_COLUMN, -(-len(questions) // COLUMN_ROWS)))
-        size = 14 if width // columns < 1.5 * MIN_COLUMN else 17
+        column = width // columns
+        size = 14 if column < 1.5 * MIN_COLUMN else 17
         self.font, self.line = ImageFont.load_default(size), round(1.4 * size)
-        rows, row_height = -(-len(questions) // columns), self.line + STRIP_HEIGHT + 6
-        self.column = width // columns
-        self.inner = self.column - 2 * MARGIN  # the width of a strip
+        self.inner = column - 2 * MARGIN  # the width of a strip
+        rows, row_height, top = -(-len(questions) // columns), self.line + STRIP_HEIGHT + 6, self.line + 6
         # Top left corners of the rows.
         self.corners = [
-            (index // rows * self.column + MARGIN, self.line + 6 + index % rows * row_height)
-            for index in range(len(questions))
+            (index // rows * column + MARGIN, top + index % rows * row_height) for index in range(len(questions))
         ]
-        height = self.line + 6 + rows * row_height + 4
+        height = top + rows * row_height + 4
         self.base = Image.new("RGB", (width, height + height % 2), BACKGROUND)
         draw = ImageDraw.Draw(self.base)
         legend = shorten("strips: probability; in color: events", self.font, width - 2 * MARGIN - 11 * size)
@@ -184,9 +175,9 @@ class Panel:
         for (left, top), strip, row in zip(self.corners, self.strips, rows):
             answer = shorten(row.answer, self.font, 0.32 * self.inner)
             draw.text((left + self.inner, top), answer, row.color or PLAIN, self.font, anchor="ra")
-            image.paste(strip, (left, top + self.line))
-            box = (left + cursor - 1, top + self.line - 2, left + cursor + 1, top + self.line + STRIP_HEIGHT + 1)
-            draw.rectangle(box, CURSOR)
+            top += self.line
+            image.paste(strip, (left, top))
+            draw.rectangle((left + cursor - 1, top - 2, left + cursor + 1, top + STRIP_HEIGHT + 1), CURSOR)
         return image
 
     def _squeeze(self) -> None:

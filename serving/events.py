@@ -3,8 +3,8 @@
     P(yes) ≥ on ──────────────────────── P(yes) < off for `shortest` seconds: the event ended where the "no" began
            └─ for `shortest` seconds: the event began here
 
-The answer to one frame holds until the next frame. A "yes" shorter than `shortest` is no event, and a "no" shorter
-than `shortest` does not end one. Answers in words are treated alike: "red" is an event, "none" is not.
+The answer to one frame holds until the next frame. A "yes" shorter than `shortest` is not an event, and a "no" shorter
+than `shortest` does not end one. Answers in words are treated the same way: "red" is an event, "none" is not.
 """
 
 from collections import deque

@@ -1,6 +1,6 @@
-"""Frames of a video file, a folder of images, a camera or a stream.
+"""Frames of a video file, an image, a folder of images, a camera or a stream.
 
-    open_source(name) → source.frames(): Frame(index, seconds, image), resized for the model
+    open_source(name) → source.frames(size): Frame(index, seconds, image), upright and resized for the model
 
 - FFmpeg (PyAV) decodes, converts colors and resizes.
 - Times start at 0 and never decrease. A frame without a usable time stamp follows the last one by 1 / frame rate.
@@ -9,19 +9,24 @@
 
 import math
 import re
+import struct
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import av
+from av.stream import Disposition
 from av.video.reformatter import Interpolation, VideoReformatter
 from PIL import Image
+from PIL.Image import Transpose
 
 from ..files import DataError
-from ..image_files import list_images, open_image
+from ..image_files import HEIC_SUFFIXES, IMAGE_SUFFIXES, list_images, open_image
 from ..images_traffic_vlm import Region
 
 
@@ -35,10 +40,25 @@ TOLERANCE = 1.5
 CAMERA_FORMATS = {"linux": "v4l2", "darwin": "avfoundation", "win32": "dshow"}
 # These send at their own pace, whether frames are read or not. HTTP sends as fast as it is read.
 LIVE_PROTOCOLS = ("rtsp", "rtsps", "rtmp", "rtmps", "rtp", "srt", "tcp", "udp")
+MOVING_SUFFIXES = (".gif", ".apng")  # Pillow and FFmpeg both read them; FFmpeg reads all of their frames
+STILLS = Disposition.attached_pic | Disposition.still_image | Disposition.timed_thumbnails
+COUNTED_PACKETS = 1000  # of a file whose streams do not declare their number of frames
 # Bicubic, with colors at full resolution: within half a level of the image processor.
 RESIZE = (
     Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
 )
+# How a frame is turned upright, by the signs of its display matrix: (x, y) is shown at (ax + cy, bx + dy).
+ORIENTATIONS = {  # (a, b, c, d)
+    (-1, 0, 0, 1): Transpose.FLIP_LEFT_RIGHT,
+    (1, 0, 0, -1): Transpose.FLIP_TOP_BOTTOM,
+    (-1, 0, 0, -1): Transpose.ROTATE_180,
+    (0, 1, 1, 0): Transpose.TRANSPOSE,
+    (0, -1, -1, 0): Transpose.TRANSVERSE,
+    (0, -1, 1, 0): Transpose.ROTATE_90,
+    (0, 1, -1, 0): Transpose.ROTATE_270,
+}
+ROTATIONS = {90: Transpose.ROTATE_90, 180: Transpose.ROTATE_180, 270: Transpose.ROTATE_270}
+SIDEWAYS = (Transpose.ROTATE_90, Transpose.ROTATE_270, Transpose.TRANSPOSE, Transpose.TRANSVERSE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +69,7 @@ class Frame:
         index: of the frame in the source, from 0. Frames that `fps` skips count too.
         seconds: from the first frame.
         image: RGB, size × size, squeezed.
-        picture: RGB, for the annotated video and clips; None without them.
+        picture: RGB, for the annotated video; None without it.
     """
 
     index: int
@@ -59,10 +79,10 @@ class Frame:
 
 
 class Source:
-    """Base of folders of images and of videos.
+    """Base class of image files and of videos.
 
     Attributes:
-        name: as the user gave it.
+        name: as the user gave it, without a password.
         rate: frames per second, declared or assumed.
         duration: seconds, None if unknown.
         is_live: frames arrive at their own pace and are lost if nothing takes them.
@@ -72,7 +92,7 @@ class Source:
     """
 
     def __init__(self, name: str, rate: float | None = None):
-        self.name = name
+        self.name = hide_password(name)
         self.rate = rate or DEFAULT_RATE
         self.duration: float | None = None
         self.is_live = False
@@ -80,18 +100,18 @@ class Source:
         self.problems: list[str] = []
         self.broken = 0
 
-    def _decode(self) -> Iterator[tuple[int, float, av.VideoFrame]]:
-        """Yield index, seconds and image of every frame that can be read."""
+    def decode(self) -> Iterator[tuple[int, float, av.VideoFrame]]:
+        """Yield index, seconds and pixels of every frame that can be read."""
         raise NotImplementedError
 
     def frames(
         self,
         size: int,
         fps: float | None = None,
-        picture_size: Callable | None = None,
+        picture_size: Callable[[int, int], tuple[int, int]] | None = None,
         region: Region | None = None,
     ) -> Iterator[Frame]:
-        """Read the frames.
+        """Yield the frames, upright.
 
         Args:
             size: width and height of `Frame.image`.
@@ -100,20 +120,21 @@ class Source:
             region: the part of each frame that is `Frame.image`; `Frame.picture` is whole.
         """
         resizers = VideoReformatter(), VideoReformatter()  # kept, as each keeps FFmpeg's tables for its size
-        last, shape = -1, None
-        for index, seconds, picture in self._decode():
+        last_tick, shape = -1, None
+        for index, seconds, pixels in self.decode():
             tick = index if fps is None else math.floor(seconds * fps + 1e-6)  # 30 times 1/30 s may be below 1 s
-            if tick <= last:
+            if tick <= last_tick:
                 continue
-            last = tick
-            is_turned = picture.rotation % 180 == 90
-            sides = (picture.height, picture.width) if is_turned else (picture.width, picture.height)
+            last_tick = tick
+            turn = orientation(pixels)
+            sides = (pixels.height, pixels.width) if turn in SIDEWAYS else (pixels.width, pixels.height)
             if picture_size is not None and shape is None:
                 shape = picture_size(*sides)
-            image = resize(resizers[0], picture, *((size, size) if region is None else sides))
+            image = resize(resizers[0], pixels, turn, *((size, size) if region is None else sides))
             if region is not None:
                 image = region.crop(image).resize((size, size), Image.Resampling.BICUBIC)
-            yield Frame(index, seconds, image, None if shape is None else resize(resizers[1], picture, *shape))
+            picture = None if shape is None else resize(resizers[1], pixels, turn, *shape)
+            yield Frame(index, seconds, image, picture)
 
     def skip(self, error: Exception | str) -> None:
         """Count a broken frame, and describe the first one."""
@@ -122,38 +143,66 @@ class Source:
             self.problems.append(f"{self.name}: frames that cannot be read are skipped; the first error: {error}")
 
 
-def resize(resizer: VideoReformatter, picture: av.VideoFrame, width: int, height: int) -> Image.Image:
-    """Convert a frame to an upright RGB image: phones record sideways, and store how to turn the frames."""
-    if picture.rotation % 180 == 90:
+def orientation(pixels: av.VideoFrame) -> Transpose | None:
+    """How to turn a frame upright; None if it is. Phones record sideways or mirrored, and store how to show it."""
+    try:
+        matrix: Any = pixels.side_data.get("DISPLAYMATRIX")  # type: ignore[call-overload]
+    except ValueError:  # PyAV cannot list the side data of frames with EXIF, but reads the angle
+        return ROTATIONS.get(pixels.rotation % 360)
+    if matrix is None:
+        return None
+    a, b, _, c, d, *_ = struct.unpack("=9i", bytes(matrix))
+    half = max(abs(a), abs(b), abs(c), abs(d)) / 2
+    return ORIENTATIONS.get(tuple((value > half) - (value < -half) for value in (a, b, c, d)))
+
+
+def resize(
+    resizer: VideoReformatter, pixels: av.VideoFrame, turn: Transpose | None, width: int, height: int
+) -> Image.Image:
+    """The frame as an upright RGB image, width × height."""
+    if turn in SIDEWAYS:
         width, height = height, width
-    image = resizer.reformat(picture, width, height, "rgb24", interpolation=RESIZE).to_image()
-    return image.rotate(picture.rotation, expand=True) if picture.rotation else image
+    image = resizer.reformat(pixels, width, height, "rgb24", interpolation=RESIZE).to_image()
+    return image if turn is None else image.transpose(turn)
 
 
 def open_source(name: str, frame_rate: float | None = None) -> Source:
-    """Open a video file, a folder of images, a camera or a stream.
+    """A video file, an image, a folder of images, a camera or a stream, ready to be read.
 
     Args:
         name: a path, a URL, a camera's device (`/dev/video0`, `video=NAME` on Windows) or its number.
         frame_rate: frames per second of images, and of videos without time stamps.
 
     Raises:
-        DataError: it does not exist, cannot be read, has no video or no images, or its frames are too large.
+        ValueError: it does not exist, cannot be read, has no video or no images, or its frames are too large.
     """
     path = Path(name)
     if path.is_dir():
         paths, note = list_images(path)
         source = ImageSource(name, paths, frame_rate)
-        source.notes += [note] if note else []
+        if note:
+            source.notes.append(f"{name}: {note}")
         return source
     if not path.exists() and not is_camera(name) and "://" not in name:
         raise DataError(f"{name}: no such file, folder, camera or stream")
+    suffix = path.suffix.lower()
+    if path.is_file() and suffix not in MOVING_SUFFIXES and suffix in (*IMAGE_SUFFIXES, *HEIC_SUFFIXES):
+        open_image(path, max_pixels=MAX_PIXELS)  # raises an error: nothing would be left without its only image
+        return ImageSource(name, [path], frame_rate)
     return VideoSource(name, frame_rate)
 
 
 def is_camera(name: str) -> bool:
     """Whether the name is that of a camera."""
     return name.startswith(("/dev/", "video=")) or (name.isdecimal() and not Path(name).exists())
+
+
+def hide_password(name: str) -> str:
+    """The name with *** for user and password: http://***@camera/stream.
+
+    The last @ ends them, since passwords may hold @ and / that should have been escaped.
+    """
+    return re.sub(r"://.*@", "://***@", name)
 
 
 class ImageSource(Source):
@@ -163,17 +212,17 @@ class ImageSource(Source):
         super().__init__(name, frame_rate)
         self.paths = paths
         self.duration = len(paths) / self.rate
-        if frame_rate is None:
+        if frame_rate is None and len(paths) > 1:
             self.notes.append(f"{name}: images have no times; {self.rate:g} per second are assumed (--frame_rate)")
 
-    def _decode(self) -> Iterator[tuple[int, float, av.VideoFrame]]:
+    def decode(self) -> Iterator[tuple[int, float, av.VideoFrame]]:
         for index, path in enumerate(self.paths):
             try:
-                picture = open_image(path, max_pixels=MAX_PIXELS)
-            except ValueError as error:
+                image = open_image(path, max_pixels=MAX_PIXELS)
+            except (OSError, ValueError) as error:
                 self.skip(error)
                 continue
-            yield index, index / self.rate, av.VideoFrame.from_image(picture)
+            yield index, index / self.rate, av.VideoFrame.from_image(image)
 
 
 class VideoSource(Source):
@@ -181,6 +230,7 @@ class VideoSource(Source):
 
     def __init__(self, name: str, frame_rate: float | None = None):
         super().__init__(name, frame_rate)
+        self.address = name
         self.is_live = is_camera(name) or name.partition("://")[0].lower() in LIVE_PROTOCOLS
         self.container = self._open()
         try:
@@ -196,52 +246,77 @@ class VideoSource(Source):
             self.stream.thread_type = "AUTO"  # threads over frames; they would delay a live source
 
     def _open(self) -> Any:
-        name, options, camera_format = self.name, {}, None
-        is_stream = "://" in name
-        if is_camera(name):
+        address, options, camera_format, timeout = self.address, {}, None, None
+        problem = "cannot be read as a video"
+        if is_camera(address) or "://" in address:
+            problem = f"no such camera or stream, or no answer within {TIMEOUT:g} s"
+        if is_camera(address):
             camera_format = CAMERA_FORMATS.get(sys.platform, "v4l2")
-            if name.isdecimal() and camera_format == "v4l2":
-                name = f"/dev/video{name}"
-        elif name.lower().startswith("rtsp"):
-            options["rtsp_transport"] = "tcp"  # with UDP, lost packets become smeared frames
+            if address.isdecimal() and camera_format == "v4l2":
+                address = f"/dev/video{address}"
+        elif "://" in address:
+            timeout = TIMEOUT
+            if address.lower().startswith("rtsp"):
+                options["rtsp_transport"] = "tcp"  # with UDP, lost packets become smeared frames
+        else:
+            address = f"file:{address}"  # otherwise "12:30.mp4" has the unknown protocol 12
         try:
-            return av.open(name, format=camera_format, options=options, timeout=TIMEOUT if is_stream else None)
+            return av.open(address, format=camera_format, options=options, timeout=timeout)
         except (av.error.FFmpegError, OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            problem = "cannot be read as a video"
-            if camera_format or is_stream:
-                problem = f"no such camera or stream, or no answer within {TIMEOUT:g} s"
-            raise DataError(f"{self.name}: {problem}: {reason}") from error
+            # Not the whole error, which would repeat the address with its password.
+            reason = getattr(error, "strerror", None) or type(error).__name__
+            raise DataError(f"{self.name}: {problem}: {reason}") from None
 
     def _choose_stream(self) -> Any:
+        """The video stream with the most frames: others hold a thumbnail, a cover or another view."""
         streams = [stream for stream in self.container.streams.video if stream.codec_context is not None]
         if not streams:
             found = ", ".join(sorted({stream.type for stream in self.container.streams})) or "nothing"
             raise DataError(f"{self.name}: has no video stream that can be decoded, only {found}")
-        decoder = streams[0].codec_context
+        moving = [stream for stream in streams if not stream.disposition & STILLS] or streams
+        stream = moving[0]
+        if len(moving) > 1:
+            counts = self._count_frames(moving)
+            stream = max(moving, key=lambda one: counts[one.index])  # the first of equal ones
+        decoder = stream.codec_context
+        size = f"{decoder.width} x {decoder.height}"
         if decoder.width * decoder.height > MAX_PIXELS:
-            size = f"{decoder.width} x {decoder.height}"
             raise DataError(f"{self.name}: {size} pixels are more than {MAX_PIXELS:,}, the limit")
+        if len(streams) > 1:
+            number = streams.index(stream) + 1
+            self.notes.append(
+                f"{self.name}: has {len(streams)} video streams; only number {number} ({size}) is read, which has the "
+                "most frames"
+            )
         decoder.options = {"max_pixels": str(MAX_PIXELS)}  # the size may change later
-        return streams[0]
+        return stream
 
-    def _decode(self) -> Iterator[tuple[int, float, av.VideoFrame]]:
+    def _count_frames(self, streams: list[Any]) -> Counter[int]:
+        """Frames by index of the stream: as declared, or in the first packets of a file that declares none."""
+        counts = Counter({stream.index: stream.frames for stream in streams})
+        if all(counts.values()) or not Path(self.address).is_file():
+            return counts
+        with self._open() as container:
+            packets = container.demux(*(container.streams[index] for index in counts))
+            return Counter(packet.stream_index for packet in islice(packets, COUNTED_PACKETS) if packet.size)
+
+    def decode(self) -> Iterator[tuple[int, float, av.VideoFrame]]:
         index, seconds, end = -1, 0.0, 0.0
         last: float | None = None
         start = self.stream.start_time or 0
         base = float(self.stream.time_base)  # after an error, the last frames come without it
         with self.container:
-            for index, picture in enumerate(self._decode_packets()):
-                stamp = None if picture.pts is None else picture.pts * base
+            for index, pixels in enumerate(self._decode_packets()):
+                stamp = None if pixels.pts is None else pixels.pts * base
                 if stamp is not None and last is not None and stamp >= last:
                     seconds += stamp - last
                 elif index:  # also where a second recording starts within the file, and its time stamps at 0
                     seconds += 1 / self.rate
                 last = stamp
-                if picture.pts is not None:  # the last picture of a recorded screen can stand for seconds
-                    end = max(end, (picture.pts - start + (picture.duration or 0)) * base)
-                yield index, seconds, picture
-            # Before the container is closed, which frees what the stream says of itself.
+                if pixels.pts is not None:  # the last frame of a recorded screen can last for seconds
+                    end = max(end, (pixels.pts - start + (pixels.duration or 0)) * base)
+                yield index, seconds, pixels
+            # Before the container is closed, which frees what the stream declares.
             self._check_end(index + 1, max(end, seconds + 1 / self.rate))
 
     def _decode_packets(self) -> Iterator[av.VideoFrame]:
@@ -249,7 +324,7 @@ class VideoSource(Source):
             try:
                 yield from self.stream.decode(packet)
             except av.error.FFmpegError as error:
-                self.skip(error.strerror or error)
+                self.skip(error.strerror or type(error).__name__)
 
     def _read_packets(self) -> Iterator[Any]:
         while True:
@@ -266,29 +341,30 @@ class VideoSource(Source):
                 return
 
     def _check_end(self, frames: int, seconds: float) -> None:
+        """Describe what is missing at the end."""
         if self.is_live:
             self.problems.append(f"{self.name}: the camera or stream ended after {seconds:.1f} s")
         elif not frames:
             self.problems.append(f"{self.name}: no frame can be decoded")
         elif self.duration is not None:
-            own = self.stream.duration and float(self.stream.duration * self.stream.time_base)
             declared = self._declared_seconds()
             tolerance = TOLERANCE if declared is None else TOLERANCE_FRAMES / self.rate
-            declared = declared or own or self.duration
-            if seconds < declared - tolerance:
+            estimated = self.stream.duration and float(self.stream.duration * self.stream.time_base)
+            whole = declared or estimated or self.duration
+            if seconds < whole - tolerance:
                 self.problems.append(
-                    f"{self.name}: the end is missing: {seconds:.1f} s of {declared:.1f} s ({frames} frames) were read"
+                    f"{self.name}: the end is missing: {seconds:.1f} s of {whole:.1f} s ({frames} frames) were read"
                 )
 
     def _declared_seconds(self) -> float | None:
-        """The duration of the pictures as the file declares it, whatever is left of the file; None if it does not.
+        """The duration of the pictures that the file declares, however much of it is left; None if it does not.
 
         FFmpeg estimates the duration of other files by their last time stamps.
         """
-        stream, name = self.stream, self.container.format.name
-        if "matroska" in name:
+        stream, file_format = self.stream, self.container.format.name
+        if "matroska" in file_format:
             match = re.fullmatch(r"(\d+):(\d+):([\d.]+)", stream.metadata.get("DURATION", ""))  # to the end
             end = match and 3600 * int(match[1]) + 60 * int(match[2]) + float(match[3])
             return end and end - float((stream.start_time or 0) * stream.time_base)
-        ticks = {"avi": stream.frames, "mov,mp4,m4a,3gp,3g2,mj2": stream.duration}.get(name)
+        ticks = {"avi": stream.frames, "mov,mp4,m4a,3gp,3g2,mj2": stream.duration}.get(file_format)
         return float(ticks * stream.time_base) if ticks else None

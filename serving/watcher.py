@@ -1,6 +1,6 @@
 """Ask the same questions about every frame of a video, and record the answers.
 
-    source → frames → pipeline → Recorder (timeline, events, video, clips)
+    source → frames → pipeline → Recorder: timeline, events, annotated video; at the end a picture and a summary
 
 A file waits for the model, and no frame is lost. A live source does not wait: `LiveReader` takes its frames in a
 thread, and when the model is late, the oldest waiting frame is dropped and counted.
@@ -24,24 +24,25 @@ from typing import Any, ClassVar
 from tqdm import tqdm
 
 from ..answer_kind_traffic_vlm import NONE
-from ..files import DataError, atomic_write_text
+from ..files import DataError, atomic_write, atomic_write_text
 from ..options import option
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from ..question_form_traffic_vlm import question_form
 from ..question_traffic_vlm import answer_notes, answer_text
 from .annotation import AnnotatedVideo, Row, check_path, video_size
-from .clips import ClipWriter, find_clips
 from .events import TOLERANCE, Event, EventDetector
 from .options import ModelOptions, read_questions
-from .timeline import COLUMNS, NOT_SURE, AnswerColors, CsvLog, clock_time, convert_to_parquet, draw_timeline
+from .timeline import AnswerColors, CsvLog, clock_time, draw_timeline
 from .video import Frame, Source, open_source
 
 
 LIVE_CAPACITY = 4  # frames of a live source that wait for the model; more would only be older
 SILENCE = 20.0  # seconds without a frame after which a live source counts as lost; FFmpeg may notice earlier
-MAX_UNDRAWN = 64  # frames that wait until it is known whether they belong to an event
-FILES = ("timeline.csv", "timeline.parquet", "events.csv", "timeline.png", "summary.json")
+MAX_PENDING = 64  # frames that wait until it is known whether they belong to an event
+FILES = ("timeline.csv", "events.csv", "timeline.png", "summary.json")
+COLUMNS = ("frame", "time", "question", "answer", "score", "p_yes")
 EVENT_COLUMNS = ("question", "answer", "start", "end", "peak", "is_cut")
+Item = Mapping[str, Any]  # of the pipeline
 
 
 @dataclass(kw_only=True)
@@ -52,7 +53,6 @@ class WatchOptions(ModelOptions):
     output_dir: Path = field(metadata={"help": "folder to write to"})
     overwrite: bool = option(False, "replace the files of an earlier run")
     video: Path | None = option(None, "annotated video to write: .mp4, .mov or .mkv")
-    clips: Path | None = option(None, "folder for a clip (.mp4) of each event")
     fps: float | None = option(None, "frames to ask about per second; all by default")
     frame_rate: float | None = option(None, "frames per second of images, and of videos without time stamps")
     on: float = option(0.6, "P(yes) from which an event begins")
@@ -71,21 +71,26 @@ class WatchOptions(ModelOptions):
             if self.video.exists() and not self.overwrite:
                 raise DataError(f"--video {self.video}: exists; choose another name, or --overwrite")
 
+    def event_limits(self, question: str) -> tuple[float, float]:
+        """P(yes) from which an event of a question begins, and below which it ends."""
+        if self.loaded_thresholds is None:
+            return self.on, self.off
+        form = question_form(question)
+        threshold = self.loaded_thresholds.for_question(form.text).threshold
+        threshold = 1 - threshold if form.is_negated else threshold
+        return threshold, threshold
 
-def event_limits(question: str, options: WatchOptions) -> tuple[float, float]:
-    """P(yes) from which an event of a question begins, and below which it ends."""
-    if options.loaded_thresholds is None:
-        return options.on, options.off
-    form = question_form(question)
-    threshold = options.loaded_thresholds.for_question(form.text).threshold
-    threshold = 1 - threshold if form.is_negated else threshold
-    return threshold, threshold
+    def detector(self, question: str) -> EventDetector:
+        """A detector of the events of a question. Raises a ValueError for a threshold of 0."""
+        return EventDetector(*self.event_limits(question), self.shortest)
 
-
-def batch_frames(frames: Iterator[Frame], size: int, should_stop: Callable[[], Any]) -> Iterator[list[Frame]]:
-    """Yield lists of up to `size` frames until they end or `should_stop()` is true."""
-    while not should_stop() and (batch := list(islice(frames, size))):
-        yield batch
+    def is_unsure(self, question: str, p_yes: float) -> bool:
+        """Whether P(yes) is in the band of the question's threshold."""
+        form = question_form(question)
+        thresholds = self.loaded_thresholds
+        if thresholds is None or not form.is_yes_no:
+            return False
+        return thresholds.for_question(form.text).is_unsure(1 - p_yes if form.is_negated else p_yes)
 
 
 class LiveReader:
@@ -93,17 +98,17 @@ class LiveReader:
 
     Attributes:
         dropped: number of frames that were replaced by newer ones before they were used.
-        is_silent: no frame came for SILENCE seconds, and `batches` ended.
+        is_silent: no frame came for SILENCE seconds, and iteration ended.
     """
 
-    def __init__(self, frames: Iterator[Frame]):
+    def __init__(self, frames: Any):
         self.dropped, self.is_silent = 0, False
         # Frames; at the end None, or the exception that reading raised.
         self._queue: queue.Queue[Frame | Exception | None] = queue.Queue()
         self._stopped = threading.Event()
-        threading.Thread(target=self._run, args=(frames,), daemon=True).start()
+        threading.Thread(target=self._read, args=(frames,), daemon=True).start()
 
-    def _run(self, frames: Any) -> None:
+    def _read(self, frames: Any) -> None:
         end = None
         try:
             with closing(frames):
@@ -111,7 +116,7 @@ class LiveReader:
                     if self._stopped.is_set():
                         return
                     if self._queue.qsize() >= LIVE_CAPACITY:
-                        with suppress(queue.Empty):
+                        with suppress(queue.Empty):  # the model may just have taken them
                             self._queue.get_nowait()
                             self.dropped += 1
                     self._queue.put(frame)
@@ -138,29 +143,22 @@ class LiveReader:
                 if isinstance(item, Exception):
                     raise item
                 yield [item]
-                last = time.monotonic()  # while the model was busy, none was waited for
+                last = time.monotonic()  # silence does not count while the model is busy
         finally:
             self._stopped.set()
 
 
-Item = Mapping[str, Any]  # of the pipeline
-
-
-def _level(item: Item) -> float:
-    """P(yes), or the score of an answer in words; 0 without an answer."""
-    return item["score"] or 0.0 if item["p_yes"] is None else item["p_yes"]
-
-
-def _timeline_columns(item: Item) -> tuple[str | None, ...]:
-    """Question, answer, score and P(yes) in CSV; 9 digits keep every float32."""
-    numbers = (None if item[name] is None else f"{item[name]:.9g}" for name in ("score", "p_yes"))
-    return item["question"], item["answer"], *numbers
+def batch_frames(frames: Iterator[Frame], size: int, should_stop: Callable[[], Any]) -> Iterator[list[Frame]]:
+    """Yield lists of up to `size` frames until they end or `should_stop()` is true."""
+    while not should_stop() and (batch := list(islice(frames, size))):
+        yield batch
 
 
 class Recorder:
-    """Writes timeline, events, annotated video and clips; the files can be read at any moment.
+    """Writes timeline, events and annotated video; the files can be read at any moment.
 
-    Frames wait until it is known whether they belong to an event, so the video shows events from their start.
+    events.csv gets each event when it ends. `close` sorts the file by start; after a kill it is in the order of ends.
+    Frames of the video wait until it is known whether they belong to an event, so it shows events from their start.
 
     Args:
         options: `output_dir` is an existing folder without files of an earlier run.
@@ -168,124 +166,106 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        questions: Sequence[str],
-        options: WatchOptions,
-        rate: float,
-        video: AnnotatedVideo | None = None,
-        clips: ClipWriter | None = None,
+        self, questions: Sequence[str], options: WatchOptions, rate: float, video: AnnotatedVideo | None = None
     ):
-        self.questions, self.options, self.rate = list(questions), options, rate
-        self.video, self.clips = video, clips
+        self.questions, self.options, self.rate, self.video = list(questions), options, rate, video
         self.folder = options.output_dir
         self.frames, self.dropped, self.seconds, self.elapsed = 0, 0, 0.0, 0.0
         self.started, self.start = datetime.now().astimezone(), time.monotonic()
         self.ended_by = "an error"
         self.events: list[tuple[str, Event]] = []  # those that have ended
-        self.limits = [event_limits(question, options) for question in self.questions]
-        self.detectors = [EventDetector(on, off, options.shortest) for on, off in self.limits]
+        self.detectors = [options.detector(question) for question in self.questions]
         self.colors = AnswerColors()
-        self.undrawn: deque[tuple[Frame, Sequence[Item]]] = deque()
-        not_sure = () if options.loaded_thresholds is None else tuple(NOT_SURE)
-        self.timeline = CsvLog(self.folder / "timeline.csv", (*COLUMNS, *not_sure))
-        self.log = CsvLog(self.folder / "events.csv", (*EVENT_COLUMNS, *not_sure))
+        self.pending: deque[tuple[Frame, Sequence[Item]]] = deque()
+        not_sure = () if options.loaded_thresholds is None else ("not_sure",)
+        self.event_columns = EVENT_COLUMNS + not_sure
+        self.timeline = CsvLog(self.folder / "timeline.csv", COLUMNS + not_sure)
+        self.log = CsvLog(self.folder / "events.csv", self.event_columns)
 
     def add(self, frames: Sequence[Frame], items: Sequence[Sequence[Item]]) -> None:
         """Record frames in their order, each with the items of all questions."""
         for frame, row in zip(frames, items):
             self.frames, self.seconds = self.frames + 1, frame.seconds
-            self.timeline.add(
-                (frame.index, frame.seconds, *_timeline_columns(item), *self._sure(item.get("not_sure")))
-                for item in row
-            )
-            if self.clips is not None and frame.picture is not None:
-                self.clips.add(frame.seconds, frame.picture)
-            for index, item in enumerate(row):
+            self.timeline.add(timeline_row(frame, item) for item in row)
+            for question, item, detector in zip(self.questions, row, self.detectors):
                 words = item["answer"] or NONE if item["p_yes"] is None else None
-                self._keep(index, self.detectors[index].update(frame.seconds, _level(item), words))
+                self._record(question, detector.update(frame.seconds, level_of(item), words))
             if self.video is not None:
-                self.undrawn.append((frame, row))
+                self.pending.append((frame, row))
                 self._draw_until(frame.seconds - self.options.shortest)
 
-    def _sure(self, not_sure: bool | None) -> tuple[bool | None, ...]:
-        """The column that follows with --thresholds."""
-        return () if self.options.loaded_thresholds is None else (not_sure,)
+    def _record(self, question: str, changes: Sequence[Event]) -> None:
+        """Print the events of a question that have begun or ended, and write the latter."""
+        answer = "" if question_form(question).is_yes_no else " {.answer}"
+        for event in changes:
+            text = question + answer.format(event)
+            if event.end is None:
+                tqdm.write(f"{clock_time(event.start):>9}  begins  {text}")
+                continue
+            tqdm.write(f"{clock_time(event.end):>9}  ends    {text} (peak {event.peak:.2f})")
+            event = replace(event, start=round(event.start, 3), end=round(event.end, 3), peak=round(event.peak, 4))
+            self.events.append((question, event))
+            self.log.add([self._event_row(question, event)])
+
+    def _event_row(self, question: str, event: Event) -> dict[str, Any]:
+        """An event as a row of events.csv. It is not sure if even its peak is not."""
+        not_sure = self.options.is_unsure(question, event.peak)
+        row = {"question": question, **asdict(event), "not_sure": not_sure}
+        return {name: row[name] for name in self.event_columns}
 
     def _draw_until(self, seconds: float) -> None:
         """Draw the frames up to a time, whose events are known, and those that are too many to wait."""
-        while self.undrawn and (self.undrawn[0][0].seconds <= seconds + TOLERANCE or len(self.undrawn) > MAX_UNDRAWN):
-            frame, items = self.undrawn.popleft()
-            if self.video is None or frame.picture is None:
-                continue
+        while self.pending and (self.pending[0][0].seconds <= seconds + TOLERANCE or len(self.pending) > MAX_PENDING):
+            frame, items = self.pending.popleft()
             rows = []
             for item, detector in zip(items, self.detectors):
                 event = detector.event_at(frame.seconds)
-                level = _level(item) if event or item["p_yes"] is not None else 0.0
+                level = level_of(item) if event or item["p_yes"] is not None else 0.0
                 rows.append(Row(answer_text(item), level, self.colors[event.answer] if event else None))
-            self.video.add(frame.seconds, frame.picture, rows)
-
-    def _describe(self, question: str, event: Event) -> dict[str, Any]:
-        """An event as a row of events.csv. It is not sure if even its peak is not."""
-        row, thresholds = {"question": question, **asdict(event)}, self.options.loaded_thresholds
-        not_sure, form = None, question_form(question)
-        if thresholds is not None and form.is_yes_no:
-            peak = 1 - event.peak if form.is_negated else event.peak
-            not_sure = thresholds.for_question(form.text).is_unsure(peak)
-        return {name: row[name] for name in EVENT_COLUMNS} | dict(zip(NOT_SURE, self._sure(not_sure)))
-
-    def _keep(self, index: int, changes: Sequence[Event]) -> None:
-        question = self.questions[index]
-        for event in changes:
-            answer = "" if question_form(question).is_yes_no else f" {event.answer}"
-            if event.end is None:
-                tqdm.write(f"{clock_time(event.start):>9}  begins  {question}{answer}")
-                if self.clips is not None:
-                    self.clips.begin(index + 1, question, event)
-                continue
-            if self.clips is not None:
-                self.clips.end(index + 1, event)
-            end = round(event.end, 3)
-            event = replace(event, start=round(event.start, 3), end=end, peak=round(event.peak, 4))
-            self.events.append((question, event))
-            self.log.add([self._describe(question, event).values()])
-            tqdm.write(f"{clock_time(end):>9}  ends    {question}{answer} (peak {event.peak:.2f})")
+            if self.video is not None and frame.picture is not None:
+                self.video.add(frame.seconds, frame.picture, rows)
 
     def close(self) -> None:
         """End the current events and complete all files. Each step runs even if another fails."""
         self.elapsed = time.monotonic() - self.start
         with ExitStack() as steps:  # runs the last one first
             if self.frames:
-                steps.callback(self._complete_timeline)
+                steps.callback(self._draw_timeline)
+            steps.callback(self._sort_events)
             steps.callback(self.timeline.close)
             steps.callback(self.log.close)
             if self.video is not None:
                 steps.callback(self.video.close)
-            if self.clips is not None:
-                steps.callback(self.clips.close)
             steps.callback(self._draw_until, float("inf"))
             steps.callback(self._end_events)
 
     def _end_events(self) -> None:
         end = self.seconds + 1 / self.rate  # the last frame lasts as long as the others
-        for index, detector in enumerate(self.detectors):
-            self._keep(index, detector.close(end))
+        for question, detector in zip(self.questions, self.detectors):
+            self._record(question, detector.close(end))
 
-    def _complete_timeline(self) -> None:
-        path = self.folder / "timeline.parquet"
-        convert_to_parquet(self.timeline.path, path)
-        self.timeline.path.unlink()
-        limits = [pair if question_form(text).is_yes_no else () for text, pair in zip(self.questions, self.limits)]
-        draw_timeline(path, self.questions, self.events, limits, self.colors, self.folder / "timeline.png")
+    def _sort_events(self) -> None:
+        self.events.sort(key=lambda pair: (pair[1].start, self.questions.index(pair[0])))
+        with atomic_write(self.folder / "events.csv") as temporary:
+            log = CsvLog(temporary, self.event_columns)
+            log.add(self._event_row(question, event) for question, event in self.events)
+            log.close()
+
+    def _draw_timeline(self) -> None:
+        limits = [self.options.event_limits(text) if question_form(text).is_yes_no else () for text in self.questions]
+        picture = self.folder / "timeline.png"
+        draw_timeline(self.folder / "timeline.csv", self.questions, self.events, limits, self.colors, picture)
 
     def write_summary(self, source: Source) -> None:
         """Write summary.json, and its main figures to standard error; call `close` first."""
-        names = ("on", "off", "shortest", "batch_size")
-        used = {"questions": self.questions, **{name: getattr(self.options, name) for name in names}}
-        if self.options.loaded_thresholds is not None:
-            used |= {"on": None, "off": None, "thresholds": [on for on, _ in self.limits]}
+        options = self.options
+        used = {"questions": self.questions, "on": options.on, "off": options.off}
+        if options.loaded_thresholds is not None:
+            thresholds = [options.event_limits(question)[0] for question in self.questions]
+            used |= {"on": None, "off": None, "thresholds": thresholds}
         summary = {
             "source": source.name,
-            "model": self.options.model,
+            "model": options.model,
             "started": self.started.isoformat(timespec="seconds"),
             "ended_by": self.ended_by,
             "seconds": self.seconds,
@@ -296,9 +276,9 @@ class Recorder:
             "broken": source.broken,
             "notes": source.notes,
             "problems": source.problems,
-            "options": used,
+            "options": used | {"shortest": options.shortest, "batch_size": options.batch_size},
             "frames": self.frames,
-            "events": [self._describe(question, event) for question, event in self.events],
+            "events": [self._event_row(question, event) for question, event in self.events],
         }
         atomic_write_text(self.folder / "summary.json", json.dumps(summary, indent=1, allow_nan=False))
         print(
@@ -306,6 +286,17 @@ class Recorder:
             f"{len(self.events):,} events; wrote {self.folder}",
             file=sys.stderr,
         )
+
+
+def level_of(item: Item) -> float:
+    """P(yes), or the score of an answer in words; 0 without an answer."""
+    return item["score"] or 0.0 if item["p_yes"] is None else item["p_yes"]
+
+
+def timeline_row(frame: Frame, item: Item) -> dict[str, Any]:
+    """A row of timeline.csv; 9 digits keep every float32."""
+    numbers = {name: None if item[name] is None else f"{item[name]:.9g}" for name in ("score", "p_yes")}
+    return {"frame": frame.index, "time": round(frame.seconds, 6), **item, **numbers}
 
 
 def watch(
@@ -326,21 +317,18 @@ def watch(
     """
     check_output(options, name)
     for question in questions:
-        EventDetector(*event_limits(question, options), options.shortest)  # refuses a threshold of 0
+        options.detector(question)  # raises an error before the model is loaded
     pipe = replace(options, region=None).load()  # frames are cut to the region when they are resized
     read = read_questions(pipe, questions)
-    questions = [question.text for question in read]
-    notes = [f"{question.text!r}: {note}" for question in read for note in answer_notes(question.answer())]
+    texts = [question.text for question in read]
     # Opened last: the buffer of a camera would overflow while the model is loaded.
     source = open_source(name, options.frame_rate)
+    source.notes += [f"{question.text!r}: {note}" for question in read for note in answer_notes(question.answer())]
     rate = min(source.rate, options.fps or source.rate)
-    video = AnnotatedVideo(options.video, questions, rate, source.duration) if options.video else None
-    clips = ClipWriter(options.clips, rate, options.shortest) if options.clips else None
-    earlier = [options.output_dir / file for file in FILES] + (find_clips(options.clips) if options.clips else [])
-    for path in earlier:  # only now, when the new run can start
-        path.unlink(missing_ok=True)
-    recorder = Recorder(questions, options, rate, video, clips)
-    source.notes += notes
+    video = AnnotatedVideo(options.video, texts, rate, source.duration) if options.video else None
+    for file in FILES:  # only now, when the new run can start
+        (options.output_dir / file).unlink(missing_ok=True)
+    recorder = Recorder(texts, options, rate, video)
     for note in source.notes:
         print(note, file=sys.stderr)
     try:
@@ -348,20 +336,40 @@ def watch(
         stop = stop_signal()
         recorder.ended_by = signal.Signals(stop).name if stop else "end of the source"
     finally:
-        recorder.close()
-        recorder.write_summary(source)
+        with ExitStack() as steps:  # runs the last one first
+            steps.callback(recorder.write_summary, source)
+            steps.callback(recorder.close)
     for problem in source.problems:
         print(problem, file=sys.stderr)
     return source.problems
+
+
+def check_output(options: WatchOptions, source: str) -> None:
+    """Create the output folder.
+
+    Raises:
+        DataError: it has files of an earlier run and `overwrite` is off, it cannot be created, or the annotated video
+            is the source.
+    """
+    video, folder = options.video, options.output_dir
+    if video is not None and video.exists() and Path(source).exists() and video.samefile(source):
+        raise DataError(f"--video {video}: is the video to watch")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be written to: {error}") from error
+    for file in FILES:
+        if (folder / file).exists() and not options.overwrite:
+            raise DataError(f"{folder}: has {file} of an earlier run; choose another folder, or --overwrite")
 
 
 def ask_about_frames(
     source: Source, pipe: TrafficVLMPipeline, recorder: Recorder, should_stop: Callable[[], Any]
 ) -> None:
     """Ask about and record the frames of a source until they end or `should_stop()` is true."""
-    has_pictures = recorder.video is not None or recorder.clips is not None
     options, size = recorder.options, pipe.processor.image_processor.size["height"]
-    frames = source.frames(size, options.fps, video_size if has_pictures else None, options.part_of_image)
+    picture_size = None if recorder.video is None else video_size
+    frames = source.frames(size, options.fps, picture_size, options.part_of_image)
     live = LiveReader(frames) if source.is_live else None
     batches = live.batches(should_stop) if live else batch_frames(frames, options.batch_size, should_stop)
     whole = f" of {clock_time(source.duration)}" if source.duration else ""
@@ -375,24 +383,3 @@ def ask_about_frames(
             progress.update(len(batch))
     if live is not None and live.is_silent:
         source.problems.append(f"{source.name}: no frame for {SILENCE:g} s: the camera or stream is lost")
-
-
-def check_output(options: WatchOptions, source: str) -> None:
-    """Create the output folder.
-
-    Raises:
-        DataError: it has files of an earlier run and `overwrite` is off, it cannot be created, or the annotated video
-            is the source. The folder of clips has clips of an earlier run.
-    """
-    video, folder = options.video, options.output_dir
-    if video is not None and video.exists() and Path(source).exists() and video.samefile(source):
-        raise DataError(f"--video {video}: is the video to watch")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be written to: {error}") from error
-    for file in FILES:
-        if (folder / file).exists() and not options.overwrite:
-            raise DataError(f"{folder}: has {file} of an earlier run; choose another folder, or --overwrite")
-    if options.clips is not None and find_clips(options.clips) and not options.overwrite:
-        raise DataError(f"--clips {options.clips}: has clips of an earlier run; choose another folder, or --overwrite")
