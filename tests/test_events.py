@@ -1,0 +1,115 @@
+"""Events in closed form, and what holds for all of them."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clips import RATE
+from traffic_vlm.serving.events import Event, EventDetector
+
+
+def events_of(probabilities, rate=RATE, **options):
+    detector = EventDetector(**options)
+    changes = [detector.update(index / rate, p) for index, p in enumerate(probabilities)]
+    changes.append(detector.close(len(probabilities) / rate))
+    flat = list(itertools.chain(*changes))
+    begun = [event for event in flat if event.end is None]
+    over = [event for event in flat if event.end is not None]
+    assert [event.start for event in begun] == [event.start for event in over]
+    return over
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "expected"),
+    [
+        ([0.1] * 50, []),
+        ([0.1] * 10 + [0.9] * 20 + [0.1] * 10, [Event(1.0, 3.0, 0.9)]),
+        ([0.1] * 10 + [0.5] * 20 + [0.1] * 10, []),  # never reaches `on`
+        ([0.1] * 10 + [0.7] * 10 + [0.5] * 10 + [0.1] * 10, [Event(1.0, 3.0, 0.7)]),  # 0.5 continues the "yes"
+        ([0.1] * 10 + [0.9] * 5 + [0.1] * 10, [Event(1.0, 1.5, 0.9)]),  # the shortest event
+        ([0.1] * 10 + [0.9] * 4 + [0.1] * 10, []),  # shorter
+        ([0.9, 0.1] * 25, []),  # flicker
+        ([0.9] * 10 + [0.1] * 4 + [0.9] * 6 + [0.1] * 10, [Event(0.0, 2.0, 0.9)]),  # a gap that is flicker
+        ([0.9] * 10 + [0.1] * 5 + [0.8] * 5 + [0.1] * 10, [Event(0.0, 1.0, 0.9), Event(1.5, 2.0, 0.8)]),
+        ([0.9] * 10 + [0.1, 0.5, 0.5] + [0.1] * 10, [Event(0.0, 1.0, 0.9)]),  # 0.5 continues the "no"
+        ([0.1] * 10 + [0.7, 0.9] + [0.6] * 8, [Event(1.0, 2.0, 0.9, is_cut=True)]),
+        ([0.1] * 16 + [0.9] * 4, []),  # too short before the video ends
+        ([0.9] * 10 + [0.1] * 3, [Event(0.0, 1.0, 0.9)]),  # over, although the video ends soon after
+        ([0.6] * 5 + [0.4] * 5 + [0.39] * 5, [Event(0.0, 1.0, 0.6)]),  # the thresholds themselves
+    ],
+)
+def test_events_in_closed_form(probabilities, expected):
+    assert events_of(probabilities) == expected
+
+
+def test_a_frame_lasts_until_the_next_one():
+    assert events_of([0.1, 0.9, 0.1, 0.9], shortest=0) == [Event(0.1, 0.2, 0.9), Event(0.3, 0.4, 0.9, is_cut=True)]
+    assert events_of([0.1, 0.9, 0.1], rate=1) == [Event(1.0, 2.0, 0.9)]
+    assert events_of([0.1, 0.9, 0.1], rate=1, shortest=1.5) == []
+
+
+def test_an_event_is_reported_once_it_is_long_enough():
+    detector = EventDetector()
+    changes = [(index / RATE, detector.update(index / RATE, 0.9)) for index in range(10)]
+    assert [(seconds, events) for seconds, events in changes if events] == [(0.5, [Event(0.0, None, 0.9)])]
+
+
+@pytest.mark.parametrize("limits", [{"on": 0.2}, {"off": 0.0}, {"on": 1.1}, {"shortest": -1.0}])
+def test_impossible_limits_are_refused(limits):
+    with pytest.raises(ValueError, match="must be 0"):
+        EventDetector(**limits)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.floats(0, 1), max_size=60), st.sampled_from([0.0, 0.25, 0.5]))
+def test_events_and_gaps_are_long_enough(probabilities, shortest):
+    events = events_of(probabilities, shortest=shortest)
+    for event in events:
+        assert event.end - event.start >= shortest - 1e-6 and event.peak >= 0.6
+    for before, after in itertools.pairwise(events):
+        assert after.start - before.end >= shortest - 1e-6
+
+
+LIGHTS = ["red", "yellow", "green", "none"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["none"] * 9, []),
+        (
+            ["red"] * 10 + ["green"] * 10 + ["none"] * 10,
+            [Event(0.0, 1.0, 0.9, answer="red"), Event(1.0, 2.0, 0.9, answer="green")],
+        ),
+        (["red"] * 10 + ["none"] * 4 + ["red"] * 6, [Event(0.0, 2.0, 0.9, True, "red")]),  # flicker
+        (
+            ["red"] * 10 + ["yellow"] * 2 + ["green"] * 8,  # "red" ended where it was last seen
+            [Event(0.0, 1.0, 0.9, answer="red"), Event(1.2, 2.0, 0.9, True, "green")],
+        ),
+        (["red"] * 10 + ["yellow", "green"] * 10, [Event(0.0, 1.0, 0.9, answer="red")]),
+    ],
+)
+def test_answers_in_words_are_events(words, expected):
+    detector = EventDetector()
+    changes = [detector.update(index / RATE, 0.9, text) for index, text in enumerate(words)]
+    changes.append(detector.close(len(words) / RATE))
+    assert [event for event in itertools.chain(*changes) if event.end is not None] == expected
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.sampled_from(LIGHTS), min_size=1, max_size=60), st.sampled_from([0.0, 0.25, 0.5]))
+def test_the_event_at_a_time_is_known_soon(words, shortest):
+    """`shortest` seconds later, it is the one that the list of all events has."""
+    detector, known, over = EventDetector(shortest=shortest), {}, []
+    for index, text in enumerate(words):
+        over += detector.update(index / RATE, 0.9, text)
+        for earlier in range(index + 1):
+            if earlier not in known and (index - earlier) / RATE >= shortest - 1e-6:
+                known[earlier] = detector.event_at(earlier / RATE)
+    over = [event for event in over + detector.close(len(words) / RATE) if event.end is not None]
+    for index in range(len(words)):
+        [expected] = [event.answer for event in over if event.start <= index / RATE < event.end] or [None]
+        found = known[index] if index in known else detector.event_at(index / RATE)
+        assert (found and found.answer) == expected
