@@ -23,8 +23,6 @@ import signal
 import sys
 from typing import Any
 
-from traffic_vlm.options import option_parser, silence_libraries
-
 
 class StopSignal:
     """The number of the signal that ends the run after the current frames: Ctrl-C or SIGTERM; 0 without one.
@@ -51,6 +49,8 @@ class StopSignal:
 def main() -> int:
     stop = StopSignal()
     try:
+        # These imports take seconds, in which Ctrl-C must work, too.
+        from traffic_vlm.options import option_parser, silence_libraries
         from traffic_vlm.serving.watcher import WatchOptions, watch
 
         silence_libraries()

@@ -102,9 +102,10 @@ def draw_timeline(
                 axes.text(event.start + length / 2, 0.5, event.answer, fontsize=10, ha="center", va="center")
         for threshold in thresholds[index]:
             axes.axhline(threshold, color=THRESHOLD, linewidth=0.7, linestyle=":")
-        axes.fill_between(seconds, low[:, index], high[:, index], color=RANGE, linewidth=0)
-        axes.plot(seconds, mean[:, index], color=LINE, linewidth=1.2)
-        axes.set(ylim=(0, 1), yticks=(0, 1), xlim=(0, end))
+        # An answer holds until the next frame.
+        axes.fill_between(seconds, low[:, index], high[:, index], step="post", color=RANGE, linewidth=0)
+        axes.plot(seconds, mean[:, index], drawstyle="steps-post", color=LINE, linewidth=1.2)
+        axes.set(ylim=(0, 1.03), yticks=(0, 1), xlim=(0, end))
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_title(textwrap.shorten(question, MAX_TITLE, placeholder="…"), loc="left", fontsize=10, pad=3)
         count = "1 event" if len(found) == 1 else f"{len(found)} events"
