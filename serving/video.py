@@ -268,7 +268,7 @@ class VideoSource(Source):
             raise DataError(f"{self.name}: {problem}: {reason}") from None
 
     def _choose_stream(self) -> Any:
-        """The video stream with the most frames: others hold a thumbnail, a cover or another view."""
+        """The video stream with the most frames, the first of equal ones. Others are thumbnails or covers."""
         streams = [stream for stream in self.container.streams.video if stream.codec_context is not None]
         if not streams:
             found = ", ".join(sorted({stream.type for stream in self.container.streams})) or "nothing"
@@ -277,17 +277,14 @@ class VideoSource(Source):
         stream = moving[0]
         if len(moving) > 1:
             counts = self._count_frames(moving)
-            stream = max(moving, key=lambda one: counts[one.index])  # the first of equal ones
+            stream = max(moving, key=lambda one: counts[one.index])
         decoder = stream.codec_context
         size = f"{decoder.width} x {decoder.height}"
         if decoder.width * decoder.height > MAX_PIXELS:
             raise DataError(f"{self.name}: {size} pixels are more than {MAX_PIXELS:,}, the limit")
         if len(streams) > 1:
             number = streams.index(stream) + 1
-            self.notes.append(
-                f"{self.name}: has {len(streams)} video streams; only number {number} ({size}) is read, which has the "
-                "most frames"
-            )
+            self.notes.append(f"{self.name}: has {len(streams)} video streams; only number {number} ({size}) is read")
         decoder.options = {"max_pixels": str(MAX_PIXELS)}  # the size may change later
         return stream
 

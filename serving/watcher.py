@@ -84,13 +84,12 @@ class WatchOptions(ModelOptions):
         """A detector of the events of a question. Raises a ValueError for a threshold of 0."""
         return EventDetector(*self.event_limits(question), self.shortest)
 
-    def is_unsure(self, question: str, p_yes: float) -> bool:
-        """Whether P(yes) is in the band of the question's threshold."""
+    def is_unsure(self, question: str, p_yes: float) -> bool | None:
+        """Whether P(yes) is in the band of the question's threshold; None for an answer in words."""
         form = question_form(question)
-        thresholds = self.loaded_thresholds
-        if thresholds is None or not form.is_yes_no:
-            return False
-        return thresholds.for_question(form.text).is_unsure(1 - p_yes if form.is_negated else p_yes)
+        if self.loaded_thresholds is None or not form.is_yes_no:
+            return None
+        return self.loaded_thresholds.for_question(form.text).is_unsure(1 - p_yes if form.is_negated else p_yes)
 
 
 class LiveReader:
@@ -217,13 +216,14 @@ class Recorder:
         """Draw the frames up to a time, whose events are known, and those that are too many to wait."""
         while self.pending and (self.pending[0][0].seconds <= seconds + TOLERANCE or len(self.pending) > MAX_PENDING):
             frame, items = self.pending.popleft()
+            if self.video is None or frame.picture is None:
+                continue
             rows = []
             for item, detector in zip(items, self.detectors):
                 event = detector.event_at(frame.seconds)
                 level = level_of(item) if event or item["p_yes"] is not None else 0.0
                 rows.append(Row(answer_text(item), level, self.colors[event.answer] if event else None))
-            if self.video is not None and frame.picture is not None:
-                self.video.add(frame.seconds, frame.picture, rows)
+            self.video.add(frame.seconds, frame.picture, rows)
 
     def close(self) -> None:
         """End the current events and complete all files. Each step runs even if another fails."""

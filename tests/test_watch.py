@@ -535,9 +535,9 @@ def test_a_broken_file_keeps_its_beginning_and_exits_with_1(command, tmp_path):
 
 
 def test_frames_that_cannot_be_read_cost_only_themselves(command, tmp_path):
-    """One is no image, one too large to be read; one of 60 megapixels is answered."""
+    """One is not an image, one is too large to be read; one of 60 megapixels is answered."""
     (tmp_path / "frames").mkdir()
-    (tmp_path / "frames/1.jpg").write_text("no image")
+    (tmp_path / "frames/1.jpg").write_text("not an image")
     for name, side in (("2.png", 20_000), ("3.png", 7_746), ("4.png", 60)):
         Image.new("1", (side, side)).save(tmp_path / "frames" / name)
     status, errors = command(tmp_path / "frames", *CAR, "--frame_rate", 1, "--video", tmp_path / "seen.mp4")
