@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -293,9 +294,11 @@ class VideoSource(Source):
         counts = Counter({stream.index: stream.frames for stream in streams})
         if all(counts.values()) or not Path(self.address).is_file():
             return counts
-        with self._open() as container:
-            packets = container.demux(*(container.streams[index] for index in counts))
-            return Counter(packet.stream_index for packet in islice(packets, COUNTED_PACKETS) if packet.size)
+        packets: Counter[int] = Counter()
+        with self._open() as container, suppress(av.error.FFmpegError):  # damage is reported when it is read
+            for packet in islice(container.demux(*container.streams.video), COUNTED_PACKETS):
+                packets[packet.stream_index] += bool(packet.size)
+        return packets
 
     def decode(self) -> Iterator[tuple[int, float, av.VideoFrame]]:
         index, seconds, end = -1, 0.0, 0.0

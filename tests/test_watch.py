@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -89,17 +90,21 @@ def count_frames(path):
 # Live sources
 
 
-def test_a_camera_that_falls_silent_counts_as_lost(monkeypatch):
-    """Its driver may never return: the run ends, and says so."""
+@pytest.mark.parametrize("end", ["silence", "an error"])
+def test_the_frames_before_silence_or_an_error_are_kept(monkeypatch, end):
+    """The driver of a camera that falls silent may never return: the run ends all the same."""
     monkeypatch.setattr(watcher, "SILENCE", 0.3)
 
     def frames():
         yield from make_frames([100] * 3)
+        if end == "an error":
+            raise RuntimeError("the reader broke")
         time.sleep(60)
 
-    reader = watcher.LiveReader(frames())
-    assert sum(len(batch) for batch in reader.batches(lambda: False)) == 3
-    assert reader.is_silent
+    reader, seen = watcher.LiveReader(frames()), []
+    with nullcontext() if end == "silence" else pytest.raises(RuntimeError, match="the reader broke"):
+        seen.extend(reader.batches(lambda: False))
+    assert len(seen) == 3 and reader.is_silent == (end == "silence")
 
 
 def test_late_frames_of_a_live_source_are_dropped_and_counted():
@@ -114,17 +119,6 @@ def test_late_frames_of_a_live_source_are_dropped_and_counted():
         indices.append(frame.index)
     assert len(indices) + reader.dropped == 60 and reader.dropped > 20
     assert indices == sorted(set(indices)) and indices[-1] == 59  # the newest frame is never dropped
-
-
-def test_an_error_while_reading_is_raised_after_the_frames_before_it():
-    def frames():
-        yield from make_frames([200] * 3)
-        raise RuntimeError("the reader broke")
-
-    seen = []
-    with pytest.raises(RuntimeError, match="the reader broke"):
-        seen.extend(watcher.LiveReader(frames()).batches(lambda: False))
-    assert len(seen) == 3
 
 
 # What is written
