@@ -6,13 +6,13 @@
 In a Space the package need not be installed, and the environment variable MODEL can replace --model.
 """
 
+import contextlib
 import importlib.util
 import os
 import signal
 import sys
-import tempfile
+import time
 from pathlib import Path
-from typing import Any
 
 
 ROOT = Path(__file__).resolve().parent
@@ -22,9 +22,8 @@ def find_package() -> None:
     """Make this folder importable as `traffic_vlm` if it is not installed."""
     if importlib.util.find_spec("traffic_vlm") is None:
         spec = importlib.util.spec_from_file_location("traffic_vlm", ROOT / "__init__.py")
-        package = importlib.util.module_from_spec(spec)
-        sys.modules["traffic_vlm"] = package
-        spec.loader.exec_module(package)
+        sys.modules["traffic_vlm"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["traffic_vlm"])
 
 
 def main() -> None:
@@ -36,32 +35,24 @@ def main() -> None:
     parser.set_defaults(model=os.environ.get("MODEL", str(ROOT)))
     try:
         [options] = parser.parse_args_into_dataclasses()
-    except ValueError as error:
-        sys.exit(str(error))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that a supervisor's end deletes uploads, too
-    parent = os.environ.get("GRADIO_TEMP_DIR")
-    if parent:
-        os.makedirs(parent, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="traffic_vlm-", dir=parent, ignore_cleanup_errors=True) as uploads:
-        os.environ["GRADIO_TEMP_DIR"] = os.path.realpath(uploads)  # Gradio reads it when it is imported
-        serve(options)
+        from traffic_vlm.serving.page import build_page, launch
 
-
-def serve(options: Any) -> None:
-    """Load the model, and serve the page until the process is stopped."""
-    try:
-        from traffic_vlm.serving.page import EXAMPLES, build_page, launch
+        blocks = build_page(options.load(), options.part_of_image)
+        launch(blocks)
+        try:
+            while True:
+                time.sleep(3600)
+        finally:
+            blocks.close()  # deletes uploads, and says that it ends
     except ModuleNotFoundError as error:
-        if error.name != "gradio":
-            raise
-        sys.exit('the page needs gradio: pip install "traffic_vlm[demo]"')
-    examples = [path for name in EXAMPLES if (path := ROOT / "docs" / name).exists()]
-    try:
-        pipe = options.load()
-    except (OSError, ValueError) as error:
+        sys.exit('the page needs gradio: pip install "traffic_vlm[demo]"' if error.name == "gradio" else str(error))
+    except (OSError, ValueError, RuntimeError) as error:  # a wrong option, model or device, or no free port
         sys.exit(str(error))
-    launch(build_page(pipe, examples, options.part_of_image), examples)
 
 
 if __name__ == "__main__":
-    main()
+    # Ctrl+C, SIGTERM, and SIGINT to a background job, which shells let ignore it, all end the page in order.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        main()

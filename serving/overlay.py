@@ -1,4 +1,8 @@
-"""Attention maps of words, drawn over the image."""
+"""Attention maps of words, drawn over the image: orange where a word of a question attends.
+
+The page shows one word at a time, `ask --overlay` the word that each question asks about. A map fades with the
+confidence that there is nothing to see.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -23,23 +27,23 @@ LINE_HEIGHT = 22  # pixels of a line under an image
 
 
 def mapped_words(pipe: TrafficVLMPipeline, question: str) -> list[tuple[int, str]]:
-    """Column and text of the content words of a question; if it has none, of all its words."""
+    """The content words of a question with their columns (places among its tokens); without any, all its words."""
     tokens = enumerate(pipe.tokenizer.convert_ids_to_tokens(pipe.read_question(question).input_ids))
     words = [(column, word) for column, word in tokens if word.isalpha()]
     return [found for found in words if is_content_word(found[1])] or words
 
 
 def asked_word(pipe: TrafficVLMPipeline, question: str) -> tuple[int, str] | None:
-    """Column and text of the word that a question is about: the first known noun, otherwise the last word."""
+    """The word that a question is about with its column: the first known noun, otherwise the last word."""
     words = mapped_words(pipe, question)
     nouns = [found for found in words if found[1] in NOUNS]
     return next(iter(nouns[:1] or words[-1:]), None)
 
 
 def map_strength(item: Mapping[str, Any]) -> float:
-    """How strongly to draw a map, 0..1: it fades with the confidence that there is nothing to see.
+    """The strength of a map, 0..1: 1 up to even odds that there is something to see, then in proportion to P(yes).
 
-    1 up to even odds, then in proportion to P(yes), or to 1 - score for the answers "none" and "0" in words.
+    For the answers "none" and "0" in words it is in proportion to 1 - score.
     """
     p_seen = item["p_yes"]
     if p_seen is None:
@@ -50,13 +54,13 @@ def map_strength(item: Mapping[str, Any]) -> float:
 
 
 def attention_of_question(pipe: TrafficVLMPipeline, encoded: Any, question: str) -> torch.Tensor:
-    """Maps [L,h,w] of all L tokens of a question about one encoded image; each map sums to 1."""
+    """Maps [L,h,w], one of each token of a question about one encoded image; each sums to 1."""
     ids = torch.tensor([pipe.read_question(question).input_ids], device=pipe.device)
     return pipe.model.attention_maps(ids, encoded_images=encoded)[0].cpu()
 
 
 def heat_over(image: Image.Image, weights: torch.Tensor, strength: float = 1.0) -> Image.Image:
-    """An image with a map [h,w] over it, drawn with `strength` (0..1); a uniform map leaves the image unchanged."""
+    """The image under a map [h,w] of this strength (0..1). A uniform map leaves the image unchanged."""
     heat = ((weights.float() * weights.numel() - 1) / (FULL_HEAT - 1)).clamp(0, 1) * 190 * strength
     mask = Image.fromarray(heat.round().to(torch.uint8).numpy()).resize(image.size, Image.Resampling.BICUBIC)
     return Image.composite(Image.new("RGB", image.size, HEAT), image, mask)
@@ -65,7 +69,7 @@ def heat_over(image: Image.Image, weights: torch.Tensor, strength: float = 1.0) 
 def draw_overlay(
     pipe: TrafficVLMPipeline, picture: Image.Image, encoded: Any, items: Sequence[Mapping[str, Any]], width: int = 336
 ) -> Image.Image:
-    """The image once for each answer, with the attention map of the word that is asked about."""
+    """A sheet with the image once for each answer, under the map of the word that is asked about."""
     picture = picture.resize((width, max(1, round(width * picture.height / picture.width))))
     font = ImageFont.load_default(14)
     tiles = []
@@ -91,7 +95,7 @@ def draw_overlay(
 
 
 def wrap(text: str, font: Any, width: int) -> list[str]:
-    """Split a text into lines of at most `width` pixels, between words where possible."""
+    """The lines of a text, each at most `width` pixels wide, split between words where possible."""
     lines = [""]
     for word in re.split(r"(?<= )", " ".join(text.split())):
         for piece in [word] if font.getlength(word) <= width else word:  # a longer word is split anywhere

@@ -12,20 +12,17 @@ ATTRIBUTES = ("time of day", "weather", "traffic density", "road type")
 
 
 def suggest_questions(processor: Any) -> dict[str, str]:
-    """{question: question type}, grouped by type, the simplest paraphrase of each question.
-
-    All words are in the vocabulary. Content words are taught, if `processor.taught` is known.
-    """
+    """The simplest paraphrase of each question, and its type; only questions whose words are known and taught."""
+    questions = {paraphrases_of(one)[0]: one.partition("/")[0].replace("_", " ") for one in question_ids()}
     return {
-        question: question_id.partition("/")[0].replace("_", " ")
-        for question_id in _question_ids()
-        if not processor.unknown_words(question := paraphrases_of(question_id)[0])
-        and not processor.untaught_words(question)
+        question: question_type
+        for question, question_type in questions.items()
+        if not (processor.unknown_words(question) or processor.untaught_words(question))
     }
 
 
-def _question_ids() -> list[str]:
-    """Question ids that photographs can answer: no colors of objects, which are learned from rendered scenes only."""
+def question_ids() -> list[str]:
+    """Ids of questions that photographs can answer: no colors of objects, which only rendered scenes teach."""
     located = [category for category in CLASSES if category not in UNBOXED | UNCOUNTED]
     ids = [f"presence/{category}" for category in CLASSES]
     ids += [f"place/{category}/{region}" for category in located for region in REGIONS]

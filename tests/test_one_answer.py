@@ -70,8 +70,9 @@ def test_ask(expected, run_script, capsys):
 
 
 def test_page(vqa, expected):
-    *_, step = Page(vqa).answer(str(PHOTOGRAPH), "\n".join(QUESTIONS), None)
-    assert list(step.items) == expected
+    page = Page(vqa)
+    *_, items = page.answer(page.encode(PHOTOGRAPH), QUESTIONS)
+    assert items == expected
 
 
 def test_service(expected):
