@@ -37,9 +37,9 @@ from traffic_vlm.evaluation.report import Options, evaluate_model
 from traffic_vlm.evaluation.thresholds import MIN_ANSWERS, fit_thresholds
 from traffic_vlm.evaluation.trust import MIN_GAIN_QUESTIONS, update_taught
 from traffic_vlm.files import DataError, atomic_write_text
-from traffic_vlm.loading import load_weights
+from traffic_vlm.loading import load_processor, load_weights
 from traffic_vlm.options import option_parser
-from traffic_vlm.processing_traffic_vlm import TAUGHT_ON, TrafficVLMProcessor
+from traffic_vlm.processing_traffic_vlm import TAUGHT_ON
 
 
 @dataclass
@@ -77,7 +77,7 @@ def evaluate(arguments: Arguments, options: Options) -> None:
     rows = load_rows(arguments.dataset, arguments.split, arguments.max_images)
     train_rows = load_rows(arguments.train_dataset, prefer="train") if arguments.train_dataset else None
     model: Any = load_weights(arguments.model, dtype=torch.float32).eval()
-    processor = TrafficVLMProcessor.from_pretrained(arguments.model)
+    processor = load_processor(arguments.model)
     evaluated: Any = model.to(device)
     about: dict[str, Any] = {"model": arguments.model, "graphs": None}
     if arguments.exported:

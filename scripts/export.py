@@ -20,8 +20,8 @@ from pathlib import Path
 from transformers.utils import logging
 
 from traffic_vlm.export import onnx
+from traffic_vlm.loading import load_processor
 from traffic_vlm.options import option_parser
-from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 
 
 FORMATS = ("onnx", "int8", "torch")
@@ -46,7 +46,7 @@ def export(model_folder: Path, output_dir: Path, formats: list[str]) -> None:
         raise ValueError(f"{output_dir} exists; choose another --output_dir")
     if "int8" in formats and "onnx" not in formats:
         raise ValueError("--format int8 is made from onnx: pass --format onnx int8")
-    model, processor = onnx.load(model_folder), TrafficVLMProcessor.from_pretrained(model_folder)
+    model, processor = onnx.load(model_folder), load_processor(model_folder)
     output_dir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output_dir.parent) as temporary:
         folder = Path(temporary) / "export"

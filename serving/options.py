@@ -10,10 +10,9 @@ import torch
 from ..evaluation.thresholds import load_thresholds
 from ..files import DataError
 from ..images_traffic_vlm import Region
-from ..loading import load_weights
+from ..loading import load_processor, load_weights
 from ..options import option
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
-from ..processing_traffic_vlm import TrafficVLMProcessor
 from ..question_traffic_vlm import Question
 
 
@@ -30,7 +29,9 @@ class ModelOptions:
     """
 
     may_be_zero: ClassVar[tuple[str, ...]] = ()
-    model: str = option(str(Path(__file__).resolve().parent.parent), "model folder, or the name of a Hub repository")
+    model: str = option(
+        str(Path(__file__).resolve().parent.parent), "folder or Hub repository of a model or of a LoRA adapter"
+    )
     device: str | None = option(None, "cpu, cuda, ...; by default a GPU if there is one")
     bf16: bool = option(False, "compute in bfloat16; a GPU always does")
     threads: int | None = option(None, "CPU threads of the model")
@@ -61,7 +62,7 @@ class ModelOptions:
         device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = torch.float32 if device.type == "cpu" and not self.bf16 else torch.bfloat16
         model = load_weights(self.model, dtype=dtype).eval()
-        processor = TrafficVLMProcessor.from_pretrained(self.model)
+        processor = load_processor(self.model)
         settings = {"thresholds": self.loaded_thresholds, "region": self.part_of_image}
         try:
             return pipeline(model, processor=processor, device=device, **settings)

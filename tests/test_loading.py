@@ -1,10 +1,15 @@
-"""Damaged and incomplete weights are refused."""
+"""Adapters are merged; damaged and incomplete weights are refused."""
+
+import sys
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
-from tiny import tiny_config, tiny_model
+from tiny import ROOT, save_folder, tiny_config, tiny_model
 from traffic_vlm.loading import load_weights
+from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
+from traffic_vlm.serving.options import ModelOptions
 
 
 def test_unexpected_and_missing_weights_are_named(tmp_path):
@@ -28,3 +33,67 @@ def test_weights_that_are_not_finite_are_named(tmp_path, value):
     save_file(weights, file, {"format": "pt"})
     with pytest.raises(ValueError, match=r"NaN or infinite weights in model\.projector\.bias \(1 in all\)"):
         load_weights(tmp_path)
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    """The folder of an adapter, and the model of PEFT that it was saved from."""
+    peft = pytest.importorskip("peft")
+    model = tiny_model()
+    model.name_or_path = str(save_folder(model, tmp_path / "base"))
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(model, config).eval()
+    model.save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter", model
+
+
+@pytest.mark.parametrize("has_processor", [False, True])
+def test_an_adapter_is_merged_into_its_base(adapter, processor, has_processor):
+    folder, model = adapter
+    if has_processor:
+        processor.save_pretrained(folder)
+    image, questions = ROOT / "docs/night.jpg", ["Is there a car?", "Is it night?", "What is ahead?"]
+    expected = TrafficVLMPipeline(model, processor=processor, device="cpu")(image, questions)
+    items = ModelOptions(model=str(folder), device="cpu").load()(image, questions)
+    for item, one in zip(items, expected, strict=True):
+        assert item == {name: pytest.approx(value, abs=1e-5) for name, value in one.items()}
+    base = TrafficVLMPipeline(tiny_model(), processor=processor, device="cpu")(image, questions)
+    assert abs(base[0]["p_yes"] - items[0]["p_yes"]) > 1e-3  # the adapter changes the answers
+
+
+def cut(folder):
+    file = folder / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:5000])
+
+
+def change_weights(change):
+    def apply(folder):
+        file = folder / "adapter_model.safetensors"
+        save_file(change({name: tensor.clone() for name, tensor in load_file(file).items()}), file)
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    "damage, error, message",
+    [
+        (lambda folder: folder.with_name("base").rename(folder.with_name("moved")), OSError, "base .* is missing"),
+        (lambda folder: (folder / "adapter_model.safetensors").unlink(), OSError, "without adapter_model.safetensors"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{}"), ValueError, "does not name the base"),
+        (cut, ValueError, "cannot be merged .* header"),
+        (change_weights(lambda found: dict([*found.items()][1:])), ValueError, "cannot be merged .* missing"),
+        (change_weights(lambda found: {k: v[:1] for k, v in found.items()}), ValueError, "cannot be merged .* size"),
+        (change_weights(lambda found: {k: v * torch.inf for k, v in found.items()}), ValueError, "NaN or infinite"),
+    ],
+)
+def test_an_adapter_that_cannot_be_merged_is_refused(adapter, damage, error, message):
+    folder, _ = adapter
+    damage(folder)
+    with pytest.raises(error, match=message):
+        load_weights(folder)
+
+
+def test_an_adapter_without_peft_says_how_to_install_it(adapter, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(OSError, match=r"adapter of .*base\. To merge them on loading: pip install peft"):
+        load_weights(adapter[0])
