@@ -196,7 +196,7 @@ def test_the_page_ends_in_order_also_as_a_background_job(photo, tmp_path, number
         upload = Path(response.raise_for_status().json()[0])
         assert upload.is_relative_to(tmp_path / "uploads") and upload.exists()
         with running_app(folder, tmp_path / "others", port) as second:
-            assert second.communicate(timeout=120)[1].splitlines()[-1].startswith(f"port {port} is in use")
+            assert second.communicate(timeout=300)[1].splitlines()[-1].startswith(f"port {port} is in use")
         app.send_signal(number)
         assert "Closing server" in app.communicate(timeout=60)[0]
         assert app.returncode == 0 and not upload.exists()
