@@ -30,6 +30,7 @@ from tqdm import tqdm
 from transformers.utils import cached_file
 
 from ..files import DataError
+from ..loading import base_of_adapter
 from ..options import option
 from ..pipeline_traffic_vlm import Asked, TrafficVLMPipeline
 from ..question_traffic_vlm import answer_notes
@@ -39,7 +40,10 @@ from .stored_images import READING_THREADS, count_images, is_temporary, list_inp
 
 
 CLAIM = ".options.json"  # readers of Parquet folders skip hidden files only
-ANSWERING_FILES = ("model*.safetensors", "config.json", "processor_config.json", "tokenizer.json")
+ANSWERING_FILES = (
+    *("model*.safetensors", "config.json", "processor_config.json", "tokenizer.json"),
+    *("adapter_model.*", "adapter_config.json"),
+)
 SCHEMA = pa.schema(
     {
         "key": pa.string(),
@@ -99,9 +103,11 @@ def digest(content: bytes) -> str:
 
 def weights_digest(model: str) -> str:
     """A digest of the files of a model that decide its answers; of the Hub's, as they were loaded."""
-    folder = Path(str(cached_file(model, "config.json"))).parent
+    base = base_of_adapter(model)
+    folder = Path(str(cached_file(model, "adapter_config.json" if base else "config.json"))).parent
     paths = sorted(path for pattern in ANSWERING_FILES for path in folder.glob(pattern))
-    return digest(b"".join(path.name.encode() + hashlib.sha256(path.read_bytes()).digest() for path in paths))
+    own = digest(b"".join(path.name.encode() + hashlib.sha256(path.read_bytes()).digest() for path in paths))
+    return f"{own} on {weights_digest(base)}" if base else own
 
 
 class Part(NamedTuple):

@@ -16,6 +16,7 @@ import warnings
 import numpy as np
 import psutil
 import pytest
+import torch
 from PIL import Image
 
 from tiny import ROOT, save_folder, tiny_model
@@ -36,6 +37,7 @@ from traffic_vlm.serving.labeling import (  # noqa: E402
     find_parts,
     label,
     show_progress,
+    weights_digest,
 )
 from traffic_vlm.serving.options import ModelOptions  # noqa: E402
 from traffic_vlm.serving.stored_images import list_input  # noqa: E402
@@ -313,6 +315,19 @@ def test_labels_with_other_options_are_refused(model, tmp_path):
     with pytest.raises(DataError, match=r"input '.*in', now '.*0\.png'"):
         run_here(images / "0.png", output, model, QUESTIONS)
     assert len(read(output)) == 5
+
+
+def test_labels_of_an_adapter_depend_on_it_and_on_its_base(tmp_path):
+    peft = pytest.importorskip("peft")
+    digests = set()
+    for seed, scale in ((0, 1), (0, 2), (1, 1)):
+        base = tiny_model(seed=seed)
+        base.name_or_path = str(save_folder(base, tmp_path / f"base {seed}"))
+        torch.manual_seed(0)
+        adapter = peft.get_peft_model(base, peft.LoraConfig(r=2, lora_alpha=scale, target_modules=["q_proj"]))
+        adapter.save_pretrained(tmp_path / "adapter")
+        digests |= {weights_digest(str(tmp_path / "adapter")), weights_digest(base.name_or_path)}
+    assert len(digests) == 5
 
 
 def test_foreign_and_damaged_files_are_named(model, tmp_path):
