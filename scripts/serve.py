@@ -1,24 +1,23 @@
 """Serve answers over HTTP: images and questions in, answers with probabilities out.
 
-    python scripts/serve.py                        # http://127.0.0.1:8000, its description at /docs
+    python scripts/serve.py                        # http://127.0.0.1:8000, described at /docs
     curl -F image=@frame.jpg -F "questions=Is there a bus?" -F "questions=Is it raining?" localhost:8000/v1/answer
     curl -F image=@frame.jpg -F "questions=What is ahead?" localhost:8000/v1/generate    # words as they are generated
 
 With --thresholds an answer is yes from the threshold of its question type, and has a field not_sure.
 
-Runs on Ray Serve, on this machine or on a cluster (--address). Ctrl-C stops it. /metrics is for Prometheus. /healthz
-is for a supervisor: 503 until a replica has loaded the model. If the environment variable TRAFFIC_VLM_API_KEY is set,
-all requests but /healthz must send that key. Put a proxy with TLS in front of it where strangers can reach it.
+Runs on Ray Serve, on this machine or on a cluster (--address), until Ctrl-C or SIGTERM. /metrics is for Prometheus.
+/healthz is for a supervisor: 200 once a replica has loaded the model. If the environment variable TRAFFIC_VLM_API_KEY
+is set, requests for answers and metrics must send that key. Put a proxy with TLS in front of it where strangers can
+reach it.
 """
 
 import logging
-import math
 import os
 import signal
 import socket
 import sys
 import threading
-import time
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -28,14 +27,11 @@ from traffic_vlm.serving.cluster import load_ray, require_ray, share_machines, s
 
 require_ray("serving")
 
-from starlette.responses import JSONResponse  # noqa: E402
-
 from traffic_vlm.serving.api import API_KEY, build_app  # noqa: E402
 from traffic_vlm.serving.service import Settings  # noqa: E402
 
 
 NAME = "traffic_vlm"  # of the Ray Serve application
-HEALTH = "traffic_vlm_health"
 MAX_CONNECTIONS = 10_000  # of a replica; most can be slow
 
 
@@ -47,53 +43,34 @@ class ServeOptions(Settings):
     replicas: int = option(1, "processes, each with a model, a cache and its own metrics")
 
 
-def health_application(serve: Any) -> Any:
-    """The application of /healthz: 200 if a replica of the service runs, else 503.
-
-    It is separate because replicas cannot answer while they load the model.
-    """
-
-    class Health:  # defined here, so that its process does not import this module and with it the model's code
-        def __init__(self) -> None:
-            self.checked, self.is_up = -math.inf, False
-
-        def __call__(self, request: Any) -> JSONResponse:
-            if time.monotonic() - self.checked > 1:  # seconds: many requests must not occupy the controller
-                service = serve.status().applications.get(NAME)
-                deployment = service and service.deployments.get(NAME)
-                self.is_up = bool(deployment and "RUNNING" in deployment.replica_states)
-                self.checked = time.monotonic()
-            if self.is_up:
-                return JSONResponse({"status": "ok"})
-            return JSONResponse({"status": "no replica runs; starting"}, 503, {"Retry-After": "1"})
-
-    return serve.deployment(name=HEALTH, ray_actor_options={"num_cpus": 0})(Health).bind()
-
-
 def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-def reserve_port(host: str, port: int) -> socket.socket:
-    """Check that a port is free: Ray Serve would share it with any other process of the same user.
+def handle_signals() -> None:
+    """End on Ctrl-C and SIGTERM. A shell without job control starts background jobs with SIGINT ignored."""
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
 
-    Returns:
-        a lock, held while it is open, against a second server that starts before this one listens.
+
+def hold_port(host: str, port: int) -> socket.socket:
+    """A socket that no other server can share a port with, except for Ray Serve, which allows sharing (SO_REUSEPORT).
+
+    Two of our servers would else share the port, and each would get half of the requests.
 
     Raises:
         OSError: the port is in use or above 65535, or the address is not one of this machine.
     """
-    lock = socket.socket(socket.AF_UNIX)
+    holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections do not matter
-            probe.bind((host, port))
-        if sys.platform == "linux":
-            lock.bind(f"\0traffic_vlm {host} {port}")  # a name without a file: it ends with the process
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier server do not matter
+        holder.bind((host, port))
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     except (OSError, OverflowError) as error:
-        lock.close()
+        holder.close()
         raise OSError(f"--host {host} --port {port}: {error}") from error
-    return lock
+    return holder
 
 
 def run(options: ServeOptions) -> None:
@@ -107,13 +84,13 @@ def run(options: ServeOptions) -> None:
     if api_key == "":
         raise ValueError(f"{API_KEY} is set, but empty: unset it to require no key")
     settings = Settings(**{one.name: getattr(options, one.name) for one in fields(Settings)})
-    lock = reserve_port(options.host, options.port) if options.address is None else None
+    holder = hold_port(options.host, options.port) if options.address is None else None
     ray = load_ray(options.address)
     from ray import serve
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # not each step of starting and stopping
     start_ray(ray, options.address)
-    signal.signal(signal.SIGTERM, interrupt)  # Ray has replaced it
+    handle_signals()  # Ray has replaced that of SIGTERM
     try:
         resources, room = share_machines(ray.nodes(), options.device, options.threads)
         if options.replicas > room:
@@ -132,23 +109,21 @@ def run(options: ServeOptions) -> None:
             max_ongoing_requests=MAX_CONNECTIONS,  # the app itself refuses requests, with Retry-After
         )(serve.ingress(lambda: build_app(settings, api_key))())
         try:
-            serve.run(health_application(serve), name=HEALTH, route_prefix="/healthz")
             serve.run(deployment.bind(), name=NAME)
             print(f"serving on http://{options.host}:{options.port}, described at /docs; Ctrl-C stops it", flush=True)
             threading.Event().wait()
         finally:  # not serve.shutdown(): other applications may run on a cluster, and here it prints errors of its own
             serve.delete(NAME)
-            serve.delete(HEALTH)
     except ray.exceptions.RayError as error:
         raise OSError(f"Ray Serve does not start: {error}") from error
     finally:
         ray.shutdown()
-        if lock is not None:
-            lock.close()
+        if holder is not None:
+            holder.close()
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, interrupt)  # like Ctrl-C
+    handle_signals()
     parser = option_parser([ServeOptions], __doc__)
     try:
         [options] = parser.parse_args_into_dataclasses()
@@ -157,7 +132,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        return 0
+        print("stopped")
     return 0
 
 

@@ -1,9 +1,8 @@
-"""The HTTP API of the service.
+"""The HTTP API of the service: an app of FastAPI for each replica, which `scripts/serve.py` runs on Ray Serve.
 
-    request → key → body within limits → free slot? → image and questions checked → `Service` → answers
+    request ─→ key ─→ body within limits ─→ free slot? ─→ image and questions checked ─→ `Service` ─→ answers
 
-Every refusal is JSON with a `detail` that names the cause. `build_app` makes the ASGI app of one replica;
-`scripts/serve.py` runs it on Ray Serve.
+Every refusal is JSON with a `detail` that names the cause.
 """
 
 import asyncio
@@ -12,66 +11,44 @@ import hmac
 import json
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Security
-from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
+from fastapi_offline import FastAPIOffline
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    FailFast,
-    Field,
-    StringConstraints,
-    ValidationError,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, FailFast, Field, StringConstraints, ValidationError, WithJsonSchema
 from starlette.datastructures import UploadFile
 
-from .docs_page import describe_routes
-from .service import MAX_LETTERS, Item, Service, Settings
+from .service import Query, Service, Settings
 
 
 API_KEY = "TRAFFIC_VLM_API_KEY"  # environment variable
 PATHS = ("/v1/answer", "/v1/generate")
+ONE_FIELD_EACH = "; in a form, one field `questions` for each"
 
 
 def decode_base64(value: Any) -> Any:
-    """Decode base64 text. An upload is bytes already."""
-    return base64.b64decode(value, validate=True) if isinstance(value, str) else value
+    """The bytes of base64 text, which may be a data URL or have line breaks. An upload is bytes already."""
+    if not isinstance(value, str):
+        return value
+    text = value.partition(",")[2] if value.startswith("data:") else value
+    return base64.b64decode("".join(text.split()), validate=True)
 
 
-Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_LETTERS)]
+Text = Annotated[str, StringConstraints(max_length=2000)]
 ImageBytes = Annotated[
     bytes, BeforeValidator(decode_base64), WithJsonSchema({"type": "string", "contentEncoding": "base64"})
 ]
 
 
 class AnswerRequest(BaseModel):
-    """Questions about one image: base64 or an upload, or a URL where the server allows URLs."""
+    """Questions about one image: a file of a form, or base64."""
 
-    model_config = ConfigDict(extra="forbid")
-    image: ImageBytes | None = None
-    image_url: str | None = None
-    questions: Annotated[list[Text], FailFast(), Field(min_length=1)]
-
-    @model_validator(mode="before")
-    @classmethod
-    def check_fields(cls, values: Any) -> Any:
-        """Report one unknown field; pydantic would report each of a million."""
-        unknown = values.keys() - cls.model_fields.keys() if isinstance(values, dict) else ()
-        if unknown:
-            raise ValueError(f"unknown field {min(unknown)[:100]!r}; known are {', '.join(cls.model_fields)}")
-        return values
-
-    @model_validator(mode="after")
-    def check_image(self) -> "AnswerRequest":
-        if (self.image is None) == (self.image_url is None):
-            raise ValueError("give one image: an upload, base64 in image, or image_url")
-        return self
+    image: ImageBytes
+    questions: Annotated[list[Text], FailFast(), Field(min_length=1, examples=[["Is there a car?"]])]
 
 
 class Answer(BaseModel):
@@ -97,17 +74,43 @@ class Problem(BaseModel):
     detail: str
 
 
+PROBLEMS = {
+    400: "The form is malformed.",
+    401: "The API key is missing or wrong.",
+    413: "The request is too long.",
+    415: "The body is neither JSON nor a form.",
+    422: "The image or a question cannot be read.",
+    503: "Too many requests are waiting: try again after Retry-After seconds.",
+    504: "Not answered in time.",
+}
+RESPONSES: dict[int | str, Any] = {
+    status: {"model": Problem, "description": text} for status, text in PROBLEMS.items()
+}
+SCHEMA = AnswerRequest.model_json_schema()
+FORM = {"image": {"type": "string", "format": "binary"}, "questions": SCHEMA["properties"]["questions"]}
+BODY: dict[str, Any] = {
+    "required": True,
+    "content": {
+        "multipart/form-data": {
+            "schema": {"type": "object", "properties": FORM, "required": list(FORM)},
+            "encoding": {"questions": {"style": "form", "explode": True}},  # a field for each question
+        },
+        "application/json": {"schema": SCHEMA},
+    },
+}
+
+
 class Metrics:
     """Prometheus metrics of one replica."""
 
-    def __init__(self, service: Service):
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
         names: dict[str, Any] = {"registry": self.registry, "namespace": "traffic_vlm"}
         self.requests = Counter("requests", "Requests by path and status", ["path", "status"], **names)
         self.seconds = Histogram("request_seconds", "Seconds until a response starts", ["path"], **names)
         self.images = Counter("images", "Images of answered requests, encoded now or cached", ["cached"], **names)
         self.questions = Counter("questions", "Questions answered", **names)
-        Gauge("waiting", "Requests in progress", **names).set_function(lambda: service.waiting)
+        self.waiting = Gauge("waiting", "Requests in progress", **names)
 
 
 async def count_request(request: Request, call_next: Any) -> Response:
@@ -134,150 +137,98 @@ async def check_key(
         raise HTTPException(401, "an API key is needed: the header X-API-Key, or Authorization: Bearer")
 
 
-async def read_body(request: Request) -> AsyncIterator[bytes | dict[str, Any]]:
-    """Dependency: the body as JSON text, or as the fields of a form with an uploaded `image`.
+async def read_body(request: Request) -> bytes | dict[str, Any]:
+    """The body: JSON text, or the fields of a form.
 
     Raises:
-        HTTPException: 400, 413, 415 or 503, as in `PROBLEMS`.
+        HTTPException: 400, 413, 415, or 503 if a large upload finds no room on the disk.
     """
-    service = request.app.state.service
-    settings, max_bytes = service.settings, service.settings.max_bytes
-    # A deadline for the body and the answers together.
-    request.state.deadline = asyncio.get_running_loop().time() + settings.seconds
-    too_long = HTTPException(413, f"the request is longer than {max_bytes:,} bytes")
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > max_bytes:
-        raise too_long
-    total = 0
+    max_bytes, size = request.app.state.service.settings.max_bytes, 0
 
     async def receive() -> Any:
-        nonlocal total
+        nonlocal size
         message = await request.receive()
-        size = len(message.get("body", b""))
-        total += size
-        service.body_bytes += size
-        if total > max_bytes:
-            raise too_long
-        if service.body_bytes > settings.max_waiting * max_bytes:
-            raise busy("the bodies of other requests fill the memory")
+        size += len(message.get("body", b""))
+        if size > max_bytes:
+            raise HTTPException(413, f"the request is longer than {max_bytes:,} bytes")
         return message
 
     limited = Request(request.scope, receive)
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type == "application/json":
+        return await limited.body()
+    if content_type != "multipart/form-data":
+        expected = "the content type must be application/json or multipart/form-data"
+        raise HTTPException(415, f"{expected}, got {content_type or 'none'}")
     try:
-        async with asyncio.timeout_at(request.state.deadline):
-            if content_type == "multipart/form-data":
-                async with limited.form(max_files=1, max_fields=settings.max_questions + 8) as form:
-                    body: Any = dict(form)
-                    if "questions" in form:
-                        body["questions"] = form.getlist("questions")
-                    if isinstance(body.get("image"), UploadFile):
-                        body["image"] = await body["image"].read()
-            elif content_type == "application/json":
-                body = await limited.body()
-            else:
-                message = "the content type must be application/json or multipart/form-data"
-                raise HTTPException(415, f"{message}, got {content_type or 'none'}")
-        yield body
-    finally:
-        service.body_bytes -= total
+        async with limited.form(max_files=1, max_part_size=max_bytes) as form:
+            image = form.get("image")
+            content = await image.read() if isinstance(image, UploadFile) else image
+            return {"image": content, "questions": form.getlist("questions")}
+    except OSError as error:
+        raise HTTPException(503, f"the upload cannot be stored: {error.strerror}", {"Retry-After": "60"}) from error
 
 
-def busy(message: str) -> HTTPException:
-    return HTTPException(503, message, {"Retry-After": "1"})
-
-
-async def take_slot(request: Request, body: Annotated[Any, Depends(read_body)]) -> AsyncIterator[Any]:
-    """Dependency: the body. Hold one of `max_waiting` slots from when it is here until the response is complete.
-
-    Not earlier: a few hundred clients that send their bodies slowly would take all slots.
-    """
-    service = request.app.state.service
-    limit = service.settings.max_waiting
-    if service.waiting >= limit:
-        raise busy(f"{limit} requests are waiting already")
-    service.waiting += 1
-    try:
-        yield body
-    finally:
-        service.waiting -= 1
-
-
-Body = Annotated[Any, Depends(take_slot)]
-
-
-async def read_item(service: Service, body: bytes | dict[str, Any]) -> Item:
-    """Check what a body asks, and decode its image.
+def read_query(service: Service, body: bytes | dict[str, Any]) -> Query:
+    """The query of a body. Takes long: not for the event loop.
 
     Raises:
         HTTPException: 422.
     """
-
-    def read() -> tuple[bytes | str, list[str]]:
-        if isinstance(body, bytes):
-            asked: Any = AnswerRequest.model_validate_json(body)
-        else:
-            asked = AnswerRequest.model_validate(body)
-        return asked.image_url if asked.image is None else asked.image, service.check(asked.questions)
-
     try:
-        # Not in the event loop, which all requests share.
-        image, questions = await asyncio.get_running_loop().run_in_executor(service.decoders, read)
-        return await service.prepare(image, questions)
+        read = AnswerRequest.model_validate_json if isinstance(body, bytes) else AnswerRequest.model_validate
+        asked = read(body)  # type: ignore[arg-type]
+        return service.read(asked.image, asked.questions)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
         raise HTTPException(422, f"{place}: {message}" if place else message) from error
     except ValueError as error:
-        raise HTTPException(422, str(error)) from error
+        hint = ONE_FIELD_EACH if "ask them one by one" in str(error) else ""
+        raise HTTPException(422, f"{error}{hint}") from error
 
 
-def describe_body() -> dict[str, Any]:
-    """The OpenAPI description of a body that is JSON or a form."""
-    schema = AnswerRequest.model_json_schema()
-    form = {"image": {"type": "string", "format": "binary"}, "questions": schema["properties"]["questions"]}
-    content = {
-        "multipart/form-data": {"schema": {"type": "object", "properties": form, "required": list(form)}},
-        "application/json": {"schema": schema},
-    }
-    return {"requestBody": {"required": True, "content": content}}
+async def receive_query(request: Request) -> AsyncIterator[Query]:
+    """Dependency: the query of a request. It holds one of `max_waiting` slots until the response is complete.
+
+    Not before its body is here: clients that send theirs slowly would take all slots.
+    """
+    state, settings = request.app.state, request.app.state.service.settings
+    async with asyncio.timeout(settings.seconds):
+        body = await read_body(request)
+    if state.waiting >= settings.max_waiting:
+        raise HTTPException(503, f"{settings.max_waiting} requests are waiting already", {"Retry-After": "1"})
+    state.waiting += 1
+    try:
+        async with asyncio.timeout(settings.seconds):
+            query = await asyncio.get_running_loop().run_in_executor(state.readers, read_query, state.service, body)
+        yield query
+    finally:
+        state.waiting -= 1
 
 
+ReceivedQuery = Annotated[Query, Depends(receive_query)]
 router = APIRouter()
-PROBLEMS = {
-    400: "The body is no form.",
-    401: "The API key is missing or wrong.",
-    413: "The request is too long.",
-    415: "The body is neither JSON nor a form.",
-    422: "The image or a question cannot be read.",
-    503: "Too many requests are waiting: try again after Retry-After seconds.",
-    504: "Not answered in time.",
-}
-RESPONSES: dict[int | str, Any] = {
-    status: {"model": Problem, "description": text} for status, text in PROBLEMS.items()
-}
 
 
-@router.post("/v1/answer", response_model=AnswerResponse, openapi_extra=describe_body(), responses=RESPONSES)
-async def answer(request: Request, body: Body) -> JSONResponse:
+@router.post("/v1/answer", response_model=AnswerResponse, openapi_extra={"requestBody": BODY}, responses=RESPONSES)
+async def answer(request: Request, query: ReceivedQuery) -> JSONResponse:
     """Answer questions about an image: `score` is the probability of the answer, `p_yes` that of yes."""
     service, metrics, begin = request.app.state.service, request.app.state.metrics, time.perf_counter()
-    async with asyncio.timeout_at(request.state.deadline):
-        item = await read_item(service, body)
-        answers, cached = await service.answer(item)
-    metrics.images.labels(str(cached).lower()).inc()
-    metrics.questions.inc(len(answers))
-    response = {"image": item.key, "seconds": time.perf_counter() - begin}
-    return JSONResponse({"answers": answers, **response})
+    async with asyncio.timeout(service.settings.seconds):
+        await service.answer(query)
+    metrics.images.labels(str(query.cached).lower()).inc()
+    metrics.questions.inc(len(query.answers))
+    return JSONResponse({"answers": query.answers, "image": query.key, "seconds": time.perf_counter() - begin})
 
 
 @router.post(
     "/v1/generate",
     response_class=StreamingResponse,
-    openapi_extra=describe_body() | {"responses": {"200": {"content": {"text/event-stream": {}}}}},
+    openapi_extra={"requestBody": BODY, "responses": {"200": {"content": {"text/event-stream": {}}}}},
     responses=RESPONSES,
 )
-async def generate(request: Request, body: Body) -> StreamingResponse:
+async def generate(request: Request, query: ReceivedQuery) -> StreamingResponse:
     """Answer one question after the other, with answers in words as they are generated.
 
     Events: {"index", "text"}, the next piece of an answer in words to the question of this index; after its last
@@ -285,12 +236,12 @@ async def generate(request: Request, body: Body) -> StreamingResponse:
     """
     service, metrics = request.app.state.service, request.app.state.metrics
     seconds = service.settings.seconds
-    async with asyncio.timeout_at(request.state.deadline):
-        answers = await service.stream(await read_item(service, body))
+    async with asyncio.timeout(seconds):
+        await service.encode(query)
 
     async def events() -> AsyncIterator[str]:
         try:
-            async for index, piece in answers:
+            async for index, piece in service.stream(query):
                 event = {"text": piece} if isinstance(piece, str) else piece
                 yield f"data: {json.dumps({'index': index} | event)}\n\n"
                 metrics.questions.inc(not isinstance(piece, str))
@@ -305,40 +256,37 @@ async def read_metrics(request: Request) -> Response:
     return Response(generate_latest(request.app.state.metrics.registry), media_type="text/plain; version=0.0.4")
 
 
-@router.get("/openapi.json", include_in_schema=False)
-async def describe(request: Request) -> dict[str, Any]:
-    return request.app.openapi()
-
-
-@router.get("/", include_in_schema=False)
-async def redirect_to_docs() -> RedirectResponse:
-    return RedirectResponse("/docs")
-
-
-@router.get("/docs", include_in_schema=False)
-async def show_docs(request: Request) -> HTMLResponse:
-    return HTMLResponse(describe_routes(request.app.openapi()))
-
-
 def build_app(settings: Settings, api_key: str | None = None) -> FastAPI:
     """The ASGI app of one replica, with its model loaded.
 
     Args:
-        api_key: what every request must send; None for no key.
+        api_key: what requests to `/v1` and `/metrics` must send; None for no key.
     """
-
-    async def too_slow(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"detail": f"not answered in {settings.seconds:g} seconds"}, 504)
-
-    service = Service(settings)
-    app = FastAPI(
+    # Swagger UI comes from the package. Its validator is a website, which would be sent the address of this server.
+    app = FastAPIOffline(
         title="Traffic VLM",
         version="1",
         description="Answers questions about images of traffic scenes.",
-        openapi_url=None,  # `router` serves the description, so that the key protects it as well
-        exception_handlers={TimeoutError: too_slow},
+        redoc_url=None,
+        swagger_ui_parameters={"validatorUrl": None},
     )
-    app.state.service, app.state.metrics, app.state.api_key = service, Metrics(service), api_key
+    app.state.service, app.state.metrics, app.state.api_key = Service(settings), Metrics(), api_key
+    app.state.waiting = 0  # requests whose body is here and whose response is not complete
+    app.state.metrics.waiting.set_function(lambda: app.state.waiting)
+    app.state.readers = ThreadPoolExecutor(4)  # decode images
     app.middleware("http")(count_request)
     app.include_router(router, dependencies=[Depends(check_key)] if api_key else [])
+
+    @app.exception_handler(TimeoutError)
+    async def too_slow(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"detail": f"not answered in {settings.seconds:g} seconds"}, 504)
+
+    @app.get("/healthz", include_in_schema=False)
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/", include_in_schema=False)
+    async def redirect_to_docs() -> RedirectResponse:
+        return RedirectResponse("/docs")
+
     return app

@@ -1,7 +1,6 @@
 """Ray: start it, and share the machines among processes that hold a model each."""
 
 import atexit
-import contextlib
 import importlib.util
 import logging
 import math
@@ -10,7 +9,6 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 
@@ -31,10 +29,8 @@ def load_ray(address: str | None) -> Any:
     asks for a token that only the processes of the command know.
     """
     settings = {
-        "RAY_BACKEND_LOG_LEVEL": "fatal",
         # The default of 5 s (three times that in all) is too short for the proxy to start on a busy machine.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "traffic_vlm.serving.proxy.middlewares",
     }
     if address is None:
         settings |= {
@@ -59,20 +55,6 @@ def load_data() -> Any:
     return ray.data
 
 
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Drop what is written to standard error by code in C++, which says there that it has read its log level."""
-    sys.stderr.flush()
-    standard_error, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 2)
-    try:
-        yield
-    finally:
-        os.dup2(standard_error, 2)
-        os.close(standard_error)
-        os.close(nothing)
-
-
 def start_ray(ray: Any, address: str | None) -> None:
     """Start Ray on this machine, or connect to the cluster at an address.
 
@@ -85,14 +67,14 @@ def start_ray(ray: Any, address: str | None) -> None:
     if address is None:
         # Ray's own choice. On macOS, the path of Python's is too long for a socket.
         parent = os.environ.get("RAY_TMPDIR") or ("/tmp" if sys.platform == "darwin" else None)
+        options["include_dashboard"] = False  # would be eleven more processes
         options["_temp_dir"] = tempfile.mkdtemp(prefix="ray_", dir=parent)
         atexit.register(shutil.rmtree, options["_temp_dir"], ignore_errors=True)
     where = "on this machine" if address is None else f"at {address}"
     hint = "" if address is None else " (a cluster that asks for a token needs RAY_AUTH_MODE=token in the environment)"
     for attempt in range(1, MAX_CONNECTIONS + 1):
         try:
-            with _silent():
-                ray.init(address=address or "local", **options)
+            ray.init(address=address or "local", **options)
             return
         except Exception as error:  # Ray raises many types, `Exception` itself among them
             if isinstance(error, ConnectionError) and attempt < MAX_CONNECTIONS:
