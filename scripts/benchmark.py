@@ -3,6 +3,8 @@
     python scripts/benchmark.py --output_dir runs/benchmark        # about 5 minutes on 2 CPU cores
     python scripts/benchmark.py --output_dir runs/generate --workloads generate --dtype float32
     python scripts/benchmark.py --output_dir runs/gpu --device cuda
+    python scripts/benchmark.py service --clients 100              # of a running scripts/serve.py
+    python scripts/benchmark.py service --clients 1 --questions 1 --long_callers 16 [--in_words]
 
 Writes report.json and report.md. Run nothing else meanwhile.
 
@@ -21,19 +23,30 @@ Workloads:
 
 The models take turns in one process: a machine that becomes slower or faster affects all of them. Times are medians. A
 ratio is the time of a model divided by the time of Traffic VLM.
+
+`service` prints requests a second and the seconds of a request, for clients that ask again as soon as they are
+answered, and for callers of 64 long questions beside them. No image is sent twice.
 """
 
+import base64
 import json
+import os
 import platform
 import re
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import cycle, islice, product
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
 
+import numpy as np
 import torch
 import transformers
 from torch.utils.benchmark import Timer
@@ -72,6 +85,9 @@ CLASSES = (
 TEMPLATES = ["Is there a {}?", "Can you see a {}?", "Is there a {} on the left?", "Do you see a {} ahead?"]
 TEMPLATES += ["Is a {} crossing the street?"]
 OPEN_QUESTION = "What is ahead?"
+SIDES = ("left", "right")
+LONG_QUESTIONS = [f"Is there a car{' and a bus' * 34} on the {side}?" for side in SIDES * 32]  # 108 tokens each
+QUESTIONS_IN_WORDS = [f"What is on the {side}?" for side in SIDES * 32]
 
 Run = Callable[[], Any]  # does a workload once, with all inputs prepared
 
@@ -104,6 +120,17 @@ class Options:
             raise SystemExit("--device cuda: torch finds no GPU")
         if (self.output_dir / "report.json").exists():
             raise SystemExit(f"{self.output_dir} already holds a report; choose another --output_dir")
+
+
+@dataclass
+class ServiceOptions:
+    url: str = "http://127.0.0.1:8000"
+    image: Path = field(default=ROOT / "docs/example.jpg", metadata={"help": "image to ask about"})
+    clients: int = field(default=100, metadata={"help": "clients, each of which waits for its answer"})
+    questions: int = field(default=4, metadata={"help": "questions of their requests"})
+    long_callers: int = field(default=0, metadata={"help": "clients beside them, with 64 questions of 108 tokens"})
+    in_words: bool = field(default=False, metadata={"help": "the 64 questions are short, and answered in words"})
+    seconds: float = field(default=30.0, metadata={"help": "time in which requests are sent"})
 
 
 class TrafficVLM:
@@ -342,7 +369,53 @@ def run_benchmark(
     return report
 
 
+def call_service(options: ServiceOptions, questions: Sequence[str], end: float) -> list[tuple[int, float]]:
+    """Status and seconds of each request of a client that asks until `end`. Status 0: no response."""
+    image, results = options.image.read_bytes(), []
+    while (begin := time.perf_counter()) < end:
+        encoded = base64.b64encode(image + os.urandom(8)).decode()  # not the image of an earlier request
+        body = json.dumps({"image": encoded, "questions": questions}).encode()
+        request = Request(f"{options.url}/v1/answer", body, {"Content-Type": "application/json"})
+        try:
+            with urlopen(request, timeout=300) as response:
+                response.read()
+                status = response.status
+        except HTTPError as error:
+            status = error.code
+        except URLError:
+            status = 0
+        results.append((status, time.perf_counter() - begin))
+    return results
+
+
+def measure_service(options: ServiceOptions) -> list[str]:
+    """A line for the clients, and one for the long callers, if there are any."""
+    groups = {"clients": (options.clients, make_questions(options.questions))}
+    if options.long_callers:
+        groups["long callers"] = (options.long_callers, QUESTIONS_IN_WORDS if options.in_words else LONG_QUESTIONS)
+    begin, lines = time.perf_counter(), []
+    with ThreadPoolExecutor(sum(count for count, _ in groups.values())) as pool:
+        end = begin + options.seconds
+        calls = {
+            name: [pool.submit(call_service, options, questions, end) for _ in range(count)]
+            for name, (count, questions) in groups.items()
+        }
+    took = time.perf_counter() - begin
+    for name, futures in calls.items():
+        results = [result for future in futures for result in future.result()]
+        seconds = [each for status, each in results if status == 200] or [float("nan")]
+        errors = dict(Counter(status for status, _ in results if status != 200))
+        p50, p99 = np.percentile(seconds, [50, 99])
+        rate = f"{len(seconds) / took:.1f} requests/s, p50 {p50:.2f} s, p99 {p99:.2f} s"
+        lines.append(f"{name}: {rate}, {len(results)} requests, errors {errors or 'none'}")
+    return lines
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["service"]:
+        [service] = option_parser([ServiceOptions], __doc__).parse_args_into_dataclasses(sys.argv[2:])
+        print("\n".join(measure_service(service)))
+        return
     [options] = option_parser([Options], __doc__).parse_args_into_dataclasses()
     transformers.logging.set_verbosity_error()
     if options.threads:

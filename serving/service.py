@@ -43,7 +43,7 @@ class Settings(ModelOptions):
     max_waiting: int = option(256, "requests in progress; above: 503 with Retry-After")
     batch_size: int = option(16, "requests in one pass of the model")
     pass_tokens: int = option(1024, "tokens in one pass: questions, answers in words, and padding")
-    cached_images: int = option(256, "encoded images to keep, 1.4 MB each in float32")
+    cached_images: int = option(256, "encoded images to keep, 1.8 MB each in float32")
     cache_seconds: float = option(600.0, "time to keep an encoded image")
 
 
@@ -219,17 +219,21 @@ class Service:
             streamer = AsyncTextIteratorStreamer(
                 self.pipe.tokenizer, skip_prompt=True, timeout=self.settings.seconds, skip_special_tokens=True
             )
-            ask = partial(self.pipe, streamer=streamer)
-            answer = asyncio.create_task(self._between_passes(ask, query.encoded, question))
-            # After yes or no, and after an error, nothing else ends the streamer.
-            answer.add_done_callback(lambda _, streamer=streamer: streamer.end())
+            answer = asyncio.create_task(self._generate(query.encoded, question, streamer))
             try:
                 async for piece in streamer:
                     if piece:
                         yield i, piece
-                yield i, (await answer)[0]
+                yield i, await answer
             finally:
                 answer.cancel()  # if it has not started, there is no reader left
+
+    async def _generate(self, encoded: Any, question: str, streamer: AsyncTextIteratorStreamer) -> Answer:
+        """The answer to a question about an encoded image. The streamer gets its words."""
+        try:
+            return (await self._between_passes(partial(self.pipe, streamer=streamer), encoded, question))[0]
+        finally:
+            streamer.end()  # after yes or no, and after an error, nothing else does
 
     async def _between_passes(self, work: Callable[..., Any], *args: Any) -> Any:
         """The result of work of a stream. Between two passes there is work of one stream only: the others wait."""

@@ -10,7 +10,7 @@ from PIL import Image
 from tiny import ROOT, load_script
 
 
-for name in ("aiohttp", "fastapi", "gradio", "httpx", "onnxruntime", "ray"):
+for name in ("fastapi_offline", "gradio", "httpx", "onnxruntime", "ray"):
     pytest.importorskip(name)
 
 from starlette.testclient import TestClient  # noqa: E402
