@@ -162,9 +162,12 @@ async def read_body(request: Request) -> bytes | dict[str, Any]:
         raise HTTPException(415, f"{expected}, got {content_type or 'none'}")
     try:
         async with limited.form(max_files=1, max_part_size=max_bytes) as form:
-            image = form.get("image")
-            content = await image.read() if isinstance(image, UploadFile) else image
-            return {"image": content, "questions": form.getlist("questions")}
+            body: dict[str, Any] = dict(form)
+            if "questions" in form:
+                body["questions"] = form.getlist("questions")
+            if isinstance(body.get("image"), UploadFile):
+                body["image"] = await body["image"].read()
+            return body
     except OSError as error:
         raise HTTPException(503, f"the upload cannot be stored: {error.strerror}", {"Retry-After": "60"}) from error
 

@@ -1,6 +1,8 @@
 """The benchmark: each model does its whole workload, the models have the same size, and the report adds up."""
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
@@ -108,3 +110,32 @@ def test_bad_options_are_named(tmp_path, monkeypatch, options, message):
     with pytest.raises(SystemExit, match=message):
         run_script(monkeypatch, "--output_dir", tmp_path / "out", *options)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_running_service_is_measured():
+    bodies = []
+
+    class Busy(BaseHTTPRequestHandler):
+        def do_POST(self):
+            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(503 if len(bodies) == 1 else 200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        options = script.ServiceOptions(url, clients=3, questions=2, long_callers=1, in_words=True, seconds=0.5)
+        clients, long_callers = script.measure_service(options)
+        server.shutdown()
+    assert {len(body["questions"]) for body in bodies} == {2, 64}
+    assert len({body["image"] for body in bodies}) == len(bodies), "no image is sent twice"
+    assert clients.startswith("clients: ") and long_callers.startswith("long callers: ")
+    assert sum("errors {503: 1}" in line for line in (clients, long_callers)) == 1
+
+
+def test_a_service_that_does_not_answer_is_an_error():
+    options = script.ServiceOptions("http://127.0.0.1:9", clients=1, seconds=0.1)
+    assert "errors {0: " in script.measure_service(options)[0]
