@@ -1,6 +1,7 @@
 """Ray: start it, and share the machines among processes that hold a model each."""
 
 import atexit
+import contextlib
 import importlib.util
 import logging
 import math
@@ -9,6 +10,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -29,6 +31,7 @@ def load_ray(address: str | None) -> Any:
     asks for a token that only the processes of the command know.
     """
     settings = {
+        "RAY_BACKEND_LOG_LEVEL": "fatal",  # else its messages tear the progress bar of labels
         # The default of 5 s (three times that in all) is too short for the proxy to start on a busy machine.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
     }
@@ -55,6 +58,20 @@ def load_data() -> Any:
     return ray.data
 
 
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Drop what is written to standard error by code in C++, which says there that it has read its log level."""
+    sys.stderr.flush()
+    standard_error, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(standard_error, 2)
+        os.close(standard_error)
+        os.close(nothing)
+
+
 def start_ray(ray: Any, address: str | None) -> None:
     """Start Ray on this machine, or connect to the cluster at an address.
 
@@ -74,7 +91,8 @@ def start_ray(ray: Any, address: str | None) -> None:
     hint = "" if address is None else " (a cluster that asks for a token needs RAY_AUTH_MODE=token in the environment)"
     for attempt in range(1, MAX_CONNECTIONS + 1):
         try:
-            ray.init(address=address or "local", **options)
+            with _silent():
+                ray.init(address=address or "local", **options)
             return
         except Exception as error:  # Ray raises many types, `Exception` itself among them
             if isinstance(error, ConnectionError) and attempt < MAX_CONNECTIONS:
