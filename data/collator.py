@@ -6,7 +6,6 @@ Image and scene are mirrored and cropped together, and questions are generated a
 counts match the image that the model sees. Changes of light keep the names of colors: "red" stays red.
 """
 
-import io
 import random
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,92 +14,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageFilter
+from PIL import Image
 
 from ..images_traffic_vlm import to_rgb
 from ..processing_traffic_vlm import ROW_TOKENS
+from .augment import augment, change_light
 from .ground_truth import NONE
 from .questions import QUESTION_TYPES, Balancer, Question, ask
-from .scene import SYNTHETIC, Scene
-
-
-TONE = 1.18  # maximum gamma: it changes a middle gray by 12 %
-CONTRAST = 0.15  # maximum increase of the slope at middle gray
-DARK = 0.1  # fraction of images that are darkened
-# Fraction of photographs, and of rendered scenes, that are cropped: a crop hides the number of lanes and the shape of
-# the road, which only rendered scenes label.
-CROPPED, CROPPED_RENDERED = 0.5, 0.3
-MIRRORED, MIRRORED_NUMBERS = 0.5, 0.2  # fraction of images that are mirrored; of those with numbers to be read
-
-
-def cropped_fraction(scene: Scene) -> float:
-    """The fraction of images like this one that are cropped."""
-    return CROPPED_RENDERED if scene.source == SYNTHETIC else CROPPED
-
-
-def mirrored_fraction(scene: Scene) -> float:
-    """The fraction of images like this one that are mirrored."""
-    return MIRRORED_NUMBERS if any("value" in item.attributes for item in scene.objects) else MIRRORED
-
-
-def random_window(scene: Scene, rng: random.Random, min_fraction: float = 0.6) -> tuple[int, int, int, int]:
-    """A window (left, top, right, bottom) in pixels of at least `min_fraction` of the width and of the height."""
-    width = max(1, round(scene.width * rng.uniform(min_fraction, 1.0)))
-    height = max(1, round(scene.height * rng.uniform(min_fraction, 1.0)))
-    left, top = rng.randint(0, scene.width - width), rng.randint(0, scene.height - height)
-    return left, top, left + width, top + height
-
-
-def change_light(image: Image.Image, rng: random.Random) -> Image.Image:
-    """Change tones, blur, noise and JPEG quality, as if by another camera.
-
-    No tone changes by more than a tenth of the range, none is clipped, and hues are preserved. So white, silver, gray
-    and black keep their names, and so do orange and yellow.
-    """
-    image = _with_tones(image, TONE ** rng.uniform(-1, 1), rng.uniform(-CONTRAST, CONTRAST))
-    if rng.random() < 0.25:
-        image = image.filter(ImageFilter.GaussianBlur(rng.uniform(0.3, 1.5)))
-    if rng.random() < 0.25:
-        noise = np.random.default_rng(rng.getrandbits(32)).standard_normal((image.height, image.width, 3), np.float32)
-        noisy = np.asarray(image) + rng.uniform(2, 12) * noise
-        image = Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8))
-    if rng.random() < 0.25:
-        buffer = io.BytesIO()
-        image.save(buffer, "JPEG", quality=rng.randint(30, 90))
-        image = Image.open(buffer).convert("RGB")
-    return image
-
-
-def darken(image: Image.Image, scene: Scene, rng: random.Random) -> tuple[Image.Image, Scene]:
-    """Darken an image strongly. Colors, weather, time of day and wetness become unknown: they are hard to see."""
-    hidden = ("color", "weather", "time of day", "road surface")
-    return _with_tones(image, rng.uniform(1.4, 2.4), 0.0), scene.without(*hidden)
-
-
-def _with_tones(image: Image.Image, gamma: float, contrast: float) -> Image.Image:
-    """Apply `gamma`, then change the slope at middle gray by `contrast`; black and white stay the same."""
-    tones = np.linspace(0, 1, 256) ** gamma
-    tones -= contrast * np.sin(2 * np.pi * tones) / (2 * np.pi)
-    return image.point(np.rint(255 * tones).astype(int).tolist() * 3)
-
-
-def augment(image: Image.Image, scene: Scene, rng: random.Random, cropped: float) -> tuple[Image.Image, Scene]:
-    """Randomly mirror, crop (with probability `cropped`), darken and relight an image together with its scene."""
-    if rng.random() < mirrored_fraction(scene):
-        image, scene = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), scene.flipped()
-    if rng.random() < cropped:
-        window = random_window(scene, rng)
-        image, scene = image.crop(window), scene.cropped(*window)
-    if rng.random() < DARK:
-        image, scene = darken(image, scene, rng)
-    return change_light(image, rng), scene
+from .scene import Scene
 
 
 @dataclass
 class Prepared:
     """An image as the model will see it, its questions, and its scene (None for hand-written questions)."""
 
-    image: Image.Image
+    image: np.ndarray | Image.Image
     questions: list[Question]
     scene: Scene | None
     source: str = ""
@@ -190,9 +118,9 @@ class TrafficCollator:
         """An augmented image with new questions; it is not cropped if a crop has no possible question."""
         if not row.get("scene"):
             return self._with_stored_questions(row, rng)
-        whole, known = to_rgb(row["image"]), Scene.from_json(row["scene"])
-        for cropped in (cropped_fraction(known), 0.0):
-            image, scene = augment(whole, known, rng, cropped)
+        whole, known = np.asarray(to_rgb(row["image"])), Scene.from_json(row["scene"])
+        for crops in (True, False):
+            image, scene = augment(whole, known, np.random.default_rng(rng.getrandbits(64)), crops)
             questions = self.ask(scene, rng)
             if questions:
                 break
@@ -217,4 +145,7 @@ class TrafficCollator:
             # Without training the questions depend only on the row, so that they are the same each time.
             row_rng = rng if self.training else random.Random(f"{self.seed}/{row['scene']}")
             questions = ask(scene, row_rng, count, None, self.question_types, self.knows_none)
-        return Prepared(change_light(image, rng) if self.training else image, questions, scene)
+        if self.training:
+            light = np.random.default_rng(rng.getrandbits(64))
+            return Prepared(change_light(np.asarray(image), light), questions, scene)
+        return Prepared(image, questions, scene)

@@ -19,19 +19,16 @@ from tqdm import tqdm
 
 from ..files import DataError, atomic_write, atomic_write_text
 from ..images_traffic_vlm import to_rgb
-from .collator import cropped_fraction, mirrored_fraction
+from .augment import augment
 from .folders import load_rows
 from .ground_truth import View
-from .presence import HEAD_QUESTIONS, INDEX, SCENE_VALUES, image_labels, targets
+from .presence import HEAD_QUESTIONS, targets
 from .scene import Scene
 
 
 SIDE = 256
-WHOLE = (0.0, 0.0, 1.0, 1.0)
 MIN_FACTS = 25  # questions with the answer yes, and with no, that a fact needs in the datasets
 UNLEARNED = ("relation", "comparison")  # question types with too many ids for a head
-# Question types whose answers a change of light can falsify.
-OF_LIGHT = ("color", "light_state", "weather", "road_surface", "time_of_day")
 
 
 @dataclass(frozen=True)
@@ -154,96 +151,18 @@ class FrameBatches(torch.utils.data.IterableDataset):
         for source in sources:
             row = int(rng.choice(self.rows[names[source]]))
             scene = Scene.from_json(self.frames.scenes[row])
-            items.append(augmented(self.frames.pixels[row], scene, self.frames.facts, size, rng))
+            items.append(drawn(self.frames.pixels[row], scene, self.frames.facts, size, rng))
         pixels, region, patch, facts = (torch.from_numpy(np.stack(column)) for column in zip(*items))
         batch = {"pixels": pixels, "region": region, "patch": patch, "facts": facts}
         return batch | {"source": torch.from_numpy(sources)}
 
 
-def augmented(
+def drawn(
     image: np.ndarray, scene: Scene, facts: Sequence[str], size: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The image or a crop, with random mirroring and light, and its region, patch and fact targets."""
-    labels, window = image_labels(scene), WHOLE
-    if rng.random() < cropped_fraction(scene):
-        size_of_edges = (scene.width, scene.height) * 2
-        left, top, right, bottom = (round(edge * whole) for edge, whole in zip(random_window(rng), size_of_edges))
-        window = left / scene.width, top / scene.height, right / scene.width, bottom / scene.height
-        scene = scene.cropped(left, top, right, bottom)
-    mirrored = rng.random() < mirrored_fraction(scene)
-    region, patch = targets(labels, window, mirrored, (size // 16, size // 16))
-    answers = fact_targets(scene.flipped() if mirrored else scene, facts)
-    left, top, right, bottom = (round(edge * SIDE) for edge in window)
-    crop = image[top:bottom, left:right]
-    crop = cv2.resize(crop, (size, size), interpolation=cv2.INTER_AREA if size < right - left else cv2.INTER_LINEAR)
-    crop = crop[:, ::-1] if mirrored else crop
-    image, hidden = relight(np.ascontiguousarray(crop), rng)
-    _forget(region, patch, hidden)
-    if hidden:
-        answers[[name.split("/")[0] in OF_LIGHT for name in facts]] = -1
-    return image, region, patch, answers
-
-
-def random_window(rng: np.random.Generator) -> tuple[float, float, float, float]:
-    """A random window (left, top, right, bottom in 0..1) of 40 to 100 % of the area.
-
-    Its width and height, as fractions of the image, differ by at most a third.
-    """
-    area, shape = rng.uniform(0.4, 1.0), np.exp(rng.uniform(-0.28, 0.28))
-    width, height = min(1.0, np.sqrt(area * shape)), min(1.0, np.sqrt(area / shape))
-    left, top = rng.uniform(0, 1 - width), rng.uniform(0, 1 - height)
-    return float(left), float(top), float(left + width), float(top + height)
-
-
-def relight(image: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, list[str]]:
-    """Randomly change brightness, contrast, saturation, blur, noise and JPEG quality; add darkness, fog or rain.
-
-    Returns:
-        the image, and the names of categories and scene labels that the change makes unrecognizable.
-    """
-    hidden: list[str] = []
-    gain, offset = rng.uniform(0.7, 1.35), rng.uniform(-25, 25)
-    table = (np.arange(256) / 255.0) ** np.exp(rng.uniform(-0.3, 0.3)) * 255 * gain + offset
-    if rng.random() < 0.05:
-        table = table * rng.uniform(0.25, 0.6)
-        hidden += ["time_of_day", "weather"]
-    image = cv2.LUT(image, table.clip(0, 255).astype(np.uint8))
-    chance = rng.random(6)
-    if chance[0] < 0.1:
-        image = np.repeat(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None], 3, 2)
-        hidden += ["red light", "green light", "yellow light", "weather"]
-    elif chance[0] < 0.5:
-        gray = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
-        amount = rng.uniform(0.6, 1.4)
-        image = cv2.addWeighted(image, amount, gray, 1 - amount, 0)
-    if chance[1] < 0.03:
-        haze = np.linspace(rng.uniform(0.4, 0.85), rng.uniform(0.1, 0.5), len(image))[:, None, None]
-        image = (image * (1 - haze) + rng.uniform(150, 225) * haze).astype(np.uint8)
-        hidden += ["weather", "glare"]
-    if chance[2] < 0.03:
-        _draw_rain(image, rng)
-        hidden += ["weather", "road"]
-    if chance[3] < 0.12:
-        image = cv2.GaussianBlur(image, (0, 0), rng.uniform(0.3, 1.3))
-    if chance[4] < 0.12:
-        noise = rng.standard_normal(image.shape, np.float32) * rng.uniform(2, 12)
-        image = (image + noise).clip(0, 255).astype(np.uint8)
-    if chance[5] < 0.12:
-        _, coded = cv2.imencode(".jpg", image, (cv2.IMWRITE_JPEG_QUALITY, int(rng.integers(25, 85))))
-        image = np.asarray(cv2.imdecode(coded, cv2.IMREAD_COLOR))
-    return image, hidden
-
-
-def _draw_rain(image: np.ndarray, rng: np.random.Generator) -> None:
-    size, slant = len(image), rng.uniform(-0.3, 0.3)
-    for x, y, length in rng.uniform((0, 0, 0.03), (1, 1, 0.1), (int(rng.integers(40, 160)), 3)) * size:
-        tone = int(rng.integers(150, 230))
-        end = (int(x + slant * length), int(y + length))
-        cv2.line(image, (int(x), int(y)), end, (tone, tone, tone), 1, cv2.LINE_AA)
-
-
-def _forget(region: np.ndarray, patch: np.ndarray, names: Sequence[str]) -> None:
-    for name in names:
-        for category in [f"{name}: {value}" for value in SCENE_VALUES[name]] if name in SCENE_VALUES else [name]:
-            region[INDEX[category]] = -1
-            patch[INDEX[category]] = -1
+    """An augmented image [size,size,3], and its region, patch and fact targets."""
+    image, scene = augment(image, scene, rng)
+    shrinks = size < image.shape[1]
+    image = cv2.resize(image, (size, size), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+    region, patch = targets(scene, (size // 16, size // 16))
+    return image, region, patch, fact_targets(scene, facts)

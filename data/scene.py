@@ -194,16 +194,19 @@ class Scene:
         return [item for item in self.objects if is_a(item.category, category)]
 
     def without(self, *names: str) -> "Scene":
-        """The scene with these object and scene attributes unknown."""
+        """The scene with these attributes of objects, scene attributes and names of `presence` unknown."""
         objects = tuple(
             item
             if item.attributes.keys().isdisjoint(names)
             else replace(item, attributes={name: v for name, v in item.attributes.items() if name not in names})
             for item in self.objects
         )
-        scene_attributes = {name: value for name, value in self.scene_attributes.items() if name not in names}
         return replace(
-            self, objects=objects, scene_attributes=scene_attributes, attributed=given_to_all(self.attributed, objects)
+            self,
+            objects=objects,
+            scene_attributes={name: value for name, value in self.scene_attributes.items() if name not in names},
+            presence={name: is_seen for name, is_seen in self.presence.items() if name not in names},
+            attributed=given_to_all(self.attributed, objects),
         )
 
     def flipped(self) -> "Scene":

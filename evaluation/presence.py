@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..data.frames import Frames
-from ..data.presence import CATEGORIES, REGIONS, image_labels, targets
+from ..data.presence import CATEGORIES, REGIONS, targets
 from ..data.scene import Scene
 from ..files import atomic_write
 
@@ -28,7 +28,7 @@ def auc(probabilities: np.ndarray, truth: np.ndarray) -> float:
 
 def region_targets(frames: Frames) -> np.ndarray:
     """Ground truth int8 [N,C,4] of whole frames: 1, 0, or -1 for unknown."""
-    return np.stack([targets(image_labels(Scene.from_json(scene)))[0] for scene in frames.scenes])
+    return np.stack([targets(Scene.from_json(scene))[0] for scene in frames.scenes])
 
 
 def judge(probabilities: np.ndarray, truth: np.ndarray, sources: Sequence[str]) -> dict[str, Any]:

@@ -1,14 +1,14 @@
 """Robustness: agreement between paraphrases of a question, and accuracy on corrupted images."""
 
-import io
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import combinations
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageFilter
+from PIL import Image
 
+from ..data.augment import add_noise, blur, compress, darken
 from ..data.folders import LISTS
 from ..data.templates import paraphrases_of
 from .metrics import group, mean
@@ -72,34 +72,20 @@ def agreement(predictions: Iterable[Prediction]) -> dict[str, Any]:
 
 
 def corruptions(processor: Any) -> dict[str, Transform]:
-    """Deterministic image corruptions by name. Each first resizes the image to the model's input size."""
+    """Image corruptions by name, the same each time. Each first resizes the image to the model's input size."""
     size, resample = processor.image_processor.size, processor.image_processor.resample
 
-    def resized(corrupt: Transform) -> Transform:
-        return lambda image: corrupt(image.resize((size["width"], size["height"]), resample))
+    def resized(corrupt: Callable[..., np.ndarray], *strength: float) -> Transform:
+        def transform(image: Image.Image) -> Image.Image:
+            pixels = np.asarray(image.resize((size["width"], size["height"]), resample))
+            noise = (np.random.default_rng(0),) if corrupt is add_noise else ()
+            return Image.fromarray(corrupt(pixels, *strength, *noise))
+
+        return transform
 
     return {
-        f"gaussian blur, radius {BLUR_RADIUS:g} pixels": resized(blur),
-        f"gaussian noise, deviation {NOISE_DEVIATION:g} of 255": resized(add_noise),
-        f"darkness, {BRIGHTNESS:.0%} of the light": resized(darken),
-        f"JPEG, quality {JPEG_QUALITY}": resized(compress),
+        f"gaussian blur, radius {BLUR_RADIUS:g} pixels": resized(blur, BLUR_RADIUS),
+        f"gaussian noise, deviation {NOISE_DEVIATION:g} of 255": resized(add_noise, NOISE_DEVIATION),
+        f"darkness, {BRIGHTNESS:.0%} of the light": resized(darken, BRIGHTNESS),
+        f"JPEG, quality {JPEG_QUALITY}": resized(compress, JPEG_QUALITY),
     }
-
-
-def blur(image: Image.Image) -> Image.Image:
-    return image.filter(ImageFilter.GaussianBlur(BLUR_RADIUS))
-
-
-def darken(image: Image.Image) -> Image.Image:
-    return image.point([round(BRIGHTNESS * value) for value in range(256)] * 3)
-
-
-def add_noise(image: Image.Image) -> Image.Image:
-    noise = np.random.default_rng(0).standard_normal((image.height, image.width, 3))
-    return Image.fromarray(np.clip(np.asarray(image) + NOISE_DEVIATION * noise, 0, 255).astype(np.uint8))
-
-
-def compress(image: Image.Image) -> Image.Image:
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=JPEG_QUALITY)
-    return Image.open(buffer).convert("RGB")

@@ -20,8 +20,8 @@ from tiny import ROOT, TINY_TOWER
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
 from traffic_vlm.data.dataset import DatasetOptions, make_dataset
 from traffic_vlm.data.formats import Problems
-from traffic_vlm.data.frames import FrameBatches, augmented, fact_targets, find_facts, load_frames, relight
-from traffic_vlm.data.presence import CATEGORIES, INDEX, REGIONS, image_labels, targets
+from traffic_vlm.data.frames import FrameBatches, drawn, fact_targets, find_facts, load_frames
+from traffic_vlm.data.presence import CATEGORIES, INDEX, REGIONS, targets
 from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.data.scene_labels import SCENE_VALUES, SEEN, read_scene_labels, with_scene_labels
 from traffic_vlm.evaluation.presence import auc, judge, region_targets, table
@@ -49,9 +49,10 @@ LIGHT = TINY_TOWER | {"neck": "depthwise", "neck_width": 16, "intermediate_size"
 LINE = dict.fromkeys(SCENE_VALUES) | {"image": "a.jpg", "present": [], "unsure": []}
 
 
-def region_of(scene, category, seen=None, **view):
-    known = scene if seen is None else with_scene_labels(scene, seen)
-    return targets(image_labels(known), **view)[0][INDEX[category]].tolist()
+def region_of(scene, category, seen=None, window=None, mirrored=False):
+    scene = scene if seen is None else with_scene_labels(scene, seen)
+    scene = scene if window is None else scene.cropped(*window)
+    return targets(scene.flipped() if mirrored else scene)[0][INDEX[category]].tolist()
 
 
 @pytest.mark.parametrize(("capability", "is_bfloat16"), [("AVX2", False), ("AVX512", True)])
@@ -97,18 +98,18 @@ def test_tiny_or_hidden_objects_are_unknown():
 
 def test_targets_follow_window_and_mirroring():
     scene = cars((10, 100, 60, 160), (200, 100, 290, 160))
-    assert region_of(scene, "car", window=(0.5, 0.0, 1.0, 1.0)) == [1, 0, 1, -1]
-    assert region_of(scene, "car", window=(0.16, 0.0, 0.6, 1.0)) == [-1, -1, 0, 0]  # a quarter of it is visible
+    assert region_of(scene, "car", window=(150, 0, 300, 300)) == [1, 0, 1, -1]
+    assert region_of(scene, "car", window=(48, 0, 180, 300)) == [-1, -1, 0, 0]  # a quarter of it is visible
     assert region_of(cars((10, 100, 60, 160)), "car", mirrored=True) == [1, 0, 0, 1]
 
 
 def test_patches_follow_window_and_mirroring():
-    labels = image_labels(cars((0, 0, 75, 75)))
-    patch = targets(labels, grid=(4, 4))[1][INDEX["car"]]
+    scene = cars((0, 0, 75, 75))
+    patch = targets(scene, (4, 4))[1][INDEX["car"]]
     assert patch[0].tolist() == [1, 0, 0, 0] and not patch[1:].any()
-    assert targets(labels, mirrored=True, grid=(4, 4))[1][INDEX["car"], 0].tolist() == [0, 0, 0, 1]
-    assert (targets(labels, (0.0, 0.0, 0.25, 0.25), grid=(4, 4))[1][INDEX["car"]] == 1).all()
-    assert (targets(labels, grid=(4, 4))[1][INDEX["person"]] == -1).all()
+    assert targets(scene.flipped(), (4, 4))[1][INDEX["car"], 0].tolist() == [0, 0, 0, 1]
+    assert (targets(scene.cropped(0, 0, 75, 75), (4, 4))[1][INDEX["car"]] == 1).all()
+    assert (targets(scene, (4, 4))[1][INDEX["person"]] == -1).all()
 
 
 def test_masks_are_present_by_their_area():
@@ -119,7 +120,7 @@ def test_masks_are_present_by_their_area():
 
     assert region_of(scene({0}, 1.0), "sky") == [1, 1, 0, 0]
     assert region_of(scene({0}, 1.0), "sky", mirrored=True) == [1, 0, 0, 1]
-    assert region_of(scene({0}, 1.0), "sky", window=(0.5, 0.0, 1.0, 1.0)) == [0, 0, 0, 0]
+    assert region_of(scene({0}, 1.0), "sky", window=(70, 0, 140, 140)) == [0, 0, 0, 0]
     assert region_of(scene({13}, 0.01), "sky") == [-1, 0, 0, -1]
     assert region_of(scene({0}, 1.0, visible=0.0), "sky") == [-1, -1, 0, 0]
 
@@ -136,7 +137,7 @@ def test_the_color_of_a_cut_light_and_the_presence_of_a_tiny_one_are_unknown(tmp
     light = SceneObject("traffic light", (100, 20, 140, 120), attributes={"state": "red"})
     given = {"traffic light": frozenset({"state"})}
     scene = Scene(256, 256, (light,), attributed=given)
-    view = {"window": (0.0, 80 / 256, 1.0, 1.0)}
+    view = {"window": (0, 80, 256, 256)}
     assert region_of(scene, "red light")[0] == 1 and region_of(scene, "red light", **view)[0] == -1
     assert region_of(scene, "traffic light", **view)[0] == 1
     tiny = Scene(256, 256, (SceneObject("traffic light", (100, 20, 103, 24)),))
@@ -162,18 +163,18 @@ def test_scene_labels_hold_for_the_whole_image_and_some_of_them_for_crops(tmp_pa
     scene = cars()
     assert region_of(scene, "car", seen) == [0, 0, 0, 0]  # boxes take precedence
     assert region_of(scene, "bicycle", seen) == [1, -1, -1, -1]
-    assert region_of(scene, "bicycle", seen, window=(0.0, 0.0, 0.6, 0.6)) == [-1] * 4
-    assert region_of(scene, "animal", seen, window=(0.0, 0.0, 0.9, 0.9))[0] == 0
-    assert region_of(scene, "animal", seen, window=(0.0, 0.0, 0.6, 0.6))[0] == -1  # or "cropped" would mean "no"
+    assert region_of(scene, "bicycle", seen, window=(0, 0, 180, 180)) == [-1] * 4
+    assert region_of(scene, "animal", seen, window=(0, 0, 270, 270))[0] == 0
+    assert region_of(scene, "animal", seen, window=(0, 0, 180, 180))[0] == -1  # or "cropped" would mean "no"
     assert region_of(scene, "truck", seen)[0] == -1 and region_of(scene, "vehicle", seen)[0] == 1
-    assert region_of(scene, "weather: rain", seen, window=(0.0, 0.0, 0.6, 0.6))[0] == 1
+    assert region_of(scene, "weather: rain", seen, window=(0, 0, 180, 180))[0] == 1
     assert region_of(scene, "weather: fog", seen)[0] == 0
     assert region_of(scene, "road: wet", seen)[0] == -1 and region_of(scene, "time_of_day: day", seen)[0] == -1
 
 
 def test_views_that_scenes_do_not_tell_apart_are_unknown(tmp_path):
-    labels = image_labels(with_scene_labels(cars(), labels_of(tmp_path, view="roadside")))
-    assert [labels.whole[INDEX[f"view: {name}"]] for name in ("driver", "camera", "roadside")] == [0, 0, -1]
+    seen = labels_of(tmp_path, view="roadside")
+    assert [region_of(cars(), f"view: {name}", seen)[0] for name in ("driver", "camera", "roadside")] == [0, 0, -1]
 
 
 @pytest.mark.parametrize(
@@ -267,7 +268,7 @@ def test_augmentation_moves_objects_targets_and_facts_together(data, tmp_path):
     rng, found, scene = np.random.default_rng(0), 0, Scene.from_json(frames.scenes[1])
     sides = {"side/car/is/left": slice(0, 21), "side/car/is/right": slice(43, 64)}
     for _ in range(60):
-        image, _, patch, facts = augmented(frames.pixels[1], scene, list(sides), 64, rng)
+        image, _, patch, facts = drawn(frames.pixels[1], scene, list(sides), 64, rng)
         car = patch[INDEX["car"]] == 1
         brightness = image.reshape(4, 16, 4, 16, 3).mean((1, 3, 4))
         if car.any() and (patch[INDEX["car"]] == 0).any():
@@ -293,23 +294,6 @@ def test_fact_targets_are_the_true_answers():
     assert fact_targets(scene, facts).tolist() == [0, 1, -1, 1, 0]
     assert fact_targets(scene.flipped(), facts).tolist() == [0, 1, -1, 0, 1]
     assert fact_targets(scene.cropped(0, 0, 200, 300), facts).tolist() == [-1] * 5
-
-
-def test_a_change_of_light_names_what_it_hides():
-    rng, image = np.random.default_rng(0), np.random.default_rng(1).integers(0, 255, (32, 32, 3), np.uint8)
-    for _ in range(200):
-        changed, hidden = relight(image, rng)
-        is_gray = (changed == changed[..., :1]).all()
-        assert changed.shape == image.shape and (not is_gray or "red light" in hidden)
-
-
-def test_facts_of_light_are_unknown_in_another_light(monkeypatch):
-    scene = Scene(60, 60, scene_attributes={"weather": "rainy", "lane count": "3", "view": "driver"})
-    facts, image = ["weather/weather/is/rainy", "lane_count/lane count/is/3"], np.full((256, 256, 3), 90, np.uint8)
-    monkeypatch.setattr("traffic_vlm.data.frames.cropped_fraction", lambda scene: 0.0)
-    for hidden, expected in ((), [1, 1]), (["weather"], [-1, 1]):
-        monkeypatch.setattr("traffic_vlm.data.frames.relight", lambda image, rng, hidden=hidden: (image, list(hidden)))
-        assert augmented(image, scene, facts, 64, np.random.default_rng(0))[3].tolist() == expected
 
 
 # ------------------------------------------------------------------------------------------------ head and metrics

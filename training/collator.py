@@ -16,7 +16,7 @@ from ..data.collator import Prepared, TrafficCollator
 from ..data.ground_truth import View
 from ..data.grounding import find_word, word_patches
 from ..data.patches import GRID
-from ..data.presence import CATEGORIES, HEAD_QUESTIONS, REGIONS, image_labels, targets
+from ..data.presence import CATEGORIES, HEAD_QUESTIONS, REGIONS, targets
 from ..data.questions import Question, ask
 from ..data.scene import SYNTHETIC, Scene
 from ..data.templates import paraphrases_of, random_paraphrase
@@ -79,7 +79,7 @@ class SupervisedCollator(TrafficCollator):
         for image, item in enumerate(prepared):
             if item.scene is None:
                 continue
-            region[image], patch[image] = targets(image_labels(item.scene), grid=self.grid)
+            region[image], patch[image] = targets(item.scene, self.grid)
             for index, category, patches in word_patches(item.questions, item.scene, self.grid):
                 row, end = position_of[image, index]
                 segments = batch["segment_ids"][row, : end + 1]

@@ -1,0 +1,152 @@
+"""Augmentation: an image and its scene, changed together, so that every answer still holds.
+
+    (image, scene) → mirror → crop → light → weather → camera → (image, scene)
+
+What a change hides becomes unknown in the scene (`HIDDEN`): nobody sees the color of a car in a gray picture. Other
+changes are mild enough for colors to keep their names. Both trainings use `augment`; evaluation uses `darken`, `blur`,
+`add_noise` and `compress` with a fixed strength.
+
+Images are uint8 arrays [H,W,3]. Their size need not be that of the scene: the tower's frames are squeezed to squares.
+"""
+
+import cv2
+import numpy as np
+
+from .scene import SYNTHETIC, Scene
+
+
+MIRRORED, MIRRORED_NUMBERS = 0.5, 0.2  # fraction of images that are mirrored; of those with numbers to be read
+# Fraction of photographs, and of rendered scenes, that are cropped: a crop hides the number of lanes and the shape of
+# the road, which only rendered scenes label.
+CROPPED, CROPPED_RENDERED = 0.5, 0.3
+MIN_SIDE = 0.6  # of a crop, as a fraction of the width and of the height
+GAMMA = 1.18  # at most: a middle gray changes by 12 %
+CONTRAST = 0.15  # at most: the increase of the slope at middle gray
+SATURATION = 0.15  # at most: change of the distance of a color from its gray
+LIGHT_OF = ("color", "weather", "time of day", "road surface")
+# Chance of each change that hides something, and the attributes that it hides.
+HIDDEN: dict[str, tuple[float, tuple[str, ...]]] = {
+    "darkness": (0.08, LIGHT_OF),
+    "exposure": (0.15, LIGHT_OF),
+    "gray": (0.04, ("color", "state", "weather", "red light", "yellow light", "green light")),
+    "haze": (0.03, ("color", "weather", "glare")),
+    "rain": (0.03, ("weather", "road surface")),
+}
+CAMERA = 0.2  # chance of blur, of noise and of JPEG artifacts
+
+
+def augment(image: np.ndarray, scene: Scene, rng: np.random.Generator, crops: bool = True) -> tuple[np.ndarray, Scene]:
+    """The image [H',W',3] and its scene after random changes: mirrored, cropped, in other light, by another camera.
+
+    Args:
+        crops: False keeps the whole image.
+    """
+    if rng.random() < mirrored_fraction(scene):
+        image, scene = image[:, ::-1], scene.flipped()
+    if crops and rng.random() < (CROPPED_RENDERED if scene.source == SYNTHETIC else CROPPED):
+        image, scene = crop(image, scene, random_window(scene, rng))
+    image = np.ascontiguousarray(image)
+    for name, (chance, hidden) in HIDDEN.items():
+        if rng.random() < chance:
+            image, scene = HIDING[name](image, rng), scene.without(*hidden)
+    return change_light(image, rng), scene
+
+
+def mirrored_fraction(scene: Scene) -> float:
+    """The fraction of images like this one that are mirrored."""
+    return MIRRORED_NUMBERS if any("value" in item.attributes for item in scene.objects) else MIRRORED
+
+
+def random_window(scene: Scene, rng: np.random.Generator) -> tuple[int, int, int, int]:
+    """A window (left, top, right, bottom) in pixels of the scene, of at least `MIN_SIDE` of the width and height."""
+    width = max(1, round(scene.width * rng.uniform(MIN_SIDE, 1)))
+    height = max(1, round(scene.height * rng.uniform(MIN_SIDE, 1)))
+    left, top = int(rng.integers(scene.width - width + 1)), int(rng.integers(scene.height - height + 1))
+    return left, top, left + width, top + height
+
+
+def crop(image: np.ndarray, scene: Scene, window: tuple[int, int, int, int]) -> tuple[np.ndarray, Scene]:
+    """The part of an image and of its scene in a window (left, top, right, bottom) in pixels of the scene."""
+    x, y = image.shape[1] / scene.width, image.shape[0] / scene.height
+    left, top = int(window[0] * x), int(window[1] * y)
+    right, bottom = max(round(window[2] * x), left + 1), max(round(window[3] * y), top + 1)
+    return image[top:bottom, left:right], scene.cropped(*window)
+
+
+def change_light(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The image with other tones, as if by another camera, at times blurred, noisy or compressed.
+
+    No tone changes by more than a tenth of the range, none is clipped, and hues are preserved. So white, silver, gray
+    and black keep their names, and so do orange and yellow.
+    """
+    tones = np.linspace(0, 1, 256) ** GAMMA ** rng.uniform(-1, 1)
+    tones -= rng.uniform(-CONTRAST, CONTRAST) * np.sin(2 * np.pi * tones) / (2 * np.pi)  # black and white stay
+    image = cv2.LUT(image, np.rint(255 * tones).astype(np.uint8))
+    image = saturate(image, 1 + rng.uniform(-SATURATION, SATURATION))
+    if rng.random() < CAMERA:
+        image = blur(image, rng.uniform(0.3, 1.5))
+    if rng.random() < CAMERA:
+        image = add_noise(image, rng.uniform(2, 12), rng)
+    if rng.random() < CAMERA:
+        image = compress(image, int(rng.integers(25, 90)))
+    return image
+
+
+def saturate(image: np.ndarray, factor: float) -> np.ndarray:
+    """The image with the distance of each color from its gray multiplied; 0 is a gray picture."""
+    gray = cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+    return cv2.addWeighted(image, factor, gray, 1 - factor, 0)
+
+
+def blur(image: np.ndarray, radius: float) -> np.ndarray:
+    """The image blurred by a Gaussian of this standard deviation in pixels."""
+    return cv2.GaussianBlur(image, (0, 0), radius)
+
+
+def add_noise(image: np.ndarray, deviation: float, rng: np.random.Generator) -> np.ndarray:
+    """The image with Gaussian noise of this standard deviation, of 255."""
+    noise = rng.standard_normal(image.shape, np.float32) * deviation
+    return (image + noise).clip(0, 255).astype(np.uint8)
+
+
+def compress(image: np.ndarray, quality: int) -> np.ndarray:
+    """The image as JPEG of this quality shows it."""
+    _, coded = cv2.imencode(".jpg", image[..., ::-1], (cv2.IMWRITE_JPEG_QUALITY, quality))
+    return np.ascontiguousarray(cv2.imdecode(coded, cv2.IMREAD_COLOR)[..., ::-1])
+
+
+def darken(image: np.ndarray, light: float) -> np.ndarray:
+    """The image with this fraction of its light."""
+    return cv2.LUT(image, np.rint(light * np.arange(256)).astype(np.uint8))
+
+
+def expose(image: np.ndarray, gain: float, offset: float) -> np.ndarray:
+    """The image with tones multiplied by `gain` and shifted by `offset`, clipped at black and white."""
+    return cv2.LUT(image, (np.arange(256) * gain + offset).clip(0, 255).astype(np.uint8))
+
+
+def add_haze(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The image behind haze that is thicker at the top, where a road is farther away."""
+    haze = np.linspace(rng.uniform(0.4, 0.85), rng.uniform(0.1, 0.5), len(image))[:, None, None]
+    return (image * (1 - haze) + rng.uniform(150, 225) * haze).astype(np.uint8)
+
+
+def add_rain(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The image with streaks of rain in one slant."""
+    height, width = image.shape[:2]
+    image, slant = image.copy(), rng.uniform(-0.3, 0.3)
+    for x, y, length in rng.uniform((0, 0, 0.03), (1, 1, 0.1), (int(rng.integers(40, 160)), 3)):
+        tone = int(rng.integers(150, 230))
+        start = int(x * width), int(y * height)
+        end = int(x * width + slant * length * height), int((y + length) * height)
+        cv2.line(image, start, end, (tone, tone, tone), 1, cv2.LINE_AA)
+    return image
+
+
+HIDING = {
+    "darkness": lambda image, rng: darken(image, rng.uniform(0.2, 0.6)),
+    "exposure": lambda image, rng: expose(image, rng.uniform(0.65, 1.45), rng.uniform(-30, 30)),
+    "gray": lambda image, rng: saturate(image, 0),
+    "haze": add_haze,
+    "rain": add_rain,
+}
