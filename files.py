@@ -1,12 +1,13 @@
 """Files: `DataError`, which files may be read, and atomic writes. This module needs only the standard library."""
 
+import json
 import os
 import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 _UMASK = os.umask(0o022)  # reading it sets it
@@ -64,3 +65,25 @@ def atomic_write_text(path: str | Path, text: str) -> None:
     """Write a UTF-8 text file atomically: after a crash `path` is either the old or the complete new file."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def claim(folder: Path, options: dict[str, Any]) -> None:
+    """Note what the files of a folder are made of, in .options.json; a later call with other options is refused.
+
+    Raises:
+        DataError: the folder was claimed with other options, or .options.json is damaged.
+    """
+    path = folder / ".options.json"
+    advice = f"choose another folder, or delete {folder} to start over"
+    try:
+        before = dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        atomic_write_text(path, json.dumps(options, indent=1))
+        return
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path} is damaged ({error}); {advice}") from error
+    changes = [
+        f"{name}: {before.get(name)} before, {new} now" for name, new in options.items() if before.get(name) != new
+    ]
+    if changes:
+        raise DataError(f"{folder} holds something else ({'; '.join(changes)}); {advice}")

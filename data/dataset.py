@@ -1,23 +1,22 @@
 """Datasets of images, scenes and questions: written as Parquet files, rendered while training, and mixed.
 
-    records or seeds → questions → rows {image, questions, answers, ..., source, image_id, scene} → Parquet files
+    records or seeds → blocks of 256 → Dataset.from_generator → rows {image, questions, answers, ..., scene} → Parquet
 
-The content of a file follows from the options and its index alone, and a file is either complete or absent. So a run
-that is stopped at any moment and started again writes the same files as one that was never stopped.
+The rows of a block follow from the options and its index alone, and a file is either complete or absent. So a run that
+is stopped and started again writes the same rows as one that was never stopped, with any number of processes.
 """
 
 import hashlib
 import io
 import json
-import multiprocessing
-import os
 import random
 import re
-import threading
+import shutil
+import tempfile
+import uuid
 import zlib
 from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from datasets import Dataset, Features, Image, List, Value, disable_progress_bar
 from PIL import Image as PILImage
 from tqdm import tqdm
 
-from ..files import DataError, atomic_write, atomic_write_text
+from ..files import DataError, atomic_write, atomic_write_text, claim
 from .folders import LISTS, select_evenly
 from .formats import Problems, Record, check_sources, load_mapping, read_source
 from .formats.drafting import draft_mapping
@@ -47,6 +46,9 @@ FEATURES = Features(
     }
 )
 SYNTHETIC_IMAGES = 1000  # by default
+BLOCK = 256  # images among which the answers are balanced
+NOTHING = "nothing to ask"  # the problem of an image without a possible question
+REPORT = ("source", "question_types", "categories", "answers")  # columns that the report counts
 JPEG_QUALITY = 92  # of synthetic images: about 20 kB each, without visible artifacts
 # With the hash of the files: without it `load_dataset` may load another folder of the same name from its cache.
 CARD = """---
@@ -89,12 +91,12 @@ class DatasetOptions:
     )
     first_seed: int = field(default=0, metadata={"help": "seed of the first synthetic image"})
     seed: int = field(default=0, metadata={"help": "seed of the choice of questions"})
-    shard_size: int = field(default=256, metadata={"help": "images in a file"})
+    images_per_file: int = field(default=2 * BLOCK, metadata={"help": "a stopped run continues after the last file"})
     num_workers: int = field(default=2, metadata={"help": "number of processes"})
     strict: bool = field(default=False, metadata={"help": "stop at the first problem instead of skipping the image"})
 
     def __post_init__(self) -> None:
-        for name in ("questions_per_image", "shard_size", "num_workers"):
+        for name in ("questions_per_image", "images_per_file", "num_workers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}")
         if not re.fullmatch(r"\w+(\.\w+)*", self.split):
@@ -111,18 +113,20 @@ def make_dataset(options: DatasetOptions) -> dict[str, Any]:
         DataError: a source or its mapping is unusable, or the folder holds another dataset. OSError: for example, the
             disk is full; complete files are kept.
     """
-    problems = Problems(strict=options.strict)
+    folder, problems = options.output_dir, Problems(strict=options.strict)
     items = read_items(options, problems)
-    _check_plan(options, items)
-    paths = _write_shards(options, [item for part in items.values() for item in part])
-    report = _summarize(paths, problems)
-    files = hashlib.sha256()
+    others = [name for name in ("README.md", "report.json", "data") if (folder / name).exists()]
+    if others and not (folder / ".options.json").exists():
+        raise DataError(f"{folder} has {', '.join(others)} of something else; choose another --output_dir")
+    chosen = {name: str(value) for name, value in asdict(options).items() if name not in ("num_workers", "output_dir")}
+    claim(folder, chosen | {f"images of {source}": _fingerprint(part) for source, part in items.items()})
+    paths = _write_files([item for part in items.values() for item in part], options)
+    report, digest = _summarize(paths, problems), hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
-            files.update(hashlib.file_digest(file, "sha256").digest())
-    card = CARD.format(split=options.split, files=files.hexdigest())
-    atomic_write_text(options.output_dir / "README.md", card)
-    atomic_write_text(options.output_dir / "report.json", json.dumps(report, indent=1, sort_keys=True))
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    atomic_write_text(folder / "README.md", CARD.format(split=options.split, files=digest.hexdigest()))
+    atomic_write_text(folder / "report.json", json.dumps(report, indent=1, sort_keys=True))
     return report
 
 
@@ -198,25 +202,6 @@ def add_scene_labels(records: Sequence[Record], folder: Path, scene_labels: Path
     return found
 
 
-def _check_plan(options: DatasetOptions, items: dict[str, list[Item]]) -> None:
-    """Note what the dataset consists of; refuse a folder that holds something else."""
-    plan = {name: str(value) for name, value in asdict(options).items() if name not in ("num_workers", "output_dir")}
-    plan |= {f"images of {source}": _fingerprint(part) for source, part in items.items()}
-    folder, path = options.output_dir, options.output_dir / ".parts" / "plan.json"
-    existing = [name for name in ("README.md", "report.json", "data") if (folder / name).exists()]
-    if existing and not path.exists():
-        raise DataError(f"{folder} has {', '.join(existing)} of something else; choose another --output_dir")
-    advice = f"choose another --output_dir, or delete {folder} to start over"
-    try:
-        before = dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else plan
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{path} is damaged ({error}); {advice}") from error
-    changes = [f"{key}: {before.get(key)} before, {plan[key]} now" for key in plan if before.get(key) != plan[key]]
-    if changes:
-        raise DataError(f"{folder} holds another dataset ({'; '.join(changes)}); {advice}")
-    atomic_write_text(path, json.dumps(plan, indent=1))
-
-
 def _fingerprint(items: list[Item]) -> str:
     """Hash seeds, or scenes with the names, sizes and times of their image files."""
     digest = hashlib.sha256()
@@ -229,91 +214,93 @@ def _fingerprint(items: list[Item]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _write_shards(options: DatasetOptions, items: list[Item]) -> list[Path]:
-    """Write the files that are missing, in parallel; return the paths of all."""
-    folder = options.output_dir / "data"
-    for temporary in (*folder.glob("*.tmp"), *folder.parent.glob(".parts/*.tmp")):  # of a killed run
-        temporary.unlink(missing_ok=True)
-    paths: list[Path] = []
-    shards: dict[int, list[Item]] = {}  # those to write
-    for start in range(0, len(items), options.shard_size):
-        paths.append(folder / f"{options.split}-{len(paths):05d}.parquet")
-        if not paths[-1].exists():
-            shards[len(paths) - 1] = items[start : start + options.shard_size]
-    done = len(items) - sum(map(len, shards.values()))
-    with (
-        tqdm(total=len(items), initial=done, unit="image") as progress,
-        ProcessPoolExecutor(options.num_workers, initializer=end_with_parent) as pool,
-    ):
-        futures = {pool.submit(write_shard, paths[i], shard, i, options): shard for i, shard in shards.items()}
-        try:
-            for future in as_completed(futures):
-                future.result()
-                progress.update(len(futures[future]))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+def _write_files(items: Sequence[Item], options: DatasetOptions) -> list[Path]:
+    """The paths of all files; those that are missing are written."""
+    folder, paths = options.output_dir / "data", []
+    for temporary in folder.glob(".*"):  # of a killed run
+        if temporary.is_dir():
+            shutil.rmtree(temporary)
+        elif temporary.suffix == ".tmp":
+            temporary.unlink()
+    disable_progress_bars()  # of the library, which has three for each file
+    with tqdm(total=len(items), unit=" images") as progress:
+        for start in range(0, len(items), options.images_per_file):
+            chosen = items[start : start + options.images_per_file]
+            path = folder / f"{options.split}-{len(paths):05d}.parquet"
+            if not path.exists():
+                write_file(path, chosen, start, options)
+            paths.append(path)
+            progress.update(len(chosen))
     return paths
 
 
-def end_with_parent() -> None:
-    """Make this worker end with its parent, whatever ended that: a worker of a killed parent would wait for good."""
-    parent: Any = multiprocessing.parent_process()
+def write_file(path: Path, items: Sequence[Item], first: int, options: DatasetOptions) -> None:
+    """Write the rows of some images to a Parquet file, and beside it what was skipped.
 
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def write_shard(path: Path, items: Sequence[Item], index: int, options: DatasetOptions) -> None:
-    """Write one Parquet file, and what was skipped beside it.
+    Args:
+        first: index of the first image in the dataset.
 
     Raises:
         DataError: an image cannot be read and `options.strict` is set. OSError: for example, the disk is full.
     """
-    rng, balancer = random.Random(f"{options.seed}/{index}"), Balancer() if options.balance else NaturalRates()
-    skipped: Counter[str] = Counter()
-    messages, loaded, asked, rows = [], [], [], []
-    for item in items:
-        try:
-            loaded.append(load_item(item))
-        except DataError as error:
-            if options.strict:
-                raise
-            skipped["unreadable image"] += 1
-            messages.append(str(error))
-            continue
-        asked.append(ask(loaded[-1][1], rng, options.questions_per_image, balancer))
-    for (image, scene), questions in zip(loaded, rebalance(asked) if options.balance else asked):
-        if questions:
-            rows.append(make_row(image, scene, questions))
-        else:
-            skipped["nothing to ask"] += 1
-    # Written first: a Parquet file that exists needs no further work.
-    atomic_write_text(skipped_path(path), json.dumps({"skipped": skipped, "messages": messages}))
-    disable_progress_bars()  # of the library: ours counts images
-    with atomic_write(path) as temporary:
-        columns = {name: [row[name] for row in rows] for name in FEATURES}
-        Dataset.from_dict(columns, features=FEATURES).to_parquet(str(temporary))
+    blocks = [(first + start, items[start : start + BLOCK]) for start in range(0, len(items), BLOCK)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as cache:
+        made = Dataset.from_generator(
+            make_rows,
+            features=Features({**FEATURES, "problem": Value("string")}),
+            cache_dir=cache,
+            gen_kwargs={"blocks": blocks, "options": options},
+            num_proc=min(options.num_workers, len(blocks)),
+            fingerprint=uuid.uuid4().hex,  # by default a hash of all scenes
+        )
+        problems = list(made["problem"])
+        skipped = [problem for problem in problems if problem]
+        if options.strict and (unreadable := [problem for problem in skipped if problem != NOTHING]):
+            raise DataError(unreadable[0])
+        rows = made.select([i for i, problem in enumerate(problems) if not problem]).remove_columns("problem")
+        # Written first: a Parquet file that exists needs no further work.
+        atomic_write_text(skipped_path(path), json.dumps(skipped))
+        with atomic_write(path) as temporary:
+            rows.to_parquet(str(temporary))
 
 
-def skipped_path(shard: Path) -> Path:
-    """Return the file that notes what a Parquet file lacks, in a hidden folder that `load_dataset` ignores."""
-    return shard.parent.parent / ".parts" / f"{shard.stem}.json"
+def skipped_path(path: Path) -> Path:
+    """The hidden file that lists what a Parquet file lacks; `load_dataset` ignores it."""
+    return path.parent / f".{path.stem}.json"
+
+
+def make_rows(blocks: Sequence[tuple[int, Sequence[Item]]], options: DatasetOptions) -> Iterator[dict[str, Any]]:
+    """Yield the rows of blocks, each with the index of its first image: FEATURES, and a "problem" or ""."""
+    for first, items in blocks:
+        rng = random.Random(f"{options.seed}/{first // BLOCK}")
+        balancer = Balancer() if options.balance else NaturalRates()
+        loaded, asked = [], []
+        for item in items:
+            try:
+                loaded.append(load_item(item))
+            except DataError as error:
+                yield dict.fromkeys(FEATURES) | {"problem": str(error)}
+                continue
+            asked.append(ask(loaded[-1][1], rng, options.questions_per_image, balancer))
+        for (image, scene), questions in zip(loaded, rebalance(asked) if options.balance else asked):
+            yield make_row(image, scene, questions) | {"problem": "" if questions else NOTHING}
 
 
 def _summarize(paths: Sequence[Path], problems: Problems) -> dict[str, Any]:
-    """Return the report on these files, and on the problems that the readers found."""
+    """The report on these files, and on the problems that the readers found.
+
+    Raises:
+        DataError: a file is damaged.
+    """
     skipped, messages, rows = Counter(problems.counts), list(problems.messages), []
     for path in paths:
         try:
             noted = json.loads(skipped_path(path).read_text(encoding="utf-8"))
-            skipped.update(noted["skipped"])
-            messages += noted["messages"]
-            rows += pq.read_table(path, columns=["source", "question_types", "categories", "answers"]).to_pylist()
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            skipped.update(NOTHING if one == NOTHING else "unreadable image" for one in noted)
+            messages += [one for one in noted if one != NOTHING]
+            rows += pq.read_table(path, columns=list(REPORT)).to_pylist()
+        except (OSError, ValueError, TypeError) as error:
             what = f"{path} or {skipped_path(path)} is damaged ({error!r})"
             raise DataError(f"{what}; delete {path} and run the same command again") from error
     answers = Counter(

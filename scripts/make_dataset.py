@@ -11,23 +11,41 @@ a FOLDER, for which a mapping is drafted beside --output_dir. --num_images is th
 A run that was stopped continues when the same command is given again. report.json has the counts and all problems.
 """
 
+import os
+import signal
 import sys
-from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+import multiprocess
 
 from traffic_vlm.data.dataset import DatasetOptions, make_dataset
 from traffic_vlm.options import option_parser
 
 
+def stop_on_signals() -> None:
+    """End this process and its workers on Ctrl-C and SIGTERM: the pool of `datasets` can swallow KeyboardInterrupt."""
+    process = os.getpid()
+
+    def stop(number: int, _: Any) -> None:
+        if os.getpid() == process:
+            for worker in multiprocess.active_children():
+                worker.kill()
+            print("stopped; the same command continues this run", file=sys.stderr, flush=True)
+        os._exit(128 + number)
+
+    for name in (signal.SIGINT, signal.SIGTERM):  # a background job of a shell ignores SIGINT otherwise
+        signal.signal(name, stop)
+
+
 def main() -> None:
+    stop_on_signals()
     parsed = option_parser([DatasetOptions], __doc__).parse_args()
     try:
         options = DatasetOptions(**vars(parsed))
         report = make_dataset(options)
-    except KeyboardInterrupt:
-        sys.exit("stopped; the same command continues this run")
     except ValueError as error:
         sys.exit(str(error))
-    except (OSError, BrokenProcessPool) as error:
+    except OSError as error:
         sys.exit(f"{error}; complete files are kept, and the same command continues this run")
     print(f"{report['images']} images, {report['questions'].total()} questions")
     for question_type, count in report["questions"].most_common():

@@ -23,7 +23,7 @@ from PIL import Image
 
 from tiny import ROOT
 from traffic_vlm.data import dataset
-from traffic_vlm.data.dataset import DatasetOptions, SyntheticRows, make_dataset, skipped_path, write_shard
+from traffic_vlm.data.dataset import DatasetOptions, SyntheticRows, make_dataset, skipped_path, write_file
 from traffic_vlm.data.formats import Problems, load_mapping, read_source
 from traffic_vlm.data.formats.drafting import draft_mapping
 from traffic_vlm.data.questions import Balancer, NaturalRates, Question, ask, enumerate_questions, rebalance
@@ -33,7 +33,9 @@ from traffic_vlm.files import DataError
 
 
 def make(folder: Path, **options: object) -> dict:
-    return make_dataset(DatasetOptions(folder, **({"num_images": 24, "shard_size": 8, "num_workers": 1} | options)))
+    return make_dataset(
+        DatasetOptions(folder, **({"num_images": 24, "images_per_file": 8, "num_workers": 1} | options))
+    )
 
 
 def coco(folder: Path, broken: bool = False) -> str:
@@ -96,7 +98,7 @@ def test_a_folder_of_the_same_name_is_not_loaded_from_the_cache(synthetic, tmp_p
 def test_a_run_killed_three_times_gives_the_same_files(tmp_path):
     folder = tmp_path / "set"
     script = [sys.executable, ROOT / "scripts" / "make_dataset.py", "--output_dir", folder]
-    command = [*map(str, script), "--num_images", "24", "--shard_size", "1", "--num_workers", "1"]
+    command = [*map(str, script), "--num_images", "24", "--images_per_file", "1", "--num_workers", "1"]
 
     def written() -> dict[str, int]:
         return {path.name: path.stat().st_mtime_ns for path in folder.glob("data/*.parquet")}
@@ -119,7 +121,7 @@ def test_a_run_killed_three_times_gives_the_same_files(tmp_path):
     subprocess.run(command, check=True, capture_output=True)
     assert len(written()) == 24 and after.items() <= written().items()
     assert not list(folder.rglob("*.tmp"))
-    make(tmp_path / "never_stopped", shard_size=1)
+    make(tmp_path / "never_stopped", images_per_file=1)
     results = [
         (load_dataset(str(path), split="train").to_list(), json.loads((path / "report.json").read_text()))
         for path in (folder, tmp_path / "never_stopped")
@@ -128,16 +130,18 @@ def test_a_run_killed_three_times_gives_the_same_files(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_workers_end_with_a_run_that_is_killed(tmp_path, end):
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_workers_end_with_a_run_that_is_stopped(tmp_path, end):
     script = [sys.executable, str(ROOT / "scripts" / "make_dataset.py"), "--output_dir", str(tmp_path / "set")]
-    process = subprocess.Popen(script, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(script, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
-        while len(workers := psutil.Process(process.pid).children()) < 2:
+        while (
+            len(workers := psutil.Process(process.pid).children(recursive=True)) < 3
+        ):  # two, and one that connects them
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(end)
-        assert process.wait(60) == -end
+        assert "stopped; the same command continues this run" in process.communicate(timeout=60)[1]
         assert not psutil.wait_procs(workers, timeout=10)[1]
     finally:
         for worker in workers:
@@ -310,7 +314,7 @@ def test_the_number_of_images_is_a_maximum_for_each_source(tmp_path):
         (["--source", "camvid=/tmp", "camvid=/tmp/"], "given twice: camvid=/tmp camvid=/tmp/"),
         (["--num_images", "0"], "have no usable image: --num_images is 0"),
         (["--num_workers", "0"], "--num_workers must be at least 1, got 0"),
-        (["--shard_size", "-1"], "--shard_size must be at least 1, got -1"),
+        (["--images_per_file", "-1"], "--images_per_file must be at least 1, got -1"),
         (["--split", "../train"], "--split must be words with dots between, like train or val.night, got '../train'"),
     ],
 )
@@ -345,19 +349,27 @@ def test_a_folder_with_something_else_is_left_alone(synthetic, tmp_path, refusal
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"README.md": "mine", "file": "mine"}
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", "3"])
+@pytest.mark.parametrize("content", ["", "{", "3"])
 def test_damaged_files_of_a_run_are_named(synthetic, tmp_path, content):
     folder = shutil.copytree(synthetic, tmp_path / "set")
-    shard = folder / "data" / "train-00001.parquet"
-    for damaged in (skipped_path(shard), shard):
+    path = folder / "data" / "train-00001.parquet"
+    for damaged in (skipped_path(path), path):
         complete = damaged.read_bytes()
         damaged.write_text(content)
-        with pytest.raises(DataError, match=rf"{damaged}.* is damaged .*; delete {shard} and run"):
+        with pytest.raises(DataError, match=rf"{damaged}.* is damaged .*; delete {path} and run"):
             make(folder)
         damaged.write_bytes(complete)
-    (folder / ".parts" / "plan.json").write_text(content)
-    with pytest.raises(DataError, match=rf"plan\.json is damaged .*, or delete {folder} to start over"):
+    (folder / ".options.json").write_text(content)
+    with pytest.raises(DataError, match=rf"options\.json is damaged .*, or delete {folder} to start over"):
         make(folder)
+
+
+def test_rows_do_not_depend_on_the_number_of_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr(dataset, "BLOCK", 4)
+    for workers in (1, 3):
+        make(tmp_path / str(workers), num_workers=workers)
+    rows = [load_dataset(str(tmp_path / str(workers)), split="train").to_list() for workers in (1, 3)]
+    assert rows[0] == rows[1] and len(rows[0]) == 24
 
 
 @pytest.mark.parametrize("changed", ["annotation", "image", "list"])
@@ -373,9 +385,7 @@ def test_a_source_that_has_changed_is_noticed(tmp_path, changed):
     else:
         annotations["images"].pop()
     path.write_text(json.dumps(annotations))
-    with pytest.raises(
-        DataError, match=r"images of .*mine: .* before, .* now.*choose another --output_dir, or delete"
-    ):
+    with pytest.raises(DataError, match=r"images of .*mine: .* before, .* now.*choose another folder, or delete"):
         make(tmp_path / "set", source=[source])
 
 
@@ -397,11 +407,11 @@ def test_a_full_disk_leaves_no_partial_file(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.Dataset.to_parquet", fail)
     path, options = tmp_path / "data" / "train-00000.parquet", DatasetOptions(tmp_path)
     with pytest.raises(OSError, match="No space left"):
-        write_shard(path, [1, 2], 0, options)
-    assert list(path.parent.iterdir()) == []
+        write_file(path, [1, 2], 0, options)
+    assert not list(path.parent.glob("*.parquet")) and not list(path.parent.glob("*.tmp"))
     monkeypatch.undo()
-    write_shard(path, [1, 2], 0, options)
-    assert list(path.parent.iterdir()) == [path]
+    write_file(path, [1, 2], 0, options)
+    assert [file for file in path.parent.iterdir() if file != skipped_path(path)] == [path]
 
 
 def test_synthetic_rows_are_divided_among_workers():
