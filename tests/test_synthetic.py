@@ -18,12 +18,13 @@ from traffic_vlm.data.scene import (
     SPEED_LIMITS,
     is_a,
 )
-from traffic_vlm.data.synthetic import draw, make_plan, render, street
+from traffic_vlm.data.synthetic import draw, make_plan, render, roadside
+from traffic_vlm.data.synthetic.camera import Camera
 from traffic_vlm.data.synthetic.figures import make_pedestrian
-from traffic_vlm.data.synthetic.geometry import Builder, Camera
 from traffic_vlm.data.synthetic.labels import EXHAUSTIVE, describe_road
 from traffic_vlm.data.synthetic.layout import PRESENCE
 from traffic_vlm.data.synthetic.light import PAINT, Light
+from traffic_vlm.data.synthetic.mesh import Builder
 from traffic_vlm.data.synthetic.plan import CROSSWALK, STRIPES, Patch, Plan, Road, Thing
 from traffic_vlm.data.synthetic.vehicles import make_vehicle, visible_from
 
@@ -57,7 +58,7 @@ def car(z: float, x: float = 0.0, heading: float = 0.0, shape: str = "saloon", c
 def board(size: float, y: float, z: float) -> Thing:
     """A red square whose lower side is `y` meters up in the middle of the picture."""
     b = Builder()
-    b.plate((-size / 2, size / 2), (0.0, size), 0.0, "red", 0)
+    b.plate("red", (-size / 2, size / 2), (0.0, size))
     return Thing("barrier", (b.build(),), {"red": (255, 0, 0)}, (0.0, y, z), 0.0)
 
 
@@ -151,7 +152,7 @@ def test_visible_is_the_part_inside_the_image():
 # Perspective
 
 
-@pytest.mark.parametrize("shape", ["saloon", "suv", "minibus"])
+@pytest.mark.parametrize("shape", ["saloon", "hatchback", "suv"])
 def test_farther_is_smaller_and_higher(shape):
     boxes = [instances(plain(car(z, 1.0, shape=shape)))[0].box for z in (8, 12, 18, 30, 50)]
     for near, far in itertools.pairwise(boxes):
@@ -320,7 +321,7 @@ def test_a_faint_or_flat_crosswalk_is_hardly_visible():
 
 
 def traffic_light(state: str, y: float) -> Thing:
-    thing = street.make_traffic_light(plain(), state, 0.0, y, 6.0, 1.4, False)
+    thing = roadside.make_traffic_light(plain(), state, 0.0, y, 6.0, 1.4, False)
     return replace(thing, carried=False, heading=0.0)
 
 
@@ -347,7 +348,7 @@ def test_the_lit_lamp_is_the_brightest(state):
 
 @pytest.mark.parametrize(("z", "legible"), [(5.0, True), (30.0, False)])
 def test_the_value_of_a_sign_is_known_only_if_it_is_legible(z, legible):
-    sign = replace(street.make_sign(plain(), "speed limit sign", 0.0, 2.0, z, 1.0, "50"), carried=False)
+    sign = replace(roadside.make_sign(plain(), "speed limit sign", 0.0, 2.0, z, 1.0, "50"), carried=False)
     [item] = instances(plain(sign))
     assert ("value" in item.attributes) == legible
 
@@ -356,7 +357,7 @@ def test_each_speed_limit_looks_different():
     signs = {}
     for value in SPEED_LIMITS:
         sign = replace(
-            street.make_sign(plain(), "speed limit sign", 0.0, 1.5, 4.0, 1.0, value), carried=False, heading=0.0
+            roadside.make_sign(plain(), "speed limit sign", 0.0, 1.5, 4.0, 1.0, value), carried=False, heading=0.0
         )
         signs[value] = pixels(plain(replace(sign, palette=sign.palette | {"field": (248, 248, 246)})))
     for one, other in itertools.combinations(SPEED_LIMITS, 2):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
+from .camera import NEAR, SCALE, Camera
 from .dice import Dice
-from .geometry import NEAR, SCALE, Camera
 from .light import mix
 from .photo import sky
 from .plan import CROSSWALK, FIRST, OTHER, SKY, STRIPES, TERRAIN, Patch, Plan

@@ -6,8 +6,8 @@ from PIL import Image
 
 from ..scene import Scene
 from .backdrop import draw_backdrop
+from .camera import SCALE
 from .dice import Dice
-from .geometry import SCALE
 from .labels import Drawing, describe
 from .layout import make_plan
 from .photo import add_glow, photograph, rain, snow, wet

@@ -1,7 +1,7 @@
 """The ground of a plan: road, markings, crosswalks, sidewalks, land; and the skyline behind it."""
 
+from .camera import Point2
 from .dice import Dice
-from .geometry import Point2
 from .light import Color, colors, lighten, mix, scaled, vary
 from .plan import CROSSWALK, FAR, ROAD, SIDEWALK, STRIPES, Patch, Plan, Road
 

@@ -9,11 +9,11 @@ from ..ground_truth import GROUNDED, NOTHING, PATCHES, Seen
 from ..patches import GRID
 from ..scene import SCENE_ATTRIBUTES, SYNTHETIC, Scene, SceneObject, given_to_all
 from .backdrop import Crosswalk
-from .geometry import SCALE
+from .camera import SCALE
 from .layout import PRESENCE
 from .plan import STUFF, Lamp, Plan
+from .roadside import LENS
 from .stage import Stage
-from .street import LENS
 
 
 EXHAUSTIVE = frozenset({*PRESENCE, *STUFF, "vehicle", "person", "rider", "animal", "crosswalk"})

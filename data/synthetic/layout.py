@@ -6,14 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ..scene import LIGHT_STATES, SPEED_LIMITS
-from . import street
+from . import roadside, scenery
+from .camera import Point2, Point3
 from .dice import Dice
 from .figures import ANIMALS, make_animal, make_pedestrian
-from .geometry import Point2, Point3
 from .ground import lay_ground, skyline
 from .light import make_light
 from .plan import Plan, Thing, make_camera, make_road
-from .vehicles import SHAPES, make_cycle, make_vehicle
+from .shapes import load_shapes
+from .vehicles import make_cycle, make_vehicle
 
 
 # class: fraction of the scenes in which some are placed
@@ -147,7 +148,7 @@ class Planner:
             x, wz = road.at(road.side(side, dice.uniform(0.4, 1.2)), z)
             height = dice.uniform(5.4, 6.4) if over else dice.uniform(3.0, 3.8)
             arm = -side * round(dice.uniform(2.0, 5.0), 1) if over else 0.0
-            plan.things.append(street.make_pole(plan, x, wz, height, arm))
+            plan.things.append(roadside.make_pole(plan, x, wz, height, arm))
             places = []  # (offset along the arm, height)
             if not over or dice.chance(0.5):
                 places.append((0.0, min(height - tall * 0.6, dice.uniform(2.7, 3.3))))
@@ -156,7 +157,7 @@ class Planner:
             sight = self.camera.bearing(x, wz)
             for offset, y in places:
                 lx, lz = x + offset * math.cos(sight), wz - offset * math.sin(sight) - 0.25
-                plan.things.append(street.make_traffic_light(plan, state, lx, y, lz, tall, sideways))
+                plan.things.append(roadside.make_traffic_light(plan, state, lx, y, lz, tall, sideways))
 
     def signs(self) -> None:
         """Signs on poles beside the road."""
@@ -178,8 +179,8 @@ class Planner:
             wx, wz = road.at(x, z)
             height = dice.uniform(1.9, 2.8)
             if not road.crossing(z) and self.seen(wx, height, wz, -0.03) and self.free(x, z, 0.6, 0.5):
-                plan.things.append(street.make_pole(plan, wx, wz, height + width * 0.4))
-                plan.things.append(street.make_sign(plan, shape, wx, height, wz - 0.12, width, text))
+                plan.things.append(roadside.make_pole(plan, wx, wz, height + width * 0.4))
+                plan.things.append(roadside.make_sign(plan, shape, wx, height, wz - 0.12, width, text))
                 return
 
     def cones(self) -> None:
@@ -192,7 +193,7 @@ class Planner:
             cx, cz = x + i * drift, z + i * step
             wx, wz = road.at(cx, cz)
             if self.seen(wx, 0.4, wz) and self.free(cx, cz, 0.3, 0.3):
-                self.plan.things.append(street.make_cone(self.plan, wx, wz))
+                self.plan.things.append(roadside.make_cone(self.plan, wx, wz))
 
     def barriers(self) -> None:
         """A row of barriers, along or across the road."""
@@ -209,7 +210,7 @@ class Planner:
             bx, bz = (x + i * 2.1, z) if across else (x, z + i * 2.1)
             heading = road.heading(bz) + (0.0 if across else math.pi / 2)
             if self.free(bx, bz, 1.1, 0.4 if across else 1.1):
-                self.plan.things.append(street.make_barrier(self.plan, kind, *road.at(bx, bz), heading))
+                self.plan.things.append(roadside.make_barrier(self.plan, kind, *road.at(bx, bz), heading))
 
     # On the road
 
@@ -224,7 +225,7 @@ class Planner:
     def vehicle(self, category: str) -> bool:
         """Try one place for a vehicle."""
         dice, road = self.dice, self.road
-        shape = dice.pick(SHAPES[category])
+        shape = dice.pick(list(load_shapes()[category]))
         long, wide = LENGTH_AND_WIDTH[category]
         choice = 1.0 if category == "trailer" else dice.random()
         z = self.ahead(long / 2 + (4.0 if category in ("car", "van") else 6.0), 45 if self.camera.height < 3 else 32)
@@ -338,7 +339,7 @@ class Planner:
                     x, wz = road.at(road.side(side, road.sidewalk + setback + deep / 2 + 0.5), middle)
                     if abs(x - self.camera.x) > (deep if low else deep / 2 + 9) or z > 26:
                         size = (deep, tall, long)
-                        plan.things.append(street.make_building(plan, house, x, wz, size, road.heading(middle)))
+                        plan.things.append(scenery.make_building(plan, house, x, wz, size, road.heading(middle)))
                 z += long + gap
 
     def trees(self) -> None:
@@ -354,7 +355,7 @@ class Planner:
             x, z = road.side(side, offset), dice.uniform(9, 80)
             wx, wz = road.at(x, z)
             if self.seen(wx, 3.0, wz, 0.2, 3) and not road.crossing(z, 2) and self.free(x, z, 0.5, 0.5):
-                plan.things.append(street.make_tree(plan, kind, wx, wz, dice.uniform(4, 11)))
+                plan.things.append(scenery.make_tree(plan, kind, wx, wz, dice.uniform(4, 11)))
 
     def street_lamps(self) -> None:
         """A row of street lamps."""
@@ -366,7 +367,7 @@ class Planner:
             z = 6 + i * step
             if not road.crossing(z):
                 x, wz = road.at(road.side(side, 0.6), z)
-                plan.things.append(street.make_street_lamp(plan, x, wz, -side * 2.0, height))
+                plan.things.append(roadside.make_street_lamp(plan, x, wz, -side * 2.0, height))
 
     def fences(self) -> None:
         """A fence or wall along one side."""
@@ -378,7 +379,7 @@ class Planner:
             z = 5.0 + i * 4
             if not road.crossing(z, road.sidewalk + 3):
                 x, wz = road.at(road.side(side, road.sidewalk + 1.4), z)
-                plan.things.append(street.make_fence(plan, kind, x, wz, road.heading(z) + math.pi / 2))
+                plan.things.append(roadside.make_fence(plan, kind, x, wz, road.heading(z) + math.pi / 2))
 
     # Close-ups
 

@@ -7,8 +7,8 @@ from typing import TypeVar
 import numpy as np
 
 from ..scene import COLORS
+from .camera import Point3
 from .dice import Dice
-from .geometry import Point3
 
 
 Color = tuple[int, int, int]

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .camera import Camera, Point2, Point3
 from .dice import Dice
-from .geometry import Camera, Mesh, Point2, Point3
 from .light import Color, Light
+from .mesh import Mesh
 
 
 FAR = 300.0  # meters: end of the ground ahead

@@ -10,7 +10,7 @@ from collections import defaultdict
 import cv2
 import numpy as np
 
-from .geometry import NEAR, SCALE
+from .camera import NEAR, SCALE
 from .light import Light
 from .plan import Plan
 

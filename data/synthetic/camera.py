@@ -1,0 +1,74 @@
+"""A pinhole camera above flat ground.
+
+World axes in meters: x to the right, y up, z ahead; the ground is at y = 0.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+
+Point2 = tuple[float, float]
+Point3 = tuple[float, float, float]
+NEAR = 0.6  # meters: nothing nearer to the camera is drawn
+SCALE = 2  # canvas pixels per image pixel
+
+
+@dataclass(frozen=True)
+class Camera:
+    """A pinhole at (`x`, `height`, 0) meters.
+
+    Attributes:
+        yaw: radians to the right of +z.
+        pitch: radians down.
+        roll: radians, clockwise.
+        focal: horizontal and vertical focal length in image sizes.
+    """
+
+    x: float
+    height: float
+    yaw: float
+    pitch: float
+    roll: float
+    focal: Point2
+
+    @functools.cached_property
+    def axes(self) -> np.ndarray:
+        """The directions right, up and ahead of the camera in the world, [3, 3], one per column."""
+        sin_yaw, cos_yaw = math.sin(self.yaw), math.cos(self.yaw)
+        sin_pitch, cos_pitch = math.sin(self.pitch), math.cos(self.pitch)
+        right = (cos_yaw, 0.0, -sin_yaw)
+        up = (sin_yaw * sin_pitch, cos_pitch, cos_yaw * sin_pitch)
+        ahead = (sin_yaw * cos_pitch, -sin_pitch, cos_yaw * cos_pitch)
+        return np.array([right, up, ahead]).T
+
+    def view(self, points: np.ndarray) -> np.ndarray:
+        """World points [N, 3] → (right, up, depth) [N, 3], all in meters."""
+        return (points - (self.x, self.height, 0.0)) @ self.axes
+
+    def pixels(self, view: np.ndarray, size: int) -> np.ndarray:
+        """(right, up, depth) [N, 3] → int32 (column, row) [N, 2] in 1/16 pixels of an image of `size` × `size`."""
+        plane = view[:, :2] / np.maximum(view[:, 2:], 0.05) * (self.focal[0], -self.focal[1])
+        sine, cosine = math.sin(self.roll), math.cos(self.roll)
+        rolled = plane @ np.array([(cosine, sine), (-sine, cosine)])
+        return np.clip(np.rint((rolled + 0.5) * (16 * size)), -(2**24), 2**24).astype(np.int32)
+
+    def look(self, x: float, y: float, z: float) -> Point3:
+        """(column, row, depth) of a world point, without roll: in image sizes and meters; depth ≤ 0 is behind."""
+        right, up, depth = ((x - self.x, y - self.height, z) @ self.axes).tolist()
+        scale = 1 / max(depth, 1e-3)
+        return 0.5 + right * scale * self.focal[0], 0.5 - up * scale * self.focal[1], depth
+
+    def horizon(self) -> float:
+        """Row of the horizon at the center column, in image sizes."""
+        return 0.5 - self.focal[1] * math.tan(self.pitch)
+
+    def first_ground_row(self, size: int) -> int:
+        """A row above all ground in an image of `size` pixels, however the camera is rolled."""
+        return min(max(int(self.horizon() * size) - size // 30, 0), size - 1)
+
+    def bearing(self, x: float, z: float) -> float:
+        """Heading of the line from the camera to a place on the ground, radians to the right of +z."""
+        return math.atan2(x - self.x, z)
