@@ -20,12 +20,14 @@ from traffic_vlm.data.scene import (
 )
 from traffic_vlm.data.synthetic import draw, make_plan, render, roadside
 from traffic_vlm.data.synthetic.camera import Camera
+from traffic_vlm.data.synthetic.colors import PAINT
 from traffic_vlm.data.synthetic.figures import make_pedestrian
 from traffic_vlm.data.synthetic.labels import EXHAUSTIVE, describe_road
 from traffic_vlm.data.synthetic.layout import PRESENCE
-from traffic_vlm.data.synthetic.light import PAINT, Light
+from traffic_vlm.data.synthetic.light import Light
 from traffic_vlm.data.synthetic.mesh import Builder
-from traffic_vlm.data.synthetic.plan import CROSSWALK, STRIPES, Patch, Plan, Road, Thing
+from traffic_vlm.data.synthetic.plan import CROSSWALK, STRIPES, Patch, Plan, Thing
+from traffic_vlm.data.synthetic.road import Road
 from traffic_vlm.data.synthetic.vehicles import make_vehicle, visible_from
 
 

@@ -7,8 +7,8 @@ import cv2
 import numpy as np
 
 from .camera import NEAR, SCALE, Camera
+from .colors import mix
 from .dice import Dice
-from .light import mix
 from .photo import sky
 from .plan import CROSSWALK, FIRST, OTHER, SKY, STRIPES, TERRAIN, Patch, Plan
 

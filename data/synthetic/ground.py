@@ -1,19 +1,15 @@
 """The ground of a plan: road, markings, crosswalks, sidewalks, land; and the skyline behind it."""
 
 from .camera import Point2
+from .colors import Color, draw_color, lighten, mix, scaled, vary
 from .dice import Dice
-from .light import Color, colors, lighten, mix, scaled, vary
-from .plan import CROSSWALK, FAR, ROAD, SIDEWALK, STRIPES, Patch, Plan, Road
+from .plan import CROSSWALK, FAR, ROAD, SIDEWALK, STRIPES, Patch, Plan
+from .road import Road
 
 
 START = -60.0  # meters: the ground begins behind the camera
 # Meters ahead where a curve is cut into straight pieces.
 STATIONS = (-40, -25, -15, -9, -5, -2, 0.5, 2, 4, 6, 9, 12, 16, 21, 27, 35, 45, 60, 80, 110, 150, 210)
-ASPHALT = colors("626366 706f6e 54565a 7c7872 5c5856")
-SNOWY_ASPHALT = colors("96999e babec3 ced2d7")
-GRASS = colors("62803e 788648 547038 968c56 867652")
-PAVED = colors("8c8882 7e7c7a 969084")
-WALK = colors("b0aaa0 9e9a96 baae9c")
 
 
 def strip(road: Road, left: float, right: float, start: float = START, end: float = FAR) -> list[Point2]:
@@ -25,13 +21,13 @@ def strip(road: Road, left: float, right: float, start: float = START, end: floa
 def lay_ground(plan: Plan) -> list[float]:
     """Add the patches of ground to a plan; return where crosswalks are, in meters ahead."""
     dice, road, weather = plan.dice, plan.road, plan.light.weather
-    asphalt = vary(dice, dice.pick(ASPHALT), 6)
-    land = dice.pick(PAVED) if plan.setting == "city" and dice.chance(0.7) else dice.pick(GRASS)
-    walk = vary(dice, dice.pick(WALK), 6)
+    asphalt = draw_color(dice, "asphalt")
+    land = draw_color(dice, "paved land" if plan.setting == "city" and dice.chance(0.7) else "grass")
+    walk = draw_color(dice, "sidewalk")
     line: Color = (232, 232, 226)
     if weather == "snowy":
         land, walk = (232, 236, 240), (222, 226, 231)
-        asphalt = dice.pick(SNOWY_ASPHALT)
+        asphalt = draw_color(dice, "snowy asphalt")
         line = mix(asphalt, line, 0.5)
     elif weather == "rainy":
         asphalt = scaled(asphalt, 0.75)

@@ -8,12 +8,14 @@ from dataclasses import replace
 from ..scene import LIGHT_STATES, SPEED_LIMITS
 from . import roadside, scenery
 from .camera import Point2, Point3
+from .colors import draw_color
 from .dice import Dice
-from .figures import ANIMALS, make_animal, make_pedestrian
+from .figures import make_animal, make_pedestrian
 from .ground import lay_ground, skyline
 from .light import make_light
-from .plan import Plan, Thing, make_camera, make_road
-from .shapes import load_shapes
+from .plan import Plan, Thing
+from .road import make_camera, make_road
+from .tables import load
 from .vehicles import make_cycle, make_vehicle
 
 
@@ -130,7 +132,7 @@ class Planner:
         if plan.light.weather == "snowy":
             plan.skyline_color = (170, 178, 186)
         if plan.view == "driver" and not zoom and dice.chance(0.16):
-            plan.hood = dice.pick(((24, 25, 28), (70, 20, 22), (44, 52, 64), (90, 92, 94)))
+            plan.hood = draw_color(dice, "hood")
 
     # Beside the road
 
@@ -199,7 +201,7 @@ class Planner:
         """A row of barriers, along or across the road."""
         dice, road = self.dice, self.road
         count = self.number("barrier")
-        kind, across = dice.pick(("board", "block")), dice.chance(0.5)
+        kind, across = dice.pick(("striped barrier", "block barrier")), dice.chance(0.5)
         for _ in range(6):
             x, z = dice.uniform(road.left - 1.5, road.right + 1.5), self.ahead(4.5, 14)
             if self.seen(road.at(x, z)[0], 0.5, z):
@@ -225,7 +227,7 @@ class Planner:
     def vehicle(self, category: str) -> bool:
         """Try one place for a vehicle."""
         dice, road = self.dice, self.road
-        shape = dice.pick(list(load_shapes()[category]))
+        shape = dice.pick(list(load("shapes")[category]))
         long, wide = LENGTH_AND_WIDTH[category]
         choice = 1.0 if category == "trailer" else dice.random()
         z = self.ahead(long / 2 + (4.0 if category in ("car", "van") else 6.0), 45 if self.camera.height < 3 else 32)
@@ -289,7 +291,7 @@ class Planner:
         for _ in range(self.number("pedestrian")):
             if place := self.place(0.3, 0.3, self.walk):
                 plan.things.append(make_pedestrian(plan, *place))
-        for kind in ANIMALS:
+        for kind in load("shapes")["animal"]:
             count = self.number(kind)
             if kind != "dog" and plan.setting in ("city", "highway") and dice.chance(0.6):
                 continue

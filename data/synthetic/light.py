@@ -1,4 +1,4 @@
-"""Weather, time of day, and the light that follows from them; colors."""
+"""Weather, time of day, and the light that follows from them."""
 
 import math
 from dataclasses import dataclass
@@ -6,12 +6,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from ..scene import COLORS
 from .camera import Point3
+from .colors import Color, mix
 from .dice import Dice
 
 
-Color = tuple[int, int, int]
 Depth = TypeVar("Depth", float, np.ndarray)
 
 # grayness of the sky, ambient light, fraction of light lost per meter
@@ -22,35 +21,6 @@ WEATHERS = {
     "snowy": (0.9, 0.84, 0.008),
     "foggy": (1.0, 0.78, 0.0),  # drawn for each scene
 }
-
-
-def colors(text: str) -> tuple[Color, ...]:
-    """Colors in hexadecimal notation, separated by spaces."""
-    return tuple((code[0], code[1], code[2]) for code in map(bytes.fromhex, text.split()))
-
-
-HUES = colors("f0f0ee 1a1a1d 686a6d b8bcc1 c81a1e 1c4cbe 187c38 f4ce1e f27612 683e22")
-PAINT = dict(zip(COLORS, HUES))  # of vehicles
-
-
-def scaled(color: Color, factor: float) -> Color:
-    """A darker or brighter color."""
-    return tuple(min(int(c * factor), 255) for c in color)  # type: ignore[return-value]
-
-
-def lighten(color: Color, levels: int) -> Color:
-    """A color with a constant added to each channel."""
-    return tuple(min(max(c + levels, 0), 255) for c in color)  # type: ignore[return-value]
-
-
-def mix(a: Color, b: Color, fraction: float) -> Color:
-    """The color at a fraction of the way from a to b."""
-    return tuple(round(x + (y - x) * fraction) for x, y in zip(a, b))  # type: ignore[return-value]
-
-
-def vary(dice: Dice, color: Color, levels: int = 8) -> Color:
-    """A random color near another one."""
-    return tuple(min(max(c + dice.integer(-levels, levels), 0), 255) for c in color)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)

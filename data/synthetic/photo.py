@@ -5,8 +5,9 @@ import functools
 import cv2
 import numpy as np
 
+from .colors import Color
 from .dice import Dice
-from .light import Color, Light
+from .light import Light
 
 
 @functools.cache

@@ -5,17 +5,10 @@ import itertools
 import math
 import random
 
-from .light import colors, scaled, vary
+from .camera import Point3
+from .colors import draw_palette, scaled
 from .mesh import Builder, Mesh, inset
-from .plan import Plan, Thing
-
-
-WALLS = colors("c4b8a4 aa6e58 965442 cecac2 8c8c8e b4a082 766c68 d6c496 a0aeb6 e4ded2")
-ROOFS = colors("783c2c 545050 644638 464c54")
-SHOPS = colors("962828 285082 286446 be9632 463c38")
-WINDOWS = colors("fad682 f0e2b4 ffc46e")
-TRUNKS = colors("5c4632 6e6050 463a30")
-LEAVES = colors("4a702e 3c6432 607c38 325834 70803a 96782e")
+from .plan import Plan, Thing, billboard
 
 
 @functools.cache
@@ -63,16 +56,14 @@ def _facade(b: Builder, quad: list, toward: tuple, rows: int, columns: int, shop
         b.face("edge" if column == door else "glass", inset(quad, u, edges[0], u + width, edges[1]), toward)
 
 
-def make_building(plan: Plan, house: bool, x: float, z: float, size: tuple, heading: float) -> Thing:
+def make_building(plan: Plan, house: bool, x: float, z: float, size: Point3, heading: float) -> Thing:
     """A block or house of (width, height, depth) in meters."""
     dice, time = plan.dice, plan.light.time
-    wall = vary(dice, dice.pick(WALLS), 10)
-    palette = {"wall": wall, "edge": scaled(wall, 0.75)}
-    palette |= {"lit glass": (70, 82, 96), "glass": (52, 60, 70), "sky glass": (110, 128, 144)}
-    if time != "day":
-        palette |= {"lit glass": dice.pick(WINDOWS), "glass": (30, 34, 42), "sky glass": (40, 46, 58)}
-    palette["roof"] = (236, 240, 244) if plan.light.weather == "snowy" else dice.pick(ROOFS)
-    palette["shop"] = vary(dice, dice.pick(SHOPS))
+    palette = draw_palette(dice, "building")
+    palette["edge"] = scaled(palette["wall"], 0.75)
+    palette |= draw_palette(dice, "windows by day" if time == "day" else "windows by night")
+    palette |= draw_palette(dice, "snowy roof" if plan.light.weather == "snowy" else "roof")
+    palette |= draw_palette(dice, "shop")
     bright = {"day": (), "dusk": ("lit glass",), "night": ("lit glass", "shop")}[time]
     mesh = building(dice.integer(12, 17) if house else dice.integer(0, 11))
     return Thing("building", (mesh,), palette, (x, 0.0, z), heading, size, bright, shadow=False)
@@ -127,11 +118,9 @@ def _crown(b: Builder, kind: str, dice: random.Random) -> None:
 def make_tree(plan: Plan, kind: str, x: float, z: float, height: float) -> Thing:
     """A tree of a height in meters."""
     dice = plan.dice
-    trunk = dice.pick(TRUNKS)
-    leaf = vary(dice, dice.pick(LEAVES), 10)
+    palette = draw_palette(dice, "tree")
     if plan.light.weather == "snowy" and kind != "bare":
-        leaf = vary(dice, (150, 164, 160) if kind == "conifer" else (190, 198, 202), 10)
-    palette = {"trunk": trunk, "shade": scaled(leaf, 0.7), "leaf": leaf, "sun": scaled(leaf, 1.25)}
+        palette |= draw_palette(dice, "snowy conifer" if kind == "conifer" else "snowy tree")
+    palette |= {"shade": scaled(palette["leaf"], 0.7), "sun": scaled(palette["leaf"], 1.25)}
     width = height * dice.uniform(0.85, 1.25) * (-1.0 if dice.chance(0.5) else 1.0)
-    mesh = tree(kind, dice.integer(0, 5))
-    return Thing("tree", (mesh,), palette, (x, 0.0, z), plan.camera.bearing(x, z), (width, height, 1.0))
+    return billboard(plan, "tree", tree(kind, dice.integer(0, 5)), palette, x, z, (width, height, 1.0))

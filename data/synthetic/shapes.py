@@ -2,26 +2,11 @@
 
 import functools
 import itertools
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from .bodies import BodyBuilder
 from .mesh import Mesh
-
-
-FOLDER = Path(__file__).parent / "shapes"
-
-
-@functools.cache
-def load_shapes() -> dict[str, dict[str, Any]]:
-    """All shapes, {group: {name: list of parts, or a dictionary with joints and parts}}."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where PyYAML has it: ten times as fast
-    shapes: dict[str, dict[str, Any]] = {}
-    for path in sorted(FOLDER.glob("*.yaml")):
-        shapes |= yaml.load(path.read_text(encoding="utf-8"), loader)
-    return shapes
+from .tables import load
 
 
 @functools.cache
@@ -29,12 +14,12 @@ def make_mesh(group: str, name: str, *tags: str, pose: int = 0, text: str = "") 
     """The mesh of a shape.
 
     Args:
-        group, name: keys of `load_shapes()`.
+        group, name: of the shape in `shapes/*.yaml`.
         tags: what `with`, `without` and `if` ask for: a bag, the back view.
         pose: index into `pose` lists.
         text: what is written in place of "TEXT".
     """
-    shape = load_shapes()[group][name]
+    shape = load("shapes")[group][name]
     return Reader(shape if isinstance(shape, dict) else {"parts": shape}, {*tags, f"pose {pose}"}, pose, text).mesh
 
 

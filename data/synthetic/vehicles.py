@@ -2,16 +2,12 @@
 
 import math
 
+from .colors import PAINT, draw_palette, scaled, vary
 from .figures import make_rider
-from .light import PAINT, Color, colors, scaled, vary
-from .plan import Lamp, Plan, Thing
+from .plan import Lamp, Plan, Thing, billboard
 from .shapes import make_mesh
 
 
-FIXED: dict[str, Color] = {"tire": (24, 24, 26), "trim": (38, 39, 42), "display": (255, 190, 60)}
-GLASS = colors("343c46 262c34 4c5862")
-HUBS = colors("96989c 606266 3c3e40")
-PLATES = colors("ecece4 f0d65a ecece4")
 WARM, RED = (255, 236, 190), (255, 50, 36)  # glow of lamps
 ALONG, ACROSS = 0.9, 0.25  # cosines from which a vehicle is seen from an end, and up to which from a side
 
@@ -23,17 +19,15 @@ def make_vehicle(plan: Plan, category: str, shape: str, x: float, z: float, head
     body = vary(dice, PAINT[color], 6)
     lit = moving and (time != "day" or (weather != "clear" and dice.chance(0.6)) or dice.chance(0.15))
     brake = moving and dice.chance(0.35)
-    glass = dice.pick(GLASS)
     glowing = category == "bus" and time == "night" and moving
-    palette = FIXED | {
+    palette = draw_palette(dice, "vehicle") | {
         "body": body,
         "shade": scaled(body, 0.75) if color != "black" else (54, 54, 56),
-        "glass": (188, 174, 126) if glowing else glass,
-        "hub": dice.pick(HUBS),
         "head": (255, 250, 230) if lit else (206, 212, 218),
         "tail": (255, 48, 34) if brake else (226, 30, 28) if lit else (146, 18, 22),
-        "plate": dice.pick(PLATES),
     }
+    if glowing:
+        palette["glass"] = (188, 174, 126)
     bright = ("head",) * lit + ("tail",) * (brake or lit) + ("glass", "display") * glowing
     meshes = (make_mesh("truck cab", "cab"),) * (category == "truck") + (make_mesh(category, shape),)
     lamps = []
@@ -79,20 +73,13 @@ def make_cycle(plan: Plan, category: str, ridden: bool, x: float, z: float, head
     motor, scooter = category == "motorcycle", dice.chance(0.4)
     body = vary(dice, PAINT[color], 6)
     lit = ridden and motor and plan.light.time != "day" and not side_view
-    palette = FIXED | {
-        "body": body,
-        "hub": (140, 142, 146),
-        "head": (255, 250, 230),
-        "tail": RED if facing == "back" else (255, 250, 220) if lit else (190, 190, 186),
-        "plate": (236, 236, 228),
-    }
+    palette = draw_palette(dice, "cycle") | {"body": body}
+    palette["tail"] = RED if facing == "back" else (255, 250, 220) if lit else (190, 190, 186)
     grow = dice.uniform(0.95, 1.12)
     scale = ((across if side_view else 1.0) * grow, grow, 1.0)
-    color_and_reach = (WARM, 0.7) if facing == "front" else (RED, 0.35)
-    lamps = (Lamp((0.0, 0.75, 0.0), *color_and_reach),) * lit
-    mesh = make_mesh(category, "side" if side_view else "end", pose=int(motor and scooter))
-    bright = ("tail",) * lit
-    cycle = Thing(category, (mesh,), palette, (x, 0.0, z), sight, scale, bright, {"color": color}, lamps)
-    if not ridden:
-        return [cycle]
-    return [cycle, make_rider(plan, cycle, facing, motor)]
+    lamps = (Lamp((0.0, 0.75, 0.0), *((WARM, 0.7) if facing == "front" else (RED, 0.35))),) * lit
+    mesh, bright = make_mesh(category, "side" if side_view else "end", pose=int(motor and scooter)), ("tail",) * lit
+    cycle = billboard(
+        plan, category, mesh, palette, x, z, scale, bright=bright, attributes={"color": color}, lamps=lamps
+    )
+    return [cycle, make_rider(plan, cycle, facing)] if ridden else [cycle]
