@@ -18,7 +18,7 @@ from traffic_vlm.data.scene import (
     SPEED_LIMITS,
     is_a,
 )
-from traffic_vlm.data.synthetic import draw, make_plan, render, roadside
+from traffic_vlm.data.synthetic import draw, make_plan, render
 from traffic_vlm.data.synthetic.camera import Camera
 from traffic_vlm.data.synthetic.colors import PAINT
 from traffic_vlm.data.synthetic.figures import make_pedestrian
@@ -28,6 +28,7 @@ from traffic_vlm.data.synthetic.light import Light
 from traffic_vlm.data.synthetic.mesh import Builder
 from traffic_vlm.data.synthetic.plan import CROSSWALK, STRIPES, Patch, Plan, Thing
 from traffic_vlm.data.synthetic.road import Road
+from traffic_vlm.data.synthetic.roadside import make_sign, make_traffic_light
 from traffic_vlm.data.synthetic.vehicles import make_vehicle, visible_from
 
 
@@ -323,7 +324,7 @@ def test_a_faint_or_flat_crosswalk_is_hardly_visible():
 
 
 def traffic_light(state: str, y: float) -> Thing:
-    thing = roadside.make_traffic_light(plain(), state, 0.0, y, 6.0, 1.4, False)
+    thing = make_traffic_light(plain(), state, 0.0, y, 6.0, 1.4, False)
     return replace(thing, carried=False, heading=0.0)
 
 
@@ -350,7 +351,7 @@ def test_the_lit_lamp_is_the_brightest(state):
 
 @pytest.mark.parametrize(("z", "legible"), [(5.0, True), (30.0, False)])
 def test_the_value_of_a_sign_is_known_only_if_it_is_legible(z, legible):
-    sign = replace(roadside.make_sign(plain(), "speed limit sign", 0.0, 2.0, z, 1.0, "50"), carried=False)
+    sign = replace(make_sign(plain(), "speed limit sign", 0.0, 2.0, z, 1.0, "50"), carried=False)
     [item] = instances(plain(sign))
     assert ("value" in item.attributes) == legible
 
@@ -358,9 +359,7 @@ def test_the_value_of_a_sign_is_known_only_if_it_is_legible(z, legible):
 def test_each_speed_limit_looks_different():
     signs = {}
     for value in SPEED_LIMITS:
-        sign = replace(
-            roadside.make_sign(plain(), "speed limit sign", 0.0, 1.5, 4.0, 1.0, value), carried=False, heading=0.0
-        )
+        sign = replace(make_sign(plain(), "speed limit sign", 0.0, 1.5, 4.0, 1.0, value), carried=False, heading=0.0)
         signs[value] = pixels(plain(replace(sign, palette=sign.palette | {"field": (248, 248, 246)})))
     for one, other in itertools.combinations(SPEED_LIMITS, 2):
         assert (np.abs(signs[one] - signs[other]).max(axis=2) > 60).sum() > 40, (one, other)

@@ -1,8 +1,13 @@
 """People and animals: flat jointed figures that turn to the camera."""
 
+import functools
+
+from .camera import Point2
 from .colors import PAINT, draw_palette, vary
 from .plan import Plan, Thing, billboard
 from .shapes import make_mesh
+from .site import Site
+from .tables import load
 
 
 OUTFITS = tuple(
@@ -50,3 +55,31 @@ def make_animal(plan: Plan, kind: str, x: float, z: float) -> Thing:
     scale = (mirror * grow * dice.uniform(0.8, 1.0), grow, 1.0)
     mesh = make_mesh("animal", kind, pose=dice.integer(0, 2))
     return billboard(plan, kind, mesh, draw_palette(dice, kind), x, z, scale)
+
+
+def place_pedestrians(site: Site) -> None:
+    """Place pedestrians on sidewalks, crosswalks and the road."""
+    for _ in range(site.number("pedestrian")):
+        if place := site.place(0.3, 0.3, functools.partial(_walk, site)):
+            site.plan.things.append(make_pedestrian(site.plan, *place))
+
+
+def _walk(site: Site) -> Point2:
+    """x and z of a pedestrian."""
+    dice, road = site.dice, site.road
+    choice = dice.random()
+    if site.crosswalks and choice < 0.4:
+        return dice.uniform(road.left, road.right), dice.pick(site.crosswalks) + dice.uniform(-1.2, 1.2)
+    return site.beside(2.6, 13.0, 0.2, choice)
+
+
+def place_animals(site: Site) -> None:
+    """Place animals beside the road and on it."""
+    for kind in load("shapes")["animal"]:
+        count = site.number(kind)
+        if kind != "dog" and site.plan.setting in ("city", "highway") and site.dice.chance(0.6):
+            continue
+        near, span, half = (2.8, 7.0, 0.5) if kind == "dog" else (4.5, 13.0, 1.1)
+        for _ in range(count):
+            if place := site.place(half, 0.3, functools.partial(site.beside, near, span, 0.6)):
+                site.plan.things.append(make_animal(site.plan, kind, *place))

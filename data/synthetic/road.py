@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from .camera import Camera, Point2
 from .dice import Dice
+from .tables import load
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Road:
 def make_road(dice: Dice, setting: str) -> Road:
     """A random road that suits a setting."""
     lane = dice.uniform(2.9, 3.7)
-    most = {"highway": 4, "city": 3, "suburb": 2, "rural": 1}[setting]
+    most = load("scenes.yaml")["lanes"][setting]
     ahead, back = dice.integer(1, most), dice.integer(1, most)
     if setting == "highway":
         ahead, back = max(ahead, 2), max(back, 2)

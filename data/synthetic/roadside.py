@@ -1,15 +1,19 @@
 """Things beside the road: traffic lights, signs, poles, cones, barriers and fences."""
 
 import functools
+import math
 from dataclasses import replace
 
-from ..scene import LIGHT_STATES
+from ..scene import LIGHT_STATES, SPEED_LIMITS
 from .colors import draw_palette
 from .mesh import Builder, Mesh
 from .plan import Lamp, Plan, Thing, billboard
 from .shapes import make_mesh
+from .site import TRIES, Site
+from .tables import load
 
 
+SIGNS = ("stop sign", "yield sign", "speed limit sign", "crosswalk sign", "traffic sign")
 LENS = 0.13  # radius of each lamp of a traffic light of 1 m, in meters, and the distance of one lamp from the next
 LENS_STEP = 0.32
 GLOW = {"day": 0.22, "dusk": 0.35, "night": 0.55}  # radius of the glow of such a lamp
@@ -60,30 +64,114 @@ def make_pole(plan: Plan, x: float, z: float, height: float, arm: float = 0.0, l
     return billboard(plan, "pole", mesh, palette, x, z, (-1.0 if arm < 0 else 1.0, 1.0, 1.0))
 
 
-def make_street_lamp(plan: Plan, x: float, z: float, arm: float, height: float) -> Thing:
-    """A street lamp, lit at dusk and night."""
-    thing = make_pole(plan, x, z, height, arm, True)
-    if plan.light.time == "day":
-        return thing
-    color = (255, 226, 170) if plan.light.ambient[0] >= plan.light.ambient[2] else (236, 240, 255)
-    lamp = Lamp((abs(arm), height - 0.1, 0.0), color, 1.6 if plan.light.time == "night" else 0.7)
-    return replace(thing, palette=thing.palette | {"lamp": color}, bright=("lamp",), lamps=(lamp,))
+def place_traffic_lights(site: Site) -> None:
+    """Place traffic lights of one state, at the junction, a crosswalk or anywhere."""
+    dice, plan, road = site.dice, site.plan, site.road
+    if not site.wants["traffic light"]:
+        return
+    state = dice.pick(LIGHT_STATES)
+    z = road.junction[0] - road.junction[1] - 1.5 if road.junction else site.ahead(7, 14)
+    sides = [side for side in (1, -1) if dice.chance(0.75)] or [1]
+    tall = dice.uniform(1.1, 1.75)
+    sideways, over = dice.chance(0.12), dice.chance(0.55)
+    for side in sides:
+        x, wz = road.at(road.side(side, dice.uniform(0.4, 1.2)), z)
+        height = dice.uniform(5.4, 6.4) if over else dice.uniform(3.0, 3.8)
+        arm = -side * round(dice.uniform(2.0, 5.0), 1) if over else 0.0
+        plan.things.append(make_pole(plan, x, wz, height, arm))
+        places = []  # (offset along the arm, height)
+        if not over or dice.chance(0.5):
+            places.append((0.0, min(height - tall * 0.6, dice.uniform(2.7, 3.3))))
+        if over:
+            places.append((arm, height - tall * 0.45))
+        sight = site.camera.bearing(x, wz)
+        for offset, y in places:
+            lx, lz = x + offset * math.cos(sight), wz - offset * math.sin(sight) - 0.25
+            plan.things.append(make_traffic_light(plan, state, lx, y, lz, tall, sideways))
 
 
-def make_cone(plan: Plan, x: float, z: float) -> Thing:
-    """A traffic cone."""
-    grow = plan.dice.uniform(1.0, 1.5)
-    palette = draw_palette(plan.dice, "cone")
-    return billboard(plan, "cone", make_mesh("cone", "cone"), palette, x, z, (grow, grow, 1.0))
+def place_signs(site: Site) -> None:
+    """Place signs on poles beside the road."""
+    dice = site.dice
+    for kind in SIGNS:
+        for _ in range((2 if dice.chance(0.15) else 1) if site.wants[kind] else 0):
+            text = dice.pick(SPEED_LIMITS) if kind == "speed limit sign" else ""
+            shape = dice.pick(("ban", "warning", "board")) if kind == "traffic sign" else kind
+            _place_sign(site, shape, dice.uniform(0.9, 1.4), text)
 
 
-def make_barrier(plan: Plan, kind: str, x: float, z: float, heading: float) -> Thing:
-    """A barrier across its own z: a "striped barrier" or a "block barrier"."""
-    palette = draw_palette(plan.dice, kind)
-    return Thing("barrier", (make_mesh("barrier", kind),), palette, (x, 0.0, z), heading)
+def _place_sign(site: Site, shape: str, width: float, text: str) -> None:
+    """Place one sign where it is visible, if there is such a place."""
+    dice, plan, road = site.dice, site.plan, site.road
+    for _ in range(TRIES):
+        side = 1 if dice.chance(0.7) else -1
+        z = site.ahead(3.5, 15)
+        x = road.side(side, dice.uniform(0.5, 2.2))
+        height = dice.uniform(1.9, 2.8)
+        if not road.crossing(z) and (spot := site.take(x, z, 0.6, 0.5, height, -0.03)):
+            plan.things.append(make_pole(plan, *spot, height + width * 0.4))
+            plan.things.append(make_sign(plan, shape, spot[0], height, spot[1] - 0.12, width, text))
+            return
 
 
-def make_fence(plan: Plan, kind: str, x: float, z: float, heading: float) -> Thing:
-    """A fence along its own x: a "wall", "rails" or "pickets"."""
-    palette = draw_palette(plan.dice, kind)
-    return Thing("fence", (make_mesh("fence", kind),), palette, (x, 0.0, z), heading, shadow=False)
+def place_cones(site: Site) -> None:
+    """Place a row of cones."""
+    dice, road, plan = site.dice, site.road, site.plan
+    count = site.number("cone")
+    x, z, step = dice.uniform(road.left, road.right), site.ahead(2.6, 5), dice.uniform(1.0, 3.0)
+    drift = dice.uniform(-0.4, 0.4)
+    for i in range(count):
+        if spot := site.take(x + i * drift, z + i * step, 0.3, 0.3, 0.4):
+            grow = dice.uniform(1.0, 1.5)
+            palette = draw_palette(dice, "cone")
+            plan.things.append(billboard(plan, "cone", make_mesh("cone", "cone"), palette, *spot, (grow, grow, 1.0)))
+
+
+def place_barriers(site: Site) -> None:
+    """Place a row of barriers, along or across the road."""
+    dice, road = site.dice, site.road
+    count = site.number("barrier")
+    kind, across = dice.pick(("striped barrier", "block barrier")), dice.chance(0.5)
+    for _ in range(6):
+        x, z = dice.uniform(road.left - 1.5, road.right + 1.5), site.ahead(4.5, 14)
+        if site.seen(road.at(x, z)[0], 0.5, z):
+            break
+    else:
+        return
+    for i in range(count):
+        bx, bz = (x + i * 2.1, z) if across else (x, z + i * 2.1)
+        heading = road.heading(bz) + (0.0 if across else math.pi / 2)
+        if site.free(bx, bz, 1.1, 0.4 if across else 1.1):
+            wx, wz = road.at(bx, bz)
+            mesh, palette = make_mesh("barrier", kind), draw_palette(dice, kind)
+            site.plan.things.append(Thing("barrier", (mesh,), palette, (wx, 0.0, wz), heading))
+
+
+def place_street_lamps(site: Site) -> None:
+    """Place a row of street lamps, lit at dusk and night."""
+    dice, plan, road, light = site.dice, site.plan, site.road, site.plan.light
+    if plan.setting == "rural" or not (dice.chance(0.6) or light.time == "night"):
+        return
+    side, height, step = dice.pick((-1, 1)), dice.uniform(6.5, 9.5), dice.uniform(16, 28)
+    warm = light.ambient[0] >= light.ambient[2]
+    color = (255, 226, 170) if warm else (236, 240, 255)
+    lamp = Lamp((2.0, height - 0.1, 0.0), color, 1.6 if light.time == "night" else 0.7)
+    for z in (6 + i * step for i in range(5)):
+        if not road.crossing(z):
+            pole = make_pole(plan, *road.at(road.side(side, 0.6), z), height, -side * 2.0, lamp=True)
+            if light.time != "day":
+                pole = replace(pole, palette=pole.palette | {"lamp": color}, bright=("lamp",), lamps=(lamp,))
+            plan.things.append(pole)
+
+
+def place_fences(site: Site) -> None:
+    """Place a fence or wall along one side."""
+    dice, plan, road = site.dice, site.plan, site.road
+    if plan.setting == "city" or not dice.chance(0.45):
+        return
+    side, kind = dice.pick((-1, 1)), dice.pick(list(load("shapes")["fence"]))
+    for z in (5.0 + i * 4 for i in range(12)):
+        if not road.crossing(z, road.sidewalk + 3):
+            x, wz = road.at(road.side(side, road.sidewalk + 1.4), z)
+            mesh, palette, heading = make_mesh("fence", kind), draw_palette(dice, kind), road.heading(z) + math.pi / 2
+            plan.things.append(Thing("fence", (mesh,), palette, (x, 0.0, wz), heading, shadow=False))

@@ -9,6 +9,8 @@ from .camera import Point3
 from .colors import draw_palette, scaled
 from .mesh import Builder, Mesh, inset
 from .plan import Plan, Thing, billboard
+from .site import Site
+from .tables import load
 
 
 @functools.cache
@@ -124,3 +126,42 @@ def make_tree(plan: Plan, kind: str, x: float, z: float, height: float) -> Thing
     palette |= {"shade": scaled(palette["leaf"], 0.7), "sun": scaled(palette["leaf"], 1.25)}
     width = height * dice.uniform(0.85, 1.25) * (-1.0 if dice.chance(0.5) else 1.0)
     return billboard(plan, "tree", tree(kind, dice.integer(0, 5)), palette, x, z, (width, height, 1.0))
+
+
+def place_buildings(site: Site) -> None:
+    """Place rows of buildings on either side."""
+    dice, plan, road = site.dice, site.plan, site.road
+    density = load("scenes.yaml")["buildings"][plan.setting]
+    city, house = plan.setting == "city", plan.setting in ("suburb", "rural")
+    low = site.camera.height < 3
+    for side in (-1, 1):
+        if not dice.chance(0.95 if city else 0.75):
+            continue
+        setback = dice.uniform(0.3, 3) if city else dice.uniform(5, 14)
+        z = -30.0 if site.camera.height > 3 else dice.uniform(1, 9)
+        while z < 95:
+            long = dice.uniform(8, 12) if house else dice.uniform(9, 24)
+            deep = dice.uniform(8, 12)
+            tall = dice.uniform(5.5, 8.5) if house else dice.uniform(8, 30)
+            middle = z + long / 2
+            gap = dice.uniform(3, 14) if house else dice.pick((0.0, 0.0, 0.4, 6.0))
+            if dice.chance(density) and not road.crossing(middle, long / 2 + road.sidewalk + 1):
+                x, wz = road.at(road.side(side, road.sidewalk + setback + deep / 2 + 0.5), middle)
+                if abs(x - site.camera.x) > (deep if low else deep / 2 + 9) or z > 26:
+                    plan.things.append(make_building(plan, house, x, wz, (deep, tall, long), road.heading(middle)))
+            z += long + gap
+
+
+def place_trees(site: Site) -> None:
+    """Place trees along the road, and far from it in the country."""
+    dice, plan, road = site.dice, site.plan, site.road
+    kind = dice.pick(load("scenes.yaml")["trees"][plan.setting])
+    if plan.light.weather == "snowy" and kind != "conifer" and dice.chance(0.6):
+        kind = "bare"
+    for _ in range(dice.pick((1, 6, 12, 18) if plan.setting == "rural" else (0, 2, 5, 9, 14))):
+        side = dice.pick((-1, 1))
+        near = plan.setting in ("city", "suburb")
+        offset = dice.uniform(0.9, max(1.5, road.sidewalk + 0.5)) if near else dice.uniform(3, 40)
+        x, z = road.side(side, offset), dice.uniform(9, 80)
+        if not road.crossing(z, 2) and (spot := site.take(x, z, 0.5, 0.5, 3.0, 0.2, 3.0)):
+            plan.things.append(make_tree(plan, kind, *spot, dice.uniform(4, 11)))

@@ -1,11 +1,15 @@
 """Vehicles: cars, vans, buses and trucks as solids; motorcycles and bicycles as flat figures."""
 
+import functools
 import math
 
+from .camera import Point3
 from .colors import PAINT, draw_palette, scaled, vary
 from .figures import make_rider
 from .plan import Lamp, Plan, Thing, billboard
 from .shapes import make_mesh
+from .site import TRIES, Site
+from .tables import load
 
 
 WARM, RED = (255, 236, 190), (255, 50, 36)  # glow of lamps
@@ -83,3 +87,75 @@ def make_cycle(plan: Plan, category: str, ridden: bool, x: float, z: float, head
         plan, category, mesh, palette, x, z, scale, bright=bright, attributes={"color": color}, lamps=lamps
     )
     return [cycle, make_rider(plan, cycle, facing)] if ridden else [cycle]
+
+
+def place_vehicles(site: Site) -> None:
+    """Place cars, vans, buses and trucks in lanes, parked, and on the crossing road; parked trailers."""
+    for category in ("bus", "truck", "van", "trailer", "car"):
+        for _ in range(site.number(category)):
+            # The first of some places that is visible and free.
+            any(_place_vehicle(site, category) for _ in range(TRIES))
+
+
+def _place_vehicle(site: Site, category: str) -> bool:
+    """Try one place for a vehicle; return whether it is there now."""
+    dice, road = site.dice, site.road
+    shape = dice.pick(list(load("shapes")[category]))
+    long, wide = load("scenes.yaml")["sizes"][category]
+    choice = 1.0 if category == "trailer" else dice.random()
+    z = site.ahead(long / 2 + (4.0 if category in ("car", "van") else 6.0), 45 if site.camera.height < 3 else 32)
+    moving, half_x, half_z = True, wide / 2, long / 2
+    if road.junction and choice < 0.3:  # on the crossing road
+        way = dice.pick((-1, 1))
+        x, z = dice.uniform(-22, 22), road.junction[0] + way * road.junction[1] / 2
+        heading = -way * math.pi / 2 + dice.uniform(-0.1, 0.1)
+        half_x, half_z = long / 2, wide / 2
+    elif road.junction and choice < 0.36:  # turning
+        x, z = dice.uniform(road.left, road.right), road.junction[0] + dice.uniform(-2, 2)
+        heading = dice.uniform(0, 2 * math.pi)
+        half_x = long / 2
+    elif (road.parking > 2 and choice < 0.62 and category != "bus") or choice > 0.93:  # parked
+        side = dice.pick((-1, 1))
+        x = road.side(side, -1.1 if road.parking > 2 else wide * 0.8)
+        heading, moving = road.heading(z) + dice.pick((0.0, math.pi)), False
+    else:
+        lane, way = dice.pick(road.lanes)
+        x = lane + dice.uniform(-0.25, 0.25)
+        heading = road.heading(z) + (0.0 if way > 0 else math.pi) + dice.uniform(-0.04, 0.04)
+        half_z += 0.7
+    if not moving and road.crossing(z, long / 2):
+        return False
+    spot = site.take(x, z, half_x, half_z, margin=0.05, nearest=long / 2 + 1.6)
+    if spot:
+        site.plan.things.append(make_vehicle(site.plan, category, shape, *spot, heading, moving))
+    return spot is not None
+
+
+def place_cycles(site: Site) -> None:
+    """Place motorcycles and bicycles, most with riders."""
+    for category in ("motorcycle", "bicycle"):
+        for _ in range(site.number(category)):
+            ridden = site.dice.chance(0.78)
+            if place := site.place(0.6, 0.9, functools.partial(_ride if ridden else _park, site)):
+                site.plan.things += make_cycle(site.plan, category, ridden, *place)
+
+
+def _ride(site: Site) -> Point3:
+    """x, z and heading of a rider in a lane, or across the road."""
+    dice, road = site.dice, site.road
+    if road.junction and dice.chance(0.3):
+        z = road.junction[0] + dice.uniform(-0.5, 0.5) * road.junction[1]
+        return dice.uniform(-12, 12), z, dice.pick((0.5, -0.5)) * math.pi
+    z = site.ahead(3.2, 14)
+    lane, way = dice.pick(road.lanes)
+    heading = road.heading(z) + (0.0 if way > 0 else math.pi) + dice.uniform(-0.15, 0.15)
+    if dice.chance(0.25):
+        heading += dice.pick((0.5, -0.5)) * math.pi
+    return lane + dice.uniform(-0.35, 0.35) * road.lane, z, heading
+
+
+def _park(site: Site) -> Point3:
+    """x, z and heading of a cycle beside the road."""
+    dice = site.dice
+    x = site.road.side(dice.pick((-1, 1)), dice.uniform(0.4, 1.4))
+    return x, site.ahead(3.2, 12), dice.uniform(0, 2 * math.pi)
