@@ -1,7 +1,6 @@
 """Colors: arithmetic, and random ones from the palettes of `colors.yaml`."""
 
 import functools
-from typing import Any
 
 from .dice import Dice
 from .tables import load
@@ -40,10 +39,11 @@ def vary(dice: Dice, color: Color, levels: int = 8) -> Color:
 
 def draw_palette(dice: Dice, name: str) -> dict[str, Color]:
     """Random colors of a palette of `colors.yaml`, {color's name: RGB}."""
-    palette: dict[str, Color] = {}
-    for names, options, levels in _recipes(name):
+    fixed, choices = _recipe(name)
+    palette = dict(fixed)
+    for names, options, levels in choices:
         drawn = dice.pick(options) if len(options) > 1 else options[0]
-        palette |= zip(names, (vary(dice, color, levels) if levels else color for color in drawn))
+        palette.update(zip(names, (vary(dice, color, levels) for color in drawn) if levels else drawn))
     return palette
 
 
@@ -53,13 +53,19 @@ def draw_color(dice: Dice, name: str) -> Color:
     return color
 
 
+Choice = tuple[list[str], list[tuple[Color, ...]], int]  # names, options of colors for them, how much these vary
+
+
 @functools.cache
-def _recipes(name: str) -> list[tuple[list[str], list[tuple[Color, ...]], int]]:
-    """For each entry of a palette: names, the choices of colors for them, and how much these vary."""
-    recipes = []
-    for names, choice in load("colors.yaml")[name].items():
-        levels: int = choice["vary"] if isinstance(choice, dict) else 0
-        options: Any = choice["of"] if isinstance(choice, dict) else choice
-        parsed = [parse(item) for item in options] if isinstance(options, list) else [(c,) for c in parse(options)]
-        recipes.append((names.split(", "), parsed, levels))
-    return recipes
+def _recipe(name: str) -> tuple[dict[str, Color], list[Choice]]:
+    """The fixed colors of a palette, and the choices of the others."""
+    fixed: dict[str, Color] = {}
+    choices: list[Choice] = []
+    for names, entry in load("colors.yaml")[name].items():
+        levels, entry = (entry["vary"], entry["of"]) if isinstance(entry, dict) else (0, entry)
+        options = [parse(item) for item in (entry if isinstance(entry, list) else entry.split())]
+        if len(options) == 1 and not levels:
+            fixed[names] = options[0][0]
+        else:
+            choices.append((names.split(", "), options, levels))
+    return fixed, choices
