@@ -2,9 +2,13 @@
 
     seed → plan (what is where, in meters) → canvas (colors and object numbers) → photograph and annotations
 
-`layout` makes the plan; `vehicles`, `figures` and `street` make the things in it; `backdrop` and `stage` paint it. The
-number of the visible object is painted together with every color, and `labels` counts these numbers. `photo` then adds
-rain, snow, glow, noise and blur, which may hide a faint crosswalk but change no other annotation.
+| step | files |
+|---|---|
+| plan | `layout` combines `light`, `road`, `ground` and what `vehicles`, `figures`, `roadside`, `scenery` place |
+| meshes | `shapes` reads `shapes/*.yaml` and builds them with `mesh` and `bodies`; colors are in `colors.yaml` |
+| canvas | `backdrop` and `stage` paint each color together with the number of the visible object |
+| annotations | `labels` counts these numbers |
+| photograph | `photo` adds rain, snow, glow, noise and blur, which can hide a faint crosswalk, but nothing else |
 """
 
 from .drawing import draw, render

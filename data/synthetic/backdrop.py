@@ -1,4 +1,4 @@
-"""Draws what is behind all things: ground, sky and skyline."""
+"""Draws ground, sky and skyline, which are behind all things."""
 
 import math
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Crosswalk:
 
 
 def draw_backdrop(plan: Plan, size: int, dice: Dice) -> tuple[np.ndarray, list[Crosswalk]]:
-    """A canvas of `size` pixels with ground, sky and skyline, uint8 [size, size, 4]; the crosswalks on it."""
+    """A canvas with ground, sky and skyline, uint8 [size, size, 4], and the crosswalks on it."""
     camera, light = plan.camera, plan.light
     level = math.tan(camera.pitch)
     horizon = camera.pixels(np.array([(-3.0, level, 1.0), (3.0, level, 1.0)]), size)
@@ -54,7 +54,7 @@ def draw_backdrop(plan: Plan, size: int, dice: Dice) -> tuple[np.ndarray, list[C
 
 
 def project(patch: Patch, camera: Camera, size: int) -> tuple[list[np.ndarray], int]:
-    """The polygons of a patch in 1/16 canvas pixels, and their area in canvas pixels, 0 if part of it is behind."""
+    """Polygons of a patch in 1/16 canvas pixels, and their area in canvas pixels, 0 if a part is behind the camera."""
     view = camera.view(np.array([(x, 0.0, z) for polygon in patch.polygons for x, z in polygon]))
     ends = np.cumsum([len(polygon) for polygon in patch.polygons])[:-1]
     if view[:, 2].min() >= NEAR:
@@ -78,7 +78,7 @@ def clip_near(points: np.ndarray) -> np.ndarray:
 
 
 def light_ground(plan: Plan, layers: np.ndarray, numbers: list[int]) -> np.ndarray:
-    """Layers [size, size] → canvas: color of each layer in each row as lit and hazed, and its number."""
+    """The canvas of layers [size, size]: in each row, each layer's color after light and haze, and its number."""
     camera, light, size = plan.camera, plan.light, len(layers)
     first = camera.first_ground_row(size)
     slope = ((np.arange(first, size) + 0.5) / size - 0.5) / camera.focal[1]

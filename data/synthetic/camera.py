@@ -45,11 +45,11 @@ class Camera:
         return np.array([right, up, ahead]).T
 
     def view(self, points: np.ndarray) -> np.ndarray:
-        """World points [N, 3] → (right, up, depth) [N, 3], all in meters."""
+        """(right, up, depth) [N, 3] of world points [N, 3], all in meters."""
         return (points - (self.x, self.height, 0.0)) @ self.axes
 
     def pixels(self, view: np.ndarray, size: int) -> np.ndarray:
-        """(right, up, depth) [N, 3] → int32 (column, row) [N, 2] in 1/16 pixels of an image of `size` × `size`."""
+        """(column, row) in 1/16 pixels of an image of `size` × `size`, int32 [N, 2], of (right, up, depth) [N, 3]."""
         plane = view[:, :2] / np.maximum(view[:, 2:], 0.05) * (self.focal[0], -self.focal[1])
         sine, cosine = math.sin(self.roll), math.cos(self.roll)
         rolled = plane @ np.array([(cosine, sine), (-sine, cosine)])

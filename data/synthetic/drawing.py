@@ -1,4 +1,4 @@
-"""Draws a plan: canvas, photograph, annotations."""
+"""Draws a plan: first the canvas, then the photograph and its annotations."""
 
 import cv2
 import numpy as np
@@ -17,12 +17,12 @@ from .stage import Stage
 
 # Strength of the texture of each surface, 2 for all others.
 ROUGHNESS = {SKY: 0, TERRAIN: 12, ROAD: 6, SIDEWALK: 5, BUILDING: 4, TREE: 14, POLE: 1, FENCE: 3, OTHER: 5}
-# Outline of the own hood, (column, row) in image sizes.
+# Outline of the hood of the camera's vehicle, (column, row) in image sizes.
 HOOD = ((-0.05, 1.05), (0.02, 0.97), (0.15, 0.935), (0.5, 0.92), (0.85, 0.935), (0.98, 0.97), (1.05, 1.05))
 
 
 def render(seed: int, size: int = 224) -> tuple[Image.Image, Scene]:
-    """Draw the scene of a seed.
+    """The image and the annotations of a seed.
 
     Args:
         seed: any integer; on one machine the same seed gives the same image and the same annotations.
@@ -40,7 +40,7 @@ def render(seed: int, size: int = 224) -> tuple[Image.Image, Scene]:
 
 
 def draw(plan: Plan, size: int) -> tuple[Image.Image, Scene]:
-    """Draw a plan."""
+    """The image and the annotations of a plan, for a width and height of `size` pixels."""
     dice = Dice(f"photograph {plan.seed}")
     canvas, crosswalks = draw_backdrop(plan, size * SCALE, dice)
     numbers = number_things(plan.things, FIRST + 2 * len(crosswalks))
@@ -56,7 +56,7 @@ def draw(plan: Plan, size: int) -> tuple[Image.Image, Scene]:
 
 
 def number_things(things: list[Thing], first: int) -> list[int]:
-    """The number of each thing on the canvas: its own, counted from `first`, or that of its class."""
+    """The number of each thing on the canvas: counted from `first`, or that of its class if it has no instances."""
     numbers = []
     for thing in things:
         numbers.append(STUFF.get(thing.category, min(first, 255)))
@@ -65,7 +65,7 @@ def number_things(things: list[Thing], first: int) -> list[int]:
 
 
 def develop(canvas: np.ndarray, ids: np.ndarray, plan: Plan, numbers: list[int], dice: Dice) -> np.ndarray:
-    """Canvas → photograph, uint8 [size, size, 3]; `ids` are the object numbers, [size, size]."""
+    """The photograph of a canvas, uint8 [size, size, 3]; `ids` are the object numbers, [size, size]."""
     light = plan.light
     image = cv2.cvtColor(cv2.resize(canvas, ids.shape, interpolation=cv2.INTER_AREA), cv2.COLOR_RGBA2RGB)
     if light.weather == "rainy":
@@ -81,7 +81,7 @@ def develop(canvas: np.ndarray, ids: np.ndarray, plan: Plan, numbers: list[int],
 
 
 def add_glows(image: np.ndarray, ids: np.ndarray, plan: Plan, numbers: list[int]) -> None:
-    """Add the glow of all lamps that are not hidden and shine towards the camera."""
+    """Add the glow of all lamps that are visible and shine towards the camera."""
     camera, size = plan.camera, len(image)
     for thing, number in zip(plan.things, numbers):
         for lamp in thing.lamps:

@@ -19,7 +19,7 @@ def strip(road: Road, left: float, right: float, start: float = START, end: floa
 
 
 def lay_ground(plan: Plan) -> list[float]:
-    """Add the patches of ground to a plan; return where crosswalks are, in meters ahead."""
+    """Meters ahead at which crosswalks are; adds all patches of ground to a plan."""
     dice, road, weather = plan.dice, plan.road, plan.light.weather
     asphalt = draw_color(dice, "asphalt")
     land = draw_color(dice, "paved land" if plan.setting == "city" and dice.chance(0.7) else "grass")
@@ -56,7 +56,7 @@ def crossing_road(junction: Point2, margin: float, color: Color, kind: int) -> P
 
 
 def wear(plan: Plan, asphalt: Color) -> None:
-    """Wheel tracks, mended places and puddles."""
+    """Add wheel tracks, repaired places and puddles."""
     dice, road, weather = plan.dice, plan.road, plan.light.weather
     track = lighten(asphalt, -14 if weather == "snowy" else dice.pick((-7, 6)))
     tracks = [strip(road, x + wheel - 0.25, x + wheel + 0.25) for x, _ in road.lanes for wheel in (-0.8, 0.8)]
@@ -69,7 +69,7 @@ def wear(plan: Plan, asphalt: Color) -> None:
 
 
 def markings(plan: Plan, line: Color) -> None:
-    """Lane lines, edge lines, stop lines and arrows."""
+    """Add lane lines, edge lines, stop lines and arrows."""
     dice, road = plan.dice, plan.road
     edges = sorted({round(x + side * road.lane / 2, 3) for x, _ in road.lanes for side in (-1, 1)})
     yellow = dice.chance(0.3)
@@ -106,7 +106,7 @@ def markings(plan: Plan, line: Color) -> None:
 
 
 def crosswalks(plan: Plan, asphalt: Color, line: Color) -> list[float]:
-    """Crosswalks at the junction, or one elsewhere; returns where, in meters ahead."""
+    """Meters ahead at which crosswalks are: at the junction, or one elsewhere; adds them to a plan."""
     dice, road = plan.dice, plan.road
     places = []
     if road.junction and dice.chance(0.7):
@@ -127,7 +127,7 @@ def crosswalks(plan: Plan, asphalt: Color, line: Color) -> list[float]:
 
 
 def skyline(dice: Dice, setting: str) -> list[Point2]:
-    """Far hills, woods or roofs: (x as a fraction of the width, height above the horizon in image sizes)."""
+    """Outline of far hills or roofs: (x as a fraction of the width, height above the horizon in image sizes)."""
     if dice.chance(0.15):
         return []
     points = []

@@ -1,4 +1,4 @@
-"""The annotations of a drawing, counted in the object numbers below its pixels."""
+"""Annotations of a drawing, counted from the object number that each pixel carries."""
 
 from dataclasses import dataclass
 
@@ -65,7 +65,7 @@ class Drawing:
 
 
 def describe(drawing: Drawing) -> Scene:
-    """All annotations of a drawing."""
+    """The scene of a drawing: all annotations."""
     plan, size = drawing.plan, len(drawing.image)
     objects = describe_stuff(drawing.ids[::SCALE, ::SCALE])
     objects += [item for crosswalk in drawing.crosswalks if (item := describe_crosswalk(drawing, crosswalk))]
@@ -91,7 +91,7 @@ def describe(drawing: Drawing) -> Scene:
     }
     if plan.view and plan.light.weather != "snowy":
         presence["lane line"] = plan.marked
-    # Far roofs are not annotated as buildings, but look like them.
+    # Far roofs look like buildings, but are not annotated.
     exhaustive = EXHAUSTIVE - {"building"} if plan.setting == "city" and plan.skyline else EXHAUSTIVE
     return Scene(
         *(size, size, tuple(objects), scene_attributes, exhaustive, attributed, SYNTHETIC, str(plan.seed)), presence
@@ -99,7 +99,7 @@ def describe(drawing: Drawing) -> Scene:
 
 
 def describe_road(plan: Plan) -> dict[str, str]:
-    """How many lanes the road has and where it turns, where this can be seen."""
+    """Scene attributes "lane count" and "road shape", as far as the image shows them."""
     road, camera = plan.road, plan.camera
     found: dict[str, str] = {}
     if not plan.view or plan.light.weather == "snowy" or plan.light.hidden(40.0) > FOG:
@@ -114,13 +114,13 @@ def describe_road(plan: Plan) -> dict[str, str]:
 
 
 def bounding_box(mask: np.ndarray, scale: int, left: int = 0, top: int = 0) -> tuple[float, float, float, float]:
-    """Box in image pixels of a mask with `scale` pixels per image pixel that begins at (left, top)."""
+    """Box, in image pixels, of a mask that begins at (left, top) and has `scale` pixels per image pixel."""
     x, y, width, height = cv2.boundingRect(mask.view(np.uint8))
     return (left + x) / scale, (top + y) / scale, (left + x + width) / scale, (top + y + height) / scale
 
 
 def describe_stuff(ids: np.ndarray) -> list[SceneObject]:
-    """Sky, road and other classes without instances, with the fraction of each patch that they fill.
+    """Objects of sky, road and other classes without instances, with the fraction of each patch that they fill.
 
     Args:
         ids: object numbers, [size, size].
@@ -196,7 +196,7 @@ def shows_lamp(drawing: Drawing, index: int, lamp: Lamp) -> bool:
 
 
 def is_misplaced(drawing: Drawing, index: int, item: SceneObject) -> bool:
-    """Whether its row in a driver's view suggests a wrong distance, as with a long lens or a high camera."""
+    """Whether the row of a thing in a driver's view suggests a wrong distance, because of the lens or the height."""
     plan, size = drawing.plan, len(drawing.image)
     if plan.view != "driver" or item.category not in GROUNDED or item.size * PATCHES < NOTHING * size * size:
         return False

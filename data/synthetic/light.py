@@ -35,7 +35,7 @@ class Light:
         haze: fraction of light lost per meter.
         haze_color: color of the sky at the horizon and of far things.
         zenith: color of the sky at the top.
-        headlights: light that the own headlights add at depth 0.
+        headlights: light that the headlights of the camera's vehicle add at depth 0.
         exposure, tint: factors of the photograph; blur, noise, jpeg: strengths from 0.
     """
 
@@ -59,7 +59,7 @@ class Light:
         return 1 - np.exp(-self.haze * depth)
 
     def headlight(self, depth: Depth) -> Depth:
-        """Light that the own headlights add at a depth in meters."""
+        """Light that these headlights add at a depth in meters."""
         return self.headlights / (1 + depth * depth / 300)
 
     def on_ground(self, color: Color, slope: float = 1.0) -> Color:

@@ -35,7 +35,7 @@ def tile(texture: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarr
 
 
 def sky(size: int, horizon: float, light: Light, dice: Dice) -> np.ndarray:
-    """The sky down to some way below the horizon's row (in image sizes), uint8 [rows, size, 3]."""
+    """The sky, down to a little below the row of the horizon (in image sizes), uint8 [rows, size, 3]."""
     bottom = max(int(horizon * size), 1)
     rows = np.arange(min(bottom + size // 8, size))
     low = np.array(light.haze_color, dtype=np.float32)
@@ -60,7 +60,7 @@ def sky(size: int, horizon: float, light: Light, dice: Dice) -> np.ndarray:
 
 
 def add_glow(image: np.ndarray, column: int, row: int, radius: int, color: Color) -> None:
-    """Add soft light around a lamp to uint8 [size, size, 3]."""
+    """Add soft light around a lamp to an image, uint8 [size, size, 3]."""
     reach = radius * 3 // 2 + 1
     x0, y0 = max(column - reach, 0), max(row - reach, 0)
     part = image[y0 : row + reach + 1, x0 : column + reach + 1]
@@ -70,14 +70,14 @@ def add_glow(image: np.ndarray, column: int, row: int, radius: int, color: Color
 
 
 def wet(image: np.ndarray, road: np.ndarray) -> np.ndarray:
-    """Mirror on a wet road (mask [size, size]) some of what is above it, as a mean over the pixels above."""
+    """An image with a wet road (mask [size, size]), which mirrors the mean of the pixels above."""
     reach = max(len(image) // 6, 2)
     above = cv2.blur(image, (1, reach), anchor=(0, reach - 1), borderType=cv2.BORDER_REPLICATE)
     return np.where(road[..., None], cv2.addWeighted(image, 0.5, above, 0.5, 0), image)
 
 
 def rain(image: np.ndarray, light: Light, dice: Dice) -> np.ndarray:
-    """Draw streaks over uint8 [size, size, 3]."""
+    """An image [size, size, 3] with streaks of rain."""
     size, layer = len(image), np.zeros_like(image)
     lean, length = dice.uniform(-0.3, 0.3), dice.uniform(0.05, 0.13)
     for _ in range(dice.integer(60, 150)):
@@ -89,7 +89,7 @@ def rain(image: np.ndarray, light: Light, dice: Dice) -> np.ndarray:
 
 
 def snow(image: np.ndarray, light: Light, dice: Dice) -> np.ndarray:
-    """Draw flakes over uint8 [size, size, 3]."""
+    """An image [size, size, 3] with flakes of snow."""
     size, layer = len(image), np.zeros_like(image)
     for _ in range(dice.integer(60, 220)):
         center = (round(dice.uniform(0, size) * 16), round(dice.uniform(0, size) * 16))
@@ -100,7 +100,7 @@ def snow(image: np.ndarray, light: Light, dice: Dice) -> np.ndarray:
 
 
 def photograph(image: np.ndarray, rough: np.ndarray, light: Light, dice: Dice) -> np.ndarray:
-    """Blur, exposure, noise and JPEG.
+    """An image with the flaws of a camera: blur, exposure, noise and JPEG.
 
     Args:
         image: uint8 [size, size, 3].

@@ -36,7 +36,7 @@ class Lamp:
     """A light that shines into the lens.
 
     Attributes:
-        place: x, y, z in the axes of its thing, in meters.
+        place: x, y, z in the axes of the thing, in meters.
         color: of its glow.
         radius: of its glow in meters.
         front: 1 if it shines to the front of its thing, -1 to the back, 0 for both.
@@ -53,16 +53,16 @@ class Thing:
     """One object of a scene: meshes with colors at a place.
 
     Attributes:
-        category: its class.
-        meshes: its parts, each painted at its own depth.
+        category: the class.
+        meshes: parts, each painted at its depth.
         palette: RGB of the meshes' color names.
         place: x, y, z in meters.
         heading: radians to the right of +z.
-        scale: factors of its own x, y, z.
+        scale: factors of x, y, z in the thing's axes.
         bright: names of colors that shine by themselves.
-        carried: whether it is painted together with the thing before it in the plan.
-        shadow: whether it casts one.
-        traits: classes of UNBOXED that it shows: a helmet, a child.
+        carried: whether the thing is painted together with the one before it in the plan.
+        shadow: whether the thing casts a shadow.
+        traits: classes of UNBOXED that the thing shows: a helmet, a child.
     """
 
     category: str
@@ -80,12 +80,12 @@ class Thing:
 
     @functools.cached_property
     def matrix(self) -> np.ndarray:
-        """Own axes → world, [3, 3]."""
+        """Rotation and scale from the thing's axes to the world's, [3, 3]."""
         sine, cosine = math.sin(self.heading), math.cos(self.heading)
         return np.array([(cosine, 0.0, sine), (0.0, 1.0, 0.0), (-sine, 0.0, cosine)]) * self.scale
 
     def world(self, point: Point3) -> Point3:
-        """A point of its own axes → world."""
+        """World coordinates of a point in the thing's axes."""
         return tuple((self.matrix @ point + self.place).tolist())
 
 
@@ -100,14 +100,14 @@ class Patch:
 
 @dataclass
 class Plan:
-    """All of a scene before it is drawn: `things` in any order, `patches` of ground from the lowest to the topmost.
+    """A scene before it is drawn: `things` in any order, `patches` of ground bottom to top.
 
     Attributes:
         setting: "city", "suburb", "rural" or "highway".
         view: value of the scene attribute "view", None for neither.
         land: color of the ground beside the road.
         skyline: outline of far hills or roofs: (x as a fraction of the width, height in image sizes).
-        hood: color of the own vehicle at the lower border, None if it is out of view.
+        hood: color of the hood of the camera's vehicle, None if it is out of view.
         marked: whether the road has lane lines.
     """
 

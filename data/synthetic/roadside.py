@@ -29,7 +29,9 @@ def make_traffic_light(plan: Plan, state: str, x: float, y: float, z: float, hei
     mesh = make_mesh("traffic light", "sideways" if sideways else "upright", *("board",) * dice.chance(0.35))
     heading = plan.camera.bearing(x, z) * 0.8 + dice.uniform(-0.15, 0.15)
     scale, attributes = (height, height, height), {"state": state}
-    return Thing("traffic light", (mesh,), palette, (x, y, z), heading, scale, (state,), attributes, (glow,), True)
+    return Thing(
+        "traffic light", (mesh,), palette, (x, y, z), heading, scale, (state,), attributes, (glow,), carried=True
+    )
 
 
 def make_sign(plan: Plan, kind: str, x: float, y: float, z: float, width: float, text: str = "") -> Thing:

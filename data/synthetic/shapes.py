@@ -41,6 +41,8 @@ class Reader:
         for part in parts:
             if isinstance(part, list):
                 kind, *arguments = part
+                if not hasattr(BodyBuilder, kind):
+                    raise ValueError(f"{kind!r} is not a kind of part: shapes/README.md lists them")
                 named = arguments.pop() if kind in ("car", "bus") else {}
                 getattr(builder, kind)(*map(self.evaluate, arguments), **named)
                 continue

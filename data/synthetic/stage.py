@@ -1,7 +1,7 @@
-"""Paints the things of a plan on a canvas, from the farthest part to the nearest.
+"""Paints the things of a plan on a canvas, back to front.
 
 The canvas has twice the image's size and four channels: red, green, blue, and the number of the visible object. Every
-polygon writes all four at once, so annotations and picture cannot differ.
+polygon writes all four at once, so annotations and image cannot differ.
 """
 
 import functools
@@ -25,7 +25,7 @@ CORNERS = np.array([(x, y, z) for y in (0, 1) for x, z in ((0, 0), (1, 0), (1, 1
 class Stage:
     """The parts of all things, placed in the world and on a canvas of `size` pixels.
 
-    A thing with a part that is too near is left out, together with what it carries.
+    A thing with a part nearer than NEAR is left out, together with what it carries.
 
     Attributes:
         parts: (index of the thing, mesh) in painting order, [P].
@@ -43,17 +43,21 @@ class Stage:
         self.faces: list[tuple[int, np.ndarray, list[int], str]] = []
         self.outlines: dict[int, list[np.ndarray]] = defaultdict(list)
         if self.parts:
-            self._arrange()
+            self._sort_parts()
         if self.parts:
             self._place_faces()
 
-    def _arrange(self) -> None:
-        """Drop parts that are too near, and sort the others."""
+    def _matrices_and_places(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rotation and scale [P, 3, 3], and place [P, 3], of the thing of each part."""
+        things = [self.plan.things[index] for index, _ in self.parts]
+        return np.array([thing.matrix for thing in things]), np.array([thing.place for thing in things])
+
+    def _sort_parts(self) -> None:
+        """Drop parts that are too near, and sort the others back to front."""
         things, camera = self.plan.things, self.plan.camera
         low, high = (np.array([getattr(mesh, end) for _, mesh in self.parts]) for end in ("low", "high"))
         boxes = np.where(CORNERS, high[:, None], low[:, None]).reshape(-1, 3)
-        matrices = np.array([things[index].matrix for index, _ in self.parts])
-        places = np.array([things[index].place for index, _ in self.parts])
+        matrices, places = self._matrices_and_places()
         world = multiply(matrices, 8, boxes) + np.repeat(places, 8, axis=0)
         depth = camera.view(world)[:, 2].reshape(-1, 8).min(axis=1)
         footprints = world.reshape(-1, 8, 3)[:, :4, ::2]
@@ -72,12 +76,9 @@ class Stage:
             self.footprints[index].append(footprints[row])
 
     def _place_faces(self) -> None:
-        """Find the faces towards the camera that are large enough, lit and hazed."""
-        things, camera, meshes = self.plan.things, self.plan.camera, [mesh for _, mesh in self.parts]
-        owners = [index for index, _ in self.parts]
-        matrices = np.array([things[index].matrix for index in owners])
-        places = np.array([things[index].place for index in owners])
-        cofactors = np.linalg.det(matrices)[:, None, None] * np.linalg.inv(matrices).transpose(0, 2, 1)
+        """Find the faces that are towards the camera and large enough, with their colors after light and haze."""
+        camera, meshes = self.plan.camera, [mesh for _, mesh in self.parts]
+        matrices, places = self._matrices_and_places()
         vertices, faces = [len(mesh.vertices) for mesh in meshes], [len(mesh.starts) for mesh in meshes]
 
         def joined(name: str) -> np.ndarray:
@@ -88,29 +89,39 @@ class Stage:
         view = camera.view(self.world)
         shift = np.repeat(self.bounds[:-1], faces)
         start, end = joined("starts") + shift, joined("ends") + shift
-        normal = multiply(cofactors, faces, joined("normals"))  # as long as the area
+
+        # Normals are transformed by the cofactors of the matrix, and stay as long as the area.
+        cofactors = np.linalg.det(matrices)[:, None, None] * np.linalg.inv(matrices).transpose(0, 2, 1)
+        normal = multiply(cofactors, faces, joined("normals"))
+        area = np.linalg.norm(normal, axis=1)
         depth, two_sided = np.maximum(view[start, 2], NEAR), joined("two_sided")
         towards_camera = ((self.world[start] - (camera.x, camera.height, 0.0)) * normal).sum(axis=1) < 0
-        area = np.linalg.norm(normal, axis=1)
         large = np.sqrt(area) * (camera.focal[1] * self.size / SCALE) > SMALL * depth
         kept = np.flatnonzero((two_sided | towards_camera) & large)
-        palette: list[tuple[int, int, int, bool]] = []
-        for index, mesh in self.parts:
-            thing = things[index]
-            palette += [(*thing.palette[name], name in thing.bright) for name in mesh.names]
-        rows = joined("colors") + np.repeat(np.cumsum([0, *(len(mesh.names) for mesh in meshes[:-1])]), faces)
+
         unit = normal[kept] / np.maximum(area[kept], 1e-9)[:, None]
-        colors = shade(np.array(palette)[rows[kept]], unit, two_sided[kept], depth[kept], self.plan.light)
+        colors = shade(self._base_colors(faces)[kept], unit, two_sided[kept], depth[kept], self.plan.light)
         pixels = camera.pixels(view, self.size)
         texts = [text for mesh in meshes for text in mesh.texts]
-        owner = np.repeat(owners, faces)[kept].tolist()
-        spans = zip(kept.tolist(), owner, start[kept].tolist(), end[kept].tolist(), colors.tolist())
-        self.faces = [(index, pixels[first:last], color, texts[face]) for face, index, first, last, color in spans]
-        for index, corners, _, _ in self.faces:
-            self.outlines[index].append(corners)
+        owners = np.repeat([index for index, _ in self.parts], faces)[kept].tolist()
+        rows = zip(kept.tolist(), owners, start[kept].tolist(), end[kept].tolist(), colors.tolist())
+        for face, index, first, last, color in rows:
+            self.faces.append((index, pixels[first:last], color, texts[face]))
+            self.outlines[index].append(pixels[first:last])
+
+    def _base_colors(self, faces: list[int]) -> np.ndarray:
+        """Color of each face, and whether it shines by itself, [F, 4]; `faces` counts the faces of each part."""
+        palette: list[tuple[int, int, int, bool]] = []
+        firsts = []  # rows of the palette at which the colors of each part begin
+        for index, mesh in self.parts:
+            thing = self.plan.things[index]
+            firsts.append(len(palette))
+            palette += [(*thing.palette[name], name in thing.bright) for name in mesh.names]
+        rows = np.concatenate([mesh.colors for _, mesh in self.parts]) + np.repeat(firsts, faces)
+        return np.array(palette)[rows]
 
     def cast_shadows(self, canvas: np.ndarray) -> None:
-        """Darken the ground away from the sun, or straight below things where it does not shine."""
+        """Darken the ground away from the sun, or straight below things if the sun does not shine."""
         if not self.parts:
             return
         camera, light, mask = self.plan.camera, self.plan.light, np.zeros(canvas.shape[:2], dtype=np.uint8)
@@ -135,7 +146,7 @@ class Stage:
                 cv2.fillConvexPoly(canvas, corners, (*color, numbers[index]), cv2.LINE_8, 4)
 
     def silhouette(self, index: int) -> tuple[float, tuple[slice, slice]]:
-        """Canvas pixels of a thing with nothing in front of it and no border; the rows and columns that hold it."""
+        """Canvas pixels of a thing as if nothing hid or cut it, and the rows and columns that hold it."""
         polygons = self.outlines[index]
         if not polygons:
             return 0.0, (slice(0), slice(0))
@@ -151,15 +162,15 @@ class Stage:
 
 
 def multiply(matrices: np.ndarray, counts: int | list[int], points: np.ndarray) -> np.ndarray:
-    """Multiply `counts` points of each part, [N, 3] in all, with the matrix of the part, [P, 3, 3]."""
+    """Points [N, 3], `counts` of them for each part, multiplied by the matrix of their part [P, 3, 3]."""
     return np.einsum("nij,nj->ni", np.repeat(matrices, counts, axis=0), points)
 
 
 def painting_order(footprints: np.ndarray, eye: np.ndarray) -> list[int]:
-    """Order footprints [U, 4, 2] from the hindmost to the foremost.
+    """Indices of footprints [U, 4, 2], back to front.
 
-    Of two, the one on the camera's side of an edge between them is in front. All edges of both are tried; where none
-    separates them, or in a cycle, distance decides.
+    Of two footprints, the one on the camera's side of an edge between them is in front. All edges of both are tried;
+    where no edge separates them, or in a cycle, distance decides.
     """
     count = len(footprints)
     distance = np.linalg.norm((footprints[:, 0] + footprints[:, 2]) / 2 - eye, axis=1)
@@ -189,7 +200,7 @@ def painting_order(footprints: np.ndarray, eye: np.ndarray) -> list[int]:
 
 
 def shade(base: np.ndarray, unit: np.ndarray, flat: np.ndarray, depth: np.ndarray, light: Light) -> np.ndarray:
-    """Palette rows (red, green, blue, shines by itself) [F, 4] and normals [F, 3] → visible colors [F, 3]."""
+    """Visible colors [F, 3] of palette rows (red, green, blue, shines by itself) [F, 4] with unit normals [F, 3]."""
     facing = np.where(flat, 0.6, np.maximum(unit @ light.sun_direction, 0))
     # The sky is brighter than the ground, and no two sides of a box look alike.
     sides = np.where(flat, 0.95, 0.92 + 0.1 * unit[:, 1] + 0.06 * unit[:, 0])
@@ -203,7 +214,7 @@ def shade(base: np.ndarray, unit: np.ndarray, flat: np.ndarray, depth: np.ndarra
 
 @functools.cache
 def lettering(text: str) -> np.ndarray:
-    """White text that fills a black image, uint8."""
+    """Image of white text on black, cropped to the text, uint8 [height, width]."""
     font, thickness = cv2.FONT_HERSHEY_DUPLEX, 5
     (width, height), _ = cv2.getTextSize(text, font, 1.5, thickness)
     image = np.zeros((height + 2 * thickness, width + 2 * thickness), dtype=np.uint8)
