@@ -10,10 +10,6 @@ from .site import Site
 from .tables import load
 
 
-OUTFITS = tuple(
-    ("skirt",) * (i % 4 == 3) + ("bag",) * (i % 3 == 1) + ("hat",) * (i % 5 == 4) + ("sleeves",) * (i % 2)
-    for i in range(10)
-)
 # Phases of a stride that can be told apart in a side view; from the front, hardly anything tells it from standing.
 STATUS = {0: "standing", 1: "walking", 2: "walking", 5: "walking"}
 
@@ -26,7 +22,7 @@ def make_pedestrian(plan: Plan, x: float, z: float) -> Thing:
     height = dice.uniform(0.55, 0.78) if child else dice.uniform(0.9, 1.1)
     umbrella = not child and dice.chance(0.6 if plan.light.weather == "rainy" else 0.08)
     stride = dice.integer(0, 5)
-    tags = (facing, *dice.pick(OUTFITS), *("umbrella",) * umbrella)
+    tags = (facing, *dice.pick(load("scenes.yaml")["outfits"]), *("umbrella",) * umbrella)
     mesh = make_mesh("pedestrian", "side" if facing == "side" else "front", *tags, pose=stride)
     width = height * dice.uniform(0.92, 1.2) * (1.12 if child else 1.0)
     scale = (-width if dice.chance(0.5) else width, height, 1.0)
