@@ -15,7 +15,6 @@ from traffic_vlm.data.synthetic.camera import Camera
 from traffic_vlm.data.synthetic.colors import PAINT
 from traffic_vlm.data.synthetic.figures import make_pedestrian
 from traffic_vlm.data.synthetic.labels import EXHAUSTIVE, describe_road
-from traffic_vlm.data.synthetic.layout import PRESENCE
 from traffic_vlm.data.synthetic.light import Light
 from traffic_vlm.data.synthetic.mesh import Builder
 from traffic_vlm.data.synthetic.plan import CROSSWALK, STRIPES, Patch, Plan, Thing
@@ -31,6 +30,7 @@ NOON = Light("clear", "day", (0.66, 0.66, 0.67), 0.5, SUN, haze=0.0, haze_color=
 FOG = replace(NOON, weather="foggy", haze=0.05, sun=0.0)
 NIGHT = replace(NOON, time="night", ambient=(0.3, 0.3, 0.3), sun=0.0, zenith=(8, 10, 28), haze_color=(30, 32, 56))
 CAMERA = Camera(0.0, 1.5, 0.0, 0.0, 0.0, (1.0, 1.0))
+PRESENCE = load("scenes.yaml")["presence"]
 DULL = ("black", "gray", "silver")  # also the colors of glass, tires and shade
 
 

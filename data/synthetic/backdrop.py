@@ -9,8 +9,8 @@ import numpy as np
 from .camera import NEAR, SCALE, Camera
 from .colors import mix
 from .dice import Dice
-from .photo import sky
 from .plan import CROSSWALK, FIRST, OTHER, SKY, STRIPES, TERRAIN, Patch, Plan
+from .sky import sky
 
 
 @dataclass(frozen=True)

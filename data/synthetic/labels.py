@@ -10,13 +10,13 @@ from ..patches import GRID
 from ..scene import SCENE_ATTRIBUTES, SYNTHETIC, Scene, SceneObject, given_to_all
 from .backdrop import Crosswalk
 from .camera import SCALE
-from .layout import PRESENCE
 from .plan import STUFF, Lamp, Plan
 from .roadside import LENS
 from .stage import Stage
+from .tables import load
 
 
-EXHAUSTIVE = frozenset({*PRESENCE, *STUFF, "vehicle", "person", "rider", "animal", "crosswalk"})
+EXHAUSTIVE = frozenset({*load("scenes.yaml")["presence"], *STUFF, "vehicle", "person", "rider", "animal", "crosswalk"})
 ATTRIBUTES = {
     **dict.fromkeys(("car", "van", "bus", "truck"), ("color", "status", "facing", "brake lights")),
     **dict.fromkeys(("motorcycle", "bicycle", "trailer"), ("color",)),

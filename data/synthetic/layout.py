@@ -17,7 +17,6 @@ from .tables import load
 from .vehicles import place_cycles, place_vehicles
 
 
-PRESENCE: dict[str, float] = load("scenes.yaml")["presence"]
 # In this order: what comes later takes the places that are left.
 PLACERS = (
     place_traffic_lights,
