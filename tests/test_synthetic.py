@@ -93,6 +93,8 @@ def test_parts_are_mirrored_repeated_and_chosen_by_pose_and_tag():
     ):
         mesh = Reader({"parts": [both, pile]}, tags, pose, "").mesh
         assert (mesh.low[:2], mesh.high[:2], len(mesh.starts)) == (low, high, 2)
+    with pytest.raises(ValueError, match="'plat' is not a kind of part"):
+        Reader({"parts": [["plat"]]}, set(), 0, "")
 
 
 # Annotations

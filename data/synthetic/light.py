@@ -9,18 +9,10 @@ import numpy as np
 from .camera import Point3
 from .colors import Color, mix
 from .dice import Dice
+from .tables import load
 
 
 Depth = TypeVar("Depth", float, np.ndarray)
-
-# grayness of the sky, ambient light, fraction of light lost per meter
-WEATHERS = {
-    "clear": (0.0, 0.66, 0.0008),
-    "cloudy": (0.75, 0.82, 0.0014),
-    "rainy": (0.9, 0.66, 0.006),
-    "snowy": (0.9, 0.84, 0.008),
-    "foggy": (1.0, 0.78, 0.0),  # drawn for each scene
-}
 
 
 @dataclass(frozen=True)
@@ -70,10 +62,9 @@ class Light:
 
 def make_light(dice: Dice, driving: bool, has_lamps: bool) -> Light:
     """A random light; `has_lamps`: whether the street has lamps."""
-    clear, cloudy, rainy, snowy, foggy = WEATHERS
-    weather = dice.pick((*[clear] * 3, *[cloudy] * 3, *[rainy] * 2, *[snowy] * 2, *[foggy] * 2))
-    time = dice.pick((*["day"] * 4, *["dusk"] * 3, *["night"] * 3))
-    gray, level, haze = WEATHERS[weather]
+    tables = load("scenes.yaml")
+    weather, time = dice.pick(tables["weathers"]), dice.pick(tables["times"])
+    gray, level, haze = tables["light"][weather]
     level *= dice.uniform(0.92, 1.1)
     if time == "day":
         top = mix((70 + dice.integer(0, 40), 130 + dice.integer(0, 30), 220), (168, 175, 184), gray)
