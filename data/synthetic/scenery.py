@@ -14,7 +14,7 @@ from .tables import load
 
 
 @functools.cache
-def building(variant: int) -> Mesh:
+def building_mesh(variant: int) -> Mesh:
     """A building of 1 × 1 × 1 m, to be scaled. Variants 0..11 are blocks, 12..17 houses with a gable along x."""
     dice = random.Random(f"building {variant}")
     b = Builder()
@@ -37,7 +37,7 @@ def building(variant: int) -> Mesh:
 
 
 def _facade(b: Builder, quad: list, toward: tuple, rows: int, columns: int, shop: bool, dice: random.Random) -> None:
-    """Windows, and at the ground a door or shop fronts, on a wall."""
+    """Add windows to a wall, and on the ground floor a door or shop fronts."""
     bottom = rows / (rows + 1)
     height, width = (0.45 + 0.3 * dice.random()) * bottom / rows, (0.4 + 0.35 * dice.random()) / columns
     for row, column in itertools.product(range(rows), range(columns)):
@@ -67,12 +67,12 @@ def make_building(plan: Plan, house: bool, x: float, z: float, size: Point3, hea
     palette |= draw_palette(dice, "snowy roof" if plan.light.weather == "snowy" else "roof")
     palette |= draw_palette(dice, "shop")
     bright = {"day": (), "dusk": ("lit glass",), "night": ("lit glass", "shop")}[time]
-    mesh = building(dice.integer(12, 17) if house else dice.integer(0, 11))
+    mesh = building_mesh(dice.integer(12, 17) if house else dice.integer(0, 11))
     return Thing("building", (mesh,), palette, (x, 0.0, z), heading, size, bright, shadow=False)
 
 
 @functools.cache
-def tree(kind: str, variant: int) -> Mesh:
+def tree_mesh(kind: str, variant: int) -> Mesh:
     """A tree of 1 m: "leafy", "conifer", "bare" or "palm"; variants 0..5."""
     dice = random.Random(f"{kind} {variant}")
     b = Builder()
@@ -96,7 +96,7 @@ def tree(kind: str, variant: int) -> Mesh:
 
 
 def _crown(b: Builder, kind: str, dice: random.Random) -> None:
-    """Branches and leaves of a "leafy" or "bare" tree."""
+    """Add the branches and leaves of a "leafy" or "bare" tree."""
     for _ in range(7):
         start, length, angle = 0.3 + 0.25 * dice.random(), 0.25 + 0.2 * dice.random(), 2 * dice.random() - 1
         sine, cosine = math.sin(angle), math.cos(angle)
@@ -125,7 +125,7 @@ def make_tree(plan: Plan, kind: str, x: float, z: float, height: float) -> Thing
         palette |= draw_palette(dice, "snowy conifer" if kind == "conifer" else "snowy tree")
     palette |= {"shade": scaled(palette["leaf"], 0.7), "sun": scaled(palette["leaf"], 1.25)}
     width = height * dice.uniform(0.85, 1.25) * (-1.0 if dice.chance(0.5) else 1.0)
-    return billboard(plan, "tree", tree(kind, dice.integer(0, 5)), palette, x, z, (width, height, 1.0))
+    return billboard(plan, "tree", tree_mesh(kind, dice.integer(0, 5)), palette, x, z, (width, height, 1.0))
 
 
 def place_buildings(site: Site) -> None:
