@@ -100,17 +100,18 @@ class Stage:
         kept = np.flatnonzero((two_sided | towards_camera) & large)
 
         unit = normal[kept] / np.maximum(area[kept], 1e-9)[:, None]
-        colors = shade(self._base_colors(faces)[kept], unit, two_sided[kept], depth[kept], self.plan.light)
+        colors = shade(self._base_colors(faces, kept), unit, two_sided[kept], depth[kept], self.plan.light)
         pixels = camera.pixels(view, self.size)
         texts = [text for mesh in meshes for text in mesh.texts]
         owners = np.repeat([index for index, _ in self.parts], faces)[kept].tolist()
         rows = zip(kept.tolist(), owners, start[kept].tolist(), end[kept].tolist(), colors.tolist())
         for face, index, first, last, color in rows:
-            self.faces.append((index, pixels[first:last], color, texts[face]))
-            self.outlines[index].append(pixels[first:last])
+            corners = pixels[first:last]
+            self.faces.append((index, corners, color, texts[face]))
+            self.outlines[index].append(corners)
 
-    def _base_colors(self, faces: list[int]) -> np.ndarray:
-        """Color of each face, and whether it shines by itself, [F, 4]; `faces` counts the faces of each part."""
+    def _base_colors(self, faces: list[int], kept: np.ndarray) -> np.ndarray:
+        """Color of each kept face, and whether it shines by itself, [K, 4]; `faces` counts the faces of each part."""
         palette: list[tuple[int, int, int, bool]] = []
         firsts = []  # rows of the palette at which the colors of each part begin
         for index, mesh in self.parts:
@@ -118,7 +119,7 @@ class Stage:
             firsts.append(len(palette))
             palette += [(*thing.palette[name], name in thing.bright) for name in mesh.names]
         rows = np.concatenate([mesh.colors for _, mesh in self.parts]) + np.repeat(firsts, faces)
-        return np.array(palette)[rows]
+        return np.array(palette)[rows[kept]]
 
     def cast_shadows(self, canvas: np.ndarray) -> None:
         """Darken the ground away from the sun, or straight below things if the sun does not shine."""
