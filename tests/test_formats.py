@@ -12,6 +12,7 @@ from PIL import Image, ImageFile
 
 from tiny import ROOT
 from traffic_vlm.data.formats import Problems, Record, check_sources, load_mapping, read_source
+from traffic_vlm.data.formats.drafting import draft_mapping
 from traffic_vlm.data.formats.mapping import LAYOUTS, SHIPPED, SourceMapping
 from traffic_vlm.data.questions import enumerate_questions
 from traffic_vlm.data.scene import CLASSES, Scene, SceneObject
@@ -85,6 +86,8 @@ def write(path: Path, content: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if content is None:
         path.unlink()
+    elif isinstance(content, Image.Image):
+        content.save(path)
     elif isinstance(content, np.ndarray | tuple):
         image = Image.fromarray(content) if isinstance(content, np.ndarray) else Image.new("RGB", content)
         image.save(path)
@@ -124,6 +127,10 @@ def scene(*objects: SceneObject, uncertain: Any = (), **more: Any) -> Scene:
     return Scene(280, 140, objects, exhaustive=EXHAUSTIVE - set(uncertain), source="test", **more)
 
 
+def boxed(category: str, *box: float, **more: Any) -> SceneObject:
+    return SceneObject(category, tuple(map(float, box)), **more)  # type: ignore[arg-type]
+
+
 def same(found: Scene, expected: Scene) -> bool:
     return found == replace(expected, image_id=found.image_id)
 
@@ -160,14 +167,27 @@ def test_pixels_are_not_decoded(tmp_path, monkeypatch, name):
     assert len(read(tmp_path, mapping)[0]) == 1 and not decoded
 
 
-@pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.webp", "a.tif"])
+def exif_at_the_end(png: bytes) -> bytes:
+    """A PNG whose EXIF stands behind its pixels."""
+    start = png.index(b"eXIf") - 4
+    stop = start + 12 + int.from_bytes(png[start : start + 4])
+    return png[:start] + png[stop:-12] + png[start:stop] + png[-12:]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_late"),
+    [("a.png", True), *((name, False) for name in ("a.jpg", "a.png", "a.webp", "a.tif", "a.avif"))],
+)
 @pytest.mark.parametrize("orientation", [3, 6])
-def test_the_size_is_that_of_the_upright_image(tmp_path, name, orientation):
+def test_the_size_is_that_of_the_upright_image(tmp_path, name, is_late, orientation):
     images = [{"id": 7, "file_name": name, "width": 280, "height": 140}]
     mapping = source(tmp_path, "coco", {"labels.json": coco(("Car", [200, 20, 30, 40]), images=images)})
     exif = Image.Exif()
     exif[0x0112] = orientation
+    (tmp_path / "images/a.jpg").unlink()
     Image.new("RGB", (140, 280) if orientation == 6 else (280, 140)).save(tmp_path / "images" / name, exif=exif)
+    if is_late:
+        write(tmp_path / "images" / name, exif_at_the_end((tmp_path / "images" / name).read_bytes()))
     assert same(read_scene(tmp_path, mapping), scene(SceneObject("car", (200.0, 20.0, 230.0, 60.0))))
     with Image.open(tmp_path / "images" / name) as photograph:
         assert to_rgb(photograph).size == (280, 140)
@@ -312,13 +332,112 @@ def test_a_lost_light_makes_lights_uncertain(tmp_path):
     assert answers == {"light_state/traffic light/any/red": "yes"}
 
 
+# Input that people have, and that is read
+
+
+def case(format: str, content: Any, *objects: SceneObject, problem: str = "", **files: Any) -> Any:
+    """A case of READ: the content of the first of FILES, the objects, a counted problem, and other files."""
+    files = {name: files[key] for key in files for name in [key.replace("__", "/")]}
+    return format, {next(iter(FILES[format])): content} | files, objects, {problem: 1} if problem else {}
+
+
+def named(name: str) -> dict[str, Any]:
+    return coco(("Car", [0, 0, 280, 140]), images=[{"id": 7, "file_name": name}])
+
+
+BOM = b"\xef\xbb\xbf"
+NFC, NFD = "\u00e9", "e\u0301"
+LEFT, RIGHT = boxed("car", 0, 0, 140, 70), boxed("car", 140, 70, 280, 140)
+MASK = np.ones((140, 280), np.uint8)
+FILLED = boxed("car", 0, 0, 280, 140, area=280.0 * 140, coverage=((1.0,) * 14,) * 14, is_instance=False)
+HALF = replace(FILLED, area=140.0 * 140, box=(0.0, 0.0, 140.0, 140.0), coverage=((1.0,) * 7 + (0.0,) * 7,) * 14)
+OUTLINES = [[0, 0, 280, 0, 280, 140], [0, 140, 9, 140, 9, 99]]
+XML, LINE = voc(("Car", 1, 1, 280, 140)), "0 0.5 0.5 1 1"
+FRAMES = [frame(bdd_label("Car", 0, 0, 280, 140), name=name) for name in ("a", "b")]
+READ = [
+    *[
+        case("coco", named(name), CAR)
+        for name in ("./a.jpg", "images\\a.jpg", "C:\\data\\a.jpg", "/home/me/images/a.jpg", "a", "a.JPG", "%61.jpg")
+    ],
+    *[case("coco", named(a), CAR, **{f"images/{b}": (280, 140)}, problem="image not listed")
+      for a, b in [("my%20b.jpg", "my b.jpg"), ("b.png", "b.PNG"), (NFC, f"{NFD}.jpg"), (NFD, f"{NFC}.png")]],
+    case("coco", named("a.JPG"), CAR, **{"images/a.png": (9, 9)}, problem="image not listed"),
+    *[case("coco", coco(("Car", {"bbox": [0, 0, 280, 140], "iscrowd": a})), CAR) for a in ("0", "false", None, False)],
+    *[case("coco", coco(("Car", {"bbox": a, "segmentation": OUTLINES})), CAR) for a in (None, [], ["0", 0, 280, 140])],
+    case("coco", coco(*[("Car", [0, 0, 280, 140])] * 2), CAR, problem="label listed twice"),
+    case("coco", BOM + json.dumps(coco(("Car", [0, 0, 280, 140]))).encode(), CAR),
+    case("coco", json.dumps(coco(("Car", [0, 0, 280, 140]))).encode("utf-16"), CAR),
+    case("coco", named("a.jpg"), CAR, images__a_note="", problem="files left out"),
+    *[
+        case("yolo", text, LEFT)
+        for text in [
+            "0.0\t.25 .25 .5 .5  \r\n\r\n",
+            BOM + b"0 0.25 0.25 0.5 0.5",
+            "0 .25 .25 .5 .5 .87",  # a confidence
+            "0 .25 .25 .5 .5 12",  # the id of a track
+            "0 .25 .25 .5 .5 .87 12",
+            "0 0 0 .5 0 .5 .5 0 .5",  # an oriented box
+            "0 0 0 .5 0 .5 .5 0 .5 .87",
+            "0 0 0 .5 0 .5 .5 0 .5 .87 12",
+            "0 .25 .25 .5 .5 .1 .2 2 .9 .9 0",  # keypoints with visibilities
+        ]
+    ],
+    case("yolo", "0 -.1 0 .5 -.1 .5 .5 0 .5", replace(LEFT, visible=pytest.approx(25 / 36))),  # a corner is outside
+    case("yolo", "0 .25 .25 .5 .5 .9 1\n0 .75 .75 .5 .5 .9 2", LEFT, RIGHT),  # 1 is an id, as 2 is one
+    case("yolo", "0 0 0 .5 0 .5 .5 0 .5 .9 1\n0 .75 .75 .5 .5 .9 2", LEFT, RIGHT),
+    case("yolo", "0 .25 .5 .75 1 .25 1", boxed("car", 70, 70, 210, 140)),  # no box in the image: an outline
+    case("yolo", "0 .5 .5 .75 .5 .75 1.0", boxed("car", 140, 70, 210, 140)),
+    case("yolo", "0 .5 .5 .7 .5 .7 1 .5 1", boxed("car", 140, 70, 196, 140)),
+    case("yolo", "0 .25 .25 .5 .5" + " .9 .9" * 3, LEFT, **{"data.yaml": "names: [Car]\nkpt_shape: [3, 2]"}),
+    case("yolo", ""),
+    case("yolo", f"{LINE}\n{LINE}", CAR, problem="label listed twice"),
+    *[case("yolo", LINE, CAR, **{name: BOM + b"Car\r\nman \r\n"}) for name in ("classes.txt", "labels/classes.txt")],
+    case("yolo", LINE, CAR, **{"data.yaml": BOM + b"names: [Car]", "labels/train.cache": ""}),
+    *[case(format, content, CAR, CAR, **{f"images/{a}.JPG": (280, 140), path.format(b): content})
+      for format, path, content in [("yolo", "labels/{}.txt", LINE), ("voc", "annotations/{}.xml", XML)]
+      for a, b in [(NFC, NFD), (NFD, NFC), ("b.1", "b.1")]],
+    case("voc", voc((" Car", " 1 ", "1", 280, 140, "<difficult> 1 </difficult>")), replace(CAR, visible=0.0)),
+    case("voc", voc(("Car", 1, 1, 280, 140, "<truncated>\n1</truncated>")), replace(CAR, visible=0.7)),
+    case("voc", BOM + XML.encode(), CAR),
+    case("kitti", BOM + b"Car 0 0 0 0 0 280 140\r\n", CAR),
+    case("kitti", "motor bike 0 0 0 0 0 280 140 1 1 1 1 1 1 1 0.9", replace(CAR, category="motorcycle")),
+    *[case("bdd100k", [frame(bdd_label("Car", 0, 0, 280, 140, occluded=flag))], replace(CAR, visible=visible))
+      for flag, visible in [("true", 0.7), ("True", 0.7), (1, 0.7), ("false", 1.0), (None, 1.0)]],
+    case("bdd100k", "\n".join(map(json.dumps, FRAMES)), CAR, problem="missing image"),
+    case("masks", np.where(np.arange(280) < 140, MASK, 255).astype(np.uint8), HALF),  # 255: not labeled
+    *[case("masks", Image.new(mode, (280, 140), 1), FILLED) for mode in ("P", "1", "L", "I;16")],
+    case("masks", Image.new("RGB", (280, 140), (1, 1, 1)), FILLED),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("format", "files", "objects", "counts"), READ)
+def test_input_that_people_have(tmp_path, format, files, objects, counts):
+    records, problems = read(tmp_path, source(tmp_path, format, files))
+    assert problems.counts == counts, problems.messages
+    found = [item for record in records for item in record.scene.objects]
+    assert [replace(item, box=tuple(round(side, 6) for side in item.box)) for item in found] == list(objects)
+    assert all(record.scene.exhaustive == EXHAUSTIVE for record in records)
+
+
+def test_a_crowd_may_be_a_text(tmp_path):
+    crowds = [("Car", {"bbox": [0, 0, 280, 140], "iscrowd": flag}) for flag in (1, "1", "true", True, 1.0)]
+    [record], problems = read(tmp_path, source(tmp_path, "coco", {"labels.json": coco(*crowds)}))
+    assert record.scene.objects == (replace(CAR, is_instance=False),)
+    assert problems.counts == {"label listed twice": 4}
+
+
 # Bad input
 
 SKIPPED = None
 EVERYTHING = CLASSES.keys()
 BAD_INPUT: list[tuple[str, dict[str, Any], str, str, Any]] = [
     # format, changed files, kind of problem, part of the message, and what is no longer exhaustive
-    ("coco", {"images/a.jpg": None}, "missing image", "labels.json: images[0] (7): image", SKIPPED),
+    ("coco", {"images/a.jpg": None}, "missing image", "labels.json: images[0] (7): image 'a.jpg' is missing", SKIPPED),
+    ("coco", {"labels.json": coco(images=[{"file_name": "b\\c.jpg"}])}, "missing image", r"'b\\c.jpg' is", SKIPPED),
+    (
+        *("coco", {"labels.json": coco(images=[{"id": 7, "file_name": "a.bmp"}]), "images/a.png": (9, 9)}),
+        *("two files of one name", "image 'a.bmp' may be a.jpg or a.png in", SKIPPED),
+    ),
     ("coco", {"images/a.jpg": b"no image"}, "corrupt image", "a.jpg cannot be opened", SKIPPED),
     ("coco", {"images/a.jpg": (140, 280)}, "image size", "is 140 × 280, its annotation is for 280 × 140", SKIPPED),
     *[
@@ -326,8 +445,12 @@ BAD_INPUT: list[tuple[str, dict[str, Any], str, str, Any]] = [
         for box, message in [
             ([-50, 20, 30, 40], "(-50.0, 20.0, -20.0, 60.0) of 'Car' lies outside"),
             ([10, 20, 0, 40], "(10.0, 20.0, 10.0, 60.0) of 'Car' has no size"),
-            ([10, 20, float("nan"), 4], "(10.0, 20.0, nan, 24.0) of 'Car' has no size"),
-            (None, "(nan, nan, nan, nan) of 'Car' has no size"),
+            ([10, 20, -5, 40], "(10.0, 20.0, 5.0, 60.0) of 'Car' has no size"),
+            ([10, 20, float("nan"), 4], "[10, 20, nan, 4] of 'Car' is not four numbers"),
+            (["10,5", 20, 30, 4], "['10,5', 20, 30, 4] of 'Car' is not four numbers: decimals need a point"),
+            ([0.1, 0.2, 0.3, 0.4], "(0.1, 0.2, 0.4, 0.6000000000000001) of 'Car' lies within the first pixel"),
+            (None, "None of 'Car' is not four numbers"),
+            ({"segmentation": {"counts": "a1", "size": [9, 9]}}, "None of 'Car' is not four numbers"),
         ]
     ],
     (
@@ -340,7 +463,7 @@ BAD_INPUT: list[tuple[str, dict[str, Any], str, str, Any]] = [
     ),
     *[
         ("coco", {"labels.json": coco(images=[{"file_name": name}])}, "bad record", f"{name}' is outside", SKIPPED)
-        for name in ("../secret.jpg", "/etc/hosts")
+        for name in ("../secret.jpg", "/etc/hosts", "/home/me/secret.jpg")
     ],
     *[
         ("coco", {"labels.json": text}, "bad file", "labels.json: ", SKIPPED)
@@ -351,18 +474,49 @@ BAD_INPUT: list[tuple[str, dict[str, Any], str, str, Any]] = [
         (format, {"labels/a.txt": f"\n{row}\n"}, "bad record", f"labels/a.txt:2: {row!r} is not a", EVERYTHING)
         for format, row in [
             ("yolo", "Car 0.5 0.5 1 1"),
-            ("yolo", "0 1 2 3 4 5"),
+            ("yolo", "0 0.5 0.5 1"),
+            ("yolo", "0,0.5,0.5,1,1"),
             ("kitti", "Car 0 x 0 0 0 280 140"),
             ("kitti", "Car 0 0 0 1 2 nan 4"),
+            ("kitti", "Car 0,00 0 0 0 0 280 140"),
+            ("kitti", "0 7 Car 0 0 0 1 2 3 4"),  # with frame and track, as KITTI's tracking labels
         ]
     ],
-    ("yolo", {"labels/a.txt": "0 x 1 2 3"}, "bad box", "labels/a.txt:1: box (nan", {"car", "vehicle"}),
+    *[
+        ("yolo", {"labels/a.txt": row}, "bad box", f"labels/a.txt:1: box {row} of 'Car' {message}", {"car", "vehicle"})
+        for row, message in [
+            ("0 x 1 2 3", "is not four numbers"),
+            ("0 0,5 0,5 1 1", "is not four numbers: decimals need a point"),
+            ("0 140 70 20 30", "is not in fractions of the image"),
+            ("0 100 50 150 50 150 90", "is not in fractions of the image"),
+            ("0 0.5 0.5 0.2 0.2 17.5", "has 5 numbers, of which the last is neither a confidence nor an id"),
+            ("0 0.1 0.1 0.4 0.1 0.4 0.4 17.5", "has 7 numbers, of which the last is neither"),
+            ("0 0.5 0.5 0.2 0.2 0.9 1", "may be an outline, or end in a confidence and an id"),
+            ("0 0.1 0.1 0.2 0.1 0.2 0.2 0.9 1", "may be an outline, or end in a confidence and an id"),
+            ("0 0.5 0.5 0.2 0.2 0.5 0.5 2", "may be an outline with an id, or a box with a keypoint"),
+        ]
+    ],
+    (
+        *("yolo", {"labels/a.txt": "0 0.5 0.5 1 1 0.5 0.5", "data.yaml": "names: [Car]\nkpt_shape: [2, 2]"}),
+        *("bad box", "has 6 numbers; by kpt_shape of data.yaml it needs 4 + 4", {"car", "vehicle"}),
+    ),
+    *[
+        (format, files, "two files of one name", f"{message} differ only in the suffix", SKIPPED)
+        for format, files, message in [
+            ("yolo", {"images/a.png": (9, 9)}, "images: a.jpg and a.png"),
+            ("voc", {"images/a.JPG": (9, 9)}, "images: a.JPG and a.jpg"),
+            ("kitti", {"labels/a.TXT": ""}, "labels: a.TXT and a.txt"),
+            ("masks", {"masks/a.tif": np.ones((140, 280), np.uint8)}, "masks: a.png and a.tif"),
+        ]
+    ],
     ("yolo", {"labels/a.txt": "-1 0.5 0.5 1 1"}, "unknown class 'id -1'", "labels/a.txt:1: class", EVERYTHING),
     ("yolo", {"labels/b.txt": ""}, "annotation without image", "labels/b.txt: has no image in", ()),
     ("kitti", {"images/b.png": (9, 9)}, "image without annotation", "images/b.png: has no annotation in", ()),
     ("kitti", {"labels/a.txt": b"\xff\xfe\xff"}, "bad file", "labels/a.txt: cannot be read", SKIPPED),
-    ("masks", {"masks/a.png": np.zeros((70, 140), np.uint8)}, "image size", "the mask has shape (70, 140)", SKIPPED),
-    ("masks", {"masks/a.png": np.zeros((140, 280, 3), np.uint8)}, "image size", "shape (140, 280, 3)", SKIPPED),
+    ("masks", {"masks/a.png": np.zeros((70, 140), np.uint8)}, "image size", "the mask is 140 × 70", SKIPPED),
+    ("masks", {"masks/a.png": Image.new("RGB", (280, 140), "red")}, "bad mask", "has colors (RGB) in", SKIPPED),
+    ("masks", {"masks/a.tif": Image.new("F", (280, 140), 0.5), "masks/a.png": None}, "bad mask", "as 0.5", SKIPPED),
+    ("masks", {"masks/a.png": np.full((140, 280), 255, np.uint8)}, "unknown class 'id 255'", "a.png: ", EVERYTHING),
     ("masks", {"masks/a.png": np.full((140, 280), 9, np.uint8)}, "unknown class 'id 9'", "a.png: class", EVERYTHING),
     ("masks", {"masks/a.png": b"\x89PNG\r\n"}, "corrupt image", "a.png: mask cannot be decoded", SKIPPED),
     ("bdd100k", {"labels.json": [frame(attributes={"weather": 3})]}, "unknown value", "(a.jpg): weather is 3", ()),
@@ -370,6 +524,8 @@ BAD_INPUT: list[tuple[str, dict[str, Any], str, str, Any]] = [
     ("bdd100k", {"labels.json": [frame(4)]}, "unknown class 'None'", "(a.jpg), label 0: class", EVERYTHING),
     ("voc", {"annotations/a.xml": "<annotation>"}, "bad file", "a.xml: cannot be read: no element", SKIPPED),
     ("voc", {"annotations/a.xml": voc(("Car", 9, 9, "x", 9))}, "bad box", "a.xml, object 0: box", {"car", "vehicle"}),
+    ("voc", {"annotations/a.xml": voc(("Car", .1, .1, .5, .5))}, "bad box", "the first pixel", {"car", "vehicle"}),
+    ("bdd100k", {"labels.json": "[1, }"}, "bad file", "labels.json: cannot be read: Expecting value", SKIPPED),
     ("voc", {"annotations/a.xml": voc(size=(9, 9))}, "image size", "280 × 140, its annotation is for 9 × 9", SKIPPED),
 ]  # fmt: skip
 
@@ -380,6 +536,7 @@ def test_bad_input(tmp_path, format, files, kind, message, uncertain):
     for name, content in files.items():
         write(tmp_path / name, content)
     records, problems = read(tmp_path, mapping)
+    problems.counts.pop("image not listed", None)
     assert problems.counts == {kind: 1} | ({"empty source": 1} if uncertain is SKIPPED else {})
     assert message in problems.messages[0]
     assert [record.scene.exhaustive for record in records] == (
@@ -411,7 +568,7 @@ def test_a_frame_that_is_listed_twice_is_skipped(tmp_path):
     frames = [frame(), frame(bdd_label("Car", 0, 0, 280, 140), name="./a.jpg")]
     records, problems = read(tmp_path, source(tmp_path, "bdd100k", {"labels.json": frames}))
     assert not records and problems.counts == {"bad record": 2, "empty source": 1}
-    assert "image ./a.jpg is listed 2 times" in problems.messages[1]
+    assert "(./a.jpg): image a.jpg is listed 2 times" in problems.messages[1]
 
 
 @pytest.mark.parametrize("key", [7.0, "7", "7.0"])
@@ -503,6 +660,92 @@ def test_problems_keep_some_messages_and_count_all():
     for i in range(3):
         problems.add("bad box", f"f:{i}", "wrong")
     assert problems.counts == {"bad box": 3} and problems.messages == ["f:0: wrong", "f:1: wrong"]
+
+
+# Drafts
+
+
+def draft(folder: Path, files: dict[str, Any]) -> SourceMapping:
+    """The mapping that is drafted for a folder with these files."""
+    for name, content in files.items():
+        write(folder / name, content)
+    draft_mapping(folder, folder / "draft.json")
+    return load_mapping(folder / "draft.json")
+
+
+NAMES_YAML = "names: [Car, man]\n"
+IN_LISTS = "images/b/2.jpg", "./a/images/1.jpg", "/content/set/a/images/1.jpg", "a\\images\\1.jpg"
+
+
+@pytest.mark.parametrize(
+    ("data", "files", "found"),
+    [
+        ("train: [a/images, b/images]", {}, ["a/images/1.jpg", "b/images/2.jpg"]),
+        ("train:\n- a\n- b/images", {}, ["a/images/1.jpg", "b/images/2.jpg"]),
+        ("train: b", {}, ["b/images/2.jpg"]),
+        ("path: /content/set\ntrain: b/images", {}, ["b/images/2.jpg"]),
+        ("train: C:\\set\\b\\images", {}, ["b/images/2.jpg"]),
+        ("train: ../b/images", {}, ["b/images/2.jpg"]),
+        ("train: c", {"c/images/3.jpg": (9, 9), "c/images/labels/3.txt": LINE}, ["c/images/3.jpg"]),
+        ("train: c", {"c/3.jpg": (9, 9), "c/3.txt": LINE}, ["c/3.jpg"]),
+        *[(f"train: {name}", {name: f"{line}\n\n"}, ["a/images/1.jpg"])
+          for name in ("train.txt", "./lists/train.txt") for line in IN_LISTS[1:]],
+        ("train: all.txt", {"all.txt": "b/images/2.jpg\r\na/images/1.jpg"}, ["a/images/1.jpg", "b/images/2.jpg"]),
+    ],
+)  # fmt: skip
+def test_the_folders_and_lists_of_a_data_yaml_are_read(tmp_path, data, files, found):
+    for name in ("a/images/1.jpg", "b/images/2.jpg"):
+        write(tmp_path / name, (9, 9))
+        write(tmp_path / name.replace("images", "labels").replace("jpg", "txt"), LINE)
+    mapping = draft(tmp_path, files | {"data.yaml": BOM + (NAMES_YAML + data).encode()})
+    records, problems = read(tmp_path, mapping)
+    assert [record.image.relative_to(tmp_path).as_posix() for record in records] == found
+    assert all(record.scene.objects for record in records) and not problems.counts, problems.messages
+
+
+@pytest.mark.parametrize("name", ["1.jpg", "./1.jpg", "train\\1.jpg", "my%201.jpg", "1", "/data/train/1.jpg"])
+def test_a_coco_file_beside_the_folder_of_its_images_is_found(tmp_path, name):
+    files = {split: named(name.replace("train", split)) for split in ("train", "val")}
+    files = {f"{split}.json": data | {"info": {"exhaustive": ["Car"]}} for split, data in files.items()}
+    image = "my 1.jpg" if "%" in name else "1.jpg"
+    mapping = draft(tmp_path, files | {f"{split}/{image}": (280, 140) for split in ("train", "val")})
+    assert mapping.exhaustive == {"car"} and len(read(tmp_path, mapping)[0]) == 1
+
+
+def test_what_a_source_says_is_exhaustive_is_drafted(tmp_path):
+    names = ["vehicle", "bus", "motorbike", "person", "green light", "red light", "fire hydrant"]
+    data = coco(categories=[{"id": i, "name": name} for i, name in enumerate(names)])
+    data["annotations"] = [{"image_id": 7, "category_id": i, "bbox": [i, 0, 9, 9]} for i in range(len(names))]
+    stated = ["vehicle", "bus", "motorbike", "person", "green light", "red light"]
+    mapping = draft(tmp_path, {"train/a.jpg": (280, 140), "train.json": data | {"info": {"exhaustive": stated}}})
+    assert mapping.exhaustive == {"vehicle", "bus", "motorcycle", "person"}  # yellow lights are not labeled
+    assert mapping.attributed == {"traffic light": {"state"}} and mapping.find("fire hydrant").category is None
+    assert mapping.find("vehicle").maybe == frozenset() and mapping.find("motorbike").maybe == {"person"}
+
+
+def test_images_without_any_label_are_a_source(tmp_path):
+    mapping = draft(tmp_path, {"train/a.jpg": (280, 140), "train.json": coco(categories=[])})
+    [record], problems = read(tmp_path, mapping)
+    assert not record.scene.objects and not record.scene.exhaustive and not problems.counts
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"a.xml": "<annotation><object></annotation>"}, r"a\.xml cannot be read: mismatched tag: line 1, column 22"),
+        ({"a.json": "{'images': []}"}, r"a\.json cannot be read: Expecting property name"),
+        ({"train.json": coco(images=[{"file_name": "c d.jpg"}])}, r"none of its 1 images, such as 'c d\.jpg'"),
+        (
+            {"data.yaml": "names: [car]\ntrain: [a, b]\nval: c.txt"},
+            "no lists of images: train: a, train: b, val: c.txt",
+        ),
+        ({"data.yaml": "names: [car]\ntrain: c.txt", "c.txt": "1.jpg"}, r"none of the images of c\.txt, such as"),
+        ({"data.yaml": "names: [car]\ntrain: [a, c.txt]", "c.txt": "", "a/1.jpg": (9, 9)}, "write all into one list"),
+    ],
+)
+def test_a_folder_that_cannot_be_drafted_says_why(tmp_path, files, message):
+    with pytest.raises(DataError, match=message):
+        draft(tmp_path, files)
 
 
 # Mappings

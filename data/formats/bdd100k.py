@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..scene import ATTRIBUTES, SCENE_ATTRIBUTES
-from .base import VISIBLE_IF_FLAGGED, ImageEntry, SceneBuilder, SkippedImage, Source, to_number
+from .base import VISIBLE_IF_FLAGGED, ImageEntry, SceneBuilder, SkippedImage, Source, to_flag, to_number
 
 
 def list_images(source: Source) -> Iterator[ImageEntry]:
-    """Yield the images; the annotation is a frame of the list, or of {"frames": [...]}."""
-    for where, frame in source.read_json(source.path("annotations"), "frames")["frames"]:
-        yield str(frame.get("name")), where, frame
+    """Images; the annotation is a frame of the list, of {"frames": [...]}, or of JSON lines."""
+    frames = source.read_json(source.path("annotations"), "frames")["frames"]
+    return source.by_name((str(frame.get("name")), where, frame) for where, frame in frames)
 
 
 def add_labels(scene: SceneBuilder, frame: dict[str, Any], where: str) -> None:
@@ -25,13 +25,14 @@ def add_labels(scene: SceneBuilder, frame: dict[str, Any], where: str) -> None:
         mapping = scene.source.mapping.find(name)
         attributed = scene.source.mapping.attributed.get(mapping.category or "", ()) if mapping else ()
         attributes = _translate(scene.source, [key for key in ATTRIBUTES if key in attributed], label, label_where)
-        box = [to_number(_get_dict(label, "box2d").get(key)) for key in ("x1", "y1", "x2", "y2")]
-        flags = [_get_dict(label, "attributes").get(key) is True for key in ("occluded", "truncated")]
-        scene.add(name, box, label_where, VISIBLE_IF_FLAGGED ** sum(flags), attributes)
+        box = [_get_dict(label, "box2d").get(key) for key in ("x1", "y1", "x2", "y2")]
+        flags = [to_flag(_get_dict(label, "attributes").get(key)) for key in ("occluded", "truncated")]
+        visible = VISIBLE_IF_FLAGGED ** sum(flags)
+        scene.add(name, [to_number(value) for value in box], label_where, visible, attributes, written=box)
 
 
 def _translate(source: Source, names: Iterable[str], entry: dict[str, Any], where: str) -> dict[str, str]:
-    """Return those of our attributes that a frame or label has, by the mapping's "values"."""
+    """Attributes in our words that a frame or label has, by the mapping's "values"."""
     translated = {}
     for name, rule in ((name, source.mapping.values[name]) for name in names if name in source.mapping.values):
         value = _get_dict(entry, "attributes").get(rule["from"])

@@ -8,11 +8,11 @@ from typing import Any
 
 from ...files import DataError
 from ..scene import CLASSES
-from .base import ImageEntry, SceneBuilder, Source, to_number
+from .base import ImageEntry, SceneBuilder, Source, to_flag, to_number
 
 
 def list_images(source: Source) -> Iterator[ImageEntry]:
-    """Yield the images; the annotation is (entry of the image, [(file and record, class name, label)], complete).
+    """Images; the annotation is (entry of the image, [(file and record, class name, label)], complete).
 
     `complete` is False if a label of the file may belong to any image: its id is none that an image of this file has
     or could have, or no label at all belongs to an image.
@@ -38,12 +38,15 @@ def list_images(source: Source) -> Iterator[ImageEntry]:
             source.problems.add("annotation without image", where, f"there is no image {label.get('image_id')!r}")
             all_placed = all_placed and type(image_key) in types
     all_placed = all_placed and (not data["annotations"] or any(labels.values()))
+    entries: list[ImageEntry] = []
     for where, image in data["images"]:
         key = to_key(image.get("id"))
         if uses[key] > 1:
             source.problems.add("bad record", where, f"another image has the same id {image.get('id')}")
         else:
-            yield str(image.get("file_name")), where, (image, labels.get(key, []), all_placed and key is not None)
+            annotation = (image, labels.get(key, []), all_placed and key is not None)
+            entries.append((str(image.get("file_name")), where, annotation))
+    return source.by_name(entries)
 
 
 def add_labels(scene: SceneBuilder, annotation: Any, where: str) -> None:
@@ -53,18 +56,31 @@ def add_labels(scene: SceneBuilder, annotation: Any, where: str) -> None:
         scene.uncertain |= CLASSES.keys()
     scale_x, scale_y = scene.scale_from(to_number(image.get("width")), to_number(image.get("height")))
     for label_where, name, label in labels:
-        bbox = label.get("bbox")
-        values = bbox if isinstance(bbox, list) and len(bbox) == 4 else [None] * 4
-        left, top, width, height = (to_number(value) for value in values)
-        box = (left * scale_x, top * scale_y, (left + width) * scale_x, (top + height) * scale_y)
+        left, top, right, bottom = corners_of(label)
+        box = (left * scale_x, top * scale_y, right * scale_x, bottom * scale_y)
         area = to_number(label.get("area")) * scale_x * scale_y
         # Without an outline it is the area of the box, not of what is visible.
         is_known = bool(label.get("segmentation")) and 0 < area < math.inf
-        scene.add(name, box, label_where, area=area if is_known else None, is_instance=not label.get("iscrowd"))
+        is_crowd = to_flag(label.get("iscrowd"))
+        written = label.get("bbox")
+        scene.add(name, box, label_where, written=written, area=area if is_known else None, is_instance=not is_crowd)
+
+
+def corners_of(label: dict[str, Any]) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom by the "bbox" of a label; without one, by the outlines of its "segmentation"."""
+    bbox, outlines = label.get("bbox"), label.get("segmentation")
+    if bbox or not (isinstance(outlines, list) and outlines):
+        left, top, width, height = map(to_number, bbox if isinstance(bbox, list) and len(bbox) == 4 else [None] * 4)
+        return left, top, left + width, top + height
+    parts = outlines if isinstance(outlines[0], list) else [outlines]
+    x, y = ([to_number(value) for part in parts if isinstance(part, list) for value in part[i::2]] for i in (0, 1))
+    if not x or not all(map(math.isfinite, x + y)) or len(x) != len(y):
+        return math.nan, math.nan, math.nan, math.nan
+    return min(x), min(y), max(x), max(y)
 
 
 def to_key(value: Any) -> int | str | None:
-    """Return an id as a number where it is one, as 1, 1.0 (pandas writes that) and "1" are; None if it is no id."""
+    """An id as a number where it is one, as 1, 1.0 (pandas writes that) and "1" are; None if it is no id."""
     if isinstance(value, str):
         return int(value.partition(".")[0]) if re.fullmatch(r"[0-9]{1,18}(\.0*)?", value) else value
     if isinstance(value, int) and not isinstance(value, bool):

@@ -113,7 +113,7 @@ def load_mapping(mapping: str | Path) -> SourceMapping:
     if path.suffix != ".json":
         path = MAPPINGS / f"{mapping}.json"
     try:
-        return _parse(json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_reject_duplicate_keys))
+        return _parse(json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_reject_duplicate_keys))
     except OSError as error:
         shipped = ", ".join(SHIPPED)
         raise DataError(f"{path}: cannot be read ({error.strerror}); shipped mappings are {shipped}") from error

@@ -12,8 +12,11 @@ from .base import IMAGE_ERRORS, ImageEntry, SceneBuilder, SkippedImage, Source
 from .mapping import ClassMapping
 
 
+IGNORED = 255  # "void", "ignore": pixels without a label, in most data sets
+
+
 def list_images(source: Source) -> Iterator[ImageEntry]:
-    """Yield the images; the annotation is (path of the mask, {id: class name})."""
+    """Images; the annotation is (path of the mask, {id: class name})."""
     found: dict[int, str] = {}
     if "classes" in source.layout:
         for where, entry in source.read_json(source.path("classes"), "categories")["categories"]:
@@ -33,16 +36,12 @@ def add_labels(scene: SceneBuilder, annotation: Any, where: str) -> None:
     "present" may be overlooked or an error: it gets `visible=0.0`, so that no question is about its category.
     """
     path, names = annotation
-    try:
-        with scene.source.open(path) as file, Image.open(file) as image:
-            mask = np.asarray(image)
-    except IMAGE_ERRORS as error:
-        raise SkippedImage("corrupt image", f"mask cannot be decoded: {error}") from error
-    if mask.shape != (scene.height, scene.width):
-        message = f"the mask has shape {mask.shape}, its image is {scene.width} × {scene.height}"
-        raise SkippedImage("image size", message)
+    mask = _read(scene, path)
     class_ids: dict[ClassMapping, list[int]] = {}
-    for class_id in np.unique(mask).tolist():
+    found = [int(class_id) for class_id in np.unique(mask)]
+    if IGNORED not in names and set(found) - {0, IGNORED}:  # with 0 alone, 255 may be white for "yes"
+        found = [class_id for class_id in found if class_id != IGNORED]
+    for class_id in found:
         mapping = scene.find(names.get(class_id, f"id {class_id}"), where)
         if mapping is not None and (mapping.category or mapping.maybe):
             class_ids.setdefault(mapping, []).append(class_id)
@@ -64,3 +63,22 @@ def add_labels(scene: SceneBuilder, annotation: Any, where: str) -> None:
             mapping.category, box, float(area), visible, mapping.attributes, coverage, is_instance=False
         )
         scene.objects.append(item)
+
+
+def _read(scene: SceneBuilder, path: Any) -> np.ndarray:
+    """Class ids [H, W] of a mask; gray that is saved as RGB is read, too."""
+    try:
+        with scene.source.open(path) as file, Image.open(file) as image:
+            mask, mode = np.asarray(image), image.mode
+    except IMAGE_ERRORS as error:
+        raise SkippedImage("corrupt image", f"mask cannot be decoded: {error}") from error
+    if mask.shape[:2] != (scene.height, scene.width):
+        shape = f"{mask.shape[1]} × {mask.shape[0]}"
+        raise SkippedImage("image size", f"the mask is {shape}, its image is {scene.width} × {scene.height}")
+    if mask.ndim == 3:
+        if mode not in ("RGB", "RGBA") or (mask[..., :3] != mask[..., :1]).any():
+            raise SkippedImage("bad mask", f"the mask has colors ({mode}) in place of class ids")
+        mask = mask[..., 0]
+    if not np.array_equal(mask, np.floor(mask)):
+        raise SkippedImage("bad mask", f"the mask has fractions in place of class ids, such as {mask.max():g}")
+    return mask
