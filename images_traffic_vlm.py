@@ -2,7 +2,9 @@
 
 What is special here:
 - a photograph is rotated upright (EXIF), and transparent pixels become white, not the hidden color of the file;
+- colors of another space (the ICC profile of a phone or a printer) become those of screens (sRGB);
 - 16-bit gray is scaled to 8 bits, where Pillow alone would clip values above 255 to white;
+- 16-bit gray of a narrow band, as a thermal camera has it, is stretched: at full range it would be one gray;
 - pixels are scaled by one rule for arrays, tensors and PIL images, and what it cannot decide is an error;
 - an image that cannot be read is an error that names the file or the array;
 - files are read without torch and transformers, for `scripts/ask_onnx.py`.
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageCms, ImageOps
 
 
 try:
@@ -32,6 +34,9 @@ ORIENTATION = 0x0112  # the EXIF tag
 CHANNELS = (1, 3, 4)
 UNIT, BYTE = 1.05, 16  # floats up to UNIT are 0..1 (resampling can overshoot), above BYTE 0..255; between is an error
 INTEGER_TOPS = (255, 1023, 4095, 65535)  # of 8, 10, 12 and 16 bits
+NARROW = 32  # 16-bit pixels that span less than a 32nd of their range, 8 of 256 grays, are stretched
+# Modes of images that fit the color space of an ICC profile; it is applied in the first.
+PROFILED = {"RGB": ("RGB", "RGBA", "P", "PA", "L", "LA"), "GRAY": ("L", "LA"), "CMYK": ("CMYK",)}
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,8 @@ def to_rgb(image: Any, channels_first: bool | None = None) -> Image.Image:
         image: a PIL image of any mode, the path of an image file, a URL or base64 data, or an array or tensor of shape
             [H,W], [H,W,C] or [C,H,W] with C of 1 (gray), 3 (RGB) or 4 (RGBA). Booleans are black and white. Other
             pixels are scaled by type and maximum: integers of 8, 10, 12 or 16 bits by the first that holds the maximum
-            (a warning says so where the type means another), floats are 0..1 up to 1.05 and 0..255 above 16.
+            (a warning says so where the type means another), floats are 0..1 up to 1.05 and 0..255 above 16. Integers
+            above 4095 that span less than 2048 are stretched from black to white, with a warning.
         channels_first: how to read an array whose first and last dimensions could both be channels; by default a
             tensor is [C,H,W] and an array [H,W,C].
 
@@ -164,11 +170,31 @@ def _convert(image: Image.Image) -> Image.Image:
         image = Image.fromarray(_to_uint8(np.asarray(image)))
     if image.mode in ("La", "RGBa"):  # premultiplied alpha
         image = image.convert(image.mode.upper())
+    image = _to_srgb(image)
     if image.has_transparency_data:
         background = Image.new("RGBA", image.size, "white")
         background.alpha_composite(image.convert("RGBA"))
         image = background
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _to_srgb(image: Image.Image) -> Image.Image:
+    """The image in the colors of screens, by its ICC profile. A damaged profile is ignored."""
+    if not (content := image.info.get("icc_profile")):
+        return image
+    try:
+        profile = ImageCms.ImageCmsProfile(io.BytesIO(content))
+        modes = PROFILED[profile.profile.xcolor_space.strip()]
+        if "srgb" in ImageCms.getProfileDescription(profile).lower() or image.mode not in modes:
+            return image
+        alpha = image.convert("RGBA").getchannel("A") if image.has_transparency_data else None
+        srgb = ImageCms.createProfile("sRGB")
+        converted: Any = ImageCms.profileToProfile(image.convert(modes[0]), profile, srgb, outputMode="RGB")
+    except Exception:  # viewers ignore a profile that does not fit
+        return image
+    if alpha is not None:
+        converted.putalpha(alpha)
+    return converted
 
 
 def _array_to_image(array: Any, channels_first: bool | None) -> Image.Image:
@@ -201,6 +227,13 @@ def _to_uint8(array: np.ndarray) -> np.ndarray:
     if not math.isfinite(low + high):
         raise ValueError("some pixels are NaN or infinite")
     top = _float_top(array.dtype, low, high) if kind == "f" else _integer_top(array.dtype, low, high)
+    if kind != "f" and top == INTEGER_TOPS[-1] and 0 < high - low < top / NARROW:
+        warnings.warn(
+            f"{array.dtype} pixels span less than 1/{NARROW} of 0..{top}, as those of thermal cameras: they are "
+            "stretched from black to white; convert to uint8 if this is wrong",
+            stacklevel=2,
+        )
+        return np.rint((array.astype(np.float32) - low) * (255 / (high - low))).astype(np.uint8)
     return np.rint(array.astype(np.float32) * (255 / top)).clip(0, 255).astype(np.uint8)
 
 

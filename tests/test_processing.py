@@ -10,7 +10,7 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageCms
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from tiny import ROOT
@@ -439,6 +439,70 @@ def test_exif_orientation_is_applied(tmp_path, orientation):
 def test_damaged_exif_is_ignored(tmp_path):
     Image.new("RGB", (8, 8), RGB).save(tmp_path / "photo.png", exif=b"Exif\x00\x00not a tiff header")
     assert pixel(to_rgb(tmp_path / "photo.png")) == RGB
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
+@pytest.mark.parametrize(("low", "high"), [(29_800, 30_310), (7_000, 8_500), (64_000, 65_535)])
+def test_a_narrow_band_of_16_bits_is_stretched_with_a_warning(tmp_path, dtype, low, high):
+    """Thermal cameras: at full range the picture would be one gray."""
+    gray = np.linspace(low, high, 256).round().reshape(16, 16).astype(dtype)
+    Image.fromarray(gray).save(tmp_path / "thermal.tif")
+    for source in (gray, tmp_path / "thermal.tif"):
+        with pytest.warns(UserWarning, match="span less than 1/32 of 0..65535.* stretched from black to white"):
+            seen = np.asarray(to_rgb(source))[..., 0]
+        assert np.abs(seen - np.arange(256).reshape(16, 16).astype(int)).max() <= 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # one value has no band
+        assert pixel(to_rgb(np.full((4, 4), low, dtype))) == (round(low / 257),) * 3
+
+
+SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+# Red and green have changed places; the description is not that of sRGB.
+SWAPPED = (
+    SRGB.replace(b"\0s\0R\0G\0B", b"\0w\0i\0d\0e")
+    .replace(b"rXYZ", b"?")
+    .replace(b"gXYZ", b"rXYZ")
+    .replace(b"?", b"gXYZ")
+)
+PURE_RED, PURE_GREEN = (255, 0, 0), (0, 255, 0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "fill", "profile", "seen"),
+    [
+        ("RGB", PURE_GREEN, SWAPPED, PURE_RED),
+        ("RGBA", (*PURE_GREEN, 128), SWAPPED, (255, 127, 127)),
+        ("RGBA", (*PURE_GREEN, 0), SWAPPED, (255, 255, 255)),
+        ("P", 1, SWAPPED, PURE_RED),
+        ("L", 90, SWAPPED, (90, 90, 90)),
+        ("LA", (90, 0), SWAPPED, (255, 255, 255)),
+        ("RGB", PURE_GREEN, SRGB, PURE_GREEN),
+        ("RGB", PURE_GREEN, SWAPPED[:200], PURE_GREEN),  # damaged
+        ("RGB", PURE_GREEN, b"no profile", PURE_GREEN),
+        ("RGB", PURE_GREEN, SWAPPED.replace(b"RGB ", b"GRAY", 1), PURE_GREEN),  # of another kind of image
+    ],
+)
+def test_colors_are_those_of_the_icc_profile(tmp_path, mode, fill, profile, seen):
+    picture = Image.new(mode, (4, 3), fill)
+    if mode == "P":
+        picture.putpalette([*PURE_RED, *PURE_GREEN])
+    path = tmp_path / "a.png"
+    picture.save(path, icc_profile=profile)
+    once = to_rgb(path)
+    for image in (once, to_rgb(once), to_rgb(Image.open(path))):  # applied once, however often it is read
+        assert image.mode == "RGB" and np.abs(np.subtract(pixel(image), seen)).max() <= 1, pixel(image)
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_exif_after_the_pixels_of_a_png_is_applied(tmp_path, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.new("RGB", (32, 16)).save(tmp_path / "a.png", exif=exif)
+    png = (tmp_path / "a.png").read_bytes()
+    start = png.index(b"eXIf") - 4
+    stop = start + 12 + int.from_bytes(png[start : start + 4])
+    (tmp_path / "a.png").write_bytes(png[:start] + png[stop:-12] + png[start:stop] + png[-12:])
+    assert to_rgb(tmp_path / "a.png").size == ((32, 16) if orientation == 1 else (16, 32))
 
 
 HWC = np.broadcast_to(np.array(RGB, dtype=np.uint8), (6, 5, 3))
