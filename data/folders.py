@@ -1,21 +1,31 @@
 """Open dataset folders as rows with images, questions and answers.
 
 A folder holds either `data/SPLIT-*.parquet`, as `scripts/make_dataset.py` writes it, or images beside a
-`metadata.jsonl` with a file_name, questions and answers in each line.
+`metadata.jsonl` (or `metadata.csv`) with a file_name, questions and answers in each line. The latter is read here, as
+`datasets` would take files with "test", "train", "dev" or "eval" in their names as splits, and leave out the others.
 """
 
-from collections.abc import Collection, Sequence
+import csv
+import glob
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, Image, concatenate_datasets, load_dataset
 
 from ..files import DataError
+from ..image_files import decode_text, find_by_name, index_files, select_files
 
 
 LISTS = ("questions", "answers", "question_types", "categories", "question_ids")  # one entry for each question
 COLUMNS = ("image", *LISTS, "source", "image_id")
 REQUIRED = ("image", "questions", "answers")  # the other columns have defaults
+SPLITS = ("train", "val", "valid", "validation", "dev", "test")  # names of folders that each hold a split
 
 
 def load_rows(
@@ -75,46 +85,113 @@ def _load_folder(folder: Path, source: str, split: str | None, prefer: str | Non
         raise DataError(f"{folder}: there is no such dataset folder")
     files: dict[str, list[str]] = {}
     for path in sorted((folder / "data").glob("*-*.parquet")):
-        files.setdefault(path.name.rsplit("-", 1)[0], []).append(str(path))
-    if not files and not any(folder.glob("**/metadata.jsonl")) and not any(folder.glob("**/metadata.csv")):
-        raise DataError(
-            f"{folder}: has neither data/SPLIT-00000.parquet, as scripts/make_dataset.py writes, nor images beside a "
-            "metadata.jsonl of file_name, questions and answers"
-        )
-    try:
-        if files:
+        # "train-00000.parquet", or "train-00000-of-00002.parquet" as `push_to_hub` writes it
+        files.setdefault(re.sub(r"-\d+(-of-\d+)?$", "", path.stem), []).append(glob.escape(str(path)))
+    if not files:
+        rows = _read_own(folder, split, prefer)
+    else:
+        name = _choose_split(folder, files, split, prefer)
+        try:
             # By file names: the cache of `datasets` may hold another folder of the same name.
-            name = _choose_split(folder, files, split, prefer)
             rows = load_dataset("parquet", data_files=files[name], split="train")
-        else:
-            found = load_dataset("imagefolder", data_dir=str(folder))
-            rows = found[_choose_split(folder, found, split, prefer)]
-    except DataError:
-        raise
-    except Exception as error:  # each format raises its own errors
-        message = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DataError(f"{folder}: the dataset cannot be read: {message}") from error
+        except Exception as error:  # each format raises its own errors
+            message = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise DataError(f"{folder}: the dataset cannot be read: {message}") from error
     if not len(rows):
         raise DataError(f"{folder}: the dataset has no rows")
     if missing := [column for column in REQUIRED if column not in rows.column_names]:
         raise DataError(f"{folder}: has no column {', '.join(missing)}; required are {', '.join(REQUIRED)}")
-    if "scene" not in rows.column_names:  # others are made by scripts/make_dataset.py
-        _check_own_questions(folder, rows)
+    if files and "scene" not in rows.column_names:  # others are made by scripts/make_dataset.py
+        for i, row in enumerate(rows.select_columns(["questions", "answers"]), start=1):
+            _check_own(f"{folder}: row {i}", row)
     return _add_defaults(rows, source)
 
 
-def _check_own_questions(folder: Path, rows: Dataset) -> None:
-    """Raise a `DataError` that names the first row whose questions and answers do not belong together."""
-    for i, row in enumerate(rows.select_columns(["questions", "answers"])):
-        problem = ""
-        for column, texts in row.items():
-            if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-                problem = problem or f"{column} must be a list of texts, got {texts!r}"
-        if not problem and len(row["questions"]) != len(row["answers"]):
-            problem = f"{len(row['questions'])} questions have {len(row['answers'])} answers"
-        if problem:
-            image = rows.cast_column("image", Image(decode=False))[i]["image"]["path"]
-            raise DataError(f"{folder}: row {i + 1} ({Path(image).name if image else 'no path'}): {problem}")
+def _read_own(folder: Path, split: str | None, prefer: str | None) -> Dataset:
+    """Rows of all `metadata.jsonl` and `metadata.csv` of a folder; of one split, if each lies in a folder of a split.
+
+    Raises:
+        DataError: there are none, a line is wrong, or an image is missing.
+    """
+    paths = sorted([*folder.rglob("metadata.jsonl"), *folder.rglob("metadata.csv")])
+    if not paths:
+        raise DataError(
+            f"{folder}: has neither data/SPLIT-00000.parquet, as scripts/make_dataset.py writes, nor images beside a "
+            "metadata.jsonl of file_name, questions and answers"
+        )
+    splits = {"train": paths}
+    if all(path.relative_to(folder).parts[0].lower() in SPLITS for path in paths):
+        splits = {}
+        for path in paths:
+            splits.setdefault(path.relative_to(folder).parts[0], []).append(path)
+    paths = splits[_choose_split(folder, splits, split, prefer)]
+    rows: list[dict[str, Any]] = []
+    missing, unnamed = [], 0
+    for path in paths:
+        names, _ = select_files(image.relative_to(path.parent).as_posix() for image in path.parent.rglob("*"))
+        images, used = index_files(names), set()
+        for where, row in _read_metadata(path):
+            written = str(row.get("file_name"))
+            found = find_by_name(images, written)
+            used.update(found)
+            if len(found) != 1:
+                missing.append(
+                    f"{where}: image {written!r} {'may be ' + ' or '.join(found) if found else 'is missing'}"
+                )
+                continue
+            _check_own(f"{where} ({written})", row)
+            kept = {key: value for key, value in row.items() if key in (*COLUMNS, "scene")}
+            rows.append(kept | {"image": str(path.parent / found[0])})
+        unnamed += len(names) - len(used)
+    if missing:
+        raise DataError(f"{folder}: {len(missing)} images cannot be found: {'; '.join(missing[:3])}")
+    note = f", and {unnamed} images without a line are left out" if unnamed else ""
+    if os.environ.get("RANK", "0") == "0":  # of several processes, one
+        files = ", ".join(path.relative_to(folder).as_posix() for path in paths)
+        print(f"{folder}: {len(rows)} images with questions by {files}{note}", file=sys.stderr)
+    columns = [column for column in (*COLUMNS, "scene") if rows and all(column in row for row in rows)]
+    table = Dataset.from_dict({column: [row[column] for row in rows] for column in columns})
+    return table.cast_column("image", Image()) if rows else table
+
+
+def _read_metadata(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(file:line, row) of each line. A cell of a CSV file is one text, or a JSON list."""
+    try:
+        text = decode_text(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+    if path.suffix == ".csv":
+        reader = csv.DictReader(io.StringIO(text))
+        for cells in reader:
+            lists = {key: [cells.get(key)] for key in ("questions", "answers")}
+            for key, [cell] in lists.items():
+                if str(cell).startswith("["):
+                    lists[key] = _parse(f"{path}:{reader.line_num}", str(cell))
+            yield f"{path}:{reader.line_num}", {**cells, **lists}
+        return
+    for i, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            row = _parse(f"{path}:{i}", line)
+            if not isinstance(row, dict):
+                raise DataError(f"{path}:{i}: is not a JSON object")
+            yield f"{path}:{i}", row
+
+
+def _parse(where: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: is not valid JSON: {error}") from error
+
+
+def _check_own(where: str, row: dict[str, Any]) -> None:
+    """Raise a `DataError` if the questions and answers of a row do not belong together."""
+    for column in ("questions", "answers"):
+        texts = row.get(column)
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise DataError(f"{where}: {column} must be a list of texts, got {texts!r}")
+    if len(row["questions"]) != len(row["answers"]):
+        raise DataError(f"{where}: {len(row['questions'])} questions have {len(row['answers'])} answers")
 
 
 def _choose_split(folder: Path, splits: Collection[str], split: str | None, prefer: str | None) -> str:

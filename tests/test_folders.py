@@ -78,23 +78,76 @@ GOOD = (["Is there a car?"], ["yes"])
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([GOOD, (["Is there a car?", "Is it night?"], ["yes"])], r"row 2 \(2.png\): 2 questions have 1 answers"),
-        ([GOOD, (None, ["yes"])], r"row 2 \(2.png\): questions must be a list of texts, got None"),
-        ([GOOD, (["Is there a car?"], [None])], r"row 2 \(2.png\): answers must be a list of texts, got \[None\]"),
-        ([(["Is it night?"], [3])], r"row 1 \(1.png\): answers must be a list of texts, got \[3\]"),
-        ([(["Is it night?"], "yes")], r"row 1 \(1.png\): answers must be a list of texts, got 'yes'"),
-        ([("Is it night?", ["yes"])], r"row 1 \(1.png\): questions must be a list of texts, got 'Is it night"),
-        ([GOOD, (["Is it night?"], [True])], "in row 1"),  # the message of `datasets`, which counts from 0
+        ([GOOD, (["Is there a car?", "Is it night?"], ["yes"])], r":2 \(2.png\): 2 questions have 1 answers"),
+        ([GOOD, (None, ["yes"])], r":2 \(2.png\): questions must be a list of texts, got None"),
+        ([GOOD, (["Is there a car?"], [None])], r":2 \(2.png\): answers must be a list of texts, got \[None\]"),
+        ([(["Is it night?"], [3])], r":1 \(1.png\): answers must be a list of texts, got \[3\]"),
+        ([(["Is it night?"], "yes")], r":1 \(1.png\): answers must be a list of texts, got 'yes'"),
+        ([("Is it night?", ["yes"])], r":1 \(1.png\): questions must be a list of texts, got 'Is it night"),
+        ([GOOD, (["Is it night?"], [True])], r":2 \(2.png\): answers must be a list of texts, got \[True\]"),
+        ("[1]\n", ":1: is not a JSON object"),
+        ("\n{'a': 1}", ":2: is not valid JSON: Expecting property name"),
+        (b"\xff", "metadata.jsonl: cannot be read: .*can't decode byte"),
+        ("", "the dataset has no rows"),
+        (
+            '{"file_name": "7.png", "questions": [], "answers": []}\n' * 2,
+            "2 images cannot be found: .*:1: image '7.png'",
+        ),
+        ('{"file_name": "x.gif", "questions": [], "answers": []}', r"image 'x.gif' may be x.bmp or x.png"),
     ],
 )
-def test_own_questions_need_as_many_answers_which_are_texts(tmp_path, rows, message):
-    lines = []
-    for i, (questions, answers) in enumerate(rows, start=1):
-        Image.new("RGB", (8, 8)).save(tmp_path / f"{i}.png")
-        lines.append(json.dumps({"file_name": f"{i}.png", "questions": questions, "answers": answers}))
-    (tmp_path / "metadata.jsonl").write_text("\n".join(lines))
-    with pytest.raises(DataError, match=message):
+def test_a_wrong_line_of_own_questions_is_named(tmp_path, rows, message):
+    for name in ("1.png", "2.png", "x.png", "x.bmp"):
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
+    if isinstance(rows, list):
+        rows = "\n".join(
+            json.dumps({"file_name": f"{i}.png", "questions": questions, "answers": answers})
+            for i, (questions, answers) in enumerate(rows, start=1)
+        )
+    (tmp_path / "metadata.jsonl").write_bytes(rows if isinstance(rows, bytes) else rows.encode())
+    with pytest.raises(DataError, match=message) as caught:
         load_rows([tmp_path])
+    assert "\n" not in str(caught.value)
+
+
+NAMES = ["test_drive/1.png", "2.train.png", "dev/3.JPG", "evaluation.png"]
+
+
+@pytest.mark.parametrize("format", ["jsonl", "csv"])
+@pytest.mark.parametrize("name", ["own", "test", "my [1] train*"])
+def test_all_own_questions_are_read_whatever_the_names(tmp_path, capsys, name, format):
+    folder = tmp_path / name
+    for image in [*NAMES, "left_out.png"]:
+        (folder / image).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(folder / image)
+    lines = [{"file_name": f".\\{image}", "questions": ["Is it night?"], "answers": ["yes"]} for image in NAMES]
+    text = "\r\n".join(map(json.dumps, lines))
+    if format == "csv":
+        text = "file_name,questions,answers\n" + "".join(f'{image},"[""Is it night?""]",yes\n' for image in NAMES)
+    (folder / f"metadata.{format}").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    rows = load_rows([folder], prefer="train")
+    assert rows["questions"] == [["Is it night?"]] * 4 and rows["answers"] == [["yes"]] * 4
+    assert [row["image"].size for row in rows] == [(8, 8)] * 4
+    said = capsys.readouterr().err
+    assert f"{folder}: 4 images with questions by metadata.{format}, and 1 images without a line are left out" in said
+
+
+def test_folders_of_splits_with_own_questions(tmp_path):
+    folder = write_images(tmp_path / "own/train").parent
+    write_images(folder / "val")
+    assert len(load_rows([folder], prefer="train")) == len(load_rows([folder], split="val")) == 1
+    with pytest.raises(DataError, match="has the splits train, val; --split"):
+        load_rows([folder])
+    write_images(folder / "other")
+    assert len(load_rows([folder], prefer="train")) == 3  # not only splits
+
+
+def test_parquet_files_in_folders_of_any_name(tmp_path, columns):
+    folder = write(tmp_path / "test [1]*?", columns)
+    few = Dataset.from_dict(columns)
+    for i in range(2):
+        few.select(range(3 * i, 3 * i + 3)).to_parquet(str(folder / f"data/train-0000{i}-of-00002.parquet"))
+    assert load_rows([folder])["image_id"] == columns["image_id"]
 
 
 @pytest.mark.parametrize(
