@@ -524,6 +524,7 @@ BAD_INPUT: list[tuple[str, dict[str, Any], str, str, Any]] = [
     ("bdd100k", {"labels.json": [frame(4)]}, "unknown class 'None'", "(a.jpg), label 0: class", EVERYTHING),
     ("voc", {"annotations/a.xml": "<annotation>"}, "bad file", "a.xml: cannot be read: no element", SKIPPED),
     ("voc", {"annotations/a.xml": voc(("Car", 9, 9, "x", 9))}, "bad box", "a.xml, object 0: box", {"car", "vehicle"}),
+    ("voc", {"annotations/a.xml": "<annotations/>"}, "bad file", "its root is <annotations>, not <anno", SKIPPED),
     ("voc", {"annotations/a.xml": voc(("Car", .1, .1, .5, .5))}, "bad box", "the first pixel", {"car", "vehicle"}),
     ("bdd100k", {"labels.json": "[1, }"}, "bad file", "labels.json: cannot be read: Expecting value", SKIPPED),
     ("voc", {"annotations/a.xml": voc(size=(9, 9))}, "image size", "280 × 140, its annotation is for 9 × 9", SKIPPED),
@@ -713,14 +714,14 @@ def test_a_coco_file_beside_the_folder_of_its_images_is_found(tmp_path, name):
 
 
 def test_what_a_source_says_is_exhaustive_is_drafted(tmp_path):
-    names = ["vehicle", "bus", "motorbike", "person", "green light", "red light", "fire hydrant"]
+    names = ["vehicle", "bus", "motorcycle", "person", "green light", "red light", "sedan", "hydrant"]
     data = coco(categories=[{"id": i, "name": name} for i, name in enumerate(names)])
     data["annotations"] = [{"image_id": 7, "category_id": i, "bbox": [i, 0, 9, 9]} for i in range(len(names))]
-    stated = ["vehicle", "bus", "motorbike", "person", "green light", "red light"]
+    stated = ["vehicle", "bus", "motorcycle", "person", "green light", "red light", "sedan"]
     mapping = draft(tmp_path, {"train/a.jpg": (280, 140), "train.json": data | {"info": {"exhaustive": stated}}})
-    assert mapping.exhaustive == {"vehicle", "bus", "motorcycle", "person"}  # yellow lights are not labeled
-    assert mapping.attributed == {"traffic light": {"state"}} and mapping.find("fire hydrant").category is None
-    assert mapping.find("vehicle").maybe == frozenset() and mapping.find("motorbike").maybe == {"person"}
+    assert mapping.exhaustive == {"vehicle", "bus", "motorcycle", "person"}  # not each car, nor yellow lights
+    assert mapping.attributed == {"traffic light": {"state"}} and mapping.find("hydrant").category is None
+    assert mapping.find("vehicle").maybe == frozenset() and mapping.find("motorcycle").maybe == {"person"}
 
 
 def test_images_without_any_label_are_a_source(tmp_path):

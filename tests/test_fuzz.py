@@ -221,6 +221,36 @@ MAPPING = {
 }
 
 
+NUMBERS = st.sampled_from("0 1 2 0.5 .25 -1 7 0,5 nan inf 1e400 0.0 140 Car light x \ufeff".split(" "))
+LINES = st.lists(st.lists(NUMBERS, max_size=16).map(" ".join), max_size=4).map("\n".join).map(str.encode)
+XML = (
+    b"<annotation><size><width>20</width></size><object><name>Car</name><difficult>1</difficult><bndbox><xmin>1</xmin>"
+    b"<ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox></object></annotation>"
+)
+
+
+@fuzz
+@given(
+    st.tuples(st.sampled_from(["yolo", "kitti"]), LINES | st.binary(max_size=40))
+    | st.tuples(st.just("voc"), st.just(XML) | damaged_bytes(XML)),
+    st.binary(max_size=30) | st.sampled_from([b"names: [Car]\nkpt_shape: [1, 3]", b"names: {0: Car, 2: x}"]),
+)
+def test_label_files(source, labels, data):
+    format, content = labels
+    suffix = ".xml" if format == "voc" else ".txt"
+    (source / "images/a.png").write_bytes(FILES[0])
+    (source / "data.yaml").write_bytes(data)
+    (source / f"a{suffix}").write_bytes(content)
+    layout = {"images": "images", "labels": ".", "annotations": "."}
+    mapping = MAPPING | {"format": format, "names": ["Car", "light"], "splits": {"train": layout}}
+    (source / "mapping.json").write_text(json.dumps(mapping))
+    problems = Problems()
+    records = result_of(
+        lambda: list(read_source(source, load_mapping(source / "mapping.json"), "train", problems)), errors=DataError
+    )
+    assert records is None or records or problems.counts
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     folder = tmp_path_factory.mktemp("source")

@@ -12,12 +12,12 @@ The module of each format has two functions: `list_images` yields the images of 
 labels of one image to a `SceneBuilder`.
 """
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from ...files import DataError
+from ...image_files import stem_of
 from . import bdd100k, coco, kitti, masks, voc, yolo
 from .base import Problems, Record, SceneBuilder, SkippedImage, Source
 from .mapping import SourceMapping, load_mapping
@@ -50,7 +50,7 @@ def read_source(
 def _read(source: Source) -> Iterator[Record]:
     reader, is_empty = READERS[source.mapping.format], True
     try:
-        images = [entry for entry in reader.list_images(source) if source.selects(os.path.splitext(entry[0])[0])]
+        images = [entry for entry in reader.list_images(source) if source.selects(stem_of(entry[0]))]
     except SkippedImage as skipped:
         kind, message = skipped.args
         source.problems.add(kind, source.root, message)

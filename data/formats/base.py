@@ -252,7 +252,7 @@ class SceneBuilder:
         """Read the image's size; raise `SkippedImage` if that is impossible."""
         folder = self.source.path("images")
         self.image = folder / self.name
-        self.scene_attributes = self.source.mapping.scene_attributes_for(os.path.splitext(self.name)[0])
+        self.scene_attributes = self.source.mapping.scene_attributes_for(stem_of(self.name))
         if os.path.isabs(self.name) or ".." in PurePosixPath(self.name).parts:
             raise SkippedImage("bad record", f"image {self.name!r} is outside the image folder")
         try:

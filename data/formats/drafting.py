@@ -29,7 +29,7 @@ from .base import parse_json, replace_last
 from .coco import to_key
 from .mapping import MAPPINGS, normalize
 from .voc import XML_ERRORS
-from .yolo import NAME_FILES, parse_data
+from .yolo import NAME_FILES, parse_data, parse_names
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,10 +99,11 @@ def _draft_classes(found: Found) -> dict[str, Any]:
     says, notes = "is taken to be labeled", list(found.notes)
     if found.exhaustive is not None:
         stated = {normalize(name) for name in found.exhaustive}
-        known = {category for name, category in categories.items() if category and normalize(name) in stated}
+        named = {category for name, category in categories.items() if normalize(name) in stated}
         lights = {entry["state"] for name, entry in classes.items() if _is_light(entry) and normalize(name) in stated}
-        # One color alone says nothing of lights of the others.
-        exhaustive = sorted(known - ({"traffic light"} if lights and lights != set(LIGHT_STATES) else set()))
+        # Lights of one color say nothing of the others.
+        exhaustive += ["traffic light"] if lights == set(LIGHT_STATES) else []
+        exhaustive = sorted(category for category in set(exhaustive) if category in named)
         says = "is labeled, as the source says"
         broad = {CLASSES[category][2] for category in exhaustive}
         for name in [name for name, entry in classes.items() if entry in exhaustive and entry in broad]:
@@ -208,8 +209,7 @@ def _find_yolo(folder: Path, _: list[str]) -> Found:
     try:
         with open_inside(path, folder) as file:
             data = parse_data(decode_text(file.read()))
-        names = data["names"]
-        found.names = list(names.values()) if isinstance(names, dict) else list(names)
+        found.names = list(parse_names(data["names"]).values())
         for split in ("train", "val", "test"):
             values = data.get(split) or []
             places = [
@@ -266,7 +266,7 @@ def _yolo_layout(folder: Path, path: Path, split: str, places: list[Path]) -> di
         places = [place / "images" if (folder / place / "images").is_dir() else place for place in places]
     images = Path(os.path.commonpath(places))
     more: dict[str, Any] = {"list": lists[0].as_posix()} if lists else {}
-    if len(places) > 1 and not lists:
+    if images not in places and not lists:
         more = {"only": [f"{glob.escape(place.relative_to(images).as_posix())}/*" for place in places]}
     # As Ultralytics: in place of the last folder "images", otherwise beside the images.
     labels = Path(replace_last(images.as_posix(), "images", "labels"))

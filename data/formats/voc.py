@@ -22,6 +22,8 @@ def add_labels(scene: SceneBuilder, path: Path, where: str) -> None:
             annotation = ElementTree.parse(file).getroot()
     except XML_ERRORS as error:
         raise SkippedImage("bad file", f"cannot be read: {error}") from error
+    if annotation.tag != "annotation":
+        raise SkippedImage("bad file", f"is not Pascal VOC: its root is <{annotation.tag}>, not <annotation>")
     width, height = (to_number(annotation.findtext(f"size/{key}")) for key in ("width", "height"))
     scale_x, scale_y = scene.scale_from(width, height)
     for i, item in enumerate(annotation.iterfind("object")):
