@@ -388,7 +388,8 @@ READ = [
     case("yolo", "0 .25 .5 .75 1 .25 1", boxed("car", 70, 70, 210, 140)),  # no box in the image: an outline
     case("yolo", "0 .5 .5 .75 .5 .75 1.0", boxed("car", 140, 70, 210, 140)),
     case("yolo", "0 .5 .5 .7 .5 .7 1 .5 1", boxed("car", 140, 70, 196, 140)),
-    case("yolo", "0 .25 .25 .5 .5" + " .9 .9" * 3, LEFT, **{"data.yaml": "names: [Car]\nkpt_shape: [3, 2]"}),
+    *[case("yolo", f"0 .25 .25 .5 .5 {' .9 .9' * 3} {a}", LEFT, **{"data.yaml": "names: [Car]\nkpt_shape: [3, 2]"})
+      for a in ("", ".87", ".87 1")],
     case("yolo", ""),
     case("yolo", f"{LINE}\n{LINE}", CAR, problem="label listed twice"),
     *[case("yolo", LINE, CAR, **{name: BOM + b"Car\r\nman \r\n"}) for name in ("classes.txt", "labels/classes.txt")],
@@ -489,13 +490,14 @@ BAD_INPUT: list[tuple[str, dict[str, Any], str, str, Any]] = [
             ("0 0,5 0,5 1 1", "is not four numbers: decimals need a point"),
             ("0 140 70 20 30", "is not in fractions of the image"),
             ("0 100 50 150 50 150 90", "is not in fractions of the image"),
-            ("0 0.5 0.5 0.2 0.2 17.5", "has 5 numbers, of which the last is neither a confidence nor an id"),
+            ("0 0.5 0.5 0.2 0.2 1.57", "has 5 numbers, of which the last is neither a confidence nor an id"),
             ("0 0.1 0.1 0.4 0.1 0.4 0.4 17.5", "has 7 numbers, of which the last is neither"),
             ("0 0.5 0.5 0.2 0.2 0.9 1", "may be an outline, or end in a confidence and an id"),
             ("0 0.1 0.1 0.2 0.1 0.2 0.2 0.9 1", "may be an outline, or end in a confidence and an id"),
             ("0 0.5 0.5 0.2 0.2 0.5 0.5 2", "may be an outline with an id, or a box with a keypoint"),
         ]
     ],
+    ("yolo", {"data.yaml": "names: [Car]\nkpt_shape: 17"}, "bad file", "data.yaml: kpt_shape cannot be read", ()),
     (
         *("yolo", {"labels/a.txt": "0 0.5 0.5 1 1 0.5 0.5", "data.yaml": "names: [Car]\nkpt_shape: [2, 2]"}),
         *("bad box", "has 6 numbers; by kpt_shape of data.yaml it needs 4 + 4", {"car", "vehicle"}),

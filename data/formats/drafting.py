@@ -18,8 +18,6 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 from xml.etree import ElementTree
 
-import yaml
-
 from ...answer_kind_traffic_vlm import LIGHT_STATES
 from ...files import DataError, atomic_write_text, open_inside
 from ...image_files import decode_text, find_by_name, index_files, keys_of, plain_name, select_files, stem_of
@@ -29,7 +27,7 @@ from .base import parse_json, replace_last
 from .coco import to_key
 from .mapping import MAPPINGS, normalize
 from .voc import XML_ERRORS
-from .yolo import NAME_FILES, parse_data, parse_names
+from .yolo import DATA_FILES, READ_ERRORS, parse_data, parse_names
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -201,7 +199,7 @@ def _category(entry: Any) -> str | None:
 
 def _find_yolo(folder: Path, _: list[str]) -> Found:
     """By `data.yaml` of Ultralytics and Roboflow: a split is a folder, several folders, or a text file of images."""
-    path = next((folder / name for name in NAME_FILES[:3] if (folder / name).is_file()), folder / NAME_FILES[0])
+    path = next((folder / name for name in DATA_FILES if (folder / name).is_file()), folder / DATA_FILES[0])
     if not path.is_file():
         return Found("yolo")
     found = Found("yolo")
@@ -209,7 +207,7 @@ def _find_yolo(folder: Path, _: list[str]) -> Found:
     try:
         with open_inside(path, folder) as file:
             data = parse_data(decode_text(file.read()))
-        found.names = list(parse_names(data["names"]).values())
+        found.names = list(parse_names(data.get("names")).values())
         for split in ("train", "val", "test"):
             values = data.get(split) or []
             places = [
@@ -221,7 +219,7 @@ def _find_yolo(folder: Path, _: list[str]) -> Found:
                 found.splits[split] = _yolo_layout(folder, path, split, places)
     except DataError:
         raise
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
+    except READ_ERRORS as error:
         raise DataError(f"{path}: splits and class names cannot be read: {' '.join(str(error).split())}") from error
     if not found.splits:
         message = f"{path}: train, val and test are no folders, and no lists of images"

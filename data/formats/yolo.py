@@ -23,13 +23,15 @@ import yaml
 from .base import ImageEntry, SceneBuilder, SkippedImage, Source, to_number
 
 
-NAME_FILES = ("data.yaml", "data.yml", "dataset.yaml", "classes.txt", "obj.names")
+DATA_FILES = ("data.yaml", "data.yml", "dataset.yaml")
+READ_ERRORS = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, yaml.YAMLError)
 Box = tuple[float, float, float, float]
 
 
 def list_images(source: Source) -> Iterator[ImageEntry]:
     """Images; the annotation is (path of the text file, {id: class name}, numbers of keypoints, ids are written)."""
-    names, keypoints = _read_classes(source)
+    names = _read_names(source)
+    keypoints = _read_keypoints(source) if names else None
 
     @cache
     def has_ids() -> bool:
@@ -83,7 +85,7 @@ def box_of(numbers: list[str], keypoints: int | None, has_ids: Callable[[], bool
     if count == 7 and last in (0, 1, 2) and _is_inside(values):
         raise ValueError("may be an outline with an id, or a box with a keypoint: data.yaml has no kpt_shape")
     if count % 2:
-        if not _is_fraction(last) and not last.is_integer():
+        if not _is_fraction(last) and not numbers[-1].isdigit():  # for example, an angle
             raise ValueError(f"has {count} numbers, of which the last is neither a confidence nor an id")
         return _centered(values) if count == 5 else _around(values[:-1])
     tracked = _centered if count == 6 else _around
@@ -153,44 +155,50 @@ def parse_data(text: str) -> dict[str, Any]:
     """Content of a data.yaml.
 
     Raises:
-        ValueError, yaml.YAMLError, RecursionError: it cannot be read, or has no "names".
+        ValueError, yaml.YAMLError, RecursionError: it cannot be read.
     """
     data = yaml.load(text, yaml.BaseLoader)  # which keeps every value as text: a class may be named "no" or "050"
-    if not isinstance(data, dict) or "names" not in data:
+    if not isinstance(data, dict):
         raise ValueError("it has no 'names'")
     return data
 
 
 def parse_names(names: Any) -> dict[int, str]:
     """Names {id: class name} from a list or {id: name}. An id without a name, or with a blank one, is left out."""
+    if not names:
+        raise ValueError("it has no 'names'")
     names = dict(enumerate(names) if isinstance(names, list) else names)
     if not (found := {int(class_id): name.strip() for class_id, name in names.items() if name.strip()}):
         raise ValueError("there are no class names")
     return found
 
 
-def _read_classes(source: Source) -> tuple[dict[int, str], int | None]:
-    """Class names by id, and the numbers of keypoints in a line (None without "kpt_shape").
-
-    The names are those of a file of the source; without one, those of the mapping.
-    """
+def _read_names(source: Source) -> dict[int, str]:
+    """Class names by id of a file of the source; without one, those of the mapping."""
     # LabelImg writes classes.txt beside the labels.
-    options = [*NAME_FILES, f"{source.layout['labels']}/classes.txt"]
+    options = [*DATA_FILES, "classes.txt", "obj.names", f"{source.layout['labels']}/classes.txt"]
     options = [source.layout["classes"]] if "classes" in source.layout else options
     path = next((source.root / name for name in options if (source.root / name).is_file()), source.root / options[0])
     if source.mapping.names and not path.is_file():
-        return source.class_names({}, path), None
+        return source.class_names({}, path)
     try:
-        text, keypoints = source.read_text(path), None
-        if path.suffix in (".yaml", ".yml"):
-            data = parse_data(text)
-            found = parse_names(data["names"])
-            if "kpt_shape" in data:
-                count, size = data["kpt_shape"]
-                keypoints = int(count) * int(size)
-        else:
-            found = parse_names(text.splitlines())
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
+        text = source.read_text(path)
+        is_yaml = path.suffix in (".yaml", ".yml")
+        found = parse_names(parse_data(text).get("names") if is_yaml else text.splitlines())
+    except READ_ERRORS as error:
         source.problems.add("bad file", path, f"class names cannot be read: {' '.join(str(error).split())}")
-        return {}, None
-    return source.class_names(found, path), keypoints
+        return {}
+    return source.class_names(found, path)
+
+
+def _read_keypoints(source: Source) -> int | None:
+    """Numbers that all keypoints of a line have, by "kpt_shape" of data.yaml; None if there is none."""
+    for path in (source.root / name for name in DATA_FILES if (source.root / name).is_file()):
+        try:
+            shape = parse_data(source.read_text(path)).get("kpt_shape")
+            if shape is not None and not isinstance(shape, list):
+                raise ValueError(f"expected [number of keypoints, 2 or 3], got {shape!r}")
+            return None if shape is None else int(shape[0]) * int(shape[1])
+        except READ_ERRORS as error:
+            source.problems.add("bad file", path, f"kpt_shape cannot be read: {' '.join(str(error).split())}")
+    return None
