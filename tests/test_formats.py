@@ -773,10 +773,15 @@ def test_splits_select_images_and_patterns_give_scene_attributes(tmp_path):
         read_source(tmp_path, mapping, "test")
 
 
+def test_class_names_are_compared_without_case_and_the_form_of_accents(tmp_path):
+    mapping = source(tmp_path, "coco", classes={f"Fu{NFC}_x": "car"}, exhaustive=[])
+    assert mapping.find(f"fu{NFD}-X").category == "car"
+
+
 def test_a_broad_class_may_be_any_of_its_exhaustive_members_by_default(tmp_path):
     classes = {"car": "car", "dog": "dog", "thing": "vehicle", "cat": {"class": "animal", "maybe": []}}
     mapping = source(tmp_path, "coco", classes=classes, exhaustive=["car", "dog"])
-    assert mapping.find("thing").maybe == {"car"} and mapping.find("cat").maybe == frozenset()
+    assert mapping.find("Thing").maybe == {"car"} and mapping.find("cat").maybe == frozenset()
 
 
 @pytest.mark.parametrize("name", SHIPPED)

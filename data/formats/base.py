@@ -199,9 +199,10 @@ class Source:
             found = find_by_name(self.images, written)
             used.update(found)
             yield found[0] if len(found) == 1 else written, where, annotation
-        rest = [name for names in self.images.values() for name in names if name not in used]
-        if used and (rest := sorted(name for name in rest if self.selects(stem_of(name)))):
-            message = f"{len(rest)} images of {self.path('images')} are not listed: {', '.join(rest[:3])}"
+        names = [name for found in self.images.values() for name in found]
+        rest = sorted(name for name in names if name not in used and self.selects(stem_of(name)))
+        if used and rest:
+            message = f"does not list {len(rest)} images of {self.path('images')}, such as {', '.join(rest[:3])}"
             self.problems.add("image not listed", self.path("annotations"), message, expected=True, count=len(rest))
 
     def pairs(self, key: str, *suffixes: str) -> Iterator[ImageEntry]:

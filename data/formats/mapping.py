@@ -24,6 +24,7 @@ All keys of a mapping file but the first four are optional:
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -85,11 +86,11 @@ class SourceMapping:
     unlabeled: str
 
     def find(self, name: str) -> ClassMapping | None:
-        """Return the meaning of a class name, or None if the mapping does not list it."""
+        """The meaning of a class name, or None if the mapping does not list it."""
         return self.classes.get(normalize(name))
 
     def scene_attributes_for(self, stem: str) -> dict[str, str]:
-        """Return the scene attributes of the image with this path below its folder, without suffix."""
+        """The scene attributes of the image with this path below its folder, without suffix."""
         scene_attributes = dict(self.scene_attributes)
         for pattern, more in self.scene_attributes_of.items():
             if fnmatchcase(stem, pattern):
@@ -99,8 +100,8 @@ class SourceMapping:
 
 @lru_cache(maxsize=4096)
 def normalize(name: str) -> str:
-    """Return a class name without differences of case, "_" and "-"."""
-    return " ".join(re.sub("[_-]", " ", name.casefold()).split())
+    """A class name without differences of case, "_", "-", and the two ways to write an accent."""
+    return " ".join(re.sub("[_-]", " ", unicodedata.normalize("NFC", name).casefold()).split())
 
 
 def load_mapping(mapping: str | Path) -> SourceMapping:
