@@ -126,14 +126,17 @@ def _read_own(folder: Path, split: str | None, prefer: str | None) -> Dataset:
             splits.setdefault(path.relative_to(folder).parts[0], []).append(path)
     paths = splits[_choose_split(folder, splits, split, prefer)]
     rows: list[dict[str, Any]] = []
-    missing, unnamed = [], 0
+    missing: list[str] = []
+    seen: set[Path] = set()
+    used: set[Path] = set()
     for path in paths:
         names, _ = select_files(image.relative_to(path.parent).as_posix() for image in path.parent.rglob("*"))
-        images, used = index_files(names), set()
+        images = index_files(names)
+        seen.update(path.parent / name for name in names)
         for where, row in _read_metadata(path):
             written = str(row.get("file_name"))
             found = find_by_name(images, written)
-            used.update(found)
+            used.update(path.parent / name for name in found)
             if len(found) != 1:
                 missing.append(
                     f"{where}: image {written!r} {'may be ' + ' or '.join(found) if found else 'is missing'}"
@@ -142,10 +145,9 @@ def _read_own(folder: Path, split: str | None, prefer: str | None) -> Dataset:
             _check_own(f"{where} ({written})", row)
             kept = {key: value for key, value in row.items() if key in (*COLUMNS, "scene")}
             rows.append(kept | {"image": str(path.parent / found[0])})
-        unnamed += len(names) - len(used)
     if missing:
         raise DataError(f"{folder}: {len(missing)} images cannot be found: {'; '.join(missing[:3])}")
-    note = f", and {unnamed} images without a line are left out" if unnamed else ""
+    note = f", and {len(seen - used)} images without a line are left out" if seen - used else ""
     if os.environ.get("RANK", "0") == "0":  # of several processes, one
         files = ", ".join(path.relative_to(folder).as_posix() for path in paths)
         print(f"{folder}: {len(rows)} images with questions by {files}{note}", file=sys.stderr)

@@ -132,14 +132,16 @@ def test_all_own_questions_are_read_whatever_the_names(tmp_path, capsys, name, f
     assert f"{folder}: 4 images with questions by metadata.{format}, and 1 images without a line are left out" in said
 
 
-def test_folders_of_splits_with_own_questions(tmp_path):
+def test_folders_of_splits_with_own_questions(tmp_path, capsys):
     folder = write_images(tmp_path / "own/train").parent
     write_images(folder / "val")
     assert len(load_rows([folder], prefer="train")) == len(load_rows([folder], split="val")) == 1
     with pytest.raises(DataError, match="has the splits train, val; --split"):
         load_rows([folder])
     write_images(folder / "other")
-    assert len(load_rows([folder], prefer="train")) == 3  # not only splits
+    write_images(folder / "other/deeper")
+    assert len(load_rows([folder], prefer="train")) == 4  # not only splits
+    assert "left out" not in capsys.readouterr().err
 
 
 def test_parquet_files_in_folders_of_any_name(tmp_path, columns):

@@ -199,13 +199,6 @@ def test_a_broken_exif_block_is_ignored(tmp_path):
     assert same(read_scene(tmp_path, mapping), scene(CAR))
 
 
-def test_yolo(tmp_path):
-    lines = "0 0.5 0.5 0.25 0.5\n\n1 0.5 0.5 0.75 0.5 0.75 1.0\n"  # the second is an outline
-    man = SceneObject("pedestrian", (140.0, 70.0, 210.0, 140.0))
-    found = read_scene(tmp_path, source(tmp_path, "yolo", {"labels/a.txt": lines}))
-    assert same(found, scene(SceneObject("car", (105.0, 35.0, 175.0, 105.0)), man))
-
-
 @pytest.mark.parametrize(
     ("file", "text", "name"),
     [
@@ -365,6 +358,8 @@ READ = [
     *[case("coco", coco(("Car", {"bbox": [0, 0, 280, 140], "iscrowd": a})), CAR) for a in ("0", "false", None, False)],
     *[case("coco", coco(("Car", {"bbox": a, "segmentation": OUTLINES})), CAR) for a in (None, [], ["0", 0, 280, 140])],
     case("coco", coco(*[("Car", [0, 0, 280, 140])] * 2), CAR, problem="label listed twice"),
+    *[case("coco", named("a.jpg") | {"annotations": [{"image_id": a, "category_id": a, "bbox": [0, 0, 280, 140]}],
+                                     "categories": [{"id": 7, "name": "Car"}]}, CAR) for a in (7.0, "7", "7.0")],
     case("coco", BOM + json.dumps(coco(("Car", [0, 0, 280, 140]))).encode(), CAR),
     case("coco", json.dumps(coco(("Car", [0, 0, 280, 140]))).encode("utf-16"), CAR),
     case("coco", named("a.jpg"), CAR, images__a_note="", problem="files left out"),
@@ -572,15 +567,6 @@ def test_a_frame_that_is_listed_twice_is_skipped(tmp_path):
     records, problems = read(tmp_path, source(tmp_path, "bdd100k", {"labels.json": frames}))
     assert not records and problems.counts == {"bad record": 2, "empty source": 1}
     assert "(./a.jpg): image a.jpg is listed 2 times" in problems.messages[1]
-
-
-@pytest.mark.parametrize("key", [7.0, "7", "7.0"])
-def test_coco_ids_are_compared_as_numbers(tmp_path, key):
-    """pandas writes 7.0 for 7."""
-    label = {"image_id": key, "category_id": key, "bbox": [0, 0, 280, 140]}
-    categories = [{"id": 7, "name": "Car"}]
-    mapping = source(tmp_path, "coco", {"labels.json": coco(("Car", label), categories=categories)})
-    assert same(read_scene(tmp_path, mapping), scene(CAR))
 
 
 @pytest.mark.parametrize("key", [None, float("nan"), 7.5, [7], 99])
