@@ -489,7 +489,8 @@ BAD_INPUT: list[tuple[str, dict[str, Any], str, str, Any]] = [
             ("0 0.1 0.1 0.4 0.1 0.4 0.4 17.5", "has 7 numbers, of which the last is neither"),
             ("0 0.5 0.5 0.2 0.2 0.9 1", "may be an outline, or end in a confidence and an id"),
             ("0 0.1 0.1 0.2 0.1 0.2 0.2 0.9 1", "may be an outline, or end in a confidence and an id"),
-            ("0 0.5 0.5 0.2 0.2 0.5 0.5 2", "may be an outline with an id, or a box with a keypoint"),
+            ("0 0.5 0.5 0.2 0.2 0.5 0.5 2", "may be an outline and one more number, or a box and keypoints"),
+            ("0 .5 .5 .2 .2 .5 .45 .9 0 0 .01 .59 .4 .8", "may be an outline and one more number, or a box and"),
         ]
     ],
     ("yolo", {"data.yaml": "names: [Car]\nkpt_shape: 17"}, "bad file", "data.yaml: kpt_shape cannot be read", ()),

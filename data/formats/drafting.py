@@ -87,7 +87,8 @@ def draft_mapping(folder: Path, path: Path) -> str:
             f"them under 'classes' of {path}, and use {use}"
         )
     read_as = ", ".join(f"{name} = {_category(entry) or 'ignored'}" for name, entry in classes.items())
-    return "\n  ".join([f"{folder} is read as {found.format}, by {path}:", read_as, *notes, f"To change it: {use}"])
+    lines = [f"{folder} is read as {found.format}, by {path}:", read_as, *notes, f"To change it: {use}"]
+    return "\n  ".join(line for line in lines if line)
 
 
 def _draft_classes(found: Found) -> dict[str, Any]:

@@ -82,8 +82,8 @@ def box_of(numbers: list[str], keypoints: int | None, has_ids: Callable[[], bool
         return _centered(values)
     if count == 4 or _has_visibilities(values):
         return _centered(values)
-    if count == 7 and last in (0, 1, 2) and _is_inside(values):
-        raise ValueError("may be an outline with an id, or a box with a keypoint: data.yaml has no kpt_shape")
+    if count % 2 and count % 3 == 1 and _may_be_keypoints(values):
+        raise ValueError("may be an outline and one more number, or a box and keypoints: data.yaml has no kpt_shape")
     if count % 2:
         if not _is_fraction(last) and not numbers[-1].isdigit():  # for example, an angle
             raise ValueError(f"has {count} numbers, of which the last is neither a confidence nor an id")
@@ -131,6 +131,14 @@ def _has_visibilities(values: list[float]) -> bool:
     """Whether the numbers can only be a box and at least two keypoints of x, y and visibility."""
     flags = values[6::3]
     return len(flags) > 1 and len(values) % 3 == 1 and all(flag in (0, 1, 2) for flag in flags) and _is_inside(values)
+
+
+def _may_be_keypoints(values: list[float]) -> bool:
+    """Whether the first four numbers can be a box, and those behind it points in it, each with a visibility."""
+    x, y, width, height = values[:4]
+    points = [point for point in zip(values[4::3], values[5::3], values[6::3]) if point[:2] != (0, 0)]
+    are_near = (abs(left - x) <= width / 2 + 0.02 and abs(top - y) <= height / 2 + 0.02 for left, top, _ in points)
+    return _is_inside(values) and all(are_near) and all(0 <= flag <= 2 for _, _, flag in points)
 
 
 def _may_end_in_id(numbers: list[str]) -> bool:
