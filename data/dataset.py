@@ -28,6 +28,7 @@ from PIL import Image as PILImage
 from tqdm import tqdm
 
 from ..files import DataError, atomic_write, atomic_write_text, claim
+from ..image_files import plain_name
 from .folders import LISTS, select_evenly
 from .formats import Problems, Record, check_sources, load_mapping, read_source
 from .formats.drafting import draft_mapping
@@ -194,7 +195,7 @@ def add_scene_labels(records: Sequence[Record], folder: Path, scene_labels: Path
             problems.add("scene labels without image", path, f"{name} does not exist")
         labels[name] = entry
     for record in records:
-        name = f"{folder.resolve().name}/{record.image.relative_to(folder).as_posix()}"
+        name = plain_name(f"{folder.resolve().name}/{record.image.relative_to(folder).as_posix()}")
         if name not in labels:
             problems.add("image without scene labels", record.image, f"{path} has no line for {name}")
         scene = with_scene_labels(record.scene, labels[name]) if name in labels else record.scene

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import DataError
+from ..image_files import decode_text, plain_name
 from .formats import Problems
 from .scene import CLASSES, PRESENCE_ONLY, Scene, is_a
 
@@ -70,13 +71,15 @@ class SceneLabels:
 
 
 def read_scene_labels(path: str | Path, problems: Problems) -> Iterator[tuple[str, SceneLabels]]:
-    """Yield (image path, labels) for each line of a file. Each invalid line is added to `problems` with its number.
+    """Yield (image path as `plain_name` gives it, labels) for each line of a file.
+
+    Each invalid line is added to `problems` with its number.
 
     Raises:
         DataError: the file cannot be read, or a line is invalid and `problems` is strict.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = decode_text(Path(path).read_bytes()).splitlines()
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
     asked = frozenset(SEEN) | (frozenset(SEEN_BY_DRIVERS) if Path(path).stem == "bdd100k" else frozenset())
@@ -98,7 +101,7 @@ def _parse(entry: dict[str, Any], asked: frozenset[str]) -> tuple[str, SceneLabe
     present, unsure = frozenset(entry["present"]), frozenset(entry["unsure"])
     if unknown := sorted((present | unsure) - asked):
         raise ValueError(f"unknown categories {unknown}; expected some of {', '.join(sorted(asked))}")
-    return str(entry["image"]), SceneLabels(values, present, unsure, asked)
+    return plain_name(str(entry["image"])), SceneLabels(values, present, unsure, asked)
 
 
 def with_scene_labels(scene: Scene, labels: SceneLabels) -> Scene:
