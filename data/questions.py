@@ -31,40 +31,10 @@ from .ground_truth import (
     View,
 )
 from .scene import CLASSES, COLORS, DIRECTIONS, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, Scene, is_a
-from .templates import RELATIONS, paraphrases_of, random_paraphrase
+from .templates import FILLINGS, QUESTION_TYPES, TYPES, paraphrases_of, random_paraphrase
 
 
-# Sampling weights of the question types, which are not their frequencies: every image has questions about presence
-# and place, few have any about attributes. Numbers on signs are the rarest, and counts above 1 are learned last.
-# Types that only rendered scenes have (travel, lanes, shape of the road) do not take questions from photographs.
-QUESTION_TYPE_WEIGHTS = {
-    "presence": 5.0,
-    "place": 4.0,
-    "relation": 2.0,
-    "light_state": 8.0,
-    "sign_value": 16.0,
-    "color": 7.0,
-    "status": 2.5,
-    "facing": 1.5,
-    "travel": 2.0,
-    "brake_lights": 0.5,
-    "count": 12.0,
-    "comparison": 2.0,
-    "side": 4.0,
-    "weather": 4.0,
-    "road_surface": 2.0,
-    "traffic_density": 2.0,
-    "road_type": 2.0,
-    "time_of_day": 1.0,
-    "lane_count": 6.0,
-    "road_shape": 10.0,
-    "view": 1.0,
-    "closest": 3.0,
-    "ahead": 1.0,
-    "objects": 1.0,
-    "description": 0.5,
-}
-QUESTION_TYPES = tuple(QUESTION_TYPE_WEIGHTS)
+QUESTION_TYPE_WEIGHTS = {kind.name: kind.weight for kind in TYPES.values()}
 SCENE_ATTRIBUTE_OF_TYPE = {name.replace(" ", "_"): name for name in SCENE_ATTRIBUTES}
 # Every place or relation of an absent class has the answer "no", which adds nothing to its absence. `ask` considers
 # this fraction of the absent classes, so that most "no" answers are about objects that are somewhere else.
@@ -390,7 +360,7 @@ def _relation_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
 def _relations(category: str, anchor: str, depth: bool) -> tuple[Key, ...]:
     if category in STUFF or anchor in STUFF or is_a(category, anchor):
         return ()
-    relations = RELATIONS if depth and category in GROUNDED and anchor in GROUNDED else ("left", "right")
+    relations = FILLINGS["relation"] if depth and category in GROUNDED and anchor in GROUNDED else ("left", "right")
     return tuple(("relation", category, relation, anchor) for relation in relations)
 
 

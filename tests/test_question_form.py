@@ -1,5 +1,7 @@
 """What questions ask for: yes or no, or a kind of words; two questions in one, and negations."""
 
+from itertools import product
+
 import pytest
 
 from traffic_vlm.answer_kind_traffic_vlm import END, OBJECTS, SIGN_NAMES, VEHICLE_NOUNS, VEHICLES, answer_kind
@@ -7,17 +9,9 @@ from traffic_vlm.data import scene
 from traffic_vlm.data.ground_truth import MAX_COUNT, NONE
 from traffic_vlm.data.questions import SCENE_ATTRIBUTE_OF_TYPE
 from traffic_vlm.data.scene import CLASSES, SCENE_ATTRIBUTES, is_a
-from traffic_vlm.data.templates import IN, PLACES, TEMPLATES, paraphrases_of
+from traffic_vlm.data.templates import FILLINGS, TYPES, paraphrases_of
 from traffic_vlm.evaluation.trust import VALUES
 from traffic_vlm.question_form_traffic_vlm import is_yes_no_question, question_form, question_words
-
-
-FILLINGS = {
-    **{"a": "a car", "s": "car", "p": "cars", "av": "a red car", "v": "red", "q": "buses", "b": "bus"},
-    **{"where": "on the left", "next": "3", "at": "at night", "in": "in the scene", "on": "on a highway"},
-    **{"as": "a parked car", "ps": "parked cars", "status": "parked", "rider": "cyclist", "lanes": "2 lanes"},
-    **{"facing": "facing us", "travel": "coming toward us", "turn": "turn left", "b_a": "a bus"},
-}
 
 
 def kind_of(processor, question):
@@ -60,15 +54,16 @@ def test_open_questions_by_their_words(questions):
 
 
 def templates():
-    """Every template with its question type, whether it asks for words, and its text with other fillings."""
-    for (question_type, form), texts in TEMPLATES.items():
-        is_open = form in ("what", "what_all", "which") or question_type == "objects"
-        places = [place for group in PLACES.values() for place in group] if question_type == "objects" else [""]
-        for template in texts:
-            for place in places:
-                for scene_name in IN:
-                    where = {"where": place} if place else {}
-                    yield question_type, is_open, template.format(**FILLINGS | where | {"in": scene_name})
+    """Questions of every template and place, each with its question type and whether it asks for words."""
+    for kind in TYPES.values():
+        examples = {"CLASS": ["car"], "OTHER": ["bus"], "RELATION": ["left"], "PLACE": FILLINGS["place"]}
+        examples["VALUE"] = kind.values_of("car")[:1]
+        for pattern in kind.templates:
+            parts = pattern.split("/")
+            is_open = kind.name == "objects" or parts[1:2] in (["what"], ["what_all"], ["which"])
+            for key in product(*(examples.get(part, [part]) for part in parts)):
+                for text in paraphrases_of("/".join([kind.name, *key])):
+                    yield kind.name, is_open, text
 
 
 def test_every_template_is_one_question_that_is_asked_as_it_stands():

@@ -26,7 +26,7 @@ from traffic_vlm.data.scene import (
     SceneObject,
     is_a,
 )
-from traffic_vlm.data.templates import MASS_NOUNS, TEMPLATES, paraphrases_of, random_paraphrase
+from traffic_vlm.data.templates import MASS_NOUNS, TYPES, flat, paraphrases_of, random_paraphrase
 from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer
 
 
@@ -923,9 +923,8 @@ def test_each_question_id_has_several_paraphrases_of_its_own(scene, rng):
 
 
 def test_every_question_type_has_a_template_with_please():
-    for question_type in QUESTION_TYPES:
-        texts = [text for key, templates in TEMPLATES.items() if key[0] == question_type for text in templates]
-        assert any("please" in text.lower() for text in texts)
+    for kind in TYPES.values():
+        assert any("please" in text.lower() for text in flat(kind.templates))
 
 
 def test_grammar_of_unusual_nouns():

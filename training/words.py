@@ -10,19 +10,7 @@ from typing import Any
 import torch
 
 from ..data.scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES, is_a
-from ..data.templates import (
-    FACING,
-    IN,
-    PLACES,
-    PREPOSITIONS,
-    RELATIONS,
-    RIDERS,
-    STATUSES,
-    TEMPLATES,
-    TRAVEL,
-    TURNS,
-    enumeration,
-)
+from ..data.templates import FILLINGS, TYPES, enumeration, flat
 from ..tokenization_traffic_vlm import ANSWER_TOKENS, SPECIAL_TOKENS, TrafficVLMTokenizer, is_content_word
 
 
@@ -66,14 +54,11 @@ def words_of(texts: Iterable[str], tokenizer: TrafficVLMTokenizer) -> set[str]:
 
 def template_words(tokenizer: TrafficVLMTokenizer) -> set[str]:
     """The words of all templates, categories and values: without them our own questions could not be asked."""
-    templates = [template for group in TEMPLATES.values() for template in group]
+    templates = flat([[kind.templates for kind in TYPES.values()], FILLINGS])
     texts = [text for template in templates for text, *_ in Formatter().parse(template)]
-    fillings = (PLACES, RELATIONS, STATUSES, FACING, TRAVEL, TURNS)
-    texts += [*IN, *RIDERS.values(), *(text for group in fillings for texts in group.values() for text in texts)]
     texts += [name for singular, plural, _ in CLASSES.values() for name in (singular, plural)]
-    values = [*ATTRIBUTES.values(), *SCENE_ATTRIBUTES.values(), PLACES, PREPOSITIONS.values()]
-    texts += [value for group in values for value in group]
-    return words_of([*texts, "cyclists", "just one lane", "sunny", enumeration(["a", "an", "none"])], tokenizer)
+    texts += flat([ATTRIBUTES, SCENE_ATTRIBUTES, [kind.values for kind in TYPES.values()]])
+    return words_of([*texts, *FILLINGS["place"], "cyclists", enumeration(["a", "an", "none"])], tokenizer)
 
 
 def entries_to_replace(tokenizer: TrafficVLMTokenizer, number: int, keep: Collection[str] = ()) -> list[str]:
