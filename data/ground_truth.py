@@ -1,12 +1,12 @@
 """Ground truth: the unambiguous answers to the questions that may be asked about a scene.
 
-    Scene → View → answer to a key, such as ("place", "car", "left")
+    Scene → GroundTruth → answer to a key, such as ("place", "car", "left")
 
 - Ground truth has three values: yes, no, and None for unknown. Whether a class is present is unknown if its only
-  object is smaller than a patch or mostly hidden; the side of an object is unknown on the border of two thirds. This
-  makes only the questions that depend on it unknown.
+  object is smaller than a patch or mostly hidden; the side of an object is unknown on the border of two thirds. Only
+  the questions that depend on these become unknown.
 - "No", counts and names like "the car" require a class that the source labels exhaustively. The one exception is the
-  value of a labeled light or sign (`View._all_have`).
+  value of a labeled light or sign (`GroundTruth._all_have`).
 
 All thresholds are fractions of the image, on a grid of 14 × 14 patches (224 × 224 pixels, patches of 16 × 16): lengths
 are fractions of its width or height, areas are measured in patches, 1/196 of its area.
@@ -14,11 +14,13 @@ are fractions of its width or height, areas are measured in patches, 1/196 of it
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from ..answer_kind_traffic_vlm import MAX_COUNT, NONE
 from .scene import CLASSES, UNBOXED, Scene, SceneObject, is_a
-from .templates import amount, enumeration
+from .templates import TYPES, amount, enumeration
 
 
 # Minimum areas in patches. An object fills only a part of its box, so a box needs a whole patch. A mask is exact and
@@ -61,7 +63,6 @@ STUFF = frozenset(
 )
 THINGS = tuple(category for category in CLASSES if category not in STUFF)
 UNCOUNTED = frozenset({"sky", "road", "sidewalk", "road construction", "lane line", "glare"})
-OWN_ATTRIBUTES = ("color", "status", "facing", "travel", "brake lights")  # of objects; lights and signs differ
 RIDDEN = ("motorcycle", "bicycle")
 # Of a driver's view, in which all objects are in front: the third of the image.
 EGO_REGIONS = {"ahead": "center", "front left": "left", "front right": "right"}
@@ -98,23 +99,8 @@ Box = tuple[float, float, float, float]
 Key = tuple[str, ...]  # a question id, split: (type, class, form, value), of two to four parts
 
 
-class Seen:
+class VisibleObject:
     """An object with its edges as fractions of the image, whether it is clearly visible, and its regions."""
-
-    __slots__ = (
-        "bottom",
-        "box",
-        "clear",
-        "columns",
-        "coverage",
-        "height",
-        "is_instance",
-        "item",
-        "left",
-        "middle",
-        "regions",
-        "right",
-    )
 
     def __init__(self, item: SceneObject, scene: Scene, patches: float):
         left, top, right, bottom = item.box
@@ -123,7 +109,7 @@ class Seen:
         self.is_instance = item.is_instance
         self.clear = patches >= (CLEAR_BOX if item.is_instance else CLEAR_MASK) and item.visible >= MIN_VISIBLE
         self.left, self.right = left / scene.width, right / scene.width
-        self.middle = (left + right) / 2 / scene.width
+        self.center = (left + right) / 2 / scene.width
         self.bottom, self.height = bottom / scene.height, (bottom - top) / scene.height
         self.coverage = None if item.is_instance else item.coverage
         self.columns: list[float] = []  # area in patches that a mask fills in each column of its grid
@@ -179,29 +165,35 @@ class Seen:
         return sum(overlap * column for overlap, column in zip(overlaps, self.columns) if overlap > 0)
 
     def third(self) -> str | None:
-        """The third that contains its middle; None near a border."""
+        """The third that contains the center of the object; None near a border."""
         for name, (start, end) in THIRDS.items():
-            if start + BORDER * (start > 0) <= self.middle <= end - BORDER * (end < 1):
+            if start + BORDER * (start > 0) <= self.center <= end - BORDER * (end < 1):
                 return name
         return None
 
 
+@dataclass(slots=True)
 class Group:
     """The objects of a class and its subclasses: those clearly visible, and those too small or too hidden."""
 
-    __slots__ = ("clear", "unclear")
+    clear: list[VisibleObject] = field(default_factory=list)
+    unclear: list[VisibleObject] = field(default_factory=list)
 
-    def __init__(self) -> None:
-        self.clear: list[Seen] = []
-        self.unclear: list[Seen] = []
+
+class AnswerWithBoxes(NamedTuple):
+    """An answer, and the objects that make it a yes; none for other answers."""
+
+    answer: str
+    objects: Sequence[VisibleObject] = ()
 
 
 NO_GROUP = Group()
-Found = tuple[str, Sequence[Seen]]  # an answer, and the objects that make it a yes, if it is one
+NO = AnswerWithBoxes("no")
+NOTHING_THERE = AnswerWithBoxes(NONE)
 
 
-class View:
-    """A scene, prepared for questions. One method for each question type finds the answer to a key."""
+class GroundTruth:
+    """The true answers about a scene. One method for each rule of `templates.yaml` finds the answer to a key."""
 
     def __init__(self, scene: Scene):
         self.scene = scene
@@ -215,20 +207,20 @@ class View:
             patches = item.size * scale
             if patches < NOTHING:
                 continue
-            seen = Seen(item, scene, patches)
+            seen = VisibleObject(item, scene, patches)
             for category in (item.category, CLASSES[item.category][2]):
                 if category is not None:
-                    group = self.groups.get(category)
-                    if group is None:
-                        group = self.groups[category] = Group()
+                    group = self.groups.setdefault(category, Group())
                     (group.clear if seen.clear else group.unclear).append(seen)
         # A class that is known to be absent is labeled completely: it has no object.
         absent = {name for name, is_present in scene.presence.items() if not is_present} - UNBOXED
         self.exhaustive = scene.exhaustive | absent & CLASSES.keys() - self.groups.keys()
 
-    def find(self, key: Key) -> Found | None:
+    def find(self, key: Key) -> AnswerWithBoxes | None:
         """The answer to a key and the objects that make it a yes; None if the answer is unknown."""
-        return _METHODS[key[0]](self, *key[1:])
+        kind = TYPES[key[0]]
+        rule = getattr(self, kind.rule)
+        return rule(kind.attribute, *key[1:]) if kind.rule == "attribute" else rule(*key[1:])
 
     def compared(self, key: Key) -> str | None:
         """The true value that a yes/no question compares its own with: "left" for "Is the car on the right?".
@@ -238,24 +230,24 @@ class View:
         question_type, category, form = (*key, "", "")[:3]
         asked = {"is": "what", "are": "what_all", "over": "what"}.get(form)
         found = self.find((question_type, category, asked)) if asked else None
-        return found[0] if found and found[0] != NONE else None
+        return found.answer if found and found.answer != NONE else None
 
-    def boxes(self, key: Key, found: Found) -> tuple[Box, ...]:
+    def boxes(self, key: Key, found: AnswerWithBoxes) -> tuple[Box, ...]:
         """Boxes in pixels of the objects that make a yes; boxes of masks are cut to the third in the question."""
-        if found[0] != "yes":
+        if found.answer != "yes":
             return ()
-        region = key[2] if key[0] == "place" else ""
+        region = key[2] if TYPES[key[0]].rule == "place" else ""
         third = THIRDS.get(EGO_REGIONS.get(region, region))
         if third is None or not self.has_masks:
-            return tuple([seen.box for seen in found[1]])
+            return tuple(seen.box for seen in found.objects)
         start, end = third[0] * self.scene.width, third[1] * self.scene.width
-        cut = [(max(seen.box[0], start), seen.box[1], min(seen.box[2], end), seen.box[3]) for seen in found[1]]
-        boxes = [seen.box if seen.is_instance else box for seen, box in zip(found[1], cut)]
+        cut = [(max(seen.box[0], start), seen.box[1], min(seen.box[2], end), seen.box[3]) for seen in found.objects]
+        boxes = [seen.box if seen.is_instance else box for seen, box in zip(found.objects, cut)]
         return tuple(box for box in boxes if box[0] < box[2])
 
     # Used by several question types
 
-    def one(self, category: str) -> Seen | None:
+    def one(self, category: str) -> VisibleObject | None:
         """The object that "the car" refers to; None unless it is certainly the only one."""
         group = self.groups.get(category, NO_GROUP)
         if len(group.clear) != 1 or group.unclear or category not in self.exhaustive or not group.clear[0].is_instance:
@@ -272,7 +264,7 @@ class View:
             return None
         return None if self.has_masks and not group.clear else len(group.clear)
 
-    def value(self, seen: Seen, attribute: str) -> str | None:
+    def value(self, seen: VisibleObject, attribute: str) -> str | None:
         """The value of an object's attribute; None if unknown.
 
         "travel" is the direction in which a moving vehicle drives, or "parked". The "status" of a motorcycle or
@@ -292,7 +284,7 @@ class View:
         given = self.scene.attributed.get(category, ())
         return {"status", "facing"} <= set(given) if attribute == "travel" else attribute in given
 
-    def _rider(self, cycle: Seen) -> str | None:
+    def _rider(self, cycle: VisibleObject) -> str | None:
         """Whether a rider's box is above that of a motorcycle or bicycle; None if one is only close to it."""
         if "rider" not in self.exhaustive or not cycle.is_instance:
             return None
@@ -304,30 +296,25 @@ class View:
         ]
         if not close:
             return "without rider"
-        seated = (rider for rider in close if cycle.left < rider.middle < cycle.right)
+        seated = (rider for rider in close if cycle.left < rider.center < cycle.right)
         on_it = any(cycle.bottom - cycle.height < rider.bottom <= cycle.bottom + BORDER for rider in seated)
         return "with rider" if on_it else None
 
-    def _any_has(self, category: str, attribute: str, value: str) -> Found | None:
+    def _any_has(self, category: str, attribute: str, value: str) -> AnswerWithBoxes | None:
         group = self.groups.get(category, NO_GROUP)
-        values = [self.value(seen, attribute) for seen in group.clear]
-        if value in values:
-            return "yes", [seen for seen, known in zip(group.clear, values) if known == value]
-        if self.is_absent(category):
-            return "no", ()
-        complete = category in self.exhaustive and self.gives(category, attribute)
-        if not complete or group.unclear or any(k is None or value in LOOKS_LIKE.get(k, ()) for k in values):
-            return None
-        return "no", ()
+        known = [self.value(seen, attribute) for seen in group.clear]
+        has = [None if one is None or value in LOOKS_LIKE.get(one, ()) else one == value for one in known]
+        complete = category in self.exhaustive and not group.unclear and self.gives(category, attribute)
+        return _any(group.clear, has, self.is_absent(category) or complete)
 
-    def _all_have(self, category: str, attribute: str, form: str, value: str) -> Found | None:
+    def _all_have(self, category: str, attribute: str, form: str, value: str) -> AnswerWithBoxes | None:
         """The answer about the value that all objects of a class share, including those not clearly visible.
 
         In a class that is not labeled exhaustively, "the traffic light" may refer to the labeled one, if the source
         gives the value of every light that it labels. Questions about all lights are unknown there.
         """
         if form == "what" and self.is_absent(category):
-            return NONE, ()
+            return NOTHING_THERE
         group = self.groups.get(category, NO_GROUP)
         values = {self.value(seen, attribute) for seen in group.clear + group.unclear}
         known = values.pop() if len(values) == 1 else None
@@ -337,15 +324,15 @@ class View:
         if known is None or not group.clear or (form in ("are", "what_all") and len(group.clear) == 1):
             return None
         if form in ("what", "what_all"):
-            return known, ()
+            return AnswerWithBoxes(known)
         if known == value:
-            return "yes", group.clear
-        return None if value in LOOKS_LIKE.get(known, ()) else ("no", ())
+            return AnswerWithBoxes("yes", group.clear)
+        return None if value in LOOKS_LIKE.get(known, ()) else NO
 
-    def _known_presence(self, name: str) -> Found | None:
-        """ "yes" or "no" where scene labels tell whether the image shows it."""
+    def _known_presence(self, name: str) -> AnswerWithBoxes | None:
+        """ "yes" or "no" where scene labels tell whether the image shows something."""
         is_present = self.scene.presence.get(name)
-        return None if is_present is None else ("yes" if is_present else "no", ())
+        return None if is_present is None else AnswerWithBoxes("yes") if is_present else NO
 
     def is_absent(self, category: str) -> bool:
         """Whether the scene certainly has no object of a class."""
@@ -353,44 +340,38 @@ class View:
 
     # Question types
 
-    def presence(self, category: str) -> Found | None:
+    def presence(self, category: str) -> AnswerWithBoxes | None:
         group = self.groups.get(category, NO_GROUP)
         if group.clear or self.scene.presence.get(category):
-            return "yes", group.clear
+            return AnswerWithBoxes("yes", group.clear)
         is_complete = category in self.exhaustive or self.scene.presence.get(category) is False
-        return ("no", ()) if is_complete and not group.unclear else None
+        return NO if is_complete and not group.unclear else None
 
-    def place(self, category: str, region: str) -> Found | None:
+    def place(self, category: str, region: str) -> AnswerWithBoxes | None:
         """An object that is not clearly visible prevents a "no" only in the regions where it may be."""
         if region == "road":
             return self._known_presence(f"{category} on the road")
         region = EGO_REGIONS.get(region, region)
         group = self.groups.get(category, NO_GROUP)
         inside = [seen.at(region) for seen in group.clear]
-        if True in inside:
-            return "yes", [seen for seen, is_inside in zip(group.clear, inside) if is_inside]
-        if None in inside or category not in self.exhaustive:
-            return None
-        return None if any(seen.at(region) is not False for seen in group.unclear) else ("no", ())
+        complete = category in self.exhaustive and all(seen.at(region) is False for seen in group.unclear)
+        return _any(group.clear, inside, complete)
 
-    def relation(self, category: str, relation: str, anchor_category: str) -> Found | None:
+    def relation(self, category: str, relation: str, anchor_category: str) -> AnswerWithBoxes | None:
         anchor = self.one(anchor_category)
         group = self.groups.get(category, NO_GROUP)
         others = [seen for seen in group.clear if seen is not anchor]
         if anchor is None or not all(seen.is_instance for seen in others):
             return None
-        test = _RELATION_TESTS[relation]
-        related = [test(seen, anchor) for seen in others]
-        if True in related:
-            return "yes", [seen for seen, is_related in zip(others, related) if is_related]
-        return None if None in related or group.unclear or category not in self.exhaustive else ("no", ())
+        related = [_RELATION_TESTS[relation](seen, anchor) for seen in others]
+        return _any(others, related, category in self.exhaustive and not group.unclear)
 
-    def light_state(self, category: str, form: str, state: str = "") -> Found | None:
+    def light_state(self, category: str, form: str, state: str = "") -> AnswerWithBoxes | None:
         if form == "any":
             return self._any_has(category, "state", state) or self._known_presence(f"{state} light")
         return self._all_have(category, "state", form, state)
 
-    def attribute(self, name: str, category: str, form: str, value: str = "") -> Found | None:
+    def attribute(self, name: str, category: str, form: str, value: str = "") -> AnswerWithBoxes | None:
         """The answer about the color, status, direction or brake lights of vehicles and people."""
         if form == "any":
             return self._any_has(category, name, value)
@@ -399,47 +380,46 @@ class View:
             return None
         return self._all_have(category, name, form, value)
 
-    def sign_value(self, category: str, form: str, value: str = "") -> Found | None:
+    def sign_value(self, category: str, form: str, value: str = "") -> AnswerWithBoxes | None:
         if form == "which":
             if self.is_absent(category):
-                return NONE, ()
+                return NOTHING_THERE
             sign = self.one(category)
-            return None if sign is None or sign.item.category == category else (sign.item.category, ())
+            return None if sign is None or sign.item.category == category else AnswerWithBoxes(sign.item.category)
         return self._all_have(category, "value", form, value)
 
-    def count(self, category: str, form: str, limit: str = "") -> Found | None:
+    def count(self, category: str, form: str, limit: str = "") -> AnswerWithBoxes | None:
         number = self.number(category)
         if number is None or number > MAX_COUNT:
             return None
         if form == "what":
-            return str(number), ()
-        return ("yes", self.groups[category].clear) if number > int(limit) else ("no", ())
+            return AnswerWithBoxes(str(number))
+        return AnswerWithBoxes("yes", self.groups[category].clear) if number > int(limit) else NO
 
-    def comparison(self, category: str, form: str, other: str) -> Found | None:
+    def comparison(self, category: str, form: str, other: str) -> AnswerWithBoxes | None:
         number, another = self.number(category), self.number(other)
         if number is None or another is None:
             return None
         holds = {"more": number > another, "fewer": number < another, "same": number == another}[form]
-        return "yes" if holds else "no", ()
+        return AnswerWithBoxes("yes") if holds else NO
 
-    def side(self, category: str, form: str, side: str = "") -> Found | None:
+    def side(self, category: str, form: str, side: str = "") -> AnswerWithBoxes | None:
         if form == "what" and self.is_absent(category):
-            return NONE, ()
+            return NOTHING_THERE
         seen = self.one(category)
         if seen is None:
             return None
         if form == "what":
             sides = [third for third in THIRDS if seen.at(third)]
-            return (sides[0], ()) if len(sides) == 1 else None
-        inside = seen.at(side)
-        return None if inside is None else ("yes", (seen,)) if inside else ("no", ())
+            return AnswerWithBoxes(sides[0]) if len(sides) == 1 else None
+        return _any([seen], [seen.at(side)], True)
 
-    def closest(self, category: str, form: str, other: str = "") -> Found | None:
+    def closest(self, category: str, form: str, other: str = "") -> AnswerWithBoxes | None:
         """The class of the object whose lower edge is clearly below those of all others, in a driver's view."""
         if not self.driver or category not in self.exhaustive:
             return None
         if self.is_absent(category):
-            return (NONE, ()) if form == "what" else None
+            return NOTHING_THERE if form == "what" else None
         group = self.groups[category]
         first, *rest = sorted(group.clear + group.unclear, key=lambda seen: -seen.bottom)
         is_clear = first in group.clear and all(first.bottom - seen.bottom >= DEPTH_STEP for seen in rest)
@@ -447,25 +427,26 @@ class View:
             return None
         known = first.item.category
         if form == "what":
-            return known, ()
+            return AnswerWithBoxes(known)
         if known == other:
-            return "yes", [first]
-        return ("no", ()) if other in self.exhaustive else None
+            return AnswerWithBoxes("yes", [first])
+        return NO if other in self.exhaustive else None
 
-    def scene_attribute(self, category: str, form: str, value: str = "") -> Found | None:
+    def scene_attribute(self, category: str, form: str, value: str = "") -> AnswerWithBoxes | None:
         known = self.scene.scene_attributes.get(category)
         if (known, value) == ("clear", "sunny"):
-            return {"day": ("yes", ()), "night": ("no", ())}.get(self.scene.scene_attributes.get("time of day", ""))
+            time = self.scene.scene_attributes.get("time of day", "")
+            return {"day": AnswerWithBoxes("yes"), "night": NO}.get(time)
         if known == "empty" and self.groups.get("vehicle", NO_GROUP).clear:
-            return None  # they are parked, or far away
+            return None  # the vehicles are parked, or far away
         if known is None or value in MAY_HOLD_TOO.get(known, ()) or (form == "what" and known in UNNAMED):
             return None
-        return (known if form == "what" else "yes" if value == known else "no"), ()
+        return AnswerWithBoxes(known if form == "what" else "yes" if value == known else "no")
 
-    def ahead(self, category: str, form: str) -> Found | None:
+    def ahead(self, category: str, form: str) -> AnswerWithBoxes | None:
         return self.objects(category, "center") if self.driver else None
 
-    def objects(self, category: str, region: str) -> Found | None:
+    def objects(self, category: str, region: str) -> AnswerWithBoxes | None:
         """ "a car and 2 trucks": the objects whose middle is in a third of the image."""
         parts = []
         for name, clear, unclear in self._things():
@@ -476,9 +457,9 @@ class View:
             if number:
                 is_exact = None not in sides and not any(seen.at(region) is not False for seen in unclear)
                 parts.append(amount(number, name, is_exact=is_exact and number <= MAX_COUNT))
-        return (enumeration(parts), ()) if 0 < len(parts) <= MAX_LISTED else None
+        return AnswerWithBoxes(enumeration(parts)) if 0 < len(parts) <= MAX_LISTED else None
 
-    def description(self, category: str, form: str) -> Found | None:
+    def description(self, category: str, form: str) -> AnswerWithBoxes | None:
         """ "a red car and 2 pedestrians on the left, a bus in the center": all objects, as precisely as is known."""
         groups: Counter[Key] = Counter()  # (side, category, adjective): number
         inexact: set[Key] = set()  # (side, category) where there may be more
@@ -496,10 +477,10 @@ class View:
         for detail in details:
             text = _sentence(groups, inexact, detail)
             if text and len(text.split()) <= MAX_WORDS:
-                return text, ()
+                return AnswerWithBoxes(text)
         return None
 
-    def _things(self) -> list[tuple[str, list[Seen], list[Seen]]]:
+    def _things(self) -> list[tuple[str, list[VisibleObject], list[VisibleObject]]]:
         """For each class of countable objects, without its subclasses: its name, clear objects, unclear objects."""
         present = {name for name, is_present in self.scene.presence.items() if is_present and name in THINGS}
         if present - UNBOXED - self.groups.keys():  # it would be omitted
@@ -515,33 +496,11 @@ class View:
         return things
 
 
-def attribute_of(name: str, view: View, *key: str) -> Found | None:
-    return view.attribute(name, *key)
-
-
-_METHODS: dict[str, Callable[..., Found | None]] = {
-    "presence": View.presence,
-    "place": View.place,
-    "relation": View.relation,
-    "light_state": View.light_state,
-    "sign_value": View.sign_value,
-    **{name.replace(" ", "_"): partial(attribute_of, name) for name in OWN_ATTRIBUTES},
-    "count": View.count,
-    "comparison": View.comparison,
-    "side": View.side,
-    "weather": View.scene_attribute,
-    "road_surface": View.scene_attribute,
-    "traffic_density": View.scene_attribute,
-    "road_type": View.scene_attribute,
-    "time_of_day": View.scene_attribute,
-    "lane_count": View.scene_attribute,
-    "road_shape": View.scene_attribute,
-    "view": View.scene_attribute,
-    "closest": View.closest,
-    "ahead": View.ahead,
-    "objects": View.objects,
-    "description": View.description,
-}
+def _any(objects: Sequence[VisibleObject], holds: Sequence[bool | None], complete: bool) -> AnswerWithBoxes | None:
+    """Yes if something holds for one of the objects; no if for none and the objects are complete."""
+    if True in holds:
+        return AnswerWithBoxes("yes", [seen for seen, is_true in zip(objects, holds) if is_true])
+    return NO if complete and None not in holds else None
 
 
 def _sentence(groups: Counter[Key], inexact: set[Key], detail: int) -> str:
@@ -562,20 +521,20 @@ def _sentence(groups: Counter[Key], inexact: set[Key], detail: int) -> str:
     return ", ".join(clauses)
 
 
-def _left_of(seen: Seen, anchor: Seen) -> bool | None:
+def _left_of(seen: VisibleObject, anchor: VisibleObject) -> bool | None:
     """True if it is entirely left of the anchor, False if no part of it is left of the anchor's left edge."""
-    if seen.right <= anchor.left + BORDER and seen.middle < anchor.middle:
+    if seen.right <= anchor.left + BORDER and seen.center < anchor.center:
         return True
-    return False if seen.left + BORDER >= anchor.left and seen.middle >= anchor.middle else None
+    return False if seen.left + BORDER >= anchor.left and seen.center >= anchor.center else None
 
 
-def _right_of(seen: Seen, anchor: Seen) -> bool | None:
-    if seen.left + BORDER >= anchor.right and seen.middle > anchor.middle:
+def _right_of(seen: VisibleObject, anchor: VisibleObject) -> bool | None:
+    if seen.left + BORDER >= anchor.right and seen.center > anchor.center:
         return True
-    return False if seen.right <= anchor.right + BORDER and seen.middle <= anchor.middle else None
+    return False if seen.right <= anchor.right + BORDER and seen.center <= anchor.center else None
 
 
-def _behind(seen: Seen, anchor: Seen) -> bool | None:
+def _behind(seen: VisibleObject, anchor: VisibleObject) -> bool | None:
     """True if it is farther from the camera in the same direction; None if it is farther, but beside the anchor."""
     step = anchor.bottom - seen.bottom
     if step >= DEPTH_STEP and min(seen.right, anchor.right) > max(seen.left, anchor.left):
@@ -583,11 +542,11 @@ def _behind(seen: Seen, anchor: Seen) -> bool | None:
     return False if step <= -DEPTH_STEP else None
 
 
-def _in_front(seen: Seen, anchor: Seen) -> bool | None:
+def _in_front(seen: VisibleObject, anchor: VisibleObject) -> bool | None:
     return _behind(anchor, seen)
 
 
-def _diagonal(side: Callable[..., bool | None], way: int, seen: Seen, anchor: Seen) -> bool | None:
+def _diagonal(side: Callable[..., bool | None], way: int, seen: VisibleObject, anchor: VisibleObject) -> bool | None:
     """Whether it is on a side of the anchor, and also farther from the camera (`way` 1) or nearer (-1)."""
     step = way * (anchor.bottom - seen.bottom)
     beside = side(seen, anchor)
@@ -596,7 +555,7 @@ def _diagonal(side: Callable[..., bool | None], way: int, seen: Seen, anchor: Se
     return True if beside and step >= DEPTH_STEP else None
 
 
-def _next_to(seen: Seen, anchor: Seen) -> bool | None:
+def _next_to(seen: VisibleObject, anchor: VisibleObject) -> bool | None:
     gap = max(anchor.left - seen.right, seen.left - anchor.right)
     step = abs(anchor.bottom - seen.bottom)
     if gap >= NEXT_GAP[1] or step >= NEXT_STEP[1]:
@@ -604,12 +563,12 @@ def _next_to(seen: Seen, anchor: Seen) -> bool | None:
     return True if -NEXT_OVERLAP <= gap <= NEXT_GAP[0] and step <= NEXT_STEP[0] else None
 
 
-def _closer(seen: Seen, anchor: Seen) -> bool | None:
+def _closer(seen: VisibleObject, anchor: VisibleObject) -> bool | None:
     step = seen.bottom - anchor.bottom
     return step > 0 if abs(step) >= DEPTH_STEP else None
 
 
-_RELATION_TESTS: dict[str, Callable[[Seen, Seen], bool | None]] = {
+_RELATION_TESTS: dict[str, Callable[[VisibleObject, VisibleObject], bool | None]] = {
     "left": _left_of,
     "right": _right_of,
     "behind": _behind,
@@ -621,3 +580,4 @@ _RELATION_TESTS: dict[str, Callable[[Seen, Seen], bool | None]] = {
     "next to": _next_to,
     "closer": _closer,
 }
+View, Seen = GroundTruth, VisibleObject  # names in data/frames.py, data/synthetic/labels.py and tests of other rooms

@@ -1,16 +1,16 @@
-"""The question grammar: from a scene to questions with true answers, balanced between yes and no.
+"""Questions about a scene with true answers, balanced between yes and no.
 
-    Scene → candidate keys → ground truth (`ground_truth.py`) → Balancer → text of a template (`templates.py`)
+    Scene → candidate keys → answers of `GroundTruth` → Balancer → text of a template (`templates.py`)
 
-Every question has an id, `type/category/form/value` ("place/car/left", "color/car/is/red"), which is the same in all
+Every question has an id, `type/class/form/value` ("place/car/left", "color/car/is/red"), which is the same in all
 scenes and for all paraphrases. A key is a question id split at the slashes. `ground_truth.py` decides whether a
-question may be asked, and holds the thresholds.
+question may be asked, and holds the thresholds; `templates.yaml` lists the question types.
 """
 
 import math
 import random
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -19,23 +19,19 @@ from .ground_truth import (
     GROUNDED,
     NO_GROUP,
     NONE,
-    OWN_ATTRIBUTES,
-    RIDDEN,
     STUFF,
     THINGS,
     THIRDS,
     UNCOUNTED,
+    AnswerWithBoxes,
     Box,
-    Found,
+    GroundTruth,
     Key,
-    View,
 )
-from .scene import CLASSES, COLORS, DIRECTIONS, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, Scene, is_a
-from .templates import FILLINGS, QUESTION_TYPES, TYPES, paraphrases_of, random_paraphrase
+from .scene import CLASSES, Scene, is_a
+from .templates import FILLINGS, QUESTION_TYPES, TYPES, QuestionType, paraphrases_of, random_paraphrase
 
 
-QUESTION_TYPE_WEIGHTS = {kind.name: kind.weight for kind in TYPES.values()}
-SCENE_ATTRIBUTE_OF_TYPE = {name.replace(" ", "_"): name for name in SCENE_ATTRIBUTES}
 # Every place or relation of an absent class has the answer "no", which adds nothing to its absence. `ask` considers
 # this fraction of the absent classes, so that most "no" answers are about objects that are somewhere else.
 ABSENT_FRACTION = 0.25
@@ -47,42 +43,25 @@ OPEN_QUESTION_COPIES = 3
 # Answers in words that are more frequent than the mean of their question's answers are accepted with probability
 # (mean / count) ** MEAN_POWER.
 MEAN_POWER = 6
-OVER = (1, 2, 3)  # limits of "Are there more than 2 cars?"
-ATTRIBUTE_OF_TYPE = {name.replace(" ", "_"): name for name in OWN_ATTRIBUTES}
-FORMS_OF_ONE = {"facing": ("what", "is", "any"), "travel": ("is", "any"), "brake lights": ("is", "any")}
-FORMS_OF_ONE |= dict.fromkeys(("color", "status"), ("what", "is", "any"))
-FORMS_OF_SEVERAL = dict.fromkeys(OWN_ATTRIBUTES, ("any",)) | {"color": ("what_all", "are", "any")}
-COLORED = tuple(category for category in CLASSES if is_a(category, "vehicle") and category != "train")
 # Of this many random keys, the one whose answer was asked least is tried first. Otherwise the yes of a rare class, or
 # a rare number, would hardly be asked even about the few images where it is true.
 CANDIDATES = 6
 MAX_TRIES = 8  # keys tried for each question: limits the time spent on scenes with few questions
-
-
-@dataclass(frozen=True, slots=True)
-class GroundTruth:
-    """A question id that may be asked about a scene, and its true answer.
-
-    Attributes:
-        answer: "yes", "no", or words of the vocabulary.
-        question_type: the question type, one of QUESTION_TYPES.
-        category: of objects, or the scene attribute that the question is about.
-        question_id: the question id `type/category/form/value`, the same for all paraphrases and all scenes.
-        boxes: boxes in pixels of the objects that make the answer a yes; empty for other answers.
-    """
-
-    answer: str
-    question_type: str
-    category: str
-    question_id: str
-    boxes: tuple[Box, ...] = ()
+SCENE_ATTRIBUTE_OF_TYPE = {kind.name: kind.attribute for kind in TYPES.values() if kind.rule == "scene_attribute"}
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A `GroundTruth` with `text`, one of the paraphrases of its question.
+    """A question about a scene.
 
-    With `is_labeled=False` the true answer is unknown, and `answer` means nothing.
+    Attributes:
+        text: one of the paraphrases of the question.
+        answer: "yes", "no", or words of the vocabulary; without meaning if `is_labeled` is False.
+        question_type: one of QUESTION_TYPES.
+        category: the class of objects, or the scene attribute that the question is about.
+        question_id: `type/class/form/value`, the same for all paraphrases and all scenes.
+        boxes: boxes in pixels of the objects that make the answer a yes; empty for other answers.
+        is_labeled: whether the true answer is known.
     """
 
     text: str
@@ -142,11 +121,11 @@ class Balancer:
             self.counts[prefix][answer] += 1
         return True
 
-    def frequency(self, key: Key, found: Found | None) -> tuple[bool, float]:
+    def frequency(self, key: Key, found: AnswerWithBoxes | None) -> tuple[bool, float]:
         """Sort key of an answer: first those that are not in surplus, and among these the ones counted least."""
         if found is None:
             return True, math.inf
-        answer = found[0]
+        answer = found.answer
         count = self.counts.get(key, _NO_ANSWERS)[answer]
         if answer in ("yes", "no"):
             return self._surplus(key, answer) > 0, count
@@ -175,16 +154,12 @@ class NaturalRates(Balancer):
         return True
 
 
-def enumerate_questions(scene: Scene) -> list[GroundTruth]:
-    """All question ids with an unambiguous answer in a scene, and their answers."""
-    view = View(scene)
-    truths = []
-    for question_type in QUESTION_TYPES:
-        for key in dict.fromkeys(_keys(view, question_type)):
-            found = view.find(key)
-            if found is not None:
-                truths.append(GroundTruth(found[0], question_type, key[1], "/".join(key), view.boxes(key, found)))
-    return truths
+def enumerate_questions(scene: Scene) -> list[Question]:
+    """All questions with an unambiguous answer in a scene, in their simplest wording."""
+    truth = GroundTruth(scene)
+    keys = [key for kind in TYPES.values() for key in dict.fromkeys(Candidates(truth, kind).keys())]
+    found = [(key, truth.find(key)) for key in keys]
+    return [_question(truth, key, answer, None) for key, answer in found if answer is not None]
 
 
 def ask(
@@ -203,12 +178,12 @@ def ask(
         count: maximum number of questions. There are fewer where the scene has fewer or the balancer accepts fewer.
         balancer: balances answers over all scenes, and prefers those that it was asked least; by default this scene
             is balanced by itself.
-        question_types: question types to ask, in proportion to QUESTION_TYPE_WEIGHTS.
+        question_types: question types to ask, in proportion to their weights.
         presuppose: also ask for the color, state, value or side of objects that are not there; the answer is "none".
     """
     balancer = Balancer() if balancer is None else balancer
-    view = View(scene)
-    weights = {question_type: QUESTION_TYPE_WEIGHTS[question_type] for question_type in question_types}
+    truth = GroundTruth(scene)
+    weights = {name: TYPES[name].weight for name in question_types}
     pools: dict[str, list[Key]] = {}
     taken: set[Key] = set()
     questions: list[Question] = []
@@ -217,30 +192,32 @@ def ask(
         question_type = _pick(weights, rng)
         pool = pools.get(question_type)
         if pool is None:
-            pool = pools[question_type] = list(_keys(view, question_type, rng))
+            pool = pools[question_type] = Candidates(truth, TYPES[question_type], rng).keys()
         for _ in range(min(MAX_TRIES, len(pool))):
             tries -= 1
             candidates = [int(rng.random() * len(pool)) for _ in range(CANDIDATES)]
-            answers = {i: None if pool[i] in taken else view.find(pool[i]) for i in candidates}
+            answers = {i: None if pool[i] in taken else truth.find(pool[i]) for i in candidates}
             i = min(answers, key=lambda i: balancer.frequency(pool[i], answers[i]))
             key, found = pool[i], answers[i]
             pool[i] = pool[-1]
             pool.pop()
             taken.add(key)  # also if the balancer refused it: a key that is listed several times gets one try
-            if found is not None and found[0] == NONE and not presuppose:
+            if found is not None and found.answer == NONE and not presuppose:
                 continue
-            if found is not None and balancer.accepts(key, found[0], rng):
-                question_id = "/".join(key)
-                text = random_paraphrase(question_id, rng)
-                questions.append(
-                    Question(text, found[0], question_type, key[1], question_id, view.boxes(key, found)),
-                )
+            if found is not None and balancer.accepts(key, found.answer, rng):
+                questions.append(_question(truth, key, found, rng))
                 break
         else:
             weights[question_type] /= 4  # few questions of this type are accepted now: try other types first
         if not pool:
             del weights[question_type]
     return questions
+
+
+def _question(truth: GroundTruth, key: Key, found: AnswerWithBoxes, rng: random.Random | None) -> Question:
+    question_id = "/".join(key)
+    text = paraphrases_of(question_id)[0] if rng is None else random_paraphrase(question_id, rng)
+    return Question(text, found.answer, key[0], key[1], question_id, truth.boxes(key, found))
 
 
 def rebalance(asked: Sequence[Sequence[Question]]) -> list[list[Question]]:
@@ -281,51 +258,170 @@ def _pick(weights: dict[str, float], rng: random.Random) -> str:
     return next(reversed(weights))
 
 
-# Candidate keys; `View.find` decides which of them have an unambiguous answer. Without `rng` these functions list all
-# keys. With `rng`, for `ask`, they list fewer keys whose answer is no (but for signs), so that yes and no are about
-# equally likely.
+@dataclass(frozen=True)
+class Candidates:
+    """The keys of a question type that may have an answer in a scene; `GroundTruth.find` decides which have one.
 
+    Without `rng` these are all keys. With `rng`, for `ask`, fewer of them have the answer no (except for signs), so that
+    yes and no are about equally likely.
 
-def _keys(view: View, question_type: str, rng: random.Random | None = None) -> Sequence[Key]:
-    if question_type in SCENE_ATTRIBUTE_OF_TYPE:
-        return _scene_attribute_keys(view, question_type, rng)
-    if question_type in ("ahead", "description"):
-        return ((question_type, "scene", "what"),)
-    if question_type == "objects":
-        return tuple((question_type, "scene", third) for third in THIRDS)
-    if question_type in ATTRIBUTE_OF_TYPE:
-        return _own_attribute_keys(view, question_type, rng)
-    return _KEYS[question_type](view, rng)
+    The public methods are the steps of KEYS: each returns what can follow the first parts of a key.
+    """
+
+    truth: GroundTruth
+    kind: QuestionType
+    rng: random.Random | None = None
+
+    def keys(self) -> list[Key]:
+        found: list[Key] = []
+        for row in KEYS[self.kind.rule]:
+            if len(row) > 1 and isinstance(row[1], str) and row[1] not in self.kind.forms:
+                continue  # there are no templates of this form
+            keys: list[Key] = [(self.kind.name,)]
+            for step in row:
+                keys = [key + more for key in keys for more in self._options(step, key)]
+            found += keys
+        return [key for key in found if key[1] in self.kind.classes] if self.kind.classes else found
+
+    def _options(self, step: "Step", key: Key) -> Sequence[Key]:
+        if callable(step):
+            return step(self, *key[1:])
+        return [(step,)] if isinstance(step, str) else [(part,) for part in step]
+
+    def _some(self, classes: Sequence[str]) -> list[str]:
+        """All of the classes, or with `rng` some of them."""
+        return [one for one in classes if self.rng is None or self.rng.random() < ABSENT_FRACTION]
+
+    def _some_values(self, values: Sequence[str], true: Container[str | None]) -> Sequence[str]:
+        """All of the values, or with `rng` the true ones and a few others."""
+        if self.rng is None:
+            return values
+        kept = [value for value in values if value in true]
+        return [*kept, *(values[int(self.rng.random() * len(values))] for _ in range(len(kept) + 1))]
+
+    def _true_values(self, category: str) -> set[str | None]:
+        """The values that the objects of a class have."""
+        clear = self.truth.groups.get(category, NO_GROUP).clear
+        return {self.truth.value(one, self.kind.attribute) for one in clear} - {None}
+
+    # Classes
+
+    def classes(self) -> list[Key]:
+        """The classes in the scene, and those known to be absent, or with `rng` some of the latter."""
+        absent = [one for one in _in_order(self.truth.exhaustive) if one not in self.truth.groups]
+        return [(one,) for one in (*self.truth.groups, *self._some(absent))]
+
+    def known_classes(self) -> list[Key]:
+        """All classes that are known to be present or absent."""
+        labeled = [(name,) for name in self.truth.scene.presence if name in CLASSES]
+        return list(dict.fromkeys([*Candidates(self.truth, self.kind).classes(), *labeled]))
+
+    def countable(self) -> list[Key]:
+        return [(one,) for one in _in_order(self.truth.exhaustive) if one not in UNCOUNTED]
+
+    def counted(self) -> list[Key]:
+        """The countable classes in the scene."""
+        return [key for key in self.countable() if key[0] in self.truth.groups]
+
+    def single(self) -> list[Key]:
+        """The classes of which the scene has one object."""
+        return [(one,) for one in self.truth.groups if one not in STUFF and self.truth.one(one) is not None]
+
+    def attributed(self) -> list[Key]:
+        """The classes in the scene, and those whose attribute the source gives."""
+        truth, attribute = self.truth, self.kind.attribute
+        given = [one for one in THINGS if one not in truth.groups and truth.gives(one, attribute)]
+        return [(one,) for one in (*truth.groups, *given)]
+
+    def absent(self) -> list[Key]:
+        """Absent classes: the answer to an open question about one is "none"."""
+        given = [one for one in self.kind.absent_where_given if self.truth.gives(one, self.kind.attribute)]
+        return [(one,) for one in self._some([*filter(self.truth.is_absent, (*self.kind.absent, *given))])]
+
+    def absent_things(self) -> list[Key]:
+        return [(one,) for one in self._some([*filter(self.truth.is_absent, THINGS)])]
+
+    def pedestrian(self) -> list[Key]:
+        """The only class of which scene labels tell whether one is on the road."""
+        return [("pedestrian",)] if "pedestrian on the road" in self.truth.scene.presence else []
+
+    def sign(self) -> list[Key]:
+        name = "traffic sign"
+        return [(name,)] if name in self.truth.groups or self.truth.is_absent(name) else []
+
+    def scene_attribute(self) -> list[Key]:
+        return [(self.kind.attribute,)] if self.kind.attribute in self.truth.scene.scene_attributes else []
+
+    # What follows a class
+
+    def regions(self, category: str) -> Sequence[Key]:
+        return _regions(category, self.truth.driver)
+
+    def limits(self, category: str, form: str) -> list[Key]:
+        return [(value,) for value in self.kind.values_of(category)]
+
+    def values(self, category: str) -> list[Key]:
+        """What is asked about an attribute: ("what",), ("is", "red"), ("any", "red")."""
+        true, forms, asked = self._true_values(category), self.kind.forms, self.kind.values_of(category)
+        if self.kind.rule == "attribute":  # the other rules also ask about several lights as about one
+            several = len(self.truth.groups.get(category, NO_GROUP).clear) > 1
+            forms -= {"what", "is"} if several else {"what_all", "are"}
+        keys: list[Key] = []
+        if true:
+            open_forms: list[Key] = [(form,) for form in ("what", "what_all") if form in forms]
+            keys += open_forms if self.rng is None else open_forms * OPEN_QUESTION_COPIES
+            values = self._some_values(asked, true)
+            keys += [(form, value) for form in ("is", "are") if form in forms for value in values]
+        if "any" in forms and (true or self.truth.gives(category, self.kind.attribute)):
+            keys += [("any", value) for value in self._some_values(asked, true)]
+        # "Is there a parked car?" is about the presence of a class.
+        return [key for key in keys if (category, *key) != ("car", "any", "parked")]
+
+    def labeled_states(self, category: str, form: str) -> list[Key]:
+        return [(state,) for state in self.kind.values_of(category) if f"{state} light" in self.truth.scene.presence]
+
+    def all_values(self, category: str, form: str) -> list[Key]:
+        """No to each limit, not only to a few: the model learns late to tell similar numbers apart."""
+        return self.limits(category, form) if self._true_values(category) else []
+
+    def scene_values(self, category: str, form: str) -> list[Key]:
+        true = (self.truth.scene.scene_attributes[category],)
+        return [(value,) for value in self._some_values(self.kind.values_of(category), true)]
+
+    # Classes and what follows them
+
+    def relations(self) -> list[Key]:
+        truth = self.truth
+        anchors = [one for name in truth.groups if (one := truth.one(name)) is not None and one.item.category == name]
+        # Without a known view the image may be a product photo without any ground.
+        depth = "view" in truth.scene.scene_attributes
+        keys: list[Key] = []
+        for (category,) in self.classes() if anchors else ():
+            is_single = len(truth.groups.get(category, NO_GROUP).clear) == 1
+            for anchor in anchors:
+                # Skip "Is there a vehicle left of the car?" where that car is the only vehicle.
+                if not (is_single and is_a(anchor.item.category, category)):
+                    keys += _relations(category, anchor.item.category, depth)
+        return keys
+
+    def comparisons(self) -> list[Key]:
+        """Comparisons of classes of which at least one is in the scene."""
+        return [key for category in self.truth.groups for key in _comparisons(category, self.truth.exhaustive)]
+
+    def closest(self) -> list[Key]:
+        if not self.truth.driver:
+            return []
+        if "vehicle" not in self.truth.groups:
+            return [(*key, "what") for key in self.absent()]
+        vehicles = [one for one in _in_order(self.truth.exhaustive) if one != "vehicle" and is_a(one, "vehicle")]
+        asked = self._some_values(vehicles, self.truth.groups) if vehicles else ()
+        return [("vehicle", "what"), *(("vehicle", "is", one) for one in asked)]
 
 
 @lru_cache(maxsize=256)
-def _in_order(categories: frozenset[str]) -> tuple[str, ...]:
+def _in_order(classes: frozenset[str]) -> tuple[str, ...]:
     """Classes in a fixed order: the order of a set differs between processes."""
-    return tuple(category for category in CLASSES if category in categories)
-
-
-def _categories(view: View, rng: random.Random | None = None) -> list[str]:
-    """The classes in the scene, and all classes known to be absent, or with `rng` some of them."""
-    absent = [category for category in _in_order(view.exhaustive) if category not in view.groups]
-    return [*view.groups, *(category for category in absent if rng is None or rng.random() < ABSENT_FRACTION)]
-
-
-def _values(values: Sequence[str], true: Container[str], rng: random.Random | None) -> Sequence[str]:
-    """All values, or with `rng` the true ones and a few others."""
-    if rng is None:
-        return values
-    kept = [value for value in values if value in true]
-    return [*kept, *(values[int(rng.random() * len(values))] for _ in range(len(kept) + 1))]
-
-
-def _presence_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
-    seen = [name for name in view.scene.presence if name in CLASSES]
-    return [("presence", category) for category in dict.fromkeys([*_categories(view), *seen])]
-
-
-def _place_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
-    keys = [key for category in _categories(view, rng) for key in _regions(category, view.driver)]
-    return [*keys, ("place", "pedestrian", "road")] if "pedestrian on the road" in view.scene.presence else keys
+    return tuple(category for category in CLASSES if category in classes)
 
 
 @lru_cache(maxsize=256)
@@ -335,25 +431,7 @@ def _regions(category: str, driver: bool) -> tuple[Key, ...]:
         regions += ["near", "far"]
     if driver and category not in STUFF:
         regions += EGO_REGIONS
-    return tuple(("place", category, region) for region in regions)
-
-
-def _relation_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
-    anchors = [
-        one for category in view.groups if (one := view.one(category)) is not None and one.item.category == category
-    ]
-    if not anchors:
-        return ()
-    # Without a known view the image may be a product photo without any ground.
-    depth = "view" in view.scene.scene_attributes
-    keys: list[Key] = []
-    for category in _categories(view, rng):
-        is_single = len(view.groups.get(category, NO_GROUP).clear) == 1
-        for anchor in anchors:
-            # Skip "Is there a vehicle left of the car?" where that car is the only vehicle.
-            if not (is_single and is_a(anchor.item.category, category)):
-                keys += _relations(category, anchor.item.category, depth)
-    return keys
+    return tuple((region,) for region in regions)
 
 
 @lru_cache(maxsize=4096)
@@ -361,156 +439,48 @@ def _relations(category: str, anchor: str, depth: bool) -> tuple[Key, ...]:
     if category in STUFF or anchor in STUFF or is_a(category, anchor):
         return ()
     relations = FILLINGS["relation"] if depth and category in GROUNDED and anchor in GROUNDED else ("left", "right")
-    return tuple(("relation", category, relation, anchor) for relation in relations)
-
-
-def _attribute_keys(
-    view: View,
-    question_type: str,
-    category: str,
-    attribute: str,
-    values: Sequence[str],
-    forms: Key,
-    rng: random.Random | None,
-) -> list[Key]:
-    """Keys of an attribute; `forms` are some of what, what_all, is, are and any."""
-    clear = view.groups.get(category, NO_GROUP).clear
-    true = {value for seen in clear if (value := view.value(seen, attribute)) is not None}
-    keys: list[Key] = []
-    if true:
-        open_keys = [(question_type, category, form) for form in forms if form in ("what", "what_all")]
-        keys += open_keys if rng is None else open_keys * OPEN_QUESTION_COPIES
-        asked = _values(values, true, rng)
-        keys += [(question_type, category, form, value) for form in forms if form in ("is", "are") for value in asked]
-    if "any" in forms and (true or view.gives(category, attribute)):
-        keys += [(question_type, category, "any", value) for value in _values(values, true, rng)]
-    return keys
-
-
-def _absent_keys(view: View, question_type: str, categories: Sequence[str], rng: random.Random | None) -> list[Key]:
-    """Open questions about classes that are not there, or with `rng` some of them; their answer is "none"."""
-    absent = (category for category in categories if view.is_absent(category))
-    return [(question_type, one, "what") for one in absent if rng is None or rng.random() < ABSENT_FRACTION]
-
-
-def _light_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
-    forms = ("what", "what_all", "is", "are", "any")
-    keys = _attribute_keys(view, "light_state", "traffic light", "state", LIGHT_STATES, forms, rng)
-    seen = [state for state in LIGHT_STATES if f"{state} light" in view.scene.presence]
-    keys += [("light_state", "traffic light", "any", state) for state in seen]
-    return keys + _absent_keys(view, "light_state", ("traffic light",), rng)
-
-
-def _sign_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
-    keys = _attribute_keys(view, "sign_value", "speed limit sign", "value", SPEED_LIMITS, ("what", "is"), rng)
-    if keys:  # no to each limit, not only to a few: the model learns late to tell similar numbers apart
-        keys += [("sign_value", "speed limit sign", "is", value) for value in SPEED_LIMITS]
-    if "traffic sign" in view.groups or view.is_absent("traffic sign"):
-        keys.append(("sign_value", "traffic sign", "which"))
-    return keys + _absent_keys(view, "sign_value", ("speed limit sign",), rng)
-
-
-def _own_attribute_keys(view: View, question_type: str, rng: random.Random | None) -> Sequence[Key]:
-    keys: list[Key] = []
-    attribute = ATTRIBUTE_OF_TYPE[question_type]
-    attributed = [category for category in THINGS if category not in view.groups and view.gives(category, attribute)]
-    for category in [*view.groups, *attributed]:
-        several = len(view.groups.get(category, NO_GROUP).clear) > 1
-        forms = (FORMS_OF_SEVERAL if several else FORMS_OF_ONE)[attribute]
-        keys += _attribute_keys(view, question_type, category, attribute, _asked(category, attribute), forms, rng)
-    if attribute == "color":
-        keys += _absent_keys(view, question_type, COLORED, rng)
-    elif attribute == "status":  # else all answers about photographs would be "none"
-        keys += _absent_keys(view, question_type, [one for one in COLORED if view.gives(one, attribute)], rng)
-    # "Is there a parked car?" is about the presence of a class.
-    return [key for key in keys if key != ("status", "car", "any", "parked")]
-
-
-def _asked(category: str, attribute: str) -> Sequence[str]:
-    """The values of an attribute that are asked of a class."""
-    if attribute == "color":
-        return COLORS
-    if attribute == "brake lights":
-        return ("on",)
-    if attribute != "status":
-        return DIRECTIONS
-    if category in RIDDEN:
-        return ("with rider", "without rider")
-    return ("parked", "moving") if is_a(category, "vehicle") else ("standing", "walking")
-
-
-def _count_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
-    categories = [category for category in _in_order(view.exhaustive) if category not in UNCOUNTED]
-    over = [
-        ("count", category, "over", str(limit)) for category in categories if category in view.groups for limit in OVER
-    ]
-    return [("count", category, "what") for category in categories] + over
-
-
-def _comparison_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
-    """Keys where at least one of the two classes is in the scene."""
-    return [key for category in view.groups for key in _comparisons(category, view.exhaustive)]
+    return tuple((category, relation, anchor) for relation in relations)
 
 
 @lru_cache(maxsize=4096)
 def _comparisons(category: str, exhaustive: frozenset[str]) -> tuple[Key, ...]:
-    """Keys of a class with every other class that can be counted, in both orders."""
-    others = [
-        other for other in _in_order(exhaustive - UNCOUNTED) if not is_a(category, other) and not is_a(other, category)
-    ]
-    pairs = [pair for other in others for pair in ((category, other), (other, category))]
+    """Comparisons of a class with every other class that can be counted, in both orders."""
     if category in UNCOUNTED or category not in exhaustive:
         return ()
-    return tuple(("comparison", one, form, other) for one, other in pairs for form in ("more", "fewer", "same"))
+    others = [one for one in _in_order(exhaustive - UNCOUNTED) if not is_a(category, one) and not is_a(one, category)]
+    pairs = [pair for other in others for pair in ((category, other), (other, category))]
+    return tuple((one, form, other) for one, other in pairs for form in ("more", "fewer", "same"))
 
 
-def _side_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
-    categories = [category for category in view.groups if category not in STUFF and view.one(category) is not None]
-    keys: list[Key] = [("side", category, "what") for category in categories]
-    keys += [("side", category, "is", side) for category in categories for side in THIRDS]
-    return keys + _absent_keys(view, "side", THINGS, rng)
-
-
-def _closest_keys(view: View, rng: random.Random | None) -> Sequence[Key]:
-    categories = [one for one in _in_order(view.exhaustive) if one != "vehicle" and is_a(one, "vehicle")]
-    if not view.driver or "vehicle" not in view.groups:
-        return _absent_keys(view, "closest", ("vehicle",) if view.driver else (), rng)
-    asked = _values(categories, view.groups, rng) if categories else ()
-    return [("closest", "vehicle", "what"), *(("closest", "vehicle", "is", one) for one in asked)]
-
-
-def _scene_attribute_keys(view: View, question_type: str, rng: random.Random | None) -> Sequence[Key]:
-    name = SCENE_ATTRIBUTE_OF_TYPE[question_type]
-    if name not in view.scene.scene_attributes:
-        return ()
-    asked = [value for value in SCENE_ATTRIBUTES[name] if value != "other"]
-    asked += ["sunny"] if name == "weather" else []
-    values = _values(asked, (view.scene.scene_attributes[name],), rng)
-    return [(question_type, name, "what"), *((question_type, name, "is", value) for value in values)]
-
-
-_KEYS = {
-    "presence": _presence_keys,
-    "place": _place_keys,
-    "relation": _relation_keys,
-    "light_state": _light_keys,
-    "sign_value": _sign_keys,
-    "count": _count_keys,
-    "comparison": _comparison_keys,
-    "side": _side_keys,
-    "closest": _closest_keys,
+Step = str | Collection[str] | Callable[..., Sequence[Key]]
+# Rule of `templates.yaml`: rows of steps. Every combination of what the steps of a row allow is a key.
+KEYS: dict[str, list[tuple[Step, ...]]] = {
+    "presence": [(Candidates.known_classes,)],
+    "place": [(Candidates.classes, Candidates.regions), (Candidates.pedestrian, "road")],
+    "relation": [(Candidates.relations,)],
+    "light_state": [
+        ("traffic light", Candidates.values),
+        ("traffic light", "any", Candidates.labeled_states),
+        (Candidates.absent, "what"),
+    ],
+    "sign_value": [
+        ("speed limit sign", Candidates.values),
+        ("speed limit sign", "is", Candidates.all_values),
+        (Candidates.sign, "which"),
+        (Candidates.absent, "what"),
+    ],
+    "attribute": [(Candidates.attributed, Candidates.values), (Candidates.absent, "what")],
+    "count": [(Candidates.countable, "what"), (Candidates.counted, "over", Candidates.limits)],
+    "comparison": [(Candidates.comparisons,)],
+    "side": [(Candidates.single, "what"), (Candidates.single, "is", THIRDS), (Candidates.absent_things, "what")],
+    "scene_attribute": [
+        (Candidates.scene_attribute, "what"),
+        (Candidates.scene_attribute, "is", Candidates.scene_values),
+    ],
+    "closest": [(Candidates.closest,)],
+    "ahead": [("scene", "what")],
+    "objects": [("scene", THIRDS)],
+    "description": [("scene", "what")],
 }
-
-__all__ = [
-    "QUESTION_TYPES",
-    "QUESTION_TYPE_WEIGHTS",
-    "Balancer",
-    "GroundTruth",
-    "NaturalRates",
-    "Question",
-    "ask",
-    "enumerate_questions",
-    "paraphrases_of",
-    "random_paraphrase",
-    "rebalance",
-]
+if unknown := {kind.rule for kind in TYPES.values()} - KEYS.keys():
+    raise ValueError(f"templates.yaml: unknown rules {sorted(unknown)}; expected some of {', '.join(KEYS)}")

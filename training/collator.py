@@ -13,7 +13,7 @@ import torch
 
 from ..data.agreement import exclusions, implications
 from ..data.collator import Prepared, TrafficCollator
-from ..data.ground_truth import View
+from ..data.ground_truth import GroundTruth
 from ..data.grounding import find_word, word_patches
 from ..data.patches import GRID
 from ..data.presence import CATEGORIES, HEAD_QUESTIONS, REGIONS, targets
@@ -118,12 +118,12 @@ class SupervisedCollator(TrafficCollator):
         self, item: Prepared, ends: list[tuple[int, int]], words: torch.Tensor, pairs: torch.Tensor
     ) -> None:
         """Fill `intermediate_targets` and `paraphrase_pairs` at the ends (row, column) of an image's questions."""
-        view, tokenizer = View(cast(Scene, item.scene)), cast(Any, self.processor).tokenizer
+        truth, tokenizer = GroundTruth(cast(Scene, item.scene)), cast(Any, self.processor).tokenizer
         end_of: dict[str, tuple[int, int]] = {}  # of the last question with each question id
         for question, end in zip(item.questions, ends):
             if question.answer not in ("yes", "no") or not question.is_labeled:
                 continue
-            word = view.compared(tuple(question.question_id.split("/")))
+            word = truth.compared(tuple(question.question_id.split("/")))
             token = None if word is None else tokenizer.convert_tokens_to_ids(word)
             if token not in (None, tokenizer.unk_token_id):  # values of several words, such as "city street"
                 words[end] = token
@@ -150,13 +150,13 @@ class SupervisedCollator(TrafficCollator):
 
     def _unlabeled(self, scene: Scene, rng: random.Random) -> list[Question]:
         """Random questions for the query head whose true answer is unknown."""
-        view = View(scene)
+        truth = GroundTruth(scene)
         found: list[Question] = []
         for question_id in rng.sample(list(HEAD_QUESTIONS), len(HEAD_QUESTIONS)):
             key = tuple(question_id.split("/"))
             if len(found) == self.unlabeled:
                 break
-            if key[0] in self.question_types and view.find(key) is None:
+            if key[0] in self.question_types and truth.find(key) is None:
                 text = random_paraphrase(question_id, rng)
                 found.append(Question(text, "no", key[0], key[1], question_id, is_labeled=False))
         return found
