@@ -3,7 +3,7 @@
     "Is there a car on the left?" implies "Is there a car?"     P(first) ≤ P(second)
     "Is the road wet?" excludes "Is the road dry?"               P(first) + P(second) ≤ 1
 
-Questions are given by their ids; see `questions.py`.
+Questions are given by their ids; see `templates.py`.
 """
 
 from collections.abc import Sequence
@@ -11,41 +11,38 @@ from functools import lru_cache
 
 from .ground_truth import EGO_REGIONS, MAY_HOLD_TOO
 from .scene import CLASSES, SCENE_ATTRIBUTES
+from .templates import TYPES
 
 
 Pair = tuple[int, int]  # indices of two questions
-OF_OBJECTS = ("relation", "color", "light_state", "count", "status", "facing", "travel", "brake_lights")
-FORMS_IS = {(name, "is") for name in SCENE_ATTRIBUTES}
+FORMS_OF_SCENE = [[name, "is"] for name in SCENE_ATTRIBUTES]
 
 
 @lru_cache(maxsize=1 << 14)
 def implied_by(question_id: str) -> frozenset[str]:
     """The ids of all questions whose answer is yes if the answer to this one is."""
     question_type, category, form, value = (question_id.split("/") + [""] * 4)[:4]
-    if question_type not in ("presence", "place", *OF_OBJECTS):
+    rule = TYPES[question_type].rule if question_type in TYPES else ""
+    if rule not in ("presence", "place", "relation", "light_state", "attribute", "count"):
         return frozenset()
+    if form in ("what", "what_all", "is", "are"):
+        return frozenset()  # the object is presupposed
     broader = CLASSES[category][2] if category in CLASSES else None
-    found: set[str] = set()
-    if question_type == "presence":
-        found |= {f"presence/{broader}"} if broader else set()
-    elif form in ("what", "what_all", "is", "are"):
-        return frozenset()  # these presuppose the object
-    else:
-        found.add(f"presence/{category}")
-    if question_type == "place" and broader and form != "road":
+    found = {f"presence/{category}"}
+    if rule == "presence":
+        found = {f"presence/{broader}"} if broader else set()
+    elif rule == "place" and broader and form != "road":
         found.add(f"place/{broader}/{form}")
-    if question_type == "place" and form in EGO_REGIONS:
-        found.add(f"place/{category}/{EGO_REGIONS[form]}")
-    if question_type == "travel":
-        found |= {f"status/{category}/any/moving", f"facing/{category}/any/{value}"}
-    if question_type == "relation":
+    elif rule == "relation":
         found.add(f"presence/{value}")
-    if question_type == "count":
+    elif rule == "count":
         found |= {f"count/{category}/over/{limit}" for limit in range(1, int(value))}
         found |= {f"count/{broader}/over/{value}"} if broader else set()
-    for one in tuple(found):
-        found |= implied_by(one)
-    return frozenset(found)
+    elif question_type == "travel":
+        found |= {f"status/{category}/any/moving", f"facing/{category}/any/{value}"}
+    if rule == "place" and form in EGO_REGIONS:
+        found.add(f"place/{category}/{EGO_REGIONS[form]}")
+    return frozenset(found.union(*map(implied_by, found)))
 
 
 def implications(question_ids: Sequence[str]) -> list[Pair]:
@@ -60,18 +57,18 @@ def implications(question_ids: Sequence[str]) -> list[Pair]:
 
 def exclusions(question_ids: Sequence[str]) -> list[Pair]:
     """Pairs (i, j), i < j, of which at most one can be answered yes: two values of a scene attribute."""
-    asked = [tuple(question_id.split("/")) for question_id in question_ids]
-    values = [(i, key) for i, key in enumerate(asked) if key[1:3] in FORMS_IS]
+    asked = [(i, question_id.split("/")) for i, question_id in enumerate(question_ids)]
+    values = [(i, key[0], key[3]) for i, key in asked if key[1:3] in FORMS_OF_SCENE]
     return [
         (i, j)
-        for i, (one, *_, value) in values
-        for j, (other, *_, another) in values
+        for i, one, value in values
+        for j, other, another in values
         if i < j and one == other and value != another
         if another not in MAY_HOLD_TOO.get(value, ()) and value not in MAY_HOLD_TOO.get(another, ())
     ]
 
 
-# Asked together by evaluation: 27 implications and 14 exclusions.
+# Asked together by evaluation.
 PROBES = (
     *(f"presence/{name}" for name in ("vehicle", "car", "bus", "truck", "motorcycle", "person", "pedestrian")),
     *("presence/traffic light", "light_state/traffic light/any/red", "presence/traffic sign"),

@@ -262,8 +262,8 @@ def _pick(weights: dict[str, float], rng: random.Random) -> str:
 class Candidates:
     """The keys of a question type that may have an answer in a scene; `GroundTruth.find` decides which have one.
 
-    Without `rng` these are all keys. With `rng`, for `ask`, fewer of them have the answer no (except for signs), so that
-    yes and no are about equally likely.
+    Without `rng` these are all keys. With `rng`, for `ask`, fewer of them have the answer no (except for signs), so
+    that yes and no are about equally likely.
 
     The public methods are the steps of KEYS: each returns what can follow the first parts of a key.
     """
