@@ -9,7 +9,7 @@ Questions are given by their ids; see `templates.py`.
 from collections.abc import Sequence
 from functools import lru_cache
 
-from .ground_truth import EGO_REGIONS, MAY_HOLD_TOO
+from .ground_truth import EGO_REGIONS
 from .scene import CLASSES, SCENE_ATTRIBUTES
 from .templates import TYPES
 
@@ -64,7 +64,8 @@ def exclusions(question_ids: Sequence[str]) -> list[Pair]:
         for i, one, value in values
         for j, other, another in values
         if i < j and one == other and value != another
-        if another not in MAY_HOLD_TOO.get(value, ()) and value not in MAY_HOLD_TOO.get(another, ())
+        if another not in TYPES[one].also_possible.get(value, ())
+        if value not in TYPES[one].also_possible.get(another, ())
     ]
 
 

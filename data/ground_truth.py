@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from ..answer_kind_traffic_vlm import MAX_COUNT, NONE
 from .scene import CLASSES, UNBOXED, Scene, SceneObject, is_a
-from .templates import TYPES, amount, enumeration
+from .templates import TYPES, QuestionType, amount, enumeration
 
 
 # Minimum areas in patches. An object fills only a part of its box, so a box needs a whole patch. A mask is exact and
@@ -72,27 +72,6 @@ GROUNDED = frozenset(
     for category in THINGS
     if category == "cone" or any(is_a(category, w) for w in ("vehicle", "person", "animal"))
 )
-# Values that may also be true when another value is known: unknown, never a "no".
-LOOKS_LIKE = {"gray": {"silver"}, "silver": {"gray", "white"}, "white": {"silver"}}
-MAY_HOLD_TOO = {
-    "rainy": {"cloudy"},
-    "foggy": {"cloudy"},
-    "clear": {"sunny"},
-    "sunny": {"clear"},
-    "dusk": {"day", "night"},
-    "snowy": {"cloudy", "wet"},
-    # Traffic and streets have no sharp borders.
-    "light": {"busy"},
-    "busy": {"light", "jam"},
-    "jam": {"busy"},
-    "city street": {"residential street", "highway", "intersection", "parking area", "bridge or tunnel"},
-    "residential street": {"city street", "rural road", "intersection", "parking area"},
-    "highway": {"city street", "rural road", "bridge or tunnel"},
-    "rural road": {"residential street", "highway", "intersection", "bridge or tunnel"},
-    "intersection": {"city street", "residential street", "rural road"},
-    "parking area": {"city street", "residential street"},
-    "bridge or tunnel": {"city street", "highway", "rural road"},
-}
 UNNAMED = {"other", "bridge or tunnel"}  # values that are no answer in words
 
 Box = tuple[float, float, float, float]
@@ -219,8 +198,7 @@ class GroundTruth:
     def find(self, key: Key) -> AnswerWithBoxes | None:
         """The answer to a key and the objects that make it a yes; None if the answer is unknown."""
         kind = TYPES[key[0]]
-        rule = getattr(self, kind.rule)
-        return rule(kind.attribute, *key[1:]) if kind.rule == "attribute" else rule(*key[1:])
+        return getattr(self, kind.rule)(kind, *key[1:])
 
     def compared(self, key: Key) -> str | None:
         """The true value that a yes/no question compares its own with: "left" for "Is the car on the right?".
@@ -300,14 +278,14 @@ class GroundTruth:
         on_it = any(cycle.bottom - cycle.height < rider.bottom <= cycle.bottom + BORDER for rider in seated)
         return "with rider" if on_it else None
 
-    def _any_has(self, category: str, attribute: str, value: str) -> AnswerWithBoxes | None:
+    def _any_has(self, kind: QuestionType, category: str, value: str) -> AnswerWithBoxes | None:
         group = self.groups.get(category, NO_GROUP)
-        known = [self.value(seen, attribute) for seen in group.clear]
-        has = [None if one is None or value in LOOKS_LIKE.get(one, ()) else one == value for one in known]
-        complete = category in self.exhaustive and not group.unclear and self.gives(category, attribute)
+        known = [self.value(seen, kind.attribute) for seen in group.clear]
+        has = [None if one is None or value in kind.also_possible.get(one, ()) else one == value for one in known]
+        complete = category in self.exhaustive and not group.unclear and self.gives(category, kind.attribute)
         return _any(group.clear, has, self.is_absent(category) or complete)
 
-    def _all_have(self, category: str, attribute: str, form: str, value: str) -> AnswerWithBoxes | None:
+    def _all_have(self, kind: QuestionType, category: str, form: str, value: str) -> AnswerWithBoxes | None:
         """The answer about the value that all objects of a class share, including those not clearly visible.
 
         In a class that is not labeled exhaustively, "the traffic light" may refer to the labeled one, if the source
@@ -316,9 +294,9 @@ class GroundTruth:
         if form == "what" and self.is_absent(category):
             return NOTHING_THERE
         group = self.groups.get(category, NO_GROUP)
-        values = {self.value(seen, attribute) for seen in group.clear + group.unclear}
+        values = {self.value(seen, kind.attribute) for seen in group.clear + group.unclear}
         known = values.pop() if len(values) == 1 else None
-        is_given = self.gives(category, attribute)
+        is_given = self.gives(category, kind.attribute)
         if category not in self.exhaustive and (form in ("are", "what_all") or not is_given):
             return None
         if known is None or not group.clear or (form in ("are", "what_all") and len(group.clear) == 1):
@@ -327,7 +305,7 @@ class GroundTruth:
             return AnswerWithBoxes(known)
         if known == value:
             return AnswerWithBoxes("yes", group.clear)
-        return None if value in LOOKS_LIKE.get(known, ()) else NO
+        return None if value in kind.also_possible.get(known, ()) else NO
 
     def _known_presence(self, name: str) -> AnswerWithBoxes | None:
         """ "yes" or "no" where scene labels tell whether the image shows something."""
@@ -340,14 +318,14 @@ class GroundTruth:
 
     # Question types
 
-    def presence(self, category: str) -> AnswerWithBoxes | None:
+    def presence(self, kind: QuestionType, category: str) -> AnswerWithBoxes | None:
         group = self.groups.get(category, NO_GROUP)
         if group.clear or self.scene.presence.get(category):
             return AnswerWithBoxes("yes", group.clear)
         is_complete = category in self.exhaustive or self.scene.presence.get(category) is False
         return NO if is_complete and not group.unclear else None
 
-    def place(self, category: str, region: str) -> AnswerWithBoxes | None:
+    def place(self, kind: QuestionType, category: str, region: str) -> AnswerWithBoxes | None:
         """An object that is not clearly visible prevents a "no" only in the regions where it may be."""
         if region == "road":
             return self._known_presence(f"{category} on the road")
@@ -357,7 +335,9 @@ class GroundTruth:
         complete = category in self.exhaustive and all(seen.at(region) is False for seen in group.unclear)
         return _any(group.clear, inside, complete)
 
-    def relation(self, category: str, relation: str, anchor_category: str) -> AnswerWithBoxes | None:
+    def relation(
+        self, kind: QuestionType, category: str, relation: str, anchor_category: str
+    ) -> AnswerWithBoxes | None:
         anchor = self.one(anchor_category)
         group = self.groups.get(category, NO_GROUP)
         others = [seen for seen in group.clear if seen is not anchor]
@@ -366,29 +346,29 @@ class GroundTruth:
         related = [_RELATION_TESTS[relation](seen, anchor) for seen in others]
         return _any(others, related, category in self.exhaustive and not group.unclear)
 
-    def light_state(self, category: str, form: str, state: str = "") -> AnswerWithBoxes | None:
+    def light_state(self, kind: QuestionType, category: str, form: str, state: str = "") -> AnswerWithBoxes | None:
         if form == "any":
-            return self._any_has(category, "state", state) or self._known_presence(f"{state} light")
-        return self._all_have(category, "state", form, state)
+            return self._any_has(kind, category, state) or self._known_presence(f"{state} light")
+        return self._all_have(kind, category, form, state)
 
-    def attribute(self, name: str, category: str, form: str, value: str = "") -> AnswerWithBoxes | None:
+    def attribute(self, kind: QuestionType, category: str, form: str, value: str = "") -> AnswerWithBoxes | None:
         """The answer about the color, status, direction or brake lights of vehicles and people."""
         if form == "any":
-            return self._any_has(category, name, value)
+            return self._any_has(kind, category, value)
         group = self.groups.get(category, NO_GROUP)
         if category not in self.exhaustive or group.unclear or (form in ("what", "is") and len(group.clear) > 1):
             return None
-        return self._all_have(category, name, form, value)
+        return self._all_have(kind, category, form, value)
 
-    def sign_value(self, category: str, form: str, value: str = "") -> AnswerWithBoxes | None:
+    def sign_value(self, kind: QuestionType, category: str, form: str, value: str = "") -> AnswerWithBoxes | None:
         if form == "which":
             if self.is_absent(category):
                 return NOTHING_THERE
             sign = self.one(category)
             return None if sign is None or sign.item.category == category else AnswerWithBoxes(sign.item.category)
-        return self._all_have(category, "value", form, value)
+        return self._all_have(kind, category, form, value)
 
-    def count(self, category: str, form: str, limit: str = "") -> AnswerWithBoxes | None:
+    def count(self, kind: QuestionType, category: str, form: str, limit: str = "") -> AnswerWithBoxes | None:
         number = self.number(category)
         if number is None or number > MAX_COUNT:
             return None
@@ -396,14 +376,14 @@ class GroundTruth:
             return AnswerWithBoxes(str(number))
         return AnswerWithBoxes("yes", self.groups[category].clear) if number > int(limit) else NO
 
-    def comparison(self, category: str, form: str, other: str) -> AnswerWithBoxes | None:
+    def comparison(self, kind: QuestionType, category: str, form: str, other: str) -> AnswerWithBoxes | None:
         number, another = self.number(category), self.number(other)
         if number is None or another is None:
             return None
         holds = {"more": number > another, "fewer": number < another, "same": number == another}[form]
         return AnswerWithBoxes("yes") if holds else NO
 
-    def side(self, category: str, form: str, side: str = "") -> AnswerWithBoxes | None:
+    def side(self, kind: QuestionType, category: str, form: str, side: str = "") -> AnswerWithBoxes | None:
         if form == "what" and self.is_absent(category):
             return NOTHING_THERE
         seen = self.one(category)
@@ -414,7 +394,7 @@ class GroundTruth:
             return AnswerWithBoxes(sides[0]) if len(sides) == 1 else None
         return _any([seen], [seen.at(side)], True)
 
-    def closest(self, category: str, form: str, other: str = "") -> AnswerWithBoxes | None:
+    def closest(self, kind: QuestionType, category: str, form: str, other: str = "") -> AnswerWithBoxes | None:
         """The class of the object whose lower edge is clearly below those of all others, in a driver's view."""
         if not self.driver or category not in self.exhaustive:
             return None
@@ -432,21 +412,21 @@ class GroundTruth:
             return AnswerWithBoxes("yes", [first])
         return NO if other in self.exhaustive else None
 
-    def scene_attribute(self, category: str, form: str, value: str = "") -> AnswerWithBoxes | None:
+    def scene_attribute(self, kind: QuestionType, category: str, form: str, value: str = "") -> AnswerWithBoxes | None:
         known = self.scene.scene_attributes.get(category)
         if (known, value) == ("clear", "sunny"):
             time = self.scene.scene_attributes.get("time of day", "")
             return {"day": AnswerWithBoxes("yes"), "night": NO}.get(time)
         if known == "empty" and self.groups.get("vehicle", NO_GROUP).clear:
             return None  # the vehicles are parked, or far away
-        if known is None or value in MAY_HOLD_TOO.get(known, ()) or (form == "what" and known in UNNAMED):
+        if known is None or value in kind.also_possible.get(known, ()) or (form == "what" and known in UNNAMED):
             return None
         return AnswerWithBoxes(known if form == "what" else "yes" if value == known else "no")
 
-    def ahead(self, category: str, form: str) -> AnswerWithBoxes | None:
-        return self.objects(category, "center") if self.driver else None
+    def ahead(self, kind: QuestionType, category: str, form: str) -> AnswerWithBoxes | None:
+        return self.objects(kind, category, "center") if self.driver else None
 
-    def objects(self, category: str, region: str) -> AnswerWithBoxes | None:
+    def objects(self, kind: QuestionType, category: str, region: str) -> AnswerWithBoxes | None:
         """ "a car and 2 trucks": the objects whose middle is in a third of the image."""
         parts = []
         for name, clear, unclear in self._things():
@@ -459,7 +439,7 @@ class GroundTruth:
                 parts.append(amount(number, name, is_exact=is_exact and number <= MAX_COUNT))
         return AnswerWithBoxes(enumeration(parts)) if 0 < len(parts) <= MAX_LISTED else None
 
-    def description(self, category: str, form: str) -> AnswerWithBoxes | None:
+    def description(self, kind: QuestionType, category: str, form: str) -> AnswerWithBoxes | None:
         """ "a red car and 2 pedestrians on the left, a bus in the center": all objects, as precisely as is known."""
         groups: Counter[Key] = Counter()  # (side, category, adjective): number
         inexact: set[Key] = set()  # (side, category) where there may be more

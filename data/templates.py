@@ -9,7 +9,7 @@ goes the other way, from a text to its type.
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import product
 from pathlib import Path
@@ -37,6 +37,7 @@ class QuestionType:
     rule: str
     attribute: str
     values: Mapping[str, Sequence[str]]
+    also_possible: Mapping[str, Sequence[str]] = field(default_factory=dict)
     classes: Sequence[str] = ()
     absent: Sequence[str] = ()
     absent_where_given: Sequence[str] = ()
@@ -95,12 +96,12 @@ def _question_type(
     rule: str = "",
     attribute: str = "",
     values: Any = (),
-    **lists: Any,
+    **others: Any,
 ) -> QuestionType:
     values = values or ATTRIBUTES.get(attribute) or SCENE_ATTRIBUTES.get(attribute, ())
     values = values if isinstance(values, dict) else {OTHER: values}
     texts = {pattern: tuple(flat(group)) for pattern, group in templates.items()}
-    return QuestionType(name, float(weight), texts, rule or name, attribute, values, **lists)
+    return QuestionType(name, float(weight), texts, rule or name, attribute, values, **others)
 
 
 def _check(kind: QuestionType, fillings: dict[str, Any], path: Path) -> None:
