@@ -275,13 +275,15 @@ class Candidates:
     def keys(self) -> list[Key]:
         found: list[Key] = []
         for row in KEYS[self.kind.rule]:
-            if len(row) > 1 and isinstance(row[1], str) and row[1] not in self.kind.forms:
-                continue  # there are no templates of this form
             keys: list[Key] = [(self.kind.name,)]
             for step in row:
                 keys = [key + more for key in keys for more in self._options(step, key)]
             found += keys
-        return [key for key in found if key[1] in self.kind.classes] if self.kind.classes else found
+        if self.kind.classes:
+            found = [key for key in found if key[1] in self.kind.classes]
+        if not any(map(str.isupper, self.kind.forms)):  # other forms have no templates
+            found = [key for key in found if len(key) == 2 or key[2] in self.kind.forms]
+        return found
 
     def _options(self, step: "Step", key: Key) -> Sequence[Key]:
         if callable(step):

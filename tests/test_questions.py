@@ -2,18 +2,23 @@
 
 import os
 import random
+import re
+import shutil
 import subprocess
 import sys
+import textwrap
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiny import ROOT
 from traffic_vlm.data.ground_truth import NONE
-from traffic_vlm.data.questions import QUESTION_TYPES, Balancer, NaturalRates, Question, ask, enumerate_questions
+from traffic_vlm.data.questions import QUESTION_TYPES, Balancer, NaturalRates, ask, enumerate_questions
 from traffic_vlm.data.scene import (
     ATTRIBUTES,
     CLASSES,
@@ -26,12 +31,21 @@ from traffic_vlm.data.scene import (
     SceneObject,
     is_a,
 )
-from traffic_vlm.data.templates import MASS_NOUNS, TYPES, flat, paraphrases_of, random_paraphrase
+from traffic_vlm.data.templates import (
+    FILLINGS,
+    MASS_NOUNS,
+    TYPES,
+    flat,
+    paraphrases_of,
+    random_paraphrase,
+    read_templates,
+)
 from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer
 
 
 TOKENIZER = TrafficVLMTokenizer.from_pretrained(ROOT)
 COLORED = ("car", "bus", "van")
+THIRDS = ("left", "center", "right")
 EXHAUSTIVE = frozenset(CLASSES) - {"rider", "tree", "dog"}
 OWN = {"color": COLORS, "status": ("parked", "moving"), "facing": DIRECTIONS, "brake lights": ("on", "off")}
 ATTRIBUTED = {category: frozenset(OWN) for category in COLORED} | {
@@ -39,16 +53,7 @@ ATTRIBUTED = {category: frozenset(OWN) for category in COLORED} | {
     "speed limit sign": frozenset({"value"}),
 }
 CATEGORY_NAMES = (
-    "car",
-    "bus",
-    "pedestrian",
-    "person",
-    "traffic light",
-    "speed limit sign",
-    "stop sign",
-    "tree",
-    "sky",
-    "rider",
+    *("car", "bus", "pedestrian", "person", "traffic light", "speed limit sign", "stop sign", "tree", "sky", "rider"),
 )
 
 
@@ -90,7 +95,7 @@ def placed(*objects: tuple, **fields) -> Scene:
 
 
 def answers(scene: Scene) -> dict[str, str]:
-    return {truth.question_id: truth.answer for truth in enumerate_questions(scene)}
+    return {question.question_id: question.answer for question in enumerate_questions(scene)}
 
 
 def sizes_in_patches(scene: Scene, category: str) -> list[float]:
@@ -316,33 +321,22 @@ def check_closest(scene, category, answer, form, other=""):
     assert lowest.category == answer if form == "what" else (lowest.category == other) == (answer == "yes")
 
 
-CHECKS = {
+def check_list(scene, category, answer, side):
+    check_sentence(scene, category, f"{answer} {'in' if side == 'center' else 'on'} the {side}", side)
+
+
+CHECKS = {  # by rule
     "presence": check_presence,
     "place": check_place,
     "relation": check_relation,
-    "light_state": lambda *args: check_values(*(*args, "")[:5], "state"),
-    "color": lambda *args: check_values(*(*args, "")[:5], "color"),
-    "status": lambda *args: check_values(*(*args, "")[:5], "status"),
-    "facing": lambda *args: check_values(*(*args, "")[:5], "facing"),
-    "brake_lights": lambda *args: check_values(*(*args, "")[:5], "brake lights"),
-    "travel": check_travel,
-    "lane_count": check_scene_attribute,
-    "road_shape": check_scene_attribute,
     "sign_value": check_sign,
     "count": check_count,
     "comparison": check_comparison,
     "side": check_side,
-    "weather": check_scene_attribute,
-    "time_of_day": check_scene_attribute,
-    "view": check_scene_attribute,
-    "road_surface": check_scene_attribute,
-    "traffic_density": check_scene_attribute,
-    "road_type": check_scene_attribute,
+    "scene_attribute": check_scene_attribute,
     "closest": check_closest,
-    "ahead": lambda scene, category, answer, form: check_sentence(scene, category, f"{answer} in the center", form),
-    "objects": lambda scene, category, answer, side: check_sentence(
-        scene, category, f"{answer} {'in' if side == 'center' else 'on'} the {side}", side
-    ),
+    "ahead": lambda scene, category, answer, form: check_list(scene, category, answer, "center"),
+    "objects": check_list,
     "description": check_sentence,
 }
 
@@ -350,40 +344,46 @@ CHECKS = {
 @given(scenes())
 @settings(max_examples=300, deadline=None)
 def test_every_answer_is_correct(scene):
-    for truth in enumerate_questions(scene):
-        question_type, category, *rest = truth.question_id.split("/")
-        assert (question_type, category) == (truth.question_type, truth.category)
-        CHECKS[question_type](scene, category, truth.answer, *rest)
+    for question in enumerate_questions(scene):
+        question_type, category, *rest = question.question_id.split("/")
+        assert (question_type, category) == (question.question_type, question.category)
+        kind = TYPES[question_type]
+        if question_type == "travel":
+            check_travel(scene, category, question.answer, *rest)
+        elif kind.rule in ("attribute", "light_state"):
+            check_values(scene, category, question.answer, *(*rest, "")[:2], kind.attribute)
+        else:
+            CHECKS[kind.rule](scene, category, question.answer, *rest)
 
 
 @given(scenes(), st.sets(st.sampled_from(CATEGORY_NAMES)))
 @settings(max_examples=100, deadline=None)
 def test_no_and_counts_need_exhaustive_classes(scene, known):
-    scene = replace(scene, exhaustive=frozenset(known))
-    for truth in enumerate_questions(scene):
-        needs = truth.question_type in ("count", "comparison", "side") or (
-            truth.question_type == "color" and "/any/" not in truth.question_id
-        )
-        denied = truth.answer == "no" and truth.question_type in ("presence", "place", "relation", "color")
-        needs = needs or "/are/" in truth.question_id or truth.question_id.endswith("/what_all")
-        if needs or denied or truth.answer == NONE or (truth.answer == "no" and "light/any" in truth.question_id):
-            assert truth.category in known
-        if truth.question_type in ("comparison", "relation"):
-            assert truth.question_id.split("/")[3] in known
+    for question in enumerate_questions(replace(scene, exhaustive=frozenset(known))):
+        question_type, category, form, value = (*question.question_id.split("/"), "", "")[:4]
+        is_no = question.answer == "no"
+        needs = question_type in ("count", "comparison", "side") or (question_type == "color" and form != "any")
+        needs |= is_no and question_type in ("presence", "place", "relation", "color")
+        needs |= is_no and (category, form) == ("traffic light", "any")
+        needs |= question.answer == NONE or form in ("are", "what_all")
+        assert category in known or not needs
+        assert value in known or question_type not in ("comparison", "relation")
 
 
 @pytest.mark.parametrize(
-    ("question_type", "category", "values"),
-    [("light_state", "traffic light", {"state": "red"}), ("sign_value", "speed limit sign", {"value": "50"})],
+    ("question_type", "category", "attribute", "value", "other"),
+    [
+        ("light_state", "traffic light", "state", "red", "green"),
+        ("sign_value", "speed limit sign", "value", "50", "60"),
+    ],
 )
-def test_questions_about_all_lights_or_signs_need_exhaustive_classes(question_type, category, values):
+def test_questions_about_all_lights_or_signs_need_exhaustive_classes(question_type, category, attribute, value, other):
+    values, question_id = {attribute: value}, f"{question_type}/{category}"
     scene = placed((category, 20, 100, values), (category, 300, 100, values), exhaustive=EXHAUSTIVE - {category})
-    question_id, [value], other = f"{question_type}/{category}", values.values(), {"red": "green", "50": "60"}
-    found = answers(scene)
-    assert not any("/are/" in each or each.endswith("/what_all") for each in found)
+    assert not any("/are/" in each or each.endswith("/what_all") for each in answers(scene))
     one = answers(replace(scene, objects=scene.objects[:1]))
     assert one[f"{question_id}/what"] == value
-    assert (one[f"{question_id}/is/{value}"], one[f"{question_id}/is/{other[value]}"]) == ("yes", "no")
+    assert (one[f"{question_id}/is/{value}"], one[f"{question_id}/is/{other}"]) == ("yes", "no")
     unattributed = answers(replace(scene, attributed={}))  # there may be another one whose value is unknown
     assert {each for each in unattributed if each.startswith(question_id)} <= {f"{question_id}/any/{value}"}
 
@@ -400,98 +400,6 @@ def test_knowing_less_removes_questions_and_changes_no_answer(scene, rng):
             assert more[question_id] == answer
 
 
-def test_nothing_is_presupposed():
-    scene = placed(("car", 20, 300, {"color": "red"}), exhaustive=frozenset({"car", "bus"}), attributed={})
-    found = answers(replace(scene, presence={"traffic light": False, "traffic sign": True, "truck": True}))
-    assert found["light_state/traffic light/what"] == found["color/bus/what"] == found["side/bus/what"] == NONE
-    assert found["count/traffic light/what"] == "0" and found["presence/traffic light"] == "no"
-    assert found["place/traffic light/left"] == "no"
-    assert found["presence/traffic sign"] == found["presence/truck"] == "yes"
-    assert not any("truck" in question_id for question_id in found if question_id != "presence/truck")
-    assert "sign_value/traffic sign/which" not in found and "color/truck/what" not in found  # it is unknown
-    rng = random.Random(0)
-    assert not any(question.answer == NONE for _ in range(50) for question in ask(scene, rng, 16, presuppose=False))
-    balancer = Balancer()
-    asked = [question for _ in range(200) for question in ask(scene, rng, 16, balancer)]
-    counts = [question.answer for question in asked if question.question_id == "count/bus/what"]
-    assert 0 < len(counts) < 10  # buses are never there
-    colors = Counter(question.answer for question in asked if question.question_type == "color")
-    assert colors["red"] > 5 * colors[NONE] > 0
-
-
-def test_what_is_there_without_a_box_is_not_left_out():
-    car = placed(("car", 270, 300, {}))
-    assert "description/scene/what" in answers(car)
-    known = replace(car, exhaustive=EXHAUSTIVE - {"truck"}, presence={"truck": True})
-    assert answers(known).keys().isdisjoint({"description/scene/what", "ahead/scene/what", "objects/scene/center"})
-    empty = {"traffic density": "empty"}
-    assert "traffic_density/traffic density/what" not in answers(replace(car, scene_attributes=empty))  # it is parked
-    assert answers(placed(scene_attributes=empty))["traffic_density/traffic density/what"] == "empty"
-    busy = replace(car, scene_attributes={"traffic density": "busy", "weather": "clear"})
-    assert busy.cropped(0, 0, 200, 200).scene_attributes == {"weather": "clear"}  # the traffic may be elsewhere
-
-
-def test_a_pedestrian_on_the_road_and_a_red_light_without_boxes():
-    scene = placed(
-        exhaustive=frozenset(), presence={"pedestrian on the road": True, "red light": False}, scene_attributes={}
-    )
-    assert answers(scene) == {"place/pedestrian/road": "yes", "light_state/traffic light/any/red": "no"}
-    assert "Is there a pedestrian crossing the road?" in paraphrases_of("place/pedestrian/road")
-
-
-def test_a_bicycle_has_a_rider_whose_box_is_on_it():
-    def found(*riders: tuple[int, int], exhaustive=EXHAUSTIVE | {"rider"}) -> dict[str, str]:
-        scene = placed(("bicycle", 200, 300, {}), exhaustive=exhaustive)
-        boxes = tuple(SceneObject("rider", (left, bottom - 60, left + 40, bottom)) for left, bottom in riders)
-        return answers(replace(scene, objects=scene.objects + boxes))
-
-    assert found()["status/bicycle/what"] == "without rider"
-    assert found((210, 280))["status/bicycle/what"] == "with rider"
-    assert found((210, 280))["status/bicycle/any/without rider"] == "no"
-    assert found((400, 280))["status/bicycle/is/with rider"] == "no"
-    close = found((255, 280)).keys() | found((210, 200)).keys() | found(exhaustive=EXHAUSTIVE - {"rider"}).keys()
-    assert not any(question_id.startswith("status/bicycle") for question_id in close)
-    assert "Is there a cyclist?" in paraphrases_of("status/bicycle/any/with rider")
-    assert "Are there any motorcycles without riders?" in paraphrases_of("status/motorcycle/any/without rider")
-
-
-def test_a_parked_car_goes_nowhere():
-    car = {"status": "parked", "facing": "toward us", "brake lights": "off"}
-    found = answers(placed(("car", 200, 300, car)))
-    assert found["facing/car/what"] == "toward us" and found["facing/car/is/away from us"] == "no"
-    assert {answer for question_id, answer in found.items() if question_id.startswith("travel/car")} == {"no"}
-    assert found["status/car/is/parked"] == "yes" and "status/car/any/parked" not in found  # presence/parked car
-    assert found["brake_lights/car/any/on"] == "no" and found["status/bus/what"] == NONE
-    found = answers(placed(("car", 200, 300, car | {"status": "moving"})))
-    assert found["travel/car/any/toward us"] == "yes" and found["travel/car/is/to the side"] == "no"
-
-
-def test_back_left_is_farther_and_on_the_left():
-    def related(left: int, bottom: int) -> dict[str, str]:
-        found = answers(placed(("bus", 300, 300, {}), ("pedestrian", left, bottom, {})))
-        return {key.split("/")[2]: answer for key, answer in found.items() if key.startswith("relation/pedestrian/")}
-
-    assert related(100, 200) | {"behind": ""} == {
-        **{"left": "yes", "right": "no", "behind": "", "front": "no"},
-        **{"back left": "yes", "back right": "no", "front left": "no", "front right": "no"},
-        **{"next to": "no", "closer": "no"},
-    }
-    assert related(365, 290)["next to"] == "yes" and "closer" not in related(365, 290)
-    assert "next to" not in related(420, 290) and "next to" not in related(320, 290)
-    assert "back left" not in related(100, 280)  # hardly farther
-    assert related(500, 380)["front right"] == "yes"
-
-
-def test_classes_without_boxes_are_only_asked_for_presence():
-    presence = {"child": False, "glare": True, "traffic island": False, "lane line": True, "parked car": False}
-    found = answers(placed(presence=presence, exhaustive=EXHAUSTIVE - {*presence}, scene_attributes={}))
-    asked = {question_id for question_id in found if question_id.split("/")[1] in presence}
-    assert asked == {f"presence/{name}" for name in presence}
-    assert [found[f"presence/{name}"] for name in presence] == ["no", "yes", "no", "yes", "no"]
-    assert "description/scene/what" in answers(placed(("car", 20, 300, {}), presence={"child": True}))
-    assert not any("a glare" in text or "object" in text for text in paraphrases_of("presence/glare"))
-
-
 @given(scenes())
 @settings(max_examples=50, deadline=None)
 def test_a_no_about_any_value_needs_the_values_of_all_objects(scene):
@@ -503,193 +411,65 @@ def test_a_no_about_any_value_needs_the_values_of_all_objects(scene):
 @settings(max_examples=100, deadline=None)
 def test_a_yes_has_the_boxes_of_its_objects(scene):
     boxes = {item.box for item in scene.objects}
-    for truth in enumerate_questions(scene):
-        assert set(truth.boxes) <= boxes
-        has_objects = truth.question_type != "comparison" and truth.category not in SCENE_ATTRIBUTES
-        assert bool(truth.boxes) == (truth.answer == "yes" and has_objects)
+    for question in enumerate_questions(scene):
+        assert set(question.boxes) <= boxes
+        has_objects = question.question_type != "comparison" and question.category not in SCENE_ATTRIBUTES
+        assert bool(question.boxes) == (question.answer == "yes" and has_objects)
 
 
-def test_answers_about_a_typical_scene():
-    scene = placed(
-        ("car", 20, 380, {"color": "red"}),
-        ("pedestrian", 100, 300, {}),
-        ("pedestrian", 110, 300, {}),
-        ("bus", 270, 200, {"color": "blue"}),
-        ("traffic light", 500, 100, {"state": "green"}),
-        ("speed limit sign", 520, 200, {"value": "50"}),
-        scene_attributes={"view": "driver", "weather": "rainy", "time of day": "night"},
-    )
-    expected = {
-        "presence/vehicle": "yes",
-        "presence/van": "no",
-        "place/car/left": "yes",
-        "place/car/center": "no",
-        "place/vehicle/center": "yes",
-        "place/bus/ahead": "yes",
-        "place/car/near": "yes",
-        "place/bus/far": "yes",
-        "place/bus/near": "no",
-        "relation/pedestrian/left/bus": "yes",
-        "relation/bus/left/car": "no",
-        "relation/bus/right/car": "yes",
-        "light_state/traffic light/what": "green",
-        "light_state/traffic light/is/red": "no",
-        "light_state/traffic light/any/green": "yes",
-        "sign_value/speed limit sign/what": "50",
-        "sign_value/speed limit sign/is/60": "no",
-        "sign_value/traffic sign/which": "speed limit sign",
-        "color/car/what": "red",
-        "color/car/is/blue": "no",
-        "color/car/any/red": "yes",
-        "color/van/any/red": "no",
-        "count/pedestrian/what": "2",
-        "count/person/over/1": "yes",
-        "count/truck/what": "0",
-        "comparison/pedestrian/more/car": "yes",
-        "comparison/car/same/bus": "yes",
-        "comparison/car/fewer/vehicle": None,
-        "side/bus/what": "center",
-        "side/car/is/left": "yes",
-        "side/pedestrian/what": None,
-        "weather/weather/what": "rainy",
-        "weather/weather/is/clear": "no",
-        "weather/weather/is/cloudy": None,
-        "time_of_day/time of day/is/night": "yes",
-        "view/view/what": "driver",
-        "ahead/scene/what": "a bus",
-        # With colors it would exceed the maximum length.
-        "description/scene/what": "a car and 2 pedestrians on the left, a bus in the center, "
-        "a traffic light and a speed limit sign on the right",
-    }
-    found = answers(scene)
-    assert {question_id: found.get(question_id) for question_id in expected} == expected
+# Answers about example scenes, with values on thresholds
 
 
-def test_behind_and_in_front_compare_lower_edges_in_one_direction():
-    scene = placed(("car", 200, 350, {"color": "red"}), ("bus", 220, 250, {"color": "red"}), ("van", 500, 250, {}))
-    found = answers(scene)
-    assert found["relation/bus/behind/car"] == found["relation/car/front/bus"] == "yes"
-    assert found["relation/car/behind/bus"] == found["relation/bus/front/car"] == "no"
-    assert "relation/van/behind/car" not in found  # farther, but beside it
-    assert not any("/behind/" in question_id for question_id in answers(replace(scene, scene_attributes={})))
+EXAMPLES = yaml.load((ROOT / "tests" / "data" / "answers.yaml").read_text(), yaml.BaseLoader)
 
 
-def test_relations_need_two_objects():
-    alone = placed(("car", 200, 350, {"color": "red"}))
-    assert not any(
-        "relation/vehicle/" in question_id or "relation/car/" in question_id for question_id in answers(alone)
-    )
-    beside = placed(("car", 200, 350, {"color": "red"}), ("bus", 20, 350, {"color": "red"}))
-    assert answers(beside)["relation/vehicle/left/car"] == "yes"
-    assert answers(beside)["relation/vehicle/right/car"] == "no"
+def example_scene(example: dict) -> Scene:
+    """The scene of an entry of `answers.yaml`, which explains the fields."""
+    objects = [mask(*entry) for entry in example.get("masks", ())]
+    for category, left, bottom, *more in example.get("objects", ()):
+        attributes = dict(*more)
+        size, visible = float(attributes.pop("size", 60)), float(attributes.pop("visible", 1))
+        box = (float(left), float(bottom) - size, float(left) + size, float(bottom))
+        objects.append(SceneObject(category, box, visible=visible, attributes=attributes))
+    labeled = example.get("labeled", CLASSES.keys() - example.get("unlabeled", ["rider", "tree", "dog"]))
+    presence = {name: value == "yes" for name, value in example.get("presence", {}).items()}
+    size = (140, 140) if "masks" in example else (600, 400)
+    attributes = example.get("scene", {"view": "driver"})
+    return Scene(*size, tuple(objects), attributes, frozenset(labeled), ATTRIBUTED, presence=presence)
 
 
-# Unknown answers
+def mask(category, columns, coverage="1", rows=("6", "7", "8")) -> SceneObject:
+    left, top, right, bottom = (10 * int(one) for one in (columns[0], rows[0], columns[-1], rows[-1]))
+    filled = [[float(coverage) * (str(i) in rows and str(j) in columns) for j in range(14)] for i in range(14)]
+    box, area = (left, top, right + 10, bottom + 10), sum(map(sum, filled)) * 100
+    return SceneObject(category, box, area=area, coverage=tuple(map(tuple, filled)), is_instance=False)
 
 
-CAR = SceneObject("car", (20.0, 300.0, 80.0, 360.0), attributes={"color": "red"})
-UNCLEAR = {
-    "hidden": SceneObject("car", (300.0, 100.0, 360.0, 160.0), visible=0.2, attributes={"color": "red"}),
-    "tiny": SceneObject("car", (300.0, 100.0, 310.0, 110.0), attributes={"color": "red"}),
-}
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_answers_about_an_example(name):
+    example = EXAMPLES[name]
+    expected = {one: answer for answer in ("yes", "no", "none") for one in example.get(answer, ())}
+    expected |= dict.fromkeys(example.get("unknown", ())) | example.get("words", {})
+    found = answers(example_scene(example))
+    assert expected and {question_id: found.get(question_id) for question_id in expected} == expected
 
 
-@pytest.mark.parametrize("reason", UNCLEAR)
-def test_an_unclear_object_makes_answers_that_depend_on_it_unknown(reason):
-    scene = Scene(600, 400, (UNCLEAR[reason],), {"view": "driver"}, EXHAUSTIVE, ATTRIBUTED)
-    found = answers(scene)
-    for category in ("car", "vehicle"):  # its class and its superclass
-        assert found.keys().isdisjoint({f"presence/{category}", f"count/{category}/what", f"place/{category}/center"})
-        assert found[f"place/{category}/left"] == "no"  # it is certainly not on the left
-    assert found["presence/bus"] == "no"
-
-    found = answers(replace(scene, objects=(UNCLEAR[reason], CAR)))
-    assert found["presence/car"] == found["place/car/left"] == found["color/car/any/red"] == "yes"
-    unknown = {"count/car/what", "color/car/what", "color/car/is/red", "color/car/any/blue", "side/car/what"}
-    unknown |= {"relation/bus/left/car", "comparison/car/more/bus"}
-    assert found.keys().isdisjoint(unknown)
+def test_an_invisible_object_changes_no_answer():
+    scene = example_scene(EXAMPLES["an invisible car counts as absent"])
+    assert answers(scene) == answers(replace(scene, objects=()))
 
 
-@pytest.mark.parametrize("reason", UNCLEAR)
-def test_a_sentence_has_no_number_where_there_may_be_more(reason):
-    sure = placed(*[("car", left, 300, {"color": "red"}) for left in (20, 25, 230, 240)])
-    unsure = replace(sure, objects=(*sure.objects, UNCLEAR[reason]))
-    one = replace(unsure, objects=unsure.objects[3:])
-    assert [answers(scene)["ahead/scene/what"] for scene in (sure, unsure, one)] == ["2 cars", "cars", "a car"]
-    described = [answers(scene)["description/scene/what"] for scene in (sure, unsure)]
-    assert described == [f"2 red cars on the left, {number}red cars in the center" for number in ("2 ", "")]
+def test_the_box_of_a_mask_is_cut_to_the_third_in_the_question():
+    scene = example_scene({"masks": [("car", [str(column) for column in range(14)])]})
+    found = {question.question_id: question for question in enumerate_questions(scene)}
+    assert found["place/car/left"].boxes == ((0.0, 60.0, 140 / 3, 90.0),)
 
 
-def test_an_invisible_object_counts_as_absent():
-    speck = SceneObject("car", (300.0, 100.0, 303.0, 103.0))  # 3 × 3 of 600 × 400 is 0.007 patches
-    assert answers(Scene(600, 400, (speck,), exhaustive=EXHAUSTIVE)) == answers(Scene(600, 400, exhaustive=EXHAUSTIVE))
-
-
-@pytest.mark.parametrize(("left", "side"), [(100, "left"), (170, None), (220, "center"), (370, None), (420, "right")])
-def test_the_side_of_an_object_across_a_border_is_unknown(left, side):
-    found = answers(placed(("car", left, 300, {"color": "red"})))
-    assert found.get("side/car/what") == side
-    for third in ("left", "center", "right"):
-        if side is None:
-            assert found.get(f"place/car/{third}") != "yes"
-        else:
-            assert found[f"place/car/{third}"] == ("yes" if third == side else "no")
-
-
-def mask(category, columns, coverage=1.0, rows=(6, 7, 8)):
-    """A mask over some columns and rows of patches in a scene of 140 × 140 pixels."""
-    coverage = [[coverage * (i in rows and j in columns) for j in range(14)] for i in range(14)]
-    area = sum(map(sum, coverage)) * 100
-    box = (10.0 * min(columns), 10.0 * min(rows), 10.0 * max(columns) + 10, 10.0 * max(rows) + 10)
-    return SceneObject(category, box, area=area, coverage=tuple(map(tuple, coverage)), is_instance=False)
-
-
-def test_a_mask_is_in_the_regions_that_contain_enough_of_it():
-    scene = Scene(140, 140, (mask("car", (1, 2)), mask("bus", (1, 12), 0.08)), exhaustive=EXHAUSTIVE)
-    found = answers(scene)
-    assert [found[f"place/car/{third}"] for third in ("left", "center", "right")] == ["yes", "no", "no"]
-    assert found["presence/bus"] == "yes"  # 0.48 patches in total
-    assert "place/bus/left" not in found  # 0.24 of them are on the left
-    assert found["place/bus/center"] == "no"  # although its box covers the center
-    assert not any(
-        truth.question_type in ("count", "comparison", "side", "relation")
-        for truth in enumerate_questions(scene)
-        if truth.answer != NONE
-    )
-    presence = {coverage: answers(replace(scene, objects=(mask("bus", (1,), coverage),))) for coverage in (0.01, 0.05)}
-    assert presence[0.01]["presence/bus"] == "no"  # 0.03 patches
-    assert "presence/bus" not in presence[0.05]  # 0.15
-    truths = {
-        truth.question_id: truth for truth in enumerate_questions(replace(scene, objects=(mask("car", range(14)),)))
-    }
-    assert truths["place/car/left"].boxes == ((0.0, 60.0, 140 / 3, 90.0),)
-
-
-def test_a_near_part_of_a_mask_does_not_make_far_a_no():
-    cars = mask("car", (1, 2), rows=range(6, 14))
-    found = answers(Scene(140, 140, (cars,), scene_attributes={"view": "driver"}, exhaustive=EXHAUSTIVE))
-    assert found["place/car/near"] == "yes" and "place/car/far" not in found
-    far = mask("car", (1, 2), rows=(6, 7))
-    found = answers(Scene(140, 140, (far,), scene_attributes={"view": "driver"}, exhaustive=EXHAUSTIVE))
-    assert (found["place/car/near"], found["place/car/far"]) == ("no", "yes")  # all of it is far
-
-
-def test_sentences_need_exhaustive_labels_of_vehicles_and_people():
-    """If a source does not label people, "a car" may be a wrong description of a crowded street."""
-    scene = placed(("car", 270, 300, {}))
-    sentences = {"ahead/scene/what", "description/scene/what"}
-    assert sentences <= answers(scene).keys()
-    for missing in ({"car", "vehicle"}, {"person", "pedestrian"}):
-        assert sentences.isdisjoint(answers(replace(scene, exhaustive=EXHAUSTIVE - missing)))
-
-
-def test_a_sentence_names_no_side_of_an_object_on_a_border():
-    found = answers(placed(("car", 170, 300, {}), ("bus", 250, 300, {})))
-    assert found["description/scene/what"] == "a car and a bus"
-    assert "ahead/scene/what" not in found
-
-
-# Mirroring
+def test_an_object_makes_its_superclass_present():
+    for category, (_, _, wider) in CLASSES.items():
+        if wider:
+            found = answers(placed((category, 20, 300, {})))
+            assert found[f"presence/{wider}"] == "yes" and is_a(category, wider)
 
 
 def mirrored(text: str) -> str:
@@ -712,9 +492,7 @@ def test_a_mirrored_scene_has_mirrored_answers(scene):
 # Sampling
 
 
-def random_scene(
-    rng: random.Random, base_rate: float = 0.5, categories=("car", "bus", "truck", "pedestrian")
-) -> Scene:
+def random_scene(rng: random.Random, base_rate=0.5, categories=("car", "bus", "truck", "pedestrian")) -> Scene:
     """A scene with each class at a base rate; at the same rate objects are on the left and their value is red."""
     objects = []
     for category in (*categories, "traffic light", "speed limit sign"):
@@ -734,38 +512,30 @@ def random_scene(
     return placed(*objects, scene_attributes=scene_attributes)
 
 
-def test_the_same_seed_gives_the_same_questions():
-    scene = random_scene(random.Random(3))
-    assert ask(scene, random.Random(1), 16) == ask(scene, random.Random(1), 16)
-    assert ask(scene, random.Random(1), 16) != ask(scene, random.Random(2), 16)
-
-
 def test_the_same_seed_gives_the_same_questions_in_every_process():
     """The order of sets differs between processes."""
     scene = random_scene(random.Random(3))
+    asked = ask(scene, random.Random(1), 40)
+    assert asked != ask(scene, random.Random(2), 40)
     code = (
         "import random, sys; from traffic_vlm.data.questions import ask; from traffic_vlm.data.scene import Scene;"
         "print(ask(Scene.from_json(sys.argv[1]), random.Random(1), 40))"
     )
     for seed in ("1", "2"):
         command = [sys.executable, "-c", code, scene.to_json()]
-        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+        environment = os.environ | {"PYTHONHASHSEED": seed}
         printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        assert printed.strip() == str(ask(scene, random.Random(1), 40))
+        assert printed.strip() == str(asked)
 
 
 @given(scenes(), st.sampled_from([0, 1, 16, 500]), st.randoms(use_true_random=False))
 @settings(max_examples=100, deadline=None)
 def test_questions_have_true_answers_and_different_ids(scene, count, rng):
-    truths = {truth.question_id: truth for truth in enumerate_questions(scene)}
-    questions = ask(scene, rng, count)
-    assert len(questions) <= count
-    assert len({question.question_id for question in questions}) == len(questions)
-    for question in questions:
-        truth = truths[question.question_id]
-        assert question == Question(
-            question.text, truth.answer, truth.question_type, truth.category, truth.question_id, truth.boxes
-        )
+    true = {question.question_id: question for question in enumerate_questions(scene)}
+    asked = ask(scene, rng, count)
+    assert len({question.question_id for question in asked}) == len(asked) <= count
+    for question in asked:
+        assert question == replace(true[question.question_id], text=question.text)
         assert question.text in paraphrases_of(question.question_id)
 
 
@@ -775,18 +545,30 @@ def test_all_question_types_are_asked():
     assert asked.keys() == set(QUESTION_TYPES)
 
 
+def test_a_scene_without_labels_has_no_questions():
+    assert ask(Scene(100, 100), random.Random(0), 16) == enumerate_questions(Scene(100, 100)) == []
+
+
+def test_what_is_presupposed_is_there_or_known_to_be_absent():
+    scene, rng, balancer = example_scene(EXAMPLES["scene labels"]), random.Random(0), Balancer()
+    assert not any(question.answer == NONE for _ in range(50) for question in ask(scene, rng, 16, presuppose=False))
+    asked = [question for _ in range(200) for question in ask(scene, rng, 16, balancer)]
+    counts = [question.answer for question in asked if question.question_id == "count/bus/what"]
+    assert 0 < len(counts) < 10  # buses are never there
+    colors = Counter(question.answer for question in asked if question.question_type == "color")
+    assert colors["red"] > 5 * colors[NONE] > 0
+
+
 def test_yes_and_no_are_balanced_at_high_base_rates():
     rng, balancer = random.Random(0), Balancer(tolerance=3)
     imbalances: Counter[tuple[str, ...]] = Counter()
-    asked: Counter[str] = Counter()
     for _ in range(2000):
         for question in ask(random_scene(rng, base_rate=0.95), rng, 16, balancer):
-            asked[question.question_type] += 1
             if question.answer in ("yes", "no"):
                 for key in ((question.question_type, question.category), (question.question_id,)):
                     imbalances[key] += 1 if question.answer == "yes" else -1
                     assert abs(imbalances[key]) <= balancer.tolerance, key
-    assert asked["presence"] > 100  # both answers occurred
+    assert ("presence", "car") in imbalances
 
 
 def test_rare_answers_are_asked_more_often_than_they_occur():
@@ -794,13 +576,10 @@ def test_rare_answers_are_asked_more_often_than_they_occur():
     true: Counter[str] = Counter()
     asked: Counter[str] = Counter()
     for _ in range(2000):
-        scene = placed(
-            scene_attributes={"weather": "clear" if rng.random() < 0.9 else "rainy"}, exhaustive=frozenset()
-        )
-        true[scene.scene_attributes["weather"]] += 1
-        asked.update(
-            question.answer for question in ask(scene, rng, 3, balancer) if question.question_id.endswith("what")
-        )
+        weather = "clear" if rng.random() < 0.9 else "rainy"
+        scene = placed(scene_attributes={"weather": weather}, exhaustive=frozenset())
+        true[weather] += 1
+        asked.update(one.answer for one in ask(scene, rng, 3, balancer) if one.question_id.endswith("what"))
     assert asked["rainy"] / asked.total() > 2.8 * true["rainy"] / true.total()  # 1.6 with MEAN_POWER 1, 2.1 with 2
     assert asked["clear"] > asked["rainy"]
 
@@ -814,21 +593,18 @@ def test_the_yes_of_a_rare_class_is_asked_where_it_is_true():
         classes = [one for one in often if rng.random() < 0.5] + ["ambulance"] * (i % 20 == 0)
         scene = placed(*((one, 60 * j, 200, {}) for j, one in enumerate(classes)))
         there += "ambulance" in classes
-        for question in ask(scene, rng, 2, balancer, ["presence"]):
-            asked[question.question_id, question.answer] += 1
+        asked.update((one.question_id, one.answer) for one in ask(scene, rng, 2, balancer, ["presence"]))
     assert asked["presence/ambulance", "yes"] > 0.35 * there  # 0.44; 0.21 with CANDIDATES 1
-    assert asked["presence/car", "yes"] > 50
+    assert asked["presence/car", "yes"] > 0
 
 
 def test_open_questions_keep_their_share():
     rng, balancer = random.Random(0), Balancer()
     words, all_answers = Counter(), 0
     for _ in range(2000):
-        scenes = {
-            "light_state": placed(("traffic light", 40, 200, {"state": "green" if rng.random() < 0.8 else "red"})),
-            "count": placed(*(("car", 60 * j, 200, {}) for j in range(1 if rng.random() < 0.9 else 3))),
-        }
-        for question_type, scene in scenes.items():
+        light = placed(("traffic light", 40, 200, {"state": "green" if rng.random() < 0.8 else "red"}))
+        cars = placed(*(("car", 60 * j, 200, {}) for j in range(1 if rng.random() < 0.9 else 3)))
+        for question_type, scene in (("light_state", light), ("count", cars)):
             for question in ask(scene, rng, 2, balancer, [question_type]):
                 all_answers += question_type == "light_state"
                 if question.question_id.split("/")[2] == "what":
@@ -853,73 +629,52 @@ def test_each_limit_is_asked_of_a_speed_limit_sign():
     assert limits == {value: "yes" if value == "50" else "no" for value in SPEED_LIMITS}
 
 
-def test_a_scene_without_labels_has_no_questions():
-    assert ask(Scene(100, 100), random.Random(0), 16) == enumerate_questions(Scene(100, 100)) == []
-
-
 # Words
 
 
 def test_all_words_are_in_the_vocabulary():
-    rng = random.Random(0)
-    questions, texts = [], set()
-    for _ in range(1500):
-        scene = random_scene(rng, categories=rng.sample(sorted(EXHAUSTIVE - {"sky"}), 6))
-        questions += ask(scene, rng, 16)
-    assert len(questions) > 10_000
-    for question in questions:
-        texts |= {question.text, question.answer}
-    # Also templates with classes that the random scenes do not contain.
-    for category in CLASSES:
-        texts.update(paraphrases_of(f"presence/{category}"))
-        texts.update(paraphrases_of(f"place/{category}/left"))
-        texts.update(paraphrases_of(f"relation/{category}/behind/ambulance"))
-        texts.update(paraphrases_of(f"count/{category}/over/3")[:9] if category not in MASS_NOUNS else ())
+    examples = {"CLASS": CLASSES, "OTHER": ["ambulance"], "RELATION": FILLINGS["relation"], "PLACE": FILLINGS["place"]}
+    texts = set()
+    for kind in TYPES.values():
+        for pattern in kind.templates:
+            for key in product(*(examples.get(part, [part]) for part in pattern.split("/"))):
+                for value in kind.known_values if "VALUE" in key else [""]:
+                    question_id = "/".join([kind.name, *key]).replace("VALUE", value)
+                    is_plural = key[0] in MASS_NOUNS and kind.name in ("count", "comparison", "color")
+                    texts.update(() if is_plural else paraphrases_of(question_id))
     assert TOKENIZER.unknown_words(sorted(texts)) == []
     assert max(map(len, TOKENIZER(sorted(texts))["input_ids"])) < 64
 
 
-@pytest.mark.parametrize("category", [category for category in CLASSES if category != "sky"])
-def test_answers_survive_tokenization(category):
-    scene = placed((category, 20, 300, {}), (category, 250, 300, {}), (category, 240, 300, {}))
-    found = set(answers(scene).values()) | {category for category in CLASSES if category != "cone"}
-    found |= {
-        *COLORS,
-        *LIGHT_STATES,
-        *SPEED_LIMITS,
-        *(value for group in (SCENE_ATTRIBUTES, ATTRIBUTES) for values in group.values() for value in values),
-        *("with rider", "without rider", NONE),
-    }
-    for answer in found - {"other"}:
+def test_answers_survive_tokenization():
+    values = flat([[kind.known_values for kind in TYPES.values()], ATTRIBUTES, SCENE_ATTRIBUTES])
+    for answer in {*values, *(CLASSES.keys() - {"cone"}), NONE} - {"other"}:
         ids = TOKENIZER(answer, add_special_tokens=False)["input_ids"]
         assert TOKENIZER.decode(ids) == answer
 
 
-@given(scenes())
-@settings(max_examples=50, deadline=None)
+@given(scenes(categories=[category for category in CLASSES if category not in MASS_NOUNS]))
+@settings(max_examples=100, deadline=None)
 def test_descriptions_survive_tokenization(scene):
-    for truth in enumerate_questions(scene):
-        if truth.question_type in ("ahead", "objects", "description"):
-            ids = TOKENIZER(truth.answer, add_special_tokens=False)["input_ids"]
-            assert TOKENIZER.decode(ids) == truth.answer
+    for question in enumerate_questions(scene):
+        ids = TOKENIZER(question.answer, add_special_tokens=False)["input_ids"]
+        assert TOKENIZER.decode(ids) == question.answer
 
 
 @given(scenes(), st.randoms(use_true_random=False))
 @settings(max_examples=50, deadline=None)
 def test_each_question_id_has_several_paraphrases_of_its_own(scene, rng):
     owners: dict[str, str] = {}
-    for truth in enumerate_questions(scene):
-        texts = paraphrases_of(truth.question_id)
-        assert len(texts) == len(set(texts)) >= 4
-        assert random_paraphrase(truth.question_id, rng) in texts
+    for question in enumerate_questions(scene):
+        texts = paraphrases_of(question.question_id)
+        assert len(texts) == len(set(texts)) >= 4 and question.text == texts[0]
+        assert random_paraphrase(question.question_id, rng) in texts
         for text in texts:
             assert text[0].isupper() and text.endswith(("?", "."))
-            assert "{" not in text and "  " not in text
+            assert "{" not in text and "(" not in text and "  " not in text
             # A text with two question ids could have two answers. "What color are the lights" may have two ids.
-            assert owners.setdefault(text, truth.question_id) == truth.question_id or truth.question_type in (
-                "color",
-                "light_state",
-            )
+            is_own = owners.setdefault(text, question.question_id) == question.question_id
+            assert is_own or question.question_type in ("color", "light_state")
 
 
 def test_every_question_type_has_a_template_with_please():
@@ -927,29 +682,54 @@ def test_every_question_type_has_a_template_with_please():
         assert any("please" in text.lower() for text in flat(kind.templates))
 
 
-def test_grammar_of_unusual_nouns():
-    assert "Is there an ambulance?" in paraphrases_of("presence/ambulance")
-    assert "Are there any people?" in paraphrases_of("presence/person")
-    assert "Is there an orange car?" in paraphrases_of("color/car/any/orange")
-    assert "Are there any traffic cones on the left?" in paraphrases_of("place/cone/left")
-    assert "Is there more than one deer?" in paraphrases_of("count/deer/over/1")
-    assert "Are there at least 3 deer?" in paraphrases_of("count/deer/over/2")
-    assert not any("skies" in text or " a sky" in text or "Are" in text for text in paraphrases_of("presence/sky"))
+@pytest.mark.parametrize(
+    ("question_id", "text"),
+    [
+        ("presence/ambulance", "Is there an ambulance?"),
+        ("presence/person", "Are there any people?"),
+        ("presence/sky", "Is there sky?"),
+        ("color/car/any/orange", "Is there an orange car?"),
+        ("place/cone/left", "Are there any traffic cones on the left?"),
+        ("place/pedestrian/road", "Is there a pedestrian crossing the road?"),
+        ("count/deer/over/1", "Is there more than one deer?"),
+        ("count/deer/over/2", "Are there at least 3 deer?"),
+        ("status/bicycle/any/with rider", "Is there a cyclist?"),
+        ("status/motorcycle/any/without rider", "Are there any motorcycles without riders?"),
+        ("closest/vehicle/is/ambulance", "Is the closest vehicle an ambulance?"),
+        ("lane_count/lane count/is/1", "Does the road have just one lane?"),
+        ("road_type/road type/is/intersection", "Was this image taken at an intersection?"),
+    ],
+)
+def test_grammar_of_a_paraphrase(question_id, text):
+    assert text in paraphrases_of(question_id)
+
+
+def test_mass_nouns_have_neither_article_nor_plural():
+    for noun in MASS_NOUNS:
+        texts = [*paraphrases_of(f"presence/{noun}"), *paraphrases_of(f"place/{noun}/left")]
+        assert not any("skies" in text or f"a {noun}" in text or "Are" in text or "object" in text for text in texts)
 
 
 @pytest.mark.parametrize(
     "question_id",
     [
-        "",
-        "presence",
-        "presence/zeppelin",
-        "place/car",
-        "place/car/purple",
-        "relation/car/near/bus",
-        "relation/car/left",
-        "color/car/why",
-        "presence/car/left/bus/too",
-        "count/sky/what",
+        *(
+            "",
+            "presence",
+            "presence/zeppelin",
+            "presence/car/left/bus/too",
+            "place/car",
+            "place/car/purple",
+            "place/road",
+        ),
+        *("relation/car/near/bus", "relation/car/left", "color/car/why", "color/car/is/purple", "count/sky/what"),
+        *(
+            "weather/car/what",
+            "light_state/car/is/red",
+            "side/road/is/60",
+            "count/car/over/red",
+            "ahead/scene/what/now",
+        ),
     ],
 )
 def test_unknown_question_ids_are_refused(question_id):
@@ -957,8 +737,56 @@ def test_unknown_question_ids_are_refused(question_id):
         paraphrases_of(question_id)
 
 
-def test_an_object_makes_its_superclass_present():
-    for category, (_, _, wider) in CLASSES.items():
-        if wider:
-            found = answers(placed((category, 20, 300, {})))
-            assert found[f"presence/{wider}"] == "yes" and is_a(category, wider)
+# A question type of one's own
+
+
+def test_the_question_type_of_the_docs_is_asked_answered_and_recognized(tmp_path):
+    """The lines of docs/fine-tuning.md, added to a copy of the package."""
+    section = (ROOT / "docs" / "fine-tuning.md").read_text().partition("## A question type of your own")[2]
+    (_, new_type), (_, new_class) = re.findall(r"```(\w+)\n(.+?)```", section, re.DOTALL)[:2]
+    package = tmp_path / "traffic_vlm"
+    shutil.copytree(ROOT / "data", package / "data", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "answer_kind_traffic_vlm.py", package)
+    with (package / "data" / "templates.yaml").open("a") as file:
+        file.write(new_type)
+    scenes_file = package / "data" / "scene.py"
+    scenes_file.write_text(re.sub(r"(?m)^CLASSES: .+\n", rf"\g<0>{new_class}", scenes_file.read_text()))
+    code = """
+        import random
+        from traffic_vlm.data.question_types import question_type_of
+        from traffic_vlm.data.questions import ask, enumerate_questions
+        from traffic_vlm.data.scene import Scene, SceneObject
+
+        stroller = SceneObject("stroller", (270, 240, 330, 300))
+        scene = Scene(600, 400, (stroller,), {"view": "driver"}, frozenset({"stroller", "pedestrian"}))
+        for one in enumerate_questions(scene):
+            if one.question_type == "wait":
+                print(one.question_id, one.answer, one.boxes == (stroller.box,))
+        asked = ask(scene, random.Random(0), 9, question_types=["wait"])
+        print(*{question_type_of(one.text) for one in asked}, question_type_of("should we stop for strollers ahead"))
+    """
+    command, environment = [sys.executable, "-c", textwrap.dedent(code)], os.environ | {"PYTHONPATH": str(tmp_path)}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert run.stdout.splitlines() == [
+        "wait/stroller/ahead yes True",
+        "wait/pedestrian/ahead no False",
+        "wait wait",
+    ], run.stderr
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("{weight: 1, templates: {}, clases: []}", "unexpected keyword argument 'clases'"),
+        (
+            "{weight: 1, templates: {CLASS: ['Is it {colour}?']}}",
+            r"unknown slots \['colour'\]; expected some of .*car",
+        ),
+        ("{weight: 1, templates: {}, classes: [zebra]}", r"unknown classes \['zebra'\]"),
+    ],
+)
+def test_a_mistake_in_a_question_type_is_named(tmp_path, lines, message):
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"fillings: {{}}\ntypes:\n  mine: {lines}\n")
+    with pytest.raises(ValueError, match=f"mine.yaml: question type 'mine': .*{message}"):
+        read_templates(path)
