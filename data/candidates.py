@@ -42,8 +42,7 @@ class Candidates:
         for row in KEYS[self.kind.rule]:
             keys: list[Key] = [(self.kind.name,)]
             for step in row:
-                parts = ((key, part) for key in keys for part in self._parts(step, key))
-                keys = [(*key, part) if isinstance(part, str) else key + part for key, part in parts]
+                keys = [longer for key in keys for longer in self._longer(key, step)]
             found += keys
         if self.kind.classes:
             found = [key for key in found if key[1] in self.kind.classes]
@@ -51,10 +50,10 @@ class Candidates:
             found = [key for key in found if len(key) == 2 or key[2] in self.kind.forms]
         return found
 
-    def _parts(self, step: "Step", key: Key) -> Iterable[str | Key]:
-        if callable(step):
-            return step(self, *key[1:])
-        return (step,) if isinstance(step, str) else step
+    def _longer(self, key: Key, step: "Step") -> list[Key]:
+        parts = step(self, *key[1:]) if callable(step) else (step,) if isinstance(step, str) else [*step]
+        is_single = bool(parts) and isinstance(parts[0], str)  # else several parts at once
+        return [(*key, part) for part in parts] if is_single else [key + part for part in parts]
 
     def _some(self, classes: Sequence[str]) -> list[str]:
         """All of the classes, or with `rng` some of them."""
