@@ -6,9 +6,10 @@ A row is a list of steps: a part of a key, several parts, or a method of `Candid
 """
 
 import random
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from .ground_truth import EGO_REGIONS, GROUNDED, NO_GROUP, STUFF, THINGS, THIRDS, UNCOUNTED, GroundTruth, Key
 from .scene import CLASSES, is_a
@@ -51,9 +52,11 @@ class Candidates:
         return found
 
     def _longer(self, key: Key, step: "Step") -> list[Key]:
-        parts = step(self, *key[1:]) if callable(step) else (step,) if isinstance(step, str) else [*step]
-        is_single = bool(parts) and isinstance(parts[0], str)  # else several parts at once
-        return [(*key, part) for part in parts] if is_single else [key + part for part in parts]
+        """The key with each part, or with each group of parts, that a step allows."""
+        parts: Sequence[Any] = step(self, *key[1:]) if callable(step) else [step] if isinstance(step, str) else [*step]
+        if parts and isinstance(parts[0], str):
+            return [(*key, part) for part in parts]
+        return [key + group for group in parts]
 
     def _some(self, classes: Sequence[str]) -> list[str]:
         """All of the classes, or with `rng` some of them."""
