@@ -23,30 +23,30 @@ from .scene import CLASSES, UNBOXED, Scene, SceneObject, is_a
 from .templates import TYPES, QuestionType, amount, enumeration
 
 
-# Minimum areas in patches. An object fills only a part of its box, so a box needs a whole patch. A mask is exact and
+# Minimum areas in patches. An object fills only a part of a box, so a box needs a whole patch. A mask is exact and
 # needs 130 pixels at 384 × 288. Objects below `NOTHING`, 20 pixels there, are invisible and count as absent.
 PATCHES = 14 * 14
 CLEAR_BOX = 1.0
 CLEAR_MASK = 0.23
 CLEAR_MASK_IN_REGION = 0.6  # of a mask, within one region
 NOTHING = 0.035
-MIN_VISIBLE = 0.3  # fraction of the object; one that is hidden or cut more is hard to recognize
+MIN_VISIBLE = 0.3  # fraction of the object; with less in view, an object is hard to recognize
 
-# An object is in a third, outside it, or unknown when it straddles the border.
+# An object is in a third or outside; across the border, its third is unknown.
 THIRDS = {"left": (0.0, 1 / 3), "center": (1 / 3, 2 / 3), "right": (2 / 3, 1.0)}
 BORDER = 0.02  # fraction of the width; closer to a border, the side is ambiguous
-CLEAR_FRACTION = 2 / 3  # of the object's width that must be in the third, or of the third's width that it must cover
+CLEAR_FRACTION = 2 / 3  # of the object's width that is in the third, or of the third's width that the object covers
 
-# Distance in a driver's view, from the lower edge of an object, where it meets the road. With the camera 1.4 m above
-# the road, the horizon at half the height and a field of view of 53°, 0.7 is 7 m and 0.6 is 14 m away. A far object
-# must also be small in the image and hardly hidden, as otherwise its lower edge may be out of sight.
+# Distance in a driver's view, from the lower edge of an object on the road. With the camera 1.4 m above the road, the
+# horizon at half the height and a field of view of 53°, 0.7 is 7 m and 0.6 is 14 m away. A far object must also be
+# small in the image and hardly hidden, as otherwise the lower edge may be out of sight.
 NEAR_BOTTOM = 0.7
 FAR_BOTTOM = 0.6
 FAR_HEIGHT = 0.2
 FAR_VISIBLE = 0.8
 DEPTH_STEP = 0.08  # fraction of the height, between the lower edges of two objects of which one is clearly behind
 # Next to each other are objects with a gap of at most the first fraction of the width, and lower edges that differ by
-# at most the first fraction of the height; they are not from the second fractions on. Their boxes hardly overlap.
+# at most the first fraction of the height, and not from the second fractions on. The boxes hardly overlap.
 NEXT_GAP, NEXT_STEP, NEXT_OVERLAP = (0.06, 0.25), (0.05, 0.16), 0.02
 
 MAX_WORDS = 24  # in a description
@@ -95,14 +95,14 @@ class VisibleObject:
         self.regions: dict[str, bool | None] = {}  # results of `at`
 
     def at(self, region: str) -> bool | None:
-        """Whether it is in a third, "near" or "far"; None if unknown."""
+        """Whether the object is in a third, "near" or "far"; None if unknown."""
         if region in self.regions:
             return self.regions[region]
         if region in THIRDS:
             found = self._in_third(*THIRDS[region])
         else:
             distance = self._distance()
-            # A mask is near if a part of it is; other objects of its class may be far.
+            # One near part makes a mask near; other objects of the class may be far.
             others = not self.is_instance and distance == "near" and region == "far"
             found = None if distance is None or others else distance == region
         self.regions[region] = found
@@ -118,7 +118,7 @@ class VisibleObject:
             if self._covered(start - BORDER, end + BORDER) < NOTHING:
                 return False
             return True if self._covered(inner_start, inner_end) >= CLEAR_MASK_IN_REGION else None
-        if not self.is_instance:  # which part of its box is filled is unknown
+        if not self.is_instance:  # which part of the box is filled is unknown
             return True if inner_start <= self.left and self.right <= inner_end else None
         inside = min(self.right, inner_end) - max(self.left, inner_start)
         if inside >= CLEAR_FRACTION * (self.right - self.left):
@@ -191,12 +191,12 @@ class GroundTruth:
                 if category is not None:
                     group = self.groups.setdefault(category, Group())
                     (group.clear if seen.clear else group.unclear).append(seen)
-        # A class that is known to be absent is labeled completely: it has no object.
+        # A class that is known to be absent has no object, so its labels are complete.
         absent = {name for name, is_present in scene.presence.items() if not is_present} - UNBOXED
         self.exhaustive = scene.exhaustive | absent & CLASSES.keys() - self.groups.keys()
 
     def find(self, key: Key) -> AnswerWithBoxes | None:
-        """The answer to a key and the objects that make it a yes; None if the answer is unknown."""
+        """The answer to a key; None if unknown."""
         kind = TYPES[key[0]]
         return getattr(self, kind.rule)(kind, *key[1:])
 
@@ -263,7 +263,7 @@ class GroundTruth:
         return {"status", "facing"} <= set(given) if attribute == "travel" else attribute in given
 
     def _rider(self, cycle: VisibleObject) -> str | None:
-        """Whether a rider's box is above that of a motorcycle or bicycle; None if one is only close to it."""
+        """Whether a rider's box is above that of a motorcycle or bicycle; None if a rider is only close."""
         if "rider" not in self.exhaustive or not cycle.is_instance:
             return None
         riders = self.groups.get("rider", NO_GROUP)
@@ -463,7 +463,7 @@ class GroundTruth:
     def _things(self) -> list[tuple[str, list[VisibleObject], list[VisibleObject]]]:
         """For each class of countable objects, without its subclasses: its name, clear objects, unclear objects."""
         present = {name for name, is_present in self.scene.presence.items() if is_present and name in THINGS}
-        if present - UNBOXED - self.groups.keys():  # it would be omitted
+        if present - UNBOXED - self.groups.keys():  # a sentence would omit these
             return []
         if any(self.exhaustive.isdisjoint(labels) for labels in REQUIRED_FOR_SENTENCES):
             return []
@@ -502,7 +502,7 @@ def _sentence(groups: Counter[Key], inexact: set[Key], detail: int) -> str:
 
 
 def _left_of(seen: VisibleObject, anchor: VisibleObject) -> bool | None:
-    """True if it is entirely left of the anchor, False if no part of it is left of the anchor's left edge."""
+    """True if entirely left of the anchor, False if no part is left of the anchor's left edge."""
     if seen.right <= anchor.left + BORDER and seen.center < anchor.center:
         return True
     return False if seen.left + BORDER >= anchor.left and seen.center >= anchor.center else None
@@ -515,7 +515,7 @@ def _right_of(seen: VisibleObject, anchor: VisibleObject) -> bool | None:
 
 
 def _behind(seen: VisibleObject, anchor: VisibleObject) -> bool | None:
-    """True if it is farther from the camera in the same direction; None if it is farther, but beside the anchor."""
+    """True if farther from the camera in the same direction; None if farther, but beside the anchor."""
     step = anchor.bottom - seen.bottom
     if step >= DEPTH_STEP and min(seen.right, anchor.right) > max(seen.left, anchor.left):
         return True
@@ -527,7 +527,7 @@ def _in_front(seen: VisibleObject, anchor: VisibleObject) -> bool | None:
 
 
 def _diagonal(side: Callable[..., bool | None], way: int, seen: VisibleObject, anchor: VisibleObject) -> bool | None:
-    """Whether it is on a side of the anchor, and also farther from the camera (`way` 1) or nearer (-1)."""
+    """Whether on a side of the anchor, and also farther from the camera (`way` 1) or nearer (-1)."""
     step = way * (anchor.bottom - seen.bottom)
     beside = side(seen, anchor)
     if beside is False or step <= 0:

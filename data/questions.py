@@ -182,7 +182,7 @@ def ask(
             key, found = pool[i], answers[i]
             pool[i] = pool[-1]
             pool.pop()
-            taken.add(key)  # also if the balancer refused it: a key that is listed several times gets one try
+            taken.add(key)  # also after a refusal by the balancer: a key that is listed several times gets one try
             if found is not None and found.answer == NONE and not presuppose:
                 continue
             if found is not None and balancer.accepts(key, found.answer, rng):

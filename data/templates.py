@@ -78,7 +78,7 @@ def read_templates(path: Path) -> tuple[dict[str, Any], dict[str, QuestionType]]
     Raises:
         ValueError: an entry has an unknown field, class or slot.
     """
-    content = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)  # its words are texts: `on` is not true
+    content = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)  # all words are texts: `on` is not true
     fillings, types = content["fillings"], {}
     for name, entry in content["types"].items():
         try:

@@ -127,73 +127,52 @@ def check_presence(scene, category, answer):
 
 
 def check_place(scene, category, answer, region):
+    assert region in THIRDS or scene.scene_attributes["view"] == "driver"
     if region in ("near", "far"):
-        assert scene.scene_attributes["view"] == "driver"
         bottoms = [item.box[3] / scene.height for item in clear(scene, category)]
-        assert answer == "no" or any(bottom >= 0.7 if region == "near" else bottom <= 0.6 for bottom in bottoms)
-        assert answer == "yes" or all(bottom <= 0.6 if region == "near" else bottom >= 0.7 for bottom in bottoms)
+        near, far = [bottom >= 0.7 for bottom in bottoms], [bottom <= 0.6 for bottom in bottoms]
+        inside, outside = (near, far) if region == "near" else (far, near)
+        assert any(inside) if answer == "yes" else all(outside)
         return
-    assert region in ("left", "center", "right") or scene.scene_attributes["view"] == "driver"
     third = {"left": 0, "center": 1, "ahead": 1, "right": 2}[region.removeprefix("front ")]
     start, end = third / 3, (third + 1) / 3
-    inside = [fraction_inside(scene, item, start, end) for item in clear(scene, category)]
-    covered = [
-        fraction * (item.box[2] - item.box[0]) / scene.width * 3
-        for fraction, item in zip(inside, clear(scene, category))
-    ]
-    if answer == "yes":
-        assert max([*inside, *covered]) >= 2 / 3
+    if answer == "yes":  # most of an object is inside, or it covers most of the third
+        inside = [(fraction_inside(scene, item, start, end), item.box) for item in clear(scene, category)]
+        assert max(max(part, part * (box[2] - box[0]) / scene.width * 3) for part, box in inside) >= 2 / 3
     else:
-        assert all(
-            fraction_inside(scene, item, start, end) == 0
-            for item, size in zip(scene.of(category), sizes_in_patches(scene, category))
-            if size >= 0.035
-        )
+        visible = [i for i, size in zip(scene.of(category), sizes_in_patches(scene, category)) if size >= 0.035]
+        assert all(fraction_inside(scene, item, start, end) == 0 for item in visible)
 
 
 def check_relation(scene, category, answer, relation, anchor_category):
     (anchor,) = clear(scene, anchor_category)
     assert anchor_category in scene.exhaustive and not has_unclear(scene, anchor_category)
-    others = [item for item in clear(scene, category) if item is not anchor]
-    margin = 0.02 * scene.width
-    sure = {
-        "left": lambda item: item.box[2] <= anchor.box[0] + margin,
-        "right": lambda item: item.box[0] >= anchor.box[2] - margin,
-        "behind": lambda item: item.box[3] < anchor.box[3] and touch(item, anchor),
-        "front": lambda item: item.box[3] > anchor.box[3] and touch(item, anchor),
-    }
-    if relation == "closer":
-        assert answer == "no" or any(item.box[3] > anchor.box[3] for item in others)
-        assert answer == "yes" or all(item.box[3] < anchor.box[3] for item in others)
-        return
-    if relation == "next to":
-        gaps = [max(anchor.box[0] - item.box[2], item.box[0] - anchor.box[2]) / scene.width for item in others]
-        steps = [abs(anchor.box[3] - item.box[3]) / scene.height for item in others]
-        assert (answer == "yes") == any(gap <= 0.06 and step <= 0.05 for gap, step in zip(gaps, steps) if gap >= -0.02)
-        return
-    depth, _, side = relation.partition(" ")
-    if side:  # back left: farther and on the left
-        step = 0.08 * scene.height * (1 if depth == "back" else -1)
-        both = [sure[side](item) and (anchor.box[3] - item.box[3]) / step >= 1 for item in others]
-        assert any(both) == (answer == "yes") and (answer == "yes" or not has_unclear(scene, category))
-        return
-    sure = sure[relation]
+    others = [related(relation, item, anchor, scene) for item in clear(scene, category) if item is not anchor]
     if answer == "yes":
-        assert any(map(sure, others))
+        assert any(is_so for is_so, _ in others)
     else:
-        assert not has_unclear(scene, category)
-        # After a no, no object has its middle on that side of the middle of the anchor.
-        middle = (anchor.box[0] + anchor.box[2]) / 2
-        for item in others:
-            if relation in ("left", "right"):
-                side = (item.box[0] + item.box[2]) / 2 - middle
-                assert side >= 0 if relation == "left" else side <= 0
-            else:
-                assert not sure(item)
+        assert all(is_not for _, is_not in others) and not has_unclear(scene, category)
 
 
-def touch(one, other):
-    return one.box[0] < other.box[2] and other.box[0] < one.box[2]
+def related(relation, item, anchor, scene) -> tuple[bool, bool]:
+    """Whether a relation surely holds for an item, and whether it surely does not."""
+    size = (scene.width, scene.height) * 2
+    left, _, right, bottom = (edge / length for edge, length in zip(item.box, size))
+    other_left, _, other_right, other_bottom = (edge / length for edge, length in zip(anchor.box, size))
+    depth, gap = other_bottom - bottom, max(other_left - right, left - other_right)
+    offset = left + right - other_left - other_right  # twice that of the centers
+    sides = {"left": right <= other_left + 0.02, "right": left >= other_right - 0.02}
+    surely = {
+        **sides,
+        "behind": depth > 0 and gap < 0,
+        "front": depth < 0 and gap < 0,
+        "closer": depth < 0,
+        "next to": -0.02 <= gap <= 0.06 and abs(depth) <= 0.05,
+        **{f"back {side}": is_there and depth >= 0.08 for side, is_there in sides.items()},
+        **{f"front {side}": is_there and depth <= -0.08 for side, is_there in sides.items()},
+    }
+    surely_not = {"left": offset > -1e-9, "right": offset < 1e-9, "closer": depth > 0}  # equal centers may be rounded
+    return surely[relation], surely_not.get(relation, not surely[relation])
 
 
 def check_values(scene, category, answer, form, value, attribute):
