@@ -21,7 +21,7 @@ from ..files import DataError, atomic_write, atomic_write_text
 from ..images_traffic_vlm import to_rgb
 from .augment import augment
 from .folders import load_rows
-from .ground_truth import View
+from .ground_truth import GroundTruth
 from .presence import HEAD_QUESTIONS, targets
 from .scene import Scene
 
@@ -99,8 +99,8 @@ def find_facts(rows: Iterable[tuple[Sequence[str], Sequence[str]]]) -> list[str]
 
 def fact_targets(scene: Scene, facts: Sequence[str]) -> np.ndarray:
     """Answers int8 [F] to the yes/no questions with the ids `facts`: 1, 0, or -1 for unknown."""
-    view = View(scene)
-    found = (view.find(tuple(name.split("/"))) for name in facts)
+    truth = GroundTruth(scene)
+    found = (truth.find(tuple(name.split("/"))) for name in facts)
     return np.array([-1 if one is None else one[0] == "yes" for one in found], np.int8)
 
 

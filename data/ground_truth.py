@@ -560,4 +560,3 @@ _RELATION_TESTS: dict[str, Callable[[VisibleObject, VisibleObject], bool | None]
     "next to": _next_to,
     "closer": _closer,
 }
-View, Seen = GroundTruth, VisibleObject  # names in data/frames.py, data/synthetic/labels.py and tests of other rooms

@@ -2,25 +2,23 @@
 
     Scene → region [C,4] and patch [C,rows,columns] of 1, 0, -1
 
-1 is present, 0 absent, -1 unknown. Regions are the whole image and its left, middle and right third.
-- An object is in the third that contains its center. The other thirds that it overlaps become unknown, unless another
-  object is present there.
-- An object makes its category unknown, not present, if less than 30 % of it is visible, or if its shorter side is
-  under 5 pixels in an image resized to a shorter side of 224.
-- Where a source has neither boxes nor masks of a category, scene labels give the value for the whole image.
+1 is present, 0 absent, -1 unknown. Regions are the whole image and its left, center and right third: `GroundTruth`
+answers for them, as it does for the decoder, so both learn the same. In a patch, an object is unknown if less than
+30 % of it is visible, or if its shorter side is under 5 pixels in an image resized to a shorter side of 224.
 """
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from .ground_truth import MIN_VISIBLE, THIRDS
-from .patches import GRID, box_coverage, resampling
-from .scene import CLASSES, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, Scene, SceneObject
+from .ground_truth import MIN_VISIBLE, THIRDS, AnswerWithBoxes, GroundTruth
+from .grounding import object_patches
+from .patches import GRID
+from .scene import CLASSES, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, Scene
 from .scene_labels import CLASS_OF, SCENE_ATTRIBUTE_OF, SCENE_VALUES, SEEN, SEEN_BY_DRIVERS
 
 
-REGIONS = ("whole", "left", "middle", "right")
+REGIONS = ("whole", "left", "center", "right")
 LIGHTS = {state: f"{state} light" for state in LIGHT_STATES}
 LIMITS = {value: f"speed limit {value}" for value in SPEED_LIMITS[:12]}
 BOXED = (
@@ -35,7 +33,6 @@ CATEGORIES: tuple[str, ...] = BOXED + WHOLE_ONLY + VALUES
 INDEX = {name: index for index, name in enumerate(CATEGORIES)}
 
 MIN_SIDE = 5.0  # pixels, when the shorter side of the image is resized to 224
-MASK_PRESENT, MASK_ABSENT = 0.25, 0.035  # area in patches that a mask fills, of 196
 PATCH_PRESENT, PATCH_ABSENT = 0.5, 0.03  # fraction of a patch that is covered
 
 
@@ -58,9 +55,9 @@ def _questions() -> dict[str, tuple[int, int]]:
     return found
 
 
-PRESENCE = {CLASS_OF.get(name, name): INDEX[name] for name in (*BOXED, *WHOLE_ONLY)}  # names of `Scene.presence`
 # Yes/no questions that the query head answers: {question id: (index of the category, index of the region)}.
 HEAD_QUESTIONS = _questions()
+ASKED = set(HEAD_QUESTIONS.values())
 
 
 def targets(scene: Scene, grid: tuple[int, int] = (GRID, GRID)) -> tuple[np.ndarray, np.ndarray]:
@@ -72,24 +69,68 @@ def targets(scene: Scene, grid: tuple[int, int] = (GRID, GRID)) -> tuple[np.ndar
     Returns:
         region int8 [C,4] and patch int8 [C,rows,columns] of 1, 0 and -1.
     """
-    exhaustive = _exhaustive(scene)
-    region = np.where(exhaustive[:, None], 0, np.full((len(CATEGORIES), 4), -1)).astype(np.int8)
-    patch = np.where(exhaustive[:, None, None], 0, np.full((len(CATEGORIES), *grid), -1)).astype(np.int8)
-    boxed = [item for item in scene.objects if item.coverage is None]
-    members = np.zeros((len(boxed), len(CATEGORIES)), bool)  # whether an object belongs to a category
-    for row, item in enumerate(boxed):
-        names = [item.category, CLASSES[item.category][2], LIGHTS.get(item.attributes.get("state", ""))]
-        names.append(LIMITS.get(item.attributes.get("value", "")))
-        members[row, [INDEX[name] for name in names if name in INDEX]] = True
-    if boxed:
-        _add_boxes(scene, boxed, members, region, patch)
+    return region_targets(scene), patch_targets(scene, grid)
+
+
+def region_targets(scene: Scene) -> np.ndarray:
+    """Presence int8 [C,4] in the whole image and in its thirds, by the answers to questions about it."""
+    truth, region = GroundTruth(scene), np.full((len(CATEGORIES), len(REGIONS)), -1, np.int8)
+    for question_id, place in HEAD_QUESTIONS.items():
+        region[place] = _to_target(truth.find(tuple(question_id.split("/"))))
+    for field, (attribute, renamed) in SCENE_ATTRIBUTE_OF.items():  # several views of scene labels are "other"
+        known = scene.scene_attributes.get(attribute)
+        for value in SCENE_VALUES[field]:
+            place = INDEX[f"{field}: {value}"], 0
+            if place not in ASKED and known not in (None, renamed.get(value, value)):
+                region[place] = 0
+    for category, attribute, names in (("traffic light", "state", LIGHTS), ("speed limit sign", "value", LIMITS)):
+        if attribute in scene.attributed.get(category, ()) or scene.of(category):
+            for value, name in names.items():
+                known_of = GroundTruth(only_with(scene, category, attribute, value))
+                answers = [known_of.find(("presence", category))]
+                answers += [known_of.find(("place", category, third)) for third in THIRDS]
+                for place, answer in enumerate(answers):
+                    if region[INDEX[name], place] == -1:
+                        region[INDEX[name], place] = _to_target(answer)
+    return region
+
+
+def _to_target(answer: AnswerWithBoxes | None) -> int:
+    return -1 if answer is None else int(answer[0] == "yes")
+
+
+def only_with(scene: Scene, category: str, attribute: str, value: str) -> Scene:
+    """The scene without the objects of a category that do not have this value of an attribute.
+
+    The category is exhaustive if the source gives the attribute of each object. Some sources leave out yellow lights.
+    """
+    objects = tuple(
+        item for item in scene.objects if item.category != category or item.attributes.get(attribute) == value
+    )
+    is_given = attribute in scene.attributed.get(category, ())
+    if is_given and (value in ("red", "green") or category in scene.exhaustive):
+        return replace(scene, objects=objects, exhaustive=scene.exhaustive | {category}, presence={})
+    return replace(scene, objects=objects, exhaustive=scene.exhaustive - {category}, presence={})
+
+
+def patch_targets(scene: Scene, grid: tuple[int, int]) -> np.ndarray:
+    """Presence int8 [C,rows,columns] in each patch."""
+    patch = np.where(_exhaustive(scene)[:, None, None], 0, np.full((len(CATEGORIES), *grid), -1)).astype(np.int8)
+    size = np.array([scene.width, scene.height])
     for item in scene.objects:
-        for name in {item.category, CLASSES[item.category][2]} & INDEX.keys() if item.coverage is not None else ():
-            _add_mask(np.array(item.coverage), item.visible >= MIN_VISIBLE, region[INDEX[name]], patch[INDEX[name]])
-    whole = _whole(scene)
-    fill = (region[:, 0] == -1) & ~exhaustive & ~members.any(0)
-    region[fill, 0] = whole[fill]
-    return region, patch
+        names = [item.category, CLASSES[item.category][2]]
+        is_clear = item.visible >= MIN_VISIBLE
+        if item.coverage is None:
+            names += [LIGHTS.get(item.attributes.get("state", "")), LIMITS.get(item.attributes.get("value", ""))]
+            sides = np.array(item.box[2:]) - np.array(item.box[:2])
+            is_clear &= bool(sides.min() * 224 / size.min() >= MIN_SIDE)
+        covered = object_patches(item, scene, grid)
+        for name in INDEX.keys() & names:
+            part = patch[INDEX[name]]
+            part[(covered > PATCH_ABSENT) & (part == 0)] = -1
+            if is_clear:
+                part[covered >= PATCH_PRESENT] = 1
+    return patch
 
 
 def _exhaustive(scene: Scene) -> np.ndarray:
@@ -102,60 +143,3 @@ def _exhaustive(scene: Scene) -> np.ndarray:
     if "value" in scene.attributed.get("speed limit sign", ()) and "speed limit sign" in scene.exhaustive:
         exhaustive[[INDEX[name] for name in LIMITS.values()]] = True
     return exhaustive
-
-
-def _whole(scene: Scene) -> np.ndarray:
-    """Presence in the whole image [C] by scene labels: 1, 0, -1."""
-    whole = np.full(len(CATEGORIES), -1, np.int8)
-    for name in PRESENCE.keys() & scene.presence.keys():
-        whole[PRESENCE[name]] = scene.presence[name]
-    for field, (attribute, renamed) in SCENE_ATTRIBUTE_OF.items():
-        values, known = SCENE_VALUES[field], scene.scene_attributes.get(attribute)
-        possible = {value for value in values if renamed.get(value, value) == known}  # several views are "other"
-        for value in values if possible else ():
-            if value not in possible or len(possible) == 1:
-                whole[INDEX[f"{field}: {value}"]] = value in possible
-    return whole
-
-
-def _add_boxes(
-    scene: Scene, items: Sequence[SceneObject], members: np.ndarray, region: np.ndarray, patch: np.ndarray
-) -> None:
-    size = np.array([scene.width, scene.height])
-    boxes = np.array([item.box for item in items]) / np.tile(size, 2)  # [N,4]
-    sides = (boxes[:, 2:] - boxes[:, :2]) * size  # in pixels
-    visible = np.array([item.visible for item in items])
-    clear = (visible >= MIN_VISIBLE) & (sides.min(1) * 224 / size.min() >= MIN_SIDE)
-    shown = members & clear[:, None]  # [N,C]
-    third = np.minimum((boxes[:, 0] + boxes[:, 2]) * 1.5, 2).astype(int)
-    starts = np.arange(3) / 3
-    whole = np.ones((len(boxes), 1), bool)
-    touches = np.concatenate([whole, (boxes[:, :1] < starts + 1 / 3) & (boxes[:, 2:3] > starts)], 1)  # [N,4]
-    holds = np.concatenate([whole, third[:, None] == np.arange(3)], 1)
-    present, possible = shown.T.astype(np.float32) @ holds > 0, members.T.astype(np.float32) @ touches > 0
-    region[possible & (region == 0)] = -1
-    region[present] = 1
-    covered = box_coverage(boxes, (patch.shape[1], patch.shape[2]))
-    for category in np.flatnonzero(members.any(0)):
-        covers = covered[members[:, category]].max(0)
-        _paint(patch[category], covers, covered[shown[:, category]].max(0, initial=0))
-
-
-def _add_mask(mask: np.ndarray, is_clear: bool, region: np.ndarray, patch: np.ndarray) -> None:
-    """Add a mask [rows,columns] to the region [4] and patch [rows,columns] of its category.
-
-    Args:
-        is_clear: False for a mask too small or too hidden to be certain: it is unknown, not present.
-    """
-    seen = resampling(0, 1, patch.shape[0], len(mask)) @ mask @ resampling(0, 1, patch.shape[1], len(mask[0])).T
-    by_third = mask @ resampling(0, 1, 3, len(mask[0])).T  # [rows,3]
-    filled = np.concatenate([[by_third.sum() / 3], by_third.sum(0) / 3]) * len(mask[0])  # area in patches, of 196
-    region[(filled > MASK_ABSENT) & (region == 0)] = -1
-    if is_clear:
-        region[filled >= MASK_PRESENT] = 1
-    _paint(patch, seen, seen if is_clear else np.zeros_like(seen))
-
-
-def _paint(patch: np.ndarray, covered: np.ndarray, clear: np.ndarray) -> None:
-    patch[(covered > PATCH_ABSENT) & (patch == 0)] = -1
-    patch[clear >= PATCH_PRESENT] = 1

@@ -12,7 +12,7 @@ from PIL import Image
 from tiny import tiny_model
 from traffic_vlm.data.collator import TrafficCollator
 from traffic_vlm.data.dataset import Mixture, SyntheticRows, synthetic_rows
-from traffic_vlm.data.ground_truth import View
+from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.grounding import class_words
 from traffic_vlm.data.presence import CATEGORIES, HEAD_QUESTIONS, INDEX
 from traffic_vlm.data.questions import Balancer
@@ -57,7 +57,9 @@ def test_intermediate_targets_are_the_true_values(processor, monkeypatch):
         "color/car/any/red": None,
         "side/bus/is/left": None,  # there is no bus
     }
-    assert {question_id: View(scene).compared(tuple(question_id.split("/"))) for question_id in compared} == compared
+    assert {
+        question_id: GroundTruth(scene).compared(tuple(question_id.split("/"))) for question_id in compared
+    } == compared
 
     image = Image.new("RGB", (40, 40))
     row = {"image": image, "scene": scene.to_json(), "questions": None, "answers": None, "source": "x"}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from traffic_vlm.data.ground_truth import View
+from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.scene import ATTRIBUTES, CLASSES, COLORS, LIGHT_STATES, SPEED_LIMITS, is_a
 from traffic_vlm.data.synthetic import draw, make_plan, render
 from traffic_vlm.data.synthetic.camera import Camera
@@ -199,7 +199,7 @@ def test_the_nearer_covers_the_farther_in_any_order():
 def test_no_driver_view_where_near_and_far_would_be_wrong(camera, z, place, known):
     plan = plain(car(z), camera=camera)
     scene = draw(plan, 224)[1]
-    assert View(scene).groups["car"].clear[0].at(place)
+    assert GroundTruth(scene).groups["car"].clear[0].at(place)
     assert scene.scene_attributes.get("view") == ("driver" if known else None)
     assert draw(replace(plan, view="camera"), 224)[1].scene_attributes["view"] == "camera"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-from ..ground_truth import GROUNDED, NOTHING, PATCHES, Seen
+from ..ground_truth import GROUNDED, NOTHING, PATCHES, VisibleObject
 from ..patches import GRID
 from ..scene import SCENE_ATTRIBUTES, SYNTHETIC, Scene, SceneObject, given_to_all
 from .backdrop import Crosswalk
@@ -200,7 +200,7 @@ def is_misplaced(drawing: Drawing, index: int, item: SceneObject) -> bool:
     plan, size = drawing.plan, len(drawing.image)
     if plan.view != "driver" or item.category not in GROUNDED or item.size * PATCHES < NOTHING * size * size:
         return False
-    seen = Seen(item, Scene(size, size), 0.0)
+    seen = VisibleObject(item, Scene(size, size), 0.0)
     if not seen.at("near") and not seen.at("far"):
         return False
     below = (plan.camera.x, 0.0)
