@@ -112,7 +112,7 @@ def add_noise(image: np.ndarray, deviation: float, rng: np.random.Generator) -> 
 def compress(image: np.ndarray, quality: int) -> np.ndarray:
     """The image as JPEG of this quality shows it."""
     _, coded = cv2.imencode(".jpg", image[..., ::-1], (cv2.IMWRITE_JPEG_QUALITY, quality))
-    return np.ascontiguousarray(cv2.imdecode(coded, cv2.IMREAD_COLOR)[..., ::-1])
+    return np.ascontiguousarray(np.asarray(cv2.imdecode(coded, cv2.IMREAD_COLOR))[..., ::-1])
 
 
 def darken(image: np.ndarray, light: float) -> np.ndarray:

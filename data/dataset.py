@@ -217,7 +217,8 @@ def _fingerprint(items: list[Item]) -> str:
 
 def _write_files(items: Sequence[Item], options: DatasetOptions) -> list[Path]:
     """The paths of all files; those that are missing are written."""
-    folder, paths = options.output_dir / "data", []
+    folder = options.output_dir / "data"
+    paths: list[Path] = []
     for temporary in folder.glob(".*"):  # of a killed run
         if temporary.is_dir():
             shutil.rmtree(temporary)

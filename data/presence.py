@@ -89,9 +89,9 @@ def region_targets(scene: Scene) -> np.ndarray:
                 known_of = GroundTruth(only_with(scene, category, attribute, value))
                 answers = [known_of.find(("presence", category))]
                 answers += [known_of.find(("place", category, third)) for third in THIRDS]
-                for place, answer in enumerate(answers):
-                    if region[INDEX[name], place] == -1:
-                        region[INDEX[name], place] = _to_target(answer)
+                for part, answer in enumerate(answers):
+                    if region[INDEX[name], part] == -1:
+                        region[INDEX[name], part] = _to_target(answer)
     return region
 
 

@@ -117,9 +117,8 @@ def test_patches_follow_window_and_mirroring():
 def test_masks_are_present_by_their_area():
     def scene(columns, filled, visible=1.0):
         coverage = [[filled if column in columns else 0.0 for column in range(14)] for _ in range(14)]
-        item = SceneObject(
-            "sky", (0, 0, 140, 140), 1400 * len(columns) * filled, visible, {}, tuple(map(tuple, coverage)), False
-        )
+        area = 1400 * len(columns) * filled  # in pixels
+        item = SceneObject("sky", (0, 0, 140, 140), area, visible, {}, tuple(map(tuple, coverage)), False)
         return Scene(140, 140, (item,), exhaustive=frozenset({"sky"}))
 
     assert region_of(scene({0}, 1.0), "sky") == [1, 1, 0, 0]
