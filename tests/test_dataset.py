@@ -463,7 +463,7 @@ def test_settled_questions_have_as_many_yes_as_no_for_each_kind_and_class():
 
 def test_several_files_together_are_balanced(tmp_path):
     """But for 1 % of the questions: the only question of an image is kept."""
-    report = make(tmp_path, num_images=120, shard_size=40, num_workers=2)
+    report = make(tmp_path, num_images=120, images_per_file=40, num_workers=2)
     rows = load_dataset(str(tmp_path), split="train").select_columns(["question_types", "categories", "answers"])
     leads: Counter = Counter()
     for row in rows:
