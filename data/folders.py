@@ -13,13 +13,14 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, Image, concatenate_datasets, load_dataset
 
 from ..files import DataError
-from ..image_files import decode_text, find_by_name, index_files, select_files
+from ..image_files import decode_text, find_by_name, index_files, open_image, select_files
 
 
 LISTS = ("questions", "answers", "question_types", "categories", "question_ids")  # one entry for each question
@@ -111,7 +112,7 @@ def _read_own(folder: Path, split: str | None, prefer: str | None) -> Dataset:
     """Rows of all `metadata.jsonl` and `metadata.csv` of a folder; of one split, if each lies in a folder of a split.
 
     Raises:
-        DataError: there are none, a line is wrong, or an image is missing.
+        DataError: there are none, a line is wrong, or an image is missing or damaged.
     """
     paths = sorted([*folder.rglob("metadata.jsonl"), *folder.rglob("metadata.csv")])
     if not paths:
@@ -147,6 +148,10 @@ def _read_own(folder: Path, split: str | None, prefer: str | None) -> Dataset:
             rows.append(kept | {"image": str(path.parent / found[0])})
     if missing:
         raise DataError(f"{folder}: {len(missing)} images cannot be found: {'; '.join(missing[:3])}")
+    with ThreadPoolExecutor() as pool:  # now: training would stop at a damaged image after hours
+        damaged = [problem for problem in pool.map(_image_problem, (row["image"] for row in rows)) if problem]
+    if damaged:
+        raise DataError(f"{folder}: {len(damaged)} images cannot be read: {'; '.join(damaged[:3])}")
     note = f", and {len(seen - used)} images without a line are left out" if seen - used else ""
     if os.environ.get("RANK", "0") == "0":  # of several processes, one
         files = ", ".join(path.relative_to(folder).as_posix() for path in paths)
@@ -154,6 +159,15 @@ def _read_own(folder: Path, split: str | None, prefer: str | None) -> Dataset:
     columns = [column for column in (*COLUMNS, "scene") if rows and all(column in row for row in rows)]
     table = Dataset.from_dict({column: [row[column] for row in rows] for column in columns})
     return table.cast_column("image", Image()) if rows else table
+
+
+def _image_problem(path: str) -> str:
+    """Why an image cannot be read; empty if it can."""
+    try:
+        open_image(path)
+    except (OSError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 def _read_metadata(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

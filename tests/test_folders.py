@@ -110,6 +110,19 @@ def test_a_wrong_line_of_own_questions_is_named(tmp_path, rows, message):
     assert "\n" not in str(caught.value)
 
 
+def test_damaged_images_of_own_questions_are_named_before_the_run(tmp_path):
+    lines = []
+    for i in range(5):
+        Image.effect_noise((60, 60), 90).convert("RGB").save(tmp_path / f"{i}.jpg")
+        if i in (1, 3):
+            content = (tmp_path / f"{i}.jpg").read_bytes()
+            (tmp_path / f"{i}.jpg").write_bytes(content[: len(content) // 2])
+        lines.append(json.dumps({"file_name": f"{i}.jpg", "questions": ["Is there a car?"], "answers": ["no"]}))
+    (tmp_path / "metadata.jsonl").write_text("\n".join(lines))
+    with pytest.raises(DataError, match=r"2 images cannot be read: 1\.jpg is JPEG, but damaged.*; 3\.jpg is JPEG"):
+        load_rows([tmp_path])
+
+
 NAMES = ["test_drive/1.png", "2.train.png", "dev/3.JPG", "evaluation.png"]
 
 
