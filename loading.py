@@ -87,6 +87,15 @@ def base_of_adapter(name: str | Path) -> str | None:
         raise ValueError(f"{path} is damaged: it does not name the base model") from error
 
 
+def refuse_adapter(name: str | Path, purpose: str) -> None:
+    """Raise a ValueError if a model is an adapter, which `purpose` cannot use."""
+    if base := base_of_adapter(name):
+        raise ValueError(
+            f"{name} is an adapter of {base}, and {purpose} needs a full model. To write one: "
+            f"traffic_vlm.loading.load_weights({str(name)!r}).save_pretrained(FOLDER)"
+        )
+
+
 def merge_adapter(name: str | Path, base: str, **options: Any) -> TrafficVLMForConditionalGeneration:
     """The base model with an adapter merged into its weights. Raises what `load_weights` raises."""
     try:

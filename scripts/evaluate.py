@@ -37,7 +37,7 @@ from traffic_vlm.evaluation.report import Options, evaluate_model
 from traffic_vlm.evaluation.thresholds import MIN_ANSWERS, fit_thresholds
 from traffic_vlm.evaluation.trust import MIN_GAIN_QUESTIONS, update_taught
 from traffic_vlm.files import DataError, atomic_write_text
-from traffic_vlm.loading import load_processor, load_weights
+from traffic_vlm.loading import load_processor, load_weights, refuse_adapter
 from traffic_vlm.options import option_parser
 from traffic_vlm.processing_traffic_vlm import TAUGHT_ON
 
@@ -70,6 +70,8 @@ class Arguments:
             raise ValueError("--int8 needs --exported: the folder of the graphs")
         if self.exported and (self.bf16 or self.write_temperature):
             raise ValueError("--exported takes neither --bf16 nor --write_temperature: exported graphs are fixed")
+        if self.write_temperature:
+            refuse_adapter(self.model, "--write_temperature")
 
 
 def evaluate(arguments: Arguments, options: Options) -> None:

@@ -93,6 +93,21 @@ def test_an_adapter_that_cannot_be_merged_is_refused(adapter, damage, error, mes
         load_weights(folder)
 
 
+@pytest.mark.parametrize(
+    "script, options",
+    [
+        ("train.py", ["--model_name_or_path", "ADAPTER", "--train_dataset", "synthetic"]),
+        ("evaluate.py", ["--model", "ADAPTER", "--dataset", "nowhere", "--write_temperature"]),
+    ],
+)
+def test_what_needs_a_full_model_says_how_to_write_one(adapter, run_script, tmp_path, capsys, script, options):
+    options = [adapter[0] if option == "ADAPTER" else option for option in options]
+    with pytest.raises((SystemExit, ValueError)) as stopped:
+        run_script(script, *options, "--output_dir", tmp_path / "out")
+    assert "needs a full model. To write one: " in f"{stopped.value}{capsys.readouterr().err}"
+    assert not (adapter[0] / "config.json").exists()
+
+
 def test_an_adapter_without_peft_says_how_to_install_it(adapter, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(OSError, match=r"adapter of .*base\. To merge them on loading: pip install peft"):

@@ -22,7 +22,7 @@ from ..data.scene import SYNTHETIC
 from ..evaluation.report import quick_metrics
 from ..evaluation.trust import measure_word_gains, update_taught
 from ..files import FILE_MODE, atomic_write_text
-from ..loading import load_weights
+from ..loading import load_weights, refuse_adapter
 from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMMLP
 from ..processing_traffic_vlm import TrafficVLMProcessor
 from ..tokenization_traffic_vlm import ANSWER_TOKENS, TrafficVLMTokenizer
@@ -118,6 +118,7 @@ def build_model(options: ModelOptions) -> Any:
         text["hidden_dropout"] = options.hidden_dropout
     attention = {"attn_implementation": options.attn_implementation}
     if options.model_name_or_path:
+        refuse_adapter(options.model_name_or_path, "--model_name_or_path")
         config = TrafficVLMConfig.from_pretrained(options.model_name_or_path)
         for name, value in vision.items():
             setattr(config.vision_config, name, value)
