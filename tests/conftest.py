@@ -7,6 +7,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import runpy
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,15 @@ def unlikely_answers():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("traffic_vlm.question_traffic_vlm.MIN_SCORE", 0.0)
         yield
+
+
+@pytest.fixture(autouse=True)
+def signal_handlers():
+    """Restore the handlers that a script has set: a pool whose workers inherit them could not end its workers."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")
