@@ -21,6 +21,7 @@ from hypothesis import settings
 from tiny import ROOT, tiny_decoder, tiny_model
 
 
+HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 torch.set_num_threads(1)
 settings.register_profile("fuzz", max_examples=5000)  # `make fuzz`
 
@@ -35,10 +36,9 @@ def unlikely_answers():
 
 @pytest.fixture(autouse=True)
 def signal_handlers():
-    """Restore the handlers that a script has set: a pool whose workers inherit them could not end its workers."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Restore the handlers that scripts and Ray set: a pool whose workers inherit them could not end its workers."""
     yield
-    for number, handler in before.items():
+    for number, handler in HANDLERS.items():
         signal.signal(number, handler)
 
 
