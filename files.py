@@ -19,17 +19,14 @@ class DataError(ValueError):
     """Invalid input data. The message names the file, and the line or record."""
 
 
-def check_file(path: str | Path, folder: str | Path, root: str | None = None) -> None:
-    """Check that a file of a folder can be read: links could lead to files of others, and a FIFO would be waited for.
-
-    Args:
-        root: `os.path.realpath(folder)`, which is slow to find for each of millions of files.
+def check_file(path: str | Path, folder: str | Path) -> None:
+    """Reject links that leave the folder, and FIFOs, which would block.
 
     Raises:
         DataError: the file is outside of the folder once all links are followed, or it is not a regular file.
         OSError: for example, there is no such file.
     """
-    target, root = os.path.realpath(path), root or os.path.realpath(folder)
+    target, root = os.path.realpath(path), os.path.realpath(folder)
     if os.path.commonpath([target, root]) != root:
         raise DataError(f"{path} leads to {target}, which is outside of {folder}: files of other folders are not read")
     if not stat.S_ISREG(os.stat(target).st_mode):

@@ -57,7 +57,8 @@ def _questions() -> dict[str, tuple[int, int]]:
 
 # Yes/no questions that the query head answers: {question id: (index of the category, index of the region)}.
 HEAD_QUESTIONS = _questions()
-ASKED = set(HEAD_QUESTIONS.values())
+KEYS = {tuple(question_id.split("/")): place for question_id, place in HEAD_QUESTIONS.items()}
+ASKED = set(KEYS.values())
 
 
 def targets(scene: Scene, grid: tuple[int, int] = (GRID, GRID)) -> tuple[np.ndarray, np.ndarray]:
@@ -75,18 +76,19 @@ def targets(scene: Scene, grid: tuple[int, int] = (GRID, GRID)) -> tuple[np.ndar
 def region_targets(scene: Scene) -> np.ndarray:
     """Presence int8 [C,4] in the whole image and in its thirds, by the answers to questions about it."""
     truth, region = GroundTruth(scene), np.full((len(CATEGORIES), len(REGIONS)), -1, np.int8)
-    for question_id, place in HEAD_QUESTIONS.items():
-        region[place] = _to_target(truth.find(tuple(question_id.split("/"))))
+    for key, place in KEYS.items():
+        region[place] = _to_target(truth.find(key))
     for field, (attribute, renamed) in SCENE_ATTRIBUTE_OF.items():  # several views of scene labels are "other"
         known = scene.scene_attributes.get(attribute)
         for value in SCENE_VALUES[field]:
             place = INDEX[f"{field}: {value}"], 0
             if place not in ASKED and known not in (None, renamed.get(value, value)):
                 region[place] = 0
+    is_exhaustive = _exhaustive(scene)
     for category, attribute, names in (("traffic light", "state", LIGHTS), ("speed limit sign", "value", LIMITS)):
         if attribute in scene.attributed.get(category, ()) or scene.of(category):
             for value, name in names.items():
-                known_of = GroundTruth(only_with(scene, category, attribute, value))
+                known_of = GroundTruth(only_with(scene, category, attribute, value, is_exhaustive[INDEX[name]]))
                 answers = [known_of.find(("presence", category))]
                 answers += [known_of.find(("place", category, third)) for third in THIRDS]
                 for part, answer in enumerate(answers):
@@ -99,18 +101,17 @@ def _to_target(answer: AnswerWithBoxes | None) -> int:
     return -1 if answer is None else int(answer[0] == "yes")
 
 
-def only_with(scene: Scene, category: str, attribute: str, value: str) -> Scene:
+def only_with(scene: Scene, category: str, attribute: str, value: str, is_exhaustive: bool) -> Scene:
     """The scene without the objects of a category that do not have this value of an attribute.
 
-    The category is exhaustive if the source gives the attribute of each object. Some sources leave out yellow lights.
+    Args:
+        is_exhaustive: whether the source labels every object with this value.
     """
     objects = tuple(
         item for item in scene.objects if item.category != category or item.attributes.get(attribute) == value
     )
-    is_given = attribute in scene.attributed.get(category, ())
-    if is_given and (value in ("red", "green") or category in scene.exhaustive):
-        return replace(scene, objects=objects, exhaustive=scene.exhaustive | {category}, presence={})
-    return replace(scene, objects=objects, exhaustive=scene.exhaustive - {category}, presence={})
+    exhaustive = scene.exhaustive | {category} if is_exhaustive else scene.exhaustive - {category}
+    return replace(scene, objects=objects, exhaustive=exhaustive, presence={})
 
 
 def patch_targets(scene: Scene, grid: tuple[int, int]) -> np.ndarray:

@@ -43,14 +43,10 @@ class ServeOptions(Settings):
     replicas: int = option(1, "processes, each with a model, a cache and its own metrics")
 
 
-def interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
-
-
 def handle_signals() -> None:
     """End on Ctrl-C and SIGTERM. A shell without job control starts background jobs with SIGINT ignored."""
-    signal.signal(signal.SIGINT, interrupt)
-    signal.signal(signal.SIGTERM, interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
 
 
 def hold_port(host: str, port: int) -> socket.socket:
