@@ -12,16 +12,16 @@ The module of each format has two functions: `list_images` yields the images of 
 labels of one image to a `SceneBuilder`.
 """
 
-from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from ...files import DataError
-from ...image_files import stem_of
 from . import bdd100k, coco, kitti, masks, voc, yolo
-from .base import Problems, Record, SceneBuilder, SkippedImage, Source
 from .mapping import SourceMapping, load_mapping
 from .mapping import check_sources as check_sources
+from .reading import Unusable
+from .scene_builder import Record, SceneBuilder
+from .source import Problems, Source
 
 
 READERS = {"coco": coco, "yolo": yolo, "voc": voc, "kitti": kitti, "bdd100k": bdd100k, "masks": masks}
@@ -50,27 +50,18 @@ def read_source(
 def _read(source: Source) -> Iterator[Record]:
     reader, is_empty = READERS[source.mapping.format], True
     try:
-        images = [entry for entry in reader.list_images(source) if source.selects(stem_of(entry[0]))]
-    except SkippedImage as skipped:
-        kind, message = skipped.args
-        source.problems.add(kind, source.root, message)
-        images = []
-    uses = Counter(PurePosixPath(name) for name, _, _ in images)
-    for name, where, annotation in images:
-        if (times := uses[PurePosixPath(name)]) > 1:  # each entry may lack the labels of the others
-            source.problems.add("bad record", where, f"image {name} is listed {times} times")
-            continue
-        try:
-            scene = SceneBuilder(source, name)
-            reader.add_labels(scene, annotation, where)
-        except SkippedImage as skipped:
-            kind, message = skipped.args
-            source.problems.add(kind, where, message)
-            continue
-        record = scene.finish()
-        if record is not None:
-            is_empty = False
-            yield record
+        for name, where, annotation in reader.list_images(source):
+            try:
+                scene = SceneBuilder(source, name, where)
+                reader.add_labels(scene, annotation)
+            except Unusable as error:
+                source.problems.add(*error.problem)
+                continue
+            if (record := scene.finish()) is not None:
+                is_empty = False
+                yield record
+    except Unusable as error:  # a file that all images need
+        source.problems.add(*error.problem)
     if is_empty:
         message = f"split {source.split!r} of source {source.mapping.name!r} has no usable image"
         source.problems.add("empty source", source.root, message)

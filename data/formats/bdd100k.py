@@ -4,46 +4,48 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..scene import ATTRIBUTES, SCENE_ATTRIBUTES
-from .base import VISIBLE_IF_FLAGGED, ImageEntry, SceneBuilder, SkippedImage, Source, to_flag, to_number
+from .reading import Unusable, to_number
+from .scene_builder import SceneBuilder, visible_by
+from .source import ImageEntry, Source
 
 
 def list_images(source: Source) -> Iterator[ImageEntry]:
     """Images; the annotation is a frame of the list, of {"frames": [...]}, or of JSON lines."""
-    frames = source.read_json(source.path("annotations"), "frames")["frames"]
-    return source.by_name((str(frame.get("name")), where, frame) for where, frame in frames)
+    [frames] = source.records("annotations", "frames")
+    return source.by_name([(str(frame.get("name")), where, frame) for where, frame in frames])
 
 
-def add_labels(scene: SceneBuilder, frame: dict[str, Any], where: str) -> None:
+def add_labels(scene: SceneBuilder, frame: dict[str, Any]) -> None:
     """Add the scene attributes and boxes of one frame."""
-    labels = frame.get("labels") or []
+    labels, mapping = frame.get("labels") or [], scene.source.mapping
     if not isinstance(labels, list):
-        raise SkippedImage("bad record", "'labels' is not a list")
-    scene.scene_attributes |= _translate(scene.source, SCENE_ATTRIBUTES, frame, where)
+        raise Unusable("bad record", scene.where, "'labels' is not a list")
+    scene.scene_attributes |= _translate(scene, SCENE_ATTRIBUTES, frame, scene.where)
     for i, label in enumerate(labels):
-        label_where, label = f"{where}, label {i}", label if isinstance(label, dict) else {}
+        where, label = f"{scene.where}, label {i}", label if isinstance(label, dict) else {}
         name = str(label.get("category"))
-        mapping = scene.source.mapping.find(name)
-        attributed = scene.source.mapping.attributed.get(mapping.category or "", ()) if mapping else ()
-        attributes = _translate(scene.source, [key for key in ATTRIBUTES if key in attributed], label, label_where)
-        box = [_get_dict(label, "box2d").get(key) for key in ("x1", "y1", "x2", "y2")]
-        flags = [to_flag(_get_dict(label, "attributes").get(key)) for key in ("occluded", "truncated")]
-        visible = VISIBLE_IF_FLAGGED ** sum(flags)
-        scene.add(name, [to_number(value) for value in box], label_where, visible, attributes, written=box)
+        meaning = mapping.find(name)
+        attributed = mapping.attributed.get(meaning.category or "", ()) if meaning else ()
+        attributes = _translate(scene, [key for key in ATTRIBUTES if key in attributed], label, where)
+        written = [_part(label, "box2d").get(key) for key in ("x1", "y1", "x2", "y2")]
+        flags = [_part(label, "attributes").get(key) for key in ("occluded", "truncated")]
+        scene.add(name, [to_number(value) for value in written], where, written, visible_by(*flags), attributes)
 
 
-def _translate(source: Source, names: Iterable[str], entry: dict[str, Any], where: str) -> dict[str, str]:
+def _translate(scene: SceneBuilder, names: Iterable[str], entry: dict[str, Any], where: str) -> dict[str, str]:
     """Attributes in our words that a frame or label has, by the mapping's "values"."""
-    translated = {}
-    for name, rule in ((name, source.mapping.values[name]) for name in names if name in source.mapping.values):
-        value = _get_dict(entry, "attributes").get(rule["from"])
-        if value is not None and str(value) not in rule["values"]:
-            message = f"{rule['from']} is {value!r}, which the mapping does not list"
-            source.problems.add("unknown value", where, message)
-        if known := rule["values"].get(str(value)):
+    translated, values = {}, scene.source.mapping.values
+    for name in filter(values.__contains__, names):
+        key, words = values[name]["from"], values[name]["values"]
+        value = _part(entry, "attributes").get(key)
+        if value is not None and str(value) not in words:
+            message = f"{key} is {value!r}, which the mapping does not list"
+            scene.source.problems.add("unknown value", where, message)
+        elif known := words.get(str(value)):
             translated[name] = known
     return translated
 
 
-def _get_dict(entry: dict[str, Any], key: str) -> dict[str, Any]:
+def _part(entry: dict[str, Any], key: str) -> dict[str, Any]:
     value = entry.get(key)
     return value if isinstance(value, dict) else {}

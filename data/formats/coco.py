@@ -8,7 +8,9 @@ from typing import Any
 
 from ...files import DataError
 from ..scene import CLASSES
-from .base import ImageEntry, SceneBuilder, Source, to_flag, to_number
+from .reading import to_flag, to_number
+from .scene_builder import SceneBuilder
+from .source import ImageEntry, Source
 
 
 def list_images(source: Source) -> Iterator[ImageEntry]:
@@ -20,26 +22,26 @@ def list_images(source: Source) -> Iterator[ImageEntry]:
     Raises:
         DataError: two categories have one id.
     """
-    data = source.read_json(source.path("annotations"), "categories", "images", "annotations")
+    categories, images, annotations = source.records("annotations", "categories", "images", "annotations")
     names: dict[int | str | None, str] = {}
-    for where, category in data["categories"]:
+    for where, category in categories:
         key, name = to_key(category.get("id")), str(category.get("name"))
         if names.setdefault(key, name) != name:
             raise DataError(f"{where}: categories {names[key]!r} and {name!r} have the same id {key}")
-    uses = Counter(to_key(image.get("id")) for _, image in data["images"])
+    uses = Counter(to_key(image.get("id")) for _, image in images)
     labels: dict[int | str | None, list[Any]] = {key: [] for key in uses if key is not None}
     types = {type(key) for key in labels}
     all_placed = True
-    for where, label in data["annotations"]:
+    for where, label in annotations:
         image_key, category_key = to_key(label.get("image_id")), to_key(label.get("category_id"))
         if image_key in labels:
             labels[image_key].append((where, names.get(category_key, f"id {label.get('category_id')}"), label))
         else:
             source.problems.add("annotation without image", where, f"there is no image {label.get('image_id')!r}")
             all_placed = all_placed and type(image_key) in types
-    all_placed = all_placed and (not data["annotations"] or any(labels.values()))
+    all_placed = all_placed and (not annotations or any(labels.values()))
     entries: list[ImageEntry] = []
-    for where, image in data["images"]:
+    for where, image in images:
         key = to_key(image.get("id"))
         if uses[key] > 1:
             source.problems.add("bad record", where, f"another image has the same id {image.get('id')}")
@@ -49,25 +51,25 @@ def list_images(source: Source) -> Iterator[ImageEntry]:
     return source.by_name(entries)
 
 
-def add_labels(scene: SceneBuilder, annotation: Any, where: str) -> None:
+def add_labels(scene: SceneBuilder, annotation: tuple[dict[str, Any], list[Any], bool]) -> None:
     """Add the boxes of one image. A crowd is not an instance."""
     image, labels, is_complete = annotation
     if not is_complete:
         scene.uncertain |= CLASSES.keys()
-    scale_x, scale_y = scene.scale_from(to_number(image.get("width")), to_number(image.get("height")))
-    for label_where, name, label in labels:
-        left, top, right, bottom = corners_of(label)
-        box = (left * scale_x, top * scale_y, right * scale_x, bottom * scale_y)
-        area = to_number(label.get("area")) * scale_x * scale_y
+    scene.scale_from(to_number(image.get("width")), to_number(image.get("height")))
+    for where, name, label in labels:
+        area = to_number(label.get("area")) * math.prod(scene.scale)
         # Without an outline it is the area of the box, not of what is visible.
-        is_known = bool(label.get("segmentation")) and 0 < area < math.inf
-        is_crowd = to_flag(label.get("iscrowd"))
-        written = label.get("bbox")
-        scene.add(name, box, label_where, written=written, area=area if is_known else None, is_instance=not is_crowd)
+        is_known = label.get("segmentation") and 0 < area < math.inf
+        fields: dict[str, Any] = {"is_instance": not to_flag(label.get("iscrowd"))}
+        scene.add(name, corners_of(label), where, label.get("bbox"), area=area if is_known else None, **fields)
 
 
 def corners_of(label: dict[str, Any]) -> tuple[float, float, float, float]:
-    """Left, top, right and bottom by the "bbox" of a label; without one, by the outlines of its "segmentation"."""
+    """Left, top, right and bottom by the "bbox" of a label; without one, by the outlines of its "segmentation".
+
+    All are NaN if neither can be read.
+    """
     bbox, outlines = label.get("bbox"), label.get("segmentation")
     if bbox or not (isinstance(outlines, list) and outlines):
         left, top, width, height = map(to_number, bbox if isinstance(bbox, list) and len(bbox) == 4 else [None] * 4)

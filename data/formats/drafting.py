@@ -1,12 +1,10 @@
 """Draft a mapping file for a folder that has none: with a YOLO data.yaml, COCO JSON files or Pascal VOC XML files.
 
 Classes are matched by name and by the synonyms of the tokenizer. The draft is a file like any other mapping, to be
-read and edited: its notes say which classes have no category yet, what is assumed to be labeled exhaustively, and by
-which folder and digest a later draft knows whether this one was edited.
+read and edited: its notes say which classes have no category yet, and what is assumed to be labeled exhaustively.
 """
 
 import glob
-import hashlib
 import json
 import os
 import re
@@ -16,22 +14,21 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
-from xml.etree import ElementTree
 
 from ...answer_kind_traffic_vlm import LIGHT_STATES
-from ...files import DataError, atomic_write_text, open_inside
-from ...image_files import decode_text, find_by_name, index_files, keys_of, plain_name, select_files, stem_of
+from ...files import DataError, atomic_write_text
+from ...image_files import find_by_name, index_files, keys_of, plain_name, select_files, stem_of
 from ...tokenization_traffic_vlm import TrafficVLMTokenizer
 from ..scene import CLASSES
-from .base import parse_json, replace_last
 from .coco import to_key
 from .mapping import MAPPINGS, normalize
-from .voc import XML_ERRORS
-from .yolo import DATA_FILES, READ_ERRORS, parse_data, parse_names
+from .reading import Unusable, read_json, read_lines, read_xml
+from .source import list_files, replace_last
+from .yolo import DATA_FILES, read_data
 
 
 ROOT = Path(__file__).resolve().parents[2]
-Splits = dict[str, dict[str, Any]]
+SPLITS = ("train", "val", "test")
 BY_HAND = "a mapping file tells how to read it: --source MAPPING.json={folder}, see docs/fine-tuning.md"
 LIGHTS = {f"{state}light": {"class": "traffic light", "state": state} for state in LIGHT_STATES}
 RIDDEN = ("motorcycle", "bicycle")
@@ -48,7 +45,7 @@ class Found:
     """
 
     format: str
-    splits: Splits = field(default_factory=dict)
+    splits: dict[str, dict[str, Any]] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     exhaustive: set[str] | None = None
     notes: list[str] = field(default_factory=list)
@@ -73,53 +70,54 @@ def draft_mapping(folder: Path, path: Path) -> str:
     else:
         message = f"{folder} has none of a data.yaml with image folders, COCO JSON files or Pascal VOC XML files"
         raise DataError("; ".join([message, *reasons[:3], BY_HAND.format(folder=folder)]))
-    draft = {"name": folder.resolve().name, "format": found.format, "splits": found.splits} | _draft_classes(found)
-    classes, notes = draft["classes"], draft["notes"]
-    use = f"--source {path}={folder}"
-    if path.exists():
-        _check_same(path, draft, folder, use)
-    else:
-        draft["notes"] = [*notes, f"Drafted for {_full_name(folder)}, digest {_digest(draft)}."]
-        atomic_write_text(path, json.dumps(draft, indent=2, ensure_ascii=False) + "\n")
-    if found.names and not any(classes.values()):
+    classes = _draft_classes(found)
+    draft = {"name": folder.resolve().name, "format": found.format, "splits": found.splits} | classes
+    text, use = json.dumps(draft, indent=2, ensure_ascii=False) + "\n", f"--source {path}={folder}"
+    if not path.exists():
+        atomic_write_text(path, text)
+    elif path.read_bytes() != text.encode():
+        raise DataError(
+            f"{path} differs from the draft for {folder}: it was edited, the folder has changed, or it belongs to "
+            f"another one. {use} uses it as it is; for a new draft, delete it or choose another --output_dir"
+        )
+    if found.names and not any(classes["classes"].values()):
         raise DataError(
             f"{folder}: none of its classes ({', '.join(found.names)}) has the name of one of our categories: map "
             f"them under 'classes' of {path}, and use {use}"
         )
-    read_as = ", ".join(f"{name} = {_category(entry) or 'ignored'}" for name, entry in classes.items())
-    lines = [f"{folder} is read as {found.format}, by {path}:", read_as, *notes, f"To change it: {use}"]
+    read_as = ", ".join(f"{name} = {_category(entry) or 'ignored'}" for name, entry in classes["classes"].items())
+    lines = [f"{folder} is read as {found.format}, by {path}:", read_as, *classes["notes"], f"To change it: {use}"]
     return "\n  ".join(line for line in lines if line)
 
 
 def _draft_classes(found: Found) -> dict[str, Any]:
     """Keys of a mapping file: classes, exhaustive, attributed and notes."""
     classes, exhaustive = match_classes(found.names)
-    categories = {name: _category(entry) for name, entry in classes.items()}
     says, notes = "is taken to be labeled", list(found.notes)
     if found.exhaustive is not None:
         stated = {normalize(name) for name in found.exhaustive}
-        named = {category for name, category in categories.items() if normalize(name) in stated}
-        lights = {entry["state"] for name, entry in classes.items() if _is_light(entry) and normalize(name) in stated}
-        # Lights of one color say nothing of the others.
-        exhaustive += ["traffic light"] if lights == set(LIGHT_STATES) else []
-        exhaustive = sorted(category for category in set(exhaustive) if category in named)
+        entries = [entry for name, entry in classes.items() if normalize(name) in stated]
+        if {entry["state"] for entry in entries if _is_light(entry)} == set(LIGHT_STATES):
+            exhaustive.append("traffic light")  # lights of one color say nothing of the others
+        exhaustive = sorted(set(exhaustive) & {_category(entry) for entry in entries})
         says = "is labeled, as the source says"
-        broad = {CLASSES[category][2] for category in exhaustive}
-        for name in [name for name, entry in classes.items() if entry in exhaustive and entry in broad]:
-            classes[name] = {"class": classes[name], "maybe": []}  # a vehicle that is none of those with a class
+        broad = {CLASSES[category][2] for category in exhaustive} & set(exhaustive)
+        for name, category in classes.items():
+            if not isinstance(category, dict) and category in broad:
+                classes[name] = {"class": category, "maybe": []}  # a vehicle that is none of those with a class
     draft: dict[str, Any] = {"classes": classes, "exhaustive": exhaustive}
-    if all(_is_light(classes[name]) for name, category in categories.items() if category == "traffic light"):
-        draft |= {"attributed": {"traffic light": ["state"]}} if "traffic light" in categories.values() else {}
+    categories = {name: _category(entry) for name, entry in classes.items()}
+    lights = [classes[name] for name, category in categories.items() if category == "traffic light"]
+    if lights and all(map(_is_light, lights)):
+        draft["attributed"] = {"traffic light": ["state"]}
     notes.insert(0, f"Every visible object of 'exhaustive' {says}: {', '.join(exhaustive) or 'none'}.")
-    if "person" in exhaustive and "rider" not in categories.values():
-        ridden = [name for name, category in categories.items() if category in RIDDEN]
-        for name in ridden:
-            classes[name] = {"class": categories[name], "maybe": ["person"]}
-        if ridden:
-            notes.append(
-                f"Riders may be a part of {' and '.join(ridden)}: with one there, 'no person' is not known. Take "
-                "'maybe' out where they have boxes as persons."
-            )
+    ridden = [name for name, category in categories.items() if category in RIDDEN]
+    if ridden and "person" in exhaustive and "rider" not in categories.values():
+        classes |= {name: {"class": categories[name], "maybe": ["person"]} for name in ridden}
+        notes.append(
+            f"Riders may be a part of {' and '.join(ridden)}: with one there, 'no person' is not known. Take 'maybe' "
+            "out where they have boxes as persons."
+        )
     if unmatched := [name for name in found.names if name not in classes]:
         notes.append(
             f"No category for {', '.join(unmatched)}: nothing is known to be absent from images with them. Add them "
@@ -134,27 +132,8 @@ def _is_light(entry: Any) -> bool:
     return isinstance(entry, dict) and "state" in entry
 
 
-def _full_name(folder: Path) -> str:
-    return repr(str(folder.resolve()))  # it need not be UTF-8
-
-
-def _digest(draft: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(draft).encode()).hexdigest()[:16]
-
-
-def _check_same(path: Path, draft: dict[str, Any], folder: Path, use: str) -> None:
-    """Raise `DataError` if a file is not this draft, and say why."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        [(origin, digest)] = re.findall("^Drafted for (.*), digest (.*)[.]$", found["notes"].pop())
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise DataError(f"{path} was edited: {use} uses it. For a new draft, delete it") from None
-    if _digest(found) == _digest(draft):
-        return
-    if origin != _full_name(folder):
-        raise DataError(f"{path} belongs to {origin}: choose another --output_dir, or rename {folder}")
-    reason = "was edited" if _digest(found) != digest else "was not edited, but the source has changed"
-    raise DataError(f"{path} {reason}: {use} uses it. For a new draft, delete it")
+def _category(entry: Any) -> str | None:
+    return entry["class"] if isinstance(entry, dict) else entry
 
 
 def match_classes(names: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
@@ -169,15 +148,14 @@ def match_classes(names: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
     exhaustive = set()
     for name in names:
         words = normalize(name)
-        spellings = [words, words.replace(" ", "")]  # "motor bike" and "motorbike"
-        synonyms = ["".join(tokenizer.tokenize(spelling)) for spelling in spellings]
-        if spellings[1] in own:
-            classes[name] = own[spellings[1]]
-            exhaustive.add(classes[name])
-        elif known := [own[synonym] for synonym in synonyms if synonym in own]:
+        joined = words.replace(" ", "")  # "motor bike" and "motorbike"
+        synonyms = ["".join(tokenizer.tokenize(spelling)) for spelling in (words, joined)]
+        if joined in own:
+            exhaustive.add(own[joined])
+        if known := [own[spelling] for spelling in (joined, *synonyms) if spelling in own]:
             classes[name] = known[0]
-        elif spellings[1] in others:
-            classes[name] = others[spellings[1]]
+        elif joined in others:
+            classes[name] = others[joined]
     return classes, sorted(exhaustive)
 
 
@@ -194,34 +172,22 @@ def _known_names() -> tuple[dict[str, str], dict[str, Any], Any]:
     return own, others, TrafficVLMTokenizer.from_pretrained(ROOT)
 
 
-def _category(entry: Any) -> str | None:
-    return entry["class"] if isinstance(entry, dict) else entry
-
-
 def _find_yolo(folder: Path, _: list[str]) -> Found:
     """By `data.yaml` of Ultralytics and Roboflow: a split is a folder, several folders, or a text file of images."""
-    path = next((folder / name for name in DATA_FILES if (folder / name).is_file()), folder / DATA_FILES[0])
-    if not path.is_file():
-        return Found("yolo")
     found = Found("yolo")
     missing: list[str] = []
-    try:
-        with open_inside(path, folder) as file:
-            data = parse_data(decode_text(file.read()))
-        found.names = list(parse_names(data.get("names")).values())
-        for split in ("train", "val", "test"):
-            values = data.get(split) or []
-            places = [
-                place
-                for value in (values if isinstance(values, list) else [values])
-                if (place := _find_place(folder, path, split, str(value), str(data.get("path", "")), missing))
-            ]
-            if places:
-                found.splits[split] = _yolo_layout(folder, path, split, places)
-    except DataError:
-        raise
-    except READ_ERRORS as error:
-        raise DataError(f"{path}: splits and class names cannot be read: {' '.join(str(error).split())}") from error
+    path = next((folder / name for name in DATA_FILES if (folder / name).is_file()), None)
+    if path is None:
+        return found
+    data = read_data(path, folder)
+    found.names = list(data["names"].values())
+    for split in SPLITS:
+        values = data.get(split) or []
+        values = values if isinstance(values, list) else [values]
+        places = {str(value): _find_place(folder, f"{path}: {split}", str(value), data) for value in values}
+        missing += [f"{split}: {value}" for value, place in places.items() if place is None]
+        if known := [place for place in places.values() if place is not None]:
+            found.splits[split] = _yolo_layout(folder, f"{path}: {split}", known)
     if not found.splits:
         message = f"{path}: train, val and test are no folders, and no lists of images"
         raise DataError(f"{message}: {', '.join(missing) or 'none is given'}; {BY_HAND.format(folder=folder)}")
@@ -230,41 +196,37 @@ def _find_yolo(folder: Path, _: list[str]) -> Found:
     return found
 
 
-def _find_place(folder: Path, path: Path, split: str, value: str, base: str, missing: list[str]) -> Path | None:
-    """Folder or list that a value of data.yaml names, below `folder`; what does not exist is added to `missing`."""
-    parts = PurePosixPath(plain_name(value)).parts
+def _find_place(folder: Path, where: str, value: str, data: dict[str, Any]) -> Path | None:
+    """Path below `folder` that a value of data.yaml names; None if nothing is there."""
+    parts, root = PurePosixPath(plain_name(value)).parts, folder.resolve()
     # Roboflow writes "../train/images" for "train/images" beside data.yaml, others the path on their machine.
-    options = [Path(plain_name(base), *parts), *(Path(*parts[i:]) for i in range(len(parts)))]
-    found = [option for option in options if (folder / option).exists()]
-    inside = [option for option in found if (folder / option).resolve().is_relative_to(folder.resolve())]
+    options = [Path(plain_name(str(data.get("path", ""))), *parts), *(Path(*parts[i:]) for i in range(len(parts)))]
+    found = [(root / option).resolve() for option in options if (root / option).exists()]
+    inside = [option.relative_to(root) for option in found if option.is_relative_to(root)]
     if found and not inside:
         raise DataError(
-            f"{path}: {split}: {value} is outside of {folder}: files of other folders are not read. Write a "
-            "mapping file for a folder that holds both, see docs/fine-tuning.md"
+            f"{where}: {value} is outside of {folder}: files of other folders are not read. Write a mapping file for "
+            "a folder that holds both, see docs/fine-tuning.md"
         )
-    if not inside:
-        missing.append(f"{split}: {value}")
-        return None
-    return Path(os.path.relpath((folder / inside[0]).resolve(), folder.resolve()))
+    return inside[0] if inside else None
 
 
-def _yolo_layout(folder: Path, path: Path, split: str, places: list[Path]) -> dict[str, Any]:
+def _yolo_layout(folder: Path, where: str, places: list[Path]) -> dict[str, Any]:
     """Layout of a split with these folders, or with one list of images."""
     lists = [place for place in places if (folder / place).is_file()]
     if lists and len(places) > 1:
-        raise DataError(f"{path}: {split} has a list of images, {lists[0]}, beside others: write all into one list")
+        raise DataError(f"{where} has a list of images, {lists[0]}, beside others: write all into one list")
+    more: dict[str, Any] = {}
     if lists:
-        with open_inside(folder / lists[0], folder) as file:
-            lines = [line.strip() for line in decode_text(file.read()).splitlines()]
-        index = index_files(path.as_posix() for path in _list_images(folder))
-        found = [Path(name).parent for line in lines if line for name in find_by_name(index, line)]
-        if not found:
-            raise DataError(f"{path}: {split}: {folder} has none of the images of {lists[0]}, such as {lines[:1]}")
-        places = sorted(set(found))
+        lines = [line for _, line in read_lines(folder / lists[0], folder)]
+        index = index_files(_images_below(folder))
+        places = sorted({Path(name).parent for line in lines for name in find_by_name(index, line)})
+        more = {"list": lists[0].as_posix()}
+        if not places:
+            raise DataError(f"{where}: {folder} has none of the images of {lists[0]}, such as {lines[:1]}")
     else:
         places = [place / "images" if (folder / place / "images").is_dir() else place for place in places]
     images = Path(os.path.commonpath(places))
-    more: dict[str, Any] = {"list": lists[0].as_posix()} if lists else {}
     if images not in places and not lists:
         more = {"only": [f"{glob.escape(place.relative_to(images).as_posix())}/*" for place in places]}
     # As Ultralytics: in place of the last folder "images", otherwise beside the images.
@@ -276,31 +238,25 @@ def _yolo_layout(folder: Path, path: Path, split: str, places: list[Path]) -> di
 
 def _find_coco(folder: Path, reasons: list[str]) -> Found:
     """By COCO JSON files in a folder or one level below."""
-    found = Found("coco")
+    found, images = Found("coco"), _images_below(folder)
     files = sorted([*folder.glob("*.json"), *folder.glob("*/*.json")])
     # COCO itself has captions and keypoints of the same images beside these.
     files = [path for path in files if path.name.startswith("instances_")] or files
-    images: list[Path] = []
     exhaustive: list[set[str] | None] = []
     for path in files:
         try:
-            with open_inside(path, folder) as file:
-                data = parse_json(decode_text(file.read()))
+            data = read_json(path, folder)
             names = {str(entry["name"]): to_key(entry["id"]) for entry in data["categories"]}
             used = {to_key(label.get("category_id")) for label in data["annotations"]}
             listed = [str(entry["file_name"]) for entry in data["images"]]
-            info = data.get("info") or {}
-            exhaustive.append({str(name) for name in info["exhaustive"]} if "exhaustive" in info else None)
-        except DataError:
-            raise
-        except (OSError, ValueError, RecursionError) as error:
-            reasons.append(f"{path} cannot be read: {error}")
+            stated = (data.get("info") or {}).get("exhaustive")
+            exhaustive.append(None if stated is None else set(map(str, stated)))
+        except Unusable as error:
+            _note(error, reasons)
             continue
-        except (KeyError, TypeError, AttributeError):
+        except (LookupError, TypeError, AttributeError):
             continue  # a JSON file of another format
-        images = images or _list_images(folder)
-        layout = {"annotations": path.relative_to(folder).as_posix()}
-        _add_split(found.splits, folder, path, layout, images, listed)
+        _add_split(found, folder, path, images, listed, annotations=path)
         kept = [name for name, key in names.items() if key in used or name in (exhaustive[-1] or ())]
         found.names = list(dict.fromkeys([*found.names, *kept]))
     if exhaustive and None not in exhaustive:
@@ -310,55 +266,56 @@ def _find_coco(folder: Path, reasons: list[str]) -> Found:
 
 def _find_voc(folder: Path, reasons: list[str]) -> Found:
     """By Pascal VOC XML files anywhere in a folder."""
-    found = Found("voc")
-    names: dict[str, None] = {}
+    found, names = Found("voc"), Counter[str]()
     stems: dict[Path, list[str]] = {}
     for path in sorted(folder.rglob("*.xml")):
         try:
-            with open_inside(path, folder) as file:
-                annotation = ElementTree.parse(file).getroot()
-        except DataError:
-            raise
-        except XML_ERRORS as error:  # a problem for the reader, if there are others
-            reasons.append(f"{path} cannot be read: {error}")
+            root = read_xml(path, folder)
+        except Unusable as error:  # a problem for the reader, if there are others
+            _note(error, reasons)
             continue
-        if annotation.tag == "annotation":
-            names |= dict.fromkeys(str(item.findtext("name")).strip() for item in annotation.iterfind("object"))
+        if root.tag == "annotation":
+            names.update(str(item.findtext("name")).strip() for item in root.iterfind("object"))
             stems.setdefault(path.parent, []).append(f"{path.stem}.jpg")
     found.names = list(names)
-    images = _list_images(folder) if stems else []
+    images = _images_below(folder) if stems else []
     for annotations, listed in stems.items():
-        layout = {"annotations": annotations.relative_to(folder).as_posix()}
-        lists = [annotations.parent / "ImageSets" / "Main" / f"{split}.txt" for split in ("train", "val", "test")]
-        for path in [path for path in lists if path.is_file()] or [annotations]:
-            more = {"list": path.relative_to(folder).as_posix()} if path.suffix == ".txt" else {}
-            _add_split(found.splits, folder, path, layout | more, images, listed)
+        lists = [annotations.parent / "ImageSets" / "Main" / f"{split}.txt" for split in SPLITS]
+        for path in filter(Path.is_file, lists):
+            _add_split(found, folder, path, images, listed, annotations=annotations, list=path)
+        if not any(map(Path.is_file, lists)):
+            _add_split(found, folder, annotations, images, listed, annotations=annotations)
     return found
 
 
-def _list_images(folder: Path) -> list[Path]:
-    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*"))
-    return [Path(name) for name in select_files(names)[0]]
+def _note(error: Unusable, reasons: list[str]) -> None:
+    """Note why a file cannot be read. Raises the error if it is a link out of the folder."""
+    if error.problem[0] == "refused file":
+        raise error
+    reasons.append(str(error))
 
 
-def _add_split(
-    splits: Splits, folder: Path, path: Path, layout: dict[str, str], images: list[Path], listed: list[str]
-) -> None:
+def _images_below(folder: Path) -> list[str]:
+    return select_files(list_files(folder))[0]
+
+
+def _add_split(found: Found, folder: Path, path: Path, images: list[str], listed: list[str], **layout: Path) -> None:
     """Add the split that `path` names, with the folder that has most of the listed images."""
     split = _split_of(path.relative_to(folder))
-    counts: Counter[Path] = Counter()
+    counts: Counter[PurePosixPath] = Counter()
     for whole in (True, False):
         keys = {key for name in listed for key in keys_of(name, whole)}
-        for image in images if not counts else []:
+        for image in map(PurePosixPath, images if not counts else []):
             counts.update(p for p in image.parents if stem_of(image.relative_to(p).as_posix()) in keys)
     if not counts:
         message = f"{path}: {folder} has none of its {len(listed)} images{f', such as {listed[0]!r}' * bool(listed)}"
         raise DataError(f"{message}; {BY_HAND.format(folder=folder)}")
-    best = max(counts, key=lambda parent: (counts[parent], _split_of(parent) == split))
-    if split in splits:
-        other = folder / splits[split]["annotations"]
+    if split in found.splits:
+        other = folder / found.splits[split]["annotations"]
         raise DataError(f"{other} and {path} both have the split {split}; {BY_HAND.format(folder=folder)}")
-    splits[split] = {"images": best.as_posix()} | layout
+    best = max(counts, key=lambda parent: (counts[parent], _split_of(parent) == split))
+    files = {key: file.relative_to(folder).as_posix() for key, file in layout.items()}
+    found.splits[split] = {"images": best.as_posix()} | files
 
 
 def _split_of(path: PurePath) -> str:

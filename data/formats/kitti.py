@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
-from .base import ImageEntry, SceneBuilder, Source, to_number
+from .reading import read_lines, to_number
+from .scene_builder import SceneBuilder
+from .source import ImageEntry, Source
 
 
 # "occluded": fully visible, partly hidden, largely hidden, unknown
@@ -20,18 +22,19 @@ def list_images(source: Source) -> Iterator[ImageEntry]:
     return source.pairs("labels", ".txt")
 
 
-def add_labels(scene: SceneBuilder, path: Path, where: str) -> None:
+def add_labels(scene: SceneBuilder, path: Path) -> None:
     """Add lines of type, truncated, occluded, alpha, left, top, right, bottom; the rest of a line is ignored.
 
     A type may be of several words, as "traffic light": it ends before the first number.
     """
-    for line_where, line in scene.source.read_lines(path):
+    for where, line in read_lines(path, scene.source.root):
         fields = line.split()
-        name = " ".join(takewhile(lambda field: math.isnan(to_number(field)), fields))
-        values = [to_number(value) for value in fields[len(name.split()) :][:7]]
-        if not name or len(values) < 7 or not all(map(math.isfinite, values)):
+        words = list(takewhile(lambda field: math.isnan(to_number(field)), fields))
+        numbers = fields[len(words) :][:7]
+        values = [to_number(number) for number in numbers]
+        if words and len(values) == 7 and all(map(math.isfinite, values)):
+            visible = VISIBLE.get(int(values[1]), 1.0) * (1.0 - max(values[0], 0.0))
+            scene.add(" ".join(words), values[3:], where, " ".join(numbers[3:]), visible)
+        else:
             message = f"{line[:80]!r} is not a KITTI label: a type, then 7 numbers or more, with decimal points"
-            scene.reject("bad record", line_where, message)
-            continue
-        visible = VISIBLE.get(int(values[1]), 1.0) * (1.0 - max(values[0], 0.0))
-        scene.add(name, values[3:], line_where, visible)
+            scene.reject("bad record", where, message)

@@ -33,7 +33,9 @@ from pathlib import Path
 from typing import Any
 
 from ...files import DataError
+from ...image_files import decode_text
 from ..scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES, is_a
+from .reading import reading
 
 
 MAPPINGS = Path(__file__).parent / "mappings"
@@ -46,7 +48,7 @@ LAYOUTS = {  # required keys of a split; "yolo" and "masks" may also have the fi
     "bdd100k": {"images", "annotations"},
     "masks": {"images", "masks"},
 }
-REQUIRED = ("name", "format", "splits", "classes")
+REQUIRED: dict[str, Any] = {"name": "", "format": "", "splits": {}, "classes": {}}  # and values of their types
 OPTIONAL: dict[str, Any] = {
     "exhaustive": [],
     "attributed": {},
@@ -113,15 +115,10 @@ def load_mapping(mapping: str | Path) -> SourceMapping:
     path = Path(mapping)
     if path.suffix != ".json":
         path = MAPPINGS / f"{mapping}.json"
-    try:
-        return _parse(json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_reject_duplicate_keys))
-    except OSError as error:
-        shipped = ", ".join(SHIPPED)
-        raise DataError(f"{path}: cannot be read ({error.strerror}); shipped mappings are {shipped}") from error
-    except (TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{path}: not a mapping file: {error}") from error
-    except ValueError as error:
-        raise DataError(f"{path}: {error}") from error
+    if not path.is_file():
+        raise DataError(f"{path}: cannot be read, there is no such file; shipped mappings are {', '.join(SHIPPED)}")
+    with reading(path, "not a mapping file"):
+        return _parse(json.loads(decode_text(path.read_bytes()), object_pairs_hook=_reject_duplicate_keys))
 
 
 def check_sources(mappings: Iterable[SourceMapping]) -> None:
@@ -148,16 +145,18 @@ def _check(where: str, found: Iterable[Any], allowed: Iterable[Any]) -> None:
 
 
 def _parse(raw: Any) -> SourceMapping:
+    """Mapping of the content of a file; ValueError, or any error of a value of a wrong type, if it is not valid."""
     if not isinstance(raw, dict):
-        raise ValueError(f"not a mapping file: expected a JSON object, got a {type(raw).__name__}")
+        raise ValueError(f"expected a JSON object, got a {type(raw).__name__}")
     if missing := [key for key in REQUIRED if key not in raw]:
-        raise ValueError(f"not a mapping file: it has no {' and no '.join(map(repr, missing))}")
+        raise ValueError(f"it has no {' and no '.join(map(repr, missing))}")
     _check("keys", raw, [*SourceMapping.__dataclass_fields__, "license", "notes"])
     raw = OPTIONAL | raw
-    for key, default in ({"name": "", "splits": {}, "classes": {}} | OPTIONAL).items():
+    for key, default in (REQUIRED | OPTIONAL).items():
         if not isinstance(raw[key], type(default)):
             raise ValueError(f"{key!r} must be a {type(default).__name__}, got {raw[key]!r}")
     _check("format", [raw["format"]], LAYOUTS)
+    _check("unlabeled", [raw["unlabeled"]], ["", "empty"])
     for split, layout in raw["splits"].items():
         if missing := LAYOUTS[raw["format"]] - layout.keys():
             raise ValueError(f"split {split!r} does not name its {' and '.join(sorted(missing))}")
@@ -165,8 +164,6 @@ def _parse(raw: Any) -> SourceMapping:
             texts = value if key in ("only", "except") else [value]
             if not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
                 raise ValueError(f"split {split!r}: {key!r} must be a path, or patterns in a list, got {value!r}")
-    if raw["unlabeled"]:
-        _check("unlabeled", [raw["unlabeled"]], ["empty"])
     presence = raw["presence"]
     sizes = [presence.get("absent"), presence.get("present"), *presence.get("at", [])]
     are_numbers = all(isinstance(size, int | float) for size in sizes)
@@ -179,23 +176,22 @@ def _parse(raw: Any) -> SourceMapping:
         if rule.keys() != {"from", "values"} or not isinstance(rule["from"], str):
             raise ValueError(f"values of {name!r} needs from and values, got {rule}")
         _check(name, rule["values"].values(), [None, *(SCENE_ATTRIBUTES | ATTRIBUTES).get(name, ())])
-
     classes: dict[str, ClassMapping] = {}
     for name, entry in raw["classes"].items():
         mapping = _parse_class(name, entry, raw["exhaustive"])
         if classes.setdefault(normalize(name), mapping) != mapping:
             raise ValueError(f"classes: {name!r} occurs twice, in two spellings, with different meanings")
-    mapped = [category for category in CLASSES if any(mapping.category == category for mapping in classes.values())]
-    labeled = [category for category in CLASSES if any(is_a(member, category) for member in mapped)]
+    mapped = {mapping.category for mapping in classes.values()}
+    labeled = [name for name in CLASSES if any(member in mapped and is_a(member, name) for member in CLASSES)]
     _check("exhaustive", raw["exhaustive"], labeled)
-    _check("attributed", raw["attributed"], mapped)
+    _check("attributed", raw["attributed"], [category for category in CLASSES if category in mapped])
     for category, attributes in raw["attributed"].items():
         _check(f"attributed of {category!r}", attributes, ATTRIBUTES)
     raw |= {
         "classes": classes,
         "exhaustive": frozenset(raw["exhaustive"]),
         "attributed": {category: frozenset(names) for category, names in raw["attributed"].items()},
-        "names": tuple(str(name) for name in raw["names"]),
+        "names": tuple(map(str, raw["names"])),
     }
     return SourceMapping(**{key: raw[key] for key in SourceMapping.__dataclass_fields__})
 

@@ -1,15 +1,19 @@
 """Semantic masks: an image of class ids beside each image."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from ...files import open_inside
 from ..patches import mask_coverage
 from ..scene import SceneObject
-from .base import IMAGE_ERRORS, ImageEntry, SceneBuilder, SkippedImage, Source
 from .mapping import ClassMapping
+from .reading import Unusable, reading
+from .scene_builder import SceneBuilder
+from .source import ImageEntry, Source
 
 
 IGNORED = 255  # "void", "ignore": pixels without a label, in most data sets
@@ -19,17 +23,17 @@ def list_images(source: Source) -> Iterator[ImageEntry]:
     """Images; the annotation is (path of the mask, {id: class name})."""
     found: dict[int, str] = {}
     if "classes" in source.layout:
-        for where, entry in source.read_json(source.path("classes"), "categories")["categories"]:
+        for where, entry in source.records("classes", "categories")[0]:
             if isinstance(entry.get("id"), int):
                 found[entry["id"]] = str(entry.get("name"))
             else:
                 source.problems.add("bad record", where, f"id must be a whole number, got {entry.get('id')!r}")
-    names = source.class_names(found, source.path("classes") if "classes" in source.layout else source.root)
+    names = source.class_names(found, source.root / source.layout.get("classes", ""))
     for name, where, path in source.pairs("masks", ".png", ".bmp", ".tif", ".tiff"):
         yield name, where, (path, names)
 
 
-def add_labels(scene: SceneBuilder, annotation: Any, where: str) -> None:
+def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[int, str]]) -> None:
     """Add an object for each category in a mask: all of its pixels together, which is not an instance.
 
     The mapping's "presence" sets the minimum size. A mask smaller than "absent" is no object. One smaller than
@@ -37,17 +41,17 @@ def add_labels(scene: SceneBuilder, annotation: Any, where: str) -> None:
     """
     path, names = annotation
     mask = _read(scene, path)
-    class_ids: dict[ClassMapping, list[int]] = {}
-    found = [int(class_id) for class_id in np.unique(mask)]
-    if IGNORED not in names and set(found) - {0, IGNORED}:  # with 0 alone, 255 may be white for "yes"
-        found = [class_id for class_id in found if class_id != IGNORED]
-    for class_id in found:
-        mapping = scene.find(names.get(class_id, f"id {class_id}"), where)
+    ids_of: dict[ClassMapping, list[int]] = {}
+    found = set(np.unique(mask).tolist())
+    if IGNORED not in names and found - {0, IGNORED}:  # with 0 alone, 255 may be white for "yes"
+        found.discard(IGNORED)
+    for class_id in map(int, sorted(found)):
+        mapping = scene.find(names.get(class_id, f"id {class_id}"), scene.where)
         if mapping is not None and (mapping.category or mapping.maybe):
-            class_ids.setdefault(mapping, []).append(class_id)
+            ids_of.setdefault(mapping, []).append(class_id)
     presence = scene.source.mapping.presence
     scale = mask.size / (presence["at"][0] * presence["at"][1])  # the thresholds are for images of this size
-    for mapping, ids in class_ids.items():
+    for mapping, ids in ids_of.items():
         filled = np.isin(mask, ids)
         area = int(filled.sum())
         if area < presence["absent"] * scale:
@@ -56,29 +60,31 @@ def add_labels(scene: SceneBuilder, annotation: Any, where: str) -> None:
         if mapping.category is None:
             continue
         rows, columns = np.flatnonzero(filled.any(1)), np.flatnonzero(filled.any(0))
-        box = (float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1))
-        visible = 0.0 if area < presence["present"] * scale else 1.0
-        coverage = tuple(map(tuple, mask_coverage(filled).round(4).tolist()))
-        item = SceneObject(
-            mapping.category, box, float(area), visible, mapping.attributes, coverage, is_instance=False
-        )
-        scene.objects.append(item)
+        fields: dict[str, Any] = {
+            "box": (float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)),
+            "area": float(area),
+            "visible": 0.0 if area < presence["present"] * scale else 1.0,
+            "attributes": mapping.attributes,
+            "coverage": tuple(map(tuple, mask_coverage(filled).round(4).tolist())),
+        }
+        scene.objects.append(SceneObject(mapping.category, **fields, is_instance=False))
 
 
-def _read(scene: SceneBuilder, path: Any) -> np.ndarray:
+def _read(scene: SceneBuilder, path: Path) -> np.ndarray:
     """Class ids [H, W] of a mask; gray that is saved as RGB is read, too."""
-    try:
-        with scene.source.open(path) as file, Image.open(file) as image:
-            mask, mode = np.asarray(image), image.mode
-    except IMAGE_ERRORS as error:
-        raise SkippedImage("corrupt image", f"mask cannot be decoded: {error}") from error
+    with (
+        reading(path, "mask cannot be decoded", "corrupt image"),
+        open_inside(path, scene.source.root) as file,
+        Image.open(file) as image,
+    ):
+        mask, mode = np.asarray(image), image.mode
     if mask.shape[:2] != (scene.height, scene.width):
         shape = f"{mask.shape[1]} × {mask.shape[0]}"
-        raise SkippedImage("image size", f"the mask is {shape}, its image is {scene.width} × {scene.height}")
+        raise Unusable("image size", path, f"the mask is {shape}, its image is {scene.width} × {scene.height}")
     if mask.ndim == 3:
         if mode not in ("RGB", "RGBA") or (mask[..., :3] != mask[..., :1]).any():
-            raise SkippedImage("bad mask", f"the mask has colors ({mode}) in place of class ids")
+            raise Unusable("bad mask", path, f"the mask has colors ({mode}) in place of class ids")
         mask = mask[..., 0]
-    if not np.array_equal(mask, np.floor(mask)):
-        raise SkippedImage("bad mask", f"the mask has fractions in place of class ids, such as {mask.max():g}")
+    if not (np.isfinite(mask) & (mask == np.floor(mask))).all():
+        raise Unusable("bad mask", path, f"the mask has fractions in place of class ids, such as {mask.max():g}")
     return mask

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from xml.etree import ElementTree
 
-from .base import VISIBLE_IF_FLAGGED, ImageEntry, SceneBuilder, SkippedImage, Source, to_flag, to_number
+from .reading import Unusable, read_xml, to_flag, to_number
+from .scene_builder import SceneBuilder, visible_by
+from .source import ImageEntry, Source
 
 
-XML_ERRORS = (OSError, ValueError, LookupError, ElementTree.ParseError)  # raised for bad files
+CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
 def list_images(source: Source) -> Iterator[ImageEntry]:
@@ -15,22 +16,18 @@ def list_images(source: Source) -> Iterator[ImageEntry]:
     return source.pairs("annotations", ".xml")
 
 
-def add_labels(scene: SceneBuilder, path: Path, where: str) -> None:
+def add_labels(scene: SceneBuilder, path: Path) -> None:
     """Add the boxes of one image. A difficult object is there, but no question is about its category."""
-    try:
-        with scene.source.open(path) as file:
-            annotation = ElementTree.parse(file).getroot()
-    except XML_ERRORS as error:
-        raise SkippedImage("bad file", f"cannot be read: {error}") from error
-    if annotation.tag != "annotation":
-        raise SkippedImage("bad file", f"is not Pascal VOC: its root is <{annotation.tag}>, not <annotation>")
-    width, height = (to_number(annotation.findtext(f"size/{key}")) for key in ("width", "height"))
-    scale_x, scale_y = scene.scale_from(width, height)
-    for i, item in enumerate(annotation.iterfind("object")):
-        written = [item.findtext(f"bndbox/{key}") for key in ("xmin", "ymin", "xmax", "ymax")]
+    root = read_xml(path, scene.source.root)
+    if root.tag != "annotation":
+        raise Unusable("bad file", path, f"is not Pascal VOC: its root is <{root.tag}>, not <annotation>")
+    scene.scale_from(*(to_number(root.findtext(f"size/{key}")) for key in ("width", "height")))
+    for i, item in enumerate(root.iterfind("object")):
+        written = [item.findtext(f"bndbox/{key}") for key in CORNERS]
         left, top, right, bottom = map(to_number, written)
         # The first pixel is 1 in the original data and 0 by some tools.
-        box = (max(left - 1, 0.0) * scale_x, max(top - 1, 0.0) * scale_y, right * scale_x, bottom * scale_y)
-        flags = [to_flag(item.findtext(key)) for key in ("occluded", "truncated")]
-        visible = 0.0 if to_flag(item.findtext("difficult")) else VISIBLE_IF_FLAGGED ** sum(flags)
-        scene.add(str(item.findtext("name")), box, f"{where}, object {i}", visible, written=written)
+        box = (max(left - 1, 0.0), max(top - 1, 0.0), right, bottom)
+        visible = visible_by(item.findtext("occluded"), item.findtext("truncated"))
+        if to_flag(item.findtext("difficult")):
+            visible = 0.0
+        scene.add(str(item.findtext("name")), box, f"{path}, object {i}", written, visible)
