@@ -21,6 +21,8 @@ from datasets import Dataset, Image, concatenate_datasets, load_dataset
 
 from ..files import DataError
 from ..image_files import decode_text, find_by_name, index_files, open_image, select_files
+from .formats.reading import reading, split_lines
+from .formats.source import list_files
 
 
 LISTS = ("questions", "answers", "question_types", "categories", "question_ids")  # one entry for each question
@@ -52,10 +54,8 @@ def load_rows(
         DataError: a folder is missing, empty or unreadable; a split or a required column does not exist.
     """
     folders = [Path(folder) for folder in folders]
-    parts = [
-        _load_folder(folder, source, split, prefer)
-        for folder, source in zip(folders, source_names(folders) if sources is None else sources)
-    ]
+    names = source_names(folders) if sources is None else sources
+    parts = [_load_folder(folder, name, split, prefer) for folder, name in zip(folders, names)]
     columns = [*COLUMNS, "scene"] if all("scene" in part.column_names for part in parts) else list(COLUMNS)
     rows = concatenate_datasets([part.select_columns(columns) for part in parts])
     if max_images is not None and max_images < len(rows):
@@ -88,23 +88,20 @@ def _load_folder(folder: Path, source: str, split: str | None, prefer: str | Non
     for path in sorted((folder / "data").glob("*-*.parquet")):
         # "train-00000.parquet", or "train-00000-of-00002.parquet" as `push_to_hub` writes it
         files.setdefault(re.sub(r"-\d+(-of-\d+)?$", "", path.stem), []).append(glob.escape(str(path)))
-    if not files:
-        rows = _read_own(folder, split, prefer)
-    else:
+    if files:
         name = _choose_split(folder, files, split, prefer)
-        try:
+        with reading(folder, "the dataset cannot be read"):
             # By file names: the cache of `datasets` may hold another folder of the same name.
             rows = load_dataset("parquet", data_files=files[name], split="train")
-        except Exception as error:  # each format raises its own errors
-            message = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise DataError(f"{folder}: the dataset cannot be read: {message}") from error
+    else:
+        rows = _read_own(folder, split, prefer)
     if not len(rows):
         raise DataError(f"{folder}: the dataset has no rows")
     if missing := [column for column in REQUIRED if column not in rows.column_names]:
         raise DataError(f"{folder}: has no column {', '.join(missing)}; required are {', '.join(REQUIRED)}")
     if files and "scene" not in rows.column_names:  # others are made by scripts/make_dataset.py
         for i, row in enumerate(rows.select_columns(["questions", "answers"]), start=1):
-            _check_own(f"{folder}: row {i}", row)
+            _check_questions(f"{folder}: row {i}", row)
     return _add_defaults(rows, source)
 
 
@@ -120,40 +117,35 @@ def _read_own(folder: Path, split: str | None, prefer: str | None) -> Dataset:
             f"{folder}: has neither data/SPLIT-00000.parquet, as scripts/make_dataset.py writes, nor images beside a "
             "metadata.jsonl of file_name, questions and answers"
         )
-    splits = {"train": paths}
-    if all(path.relative_to(folder).parts[0].lower() in SPLITS for path in paths):
-        splits = {}
-        for path in paths:
-            splits.setdefault(path.relative_to(folder).parts[0], []).append(path)
-    paths = splits[_choose_split(folder, splits, split, prefer)]
-    rows: list[dict[str, Any]] = []
-    missing: list[str] = []
-    seen: set[Path] = set()
-    used: set[Path] = set()
+    parts = [path.relative_to(folder).parts[0] for path in paths]
+    if not all(part.lower() in SPLITS for part in parts):
+        parts = ["train"] * len(paths)
+    name = _choose_split(folder, dict.fromkeys(parts), split, prefer)
+    paths = [path for path, part in zip(paths, parts) if part == name]
+    rows, missing = [], []
+    seen, used = set[Path](), set[Path]()
     for path in paths:
-        names, _ = select_files(image.relative_to(path.parent).as_posix() for image in path.parent.rglob("*"))
-        images = index_files(names)
-        seen.update(path.parent / name for name in names)
+        images = index_files(select_files(list_files(path.parent))[0])
+        seen.update(path.parent / name for names in images.values() for name in names)
         for where, row in _read_metadata(path):
             written = str(row.get("file_name"))
             found = find_by_name(images, written)
             used.update(path.parent / name for name in found)
-            if len(found) != 1:
-                missing.append(
-                    f"{where}: image {written!r} {'may be ' + ' or '.join(found) if found else 'is missing'}"
-                )
-                continue
-            _check_own(f"{where} ({written})", row)
-            kept = {key: value for key, value in row.items() if key in (*COLUMNS, "scene")}
-            rows.append(kept | {"image": str(path.parent / found[0])})
+            if len(found) == 1:
+                _check_questions(f"{where} ({written})", row)
+                row["image"] = str(path.parent / found[0])
+                rows.append(row)
+            else:
+                reason = f"may be {' or '.join(found)}" if found else "is missing"
+                missing.append(f"{where}: image {written!r} {reason}")
     if missing:
         raise DataError(f"{folder}: {len(missing)} images cannot be found: {'; '.join(missing[:3])}")
     with ThreadPoolExecutor() as pool:  # now: training would stop at a damaged image after hours
-        damaged = [problem for problem in pool.map(_image_problem, (row["image"] for row in rows)) if problem]
+        damaged = list(filter(None, pool.map(_image_problem, [row["image"] for row in rows])))
     if damaged:
         raise DataError(f"{folder}: {len(damaged)} images cannot be read: {'; '.join(damaged[:3])}")
-    note = f", and {len(seen - used)} images without a line are left out" if seen - used else ""
     if os.environ.get("RANK", "0") == "0":  # of several processes, one
+        note = f", and {len(seen - used)} images without a line are left out" if seen - used else ""
         files = ", ".join(path.relative_to(folder).as_posix() for path in paths)
         print(f"{folder}: {len(rows)} images with questions by {files}{note}", file=sys.stderr)
     columns = [column for column in (*COLUMNS, "scene") if rows and all(column in row for row in rows)]
@@ -172,35 +164,31 @@ def _image_problem(path: str) -> str:
 
 def _read_metadata(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """(file:line, row) of each line. A cell of a CSV file is one text, or a JSON list."""
-    try:
+    with reading(path):
         text = decode_text(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
-    if path.suffix == ".csv":
-        reader = csv.DictReader(io.StringIO(text))
-        for cells in reader:
-            lists = {key: [cells.get(key)] for key in ("questions", "answers")}
-            for key, [cell] in lists.items():
-                if str(cell).startswith("["):
-                    lists[key] = _parse(f"{path}:{reader.line_num}", str(cell))
-            yield f"{path}:{reader.line_num}", {**cells, **lists}
-        return
-    for i, line in enumerate(text.splitlines(), start=1):
-        if line.strip():
-            row = _parse(f"{path}:{i}", line)
-            if not isinstance(row, dict):
-                raise DataError(f"{path}:{i}: is not a JSON object")
-            yield f"{path}:{i}", row
+        if path.suffix == ".csv":
+            reader = csv.DictReader(io.StringIO(text))
+            for cells in reader:
+                where = f"{path}:{reader.line_num}"
+                lists = {key: [cells.get(key)] for key in ("questions", "answers")}
+                for key, [cell] in lists.items():
+                    if str(cell).startswith("["):
+                        lists[key] = _parse(where, str(cell))
+                yield where, cells | lists
+            return
+    for i, line in split_lines(text):
+        row = _parse(f"{path}:{i}", line)
+        if not isinstance(row, dict):
+            raise DataError(f"{path}:{i}: is not a JSON object")
+        yield f"{path}:{i}", row
 
 
 def _parse(where: str, text: str) -> Any:
-    try:
+    with reading(where, "is not valid JSON"):
         return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: is not valid JSON: {error}") from error
 
 
-def _check_own(where: str, row: dict[str, Any]) -> None:
+def _check_questions(where: str, row: dict[str, Any]) -> None:
     """Raise a `DataError` if the questions and answers of a row do not belong together."""
     for column in ("questions", "answers"):
         texts = row.get(column)
@@ -223,12 +211,12 @@ def _choose_split(folder: Path, splits: Collection[str], split: str | None, pref
 def _add_defaults(rows: Dataset, source: str) -> Dataset:
     """Add the columns that hand-written questions lack. Each text is a question id of its own."""
     missing = [column for column in COLUMNS if column not in rows.column_names]
-    questions = rows["questions"] if missing else []
+    questions = list(rows["questions"]) if missing else []
     own = [["own"] * len(texts) for texts in questions]
     defaults = {
         "question_types": own,
         "categories": own,
-        "question_ids": list(questions),
+        "question_ids": questions,
         "source": [source] * len(own),
         "image_id": [str(index) for index in range(len(own))],
     }
