@@ -552,6 +552,7 @@ A, B = "a/images/1.jpg", "b/images/2.jpg"
         *[(f"train: {name}", {name: f"{line}\n\n"}, [A]) for name in ("train.txt", "./lists/train.txt")
           for line in ("./a/images/1.jpg", "/content/set/a/images/1.jpg", "a\\images\\1.jpg")],
         ("train: all.txt", {"all.txt": f"{B}\r\n{A}"}, [A, B]),
+        ("train: all.txt", {"all.txt": "2"}, [B]),
     ],
 )  # fmt: skip
 def test_the_folders_and_lists_of_a_data_yaml_are_read(tmp_path, data, files, found):
@@ -582,6 +583,16 @@ def test_what_a_source_says_is_exhaustive_is_drafted(tmp_path):
     assert mapping.find("vehicle").maybe == frozenset() and mapping.find("motorcycle").maybe == {"person"}
 
 
+def test_each_folder_of_voc_files_is_a_split(tmp_path):
+    files = {
+        f"{split}/{name}": content
+        for split in ("train", "val")
+        for name, content in [("Annotations/1.xml", XML), ("JPEGImages/1.jpg", (280, 140))]
+    }
+    mapping = draft(tmp_path, files)
+    assert [read(tmp_path, mapping, split)[0][0].scene.image_id for split in ("train", "val")] == list(files)[1::2]
+
+
 def test_images_without_any_label_are_a_source(tmp_path):
     mapping = draft(tmp_path, {"train/a.jpg": (280, 140), "train.json": coco(categories=[])})
     [record], problems = read(tmp_path, mapping)
@@ -595,7 +606,10 @@ def test_images_without_any_label_are_a_source(tmp_path):
         ({"a.json": "{'images': []}"}, r"a\.json: cannot be read: Expecting property name"),
         ({"train.json": coco(images=[{"file_name": "c d.jpg"}])}, r"none of its 1 images, such as 'c d\.jpg'"),
         ({"data.yaml": "names: [A]\ntrain: [a, b]\nval: c.txt"}, "no lists of images: train: a, train: b, val: c.txt"),
-        ({"data.yaml": "names: [car]\ntrain: c.txt", "c.txt": "1.jpg"}, r"none of the images of c\.txt, such as"),
+        (
+            {"data.yaml": "names: [car]\ntrain: c.txt", "c.txt": "1.jpg"},
+            r"c\.txt: .* has none of its 1 images, such as '1.jpg'",
+        ),
         ({"data.yaml": "names: [car]\ntrain: [a, c.txt]", "c.txt": "", "a/1.jpg": (9, 9)}, "write all into one list"),
     ],
 )

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...answer_kind_traffic_vlm import LIGHT_STATES
 from ...files import DataError, atomic_write_text
-from ...image_files import find_by_name, index_files, keys_of, plain_name, select_files, stem_of
+from ...image_files import keys_of, plain_name, select_files, stem_of
 from ...tokenization_traffic_vlm import TrafficVLMTokenizer
 from ..scene import CLASSES
 from .coco import to_key
@@ -187,7 +187,7 @@ def _find_yolo(folder: Path, _: list[str]) -> Found:
         places = {str(value): _find_place(folder, f"{path}: {split}", str(value), data) for value in values}
         missing += [f"{split}: {value}" for value, place in places.items() if place is None]
         if known := [place for place in places.values() if place is not None]:
-            found.splits[split] = _yolo_layout(folder, f"{path}: {split}", known)
+            found.splits[split] = _yolo_layout(folder, f"{path}: {split}", split, known)
     if not found.splits:
         message = f"{path}: train, val and test are no folders, and no lists of images"
         raise DataError(f"{message}: {', '.join(missing) or 'none is given'}; {BY_HAND.format(folder=folder)}")
@@ -211,24 +211,20 @@ def _find_place(folder: Path, where: str, value: str, data: dict[str, Any]) -> P
     return inside[0] if inside else None
 
 
-def _yolo_layout(folder: Path, where: str, places: list[Path]) -> dict[str, Any]:
+def _yolo_layout(folder: Path, where: str, split: str, places: list[Path]) -> dict[str, Any]:
     """Layout of a split with these folders, or with one list of images."""
     lists = [place for place in places if (folder / place).is_file()]
     if lists and len(places) > 1:
         raise DataError(f"{where} has a list of images, {lists[0]}, beside others: write all into one list")
     more: dict[str, Any] = {}
     if lists:
-        lines = [line for _, line in read_lines(folder / lists[0], folder)]
-        index = index_files(_images_below(folder))
-        places = sorted({Path(name).parent for line in lines for name in find_by_name(index, line)})
-        more = {"list": lists[0].as_posix()}
-        if not places:
-            raise DataError(f"{where}: {folder} has none of the images of {lists[0]}, such as {lines[:1]}")
+        listed = [line for _, line in read_lines(folder / lists[0], folder)]
+        images, more = _image_folder(folder, folder / lists[0], split, listed), {"list": lists[0].as_posix()}
     else:
         places = [place / "images" if (folder / place / "images").is_dir() else place for place in places]
-    images = Path(os.path.commonpath(places))
-    if images not in places and not lists:
-        more = {"only": [f"{glob.escape(place.relative_to(images).as_posix())}/*" for place in places]}
+        images = Path(os.path.commonpath(places))
+        if images not in places:
+            more = {"only": [f"{glob.escape(place.relative_to(images).as_posix())}/*" for place in places]}
     # As Ultralytics: in place of the last folder "images", otherwise beside the images.
     labels = Path(replace_last(images.as_posix(), "images", "labels"))
     if not (folder / labels).is_dir() and (folder / images / "labels").is_dir():
@@ -238,7 +234,7 @@ def _yolo_layout(folder: Path, where: str, places: list[Path]) -> dict[str, Any]
 
 def _find_coco(folder: Path, reasons: list[str]) -> Found:
     """By COCO JSON files in a folder or one level below."""
-    found, images = Found("coco"), _images_below(folder)
+    found = Found("coco")
     files = sorted([*folder.glob("*.json"), *folder.glob("*/*.json")])
     # COCO itself has captions and keypoints of the same images beside these.
     files = [path for path in files if path.name.startswith("instances_")] or files
@@ -256,7 +252,7 @@ def _find_coco(folder: Path, reasons: list[str]) -> Found:
             continue
         except (LookupError, TypeError, AttributeError):
             continue  # a JSON file of another format
-        _add_split(found, folder, path, images, listed, annotations=path)
+        _add_split(found, folder, path, listed, {"annotations": path})
         kept = [name for name, key in names.items() if key in used or name in (exhaustive[-1] or ())]
         found.names = list(dict.fromkeys([*found.names, *kept]))
     if exhaustive and None not in exhaustive:
@@ -278,13 +274,11 @@ def _find_voc(folder: Path, reasons: list[str]) -> Found:
             names.update(str(item.findtext("name")).strip() for item in root.iterfind("object"))
             stems.setdefault(path.parent, []).append(f"{path.stem}.jpg")
     found.names = list(names)
-    images = _images_below(folder) if stems else []
     for annotations, listed in stems.items():
         lists = [annotations.parent / "ImageSets" / "Main" / f"{split}.txt" for split in SPLITS]
-        for path in filter(Path.is_file, lists):
-            _add_split(found, folder, path, images, listed, annotations=annotations, list=path)
-        if not any(map(Path.is_file, lists)):
-            _add_split(found, folder, annotations, images, listed, annotations=annotations)
+        for path in [path for path in lists if path.is_file()] or [annotations]:
+            files = {"annotations": annotations} | ({"list": path} if path in lists else {})
+            _add_split(found, folder, path, listed, files)
     return found
 
 
@@ -295,27 +289,29 @@ def _note(error: Unusable, reasons: list[str]) -> None:
     reasons.append(str(error))
 
 
-def _images_below(folder: Path) -> list[str]:
-    return select_files(list_files(folder))[0]
-
-
-def _add_split(found: Found, folder: Path, path: Path, images: list[str], listed: list[str], **layout: Path) -> None:
-    """Add the split that `path` names, with the folder that has most of the listed images."""
+def _add_split(found: Found, folder: Path, path: Path, listed: list[str], files: dict[str, Path]) -> None:
+    """Add the split that `path` names, with these files and the folder of the listed images."""
     split = _split_of(path.relative_to(folder))
+    images = _image_folder(folder, path, split, listed)
+    if split in found.splits:
+        other = folder / found.splits[split]["annotations"]
+        raise DataError(f"{other} and {path} both have the split {split}; {BY_HAND.format(folder=folder)}")
+    layout = {"images": folder / images} | files
+    found.splits[split] = {key: value.relative_to(folder).as_posix() for key, value in layout.items()}
+
+
+def _image_folder(folder: Path, path: Path, split: str, listed: list[str]) -> Path:
+    """The folder below `folder` that has most of the images which the file `path` lists."""
+    images = [PurePosixPath(name) for name in select_files(list_files(folder))[0]]
     counts: Counter[PurePosixPath] = Counter()
     for whole in (True, False):
         keys = {key for name in listed for key in keys_of(name, whole)}
-        for image in map(PurePosixPath, images if not counts else []):
+        for image in images if not counts else []:
             counts.update(p for p in image.parents if stem_of(image.relative_to(p).as_posix()) in keys)
     if not counts:
         message = f"{path}: {folder} has none of its {len(listed)} images{f', such as {listed[0]!r}' * bool(listed)}"
         raise DataError(f"{message}; {BY_HAND.format(folder=folder)}")
-    if split in found.splits:
-        other = folder / found.splits[split]["annotations"]
-        raise DataError(f"{other} and {path} both have the split {split}; {BY_HAND.format(folder=folder)}")
-    best = max(counts, key=lambda parent: (counts[parent], _split_of(parent) == split))
-    files = {key: file.relative_to(folder).as_posix() for key, file in layout.items()}
-    found.splits[split] = {"images": best.as_posix()} | files
+    return Path(max(counts, key=lambda parent: (counts[parent], _split_of(parent) == split)))
 
 
 def _split_of(path: PurePath) -> str:
