@@ -272,7 +272,7 @@ def test_nothing_is_drafted_from_a_link_out_of_the_folder(tmp_path, format, name
     [
         ({}, "has none of a data.yaml with image folders, COCO JSON files or Pascal VOC XML files"),
         ({"data.yaml": "names: [car]\ntrain: nowhere"}, "data.yaml: train, val and test are no folders"),
-        ({"data.yaml": "- car"}, "data.yaml: class names cannot be read: it has no 'names'"),
+        ({"data.yaml": "- car"}, "data.yaml: class names cannot be read: it has none"),
         (
             {"data.yaml": "names: [forklift]\ntrain: ."},
             r"none of its classes \(forklift\) .* 'classes' of .*out_mine.json, and",

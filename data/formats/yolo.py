@@ -37,8 +37,8 @@ def list_images(source: Source) -> Iterator[ImageEntry]:
     files = [*NAME_FILES, f"{source.layout['labels']}/classes.txt"]
     options = [source.root / name for name in ([source.layout["classes"]] if "classes" in source.layout else files)]
     path = next((path for path in options if path.is_file()), options[0])
-    data: dict[str, Any] = {"names": {}} if source.mapping.names and not path.is_file() else {}
-    data = data or read_data(path, source.root)
+    is_needed = path.is_file() or not source.mapping.names
+    data = read_data(path, source.root) if is_needed else {"names": {}}
     names, keypoints = source.class_names(data["names"], path), data.get("keypoints")
     pairs = list(source.pairs("labels", ".txt"))
 
@@ -85,13 +85,12 @@ def read_data(path: Path, root: Path) -> dict[str, Any]:
         # The loader keeps every value as text: a class may be named "no" or "050".
         is_yaml = path.suffix in (".yaml", ".yml")
         data = yaml.load(text, yaml.BaseLoader) if is_yaml else {"names": text.splitlines()}
-        names = data.get("names") if isinstance(data, dict) else None
-        if not names:
-            raise ValueError("it has no 'names'")
+        data = data if isinstance(data, dict) else {}
+        names = data.get("names") or {}
         names = dict(enumerate(names)) if isinstance(names, list) else names
         data["names"] = {int(class_id): name.strip() for class_id, name in names.items() if name.strip()}
         if not data["names"]:
-            raise ValueError("there are no class names")
+            raise ValueError("it has none")
     if "kpt_shape" in data:
         with reading(path, "kpt_shape is not [number of keypoints, 2 or 3]"):
             if not isinstance(shape := data["kpt_shape"], list):
@@ -117,11 +116,11 @@ def box_of(numbers: list[str], keypoints: int | None, has_ids: Callable[[], bool
     count = len(values)
     if not all(map(math.isfinite, values)):
         return UNKNOWN
-    if keypoints is None:
-        return _around(values[:4] if _has_visibilities(values) else values[: count - _extra(numbers, values, has_ids)])
-    if count != 4 and not 0 <= count - 4 - keypoints <= 2:
+    if keypoints is not None and count != 4 and not 0 <= count - 4 - keypoints <= 2:
         raise ValueError(f"has {count} numbers; by kpt_shape of data.yaml it needs 4 + {keypoints}")
-    return _around(values[:4])
+    if keypoints is not None or _has_visibilities(values):
+        return _around(values[:4])
+    return _around(values[: count - _extra(numbers, values, has_ids)])
 
 
 def _extra(numbers: list[str], values: list[float], has_ids: Callable[[], bool]) -> int:
@@ -134,15 +133,13 @@ def _extra(numbers: list[str], values: list[float], has_ids: Callable[[], bool])
         if not 0 <= last <= 1 and not numbers[-1].isdigit():  # for example, an angle
             raise ValueError(f"has {count} numbers, of which the last is neither a confidence nor an id")
         return 1
-    if not _may_end_in_id(numbers):
-        return 0
-    if last > 1 or has_ids():  # no coordinate is greater than 1
-        return 2
-    # If the box is nearly the same, the id does no harm.
-    differs = _is_inside(values) if count == 6 else _area(_around(values)) > 2 * _area(_around(values[:-2]))
-    if differs:
-        raise ValueError("may be an outline, or end in a confidence and an id")
-    return 0
+    ends_in_id = _ends_in_id(numbers)
+    if ends_in_id is None:
+        differs = _is_inside(values) if count == 6 else _area(_around(values)) > 2 * _area(_around(values[:-2]))
+        ends_in_id = has_ids()
+        if differs and not ends_in_id:
+            raise ValueError("may be an outline, or end in a confidence and an id")
+    return 2 if ends_in_id else 0
 
 
 def _around(values: list[float]) -> Box:
@@ -181,12 +178,14 @@ def _may_be_keypoints(values: list[float]) -> bool:
     return _is_inside(values) and all(are_near) and all(0 <= flag <= 2 for _, _, flag in points)
 
 
-def _may_end_in_id(numbers: list[str]) -> bool:
-    """Whether the last two of an even number of numbers can be a confidence and the id of a track, as "0.9 1"."""
+def _ends_in_id(numbers: list[str]) -> bool | None:
+    """Whether the last two of an even number of numbers are a confidence and the id of a track, as "0.9 12".
+
+    None if they may be coordinates, as "0.9 1".
+    """
     values = [to_number(number) for number in numbers]
-    is_even = len(values) >= 6 and len(values) % 2 == 0 and not _has_visibilities(values)
-    return is_even and 0 <= values[-2] <= 1 and (numbers[-1].isdigit() or (values[-1] > 1 and values[-1] % 1 == 0))
-
-
-def _ends_in_id(numbers: list[str]) -> bool:
-    return _may_end_in_id(numbers) and to_number(numbers[-1]) > 1  # no coordinate
+    if len(values) < 6 or len(values) % 2 or _has_visibilities(values) or not 0 <= values[-2] <= 1:
+        return False
+    if values[-1] > 1:  # no coordinate
+        return values[-1] % 1 == 0
+    return None if numbers[-1].isdigit() else False
