@@ -161,6 +161,8 @@ READ = [
     *[case("coco", named(a), CAR, files={f"images/{b}": (280, 140)}, problem="image not listed")
       for a, b in [("my%20b.jpg", "my b.jpg"), ("b.png", "b.PNG"), (NFC, f"{NFD}.jpg"), (NFD, f"{NFC}.png")]],
     case("coco", named("a.JPG"), CAR, files={"images/a.png": (9, 9)}, problem="image not listed"),
+    case("coco", coco(("Car", BOX), images=[{"id": i, "file_name": name} for i, name in [(8, "a.bmp"), (7, "a.jpg")]]),
+         CAR, files={"images/a.png": (9, 9)}, problem="two files of one name"),
     *[case("coco", coco(("Car", {"bbox": BOX, "iscrowd": a})), CAR) for a in ("0", "false", None, False)],
     *[case("coco", coco(("Car", {"bbox": BOX, "iscrowd": a})), replace(CAR, is_instance=False))
       for a in (1, "1", "true", True, 1.0)],

@@ -55,13 +55,13 @@ def _read(source: Source) -> Iterator[Record]:
                 scene = SceneBuilder(source, name, where)
                 reader.add_labels(scene, annotation)
             except Unusable as error:
-                source.problems.add(*error.problem)
+                source.problems.add(*error.args)
                 continue
             if (record := scene.finish()) is not None:
                 is_empty = False
                 yield record
     except Unusable as error:  # a file that all images need
-        source.problems.add(*error.problem)
+        source.problems.add(*error.args)
     if is_empty:
         message = f"split {source.split!r} of source {source.mapping.name!r} has no usable image"
         source.problems.add("empty source", source.root, message)

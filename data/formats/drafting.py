@@ -284,7 +284,7 @@ def _find_voc(folder: Path, reasons: list[str]) -> Found:
 
 def _note(error: Unusable, reasons: list[str]) -> None:
     """Note why a file cannot be read. Raises the error if it is a link out of the folder."""
-    if error.problem[0] == "refused file":
+    if error.args[0] == "refused file":
         raise error
     reasons.append(str(error))
 

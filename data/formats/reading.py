@@ -16,13 +16,12 @@ from ...image_files import decode_text
 class Unusable(DataError):
     """An image, or a file with all of its images, that cannot be used.
 
-    Attributes:
-        problem: the kind of problem, where it is (file:line, or file and record), and a message.
+    The arguments are the kind of problem, where it is (file:line, or file and record), and a message.
     """
 
-    def __init__(self, kind: str, where: object, message: str) -> None:
-        super().__init__(f"{where}: {message}")
-        self.problem = kind, where, message
+    def __str__(self) -> str:
+        _, where, message = self.args
+        return f"{where}: {message}"
 
 
 @contextmanager

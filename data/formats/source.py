@@ -129,7 +129,7 @@ class Source:
         entry names are counted: they may belong to another split, or have lost their annotation.
         """
         folder, found = self.path("images"), [find_by_name(self.images, written) for written, _, _ in entries]
-        uses = Counter(name for names in found for name in names)
+        uses = Counter(names[0] for names in found if len(names) == 1)
         for names, (written, where, annotation) in zip(found, entries):
             if not self.selects(stem_of(names[0] if names else written)):
                 continue
@@ -142,9 +142,10 @@ class Source:
                 self.problems.add("bad record", where, f"image {names[0]} is listed {uses[names[0]]} times")
             else:
                 yield names[0], where, annotation
-        rest = sorted(name for names in self.images.values() for name in names if name not in uses)
+        listed = set().union(*found)
+        rest = sorted(name for names in self.images.values() for name in names if name not in listed)
         rest = [name for name in rest if self.selects(stem_of(name))]
-        if uses and rest:
+        if listed and rest:
             message = f"does not list {len(rest)} images of {folder}, such as {', '.join(rest[:3])}"
             self.problems.add("image not listed", self.path("annotations"), message, expected=True, count=len(rest))
 
