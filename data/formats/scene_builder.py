@@ -1,7 +1,9 @@
 """Labels of one image become its scene. Whatever is wrong with a label limits what the scene tells."""
 
 import math
+import os
 import re
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -197,9 +199,12 @@ def _upright_size(image: Image.Image, file: BinaryIO) -> tuple[int, int]:
 
 
 def _has_late_text(file: BinaryIO) -> bool:
-    """Whether a PNG may have text chunks behind its first pixels. They are read with the pixels only."""
-    position = file.tell()
-    file.seek(0)
-    _, _, content = file.read().partition(b"IDAT")
+    """Whether a PNG has text chunks behind its first pixels. Pillow reads them with the pixels only."""
+    position, kinds = file.tell(), []
+    file.seek(8)
+    while len(header := file.read(8)) == 8:
+        length, kind = struct.unpack(">I4s", header)
+        kinds.append(kind)
+        file.seek(length + 4, os.SEEK_CUR)
     file.seek(position)
-    return any(kind in content for kind in TEXT_CHUNKS)
+    return any(kind in TEXT_CHUNKS for kind in kinds[kinds.index(b"IDAT") :])

@@ -91,9 +91,9 @@ def read_data(path: Path, root: Path) -> dict[str, Any]:
         data["names"] = {int(class_id): name.strip() for class_id, name in names.items() if name.strip()}
         if not data["names"]:
             raise ValueError("it has none")
-    if "kpt_shape" in data:
+    if shape := data.get("kpt_shape"):
         with reading(path, "kpt_shape is not [number of keypoints, 2 or 3]"):
-            if not isinstance(shape := data["kpt_shape"], list):
+            if not isinstance(shape, list):
                 raise ValueError(shape)
             data["keypoints"] = int(shape[0]) * int(shape[1])
     return data
