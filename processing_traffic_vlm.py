@@ -304,8 +304,8 @@ class TrafficVLMProcessor(ProcessorMixin):
             - packed: ``input_ids``, ``attention_mask`` [R,L], ``position_ids`` [R,L] starting at 0 for each question,
               ``segment_ids`` [R,L], the number of the question in its row (from 1; 0 at padding), ``question_ends``
               [R,Q], the column of each prompt's last token (-1 if a row has fewer than Q questions), and, unless row i
-              holds all questions about image i, ``image_index`` [R]; with "fit" also ``question_index`` [R,Q], the
-              index of each question among those of its image;
+              holds all questions about image i, ``image_index`` [R]; with "fit" also ``question_spans`` [N,3], where
+              each of the N questions went, in the order of `text`: its row, and its prompt's first and last column;
             - with ``suffix``: ``labels``, with the shape of ``input_ids``: the answer and ``[EOS]``, elsewhere -100.
 
         Raises:
@@ -493,8 +493,14 @@ class TrafficVLMProcessor(ProcessorMixin):
         if row_tokens == "fit" or image_index != list(range(len(images))):
             data["image_index"] = image_index
         if row_tokens == "fit":
-            width = max(map(len, question_index))
-            data["question_index"] = [row + [-1] * (width - len(row)) for row in question_index]
+            placed = sorted(
+                (image, index, row, end)
+                for row, (image, indices) in enumerate(zip(image_index, question_index))
+                for index, end in zip(indices, data["question_ends"][row])
+            )
+            data["question_spans"] = [
+                [row, end + 1 - len(images[image][index][0]), end] for image, index, row, end in placed
+            ]
         return data
 
     def _report_unknown(self, texts: list[str], on_unknown: str) -> None:

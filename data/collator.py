@@ -1,6 +1,7 @@
 """From rows of a dataset to packed batches: augmentation, questions, labels.
 
-    row {image, scene, questions, answers} → augmented image and scene → questions → processor(packed=True, suffix=...)
+    row {image, scene, questions, answers} → augmented image and scene → GroundTruth → questions
+        → processor(packed=True, suffix=...)
 
 Image and scene are mirrored and cropped together, and questions are generated afterwards. So left, right, near and
 counts match the image that the model sees. Changes of light keep the names of colors: "red" stays red.
@@ -19,18 +20,18 @@ from PIL import Image
 from ..images_traffic_vlm import to_rgb
 from ..processing_traffic_vlm import ROW_TOKENS
 from .augment import augment, change_light
-from .ground_truth import NONE
+from .ground_truth import NONE, GroundTruth
 from .questions import QUESTION_TYPES, Balancer, Question, ask
-from .scene import Scene
+from .scene import scene_of
 
 
 @dataclass
 class Prepared:
-    """An image as the model will see it, its questions, and its scene (None for hand-written questions)."""
+    """An image as the model will see it, its questions, and the truth about it (None for hand-written questions)."""
 
     image: np.ndarray | Image.Image
     questions: list[Question]
-    scene: Scene | None
+    truth: GroundTruth | None
     source: str = ""
 
 
@@ -67,7 +68,7 @@ class TrafficCollator:
     rng: random.Random | None = field(default=None, repr=False)
     balancers: defaultdict[str, Balancer] = field(default_factory=lambda: defaultdict(Balancer), repr=False)
 
-    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """The processor's packed batch for the images [I] with their questions and answers, with labels.
 
         Raises:
@@ -110,7 +111,7 @@ class TrafficCollator:
         tokenizer = self.processor.tokenizer
         return tokenizer.convert_tokens_to_ids(NONE) != tokenizer.unk_token_id
 
-    def finish(self, batch: dict[str, torch.Tensor], prepared: list[Prepared]) -> dict[str, torch.Tensor]:
+    def finish(self, batch: dict[str, Any], prepared: list[Prepared]) -> dict[str, Any]:
         """Hook for subclasses that add tensors to the batch."""
         return batch
 
@@ -118,34 +119,35 @@ class TrafficCollator:
         """An augmented image with new questions; it is not cropped if a crop has no possible question."""
         if not row.get("scene"):
             return self._with_stored_questions(row, rng)
-        whole, known = np.asarray(to_rgb(row["image"])), Scene.from_json(row["scene"])
+        whole, known = np.asarray(to_rgb(row["image"])), scene_of(row)
         for crops in (True, False):
             image, scene = augment(whole, known, np.random.default_rng(rng.getrandbits(64)), crops)
-            questions = self.ask(scene, rng)
+            truth = GroundTruth(scene)
+            questions = self.ask(truth, rng)
             if questions:
                 break
-        return Prepared(image, questions, scene)
+        return Prepared(image, questions, truth)
 
-    def ask(self, scene: Scene, rng: random.Random) -> list[Question]:
+    def ask(self, truth: GroundTruth, rng: random.Random) -> list[Question]:
         """At most `questions_per_image` questions, balanced within the source."""
-        balancer = self.balancers[scene.source]
-        return ask(scene, rng, self.questions_per_image, balancer, self.question_types, self.knows_none)
+        balancer = self.balancers[truth.scene.source]
+        return ask(truth, rng, self.questions_per_image, balancer, self.question_types, self.knows_none)
 
     def _with_stored_questions(self, row: dict[str, Any], rng: random.Random) -> Prepared:
         """An image with the questions of its row, or else with questions from its scene; in training, in new light."""
         image, count = to_rgb(row["image"]), self.questions_per_image
-        scene = Scene.from_json(row["scene"]) if row.get("scene") else None
+        truth = GroundTruth(scene_of(row)) if row.get("scene") else None
         pairs = zip(row.get("questions") or (), row.get("answers") or (), strict=True)
         known = (pair for pair in pairs if pair[1] != NONE or self.knows_none)
         questions = [Question(text, answer, "", "", "") for text, answer in known]
         if self.training and len(questions) > count:
             questions = rng.sample(questions, count)
         questions = questions[:count]
-        if not questions and scene is not None:
+        if not questions and truth is not None:
             # Without training the questions depend only on the row, so that they are the same each time.
-            row_rng = rng if self.training else random.Random(f"{self.seed}/{row['scene']}")
-            questions = ask(scene, row_rng, count, None, self.question_types, self.knows_none)
+            row_rng = rng if self.training else random.Random(f"{self.seed}/{truth.scene.to_json()}")
+            questions = ask(truth, row_rng, count, None, self.question_types, self.knows_none)
         if self.training:
             light = np.random.default_rng(rng.getrandbits(64))
-            return Prepared(change_light(np.asarray(image), light), questions, scene)
-        return Prepared(image, questions, scene)
+            return Prepared(change_light(np.asarray(image), light), questions, truth)
+        return Prepared(image, questions, truth)

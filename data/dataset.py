@@ -32,6 +32,7 @@ from ..image_files import plain_name
 from .folders import LISTS, select_evenly
 from .formats import Problems, Record, check_sources, load_mapping, read_source
 from .formats.drafting import draft_mapping
+from .ground_truth import GroundTruth
 from .questions import Balancer, NaturalRates, Question, ask, rebalance
 from .scene import SYNTHETIC, Scene
 from .scene_labels import read_scene_labels, with_scene_labels
@@ -284,7 +285,7 @@ def make_rows(blocks: Sequence[tuple[int, Sequence[Item]]], options: DatasetOpti
             except DataError as error:
                 yield dict.fromkeys(FEATURES) | {"problem": str(error)}
                 continue
-            asked.append(ask(loaded[-1][1], rng, options.questions_per_image, balancer))
+            asked.append(ask(GroundTruth(loaded[-1][1]), rng, options.questions_per_image, balancer))
         for (image, scene), questions in zip(loaded, rebalance(asked) if options.balance else asked):
             yield make_row(image, scene, questions) | {"problem": "" if questions else NOTHING}
 
@@ -362,13 +363,13 @@ def synthetic_rows(first_seed: int, num_images: int, questions_per_image: int = 
     """Return rows of rendered scenes as `load_dataset` would give them, with decoded images."""
     rng, balancer = random.Random(first_seed), Balancer()
     items = [load_item(seed) for seed in range(first_seed, first_seed + num_images)]
-    asked = rebalance([ask(scene, rng, questions_per_image, balancer) for _, scene in items])
+    asked = rebalance([ask(GroundTruth(scene), rng, questions_per_image, balancer) for _, scene in items])
     rows = [make_row(content, scene, questions) for (content, scene), questions in zip(items, asked)]
     return [row | {"image": PILImage.open(io.BytesIO(row["image"]["bytes"]))} for row in rows]
 
 
 class SyntheticRows(torch.utils.data.Dataset):
-    """Rendered scenes as rows {image (PIL), scene, source, image_id}, one for each seed from `first_seed` on."""
+    """Rows {image (PIL), scene (a `Scene`), source, image_id}, rendered from one seed each, from `first_seed` on."""
 
     def __init__(self, first_seed: int = 0, num_images: int = 1 << 20):
         self.first_seed, self.num_images = first_seed, num_images
@@ -378,7 +379,7 @@ class SyntheticRows(torch.utils.data.Dataset):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         image, scene = render(self.first_seed + index)
-        return {"image": image, "scene": scene.to_json(), "source": scene.source, "image_id": scene.image_id}
+        return {"image": image, "scene": scene, "source": scene.source, "image_id": scene.image_id}
 
 
 class Mixture(torch.utils.data.Dataset):

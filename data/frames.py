@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -22,8 +23,10 @@ from ..images_traffic_vlm import to_rgb
 from .augment import augment
 from .folders import load_rows
 from .ground_truth import GroundTruth
-from .presence import HEAD_QUESTIONS, targets
-from .scene import Scene
+from .grounding import object_patches
+from .presence import HEAD_QUESTIONS, patch_targets, region_targets
+from .scene import Scene, parse_scene
+from .targets import Targets
 
 
 SIDE = 256
@@ -97,18 +100,17 @@ def find_facts(rows: Iterable[tuple[Sequence[str], Sequence[str]]]) -> list[str]
     )
 
 
-def fact_targets(scene: Scene, facts: Sequence[str]) -> np.ndarray:
+def fact_targets(truth: GroundTruth, facts: Sequence[str]) -> np.ndarray:
     """Answers int8 [F] to the yes/no questions with the ids `facts`: 1, 0, or -1 for unknown."""
-    truth = GroundTruth(scene)
     found = (truth.find(tuple(name.split("/"))) for name in facts)
-    return np.array([-1 if one is None else one[0] == "yes" for one in found], np.int8)
+    return np.array([-1 if one is None else one.answer == "yes" for one in found], np.int8)
 
 
 class FrameBatches(torch.utils.data.IterableDataset):
     """An endless stream of augmented batches.
 
-    A batch holds pixels uint8 [B,S,S,3], region int8 [B,C,4], patch int8 [B,C,S/16,S/16], facts int8 [B,F] and source
-    [B], the index of each image's source in `source_weights`.
+    A batch holds pixels uint8 [B,S,S,3] and `Targets` for patches of 16 pixels; the index of a source is its position
+    in `source_weights`.
 
     Args:
         frames: as returned by `load_frames`.
@@ -134,7 +136,7 @@ class FrameBatches(torch.utils.data.IterableDataset):
         total = sum(source_weights[name] for name in self.rows)
         self.source_weights = [source_weights[name] / total for name in self.rows]
 
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+    def __iter__(self) -> Iterator[dict[str, Any]]:
         worker = torch.utils.data.get_worker_info()
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
         cv2.setNumThreads(1)
@@ -143,18 +145,17 @@ class FrameBatches(torch.utils.data.IterableDataset):
             yield self.batch(index)
             index += step
 
-    def batch(self, index: int) -> dict[str, torch.Tensor]:
+    def batch(self, index: int) -> dict[str, Any]:
         """The batch with this index in the run."""
         rng, size = np.random.default_rng([self.seed, index]), self.size_of(index)
         items, names = [], list(self.rows)
         sources = rng.choice(len(names), self.batch_size, p=self.source_weights)
         for source in sources:
             row = int(rng.choice(self.rows[names[source]]))
-            scene = Scene.from_json(self.frames.scenes[row])
+            scene = parse_scene(self.frames.scenes[row])
             items.append(drawn(self.frames.pixels[row], scene, self.frames.facts, size, rng))
         pixels, region, patch, facts = (torch.from_numpy(np.stack(column)) for column in zip(*items))
-        batch = {"pixels": pixels, "region": region, "patch": patch, "facts": facts}
-        return batch | {"source": torch.from_numpy(sources)}
+        return {"pixels": pixels, "targets": Targets(region, patch, torch.from_numpy(sources), facts)}
 
 
 def drawn(
@@ -164,5 +165,5 @@ def drawn(
     image, scene = augment(image, scene, rng)
     shrinks = size < image.shape[1]
     image = cv2.resize(image, (size, size), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
-    region, patch = targets(scene, (size // 16, size // 16))
-    return image, region, patch, fact_targets(scene, facts)
+    truth, covered = GroundTruth(scene), object_patches(scene, (size // 16, size // 16))
+    return image, region_targets(truth), patch_targets(scene, covered), fact_targets(truth, facts)

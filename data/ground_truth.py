@@ -158,6 +158,23 @@ class Group:
     clear: list[VisibleObject] = field(default_factory=list)
     unclear: list[VisibleObject] = field(default_factory=list)
 
+    def having(self, attribute: str, value: str) -> "Group":
+        """The objects with this value of an attribute."""
+        clear, unclear = (
+            [seen for seen in part if seen.item.attributes.get(attribute) == value]
+            for part in (self.clear, self.unclear)
+        )
+        return Group(clear, unclear)
+
+    def present(self, is_complete: bool) -> "AnswerWithBoxes | None":
+        """Whether there is one. An object that is not clearly visible prevents a "no"."""
+        return _any(self.clear, [True] * len(self.clear), is_complete and not self.unclear)
+
+    def inside(self, region: str, is_complete: bool) -> "AnswerWithBoxes | None":
+        """Whether there is one in a region; one not clearly visible prevents a "no" only where it may be."""
+        is_complete = is_complete and all(seen.at(region) is False for seen in self.unclear)
+        return _any(self.clear, [seen.at(region) for seen in self.clear], is_complete)
+
 
 class AnswerWithBoxes(NamedTuple):
     """An answer, and the objects that make it a yes; none for other answers."""
@@ -172,10 +189,14 @@ NOTHING_THERE = AnswerWithBoxes(NONE)
 
 
 class GroundTruth:
-    """The true answers about a scene. One method for each rule of `templates.yaml` finds the answer to a key."""
+    """The true answers about a scene. One method for each rule of `templates.yaml` finds the answer to a key.
+
+    Questions and all targets of an image come from one instance, which finds each answer once.
+    """
 
     def __init__(self, scene: Scene):
         self.scene = scene
+        self.answers: dict[Key, AnswerWithBoxes | None] = {}
         self.driver = scene.scene_attributes.get("view") == "driver"
         self.groups: dict[str, Group] = {}
         self.has_masks = False
@@ -197,8 +218,10 @@ class GroundTruth:
 
     def find(self, key: Key) -> AnswerWithBoxes | None:
         """The answer to a key; None if unknown."""
-        kind = TYPES[key[0]]
-        return getattr(self, kind.rule)(kind, *key[1:])
+        if key not in self.answers:
+            kind = TYPES[key[0]]
+            self.answers[key] = getattr(self, kind.rule)(kind, *key[1:])
+        return self.answers[key]
 
     def compared(self, key: Key) -> str | None:
         """The true value that a yes/no question compares its own with: "left" for "Is the car on the right?".
@@ -319,21 +342,16 @@ class GroundTruth:
     # Question types
 
     def presence(self, kind: QuestionType, category: str) -> AnswerWithBoxes | None:
-        group = self.groups.get(category, NO_GROUP)
-        if group.clear or self.scene.presence.get(category):
-            return AnswerWithBoxes("yes", group.clear)
-        is_complete = category in self.exhaustive or self.scene.presence.get(category) is False
-        return NO if is_complete and not group.unclear else None
+        group, labeled = self.groups.get(category, NO_GROUP), self.scene.presence.get(category)
+        if labeled and not group.clear:
+            return AnswerWithBoxes("yes")
+        return group.present(category in self.exhaustive or labeled is False)
 
     def place(self, kind: QuestionType, category: str, region: str) -> AnswerWithBoxes | None:
-        """An object that is not clearly visible prevents a "no" only in the regions where it may be."""
         if region == "road":
             return self._known_presence(f"{category} on the road")
-        region = EGO_REGIONS.get(region, region)
         group = self.groups.get(category, NO_GROUP)
-        inside = [seen.at(region) for seen in group.clear]
-        complete = category in self.exhaustive and all(seen.at(region) is False for seen in group.unclear)
-        return _any(group.clear, inside, complete)
+        return group.inside(EGO_REGIONS.get(region, region), category in self.exhaustive)
 
     def relation(
         self, kind: QuestionType, category: str, relation: str, anchor_category: str

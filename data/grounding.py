@@ -11,41 +11,52 @@ from typing import Any
 
 import numpy as np
 
-from .ground_truth import MIN_VISIBLE
+from .ground_truth import MIN_VISIBLE, Box
 from .patches import box_coverage, resampling
 from .questions import Question
-from .scene import CLASSES, Scene, SceneObject
+from .scene import CLASSES, Scene, is_a
 
 
 MIN_COVERAGE = 0.25  # fraction of a patch that an object must cover
 
 
-def object_patches(item: SceneObject, scene: Scene, grid: tuple[int, int]) -> np.ndarray:
-    """Fraction [rows,columns] of each patch that an object's mask or box covers."""
-    if item.coverage is not None:
-        mask = np.asarray(item.coverage)
-        return resampling(0, 1, grid[0], len(mask)) @ mask @ resampling(0, 1, grid[1], len(mask[0])).T
-    size = np.array([scene.width, scene.height] * 2)
-    return box_coverage(np.array([item.box]) / size, grid)[0]
+def object_patches(scene: Scene, grid: tuple[int, int]) -> np.ndarray:
+    """Fraction [N,rows,columns] of each patch that the mask or box of each of the scene's N objects covers."""
+    covered = _box_patches([item.box for item in scene.objects], scene, grid)
+    for index, item in enumerate(scene.objects):
+        if item.coverage is not None:
+            mask = np.asarray(item.coverage)
+            rows, columns = resampling(0, 1, grid[0], len(mask)), resampling(0, 1, grid[1], len(mask[0]))
+            covered[index] = rows @ mask @ columns.T
+    return covered
+
+
+def _box_patches(boxes: Sequence[Box], scene: Scene, grid: tuple[int, int]) -> np.ndarray:
+    return box_coverage(np.array(boxes).reshape(-1, 4) / np.array([scene.width, scene.height] * 2), grid)
 
 
 def word_patches(
-    questions: Sequence[Question], scene: Scene, grid: tuple[int, int]
+    questions: Sequence[Question], scene: Scene, covered: np.ndarray
 ) -> Iterable[tuple[int, str, np.ndarray]]:
     """For each question about objects in the scene: its index, their category, and bool patches [P] that they cover.
 
     The answer does not matter: to answer "Is the car on the left?" with no, a model must see the car. The patches are
     those of all objects of the category, because the noun is read before the words that limit it ("... on the
     left?"). Only colors come before the noun: "a red car" marks red cars.
+
+    Args:
+        covered: the `object_patches` [N,rows,columns] of the scene.
     """
     for index, question in enumerate(questions):
         category = question.category
         if category not in CLASSES:
             continue
-        limited_before = question.question_id.split("/")[2:3] == ["any"]
-        items = [SceneObject(category, box) for box in question.boxes if limited_before]
-        items = items or [item for item in scene.of(category) if item.visible >= MIN_VISIBLE]
-        patches = np.max([object_patches(item, scene, grid) for item in items], axis=0, initial=0) >= MIN_COVERAGE
+        if question.boxes and question.question_id.split("/")[2:3] == ["any"]:
+            named = _box_patches(question.boxes, scene, covered.shape[1:])
+        else:
+            alike = [is_a(item.category, category) and item.visible >= MIN_VISIBLE for item in scene.objects]
+            named = covered[np.array(alike, bool)]
+        patches = named.max(0, initial=0) >= MIN_COVERAGE
         if patches.any():
             yield index, category, patches.ravel()
 

@@ -1,19 +1,15 @@
 """Presence of categories by region and patch: the targets for training the vision tower.
 
-    Scene → region [C,4] and patch [C,rows,columns] of 1, 0, -1
+    GroundTruth → region [C,4] of 1, 0, -1          Scene, patches of its objects → patch [C,rows,columns] of 1, 0, -1
 
 1 is present, 0 absent, -1 unknown. Regions are the whole image and its left, center and right third: `GroundTruth`
 answers for them, as it does for the decoder, so both learn the same. In a patch, an object is unknown if less than
 30 % of it is visible, or if its shorter side is under 5 pixels in an image resized to a shorter side of 224.
 """
 
-from dataclasses import replace
-
 import numpy as np
 
-from .ground_truth import MIN_VISIBLE, THIRDS, AnswerWithBoxes, GroundTruth
-from .grounding import object_patches
-from .patches import GRID
+from .ground_truth import MIN_VISIBLE, NO_GROUP, THIRDS, AnswerWithBoxes, GroundTruth
 from .scene import CLASSES, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, Scene
 from .scene_labels import CLASS_OF, SCENE_ATTRIBUTE_OF, SCENE_VALUES, SEEN, SEEN_BY_DRIVERS
 
@@ -61,21 +57,9 @@ KEYS = {tuple(question_id.split("/")): place for question_id, place in HEAD_QUES
 ASKED = set(KEYS.values())
 
 
-def targets(scene: Scene, grid: tuple[int, int] = (GRID, GRID)) -> tuple[np.ndarray, np.ndarray]:
-    """Presence of each category in an image.
-
-    Args:
-        grid: rows and columns of patches.
-
-    Returns:
-        region int8 [C,4] and patch int8 [C,rows,columns] of 1, 0 and -1.
-    """
-    return region_targets(scene), patch_targets(scene, grid)
-
-
-def region_targets(scene: Scene) -> np.ndarray:
+def region_targets(truth: GroundTruth) -> np.ndarray:
     """Presence int8 [C,4] in the whole image and in its thirds, by the answers to questions about it."""
-    truth, region = GroundTruth(scene), np.full((len(CATEGORIES), len(REGIONS)), -1, np.int8)
+    scene, region = truth.scene, np.full((len(CATEGORIES), len(REGIONS)), -1, np.int8)
     for key, place in KEYS.items():
         region[place] = _to_target(truth.find(key))
     for field, (attribute, renamed) in SCENE_ATTRIBUTE_OF.items():  # several views of scene labels are "other"
@@ -88,49 +72,39 @@ def region_targets(scene: Scene) -> np.ndarray:
     for category, attribute, names in (("traffic light", "state", LIGHTS), ("speed limit sign", "value", LIMITS)):
         if attribute in scene.attributed.get(category, ()) or scene.of(category):
             for value, name in names.items():
-                known_of = GroundTruth(only_with(scene, category, attribute, value, is_exhaustive[INDEX[name]]))
-                answers = [known_of.find(("presence", category))]
-                answers += [known_of.find(("place", category, third)) for third in THIRDS]
+                group, index = truth.groups.get(category, NO_GROUP).having(attribute, value), INDEX[name]
+                complete = bool(is_exhaustive[index])
+                answers = [group.present(complete), *(group.inside(third, complete) for third in THIRDS)]
                 for part, answer in enumerate(answers):
-                    if region[INDEX[name], part] == -1:
-                        region[INDEX[name], part] = _to_target(answer)
+                    if region[index, part] == -1:
+                        region[index, part] = _to_target(answer)
     return region
 
 
 def _to_target(answer: AnswerWithBoxes | None) -> int:
-    return -1 if answer is None else int(answer[0] == "yes")
+    return -1 if answer is None else int(answer.answer == "yes")
 
 
-def only_with(scene: Scene, category: str, attribute: str, value: str, is_exhaustive: bool) -> Scene:
-    """The scene without the objects of a category that do not have this value of an attribute.
+def patch_targets(scene: Scene, covered: np.ndarray) -> np.ndarray:
+    """Presence int8 [C,rows,columns] in each patch.
 
     Args:
-        is_exhaustive: whether the source labels every object with this value.
+        covered: the fraction [N,rows,columns] of each patch that each object of the scene covers.
     """
-    objects = tuple(
-        item for item in scene.objects if item.category != category or item.attributes.get(attribute) == value
-    )
-    exhaustive = scene.exhaustive | {category} if is_exhaustive else scene.exhaustive - {category}
-    return replace(scene, objects=objects, exhaustive=exhaustive, presence={})
-
-
-def patch_targets(scene: Scene, grid: tuple[int, int]) -> np.ndarray:
-    """Presence int8 [C,rows,columns] in each patch."""
-    patch = np.where(_exhaustive(scene)[:, None, None], 0, np.full((len(CATEGORIES), *grid), -1)).astype(np.int8)
-    size = np.array([scene.width, scene.height])
-    for item in scene.objects:
+    unknown = np.full((len(CATEGORIES), *covered.shape[1:]), -1)
+    patch = np.where(_exhaustive(scene)[:, None, None], 0, unknown).astype(np.int8)
+    for item, fraction in zip(scene.objects, covered):
         names = [item.category, CLASSES[item.category][2]]
         is_clear = item.visible >= MIN_VISIBLE
         if item.coverage is None:
             names += [LIGHTS.get(item.attributes.get("state", "")), LIMITS.get(item.attributes.get("value", ""))]
-            sides = np.array(item.box[2:]) - np.array(item.box[:2])
-            is_clear &= bool(sides.min() * 224 / size.min() >= MIN_SIDE)
-        covered = object_patches(item, scene, grid)
+            left, top, right, bottom = item.box
+            is_clear &= min(right - left, bottom - top) * 224 / min(scene.width, scene.height) >= MIN_SIDE
         for name in INDEX.keys() & names:
             part = patch[INDEX[name]]
-            part[(covered > PATCH_ABSENT) & (part == 0)] = -1
+            part[(fraction > PATCH_ABSENT) & (part == 0)] = -1
             if is_clear:
-                part[covered >= PATCH_PRESENT] = 1
+                part[fraction >= PATCH_PRESENT] = 1
     return patch
 
 

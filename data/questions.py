@@ -1,6 +1,6 @@
 """Questions about a scene with true answers, balanced between yes and no.
 
-    Scene → candidate keys → answers of `GroundTruth` → Balancer → text of a template (`templates.py`)
+    GroundTruth of a scene → candidate keys → answers → Balancer → text of a template (`templates.py`)
 
 Every question has an id, `type/class/form/value` ("place/car/left", "color/car/is/red"), which is the same in all
 scenes and for all paraphrases. A key is a question id split at the slashes. `ground_truth.py` decides whether a
@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 from .candidates import OPEN_QUESTION_COPIES, Candidates
 from .ground_truth import NONE, AnswerWithBoxes, Box, GroundTruth, Key
-from .scene import Scene
 from .templates import QUESTION_TYPES, TYPES, paraphrases_of, random_paraphrase
 
 
@@ -52,6 +51,10 @@ class Question:
     question_id: str
     boxes: tuple[Box, ...] = ()
     is_labeled: bool = True
+
+    @property
+    def key(self) -> Key:
+        return tuple(self.question_id.split("/"))
 
 
 _NO_ANSWERS: Counter[str] = Counter()
@@ -135,25 +138,25 @@ class NaturalRates(Balancer):
         return True
 
 
-def enumerate_questions(scene: Scene) -> list[Question]:
+def enumerate_questions(truth: GroundTruth) -> list[Question]:
     """All questions with an unambiguous answer in a scene, in their simplest wording."""
-    truth = GroundTruth(scene)
     keys = [key for kind in TYPES.values() for key in dict.fromkeys(Candidates(truth, kind).keys())]
     found = [(key, truth.find(key)) for key in keys]
     return [_question(truth, key, answer, None) for key, answer in found if answer is not None]
 
 
 def ask(
-    scene: Scene,
+    truth: GroundTruth,
     rng: random.Random,
     count: int,
     balancer: Balancer | None = None,
     question_types: Sequence[str] = QUESTION_TYPES,
     presuppose: bool = True,
 ) -> list[Question]:
-    """Sample questions with different ids about a scene.
+    """Questions with different ids about a scene, sampled at random.
 
     Args:
+        truth: of the scene.
         rng: source of random numbers. The result depends only on the arguments, with the states of `rng` and
             `balancer`.
         count: maximum number of questions. There are fewer where the scene has fewer or the balancer accepts fewer.
@@ -163,7 +166,6 @@ def ask(
         presuppose: also ask for the color, state, value or side of objects that are not there; the answer is "none".
     """
     balancer = Balancer() if balancer is None else balancer
-    truth = GroundTruth(scene)
     weights = {name: TYPES[name].weight for name in question_types}
     pools: dict[str, list[Key]] = {}
     taken: set[Key] = set()

@@ -11,6 +11,7 @@ of a class); only instances can be counted. Boxes are (left, top, right, bottom)
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "brake lights": ("on", "off"),
 }
 MIRRORED = {"left": "right", "right": "left"}
+PARSED = 1 << 13  # scenes that a worker keeps, of about 12 kB each
 
 
 @dataclass(frozen=True)
@@ -279,6 +281,18 @@ class Scene:
         fields["exhaustive"] = frozenset(fields["exhaustive"])
         fields["attributed"] = {category: frozenset(names) for category, names in fields["attributed"].items()}
         return cls(**fields)
+
+
+@lru_cache(maxsize=PARSED)
+def parse_scene(text: str) -> Scene:
+    """The scene of one line of JSON. A worker that draws an image again finds its scene parsed."""
+    return Scene.from_json(text)
+
+
+def scene_of(row: Mapping[str, Any]) -> Scene:
+    """The scene of a dataset's row, which holds it as JSON or, if it was rendered just now, as it is."""
+    scene = row["scene"]
+    return scene if isinstance(scene, Scene) else parse_scene(scene)
 
 
 def _object_from_json(fields: dict[str, Any]) -> SceneObject:

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from ..data.ground_truth import Box
+from ..data.ground_truth import Box, GroundTruth
 from ..data.grounding import find_word
 from ..data.questions import enumerate_questions
-from ..data.scene import CLASSES, Scene
+from ..data.scene import CLASSES, scene_of
 from ..images_traffic_vlm import to_rgb
 from .metrics import group, mean
 from .predict import batches, encode
@@ -53,10 +53,9 @@ def grounded_questions(row: Mapping[str, Any]) -> Iterator[GroundedQuestion]:
     """Questions of a row that the scene answers with yes because of objects in boxes; none without a scene."""
     if not row.get("scene"):
         return
-    scene = Scene.from_json(row["scene"])
-    boxes = {
-        truth.question_id: truth.boxes for truth in enumerate_questions(scene) if truth.answer == "yes" and truth.boxes
-    }
+    scene = scene_of(row)
+    true = enumerate_questions(GroundTruth(scene))
+    boxes = {one.question_id: one.boxes for one in true if one.answer == "yes" and one.boxes}
     for question, answer, category, question_id in zip(
         row["questions"], row["answers"], row["categories"], row["question_ids"]
     ):

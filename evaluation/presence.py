@@ -11,7 +11,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..data.frames import Frames
-from ..data.presence import CATEGORIES, REGIONS, targets
+from ..data.ground_truth import GroundTruth
+from ..data.presence import CATEGORIES, REGIONS, region_targets
 from ..data.scene import Scene
 from ..files import atomic_write
 
@@ -26,9 +27,9 @@ def auc(probabilities: np.ndarray, truth: np.ndarray) -> float:
     return float((below + upto).mean() / 2 / len(no))
 
 
-def region_targets(frames: Frames) -> np.ndarray:
+def frame_targets(frames: Frames) -> np.ndarray:
     """Ground truth int8 [N,C,4] of whole frames: 1, 0, or -1 for unknown."""
-    return np.stack([targets(Scene.from_json(scene))[0] for scene in frames.scenes])
+    return np.stack([region_targets(GroundTruth(Scene.from_json(scene))) for scene in frames.scenes])
 
 
 def judge(probabilities: np.ndarray, truth: np.ndarray, sources: Sequence[str]) -> dict[str, Any]:

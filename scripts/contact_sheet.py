@@ -12,6 +12,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
+from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.questions import Balancer, ask
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.options import option_parser
@@ -57,7 +58,7 @@ def main() -> None:
     for seed in range(options.first_seed, options.first_seed + options.num_images):
         image, scene = render(seed)
         lines = []
-        for question in ask(scene, rng, options.questions_per_image, balancer):
+        for question in ask(GroundTruth(scene), rng, options.questions_per_image, balancer):
             lines += textwrap.wrap(f"{question.text} {question.answer}", 40, subsequent_indent="   ")
         items.append((image, lines))
     try:

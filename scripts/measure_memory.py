@@ -125,7 +125,7 @@ def make_batch(processor: Any, questions: int) -> Batch:
     """One rendered image with its questions and answers in packed rows, as in training."""
     collator = TrafficCollator(processor, questions_per_image=questions, training=False, row_tokens="fit")
     batch = collator([SyntheticRows()[0]])
-    batch.pop("question_index", None)
+    batch.pop("question_spans", None)
     return batch
 
 

@@ -31,7 +31,7 @@ from transformers import AutoModel  # noqa: E402
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig  # noqa: E402
 from traffic_vlm.data.frames import decode, load_frames  # noqa: E402
 from traffic_vlm.data.presence import CATEGORIES, REGIONS  # noqa: E402
-from traffic_vlm.evaluation.presence import draw_worst, judge, region_targets, table  # noqa: E402
+from traffic_vlm.evaluation.presence import draw_worst, frame_targets, judge, table  # noqa: E402
 from traffic_vlm.files import DataError, atomic_write, atomic_write_text, check_file  # noqa: E402
 from traffic_vlm.image_files import select_files  # noqa: E402
 from traffic_vlm.options import option_parser  # noqa: E402
@@ -163,7 +163,7 @@ def train(options: Options) -> None:
     output.mkdir(parents=True, exist_ok=True)
     frames = load_frames(options.train_dataset, cache / "train")
     held = load_frames(options.eval_dataset, cache / "eval")
-    truth = region_targets(held)
+    truth = frame_targets(held)
     sizes = Counter(frames.sources)
     source_weights = {source: number**0.5 for source, number in sorted(sizes.items())}
     source_weights |= read_source_weights(options.source_weights, source_weights)

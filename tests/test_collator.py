@@ -29,10 +29,11 @@ def count_questions(batch, image=0):
 def test_grounding_targets_are_at_the_nouns_of_the_questions(processor):
     rows = [dict(SyntheticRows(first_seed=seed)[0]) for seed in (3, 4, 5)]
     batch = SupervisedCollator(processor, 8, grid=(16, 16), sources=("a", "synthetic"))(rows)
-    assert batch["source_index"].tolist() == [1, 1, 1]
-    assert batch["region_targets"].shape == (3, len(CATEGORIES), 4)
-    assert batch["patch_targets"].shape == (3, len(CATEGORIES), 16, 16)
-    positions = batch["grounding_targets"].any(-1).nonzero()
+    targets = batch["targets"]
+    assert targets.source.tolist() == [1, 1, 1]
+    assert targets.region.shape == (3, len(CATEGORIES), 4)
+    assert targets.patch.shape == (3, len(CATEGORIES), 16, 16)
+    positions = targets.grounding.any(-1).nonzero()
     assert len(positions) > 0
     nouns = {word for category in CLASSES for word in class_words(category)}
     for row, column in positions.tolist():
@@ -64,14 +65,15 @@ def test_intermediate_targets_are_the_true_values(processor, monkeypatch):
     image = Image.new("RGB", (40, 40))
     row = {"image": image, "scene": scene.to_json(), "questions": None, "answers": None, "source": "x"}
     batch = SupervisedCollator(processor, 16, grid=(16, 16))([row])
-    assert batch["region_targets"][0, INDEX["car"], 0] == 1
-    assert batch["region_targets"][0, INDEX["weather: fog"]].tolist() == [1, -1, -1, -1]
+    targets = batch["targets"]
+    assert targets.region[0, INDEX["car"], 0] == 1
+    assert targets.region[0, INDEX["weather: fog"]].tolist() == [1, -1, -1, -1]
     found = {}
-    for row, column in batch["intermediate_targets"].nonzero().tolist():
+    for row, column in targets.intermediate.nonzero().tolist():
         assert batch["labels"][row, column + 1] in (4, 5)  # the next word is the yes or no
         segment = batch["segment_ids"][row]
         text = processor.decode(batch["input_ids"][row, : column + 1][segment[: column + 1] == segment[column]])
-        found[text] = processor.decode(batch["intermediate_targets"][row, column])
+        found[text] = processor.decode(targets.intermediate[row, column])
     assert found and set(found.values()) <= {"green", "left", "right", "center", "blue", "2", "1", "0", "foggy"}
     assert all(value == "foggy" for text, value in found.items() if "weather" in text)
 
@@ -82,22 +84,36 @@ def test_the_query_head_answers_questions_without_a_label(processor):
     batch = SupervisedCollator(processor, 16, unlabeled=4)(rows)
     answers = {value: question_id for question_id, value in HEAD_QUESTIONS.items()}
     unlabeled = 0
-    for row, column, image, category, region in batch["head_questions"].tolist():
+    for row, column, image, category, region in batch["targets"].distillation.tolist():
         segment = batch["segment_ids"][row] == batch["segment_ids"][row, column]
         text = processor.decode(batch["input_ids"][row, : column + 1][segment[: column + 1]])
         paraphrases = [processor.tokenizer(one).input_ids for one in paraphrases_of(answers[category, region])]
         assert text.rstrip("?.") in {processor.decode(ids[:-1]).rstrip("?.") for ids in paraphrases}
         assert batch["image_index"][row] == image
         unlabeled += bool((batch["labels"][row, segment] == -100).all())
-    assert unlabeled == 4 * 4 < len(batch["head_questions"])
+    assert unlabeled == 4 * 4 < len(batch["targets"].distillation)
     with pytest.raises(ValueError, match="must be fewer than questions_per_image=4, got 1 and 3"):
         SupervisedCollator(processor, 4, paraphrases=1, unlabeled=3)
+
+
+def test_questions_and_targets_of_an_image_come_from_one_truth(processor, monkeypatch):
+    scenes, parsed, create, parse = [], [], GroundTruth.__init__, Scene.from_json
+    monkeypatch.setattr(GroundTruth, "__init__", lambda truth, scene: scenes.append(scene) or create(truth, scene))
+    monkeypatch.setattr(Scene, "from_json", lambda text: parsed.append(text) or parse(text))
+    rows = [{"image": image, "scene": scene.to_json()} for image, scene in map(render, range(20, 23))]
+    collate = SupervisedCollator(processor, 16, paraphrases=3, unlabeled=4)
+    for _ in range(3):
+        targets = collate(rows)["targets"]
+    assert len(scenes) == len({id(scene) for scene in scenes}) >= 9  # none is looked at twice
+    assert len(parsed) == 3
+    moved = targets.to("meta")
+    assert all(value.is_meta and value.shape == vars(targets)[name].shape for name, value in vars(moved).items())
 
 
 def test_some_questions_are_paraphrased(processor):
     rows = [{"image": image, "scene": scene.to_json()} for image, scene in map(render, range(4))]
     batch = SupervisedCollator(processor, 16, paraphrases=3)(rows)
-    pairs = batch["paraphrase_pairs"]
+    pairs = batch["targets"].paraphrases
     assert 8 <= pairs.max() <= 4 * 3
     for pair in range(1, int(pairs.max()) + 1):
         texts, answers = set(), set()
@@ -110,14 +126,14 @@ def test_some_questions_are_paraphrased(processor):
     with pytest.raises(ValueError, match="must be fewer than questions_per_image=2, got 2 and 0"):
         SupervisedCollator(processor, 2, paraphrases=2)
     without = SupervisedCollator(processor, 16)(rows)
-    assert not without["paraphrase_pairs"].any()
+    assert not without["targets"].paraphrases.any()
 
 
 def test_hand_written_questions_are_not_paraphrased(processor):
     texts = ["Is there a car?", "Is there a bus?", "Is there a car?"]
     row = {"image": Image.new("RGB", (40, 40)), "scene": None, "questions": texts, "answers": ["yes", "no", "yes"]}
     batch = SupervisedCollator(processor, 16, paraphrases=3)([row])
-    assert not batch["paraphrase_pairs"].any() and count_questions(batch) == 3
+    assert not batch["targets"].paraphrases.any() and count_questions(batch) == 3
 
 
 def test_all_hand_written_questions_are_drawn_in_time(processor):
@@ -165,8 +181,11 @@ def test_fitted_rows_hold_the_same_questions_in_fewer_tokens(processor):
     assert (batch["labels"][batch["attention_mask"] == 0] == -100).all()
 
     model = tiny_model().eval()
-    indices = batch.pop("question_index")
-    assert sorted(indices[indices >= 0].tolist()) == sorted([*range(10), 0])
+    asked = [text for row in texts for text in row]
+    for text, (row, start, end) in zip(asked, batch.pop("question_spans").tolist(), strict=True):
+        [prompt] = processor(text=text, on_unknown="ignore")["input_ids"]
+        assert batch["input_ids"][row, start : end + 1].tolist() == prompt
+        assert batch["labels"][row, end] == -100 != batch["labels"][row, end + 1]  # the answer follows
     with torch.no_grad():
         assert model(**batch).loss.item() == pytest.approx(model(**packed).loss.item(), rel=1e-5)
 
@@ -196,7 +215,7 @@ def test_a_mixture_refuses_invalid_weights_and_empty_datasets(weights):
 def test_synthetic_rows_are_the_rendered_scenes():
     image, scene = render(12)
     row = SyntheticRows(first_seed=10, num_images=5)[2]
-    assert Scene.from_json(row["scene"]) == scene
+    assert row["scene"] == scene
     assert np.array_equal(np.asarray(row["image"]), np.asarray(image))
 
 

@@ -26,6 +26,7 @@ from traffic_vlm.data import dataset
 from traffic_vlm.data.dataset import DatasetOptions, SyntheticRows, make_dataset, skipped_path, write_file
 from traffic_vlm.data.formats import Problems, load_mapping, read_source
 from traffic_vlm.data.formats.drafting import draft_mapping
+from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.questions import Balancer, NaturalRates, Question, ask, enumerate_questions, rebalance
 from traffic_vlm.data.scene import Scene
 from traffic_vlm.data.synthetic import render
@@ -442,7 +443,7 @@ def yes_minus_no(questions, key) -> Counter:
 
 def test_settled_questions_have_as_many_yes_as_no_for_each_kind_and_class():
     rng, balancer = random.Random(0), Balancer()
-    asked = [ask(render(seed)[1], rng, 16, balancer) for seed in range(60)]
+    asked = [ask(GroundTruth(render(seed)[1]), rng, 16, balancer) for seed in range(60)]
     settled = rebalance(asked)
     assert all(set(kept) <= set(questions) for kept, questions in zip(settled, asked))
     before, after = ([question for questions in rows for question in questions] for rows in (asked, settled))
@@ -471,8 +472,8 @@ def test_several_files_together_are_balanced(tmp_path):
 
 def test_without_balance_yes_is_as_frequent_as_in_the_images(tmp_path):
     scene = render(0)[1]
-    asked = ask(scene, random.Random(0), 1000, NaturalRates(), ["presence"])
-    truths = [truth for truth in enumerate_questions(scene) if truth.question_type == "presence"]
+    asked = ask(GroundTruth(scene), random.Random(0), 1000, NaturalRates(), ["presence"])
+    truths = [truth for truth in enumerate_questions(GroundTruth(scene)) if truth.question_type == "presence"]
     assert {(one.question_id, one.answer) for one in asked} == {(one.question_id, one.answer) for one in truths}
     rates = [
         make(tmp_path / str(balance), num_images=20, questions_per_image=1000, balance=balance)["yes_rates"]
@@ -480,7 +481,7 @@ def test_without_balance_yes_is_as_frequent_as_in_the_images(tmp_path):
     ]
     answers = defaultdict(list)  # so many questions are all that there are
     for seed in range(20):
-        for truth in enumerate_questions(render(seed)[1]):
+        for truth in enumerate_questions(GroundTruth(render(seed)[1])):
             if truth.question_type == "presence":
                 answers[f"presence/{truth.category}"].append(truth.answer == "yes")
     natural = {name: pytest.approx(sum(found) / len(found), abs=1e-3) for name, found in answers.items()}

@@ -14,6 +14,7 @@ from tiny import ROOT
 from traffic_vlm.data.formats import Problems, Record, check_sources, load_mapping, read_source
 from traffic_vlm.data.formats.drafting import draft_mapping
 from traffic_vlm.data.formats.mapping import LAYOUTS, SHIPPED, SourceMapping
+from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.questions import enumerate_questions
 from traffic_vlm.data.scene import CLASSES, SceneObject
 from traffic_vlm.files import DataError
@@ -292,7 +293,7 @@ def test_a_lost_light_makes_lights_uncertain(tmp_path):
     keys = {"exhaustive": ["traffic light"], "attributed": {"traffic light": ["state"]}}
     [record], problems = read(tmp_path, source(tmp_path, "coco", files, **keys))
     assert problems.counts == {"bad box": 1} and not record.scene.exhaustive and not record.scene.attributed
-    asked = [truth for truth in enumerate_questions(record.scene) if truth.question_type == "light_state"]
+    asked = [truth for truth in enumerate_questions(GroundTruth(record.scene)) if truth.question_type == "light_state"]
     assert [(truth.question_id, truth.answer) for truth in asked] == [("light_state/traffic light/any/red", "yes")]
 
 

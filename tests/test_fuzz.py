@@ -17,6 +17,7 @@ from PIL import Image
 from tiny import TINY_TEXT, TINY_TOWER
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.data.formats import Problems, load_mapping, read_source
+from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.questions import ask
 from traffic_vlm.files import DataError
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
@@ -274,6 +275,6 @@ def test_mapping_and_annotation_files(source, labels_and_mapping, image, random)
 
     def read() -> None:
         for record in read_source(source, load_mapping(source / "mapping.json"), "train", Problems()):
-            ask(record.scene, random, 8)
+            ask(GroundTruth(record.scene), random, 8)
 
     result_of(read, errors=DataError)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from traffic_vlm.data.grounding import word_patches
+from traffic_vlm.data.grounding import object_patches, word_patches
 from traffic_vlm.data.questions import Question
 from traffic_vlm.data.scene import Scene, SceneObject
 
@@ -26,7 +26,8 @@ def test_patches_of_a_word_do_not_depend_on_the_answer():
         Question("Is there a bus?", "no", "presence", "bus", "presence/bus"): None,
         Question("Is it raining?", "no", "weather", "weather", "weather/weather/is/rainy"): None,
     }
-    found = [(index, name, [*patches.nonzero()[0]]) for index, name, patches in word_patches([*expected], scene, GRID)]
+    found = word_patches([*expected], scene, object_patches(scene, GRID))
+    found = [(index, name, [*patches.nonzero()[0]]) for index, name, patches in found]
     assert found == [(index, "car", patches) for index, patches in enumerate(expected.values()) if patches]
 
 
@@ -34,5 +35,5 @@ def test_patches_of_a_word_are_those_of_the_mask_not_of_its_box():
     coverage = tuple(tuple(float(i == j) for j in range(4)) for i in range(4))  # a diagonal, whose box is the image
     scene = Scene(40, 40, (SceneObject("road", (0, 0, 40, 40), coverage=coverage, is_instance=False),))
     question = Question("Is there a road?", "yes", "presence", "road", "presence/road", ((0, 0, 40, 40),))
-    [(_, _, found)] = word_patches([question], scene, GRID)
+    [(_, _, found)] = word_patches([question], scene, object_patches(scene, GRID))
     assert (found.reshape(GRID) == np.eye(4, dtype=bool)).all()

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiny import ROOT
-from traffic_vlm.data.ground_truth import NONE
+from traffic_vlm.data.ground_truth import NONE, GroundTruth
 from traffic_vlm.data.questions import QUESTION_TYPES, Balancer, NaturalRates, ask, enumerate_questions
 from traffic_vlm.data.scene import (
     ATTRIBUTES,
@@ -95,7 +95,7 @@ def placed(*objects: tuple, **fields) -> Scene:
 
 
 def answers(scene: Scene) -> dict[str, str]:
-    return {question.question_id: question.answer for question in enumerate_questions(scene)}
+    return {question.question_id: question.answer for question in enumerate_questions(GroundTruth(scene))}
 
 
 def sizes_in_patches(scene: Scene, category: str) -> list[float]:
@@ -323,7 +323,7 @@ CHECKS = {  # by rule
 @given(scenes())
 @settings(max_examples=300, deadline=None)
 def test_every_answer_is_correct(scene):
-    for question in enumerate_questions(scene):
+    for question in enumerate_questions(GroundTruth(scene)):
         question_type, category, *rest = question.question_id.split("/")
         assert (question_type, category) == (question.question_type, question.category)
         kind = TYPES[question_type]
@@ -338,7 +338,7 @@ def test_every_answer_is_correct(scene):
 @given(scenes(), st.sets(st.sampled_from(CATEGORY_NAMES)))
 @settings(max_examples=100, deadline=None)
 def test_no_and_counts_need_exhaustive_classes(scene, known):
-    for question in enumerate_questions(replace(scene, exhaustive=frozenset(known))):
+    for question in enumerate_questions(GroundTruth(replace(scene, exhaustive=frozenset(known)))):
         question_type, category, form, value = (*question.question_id.split("/"), "", "")[:4]
         is_no = question.answer == "no"
         needs = question_type in ("count", "comparison", "side") or (question_type == "color" and form != "any")
@@ -390,7 +390,7 @@ def test_a_no_about_any_value_needs_the_values_of_all_objects(scene):
 @settings(max_examples=100, deadline=None)
 def test_a_yes_has_the_boxes_of_its_objects(scene):
     boxes = {item.box for item in scene.objects}
-    for question in enumerate_questions(scene):
+    for question in enumerate_questions(GroundTruth(scene)):
         assert set(question.boxes) <= boxes
         has_objects = question.question_type != "comparison" and question.category not in SCENE_ATTRIBUTES
         assert bool(question.boxes) == (question.answer == "yes" and has_objects)
@@ -440,7 +440,7 @@ def test_an_invisible_object_changes_no_answer():
 
 def test_the_box_of_a_mask_is_cut_to_the_third_in_the_question():
     scene = example_scene({"masks": [("car", [str(column) for column in range(14)])]})
-    found = {question.question_id: question for question in enumerate_questions(scene)}
+    found = {question.question_id: question for question in enumerate_questions(GroundTruth(scene))}
     assert found["place/car/left"].boxes == ((0.0, 60.0, 140 / 3, 90.0),)
 
 
@@ -494,11 +494,12 @@ def random_scene(rng: random.Random, base_rate=0.5, categories=("car", "bus", "t
 def test_the_same_seed_gives_the_same_questions_in_every_process():
     """The order of sets differs between processes."""
     scene = random_scene(random.Random(3))
-    asked = ask(scene, random.Random(1), 40)
-    assert asked != ask(scene, random.Random(2), 40)
+    asked = ask(GroundTruth(scene), random.Random(1), 40)
+    assert asked != ask(GroundTruth(scene), random.Random(2), 40)
     code = (
-        "import random, sys; from traffic_vlm.data.questions import ask; from traffic_vlm.data.scene import Scene;"
-        "print(ask(Scene.from_json(sys.argv[1]), random.Random(1), 40))"
+        "import random, sys; from traffic_vlm.data.ground_truth import GroundTruth;"
+        "from traffic_vlm.data.questions import ask; from traffic_vlm.data.scene import Scene;"
+        "print(ask(GroundTruth(Scene.from_json(sys.argv[1])), random.Random(1), 40))"
     )
     for seed in ("1", "2"):
         command = [sys.executable, "-c", code, scene.to_json()]
@@ -510,8 +511,8 @@ def test_the_same_seed_gives_the_same_questions_in_every_process():
 @given(scenes(), st.sampled_from([0, 1, 16, 500]), st.randoms(use_true_random=False))
 @settings(max_examples=100, deadline=None)
 def test_questions_have_true_answers_and_different_ids(scene, count, rng):
-    true = {question.question_id: question for question in enumerate_questions(scene)}
-    asked = ask(scene, rng, count)
+    true = {question.question_id: question for question in enumerate_questions(GroundTruth(scene))}
+    asked = ask(GroundTruth(scene), rng, count)
     assert len({question.question_id for question in asked}) == len(asked) <= count
     for question in asked:
         assert question == replace(true[question.question_id], text=question.text)
@@ -520,18 +521,26 @@ def test_questions_have_true_answers_and_different_ids(scene, count, rng):
 
 def test_all_question_types_are_asked():
     rng = random.Random(0)
-    asked = Counter(question.question_type for _ in range(300) for question in ask(random_scene(rng), rng, 16))
+    asked = Counter(
+        question.question_type for _ in range(300) for question in ask(GroundTruth(random_scene(rng)), rng, 16)
+    )
     assert asked.keys() == set(QUESTION_TYPES)
 
 
 def test_a_scene_without_labels_has_no_questions():
-    assert ask(Scene(100, 100), random.Random(0), 16) == enumerate_questions(Scene(100, 100)) == []
+    assert (
+        ask(GroundTruth(Scene(100, 100)), random.Random(0), 16)
+        == enumerate_questions(GroundTruth(Scene(100, 100)))
+        == []
+    )
 
 
 def test_what_is_presupposed_is_there_or_known_to_be_absent():
     scene, rng, balancer = example_scene(EXAMPLES["scene labels"]), random.Random(0), Balancer()
-    assert not any(question.answer == NONE for _ in range(50) for question in ask(scene, rng, 16, presuppose=False))
-    asked = [question for _ in range(200) for question in ask(scene, rng, 16, balancer)]
+    assert not any(
+        question.answer == NONE for _ in range(50) for question in ask(GroundTruth(scene), rng, 16, presuppose=False)
+    )
+    asked = [question for _ in range(200) for question in ask(GroundTruth(scene), rng, 16, balancer)]
     counts = [question.answer for question in asked if question.question_id == "count/bus/what"]
     assert 0 < len(counts) < 10  # buses are never there
     colors = Counter(question.answer for question in asked if question.question_type == "color")
@@ -542,7 +551,7 @@ def test_yes_and_no_are_balanced_at_high_base_rates():
     rng, balancer = random.Random(0), Balancer(tolerance=3)
     imbalances: Counter[tuple[str, ...]] = Counter()
     for _ in range(2000):
-        for question in ask(random_scene(rng, base_rate=0.95), rng, 16, balancer):
+        for question in ask(GroundTruth(random_scene(rng, base_rate=0.95)), rng, 16, balancer):
             if question.answer in ("yes", "no"):
                 for key in ((question.question_type, question.category), (question.question_id,)):
                     imbalances[key] += 1 if question.answer == "yes" else -1
@@ -558,7 +567,9 @@ def test_rare_answers_are_asked_more_often_than_they_occur():
         weather = "clear" if rng.random() < 0.9 else "rainy"
         scene = placed(scene_attributes={"weather": weather}, exhaustive=frozenset())
         true[weather] += 1
-        asked.update(one.answer for one in ask(scene, rng, 3, balancer) if one.question_id.endswith("what"))
+        asked.update(
+            one.answer for one in ask(GroundTruth(scene), rng, 3, balancer) if one.question_id.endswith("what")
+        )
     assert asked["rainy"] / asked.total() > 2.8 * true["rainy"] / true.total()  # 1.6 with MEAN_POWER 1, 2.1 with 2
     assert asked["clear"] > asked["rainy"]
 
@@ -572,7 +583,7 @@ def test_the_yes_of_a_rare_class_is_asked_where_it_is_true():
         classes = [one for one in often if rng.random() < 0.5] + ["ambulance"] * (i % 20 == 0)
         scene = placed(*((one, 60 * j, 200, {}) for j, one in enumerate(classes)))
         there += "ambulance" in classes
-        asked.update((one.question_id, one.answer) for one in ask(scene, rng, 2, balancer, ["presence"]))
+        asked.update((one.question_id, one.answer) for one in ask(GroundTruth(scene), rng, 2, balancer, ["presence"]))
     assert asked["presence/ambulance", "yes"] > 0.35 * there  # 0.44; 0.21 with CANDIDATES 1
     assert asked["presence/car", "yes"] > 0
 
@@ -584,7 +595,7 @@ def test_open_questions_keep_their_share():
         light = placed(("traffic light", 40, 200, {"state": "green" if rng.random() < 0.8 else "red"}))
         cars = placed(*(("car", 60 * j, 200, {}) for j in range(1 if rng.random() < 0.9 else 3)))
         for question_type, scene in (("light_state", light), ("count", cars)):
-            for question in ask(scene, rng, 2, balancer, [question_type]):
+            for question in ask(GroundTruth(scene), rng, 2, balancer, [question_type]):
                 all_answers += question_type == "light_state"
                 if question.question_id.split("/")[2] == "what":
                     words[question_type, question.answer] += 1
@@ -595,15 +606,15 @@ def test_open_questions_keep_their_share():
 
 def test_natural_rates_are_those_of_all_questions():
     scene, rng = placed(("car", 40, 200, {}), ("bus", 300, 200, {})), random.Random(0)
-    true = [one.answer for one in enumerate_questions(scene) if one.question_type == "presence"]
-    asked = [one.answer for _ in range(500) for one in ask(scene, rng, 2, NaturalRates(), ["presence"])]
+    true = [one.answer for one in enumerate_questions(GroundTruth(scene)) if one.question_type == "presence"]
+    asked = [one.answer for _ in range(500) for one in ask(GroundTruth(scene), rng, 2, NaturalRates(), ["presence"])]
     assert asked.count("yes") / len(asked) == pytest.approx(true.count("yes") / len(true), abs=0.03)
 
 
 def test_each_limit_is_asked_of_a_speed_limit_sign():
     """A few other limits would be the true one and two more."""
     scene = placed(("speed limit sign", 40, 200, {"value": "50"}))
-    asked = ask(scene, random.Random(0), 200, NaturalRates(), ["sign_value"])
+    asked = ask(GroundTruth(scene), random.Random(0), 200, NaturalRates(), ["sign_value"])
     limits = {one.question_id.rpartition("/")[2]: one.answer for one in asked if "/is/" in one.question_id}
     assert limits == {value: "yes" if value == "50" else "no" for value in SPEED_LIMITS}
 
@@ -635,7 +646,7 @@ def test_answers_survive_tokenization():
 @given(scenes(categories=[category for category in CLASSES if category not in MASS_NOUNS]))
 @settings(max_examples=100, deadline=None)
 def test_descriptions_survive_tokenization(scene):
-    for question in enumerate_questions(scene):
+    for question in enumerate_questions(GroundTruth(scene)):
         ids = TOKENIZER(question.answer, add_special_tokens=False)["input_ids"]
         assert TOKENIZER.decode(ids) == question.answer
 
@@ -644,7 +655,7 @@ def test_descriptions_survive_tokenization(scene):
 @settings(max_examples=50, deadline=None)
 def test_each_question_id_has_several_paraphrases_of_its_own(scene, rng):
     owners: dict[str, str] = {}
-    for question in enumerate_questions(scene):
+    for question in enumerate_questions(GroundTruth(scene)):
         texts = paraphrases_of(question.question_id)
         assert len(texts) == len(set(texts)) >= 4 and question.text == texts[0]
         assert random_paraphrase(question.question_id, rng) in texts
@@ -732,16 +743,18 @@ def test_the_question_type_of_the_docs_is_asked_answered_and_recognized(tmp_path
     scenes_file.write_text(re.sub(r"(?m)^CLASSES: .+\n", rf"\g<0>{new_class}", scenes_file.read_text()))
     code = """
         import random
+        from traffic_vlm.data.ground_truth import GroundTruth
         from traffic_vlm.data.question_types import question_type_of
         from traffic_vlm.data.questions import ask, enumerate_questions
         from traffic_vlm.data.scene import Scene, SceneObject
 
         stroller = SceneObject("stroller", (270, 240, 330, 300))
         scene = Scene(600, 400, (stroller,), {"view": "driver"}, frozenset({"stroller", "pedestrian"}))
-        for one in enumerate_questions(scene):
+        truth = GroundTruth(scene)
+        for one in enumerate_questions(truth):
             if one.question_type == "wait":
                 print(one.question_id, one.answer, one.boxes == (stroller.box,))
-        asked = ask(scene, random.Random(0), 9, question_types=["wait"])
+        asked = ask(truth, random.Random(0), 9, question_types=["wait"])
         print(*{question_type_of(one.text) for one in asked}, question_type_of("should we stop for strollers ahead"))
     """
     command, environment = [sys.executable, "-c", textwrap.dedent(code)], os.environ | {"PYTHONPATH": str(tmp_path)}

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from tiny import yes_no_model
+from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.question_types import question_type_of
 from traffic_vlm.data.questions import QUESTION_TYPES, enumerate_questions
 from traffic_vlm.data.scene import SCENE_ATTRIBUTES
@@ -26,7 +27,7 @@ def test_every_question_of_the_grammar_has_its_type():
     for seed in range(16):
         scene = render(seed)[1]
         more = {name: random.Random(seed).choice(values) for name, values in SCENE_ATTRIBUTES.items()}
-        for truth in enumerate_questions(replace(scene, scene_attributes=more | scene.scene_attributes)):
+        for truth in enumerate_questions(GroundTruth(replace(scene, scene_attributes=more | scene.scene_attributes))):
             seen.add(truth.question_type)
             for text in random.Random(seed).sample(paraphrases_of(truth.question_id), 2):
                 assert question_type_of(text) == truth.question_type, (text, truth.question_id)

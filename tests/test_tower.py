@@ -22,11 +22,12 @@ from traffic_vlm.data.dataset import DatasetOptions, make_dataset
 from traffic_vlm.data.formats import Problems
 from traffic_vlm.data.frames import FrameBatches, drawn, fact_targets, find_facts, load_frames
 from traffic_vlm.data.ground_truth import GroundTruth
-from traffic_vlm.data.presence import CATEGORIES, HEAD_QUESTIONS, INDEX, REGIONS, targets
+from traffic_vlm.data.grounding import object_patches
+from traffic_vlm.data.presence import CATEGORIES, HEAD_QUESTIONS, INDEX, REGIONS, patch_targets, region_targets
 from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.data.scene_labels import SCENE_VALUES, SEEN, read_scene_labels, with_scene_labels
 from traffic_vlm.data.synthetic import render
-from traffic_vlm.evaluation.presence import auc, judge, region_targets, table
+from traffic_vlm.evaluation.presence import auc, frame_targets, judge, table
 from traffic_vlm.files import DataError
 from traffic_vlm.training.head import (
     BalancedLoss,
@@ -54,7 +55,7 @@ LINE = dict.fromkeys(SCENE_VALUES) | {"image": "a.jpg", "present": [], "unsure":
 def region_of(scene, category, seen=None, window=None, mirrored=False):
     scene = scene if seen is None else with_scene_labels(scene, seen)
     scene = scene if window is None else scene.cropped(*window)
-    return targets(scene.flipped() if mirrored else scene)[0][INDEX[category]].tolist()
+    return region_targets(GroundTruth(scene.flipped() if mirrored else scene))[INDEX[category]].tolist()
 
 
 @pytest.mark.parametrize(("capability", "is_bfloat16"), [("AVX2", False), ("AVX512", True)])
@@ -106,12 +107,14 @@ def test_targets_follow_window_and_mirroring():
 
 
 def test_patches_follow_window_and_mirroring():
+    def patches(scene, category):
+        return patch_targets(scene, object_patches(scene, (4, 4)))[INDEX[category]]
+
     scene = cars((0, 0, 75, 75))
-    patch = targets(scene, (4, 4))[1][INDEX["car"]]
-    assert patch[0].tolist() == [1, 0, 0, 0] and not patch[1:].any()
-    assert targets(scene.flipped(), (4, 4))[1][INDEX["car"], 0].tolist() == [0, 0, 0, 1]
-    assert (targets(scene.cropped(0, 0, 75, 75), (4, 4))[1][INDEX["car"]] == 1).all()
-    assert (targets(scene, (4, 4))[1][INDEX["person"]] == -1).all()
+    assert patches(scene, "car")[0].tolist() == [1, 0, 0, 0] and not patches(scene, "car")[1:].any()
+    assert patches(scene.flipped(), "car")[0].tolist() == [0, 0, 0, 1]
+    assert (patches(scene.cropped(0, 0, 75, 75), "car") == 1).all()
+    assert (patches(scene, "person") == -1).all()
 
 
 def test_masks_are_present_by_their_area():
@@ -186,7 +189,8 @@ def test_targets_and_answers_of_the_decoder_are_one_truth(change):
     known = 0
     for seed in range(40):
         scene = change(render(seed)[1])
-        truth, region = GroundTruth(scene), targets(scene)[0]
+        truth = GroundTruth(scene)
+        region = region_targets(truth)
         for question_id, place in HEAD_QUESTIONS.items():
             answer = truth.find(tuple(question_id.split("/")))
             if answer is not None or not question_id.startswith("light_state"):
@@ -276,9 +280,10 @@ def test_batches_depend_only_on_seed_and_index(data, tmp_path):
     stream = iter(whole)
     batches = [next(stream) for _ in range(3)]
     again = next(iter(later))
-    assert all(torch.equal(batches[2][name], again[name]) for name in again)
+    assert torch.equal(batches[2]["pixels"], again["pixels"])
+    assert all(torch.equal(a, b) for a, b in zip(*(vars(one["targets"]).values() for one in (batches[2], again))))
     assert not torch.equal(batches[0]["pixels"], batches[1]["pixels"])
-    assert again["pixels"].shape == (4, 64, 64, 3) and again["patch"].shape == (4, len(CATEGORIES), 4, 4)
+    assert again["pixels"].shape == (4, 64, 64, 3) and again["targets"].patch.shape == (4, len(CATEGORIES), 4, 4)
 
 
 def test_augmentation_moves_objects_targets_and_facts_together(data, tmp_path):
@@ -309,9 +314,12 @@ def test_fact_targets_are_the_true_answers():
     scene = Scene(300, 300, scene_attributes={"lane count": "3", "view": "driver", "road shape": "left"})
     facts = [*(f"lane_count/lane count/is/{number}" for number in (2, 3)), "color/car/any/red"]
     facts += [f"road_shape/road shape/is/{way}" for way in ("left", "right")]
-    assert fact_targets(scene, facts).tolist() == [0, 1, -1, 1, 0]
-    assert fact_targets(scene.flipped(), facts).tolist() == [0, 1, -1, 0, 1]
-    assert fact_targets(scene.cropped(0, 0, 200, 300), facts).tolist() == [-1] * 5
+    for seen, expected in (
+        (scene, [0, 1, -1, 1, 0]),
+        (scene.flipped(), [0, 1, -1, 0, 1]),
+        (scene.cropped(0, 0, 200, 300), [-1] * 5),
+    ):
+        assert fact_targets(GroundTruth(seen), facts).tolist() == expected
 
 
 # ------------------------------------------------------------------------------------------------ head and metrics
@@ -396,7 +404,7 @@ def test_auc_and_balanced_accuracy_in_closed_form(data, tmp_path):
     frames = frames_of(data, "val", tmp_path)
     answers = np.full((30, len(CATEGORIES), 4), 0.2, np.float32)
     answers[1:11:2, INDEX["car"], 0] = 0.8  # 5 of 15 cars are found
-    figures = judge(answers, region_targets(frames), frames.sources)
+    figures = judge(answers, frame_targets(frames), frames.sources)
     [row] = [row for row in figures["questions"] if (row["category"], row["region"]) == ("car", "whole")]
     assert (row["yes"], row["no"]) == (15, 15) and row["accuracy"] == pytest.approx((5 / 15 + 1) / 2)
     assert figures["macro"] == pytest.approx(np.mean([row["accuracy"] for row in figures["questions"]]))

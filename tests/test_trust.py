@@ -6,7 +6,7 @@ import pytest
 
 from traffic_vlm.data import scene
 from traffic_vlm.data.agreement import PROBES, exclusions, implications, implied_by
-from traffic_vlm.data.ground_truth import MAX_COUNT, NONE, THIRDS
+from traffic_vlm.data.ground_truth import MAX_COUNT, NONE, THIRDS, GroundTruth
 from traffic_vlm.data.questions import enumerate_questions
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.evaluation.predict import Prediction
@@ -31,7 +31,7 @@ def test_implications_follow_from_the_meaning():
 
 @pytest.mark.parametrize("seed", range(40))
 def test_ground_truth_never_contradicts_itself(seed):
-    found = {truth.question_id: truth.answer for truth in enumerate_questions(render(seed)[1])}
+    found = {truth.question_id: truth.answer for truth in enumerate_questions(GroundTruth(render(seed)[1]))}
     ids = [question_id for question_id, answer in found.items() if answer in ("yes", "no")]
     pairs = implications(ids)
     assert len(pairs) > 20

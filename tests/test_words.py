@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from tiny import ROOT, TINY_TEXT, new_process, save_folder, tiny_model
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
+from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.questions import ask
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
@@ -116,7 +117,7 @@ def test_invalid_replacements_are_refused(replacements, message):
 def test_words_of_our_own_questions_are_never_given_away():
     rng, protected = random.Random(0), template_words(TOKENIZER)
     for seed in range(12):
-        for question in ask(render(seed)[1], rng, 64):
+        for question in ask(GroundTruth(render(seed)[1]), rng, 64):
             tokens = TOKENIZER.tokenize(f"{question.text} {question.answer}")
             assert {token for token in tokens if token.isalpha()} <= protected, question
 

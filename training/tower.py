@@ -25,6 +25,7 @@ from torch import nn
 from ..configuration_traffic_vlm import TrafficVLMVisionConfig
 from ..data.frames import FrameBatches, Frames
 from ..data.presence import CATEGORIES, REGIONS
+from ..data.targets import Targets
 from ..files import atomic_write, atomic_write_text
 from ..modeling_traffic_vlm import is_bfloat16_slow
 from ..vision_traffic_vlm import TrafficVLMVisionModel
@@ -122,7 +123,7 @@ class TowerTrainer:
             fused=True,
         )
 
-    def train_step(self, batch: dict[str, torch.Tensor]) -> tuple[float, float, float]:
+    def train_step(self, batch: dict[str, Any]) -> tuple[float, float, float]:
         """Do one step; return the losses of regions, patches and facts.
 
         Raises:
@@ -135,7 +136,7 @@ class TowerTrainer:
             else:
                 group["lr"] = options.tower_learning_rate * options.rate_of(self.step, 2000, power=2)
         self.model.train()
-        losses = self._losses({name: value.to(self.device) for name, value in batch.items()})
+        losses = self._losses(batch["pixels"].to(self.device).float(), batch["targets"].to(self.device))
         (losses[0] + PATCH_WEIGHT * losses[1] + losses[2]).backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         if not math.isfinite(norm):
@@ -148,28 +149,24 @@ class TowerTrainer:
         self._update_average()
         return losses[0].item(), losses[1].item(), losses[2].item()
 
-    def _losses(self, batch: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    def _losses(self, pixels: torch.Tensor, targets: Targets) -> list[torch.Tensor]:
         """Losses of regions, patches and facts, of a batch of mixtures (mixup, https://arxiv.org/abs/1710.09412).
 
         In half of the steps each image is mixed with its neighbor in the batch, and so are their losses: sources with
         a few hundred images would be learned by heart. The last images of the run are not mixed.
         """
-        pixels, targets = batch["pixels"].float(), [batch[name] for name in ("region", "patch", "facts", "source")]
         rng = np.random.default_rng([self.options.seed, self.step])
         if self.step >= MIXUP_FRACTION * self.options.steps or rng.random() < 0.5:
             return self._losses_of(forward(self.model, pixels), targets)
         fraction = rng.beta(MIXUP, MIXUP)
         logits = forward(self.model, pixels.lerp(pixels.roll(1, 0), 1 - fraction))
         own = self._losses_of(logits, targets)
-        other = self._losses_of(logits, [target.roll(1, 0) for target in targets], count=False)  # counted above
+        other = self._losses_of(logits, targets.each(lambda one: one.roll(1, 0)), count=False)  # counted above
         return [fraction * a + (1 - fraction) * b for a, b in zip(own, other)]
 
-    def _losses_of(
-        self, logits: tuple[torch.Tensor, ...], targets: Sequence[torch.Tensor], count: bool = True
-    ) -> list[torch.Tensor]:
-        region, patch, facts, source = targets
-        presence = self.losses["presence"](logits[:2], region, patch, source, count)
-        return [*presence, self.losses["facts"](logits[2], facts, source, count)]
+    def _losses_of(self, logits: tuple[torch.Tensor, ...], targets: Targets, count: bool = True) -> list[torch.Tensor]:
+        presence = self.losses["presence"](logits[:2], targets.region, targets.patch, targets.source, count)
+        return [*presence, self.losses["facts"](logits[2], targets.facts, targets.source, count)]
 
     @torch.no_grad()
     def _update_average(self) -> None:

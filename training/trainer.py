@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback
 
+from ..data.targets import Targets
 from ..files import FILE_MODE
 from .head import PATCH_WEIGHT
 from .losses import (
@@ -103,12 +104,7 @@ class TrafficTrainer(Trainer):
     ) -> Any:
         full = unwrap(self.accelerator.unwrap_model(model))
         keep_statistics(full.model.vision_tower)
-        names = [
-            *("region_targets", "patch_targets", "grounding_targets", "intermediate_targets"),
-            *("paraphrase_pairs", "agreement_pairs", "head_questions", "source_index"),
-        ]
-        targets = {name: inputs.pop(name, None) for name in names}
-        counts = inputs.pop("word_counts", None)
+        targets, counts = inputs.pop("targets", None), inputs.pop("word_counts", None)
         if self.word_counts is not None and counts is not None:
             self.word_counts.add(counts)
         inputs["use_cache"] = False
@@ -118,7 +114,8 @@ class TrafficTrainer(Trainer):
         # Without num_items_in_batch the library itself divides by the number of accumulated passes.
         fraction = 1.0 if num_items_in_batch is None else 1.0 / self.current_gradient_accumulation_steps
         with self.accelerator.autocast():
-            for name, value in self._extra_losses(full, recorded, outputs.logits, targets).items():
+            extra = {} if targets is None else self._extra_losses(full, recorded, outputs.logits, targets)
+            for name, value in extra.items():
                 self._add(f"{name}_loss", value)
                 loss = loss + self.loss_weights[name] * fraction * value
         if not math.isfinite(loss.item()):
@@ -126,36 +123,37 @@ class TrafficTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def _extra_losses(
-        self, full: Any, recorded: Recorded, logits: torch.Tensor, targets: Mapping[str, Any]
+        self, full: Any, recorded: Recorded, logits: torch.Tensor, targets: Targets
     ) -> dict[str, torch.Tensor]:
-        """Auxiliary losses by name: those that have a weight and whose targets are in the batch."""
+        """Auxiliary losses by name: those that have a weight."""
         losses = {}
-        region, patch = targets["region_targets"], targets["patch_targets"]
-        if self.loss_weights.keys() & {"presence", "distillation"} and region is not None:
-            tokens = recorded.image_tokens[:, -patch[0, 0].numel() :]  # leaves out a class token, if there is one
-            head_logits = full.training_head["head"](tokens, tuple(patch.shape[2:]))
-        if "presence" in self.loss_weights and region is not None:
-            regions, patches = full.training_head["loss"](head_logits, region, patch, targets["source_index"])
-            losses["presence"] = regions + PATCH_WEIGHT * patches
-        asked = targets["head_questions"]
-        if "distillation" in self.loss_weights and asked is not None:
-            row, column, image, category, third = asked.unbind(-1)
+        if self.loss_weights.keys() & {"presence", "distillation"}:
+            grid = targets.patch.shape[2:]
+            tokens = recorded.image_tokens[:, -grid.numel() :]  # leaves out a class token, if there is one
+            head_logits = full.training_head["head"](tokens, tuple(grid))
+        if "presence" in self.loss_weights:
+            presence = full.training_head["loss"]
+            of_regions, of_patches = presence(head_logits, targets.region, targets.patch, targets.source)
+            losses["presence"] = of_regions + PATCH_WEIGHT * of_patches
+        if "distillation" in self.loss_weights:
+            row, column, image, category, third = targets.distillation.unbind(-1)
             teacher = head_logits[0][image, category, third]
             losses["distillation"] = distillation_loss(self._log_odds(logits[row, column]), teacher)
-        grounding = targets["grounding_targets"]
-        if "grounding" in self.loss_weights and grounding is not None:
-            words = grounding.any(-1).nonzero(as_tuple=True)
-            maps = recorded.attention_maps(words)[:, -grounding.shape[-1] :]
-            losses["grounding"] = grounding_loss(maps, grounding[words])
-        words = targets["intermediate_targets"]
-        if "intermediate" in self.loss_weights and words is not None:
-            losses["intermediate"] = intermediate_loss(full, recorded.mid_layer_states[words > 0], words[words > 0])
-        pairs = targets["paraphrase_pairs"]
-        if "consistency" in self.loss_weights and pairs is not None:
-            losses["consistency"] = consistency_loss(self._log_odds(logits[pairs > 0]), pairs[pairs > 0])
-        related = targets["agreement_pairs"]
-        if "agreement" in self.loss_weights and related is not None:
-            row, column, other_row, other_column, kind = related.unbind(-1)
+        if "grounding" in self.loss_weights:
+            row, column = targets.grounding.any(-1).nonzero(as_tuple=True)
+            patches = targets.grounding[row, column]
+            maps = recorded.attention_maps((row, column))[:, -patches.shape[-1] :]
+            losses["grounding"] = grounding_loss(maps, patches)
+        if "intermediate" in self.loss_weights:
+            asked = targets.intermediate > 0
+            losses["intermediate"] = intermediate_loss(
+                full, recorded.mid_layer_states[asked], targets.intermediate[asked]
+            )
+        if "consistency" in self.loss_weights:
+            paired = targets.paraphrases > 0
+            losses["consistency"] = consistency_loss(self._log_odds(logits[paired]), targets.paraphrases[paired])
+        if "agreement" in self.loss_weights:
+            row, column, other_row, other_column, kind = targets.agreement.unbind(-1)
             first, second = self._log_odds(logits[row, column]), self._log_odds(logits[other_row, other_column])
             losses["agreement"] = agreement_loss(first, second, kind.bool())
         return losses
