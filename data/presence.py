@@ -42,9 +42,8 @@ def _questions() -> dict[str, tuple[int, int]]:
             found |= {f"place/{category}/{third}": (INDEX[name], i) for i, third in enumerate(THIRDS, start=1)}
     found["place/pedestrian/road"] = (INDEX["pedestrian on the road"], 0)
     found |= {f"light_state/traffic light/any/{state}": (INDEX[name], 0) for state, name in LIGHTS.items()}
-    for field, (attribute, renamed) in SCENE_ATTRIBUTE_OF.items():
-        for value in SCENE_VALUES[field]:
-            asked = renamed.get(value, value)
+    for field, (attribute, values) in SCENE_ATTRIBUTE_OF.items():
+        for value, asked in values.items():
             if asked in SCENE_ATTRIBUTES[attribute] and asked != "other":
                 question_id = f"{attribute.replace(' ', '_')}/{attribute}/is/{asked}"
                 found[question_id] = (INDEX[f"{field}: {value}"], 0)
@@ -62,11 +61,11 @@ def region_targets(truth: GroundTruth) -> np.ndarray:
     scene, region = truth.scene, np.full((len(CATEGORIES), len(REGIONS)), -1, np.int8)
     for key, place in KEYS.items():
         region[place] = _to_target(truth.find(key))
-    for field, (attribute, renamed) in SCENE_ATTRIBUTE_OF.items():  # several views of scene labels are "other"
+    for field, (attribute, values) in SCENE_ATTRIBUTE_OF.items():  # several views of scene labels are "other"
         known = scene.scene_attributes.get(attribute)
-        for value in SCENE_VALUES[field]:
+        for value, asked in values.items():
             place = INDEX[f"{field}: {value}"], 0
-            if place not in ASKED and known not in (None, renamed.get(value, value)):
+            if place not in ASKED and known not in (None, asked):
                 region[place] = 0
     is_exhaustive = _exhaustive(scene)
     for category, attribute, names in (("traffic light", "state", LIGHTS), ("speed limit sign", "value", LIMITS)):

@@ -2,88 +2,47 @@
 
     annotation → Scene → questions → row → packed batch
 
-A source labels some classes exhaustively: every visible object of the class is labeled. Only these classes allow the
-answer "no", a count, or "the only one". A source labels either instances (boxes) or classes (one mask for all objects
-of a class); only instances can be counted. Boxes are (left, top, right, bottom) in pixels, inside an image of `width`
-× `height`, with left < right and top < bottom.
+`classes.yaml` lists the classes. A source labels some of them exhaustively: every visible object of the class is
+labeled. Only these classes allow the answer "no", a count, or "the only one". A source labels either instances (boxes)
+or classes (one mask for all objects of a class); only instances can be counted. Boxes are (left, top, right, bottom)
+in pixels, inside an image of `width` × `height`, with left < right and top < bottom.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from ..answer_kind_traffic_vlm import COLORS, DIRECTIONS, LIGHT_STATES, SPEED_LIMITS
 from .patches import resampling
 
 
 SYNTHETIC = "synthetic"  # the source of rendered scenes; all others are photographs
-# class: (singular, plural, its superclass or None). All are words of the vocabulary.
-CLASSES: dict[str, tuple[str, str, str | None]] = {
-    "vehicle": ("vehicle", "vehicles", None),
-    "car": ("car", "cars", "vehicle"),
-    "parked car": ("parked car", "parked cars", "car"),
-    "van": ("van", "vans", "vehicle"),
-    "bus": ("bus", "buses", "vehicle"),
-    "truck": ("truck", "trucks", "vehicle"),
-    "trailer": ("trailer", "trailers", "vehicle"),
-    "train": ("train", "trains", "vehicle"),
-    "rickshaw": ("rickshaw", "rickshaws", "vehicle"),
-    "ambulance": ("ambulance", "ambulances", "vehicle"),
-    "emergency vehicle": ("emergency vehicle", "emergency vehicles", "vehicle"),
-    "motorcycle": ("motorcycle", "motorcycles", "vehicle"),
-    "bicycle": ("bicycle", "bicycles", "vehicle"),
-    "person": ("person", "people", None),
-    "pedestrian": ("pedestrian", "pedestrians", "person"),
-    "child": ("child", "children", "person"),
-    "rider": ("rider", "riders", "person"),
-    "animal": ("animal", "animals", None),
-    "dog": ("dog", "dogs", "animal"),
-    "cow": ("cow", "cows", "animal"),
-    "horse": ("horse", "horses", "animal"),
-    "deer": ("deer", "deer", "animal"),
-    "traffic light": ("traffic light", "traffic lights", None),
-    "traffic sign": ("traffic sign", "traffic signs", None),
-    "stop sign": ("stop sign", "stop signs", "traffic sign"),
-    "yield sign": ("yield sign", "yield signs", "traffic sign"),
-    "speed limit sign": ("speed limit sign", "speed limit signs", "traffic sign"),
-    "crosswalk sign": ("crosswalk sign", "crosswalk signs", "traffic sign"),
-    "crosswalk": ("crosswalk", "crosswalks", None),
-    "cone": ("traffic cone", "traffic cones", None),
-    "barrier": ("barrier", "barriers", None),
-    "road construction": ("road construction", "road construction", None),
-    "fence": ("fence", "fences", None),
-    "pole": ("pole", "poles", None),
-    "building": ("building", "buildings", None),
-    "tree": ("tree", "trees", None),
-    "sidewalk": ("sidewalk", "sidewalks", None),
-    "road": ("road", "roads", None),
-    "sky": ("sky", "sky", None),
-    "lane line": ("lane line", "lane lines", None),
-    "traffic island": ("traffic island", "traffic islands", None),
-    "glare": ("glare", "glare", None),
-    "umbrella": ("umbrella", "umbrellas", None),
-    "helmet": ("helmet", "helmets", None),
-}
-# Classes that are known as present or absent, but hardly ever have boxes: nobody learns to count them from absence.
-UNBOXED = frozenset({"parked car", "child", "lane line", "traffic island", "glare", "umbrella", "helmet"})
 
-SCENE_ATTRIBUTES: dict[str, tuple[str, ...]] = {
-    "weather": ("clear", "cloudy", "rainy", "snowy", "foggy"),
-    "time of day": ("day", "night", "dusk"),
-    "view": ("driver", "camera", "other"),  # from a vehicle on the road, or from a fixed camera above the road
-    "road surface": ("dry", "wet", "snowy"),
-    "traffic density": ("empty", "light", "busy", "jam"),  # of moving traffic; parked cars do not count
-    "road type": (
-        *("city street", "residential street", "highway", "rural road", "intersection", "parking area"),
-        "bridge or tunnel",
-    ),
-    "lane count": ("1", "2", "3", "4", "5", "6"),  # of both directions
-    "road shape": ("straight", "left", "right"),  # where the road ahead of a driver turns
-}
+
+def read_classes(table: Mapping[str, Any]) -> dict[str, tuple[str, str, str | None]]:
+    """{class: (singular, plural, its superclass or None)} of the `classes` in `classes.yaml`.
+
+    Raises:
+        ValueError: an entry has another form, or its superclass is unknown.
+    """
+    for name, nouns in table.items():
+        if not isinstance(nouns, list) or len(nouns) not in (2, 3) or not set(nouns[2:]) <= table.keys():
+            form = "[singular, plural] or [singular, plural, superclass], the latter a class, too"
+            raise ValueError(f"classes.yaml: class {name!r} must be {form}, got {nouns}")
+    return {name: (nouns[0], nouns[1], nouns[2] if len(nouns) == 3 else None) for name, nouns in table.items()}
+
+
+# All names and values in it are texts: `on` is not true, and a number of lanes is not a number.
+TABLES = yaml.load(Path(__file__).with_name("classes.yaml").read_text(encoding="utf-8"), yaml.BaseLoader)
+CLASSES = read_classes(TABLES["classes"])
+UNBOXED = frozenset(TABLES["unboxed"])
+SCENE_ATTRIBUTES: dict[str, tuple[str, ...]] = {n: tuple(values) for n, values in TABLES["scene_attributes"].items()}
 # Beside CLASSES: what scene labels tell of the whole image.
 PRESENCE_ONLY = frozenset({*(f"{state} light" for state in LIGHT_STATES), "pedestrian on the road"})
 PRESENT_IN_CROP = 0.7  # a crop of this fraction of the area is assumed to show what the image shows

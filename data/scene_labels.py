@@ -16,42 +16,18 @@ from typing import Any
 from ..files import DataError
 from ..image_files import decode_text, plain_name
 from .formats import Problems
-from .scene import CLASSES, PRESENCE_ONLY, Scene, is_a
+from .scene import CLASSES, PRESENCE_ONLY, TABLES, Scene, is_a
 
 
-SCENE_VALUES: dict[str, tuple[str, ...]] = {
-    "weather": ("clear", "cloudy", "rain", "fog", "snow"),
-    "time_of_day": ("day", "dusk", "night"),
-    "road": ("dry", "wet", "snowy"),
-    "traffic": ("empty", "light", "busy", "jam"),
-    "place": (
-        "city street",
-        "residential street",
-        "highway",
-        "rural road",
-        "intersection",
-        "parking",
-        "bridge or tunnel",
-    ),
-    "view": ("driver", "camera", "roadside", "close-up", "drawing"),
-}
-SEEN = (
-    *("car", "van", "truck", "bus", "motorcycle", "bicycle", "rickshaw", "person", "traffic light", "traffic sign"),
-    *("crosswalk", "roadworks", "animal", "emergency vehicle", "train", "pedestrian on the road"),
-)
-SEEN_BY_DRIVERS = ("red light", "green light", "yellow light", "parked car", "traffic island", "own hood", "glare")
-
-# field of scene labels: (scene attribute, {value: value of the scene attribute, where it differs})
+_FIELDS = TABLES["scene_labels"]["fields"]
+SCENE_VALUES: dict[str, tuple[str, ...]] = {name: tuple(field["values"]) for name, field in _FIELDS.items()}
+# field of scene labels: (scene attribute, {value: value of the scene attribute})
 SCENE_ATTRIBUTE_OF: dict[str, tuple[str, dict[str, str]]] = {
-    "weather": ("weather", {"rain": "rainy", "fog": "foggy", "snow": "snowy"}),
-    "time_of_day": ("time of day", {}),
-    "road": ("road surface", {}),
-    "traffic": ("traffic density", {}),
-    "place": ("road type", {"parking": "parking area"}),
-    "view": ("view", {"roadside": "other", "close-up": "other", "drawing": "other"}),
+    name: (field["attribute"], field["values"]) for name, field in _FIELDS.items()
 }
-CLASS_OF = {"roadworks": "road construction"}  # category of scene labels: class of scenes, where it differs
-VEHICLES = frozenset({"car", "van", "truck", "bus", "motorcycle", "bicycle", "rickshaw", "emergency vehicle", "train"})
+SEEN, SEEN_BY_DRIVERS = (tuple(TABLES["scene_labels"][name]) for name in ("seen", "seen_by_drivers"))
+VEHICLES = frozenset(TABLES["scene_labels"]["vehicles"])
+CLASS_OF: dict[str, str] = TABLES["scene_labels"]["classes"]  # of categories of scene labels, where it differs
 
 
 @dataclass(frozen=True)
@@ -108,9 +84,9 @@ def with_scene_labels(scene: Scene, labels: SceneLabels) -> Scene:
     """Add what scene labels tell to a scene; where the scene's source labels a class itself, its objects decide."""
     attributes = {}
     for name, value in labels.values.items():
-        attribute, renamed = SCENE_ATTRIBUTE_OF[name]
+        attribute, values = SCENE_ATTRIBUTE_OF[name]
         if value != "none":
-            attributes[attribute] = renamed.get(value, value)
+            attributes[attribute] = values[value]
     presence = {
         CLASS_OF.get(name, name): name in labels.present
         for name in sorted(labels.asked - labels.unsure)

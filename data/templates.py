@@ -107,7 +107,7 @@ def _question_type(
 def _check(kind: QuestionType, fillings: dict[str, Any], path: Path) -> None:
     listed = [*kind.classes, *kind.absent, *kind.absent_where_given]
     if unknown := [name for name in listed if name not in CLASSES]:
-        raise ValueError(f"{path}: question type {kind.name!r}: unknown classes {unknown}; scene.py lists all")
+        raise ValueError(f"{path}: question type {kind.name!r}: unknown classes {unknown}; classes.yaml lists all")
     slots = [*NOUN_SLOTS, "value", "next", *fillings]
     if unknown := [slot for text in flat(kind.templates) for slot in slots_of(text) if slot not in slots]:
         raise ValueError(f"{path}: question type {kind.name!r}: unknown slots {unknown}; expected some of {slots}")

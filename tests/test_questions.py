@@ -739,8 +739,8 @@ def test_the_question_type_of_the_docs_is_asked_answered_and_recognized(tmp_path
     shutil.copy(ROOT / "answer_kind_traffic_vlm.py", package)
     with (package / "data" / "templates.yaml").open("a") as file:
         file.write(new_type)
-    scenes_file = package / "data" / "scene.py"
-    scenes_file.write_text(re.sub(r"(?m)^CLASSES: .+\n", rf"\g<0>{new_class}", scenes_file.read_text()))
+    classes = package / "data" / "classes.yaml"
+    classes.write_text(classes.read_text().replace("\nclasses:\n", f"\nclasses:\n{new_class}"))
     code = """
         import random
         from traffic_vlm.data.ground_truth import GroundTruth

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiny import ROOT
-from traffic_vlm.data.scene import CLASSES, Scene, SceneObject, is_a
+from traffic_vlm.data.scene import CLASSES, Scene, SceneObject, is_a, read_classes
 from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer
 
 
@@ -124,6 +124,8 @@ def test_patches_of_a_window_are_the_coverage_of_its_mask(corner, size):
         (lambda: Scene(10, 10, exhaustive=frozenset({"ufo"})), "ufo"),
         (lambda: example().cropped(0, 0, 300, 10), "300"),
         (lambda: example().cropped(10, 0, 10, 10), "empty"),
+        (lambda: read_classes({"tram": "trams"}), "'tram' must be .*, got trams"),
+        (lambda: read_classes({"tram": ["tram", "trams", "vehicel"]}), "vehicel"),
     ],
 )
 def test_invalid_fields_are_refused(make, named):
