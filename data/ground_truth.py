@@ -445,7 +445,7 @@ class GroundTruth:
         return self.objects(kind, category, "center") if self.driver else None
 
     def objects(self, kind: QuestionType, category: str, region: str) -> AnswerWithBoxes | None:
-        """ "a car and 2 trucks": the objects whose middle is in a third of the image."""
+        """ "a car and 2 trucks": the objects whose center is in a third of the image."""
         parts = []
         for name, clear, unclear in self._things():
             sides = [seen.third() for seen in clear]

@@ -29,12 +29,11 @@ import torch  # noqa: E402
 from transformers import AutoModel  # noqa: E402
 
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig  # noqa: E402
-from traffic_vlm.data.frames import decode, load_frames  # noqa: E402
 from traffic_vlm.data.presence import CATEGORIES, REGIONS  # noqa: E402
-from traffic_vlm.evaluation.presence import draw_worst, frame_targets, judge, table  # noqa: E402
 from traffic_vlm.files import DataError, atomic_write, atomic_write_text, check_file  # noqa: E402
 from traffic_vlm.image_files import select_files  # noqa: E402
 from traffic_vlm.options import option_parser  # noqa: E402
+from traffic_vlm.training.frames import decode, load_frames  # noqa: E402
 from traffic_vlm.training.head import QueryHead, load_training_head  # noqa: E402
 from traffic_vlm.training.tower import (  # noqa: E402
     TowerOptions,
@@ -44,6 +43,7 @@ from traffic_vlm.training.tower import (  # noqa: E402
     predict,
     save_tower,
 )
+from traffic_vlm.training.tower_report import draw_worst, frame_targets, presence_metrics, table  # noqa: E402
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel  # noqa: E402
 
 
@@ -177,7 +177,7 @@ def train(options: Options) -> None:
     def report() -> None:
         start = time.time()
         answers = predict(trainer.average, held.pixels)
-        figures = judge(answers, truth, held.sources)
+        figures = presence_metrics(answers, truth, held.sources)
         atomic_write_text(output / "judged.json", json.dumps(figures, indent=1))
         atomic_write_text(output / "table.md", table(figures["questions"]))
         draw_worst(answers, truth, held, output / "worst.png")

@@ -20,18 +20,17 @@ from tiny import ROOT, TINY_TOWER
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
 from traffic_vlm.data.dataset import DatasetOptions, make_dataset
 from traffic_vlm.data.formats import Problems
-from traffic_vlm.data.frames import FrameBatches, drawn, fact_targets, find_facts, load_frames
 from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.grounding import object_patches
 from traffic_vlm.data.presence import CATEGORIES, HEAD_QUESTIONS, INDEX, REGIONS, patch_targets, region_targets
 from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.data.scene_labels import SCENE_VALUES, SEEN, read_scene_labels, with_scene_labels
 from traffic_vlm.data.synthetic import render
-from traffic_vlm.evaluation.presence import auc, frame_targets, judge, table
 from traffic_vlm.files import DataError
+from traffic_vlm.training.frames import FrameBatches, drawn, fact_targets, find_facts, load_frames
 from traffic_vlm.training.head import (
+    AuxiliaryHead,
     BalancedLoss,
-    FactHead,
     PresenceLoss,
     QueryHead,
     load_training_head,
@@ -45,6 +44,7 @@ from traffic_vlm.training.tower import (
     predict,
     save_tower,
 )
+from traffic_vlm.training.tower_report import auc, frame_targets, presence_metrics, table
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 
@@ -384,7 +384,7 @@ def test_a_fact_is_balanced_within_each_source_only():
 
 
 def test_the_fact_head_reads_the_token_that_its_query_finds():
-    head, tokens = FactHead(4, 1, 1), torch.zeros(1, 5, 4)
+    head, tokens = AuxiliaryHead(4, 1, 1), torch.zeros(1, 5, 4)
     tokens[0, 3, 0] = tokens[0, 1, 1] = 1.0
     head.load_state_dict(
         {"query.weight": 50 * torch.eye(4)[:1], "value.weight": torch.ones(1, 4), "bias": torch.ones(1)}
@@ -404,7 +404,7 @@ def test_auc_and_balanced_accuracy_in_closed_form(data, tmp_path):
     frames = frames_of(data, "val", tmp_path)
     answers = np.full((30, len(CATEGORIES), 4), 0.2, np.float32)
     answers[1:11:2, INDEX["car"], 0] = 0.8  # 5 of 15 cars are found
-    figures = judge(answers, frame_targets(frames), frames.sources)
+    figures = presence_metrics(answers, frame_targets(frames), frames.sources)
     [row] = [row for row in figures["questions"] if (row["category"], row["region"]) == ("car", "whole")]
     assert (row["yes"], row["no"]) == (15, 15) and row["accuracy"] == pytest.approx((5 / 15 + 1) / 2)
     assert figures["macro"] == pytest.approx(np.mean([row["accuracy"] for row in figures["questions"]]))

@@ -29,9 +29,9 @@ from traffic_vlm.training.head import HEAD_FILE, PresenceLoss, QueryHead, load_t
 from traffic_vlm.training.options import DataOptions, ModelOptions, check_options
 from traffic_vlm.training.run import (
     build_model,
+    compare,
     hold_back,
     is_write_error,
-    judge,
     last_checkpoint,
     prepare_model,
     read_normalization,
@@ -464,7 +464,7 @@ def test_the_verdict_compares_the_finished_weights_with_those_before(tmp_path, b
     arguments.load_best_model_at_end = True
     entries = [(0, before), (2, after), (4, 0.1)]  # the checkpoint of step 2 is the best one
     history = [{"step": step, "eval_balanced_accuracy": value} for step, value in entries if value is not None]
-    outcome = judge(TrainerState(log_history=[{"step": 1, "loss": 3.0}, *history], best_global_step=2), arguments)
+    outcome = compare(TrainerState(log_history=[{"step": 1, "loss": 3.0}, *history], best_global_step=2), arguments)
     assert verdict in outcome.verdict
     write_card(tmp_path, None, ["runs/a"], 20, outcome.before, outcome.after, outcome.verdict)
     card = (tmp_path / "README.md").read_text()

@@ -3,7 +3,8 @@
     image tokens [B,P,C] → QueryHead → region logits [B,categories,4] ↔ PresenceLoss ↔ region targets
                                      → patch logits [B,P,categories]  ↔              ↔ patch targets
 
-Training a tower alone also has a fact head: other yes/no questions about the whole image, such as the number of lanes.
+Training a tower alone also has an auxiliary head: other yes/no questions about the whole image, such as the number of
+lanes.
 
 `training/tower.py` trains tower and heads alone. `training/run.py` adds the head to the full model while it trains; it
 is saved beside the weights as `training_head.safetensors`.
@@ -66,7 +67,7 @@ class QueryHead(QueryPool):
         return self.pool(tokens, region_weights(*grid)) + self.bias, self.patch(tokens)
 
 
-class FactHead(QueryPool):
+class AuxiliaryHead(QueryPool):
     """Yes/no questions about the whole image: tokens [B,P,C] → logits [B,F]."""
 
     def __init__(self, hidden_size: int, num_facts: int, num_queries: int = 2):
@@ -78,7 +79,7 @@ class FactHead(QueryPool):
 
 
 def region_weights(rows: int, columns: int) -> torch.Tensor:
-    """Fraction [4,rows·columns] of each patch inside the whole image and its left, middle and right third."""
+    """Fraction [4,rows·columns] of each patch inside the whole image and its left, center and right third."""
     edges = torch.arange(columns + 1) / columns * 3
     thirds = [(edges[1:].clamp(max=n + 1) - edges[:-1].clamp(min=n)).clamp(min=0) for n in range(3)]
     weights = torch.stack([torch.full((columns,), 3 / columns), *thirds]) * columns / 3

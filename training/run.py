@@ -333,7 +333,7 @@ class Outcome:
     verdict: str  # a sentence
 
 
-def judge(state: TrainerState, arguments: TrainingArguments, model: str = "the model") -> Outcome:
+def compare(state: TrainerState, arguments: TrainingArguments, model: str = "the model") -> Outcome:
     """Compare the evaluation before training with the last one, or that of the checkpoint selected as best.
 
     Args:
@@ -472,7 +472,7 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         save_folder(finished, processor, folder, model_options.save_dtype)
         has_new_tower = model_options.model_name_or_path and model_options.vision_tower
         named = "the model with the new tower" if has_new_tower else "the model"
-        outcome = judge(trainer.state, arguments, named)
+        outcome = compare(trainer.state, arguments, named)
         base, datasets = model_options.model_name_or_path, data_options.train_dataset
         write_card(folder, base, datasets, trainer.state.global_step, outcome.before, outcome.after, outcome.verdict)
         print(f"{outcome.verdict}\nThe model is in {folder}. Ask it:")

@@ -1,8 +1,8 @@
 """Train the vision tower alone, on presence of categories by region and patch and on facts, without a decoder.
 
-    pixels → tower → tokens [B,P,C] ─┬→ QueryHead → region logits [B,categories,4] ↔ region targets
-                                     ├→ linear    → patch logits [B,P,categories] ↔ patch targets
-                                     └→ FactHead  → fact logits [B,F]             ↔ answers to yes/no questions
+    pixels → tower → tokens [B,P,C] ─┬→ QueryHead     → region logits [B,categories,4] ↔ region targets
+                                     ├→ linear        → patch logits [B,P,categories] ↔ patch targets
+                                     └→ AuxiliaryHead → fact logits [B,F]             ↔ answers to yes/no questions
 
 One step costs little more than a forward and backward pass of the tower. Weights are averaged (EMA); the averages are
 evaluated and saved.
@@ -23,13 +23,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ..configuration_traffic_vlm import TrafficVLMVisionConfig
-from ..data.frames import FrameBatches, Frames
 from ..data.presence import CATEGORIES, REGIONS
 from ..data.targets import Targets
 from ..files import atomic_write, atomic_write_text
 from ..modeling_traffic_vlm import is_bfloat16_slow
 from ..vision_traffic_vlm import TrafficVLMVisionModel
-from .head import PATCH_WEIGHT, BalancedLoss, FactHead, PresenceLoss, QueryHead
+from .frames import FrameBatches, Frames
+from .head import PATCH_WEIGHT, AuxiliaryHead, BalancedLoss, PresenceLoss, QueryHead
 
 
 EMA_DECAY = 0.998
@@ -85,7 +85,7 @@ class TowerTrainer:
         tower: the tower to train, on the device to train on; its convolutions may be trained already.
         new_parts: names of the tower's untrained parts, and "head" if that is new; they have a higher learning rate.
         sources: names of the sources in the order of the batches' source indices.
-        facts: ids of the yes/no questions of the fact head, which is always new.
+        facts: ids of the yes/no questions of the auxiliary head, which is always new.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class TowerTrainer:
         parts: dict[str, nn.Module] = {
             "tower": tower,
             "head": head,
-            "facts": FactHead(tower.config.hidden_size, len(facts)),
+            "facts": AuxiliaryHead(tower.config.hidden_size, len(facts)),
         }
         self.device = tower.device
         self.model, self.config, self.options = nn.ModuleDict(parts).to(self.device), tower.config, options
@@ -239,7 +239,7 @@ def vision_fields(config: TrafficVLMVisionConfig) -> dict[str, Any]:
 def forward(model: Any, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Region and patch logits of pixels [B,S,S,3] in 0..255, under autocast where bfloat16 is fast.
 
-    They are followed by fact logits if the model has a fact head.
+    They are followed by fact logits if the model has an auxiliary head.
     """
     x = pixels.permute(0, 3, 1, 2).float().div(127.5).sub(1)  # as the processor normalizes
     with torch.autocast(pixels.device.type, torch.bfloat16, enabled=not is_bfloat16_slow(pixels.device)):

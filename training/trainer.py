@@ -34,7 +34,7 @@ ADVICE = (
 )
 
 
-def effective_words(loss: float) -> float:
+def perplexity(loss: float) -> float:
     """Perplexity exp(loss): the number of equally likely words that would be as uncertain."""
     return math.exp(min(loss, 50.0))
 
@@ -194,7 +194,7 @@ class TrafficTrainer(Trainer):
             means = {name: float(total) / max(1, int(count)) for name, (total, count) in self.sums.items()}
             logs = logs | {name: round(mean, 4) for name, mean in means.items()}
             if "answer_loss" in logs:
-                logs["words"] = round(effective_words(logs["answer_loss"]), 3)
+                logs["words"] = round(perplexity(logs["answer_loss"]), 3)
             self.sums = {}
         super().log(logs, *args, **kwargs)
 
@@ -235,7 +235,7 @@ class TrafficTrainer(Trainer):
         found = {"uniform_loss": math.log(self.model.config.get_text_config().vocab_size)}
         if int(count):  # no training step before the first evaluation
             loss = float(total) / int(count)
-            found |= {"train_answer_loss": loss, "train_words": effective_words(loss)}
+            found |= {"train_answer_loss": loss, "train_words": perplexity(loss)}
         return found
 
 

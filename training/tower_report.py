@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from ..data.frames import Frames
 from ..data.ground_truth import GroundTruth
 from ..data.presence import CATEGORIES, REGIONS, region_targets
 from ..data.scene import Scene
 from ..files import atomic_write
+from .frames import Frames
 
 
 MIN_ANSWERS = 10  # of yes and of no; rates over fewer images are too noisy
@@ -32,7 +32,7 @@ def frame_targets(frames: Frames) -> np.ndarray:
     return np.stack([region_targets(GroundTruth(Scene.from_json(scene))) for scene in frames.scenes])
 
 
-def judge(probabilities: np.ndarray, truth: np.ndarray, sources: Sequence[str]) -> dict[str, Any]:
+def presence_metrics(probabilities: np.ndarray, truth: np.ndarray, sources: Sequence[str]) -> dict[str, Any]:
     """Balanced accuracy and AUC of P(yes) [N,C,4] by source, category and region, with ground truth [N,C,4].
 
     Returns:

@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from ..data.augment import augment
+from ..data.folders import load_rows
+from ..data.ground_truth import GroundTruth
+from ..data.grounding import object_patches
+from ..data.presence import HEAD_QUESTIONS, patch_targets, region_targets
+from ..data.scene import Scene, parse_scene
+from ..data.targets import Targets
 from ..files import DataError, atomic_write, atomic_write_text
 from ..images_traffic_vlm import to_rgb
-from .augment import augment
-from .folders import load_rows
-from .ground_truth import GroundTruth
-from .grounding import object_patches
-from .presence import HEAD_QUESTIONS, patch_targets, region_targets
-from .scene import Scene, parse_scene
-from .targets import Targets
 
 
 SIDE = 256
