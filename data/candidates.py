@@ -19,7 +19,7 @@ from .templates import FILLINGS, TYPES, QuestionType
 # Every place or relation of an absent class has the answer "no", which adds nothing to its absence. `ask` considers
 # this fraction of the absent classes, so that most "no" answers are about objects that are somewhere else.
 ABSENT_FRACTION = 0.25
-# "What color is the car?" is a single key beside many keys of "Is the car red?", so it is listed this many times, and
+# "What color is the car?" is a single key, with many keys of "Is the car red?", so it is listed this many times, and
 # may be asked this many times as often.
 OPEN_QUESTION_COPIES = 3
 
@@ -111,7 +111,7 @@ class Candidates:
         return self._some([one for one in THINGS if self.truth.is_absent(one)])
 
     def pedestrian(self) -> list[str]:
-        """The only class of which scene labels tell whether one is on the road."""
+        """The only class of which scene labels say whether one is on the road."""
         return ["pedestrian"] if "pedestrian on the road" in self.truth.scene.presence else []
 
     def sign(self) -> list[str]:

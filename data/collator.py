@@ -10,7 +10,7 @@ counts match the image that the model sees. Changes of light keep the names of c
 import random
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from ..processing_traffic_vlm import ROW_TOKENS
 from .augment import augment, change_light
 from .ground_truth import NONE, GroundTruth
 from .questions import QUESTION_TYPES, Balancer, Question, ask
-from .scene import scene_of
+from .scene import Scene, scene_of
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Prepared:
     image: np.ndarray | Image.Image
     questions: list[Question]
     truth: GroundTruth | None
-    source: str = ""
+    source: str
 
 
 @dataclass
@@ -75,11 +75,10 @@ class TrafficCollator:
             ValueError: no row has a possible question.
         """
         rng = self.generator()
-        prepared = [self._with_new_questions(row, rng) for row in rows] if self.training else []
+        prepared = [self._prepare(row, rng) for row in rows] if self.training else []
         if not any(item.questions for item in prepared):
-            prepared = [self._with_stored_questions(row, rng) for row in rows]
-        named = zip(rows, prepared)
-        prepared = [replace(item, source=str(row.get("source", ""))) for row, item in named if item.questions]
+            prepared = [self._with_stored_questions(row, scene_of(row), rng) for row in rows]
+        prepared = [item for item in prepared if item.questions]
         if not prepared:
             raise ValueError(f"none of the {len(rows)} images of this batch has a question or a scene to ask about")
         batch = self.processor(
@@ -115,31 +114,32 @@ class TrafficCollator:
         """Hook for subclasses that add tensors to the batch."""
         return batch
 
-    def _with_new_questions(self, row: dict[str, Any], rng: random.Random) -> Prepared:
+    def _prepare(self, row: dict[str, Any], rng: random.Random) -> Prepared:
         """An augmented image with new questions; it is not cropped if a crop has no possible question."""
-        if not row.get("scene"):
-            return self._with_stored_questions(row, rng)
-        whole, known = np.asarray(to_rgb(row["image"])), scene_of(row)
+        known = scene_of(row)
+        if known is None:
+            return self._with_stored_questions(row, None, rng)
+        whole = np.asarray(to_rgb(row["image"]))
         for crops in (True, False):
             image, scene = augment(whole, known, np.random.default_rng(rng.getrandbits(64)), crops)
             truth = GroundTruth(scene)
             questions = self.ask(truth, rng)
             if questions:
                 break
-        return Prepared(image, questions, truth)
+        return Prepared(image, questions, truth, str(row.get("source", "")))
 
     def ask(self, truth: GroundTruth, rng: random.Random) -> list[Question]:
         """At most `questions_per_image` questions, balanced within the source."""
         balancer = self.balancers[truth.scene.source]
         return ask(truth, rng, self.questions_per_image, balancer, self.question_types, self.knows_none)
 
-    def _with_stored_questions(self, row: dict[str, Any], rng: random.Random) -> Prepared:
-        """An image with the questions of its row, or else with questions from its scene; in training, in new light."""
-        image, count = to_rgb(row["image"]), self.questions_per_image
-        truth = GroundTruth(scene_of(row)) if row.get("scene") else None
+    def _with_stored_questions(self, row: dict[str, Any], scene: Scene | None, rng: random.Random) -> Prepared:
+        """An image with its row's questions, or else with questions about its scene; in training, in new light."""
+        image, truth = to_rgb(row["image"]), None if scene is None else GroundTruth(scene)
         pairs = zip(row.get("questions") or (), row.get("answers") or (), strict=True)
         known = (pair for pair in pairs if pair[1] != NONE or self.knows_none)
         questions = [Question(text, answer, "", "", "") for text, answer in known]
+        count = self.questions_per_image
         if self.training and len(questions) > count:
             questions = rng.sample(questions, count)
         questions = questions[:count]
@@ -148,6 +148,5 @@ class TrafficCollator:
             row_rng = rng if self.training else random.Random(f"{self.seed}/{truth.scene.to_json()}")
             questions = ask(truth, row_rng, count, None, self.question_types, self.knows_none)
         if self.training:
-            light = np.random.default_rng(rng.getrandbits(64))
-            return Prepared(change_light(np.asarray(image), light), questions, truth)
-        return Prepared(image, questions, truth)
+            image = change_light(np.asarray(image), np.random.default_rng(rng.getrandbits(64)))
+        return Prepared(image, questions, truth, str(row.get("source", "")))

@@ -47,6 +47,7 @@ FEATURES = Features(
         **{name: Value("string") for name in ("source", "image_id", "scene")},
     }
 )
+COLUMN_OF = tuple(zip(LISTS, ("text", "answer", "question_type", "category", "question_id")))  # of `Question`
 SYNTHETIC_IMAGES = 1000  # by default
 BLOCK = 256  # images among which the answers are balanced
 NOTHING = "nothing to ask"  # the problem of an image without a possible question
@@ -133,7 +134,7 @@ def make_dataset(options: DatasetOptions) -> dict[str, Any]:
 
 
 def read_items(options: DatasetOptions, problems: Problems) -> dict[str, list[Item]]:
-    """Return all images by source, in a fixed order. Each split has synthetic scenes of its own.
+    """All images by source, in a fixed order. Each split has other synthetic scenes.
 
     Raises:
         DataError: a source is unknown or given twice, or no source has a usable image.
@@ -163,7 +164,7 @@ def read_items(options: DatasetOptions, problems: Problems) -> dict[str, list[It
 
 
 def _find_mapping(source: str, output_dir: Path) -> tuple[str, str]:
-    """Return (mapping, folder) of a value of --source, with a drafted mapping if it is a folder alone.
+    """(mapping, folder) of a value of --source, with a drafted mapping if it is a folder alone.
 
     For "synthetic" both are empty.
     """
@@ -175,7 +176,7 @@ def _find_mapping(source: str, output_dir: Path) -> tuple[str, str]:
         return str(path), source
     mapping, _, folder = source.partition("=")
     if not folder:
-        raise DataError(f"source {source!r} is no folder, and a mapping needs one: --source {source}=FOLDER")
+        raise DataError(f"source {source!r} is not a folder, and a mapping needs one: --source {source}=FOLDER")
     return mapping, folder
 
 
@@ -238,7 +239,7 @@ def _write_files(items: Sequence[Item], options: DatasetOptions) -> list[Path]:
 
 
 def write_file(path: Path, items: Sequence[Item], first: int, options: DatasetOptions) -> None:
-    """Write the rows of some images to a Parquet file, and beside it what was skipped.
+    """Write the rows of some images to a Parquet file, and what was skipped to `skipped_path`.
 
     Args:
         first: index of the first image in the dataset.
@@ -325,14 +326,10 @@ def _summarize(paths: Sequence[Path], problems: Problems) -> dict[str, Any]:
 
 
 def make_row(image: bytes, scene: Scene, questions: Sequence[Question]) -> dict[str, Any]:
-    """Return one row of FEATURES; the image as the bytes of a file."""
+    """One row of FEATURES; the image as the bytes of a file."""
     return {
         "image": {"bytes": image, "path": None},
-        "questions": [question.text for question in questions],
-        "answers": [question.answer for question in questions],
-        "question_types": [question.question_type for question in questions],
-        "categories": [question.category for question in questions],
-        "question_ids": [question.question_id for question in questions],
+        **{column: [getattr(question, name) for question in questions] for column, name in COLUMN_OF},
         "source": scene.source,
         "image_id": scene.image_id,
         "scene": scene.to_json(),
@@ -340,7 +337,7 @@ def make_row(image: bytes, scene: Scene, questions: Sequence[Question]) -> dict[
 
 
 def load_item(item: Item) -> tuple[bytes, Scene]:
-    """Return the bytes of an image file and its scene, from annotations or a synthetic seed.
+    """The bytes of an image file and its scene, from annotations or a synthetic seed.
 
     Raises:
         DataError: the image cannot be read.
@@ -360,7 +357,7 @@ def load_item(item: Item) -> tuple[bytes, Scene]:
 
 
 def synthetic_rows(first_seed: int, num_images: int, questions_per_image: int = 16) -> list[dict[str, Any]]:
-    """Return rows of rendered scenes as `load_dataset` would give them, with decoded images."""
+    """Rows of rendered scenes as `load_dataset` would give them, with decoded images."""
     rng, balancer = random.Random(first_seed), Balancer()
     items = [load_item(seed) for seed in range(first_seed, first_seed + num_images)]
     asked = rebalance([ask(GroundTruth(scene), rng, questions_per_image, balancer) for _, scene in items])

@@ -331,7 +331,7 @@ class GroundTruth:
         return None if value in kind.also_possible.get(known, ()) else NO
 
     def _known_presence(self, name: str) -> AnswerWithBoxes | None:
-        """ "yes" or "no" where scene labels tell whether the image shows something."""
+        """ "yes" or "no" where scene labels say whether the image shows something."""
         is_present = self.scene.presence.get(name)
         return None if is_present is None else AnswerWithBoxes("yes") if is_present else NO
 
@@ -533,7 +533,7 @@ def _right_of(seen: VisibleObject, anchor: VisibleObject) -> bool | None:
 
 
 def _behind(seen: VisibleObject, anchor: VisibleObject) -> bool | None:
-    """True if farther from the camera in the same direction; None if farther, but beside the anchor."""
+    """True if farther from the camera in the same direction; None if farther, but to the side of the anchor."""
     step = anchor.bottom - seen.bottom
     if step >= DEPTH_STEP and min(seen.right, anchor.right) > max(seen.left, anchor.left):
         return True

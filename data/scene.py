@@ -43,7 +43,7 @@ TABLES = yaml.load(Path(__file__).with_name("classes.yaml").read_text(encoding="
 CLASSES = read_classes(TABLES["classes"])
 UNBOXED = frozenset(TABLES["unboxed"])
 SCENE_ATTRIBUTES: dict[str, tuple[str, ...]] = {n: tuple(values) for n, values in TABLES["scene_attributes"].items()}
-# Beside CLASSES: what scene labels tell of the whole image.
+# What scene labels say about the whole image, in addition to CLASSES.
 PRESENCE_ONLY = frozenset({*(f"{state} light" for state in LIGHT_STATES), "pedestrian on the road"})
 PRESENT_IN_CROP = 0.7  # a crop of this fraction of the area is assumed to show what the image shows
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
@@ -116,7 +116,7 @@ class Scene:
         source: name of the dataset.
         image_id: name of the image within the source.
         presence: whether the image shows a class or one of PRESENCE_ONLY, {name: bool}, where neither boxes nor masks
-            tell it; a missing name is unknown.
+            say it; a missing name is unknown.
 
     Raises:
         ValueError: the size is not positive, a box leaves the image, or a scene attribute or class is unknown.
@@ -248,10 +248,10 @@ def parse_scene(text: str) -> Scene:
     return Scene.from_json(text)
 
 
-def scene_of(row: Mapping[str, Any]) -> Scene:
-    """The scene of a dataset's row, which holds it as JSON or, if it was rendered just now, as it is."""
-    scene = row["scene"]
-    return scene if isinstance(scene, Scene) else parse_scene(scene)
+def scene_of(row: Mapping[str, Any]) -> Scene | None:
+    """The scene of a dataset's row: JSON, or a `Scene` that was rendered just now. None for hand-written questions."""
+    scene = row.get("scene") or None
+    return parse_scene(scene) if isinstance(scene, str) else scene
 
 
 def _object_from_json(fields: dict[str, Any]) -> SceneObject:
@@ -287,7 +287,7 @@ def _crop_object(item: SceneObject, scene: Scene, window: tuple[int, int, int, i
     if kept < 1 and area is not None:
         area *= kept  # assumes that the object fills its box evenly
     attributes = item.attributes
-    if kept < 0.9:  # the part outside may be the lit lamp, a digit, or what tells the front from the back
+    if kept < 0.9:  # the part outside may be the lit lamp, a digit, or the difference between front and back
         attributes = {name: value for name, value in attributes.items() if name in ("color", "status")}
     return replace(item, box=box, area=area, visible=item.visible * kept, attributes=attributes)
 

@@ -81,7 +81,7 @@ def _parse(entry: dict[str, Any], asked: frozenset[str]) -> tuple[str, SceneLabe
 
 
 def with_scene_labels(scene: Scene, labels: SceneLabels) -> Scene:
-    """Add what scene labels tell to a scene; where the scene's source labels a class itself, its objects decide."""
+    """The scene with its scene labels; where the scene's source labels a class itself, its objects decide."""
     attributes = {}
     for name, value in labels.values.items():
         attribute, values = SCENE_ATTRIBUTE_OF[name]

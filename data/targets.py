@@ -1,4 +1,4 @@
-"""Targets: what the losses of a training batch compare the model with, beside the answers themselves."""
+"""Targets: what the losses of a training batch compare the model with, in addition to the answers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -51,9 +51,9 @@ class PointingScore:
 
 def grounded_questions(row: Mapping[str, Any]) -> Iterator[GroundedQuestion]:
     """Questions of a row that the scene answers with yes because of objects in boxes; none without a scene."""
-    if not row.get("scene"):
-        return
     scene = scene_of(row)
+    if scene is None:
+        return
     true = enumerate_questions(GroundTruth(scene))
     boxes = {one.question_id: one.boxes for one in true if one.answer == "yes" and one.boxes}
     for question, answer, category, question_id in zip(

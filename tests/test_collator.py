@@ -277,7 +277,7 @@ def test_yes_and_no_are_balanced_within_each_source(processor, paraphrases):
         objects = (car,) if rng.random() < {"city": 0.9, "path": 0.1}[source] else ()
         scene_attributes = {"weather": "clear"} if objects else {}
         scene = Scene(40, 40, objects, scene_attributes, exhaustive=frozenset({"car"}), source=source)
-        asked = collate._with_new_questions({"image": Image.new("RGB", (40, 40)), "scene": scene.to_json()}, rng)
+        asked = collate._prepare({"image": Image.new("RGB", (40, 40)), "scene": scene.to_json()}, rng)
         answers[source].update(question.answer for question in asked.questions if question.category == "car")
     for counts in answers.values():
         assert counts.total() > 30
