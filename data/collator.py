@@ -135,7 +135,8 @@ class TrafficCollator:
 
     def _with_stored_questions(self, row: dict[str, Any], scene: Scene | None, rng: random.Random) -> Prepared:
         """An image with its row's questions, or else with questions about its scene; in training, in new light."""
-        image, truth = to_rgb(row["image"]), None if scene is None else GroundTruth(scene)
+        image: np.ndarray | Image.Image = to_rgb(row["image"])
+        truth = None if scene is None else GroundTruth(scene)
         pairs = zip(row.get("questions") or (), row.get("answers") or (), strict=True)
         known = (pair for pair in pairs if pair[1] != NONE or self.knows_none)
         questions = [Question(text, answer, "", "", "") for text, answer in known]

@@ -148,44 +148,34 @@ def test_all_hand_written_questions_are_drawn_in_time(processor):
     assert seen >= set(processor.tokenizer.convert_tokens_to_ids([text.split()[-1][:-1] for text in texts]))
 
 
-def test_fitted_rows_hold_the_same_questions_in_fewer_tokens(processor):
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_fitted_rows_hold_the_same_questions_in_fewer_tokens(processor, side):
     """One image has ten questions, the other has one; the loss is the same as with one row per image."""
     texts = [
         [f"Is there a {category}?" for category in list(CLASSES)[:9]] + ["What color is the traffic light?"],
         ["Is it dark?"],
     ]
     answers = [["no"] * 9 + ["red"], ["yes"]]
-    images = np.random.default_rng(0).integers(0, 255, (2, 224, 224, 3), np.uint8)
-    packed = dict(processor(images=list(images), text=texts, suffix=answers, packed=True, return_tensors="pt"))
-    fitted = processor(
-        images=list(images), text=texts, suffix=answers, packed=True, row_tokens="fit", return_tensors="pt"
+    images = list(np.random.default_rng(0).integers(0, 255, (2, 224, 224, 3), np.uint8))
+    packed, batch = (
+        dict(processor(images, texts, answers, True, row_tokens, return_tensors="pt", padding_side=side))
+        for row_tokens in (512, "fit")
     )
-    batch = dict(fitted)
     assert torch.equal(batch["pixel_values"], packed["pixel_values"])
-
-    def questions(batch, images):
-        """Ids, labels and positions of the questions about each image, in any order."""
-        found = [[] for _ in texts]
-        for row, image in enumerate(images):
-            for segment in batch["segment_ids"][row].unique():
-                mask = batch["segment_ids"][row] == segment
-                if segment:
-                    names = ("input_ids", "labels", "position_ids", "attention_mask")
-                    found[image].append([batch[name][row, mask].tolist() for name in names])
-        return [sorted(image) for image in found]
-
-    assert questions(batch, batch["image_index"].tolist()) == questions(packed, range(2))
+    asked = [(image, *pair) for image in range(2) for pair in zip(texts[image], answers[image])]
+    for (image, text, answer), (row, start, end) in zip(asked, batch.pop("question_spans").tolist(), strict=True):
+        alone = {name: value[0] for name, value in processor(text=text, suffix=answer, on_unknown="ignore").items()}
+        alone["position_ids"] = list(range(len(alone["input_ids"])))
+        columns = slice(start, start + len(alone["input_ids"]))
+        assert batch["image_index"][row] == image
+        for name in ("input_ids", "labels", "position_ids"):
+            assert batch[name][row, columns].tolist() == alone[name]
+        assert alone["labels"][end - start] == -100 != alone["labels"][end - start + 1]  # the answer follows
     used = packed["attention_mask"].sum()
     assert batch["attention_mask"].sum() == used
     assert used / packed["input_ids"].numel() < 0.6 < 0.8 < used / batch["input_ids"].numel()
     assert (batch["labels"][batch["attention_mask"] == 0] == -100).all()
-
     model = tiny_model().eval()
-    asked = [text for row in texts for text in row]
-    for text, (row, start, end) in zip(asked, batch.pop("question_spans").tolist(), strict=True):
-        [prompt] = processor(text=text, on_unknown="ignore")["input_ids"]
-        assert batch["input_ids"][row, start : end + 1].tolist() == prompt
-        assert batch["labels"][row, end] == -100 != batch["labels"][row, end + 1]  # the answer follows
     with torch.no_grad():
         assert model(**batch).loss.item() == pytest.approx(model(**packed).loss.item(), rel=1e-5)
 
