@@ -67,16 +67,3 @@ def exclusions(question_ids: Sequence[str]) -> list[Pair]:
         if another not in TYPES[one].also_possible.get(value, ())
         if value not in TYPES[one].also_possible.get(another, ())
     ]
-
-
-# Asked together by evaluation.
-PROBES = (
-    *(f"presence/{name}" for name in ("vehicle", "car", "bus", "truck", "motorcycle", "person", "pedestrian")),
-    *("presence/traffic light", "light_state/traffic light/any/red", "presence/traffic sign"),
-    *(f"place/{name}/{side}" for name in ("car", "pedestrian") for side in ("left", "center", "right")),
-    *(f"count/car/over/{limit}" for limit in (1, 2, 3)),
-    *(f"road_surface/road surface/is/{value}" for value in ("dry", "wet", "snowy")),
-    *(f"time_of_day/time of day/is/{value}" for value in ("day", "night")),
-    *(f"weather/weather/is/{value}" for value in ("clear", "cloudy", "rainy", "snowy", "foggy")),
-    *(f"traffic_density/traffic density/is/{value}" for value in ("empty", "light", "busy", "jam")),
-)

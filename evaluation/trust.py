@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..answer_kind_traffic_vlm import CLOSEST, COLOR, COUNT, DIRECTIONS, LIGHT, NONE, SIDE, SIGN, STATUS
-from ..data.agreement import PROBES, exclusions, implications
+from ..data.agreement import exclusions, implications
 from ..data.ground_truth import UNNAMED
 from ..data.questions import SCENE_ATTRIBUTE_OF_TYPE
 from ..data.scene import SCENE_ATTRIBUTES, SYNTHETIC
@@ -29,6 +29,17 @@ TOLERANCE = 0.1  # of a probability, beyond which two answers contradict each ot
 CONFIDENT = 0.9
 MIN_GAIN_QUESTIONS, MIN_OTHER_ANSWERS = 30, 10  # with a word, to measure its gain
 STANDARD_ERRORS = 2.0
+# Ids of questions that are asked together about each image.
+PROBES = (
+    *(f"presence/{name}" for name in ("vehicle", "car", "bus", "truck", "motorcycle", "person", "pedestrian")),
+    *("presence/traffic light", "light_state/traffic light/any/red", "presence/traffic sign"),
+    *(f"place/{name}/{side}" for name in ("car", "pedestrian") for side in ("left", "center", "right")),
+    *(f"count/car/over/{limit}" for limit in (1, 2, 3)),
+    *(f"road_surface/road surface/is/{value}" for value in ("dry", "wet", "snowy")),
+    *(f"time_of_day/time of day/is/{value}" for value in ("day", "night")),
+    *(f"weather/weather/is/{value}" for value in ("clear", "cloudy", "rainy", "snowy", "foggy")),
+    *(f"traffic_density/traffic density/is/{value}" for value in ("empty", "light", "busy", "jam")),
+)
 # Nouns of the vocabulary for "Is there a ...?"; those that the weights were taught are not asked about.
 NOUNS = (
     "roundabout pothole bump curve wall arrow wheelchair stroller umbrella backpack phone helmet debris smoke "

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from traffic_vlm.data import scene
-from traffic_vlm.data.agreement import PROBES, exclusions, implications, implied_by
+from traffic_vlm.data.agreement import exclusions, implications, implied_by
 from traffic_vlm.data.ground_truth import MAX_COUNT, NONE, THIRDS, GroundTruth
 from traffic_vlm.data.questions import enumerate_questions
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.evaluation.predict import Prediction
-from traffic_vlm.evaluation.trust import VALUES, answer_types, presuppositions
+from traffic_vlm.evaluation.trust import PROBES, VALUES, answer_types, presuppositions
 
 
 def words(question_type: str, truth: str, answer: str, question: str = "?") -> Prediction:
