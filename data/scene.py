@@ -10,7 +10,7 @@ in pixels, inside an image of `width` × `height`, with left < right and top < b
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "brake lights": ("on", "off"),
 }
 MIRRORED = {"left": "right", "right": "left"}
+# Defaults of objects, which are not written to JSON.
+UNWRITTEN: dict[str, Any] = {"area": None, "visible": 1.0, "attributes": {}, "coverage": None, "is_instance": True}
 PARSED = 1 << 13  # scenes that a worker keeps, of about 12 kB each
 
 
@@ -205,38 +207,30 @@ class Scene:
             # Absence would still be true, but if crops only ever told of absence, "cropped" would be learned as "no".
             presence = {}
             cut |= {"traffic density"}
-        seen = replace(
+        return replace(
             self,
             width=right - left,
             height=bottom - top,
             objects=objects,
             scene_attributes={name: value for name, value in self.scene_attributes.items() if name not in cut},
             presence=presence,
+            attributed=given_to_all(self.attributed, objects),
         )
-        return replace(seen, attributed=given_to_all(self.attributed, objects))
 
     def to_json(self) -> str:
         """All fields as one line of JSON; `from_json` restores an equal scene."""
-        fields = asdict(self)
-        fields["exhaustive"] = sorted(self.exhaustive)
-        fields["attributed"] = {category: sorted(names) for category, names in sorted(self.attributed.items())}
-        defaults: dict[str, Any] = {
-            "area": None,
-            "visible": 1.0,
-            "attributes": {},
-            "coverage": None,
-            "is_instance": True,
-        }
-        fields["objects"] = [
-            {name: value for name, value in item.items() if name not in defaults or value != defaults[name]}
-            for item in fields["objects"]
+        objects = [
+            {name: value for name, value in vars(item).items() if name not in UNWRITTEN or value != UNWRITTEN[name]}
+            for item in self.objects
         ]
-        return json.dumps(fields, separators=(",", ":"))
+        attributed = {category: sorted(names) for category, names in sorted(self.attributed.items())}
+        changed = {"objects": objects, "exhaustive": sorted(self.exhaustive), "attributed": attributed}
+        return json.dumps(vars(self) | changed, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> "Scene":
         fields = json.loads(text)
-        fields["objects"] = tuple(_object_from_json(item) for item in fields["objects"])
+        fields["objects"] = tuple(_object_from_json(**item) for item in fields["objects"])
         fields["exhaustive"] = frozenset(fields["exhaustive"])
         fields["attributed"] = {category: frozenset(names) for category, names in fields["attributed"].items()}
         return cls(**fields)
@@ -254,17 +248,10 @@ def scene_of(row: Mapping[str, Any]) -> Scene | None:
     return parse_scene(scene) if isinstance(scene, str) else scene
 
 
-def _object_from_json(fields: dict[str, Any]) -> SceneObject:
-    coverage = fields.get("coverage")
-    return SceneObject(
-        **(
-            fields
-            | {
-                "box": tuple(fields["box"]),
-                "coverage": None if coverage is None else tuple(tuple(row) for row in coverage),
-            }
-        )
-    )
+def _object_from_json(box: list[float], coverage: list[list[float]] | None = None, **fields: Any) -> SceneObject:
+    mask = None if coverage is None else tuple(map(tuple, coverage))
+    left, top, right, bottom = box
+    return SceneObject(box=(left, top, right, bottom), coverage=mask, **fields)
 
 
 def _crop_object(item: SceneObject, scene: Scene, window: tuple[int, int, int, int]) -> SceneObject | None:

@@ -16,7 +16,7 @@ from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.grounding import class_words
 from traffic_vlm.data.presence import CATEGORIES, HEAD_QUESTIONS, INDEX
 from traffic_vlm.data.questions import Balancer
-from traffic_vlm.data.scene import CLASSES, Scene, SceneObject
+from traffic_vlm.data.scene import CLASSES, Scene, SceneObject, parse_scene
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.data.templates import paraphrases_of
 from traffic_vlm.training.collator import SupervisedCollator
@@ -100,11 +100,13 @@ def test_questions_and_targets_of_an_image_come_from_one_truth(processor, monkey
     scenes, parsed, create, parse = [], [], GroundTruth.__init__, Scene.from_json
     monkeypatch.setattr(GroundTruth, "__init__", lambda truth, scene: scenes.append(scene) or create(truth, scene))
     monkeypatch.setattr(Scene, "from_json", lambda text: parsed.append(text) or parse(text))
-    rows = [{"image": image, "scene": scene.to_json()} for image, scene in map(render, range(20, 23))]
+    parse_scene.cache_clear()
+    rows = [{"image": image, "scene": scene.to_json()} for image, scene in map(render, range(3))]
     collate = SupervisedCollator(processor, 16, paraphrases=3, unlabeled=4)
     for _ in range(3):
+        scenes.clear()
         targets = collate(rows)["targets"]
-    assert len(scenes) == len({id(scene) for scene in scenes}) >= 9  # none is looked at twice
+        assert len(scenes) == len({id(scene) for scene in scenes}) >= 3  # none is looked at twice in a step
     assert len(parsed) == 3
     moved = targets.to("meta")
     assert all(value.is_meta and value.shape == vars(targets)[name].shape for name, value in vars(moved).items())
