@@ -51,7 +51,7 @@ def word_patches(
         category = question.category
         if category not in CLASSES:
             continue
-        if question.boxes and question.question_id.split("/")[2:3] == ["any"]:
+        if question.boxes and question.key[2:3] == ("any",):
             named = _box_patches(question.boxes, scene, covered.shape[1:])
         else:
             alike = [is_a(item.category, category) and item.visible >= MIN_VISIBLE for item in scene.objects]

@@ -62,7 +62,14 @@ class SupervisedCollator(TrafficCollator):
             if item.truth is None:
                 continue
             places = [(row, end) for row, _, end in spans_of_item.tolist()]  # where the answer is read
-            self._add_patches(image, item, spans_of_item, batch["input_ids"], targets)
+            covered = object_patches(item.truth.scene, self.grid)
+            targets.region[image] = torch.from_numpy(region_targets(item.truth))
+            targets.patch[image] = torch.from_numpy(patch_targets(item.truth.scene, covered))
+            for index, category, patches in word_patches(item.questions, item.truth.scene, covered):
+                row, start, end = spans_of_item[index].tolist()
+                position = find_word(self.processor, batch["input_ids"][row, start : end + 1].tolist(), category)
+                if position is not None:
+                    targets.grounding[row, start + position] = torch.from_numpy(patches)
             self._add_words_and_pairs(item.truth, item.questions, places, targets)
             for question, (row, end) in zip(item.questions, places):
                 if question.question_id in HEAD_QUESTIONS:
@@ -92,20 +99,6 @@ class SupervisedCollator(TrafficCollator):
             intermediate=torch.zeros_like(input_ids),
             paraphrases=torch.zeros_like(input_ids),
         )
-
-    def _add_patches(
-        self, image: int, item: Prepared, spans: torch.Tensor, input_ids: torch.Tensor, targets: Targets
-    ) -> None:
-        """Fill `region`, `patch` and `grounding` of an image; `spans` [Q,3] are those of its questions."""
-        truth = cast(GroundTruth, item.truth)
-        covered = object_patches(truth.scene, self.grid)
-        targets.region[image] = torch.from_numpy(region_targets(truth))
-        targets.patch[image] = torch.from_numpy(patch_targets(truth.scene, covered))
-        for index, category, patches in word_patches(item.questions, truth.scene, covered):
-            row, start, end = spans[index].tolist()
-            position = find_word(self.processor, input_ids[row, start : end + 1].tolist(), category)
-            if position is not None:
-                targets.grounding[row, start + position] = torch.from_numpy(patches)
 
     def _add_words_and_pairs(
         self, truth: GroundTruth, questions: Sequence[Question], places: Sequence[tuple[int, int]], targets: Targets
