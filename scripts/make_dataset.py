@@ -28,9 +28,10 @@ def stop_on_signals() -> None:
 
     def stop(number: int, _: Any) -> None:
         if os.getpid() == process:
+            print("stopped; the same command continues this run", file=sys.stderr, flush=True)
+            # Last: while this process waits or writes, a thread of the pool replaces workers that have ended.
             for worker in multiprocess.active_children():
                 worker.kill()
-            print("stopped; the same command continues this run", file=sys.stderr, flush=True)
         os._exit(128 + number)
 
     for name in (signal.SIGINT, signal.SIGTERM):  # a background job of a shell ignores SIGINT otherwise
