@@ -11,6 +11,7 @@ What is special here:
 
 import math
 import os
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -622,6 +623,11 @@ class TrafficVLMProcessor(ProcessorMixin):
 
 
 TrafficVLMProcessor.register_for_auto_class()
+
+# `AutoProcessor` does not make this file an attribute of its package. The class would then be pickled with all of its
+# code, which differs from process to process, and `datasets.Dataset.map(processor)` would never find its cache.
+_package, _, _name = __name__.rpartition(".")
+setattr(sys.modules[_package], _name, sys.modules[__name__])
 
 # The pipeline belongs to each saved folder: the library copies what this file imports.
 __all__ = ["TrafficVLMPipeline", "TrafficVLMProcessor"]

@@ -209,3 +209,13 @@ def test_code_loads_without_pillow_heif(tmp_path):
     print(type(processor).__module__, processor(images={str(ROOT / "docs/night.jpg")!r}).pixel_values[0].shape)
     """
     assert new_process(code, tmp_path).startswith("transformers_modules.")
+
+
+def test_datasets_gives_a_processor_the_same_fingerprint_in_each_process(tmp_path):
+    """So `Dataset.map(processor)` finds what it computed before."""
+    code = f"""
+    from datasets.fingerprint import Hasher
+    from transformers import AutoProcessor
+    print(Hasher.hash(AutoProcessor.from_pretrained({str(ROOT)!r}, trust_remote_code=True)))
+    """
+    assert new_process(code, tmp_path) == new_process(code, tmp_path)
