@@ -110,7 +110,8 @@ def make_dataset(options: DatasetOptions) -> dict[str, Any]:
     """Write data/SPLIT-*.parquet, README.md and report.json to a folder, or complete them after a stopped run.
 
     Returns:
-        The report: numbers of images, and of questions by type; what was skipped; the fraction of yes by category.
+        The report: numbers of images, and of questions by type; what was skipped because it is unusable;
+        what was left out as intended; the fraction of yes by category.
 
     Raises:
         DataError: a source or its mapping is unusable, or the folder holds another dataset. OSError: for example, the
@@ -297,11 +298,11 @@ def _summarize(paths: Sequence[Path], problems: Problems) -> dict[str, Any]:
     Raises:
         DataError: a file is damaged.
     """
-    skipped, messages, rows = Counter(problems.counts), list(problems.messages), []
+    found, messages, rows = Counter(problems.counts), list(problems.messages), []
     for path in paths:
         try:
             noted = json.loads(skipped_path(path).read_text(encoding="utf-8"))
-            skipped.update(NOTHING if one == NOTHING else "unreadable image" for one in noted)
+            found.update(NOTHING if one == NOTHING else "unreadable image" for one in noted)
             messages += [one for one in noted if one != NOTHING]
             rows += pq.read_table(path, columns=list(REPORT)).to_pylist()
         except (OSError, ValueError, TypeError) as error:
@@ -312,12 +313,14 @@ def _summarize(paths: Sequence[Path], problems: Problems) -> dict[str, Any]:
         for row in rows
         for question_type, category, answer in zip(row["question_types"], row["categories"], row["answers"])
     )
+    left_out = problems.expected | {NOTHING}
     yes_no = sorted({name for name, answer in answers if answer in ("yes", "no")})
     return {
         "images": len(rows),
+        "left_out": Counter({kind: count for kind, count in found.items() if kind in left_out}),
         "messages": messages,
         "questions": Counter(question_type for row in rows for question_type in row["question_types"]),
-        "skipped": skipped,
+        "skipped": Counter({kind: count for kind, count in found.items() if kind not in left_out}),
         "sources": Counter(row["source"] for row in rows),
         "yes_rates": {
             name: round(answers[name, "yes"] / (answers[name, "yes"] + answers[name, "no"]), 3) for name in yes_no

@@ -51,8 +51,9 @@ def main() -> None:
     print(f"{report['images']} images, {report['questions'].total()} questions")
     for question_type, count in report["questions"].most_common():
         print(f"  {question_type:<14}{count:>8}")
-    for reason, count in report["skipped"].most_common():
-        print(f"  skipped: {reason} ({count})")
+    for name in ("skipped", "left_out"):
+        for reason, count in report[name].most_common():
+            print(f"  {name.replace('_', ' ')}: {reason} ({count})")
     print(f"wrote {options.output_dir}; report.json has the fraction of yes for each class")
 
 

@@ -516,6 +516,7 @@ def test_images_without_a_label_can_be_excluded(tmp_path):
     mapping = source(tmp_path, "coco", {"labels.json": coco()}, unlabeled="empty")
     records, problems = read(tmp_path, mapping)
     assert not records and problems.counts == {"unlabeled image": 1, "empty source": 1}
+    assert problems.expected == {"unlabeled image"}
     with pytest.raises(DataError, match="'test' has no usable image"):  # the unlabeled image itself is no error
         list(read_source(tmp_path, mapping, problems=Problems(strict=True)))
 

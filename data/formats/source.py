@@ -23,18 +23,25 @@ Entry = tuple[str, dict[str, Any]]  # file and record, for messages; JSON object
 
 @dataclass
 class Problems:
-    """Problems found in the input: counts by kind, and the first `keep` messages."""
+    """Problems found in the input: counts by kind, and the first `keep` messages.
+
+    Attributes:
+        expected: kinds that are no errors, such as images of another split.
+    """
 
     strict: bool = False
     keep: int = 1000
     counts: Counter[str] = field(default_factory=Counter)
     messages: list[str] = field(default_factory=list)
+    expected: set[str] = field(default_factory=set)
 
     def add(self, kind: str, where: object, message: str, expected: bool = False, count: int = 1) -> None:
         """Count a problem at `where` (file:line, or file and record); `DataError` if strict, unless `expected`."""
         if self.strict and not expected:
             raise DataError(f"{where}: {message}")
         self.counts[kind] += count
+        if expected:
+            self.expected.add(kind)
         if len(self.messages) < self.keep:
             self.messages.append(f"{where}: {message}")
 
