@@ -1,1 +1,1 @@
-"""Evaluate a model: predictions, metrics, baselines, and the report with its plots."""
+"""Evaluation: answers as a table, metrics of it, the report with its plots, thresholds, and verdicts."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 import torch
 
 from ..data.ground_truth import Box, GroundTruth
@@ -16,8 +17,16 @@ from ..data.grounding import find_word
 from ..data.questions import enumerate_questions
 from ..data.scene import CLASSES, scene_of
 from ..images_traffic_vlm import to_rgb
-from .metrics import group, mean
+from .metrics import Metric, mean
 from .predict import batches, encode
+
+
+POINTING: dict[str, Metric] = {
+    "pointing accuracy": lambda rows: mean(rows["highest"]),
+    "central patch": lambda rows: mean(rows["center"]),
+    "random patch": lambda rows: mean(rows["random"]),
+    "questions": len,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,24 +38,6 @@ class GroundedQuestion:
     question: str
     boxes: tuple[Box, ...]
     size: tuple[int, int]  # width, height
-
-
-@dataclass(frozen=True, slots=True)
-class PointingScore:
-    """How an attention map points at the boxes of a question.
-
-    Attributes:
-        source, category: of the question.
-        highest: 1 if the patch with the highest attention is in a box, else 0; the mean over equally high ones.
-        center: the same for the central patch, the mean of four on an even grid.
-        random: fraction of patches that are in a box.
-    """
-
-    source: str
-    category: str
-    highest: float
-    center: float
-    random: float
 
 
 def grounded_questions(row: Mapping[str, Any]) -> Iterator[GroundedQuestion]:
@@ -87,15 +78,23 @@ def _inside(low: float, high: float, length: int, count: int) -> torch.Tensor:
     return (start + 0.5 >= low) & (start + 0.5 <= high)
 
 
-def score_map(asked: GroundedQuestion, weights: torch.Tensor) -> PointingScore:
-    """Score an attention map [rows, columns]."""
+def score_map(asked: GroundedQuestion, weights: torch.Tensor) -> dict[str, Any]:
+    """How an attention map [rows, columns] points at the boxes of a question.
+
+    Returns:
+        "source", "category"; "highest": 1 if the patch with the highest attention is in a box, else 0, and the mean
+        over equally high ones; "center": the same for the central patch, the mean of four on an even grid; "random":
+        the fraction of patches that are in a box.
+    """
     rows, columns = weights.shape
     inside = patches_in_boxes(asked.boxes, asked.size, (rows, columns)).float()
     center = inside[(rows - 1) // 2 : rows // 2 + 1, (columns - 1) // 2 : columns // 2 + 1]
-    highest = inside[weights == weights.max()]
-    return PointingScore(
-        asked.source, asked.category, *(patches.mean().item() for patches in (highest, center, inside))
-    )
+    scores = {"highest": inside[weights == weights.max()], "center": center, "random": inside}
+    return {
+        "source": asked.source,
+        "category": asked.category,
+        **{name: patches.mean().item() for name, patches in scores.items()},
+    }
 
 
 @torch.no_grad()
@@ -136,9 +135,12 @@ def score_pointing(
     rows: Iterable[Mapping[str, Any]],
     batch_size: int = 16,
     progress: str | None = None,
-) -> list[PointingScore]:
-    """Score the maps of all questions of `rows` that have boxes and a word for the objects in them."""
-    results: list[PointingScore] = []
+) -> pd.DataFrame:
+    """Table of `score_map`: a row for each question of `rows` that has boxes and a word for the objects in them.
+
+    The columns of POINTING are its metrics.
+    """
+    scores: list[dict[str, Any]] = []
     for batch in batches(rows, batch_size, progress):
         asked = [(row, questions) for row in batch if (questions := list(grounded_questions(row)))]
         if not asked:
@@ -146,25 +148,5 @@ def score_pointing(
         encoded = encode(model, processor, [to_rgb(row["image"]) for row, _ in asked])
         texts = [[(one.question, one.category) for one in questions] for _, questions in asked]
         for (_, questions), maps in zip(asked, word_maps(model, processor, encoded, texts)):
-            results += [score_map(one, weights) for one, weights in zip(questions, maps) if weights is not None]
-    return results
-
-
-def pointing_accuracy(results: Sequence[PointingScore]) -> dict[str, Any]:
-    """Mean scores of all, by source and by category; empty without results."""
-
-    def means(members: Sequence[PointingScore]) -> dict[str, Any]:
-        return {
-            "pointing_accuracy": mean(one.highest for one in members),
-            "central_patch": mean(one.center for one in members),
-            "random": mean(one.random for one in members),
-            "questions": len(members),
-        }
-
-    if not results:
-        return {}
-    return {
-        "all": means(results),
-        "by_source": {name: means(members) for name, members in group(results, "source").items()},
-        "by_category": {name: means(members) for name, members in group(results, "category").items()},
-    }
+            scores += [score_map(one, weights) for one, weights in zip(questions, maps) if weights is not None]
+    return pd.DataFrame(scores, columns=["source", "category", "highest", "center", "random"])

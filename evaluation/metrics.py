@@ -1,168 +1,256 @@
-"""Metrics of predictions. Nothing here knows models or images.
+"""Metrics: each is a function of a table of answered questions, and a column of a table of metrics.
 
-predictions → balanced accuracy, accuracy, precision and recall of yes, exact match, mean recall, by group
-P(yes) and ground truth → reliability, expected calibration error, best temperature
+    table of `predict`, a row for each question → metric → a number, None without anything to count
+                                                → `by_group` → a table with a row for each group
+
+Balanced accuracy is one figure with one definition. For each question id of a source (all paraphrases of a question)
+with at least 10 yes and 10 no, it is the mean of the accuracy where the truth is yes and where it is no; then the mean
+over question ids, and then over sources. A source without such a question id counts as a single question, if it has
+10 yes and 10 no in all. A model that sees no image scores 0.5 for a question id, whatever the fraction of yes is.
 """
 
 import hashlib
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from statistics import stdev
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy.optimize import minimize_scalar
 from scipy.special import expit
 
-from .predict import Prediction
+from ..answer_kind_traffic_vlm import CLOSEST, COLOR, COUNT, DIRECTIONS, LIGHT, NONE, SIDE, SIGN, STATUS
+from ..data.ground_truth import UNNAMED
+from ..data.questions import SCENE_ATTRIBUTE_OF_TYPE
+from ..data.scene import SCENE_ATTRIBUTES
 
 
 BINS = 15  # of P(yes), for the calibration error
-MIN_QUESTIONS = 10  # with an answer, for metrics of single questions or values that are not mere noise
+MIN_ANSWERS = 10  # of yes and of no, or of a value: rates of fewer are too noisy
 TEMPERATURES = (0.05, 20.0)  # range of the search
+KINDS = {"light_state": LIGHT, "color": COLOR, "status": STATUS, "side": SIDE, "sign_value": SIGN, "closest": CLOSEST}
+VALUES: dict[str, frozenset[str]] = {  # of the answers to open questions, by question type
+    **{name: kind.values or frozenset() for name, kind in (KINDS | {"count": COUNT}).items()},
+    "facing": frozenset(DIRECTIONS),  # asked only about what is there, so never "none"
+    **{kind: frozenset(SCENE_ATTRIBUTES[name]) - UNNAMED for kind, name in SCENE_ATTRIBUTE_OF_TYPE.items()},
+}
 
-T = TypeVar("T")
+WITHOUT_IMAGE = "is_right_without_image"  # a column: whether the question is answered right about the mean image
 
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """A metric and what it was computed from.
-
-    Attributes:
-        value: 0..1; None without anything to count.
-        questions: number of questions counted.
-        question_ids: number of different question ids counted, within a source; 0 for plain means over questions.
-        left_out: number of question ids with too few of one of the two answers.
-        error: standard error, as if question ids (or questions) were independent; None below two.
-    """
-
-    value: float | None
-    questions: int
-    question_ids: int = 0
-    left_out: int = 0
-    error: float | None = None
+Metric = Callable[[pd.DataFrame], float | int | None]
 
 
-def mean(values: Iterable[float | None]) -> float | None:
-    """Mean of the values that are not None; None without any."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+def by_group(rows: pd.DataFrame, metrics: Mapping[str, Metric], *columns: str) -> pd.DataFrame:
+    """Table of metrics: a row for each value of `columns` ("color / red"), sorted, and a column for each metric."""
+    found = {
+        " / ".join(map(str, group)): [metric(members) for metric in metrics.values()]
+        for group, members in rows.groupby(list(columns))
+    }
+    return pd.DataFrame.from_dict(found, orient="index", columns=list(metrics), dtype=object)  # None stays None
 
 
-def group(items: Iterable[T], *names: str) -> dict[str, list[T]]:
-    """Group items by attributes; keys are their values ("camvid / presence"), sorted."""
-    groups: dict[str, list[T]] = defaultdict(list)
-    for item in items:
-        groups[" / ".join(str(getattr(item, name)) for name in names)].append(item)
-    return dict(sorted(groups.items()))
+def mean(values: Any) -> float | None:
+    """Mean of a column, without its NaN; None if nothing is left."""
+    known = pd.Series(values, dtype=float).dropna()
+    return float(known.mean()) if len(known) else None
 
 
-def balanced_accuracy(predictions: Iterable[Prediction], min_questions: int = 1) -> Score:
-    """Mean over question ids of (accuracy where the truth is yes + accuracy where it is no) / 2.
-
-    A question id covers all paraphrases of a question within a source. Question ids with fewer than `min_questions` of
-    one of the two answers are left out, and so are questions with a ground truth in words. A model that sees no image
-    scores 0.5, whatever the fraction of yes is.
-    """
-    ids: dict[tuple[str, str], dict[str, list[bool]]] = defaultdict(lambda: {"yes": [], "no": []})
-    for one in predictions:
-        if one.is_yes_no:
-            ids[one.source, one.question_id][one.ground_truth].append(one.is_right)
-    counted = [answers for answers in ids.values() if min(map(len, answers.values())) >= min_questions]
-    rates = [sum(sum(right) / len(right) for right in answers.values()) / 2 for answers in counted]
-    questions = sum(len(right) for answers in counted for right in answers.values())
-    return Score(mean(rates), questions, len(counted), len(ids) - len(counted), _standard_error(rates))
+def is_yes_no(rows: pd.DataFrame) -> pd.Series:
+    """Whether the truth of each question is yes or no."""
+    return rows["truth"].isin(["yes", "no"])
 
 
-def accuracy(predictions: Iterable[Prediction]) -> Score:
-    """Fraction of predictions that are right."""
-    right = [float(one.is_right) for one in predictions]
-    return Score(mean(right), len(right), error=_standard_error(right))
+# Yes or no
 
 
-def precision(predictions: Iterable[Prediction]) -> Score:
-    """Fraction of the questions answered with yes whose ground truth is yes. It depends on the rate of yes."""
-    return accuracy(one for one in predictions if one.is_yes_no and one.answer == "yes")
+def counted(rows: pd.DataFrame, even_few: bool = False) -> pd.DataFrame:
+    """Yes/no questions that count for the balanced accuracy, by the rule above.
 
-
-def recall(predictions: Iterable[Prediction]) -> Score:
-    """Fraction of the questions with the ground truth yes that are answered with yes."""
-    return accuracy(one for one in predictions if one.is_yes_no and one.ground_truth == "yes")
-
-
-def exact_match(predictions: Iterable[Prediction]) -> Score:
-    """Fraction of questions with a ground truth in words that are answered with exactly these words."""
-    return accuracy(one for one in predictions if not one.is_yes_no)
-
-
-def mean_recall(predictions: Iterable[Prediction]) -> Score:
-    """Mean over question types of the mean recall of their values, of questions with a ground truth in words.
-
-    The recall of a value ("rainy") is the fraction of the questions with this ground truth that are answered with it.
-    So rare values count as much as frequent ones. Values with fewer than MIN_QUESTIONS questions are left out.
-    """
-    in_words = [one for one in predictions if not one.is_yes_no]
-    recalls: dict[str, list[float | None]] = defaultdict(list)
-    questions = 0
-    for members in group(in_words, "question_type", "ground_truth").values():
-        if len(members) >= MIN_QUESTIONS:
-            recalls[members[0].question_type].append(exact_match(members).value)
-            questions += len(members)
-    return Score(mean(map(mean, recalls.values())), questions)
-
-
-def _standard_error(values: Sequence[float]) -> float | None:
-    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-
-
-def by_group(
-    metric: Callable[[list[Prediction]], Score], predictions: Iterable[Prediction], *names: str
-) -> dict[str, Score]:
-    """Compute a metric for each group; groups without a question for it are dropped."""
-    scores = {name: metric(members) for name, members in group(predictions, *names).items()}
-    return {name: score for name, score in scores.items() if score.value is not None or score.left_out}
-
-
-def reliability(probabilities: Sequence[float], truths: Sequence[bool], bins: int = BINS) -> list[dict[str, Any]]:
-    """Bin answers by P(yes). The last bin includes 1.
+    Args:
+        even_few: if no source has 10 yes and 10 no, all questions together count as a single one: training needs a
+            figure to follow on 20 images, too.
 
     Returns:
-        for each bin "low", "high", "questions", "p_yes" (its mean) and "yes_rate" (fraction with the ground
-        truth yes); the last two are None for an empty bin.
+        some of the rows, with new columns: "unit", the question id that a row counts for, "group", its source, and
+        "weight"; the sum of weight × is_right is the balanced accuracy.
     """
-    p, is_yes = np.asarray(probabilities, float), np.asarray(truths, float)
-    indices = np.minimum((p * bins).astype(int), bins - 1)
-    found = []
-    for index in range(bins):
-        inside = indices == index
-        row: dict[str, Any] = {"low": index / bins, "high": (index + 1) / bins, "questions": int(inside.sum())}
-        row |= {"p_yes": mean(p[inside].tolist()), "yes_rate": mean(is_yes[inside].tolist())}
-        found.append(row)
-    return found
+    rows = rows[is_yes_no(rows)]
+    fine = rows.assign(group=rows["source"], unit=rows["question_id"])
+    chosen = fine[_fewest(fine) >= MIN_ANSWERS]
+    coarse = fine[~fine["source"].isin(chosen["source"])].assign(unit="")
+    chosen = pd.concat([chosen, coarse[_fewest(coarse) >= MIN_ANSWERS]])
+    if chosen.empty and even_few:
+        chosen = rows.assign(group="", unit="")
+        chosen = chosen[_fewest(chosen) > 0]
+    units = chosen.groupby("group")["unit"].transform("nunique")
+    sizes = chosen.groupby(["group", "unit", "truth"])["truth"].transform("size")
+    return chosen.assign(weight=1 / (2 * sizes * units * max(1, chosen["group"].nunique())))
 
 
-def calibration_error(probabilities: Sequence[float], truths: Sequence[bool], bins: int = BINS) -> float | None:
-    """Expected calibration error: mean over bins of |mean P(yes) - yes rate|, weighted by their questions."""
-    if not len(probabilities):
+def _fewest(rows: pd.DataFrame) -> pd.Series:
+    """The number of yes or of no of the unit of each row, whichever is smaller."""
+    units = [rows["group"], rows["unit"]]
+    yes = (rows["truth"] == "yes").groupby(units).transform("sum")
+    return np.minimum(yes, rows["truth"].groupby(units).transform("size") - yes)
+
+
+def balanced_accuracy(rows: pd.DataFrame, column: str = "is_right", even_few: bool = False) -> float | None:
+    """Balanced accuracy in 0..1; `column` says which answers are right. `even_few` is that of `counted`."""
+    chosen = counted(rows, even_few)
+    return float(chosen["weight"] @ chosen[column].astype(float)) if len(chosen) else None
+
+
+def balanced_error(rows: pd.DataFrame) -> float | None:
+    """Standard error of the balanced accuracy, with images as clusters; None with fewer than two images."""
+    chosen = counted(rows)
+    return clustered_error(chosen, chosen["is_right"])
+
+
+def clustered_error(rows: pd.DataFrame, values: pd.Series) -> float | None:
+    """Standard error of the weighted sum of `values`, whose rows are independent only between images.
+
+    Args:
+        rows: rows of `counted`, or with its columns. Questions about one image are often right or wrong together.
+        values: a number for each row.
+    """
+    values = values.astype(float)
+    deviations = values - values.groupby([rows["group"], rows["unit"], rows["truth"]]).transform("mean")
+    images = (rows["weight"] * deviations).groupby([rows["source"], rows["image_id"]]).sum()
+    if len(images) < 2:
         return None
-    rows = [row for row in reliability(probabilities, truths, bins) if row["questions"]]
-    return sum(row["questions"] * abs(row["p_yes"] - row["yes_rate"]) for row in rows) / len(probabilities)
+    return float(math.sqrt(len(images) / (len(images) - 1) * (images**2).sum()))
 
 
-def fit_temperature(margins: Sequence[float], truths: Sequence[bool]) -> float:
-    """Fit the temperature in TEMPERATURES with the highest likelihood (https://arxiv.org/abs/1706.04599).
+def question_ids(rows: pd.DataFrame) -> int:
+    """Number of question ids, within a source, that the balanced accuracy is the mean of."""
+    return len(counted(rows)[["group", "unit"]].drop_duplicates())
+
+
+def auc(rows: pd.DataFrame) -> float | None:
+    """Area under the ROC curve: how often a yes has a higher P(yes) than a no. A mean like the balanced accuracy."""
+    chosen = counted(rows).dropna(subset="p_yes")
+    areas = {
+        name: area_under_curve(members["p_yes"], members["truth"] == "yes")
+        for name, members in chosen.groupby(["group", "unit"])
+    }
+    return mean(pd.Series(areas, dtype=float).groupby(level=0).mean()) if areas else None
+
+
+def area_under_curve(p_yes: Any, is_yes: Any) -> float:
+    """Probability that a yes has a higher P(yes) than a no; ties count half. NaN without a yes or without a no."""
+    p, truth = np.asarray(p_yes, float), np.asarray(is_yes, bool)
+    yes, no = p[truth], np.sort(p[~truth])
+    if not len(yes) or not len(no):
+        return math.nan
+    below, up_to = np.searchsorted(no, yes, "left"), np.searchsorted(no, yes, "right")
+    return float((below + up_to).mean() / 2 / len(no))
+
+
+def accuracy(rows: pd.DataFrame) -> float | None:
+    """Fraction of questions that are answered right."""
+    return mean(rows["is_right"])
+
+
+def precision(rows: pd.DataFrame) -> float | None:
+    """Fraction of the answers yes that are right. It depends on how often yes is true."""
+    return accuracy(rows[is_yes_no(rows) & (rows["answer"] == "yes")])
+
+
+def recall(rows: pd.DataFrame) -> float | None:
+    """Fraction of the questions with the truth yes that are answered yes."""
+    return accuracy(rows[rows["truth"] == "yes"])
+
+
+# Words
+
+
+def exact_match(rows: pd.DataFrame) -> float | None:
+    """Fraction of the questions with a truth in words that are answered with exactly these words."""
+    return accuracy(rows[~is_yes_no(rows)])
+
+
+def mean_recall(rows: pd.DataFrame) -> float | None:
+    """Mean over question types of the mean recall of their values, which have a truth in words.
+
+    The recall of a value ("rainy") is the fraction of the questions with this truth that are answered with it, so rare
+    values count as much as frequent ones. Values with fewer than 10 questions are left out.
+    """
+    rows = rows[~is_yes_no(rows)]
+    values = rows.groupby(["question_type", "truth"])["is_right"].agg(["mean", "size"])
+    return mean(values[values["size"] >= MIN_ANSWERS]["mean"].groupby(level=0).mean())
+
+
+def none_if_absent(rows: pd.DataFrame) -> float | None:
+    """Fraction of "none" among the answers in words about something that is not there: it should be 1."""
+    rows = _can_be_none(rows)
+    return mean((rows["answer"] == NONE)[rows["truth"] == NONE])
+
+
+def none_if_present(rows: pd.DataFrame) -> float | None:
+    """Fraction of "none" among the answers in words about something that is there: it should be 0."""
+    rows = _can_be_none(rows)
+    return mean((rows["answer"] == NONE)[rows["truth"] != NONE])
+
+
+def _can_be_none(rows: pd.DataFrame) -> pd.DataFrame:
+    types = [name for name, values in VALUES.items() if NONE in values]
+    return rows[~is_yes_no(rows) & rows["question_type"].isin(types)]
+
+
+def own_type(rows: pd.DataFrame) -> float | None:
+    """Fraction of the answers in words that are a value of their question type: a color, a side, a number."""
+    rows = rows[~is_yes_no(rows) & rows["question_type"].isin(list(VALUES))]
+    return mean([answer in VALUES[name] for name, answer in zip(rows["question_type"], rows["answer"])])
+
+
+# Calibration
+
+
+def with_probability(rows: pd.DataFrame) -> pd.DataFrame:
+    """Yes/no questions that were answered with a probability; a question with a problem has none."""
+    return rows[is_yes_no(rows) & rows["p_yes"].notna()]
+
+
+def reliability(rows: pd.DataFrame, bins: int = BINS) -> pd.DataFrame:
+    """Table with a row for each bin of P(yes); the last bin includes 1.
+
+    Returns:
+        columns "low", "high", "questions", "p_yes" (its mean) and "yes_rate" (fraction with the truth yes); the last
+        two are NaN for an empty bin.
+    """
+    rows = with_probability(rows)
+    index = np.minimum((rows["p_yes"] * bins).astype(int), bins - 1)
+    table = pd.DataFrame({"low": np.arange(bins) / bins, "high": np.arange(1, bins + 1) / bins})
+    table["questions"] = np.bincount(index, minlength=bins)
+    table["p_yes"] = rows["p_yes"].groupby(index).mean()
+    table["yes_rate"] = (rows["truth"] == "yes").groupby(index).mean()
+    return table
+
+
+def calibration_error(rows: pd.DataFrame, bins: int = BINS) -> float | None:
+    """Expected calibration error: mean over bins of |mean P(yes) - yes rate|, weighted by their questions."""
+    table = reliability(rows, bins).query("questions > 0")
+    if table.empty:
+        return None
+    return float(np.average((table["p_yes"] - table["yes_rate"]).abs(), weights=table["questions"]))
+
+
+def fit_temperature(rows: pd.DataFrame) -> float:
+    """Temperature in TEMPERATURES with the highest likelihood of the truth (https://arxiv.org/abs/1706.04599).
 
     The likelihood has one peak in 1/T. It lies at the lower limit if all answers are right, and at the upper limit if
-    answers and ground truth are unrelated.
+    answers and truth are unrelated.
 
     Raises:
-        ValueError: no margins, or another number of truths.
+        ValueError: no yes/no question has a probability.
     """
-    if not len(margins) or len(margins) != len(truths):
-        raise ValueError(f"fit_temperature needs as many margins as truths, got {len(margins)} and {len(truths)}")
-    signed = np.where(truths, margins, np.negative(margins))  # of the true answer
+    rows = with_probability(rows)
+    if rows.empty:
+        raise ValueError(
+            "a temperature can be fitted only to yes/no questions that have a probability; there are none"
+        )
+    signed = rows["margin"].where(rows["truth"] == "yes", -rows["margin"]).to_numpy(float)  # of the true answer
 
     def loss(log_temperature: float) -> float:
         return float(np.logaddexp(0, -signed / np.exp(log_temperature)).mean())
@@ -171,58 +259,35 @@ def fit_temperature(margins: Sequence[float], truths: Sequence[bool]) -> float:
     return float(np.exp(found.x))
 
 
-def calibration_half(source: str, image_id: str) -> int:
-    """Assign an image to half 0 or 1, the same in every run."""
+def at_temperature(rows: pd.DataFrame, temperature: float) -> pd.DataFrame:
+    """The same table with P(yes) at another temperature."""
+    return rows.assign(p_yes=expit((rows["margin"] / temperature).astype(np.float32)).astype(float))
+
+
+def image_half(source: str, image_id: str) -> int:
+    """Half 0 or 1 of an image, the same in every run."""
     return hashlib.sha256(f"{source}/{image_id}".encode()).digest()[0] % 2
 
 
-def calibration(predictions: Iterable[Prediction], temperature: float) -> dict[str, Any]:
-    """Calibration of P(yes) at the model's temperature and at a fitted one; empty without yes/no questions.
-
-    "fitted_temperature" is fitted on all images. "half_temperature" is fitted on one half and tested on the other:
-    "ece_before" and "bins_before" are those of the other half at the model's temperature, "..._after" at the fitted.
-    """
-    yes_no = [one for one in predictions if one.is_yes_no and one.margin is not None]
-    if not yes_no:
-        return {}
-    halves: tuple[list[Prediction], list[Prediction]] = ([], [])
-    for one in yes_no:
-        halves[calibration_half(one.source, one.image_id)].append(one)
-    fitted, tested = halves
-    best = fit_temperature(*_margins(yes_no))
-    result: dict[str, Any] = {
-        "temperature": temperature,
-        "ece": calibration_error(*probabilities(yes_no)),
-        "ece_by_source": {
-            name: calibration_error(*probabilities(members)) for name, members in group(yes_no, "source").items()
-        },
-        "bins": reliability(*probabilities(yes_no)),
-        "fitted_temperature": best,
-        "at_limit": min(abs(best / limit - 1) for limit in TEMPERATURES) < 0.01,
-        "half_temperature": None,
-        "questions_fitted": len(fitted),
-        "questions_judged": len(tested),
-    }
-    before: tuple[list[float], list[bool]] = ([], [])
-    after = before
-    if fitted and tested:
-        result["half_temperature"] = fit_temperature(*_margins(fitted))
-        margins, truths = _margins(tested)
-        before, after = probabilities(tested), (expit(np.divide(margins, result["half_temperature"])).tolist(), truths)
-    for name, pair in (("before", before), ("after", after)):
-        result |= {f"ece_{name}": calibration_error(*pair), f"bins_{name}": reliability(*pair) if pair[0] else []}
-    return result
-
-
-def probabilities(predictions: Iterable[Prediction]) -> tuple[list[float], list[bool]]:
-    """P(yes) and ground truth of the yes/no questions that were asked."""
-    return _pairs(predictions, "p_yes")
-
-
-def _margins(predictions: Iterable[Prediction]) -> tuple[list[float], list[bool]]:
-    return _pairs(predictions, "margin")
-
-
-def _pairs(predictions: Iterable[Prediction], name: str) -> tuple[list[float], list[bool]]:
-    asked = [one for one in predictions if one.is_yes_no and one.margin is not None]
-    return [getattr(one, name) for one in asked], [one.ground_truth == "yes" for one in asked]
+# Columns of the tables of a report, whose answers have the column WITHOUT_IMAGE too.
+YES_NO: dict[str, Metric] = {
+    "balanced accuracy": balanced_accuracy,
+    "±": balanced_error,
+    "mean image": partial(balanced_accuracy, column=WITHOUT_IMAGE),
+    "AUC": auc,
+    "calibration error": calibration_error,
+    "accuracy": accuracy,
+    "precision": precision,
+    "recall": recall,
+    "questions": len,
+    "question ids": question_ids,
+}
+WORDS: dict[str, Metric] = {
+    "exact match": exact_match,
+    "mean recall": mean_recall,
+    "mean image": lambda rows: exact_match(rows.assign(is_right=rows[WITHOUT_IMAGE])),
+    "own type": own_type,
+    '"none" if not there': none_if_absent,
+    '"none" if there': none_if_present,
+    "questions": len,
+}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -29,42 +30,51 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def draw_reliability(calibration: Mapping[str, Any], path: Path) -> None:
-    """Plot the yes rate against P(yes), before and after fitting the temperature, above the number of questions."""
-    before = calibration["bins_before"] or calibration["bins"]
-    errors = [calibration["ece_before"] or calibration["ece"], calibration["ece_after"]]
-    curves = [(f"temperature {calibration['temperature']:.2f}", before, BEFORE)]
-    if calibration["bins_after"]:
-        curves.append((f"fitted, {calibration['half_temperature']:.2f}", calibration["bins_after"], MODEL))
+    """Plot the yes rate against P(yes), before and after fitting the temperature, above the number of questions.
+
+    Args:
+        calibration: of a report.
+    """
+    fitted = calibration["half_temperature"] or calibration["fitted_temperature"]
+    curves = {
+        f"temperature {calibration['temperature']:.2f}": ("before", BEFORE),
+        f"fitted, {fitted:.2f}": ("after", MODEL),
+    }
     figure = Figure(figsize=(5.2, 6.2), layout="constrained")
     upper, lower = figure.subplots(2, 1, height_ratios=(3, 1), sharex=True)
     upper.plot([0, 1], [0, 1], color="gray", linestyle="--")
-    for i, ((name, bins, color), error) in enumerate(zip(curves, errors)):
-        known = [row for row in bins if row["questions"]]
-        x, y = [row["p_yes"] for row in known], [row["yes_rate"] for row in known]
-        upper.plot(x, y, marker="o", color=color, label=f"{name}: error {error:.3f}")
+    for i, (name, (key, color)) in enumerate(curves.items()):
+        bins = pd.DataFrame(calibration[f"bins_{key}"]).astype(float)
+        known = bins[bins["questions"] > 0]
+        label = f"{name}: error {calibration[f'ece_{key}']:.3f}"
+        upper.plot(known["p_yes"], known["yes_rate"], marker="o", color=color, label=label)
         width = 1 / len(bins) / len(curves)
-        centers = [row["low"] + (i + 0.5) * width for row in bins]
-        lower.bar(centers, [row["questions"] for row in bins], width=0.9 * width, color=color)
+        lower.bar(bins["low"] + (i + 0.5) * width, bins["questions"], width=0.9 * width, color=color)
     upper.set(xlim=(0, 1), ylim=(0, 1), ylabel="yes rate", title="Reliability of P(yes)")
     upper.legend(loc="upper left")
     lower.set(xlabel="P(yes)", ylabel="questions")
     save(figure, path)
 
 
-def draw_question_types(yes_no: Mapping[str, Any], path: Path) -> None:
-    """Plot the balanced accuracy of each question type above that of the mean-image baseline."""
-    rows = {name: row for name, row in yes_no["by_question_type"].items() if row["balanced_accuracy"] is not None}
-    rows = dict(sorted(rows.items(), key=lambda item: item[1]["balanced_accuracy"])) | {"all together": yes_no["all"]}
-    figure = Figure(figsize=(7, 1.2 + 0.42 * len(rows)), layout="constrained")
+def draw_question_types(table: pd.DataFrame, path: Path) -> None:
+    """Plot the balanced accuracy of each question type above that of the mean image.
+
+    Args:
+        table: "yes_no_by_question_type" of a report.
+    """
+    table = table[["balanced accuracy", "±", "mean image", "question ids"]].astype(float)
+    table = table.dropna(subset="balanced accuracy").sort_values("balanced accuracy").fillna(0)
+    figure = Figure(figsize=(7, 2 + 0.42 * len(table)), layout="constrained")
     axes = figure.subplots()
     axes.axvline(0.5, color="gray", linestyle="--", zorder=0.5)
-    y = np.arange(len(rows))
-    values, baseline, errors = (
-        [row[key] or 0.0 for row in rows.values()] for key in ("balanced_accuracy", "mean_image", "error")
+    y = np.arange(len(table))
+    axes.barh(
+        y + 0.19, table["balanced accuracy"], height=0.36, color=MODEL, label="model", xerr=table["±"], capsize=2
     )
-    axes.barh(y + 0.19, values, height=0.36, color=MODEL, label="model", xerr=errors, capsize=2)
-    axes.barh(y - 0.19, baseline, height=0.36, color=BASELINE, label="mean image")
-    axes.set_yticks(y, [f"{name.replace('_', ' ')} ({row['question_ids']})" for name, row in rows.items()])
+    axes.barh(y - 0.19, table["mean image"], height=0.36, color=BASELINE, label="mean image")
+    axes.set_yticks(
+        y, [f"{name.replace('_', ' ')} ({count:.0f})" for name, count in zip(table.index, table["question ids"])]
+    )
     axes.set(xlim=(0, 1), xlabel="balanced accuracy ± standard error (number of question ids in brackets)")
     axes.set_title("By question type", loc="left")
     axes.legend(loc="lower right")
@@ -99,12 +109,7 @@ def _draw_example(axes: Axes, model: Any, processor: Any, row: Mapping[str, Any]
         heat = ((weights * weights.numel() - 1) / (OPAQUE - 1)).clamp(0, 1).numpy()
         style: dict[str, Any] = {"cmap": "autumn", "vmin": 0, "vmax": 1, "interpolation": "bilinear"}
         axes.imshow(heat, extent=(0, 1, 1, 0), aspect="auto", alpha=0.75 * heat, **style)
-    names = {
-        "questions": "question",
-        "answers": "ground_truth",
-        "categories": "category",
-        "question_ids": "question_id",
-    }
+    names = {"questions": "question", "answers": "truth", "categories": "category", "question_ids": "question_id"}
     asked = {column: [example[name]] for column, name in names.items()}
     for grounded in grounded_questions({**row, **asked}):
         width, height = grounded.size
@@ -115,7 +120,7 @@ def _draw_example(axes: Axes, model: Any, processor: Any, row: Mapping[str, Any]
     axes.add_patch(Rectangle((0, 0), 1, 1, fill=False, edgecolor=color, linewidth=4))
     score = "" if example["score"] is None else f", {example['score']:.2f}"
     lines = textwrap.wrap(example["question"], TEXT_WIDTH)
-    lines += textwrap.wrap(f"truth: {example['ground_truth']}", TEXT_WIDTH, max_lines=2)
+    lines += textwrap.wrap(f"truth: {example['truth']}", TEXT_WIDTH, max_lines=2)
     lines += textwrap.wrap(f"model: {example['answer'] or 'no answer'}{score}", TEXT_WIDTH, max_lines=2)
     axes.text(0, 1.03, "\n".join(lines), va="top", fontsize=8.5, color=color)
     axes.set_ylim(1.42, 0)

@@ -3,7 +3,7 @@
 thresholds.json → thresholds ─┐
 question → question type ─────┴→ threshold and band ── P(yes) → yes or no, sure or not
 
-The fit: P(yes) and ground truth of a question type → threshold → band around it
+The fit: P(yes) and truth of a question type → threshold → band around it
 
 Threshold: balanced accuracy (the mean of the fractions of yes and of no that are answered right) is computed at 0.01,
 0.02, ..., 0.99. Of all thresholds within one standard error of the best, the one closest to 0.5 is taken: with few
@@ -17,8 +17,7 @@ yes as no; where yes is rarer, precision is lower.
 """
 
 import json
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,7 @@ from ..files import DataError
 
 
 if TYPE_CHECKING:
-    from .predict import Prediction
+    import pandas as pd  # serving only loads thresholds, without pandas
 
 
 MIN_ANSWERS = 10  # yes, and no, to fit a threshold
@@ -47,8 +46,8 @@ class Threshold:
         threshold: P(yes) from which the answer is yes.
         band: (low, high) with low <= threshold <= high: answers with P(yes) in it are not sure. None: all are sure.
         precision: fraction of the answers yes that are right; None without such an answer, or if not measured.
-        recall: fraction of the questions with the ground truth yes that are answered yes; None if not measured.
-        yes, no: number of questions with this ground truth; None if not measured.
+        recall: fraction of the questions with the truth yes that are answered yes; None if not measured.
+        yes, no: number of questions with this truth; None if not measured.
 
     Raises:
         ValueError: a value has the wrong type or is outside its range.
@@ -70,18 +69,21 @@ class Threshold:
             count = getattr(self, name)
             if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 0):
                 raise ValueError(f"{name} must be a number of questions, got {count!r:.80}")
-        if self.band is not None:
-            if not isinstance(self.band, list | tuple) or len(self.band) != 2:
-                raise ValueError(f"band must be [low, high] or null, got {self.band!r:.80}")
-            for limit in self.band:
-                _check_fraction("band", limit)
-            if not self.band[0] <= self.threshold <= self.band[1]:
-                raise ValueError(f"band must include the threshold {self.threshold}, got {self.band!r}")
+        if self.band is None:
+            return
+        if not isinstance(self.band, list | tuple) or len(self.band) != 2:
+            raise ValueError(f"band must be [low, high] or null, got {self.band!r:.80}")
+        for limit in self.band:
+            _check_fraction("band", limit)
+        if not self.band[0] <= self.threshold <= self.band[1]:
+            raise ValueError(f"band must include the threshold {self.threshold}, got {self.band!r}")
 
     def answer(self, p_yes: float) -> str:
+        """The answer, "yes" or "no"."""
         return "yes" if p_yes >= self.threshold else "no"
 
     def is_unsure(self, p_yes: float) -> bool:
+        """Whether P(yes) lies in the band."""
         return self.band is not None and self.band[0] <= p_yes <= self.band[1]
 
 
@@ -116,37 +118,35 @@ class Thresholds:
         return self.question_types.get(question_type_of(question) or "", self.default)
 
     def to_dict(self) -> dict[str, Any]:
+        """Values for JSON."""
         return asdict(self)
 
 
 def load_thresholds(path: str | Path) -> Thresholds:
-    """Read a thresholds.json of scripts/evaluate.py, or one written by hand: only thresholds are required.
+    """The thresholds of a file of scripts/evaluate.py, or of one written by hand: only thresholds are required.
 
     Raises:
-        DataError: the file cannot be read or is no JSON; a field or question type is missing or unknown; a value is
-            outside its range. The message names the file and the value.
+        DataError: the file cannot be read or is not valid JSON; a field or question type is missing or unknown; a
+            value is outside its range. The message names the file and the value.
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: is no JSON: {error}") from error
+        raise DataError(f"{path}: is not valid JSON: {error}") from error
     try:
         _check_fields("the file", content, Thresholds, "default")
-        thresholds = _read_question_types(content.pop("question_types", {}))
-        return Thresholds(_read_threshold("default", content.pop("default")), thresholds, **content)
+        types = content.pop("question_types", {})
+        if not isinstance(types, dict):
+            raise ValueError(f"question_types must be an object, got {types!r:.80}")
+        for name in types:
+            if name not in QUESTION_TYPES:
+                raise ValueError(f"unknown question type {name!r:.80}; known are {', '.join(QUESTION_TYPES)}")
+        default = _read_threshold("default", content.pop("default"))
+        return Thresholds(default, {name: _read_threshold(name, one) for name, one in types.items()}, **content)
     except ValueError as error:
         raise DataError(f"{path}: {error}") from error
-
-
-def _read_question_types(content: Any) -> dict[str, Threshold]:
-    if not isinstance(content, dict):
-        raise ValueError(f"question_types must be an object, got {content!r:.80}")
-    for name in content:
-        if name not in QUESTION_TYPES:
-            raise ValueError(f"unknown question type {name!r:.80}; known are {', '.join(QUESTION_TYPES)}")
-    return {name: _read_threshold(name, values) for name, values in content.items()}
 
 
 def _read_threshold(name: str, content: Any) -> Threshold:
@@ -171,36 +171,38 @@ def _check_fields(name: str, content: Any, expected: Any, required: str) -> None
         raise ValueError(f"{name} has no {required}")
 
 
-def fit_thresholds(predictions: Iterable["Prediction"], target_accuracy: float = TARGET_ACCURACY) -> Thresholds | None:
-    """Fit a threshold to all yes/no questions, and one to each question type that has enough of them.
+def fit_thresholds(answers: "pd.DataFrame", target_accuracy: float = TARGET_ACCURACY) -> Thresholds | None:
+    """A threshold for all yes/no questions, and one for each question type that has enough of them.
 
     Questions count for the type that their words have, as in serving, whatever the dataset calls it.
 
+    Args:
+        answers: table of `predict`, of sources that the weights never saw: on those that they know, bands would be
+            too narrow for the cameras of a user.
+
     Returns:
-        the thresholds; None with fewer than MIN_ANSWERS yes or no in all.
+        the thresholds; None with fewer than 10 yes or no in all.
     """
-    groups: dict[str | None, list[tuple[float, bool]]] = defaultdict(list)
-    pairs = []
-    for one in predictions:
-        if one.is_yes_no and one.p_yes is not None:
-            pairs.append((one.p_yes, one.ground_truth == "yes"))
-            groups[question_type_of(one.question)].append(pairs[-1])
-    default = fit_threshold(pairs, target_accuracy)
+    answers = answers[answers["truth"].isin(["yes", "no"]) & answers["p_yes"].notna()]
+    default = fit_threshold(answers["p_yes"], answers["truth"] == "yes", target_accuracy)
     if default is None:
         return None
-    fitted = {name: fit_threshold(groups[name], target_accuracy) for name in sorted(filter(None, groups))}
+    types = answers["question"].map(question_type_of)
+    fitted = {
+        str(name): fit_threshold(members["p_yes"], members["truth"] == "yes", target_accuracy)
+        for name, members in answers.groupby(types)
+    }
     return Thresholds(default, {name: one for name, one in fitted.items() if one}, target_accuracy)
 
 
-def fit_threshold(pairs: Iterable[tuple[float, bool]], target_accuracy: float = TARGET_ACCURACY) -> Threshold | None:
-    """Fit a threshold to P(yes) and ground truth of some questions.
+def fit_threshold(p_yes: Any, is_yes: Any, target_accuracy: float = TARGET_ACCURACY) -> Threshold | None:
+    """The threshold of some questions; None with fewer than 10 yes or no.
 
-    Returns:
-        the threshold; None with fewer than MIN_ANSWERS yes or no.
+    Args:
+        p_yes, is_yes: P(yes) and truth of each question.
     """
-    array = np.array(list(pairs), float).reshape(-1, 2)  # [N,2]
-    p, is_yes = array[:, 0], array[:, 1] > 0
-    yes, no = np.sort(p[is_yes]), np.sort(p[~is_yes])
+    p, truth = np.asarray(p_yes, float), np.asarray(is_yes, bool)
+    yes, no = np.sort(p[truth]), np.sort(p[~truth])
     if min(len(yes), len(no)) < MIN_ANSWERS:
         return None
     threshold = _choose_threshold(yes, no)

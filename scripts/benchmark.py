@@ -335,7 +335,7 @@ def to_markdown(report: Mapping[str, Any]) -> str:
         rows[title] = {name: f"{1e3 * one['seconds']:,.1f} ms, {one['ratio']:.2f}" for name, one in models.items()}
     environment = ", ".join(f"{key} {value}" for key, value in report["environment"].items() if value)
     text = f"{options['device']}, {options['dtype']}, random weights. Median time, and its ratio to TrafficVLM's:"
-    return "\n\n".join(["# Benchmark", environment, text, table("", {name: name for name in parameters}, rows)]) + "\n"
+    return "\n\n".join(["# Benchmark", environment, text, table("", rows)]) + "\n"
 
 
 def run_benchmark(

@@ -303,9 +303,8 @@ def to_markdown(found: dict[str, Any]) -> str:
     for part in PARTS:
         if part in found:
             rows = makers[part](found)
-            columns = {column: column for column in next(iter(rows.values()))}
             title = "dtype, threads, tokens" if part == "cache" else "attention"
-            parts.append(f"## {part.capitalize()}\n\n{table(title, columns, rows)}\n")
+            parts.append(f"## {part.capitalize()}\n\n{table(title, rows)}\n")
     return "\n".join(parts)
 
 

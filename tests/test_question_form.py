@@ -10,7 +10,7 @@ from traffic_vlm.data.ground_truth import MAX_COUNT, NONE
 from traffic_vlm.data.questions import SCENE_ATTRIBUTE_OF_TYPE
 from traffic_vlm.data.scene import CLASSES, SCENE_ATTRIBUTES, is_a
 from traffic_vlm.data.templates import FILLINGS, TYPES, paraphrases_of
-from traffic_vlm.evaluation.trust import VALUES
+from traffic_vlm.evaluation.metrics import VALUES
 from traffic_vlm.question_form_traffic_vlm import is_yes_no_question, question_form, question_words
 
 

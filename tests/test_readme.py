@@ -1,13 +1,16 @@
 """The README's Python runs as it is written, on a folder with a tiny model."""
 
+import json
 import re
 
 import numpy as np
 import pytest
 import transformers
+import yaml
 from PIL import Image
 
 from tiny import ROOT, tiny_model
+from traffic_vlm.evaluation.markdown import format_value, headline
 
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -57,3 +60,33 @@ def test_options_that_the_readme_names_exist(script, arguments):
     for option in re.findall(r"--([\w-]+)", arguments):
         library = script == "scripts/train.py" and hasattr(transformers.TrainingArguments, option)
         assert library or re.search(rf'"--{option}"|^    {option}: ', code, re.MULTILINE), option
+
+
+def test_figures_are_those_of_the_committed_report():
+    """README, its metadata and docs/evaluation.md follow docs/report.json, which scripts/evaluate.py wrote."""
+    report = json.loads((ROOT / "docs" / "report.json").read_text(encoding="utf-8"))
+    tables = report["tables"]
+    assert headline(report) in README
+    unseen = tables["yes_no_by_kind"]["unseen"]
+    [result] = yaml.safe_load(README.split("---")[1])["model-index"][0]["results"]
+    names = {"balanced_accuracy": "balanced accuracy", "roc_auc": "AUC"}
+    names |= {"expected_calibration_error": "calibration error"}
+    metrics = {metric["type"]: metric["value"] for metric in result["metrics"]}
+    assert metrics == {kind: round(unseen[name], 3) for kind, name in names.items()}
+    rows = re.findall(r"^\| ([a-z ]+) \| (\S+) \| (\S+) \|$", README, re.MULTILINE)
+    types = [row for row in rows if row[0].replace(" ", "_") in tables["yes_no_by_question_type"]]
+    assert len(types) > 5
+    for name, *cells in types:
+        values = [
+            tables[table].get(name.replace(" ", "_"), {}).get(column)
+            for table, column in (
+                ("yes_no_by_question_type", "balanced accuracy"),
+                ("words_by_question_type", "mean recall"),
+            )
+        ]
+        assert cells == [format_value(value) for value in values], name
+    text = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    assert all(
+        f"| {name} | {format_value(row['balanced accuracy'])} |" in text
+        for name, row in tables["yes_no_by_source"].items()
+    )

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -10,8 +11,7 @@ from test_train import NO_BEST, TOWER, learn, own_folder
 
 from tiny import ROOT, TINY_TEXT, load_script, save_folder
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig
-from traffic_vlm.evaluation.predict import Prediction
-from traffic_vlm.evaluation.trust import taught_coverage, update_taught, word_gains
+from traffic_vlm.evaluation.taught import update_taught, word_gains
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
@@ -136,25 +136,15 @@ def test_photographs_count_more_than_rendered_scenes():
 
 
 def test_gains_of_words_in_closed_form(processor):
-    def answered(answer: str, truth: str = "red", source: str = "a") -> Prediction:
-        return Prediction(source, "1", "color", "car", "color/car/what", "What color is the car?", truth, answer)
-
-    seen = [answered("red"), answered("red"), answered("blue", "blue", "synthetic"), answered("red", "blue")] * 10
-    blind = [answered("red"), answered("blue"), answered("red", "blue"), answered("red", "blue")] * 10
-    gains = word_gains(seen, blind, processor)
+    truths, sources = ["red", "red", "blue", "blue"] * 10, ["a", "a", "synthetic", "a"] * 10
+    answers = pd.DataFrame({"source": sources, "question": "What color is the car?", "truth": truths})
+    answers["is_right"] = [True, True, True, False] * 10
+    without_image = pd.Series([True, False, False, False] * 10)
+    gains = word_gains(answers, without_image, processor)
     assert gains.keys() == {"color", "car"} and gains["car"]["photographs"] == 30
     assert gains["car"]["gain"] == 0.5 and gains["car"]["error"] == pytest.approx((0.25 / 39) ** 0.5)
-    assert word_gains(seen[:29], blind[:29], processor) == {}  # too few
-    assert word_gains([answered("red")] * 40, [answered("red")] * 40, processor) == {}  # the same answer to all
-
-
-def test_the_report_lists_words_by_their_standing(processor, monkeypatch):
-    monkeypatch.setattr(processor, "taught", taught("car", "cone"))
-    found = taught_coverage(processor)
-    assert (found["taught on photographs"], found["taught on rendered scenes only"]) == (["car"], ["cone"])
-    assert {"bus", "wrong"} < set(found["untaught"]) and not {"the", "car", "cone"} & set(found["untaught"])
-    monkeypatch.setattr(processor, "taught", None)
-    assert taught_coverage(processor) == {}
+    assert word_gains(answers[:29], without_image[:29], processor) == {}  # too few
+    assert word_gains(answers.assign(truth="red"), without_image, processor) == {}  # the same answer to all
 
 
 def test_a_larger_evaluation_renews_the_standing_and_nothing_else(tmp_path):

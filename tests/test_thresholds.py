@@ -5,6 +5,7 @@ import pickle
 import random
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -15,7 +16,6 @@ from traffic_vlm.data.questions import QUESTION_TYPES, enumerate_questions
 from traffic_vlm.data.scene import SCENE_ATTRIBUTES
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.data.templates import paraphrases_of
-from traffic_vlm.evaluation.predict import Prediction
 from traffic_vlm.evaluation.thresholds import Threshold, Thresholds, fit_threshold, fit_thresholds, load_thresholds
 from traffic_vlm.files import DataError
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline, answer_text
@@ -82,19 +82,14 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
     ("content", "message"),
     [
         (None, "cannot be read"),
-        ("{", "is no JSON"),
-        ("\x00", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
+        ("{", "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
         ([1], "the file must be an object with default"),
         ({}, "the file has no default"),
         ({"default": {"threshold": 0.5}, "threshold": 1}, "the file has an unknown field 'threshold'"),
-        ({"default": 0.5}, "default must be an object with threshold"),
         ({"default": {}}, "default has no threshold"),
         ({"default": {"threshold": 1.5}}, "default: threshold must be a number in 0..1, got 1.5"),
-        ({"default": {"threshold": -0.1}}, "got -0.1"),
-        ({"default": {"threshold": "0.5"}}, "got '0.5'"),
         ({"default": {"threshold": True}}, "got True"),
-        ({"default": {"threshold": None}}, "got None"),
         ('{"default": {"threshold": NaN}}', "got nan"),
         ({"default": {"threshold": 0.5, "recall": 2}}, "recall must be a number in 0..1, got 2"),
         ({"default": {"threshold": 0.5, "yes": -1}}, "yes must be a number of questions, got -1"),
@@ -121,8 +116,7 @@ def test_an_invalid_file_is_an_error_with_file_and_value(tmp_path, content, mess
 
 
 def fit(yes: list[float], no: list[float], target_accuracy: float = 0.9) -> Threshold | None:
-    pairs = [(p, True) for p in yes] + [(p, False) for p in no]
-    return fit_threshold(pairs, target_accuracy)
+    return fit_threshold(yes + no, [True] * len(yes) + [False] * len(no), target_accuracy)
 
 
 def test_separate_answers_have_no_band():
@@ -163,23 +157,18 @@ def test_few_questions_move_no_threshold_and_prove_no_accuracy():
     assert fit(*([rng.random() for _ in range(200)] for _ in range(2))).band == (0.0, 1.0)
 
 
-def prediction(question: str, truth: str, p_yes: float, question_type: str = "") -> Prediction:
-    return Prediction("a", "1", question_type, "", "", question, truth, truth, p_yes=p_yes)
-
-
 def test_thresholds_are_fitted_by_the_words_of_the_questions():
     bus, red, other = "Is there a bus?", "Is the traffic light red?", "Will it rain?"
-    made = [
-        *(prediction(bus, "yes" if i % 2 else "no", 0.4 if i % 2 else 0.2, "mine") for i in range(40)),
-        *(prediction(red, "yes" if i % 2 else "no", 0.9, "mine") for i in range(18)),  # 9 of each
-        *(prediction(other, "yes" if i % 2 else "no", 0.9 if i % 2 else 0.1, "count") for i in range(40)),
-        prediction("What is ahead?", "a bus", 0.1, "ahead"),
-    ]
-    thresholds = fit_thresholds(made)
+    asked = [(bus, "yes" if i % 2 else "no", 0.4 if i % 2 else 0.2) for i in range(40)]
+    asked += [(red, "yes" if i % 2 else "no", 0.9) for i in range(18)]  # 9 of each
+    asked += [(other, "yes" if i % 2 else "no", 0.9 if i % 2 else 0.1) for i in range(40)]
+    asked += [("What is ahead?", "a bus", 0.1), (bus, "yes", None)]  # in words, and a question with a problem
+    answers = pd.DataFrame(asked, columns=["question", "truth", "p_yes"])
+    thresholds = fit_thresholds(answers)
     assert list(thresholds.question_types) == ["presence"] and thresholds.question_types["presence"].threshold == 0.4
     assert (thresholds.default.yes, thresholds.default.no, thresholds.target_accuracy) == (49, 49, 0.9)
     assert thresholds.for_question(red) is thresholds.for_question(other) is thresholds.default
-    assert fit_thresholds(made[-1:]) is None
+    assert fit_thresholds(answers[-2:]) is None
 
 
 # Answers

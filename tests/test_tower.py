@@ -26,6 +26,7 @@ from traffic_vlm.data.presence import CATEGORIES, HEAD_QUESTIONS, INDEX, REGIONS
 from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.data.scene_labels import SCENE_VALUES, SEEN, read_scene_labels, with_scene_labels
 from traffic_vlm.data.synthetic import render
+from traffic_vlm.evaluation.metrics import area_under_curve
 from traffic_vlm.files import DataError
 from traffic_vlm.training.frames import FrameBatches, drawn, fact_targets, find_facts, load_frames
 from traffic_vlm.training.head import (
@@ -44,7 +45,7 @@ from traffic_vlm.training.tower import (
     predict,
     save_tower,
 )
-from traffic_vlm.training.tower_report import auc, frame_targets, presence_metrics, table
+from traffic_vlm.training.tower_report import frame_targets, presence_metrics, table
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 
@@ -400,7 +401,7 @@ def test_without_a_yes_in_a_source_its_no_has_no_weight():
 
 
 def test_auc_and_balanced_accuracy_in_closed_form(data, tmp_path):
-    assert auc(np.array([0.9, 0.4, 0.4, 0.1]), np.array([1, 1, 0, 0])) == pytest.approx(3.5 / 4)
+    assert area_under_curve(np.array([0.9, 0.4, 0.4, 0.1]), np.array([1, 1, 0, 0])) == pytest.approx(3.5 / 4)
     frames = frames_of(data, "val", tmp_path)
     answers = np.full((30, len(CATEGORIES), 4), 0.2, np.float32)
     answers[1:11:2, INDEX["car"], 0] = 0.8  # 5 of 15 cars are found

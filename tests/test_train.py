@@ -21,6 +21,7 @@ from traffic_vlm.configuration_traffic_vlm import MEDIUM_TEXT, PATCH_TOWER, Traf
 from traffic_vlm.data.dataset import Mixture, SyntheticRows
 from traffic_vlm.data.folders import load_rows
 from traffic_vlm.data.synthetic import render
+from traffic_vlm.evaluation.compare import Comparison
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.options import option_parser
 from traffic_vlm.training.card import MARK, write_card
@@ -29,7 +30,7 @@ from traffic_vlm.training.head import HEAD_FILE, PresenceLoss, QueryHead, load_t
 from traffic_vlm.training.options import DataOptions, ModelOptions, check_options
 from traffic_vlm.training.run import (
     build_model,
-    compare,
+    find_outcome,
     hold_back,
     is_write_error,
     last_checkpoint,
@@ -360,7 +361,7 @@ def test_a_decoder_continues_on_another_tower_and_learns_from_its_head(start, tm
     options = ["--vision_tower", str(tmp_path / "tower"), "--image_size", "64", "--freeze_vision", "true"]
     learning = [*options, "--distillation_weight", "1", "--presence_weight", "0", "--max_steps", "2", *NO_BEST]
     learn(start, tmp_path / "out", *learning)
-    assert "raining made the model with the new tower" in capsys.readouterr().out
+    assert "No difference shown for the model with the new tower: " in capsys.readouterr().out
     assert all("distillation_loss" in entry for entry in figures(tmp_path / "out") if "loss" in entry)
     before, after = weights(start), weights(tmp_path / "out")
     prefix = "model.vision_tower."
@@ -450,25 +451,19 @@ def test_our_tower_starts_from_a_folder_at_another_image_size(tmp_path):
     assert model.config.vision_config.image_size == 64
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "verdict"),
-    [
-        (0.839, 0.850, "better: balanced accuracy 0.839 before, 0.850 after."),
-        (0.839, 0.821, "WORSE: balanced accuracy 0.839 before, 0.821 after. The weights that it started from are"),
-        (0.839, 0.839, "no better: "),
-        (None, 0.8, "Whether training made the model better is not known"),
-    ],
-)
-def test_the_verdict_compares_the_finished_weights_with_those_before(tmp_path, before, after, verdict):
+def test_the_verdict_and_the_card_are_about_the_best_checkpoint(tmp_path):
     arguments = TrainingArguments(str(tmp_path), metric_for_best_model="balanced_accuracy", use_cpu=True)
     arguments.load_best_model_at_end = True
-    entries = [(0, before), (2, after), (4, 0.1)]  # the checkpoint of step 2 is the best one
-    history = [{"step": step, "eval_balanced_accuracy": value} for step, value in entries if value is not None]
-    outcome = compare(TrainerState(log_history=[{"step": 1, "loss": 3.0}, *history], best_global_step=2), arguments)
-    assert verdict in outcome.verdict
+    entries = [(0, 0.7), (2, 0.8), (4, 0.1)]  # the checkpoint of step 2 is the best one
+    history = [{"step": step, "eval_balanced_accuracy": value} for step, value in entries]
+    state = TrainerState(log_history=[{"step": 1, "loss": 3.0}, *history], best_global_step=2)
+    comparison = Comparison("balanced accuracy", 0.7, 0.8, 0.01, 400, 50)
+    outcome = find_outcome(state, arguments, comparison)
+    assert outcome.verdict == comparison.verdict()
     write_card(tmp_path, None, ["runs/a"], 20, outcome.before, outcome.after, outcome.verdict)
     card = (tmp_path / "README.md").read_text()
-    assert verdict in card and f"| {'' if before is None else f'{before:.3f}'} | {after:.3f} |" in card
+    assert "Training made the model better" in card and "| 0.700 | 0.800 |" in card
+    assert "is not known: it was not evaluated" in find_outcome(TrainerState(log_history=[]), arguments, None).verdict
 
 
 def test_training_without_weights_must_be_asked_for(start, tmp_path):
@@ -489,7 +484,7 @@ def test_the_finished_folder_is_bfloat16_and_all_files_can_be_read(start, tmp_pa
         learn(start, tmp_path, "--num_train_epochs", "1", "--save_dtype", "bfloat16", "--use_cpu", "false")
     assert not [warning for warning in caught if "pin_memory" in str(warning.message)]
     printed = capsys.readouterr().out
-    assert f"Fine-tuning {start}." in printed and "Training made the model" in printed
+    assert f"Fine-tuning {start}." in printed and "No difference shown for the model: balanced accuracy" in printed
     assert f"The model is in {tmp_path}" in printed and f"--model {tmp_path}" in printed
     dtypes = [{value.dtype for value in weights(folder).values()} for folder in (tmp_path, tmp_path / "checkpoint-2")]
     assert dtypes == [{torch.bfloat16, torch.int64}, {torch.float32, torch.int64}]

@@ -455,7 +455,7 @@ CAR = asking("Is there a car?")
         ([*CAR, "--on", "0.2"], "on=0.2 and off=0.4"),
         ([*CAR, "--shortest", "-1"], "--shortest must be 0 or more, got -1.0"),
         ([*CAR, "--fps", "0"], "--fps must be above 0"),
-        ([*CAR, "--thresholds", "file"], "file: is no JSON"),
+        ([*CAR, "--thresholds", "file"], "file: is not valid JSON"),
         ([*CAR, "--thresholds", "zero.json"], "got on=0 and off=0"),
         ([*CAR, "--thresholds", "zero.json", "--on", "0.7"], "--thresholds takes the place of --on and --off"),
         ([*CAR, "--frame_rate", "nan"], "--frame_rate must be above 0"),

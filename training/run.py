@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import pandas as pd
 import torch
 from torch.utils.data import ConcatDataset
 from transformers import BaseImageProcessor, PreTrainedConfig, TrainerState, TrainingArguments
@@ -18,10 +19,13 @@ from ..attention_traffic_vlm import TrafficVLMAttention, TrafficVLMRMSNorm
 from ..configuration_traffic_vlm import PATCH_TOWER, TrafficVLMConfig, TrafficVLMVisionConfig
 from ..data.dataset import Mixture, SyntheticRows, synthetic_rows
 from ..data.folders import load_rows, select_evenly, source_names
+from ..data.near_duplicates import split_rows
 from ..data.scene import SYNTHETIC
+from ..evaluation.compare import Comparison, compare
+from ..evaluation.predict import predict
 from ..evaluation.report import quick_metrics
-from ..evaluation.trust import measure_word_gains, update_taught
-from ..files import FILE_MODE, atomic_write_text
+from ..evaluation.taught import measure_word_gains, update_taught
+from ..files import FILE_MODE, atomic_write, atomic_write_text
 from ..loading import load_weights, refuse_adapter
 from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMMLP
 from ..processing_traffic_vlm import TrafficVLMProcessor
@@ -41,6 +45,7 @@ from .words import add_words
 
 ROOT = Path(__file__).resolve().parent.parent
 OPTIONS_FILE = "training_options.json"  # beside the checkpoints
+BEFORE_FILE = ".answers_before.parquet"  # beside them, too: the answers before training, for the verdict
 # These may change when a run is resumed.
 RUNTIME_ONLY_OPTIONS = ("attn_implementation", "compile_decoder", "from_scratch", "save_dtype")
 IDENTITY_OPTIONS = ("learning_rate", "seed")  # options of the library that must not change when a run is resumed
@@ -71,13 +76,15 @@ def choose_rows(datasets: list[Any], max_rows: int) -> Any:
 
 
 def hold_back(datasets: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Split the same 10 % off each dataset for evaluation; synthetic sources are endless and stay whole."""
+    """Split the same 10 % off each dataset for evaluation, so that neither part has near-duplicates of the other.
+
+    Synthetic sources are endless and stay whole.
+    """
     kept, held = [], []
     for dataset in datasets:
         if not isinstance(dataset, SyntheticRows):
-            split = dataset.train_test_split(EVAL_FRACTION, seed=0)
-            dataset = split["train"]
-            held.append(split["test"])
+            dataset, test = split_rows(dataset, EVAL_FRACTION)
+            held.append(test)
         kept.append(dataset)
     return kept, held
 
@@ -316,8 +323,9 @@ def prepare_rows(
             rows, held = hold_back(rows)
             if held and arguments.should_log:
                 print(
-                    f"{sum(map(len, held))} images, 10 %, are held back for evaluation. Frames of one drive are "
-                    "similar: for a realistic evaluation pass images of other drives with --eval_dataset"
+                    f"{sum(map(len, held))} images, 10 %, are held back for evaluation, with all their "
+                    "near-duplicates. Frames of one drive are similar still: for a realistic evaluation pass images "
+                    "of other drives with --eval_dataset"
                 )
         held = held or [synthetic_rows(first_seed=1 << 40, num_images=min(options.max_eval_images, 64))]
         eval_rows = choose_rows(held, options.max_eval_images)
@@ -333,10 +341,15 @@ class Outcome:
     verdict: str  # a sentence
 
 
-def compare(state: TrainerState, arguments: TrainingArguments, model: str = "the model") -> Outcome:
-    """Compare the evaluation before training with the last one, or that of the checkpoint selected as best.
+def find_outcome(
+    state: TrainerState, arguments: TrainingArguments, comparison: Comparison | None, model: str = "the model"
+) -> Outcome:
+    """The metrics of the evaluation before training and of the finished weights, and the verdict on their difference.
+
+    The finished weights are the last ones, or those of the checkpoint selected as best.
 
     Args:
+        comparison: of the answers before and after.
         model: what the verdict calls the model.
     """
     logged = [entry for entry in state.log_history if any(name.startswith("eval_") for name in entry)]
@@ -347,15 +360,29 @@ def compare(state: TrainerState, arguments: TrainingArguments, model: str = "the
         {name.removeprefix("eval_"): value for name, value in entry.items() if name.startswith("eval_")}
         for entry in ((first or [{}])[0], (chosen or [{}])[-1])
     )
-    metric = (arguments.metric_for_best_model or "balanced_accuracy").removeprefix("eval_")
-    if metric not in before or metric not in after:
+    if comparison is None:
         return Outcome(before, after, f"Whether training made {model} better is not known: it was not evaluated.")
-    change = after[metric] - before[metric]
-    gain = change if arguments.greater_is_better is not False else -change
-    result = "better" if gain > 0 else "no better" if gain == 0 else "WORSE"
-    advice = " The weights that it started from are better on these images." if gain < 0 else ""
-    figures = f"{metric.replace('_', ' ')} {before[metric]:.3f} before, {after[metric]:.3f} after."
-    return Outcome(before, after, f"Training made {model} {result}: {figures}{advice}")
+    return Outcome(before, after, comparison.verdict(model))
+
+
+def evaluate(trainer: TrafficTrainer, model: Any, rows: Any, before: Path) -> dict[str, float]:
+    """The metrics that training follows. The answers before training are kept in the file `before`."""
+    batch_size = trainer.args.per_device_eval_batch_size
+    answers = predict(model, trainer.processing_class, rows, batch_size)
+    if trainer.state.global_step == 0 and trainer.is_world_process_zero():
+        with atomic_write(before) as temporary:
+            answers.to_parquet(temporary)
+    return quick_metrics(model, trainer.processing_class, rows, batch_size, answers)
+
+
+def compare_with_start(trainer: TrafficTrainer, model: Any, before: Path) -> Comparison | None:
+    """Comparison of the finished model with the answers before training, in the same precision; None without them."""
+    rows = trainer.eval_dataset
+    if rows is None or not before.is_file():
+        return None
+    with trainer.compute_loss_context_manager(), trainer.accelerator.autocast():
+        answers = predict(model.eval(), trainer.processing_class, rows, trainer.args.per_device_eval_batch_size)
+    return compare(pd.read_parquet(before), answers)
 
 
 def renew_taught(trainer: TrafficTrainer, model: Any, processor: Any, is_from_scratch: bool) -> None:
@@ -449,7 +476,7 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         train_dataset=mixture,
         eval_dataset=eval_rows,
         loss_weights=loss_weights,
-        evaluator=lambda model, rows: quick_metrics(model, processor, rows, arguments.per_device_eval_batch_size),
+        evaluator=lambda model, rows: evaluate(trainer, model, rows, folder / BEFORE_FILE),
         word_counts=counts,
         processing_class=processor,
         callbacks=callbacks,
@@ -468,11 +495,12 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     if trainer.is_world_process_zero():
         finished = trainer.accelerator.unwrap_model(trainer.model)
         finished = finished.merge_and_unload() if model_options.lora_rank else finished
+        comparison = compare_with_start(trainer, finished, folder / BEFORE_FILE)
         renew_taught(trainer, finished, processor, not model_options.model_name_or_path)
         save_folder(finished, processor, folder, model_options.save_dtype)
         has_new_tower = model_options.model_name_or_path and model_options.vision_tower
         named = "the model with the new tower" if has_new_tower else "the model"
-        outcome = compare(trainer.state, arguments, named)
+        outcome = find_outcome(trainer.state, arguments, comparison, named)
         base, datasets = model_options.model_name_or_path, data_options.train_dataset
         write_card(folder, base, datasets, trainer.state.global_step, outcome.before, outcome.after, outcome.verdict)
         print(f"{outcome.verdict}\nThe model is in {folder}. Ask it:")

@@ -1,30 +1,22 @@
 """Evaluation of the vision tower: presence by category and region on development images.
 
-P(yes) [N,C,4] + frames → balanced accuracy and AUC by source, category and region → table, image of worst cases
+P(yes) [N,C,4] + frames → a row for each known answer → balanced accuracy and AUC by source, category and region
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from ..data.ground_truth import GroundTruth
 from ..data.presence import CATEGORIES, REGIONS, region_targets
 from ..data.scene import Scene
+from ..evaluation.metrics import MIN_ANSWERS, area_under_curve
 from ..files import atomic_write
 from .frames import Frames
-
-
-MIN_ANSWERS = 10  # of yes and of no; rates over fewer images are too noisy
-
-
-def auc(probabilities: np.ndarray, truth: np.ndarray) -> float:
-    """The probability that a yes gets a higher P than a no; ties count half."""
-    yes, no = probabilities[truth == 1], np.sort(probabilities[truth == 0])
-    below, upto = np.searchsorted(no, yes, "left"), np.searchsorted(no, yes, "right")
-    return float((below + upto).mean() / 2 / len(no))
 
 
 def frame_targets(frames: Frames) -> np.ndarray:
@@ -41,55 +33,43 @@ def presence_metrics(probabilities: np.ndarray, truth: np.ndarray, sources: Sequ
         `questions`: a row for each source, category and region with at least 10 yes and 10 no. `left_out`: names of
         the others that have both answers.
     """
-    questions: list[dict[str, Any]] = []
-    left_out: list[str] = []
-    for source in sorted(set(sources)):
-        rows = np.array(sources) == source
-        for c, r in np.ndindex(len(CATEGORIES), len(REGIONS)):
-            known, p = truth[rows, c, r], probabilities[rows, c, r]
-            yes, no = int((known == 1).sum()), int((known == 0).sum())
-            if min(yes, no) < MIN_ANSWERS:
-                if min(yes, no):
-                    left_out.append(f"{source}/{CATEGORIES[c]}/{REGIONS[r]}")
-                continue
-            rates = float((p[known == 1] > 0.5).mean()), float((p[known == 0] <= 0.5).mean())
-            row: dict[str, Any] = {
-                "source": source,
-                "category": CATEGORIES[c],
-                "region": REGIONS[r],
-                "yes": yes,
-                "no": no,
-            }
-            row |= {"true_yes": rates[0], "true_no": rates[1], "accuracy": sum(rates) / 2, "auc": auc(p, known)}
-            questions.append(row)
-    by_source = {s: [q for q in questions if q["source"] == s] for s in sorted({q["source"] for q in questions})}
-    means = {
-        s: {k: float(np.mean([q[k] for q in some])) for k in ("accuracy", "auc")} for s, some in by_source.items()
-    }
-    boxed = {
-        s: float(np.mean([q["accuracy"] for q in some if ":" not in q["category"]])) for s, some in by_source.items()
-    }
+    image, category, region = (truth >= 0).nonzero()
+    answers = pd.DataFrame({"source": np.array(sources)[image], "c": category, "r": region})
+    answers["p"], answers["is_yes"] = probabilities[truth >= 0], truth[truth >= 0] == 1
+    questions = pd.DataFrame(
+        [
+            {"source": source, "category": CATEGORIES[c], "region": REGIONS[r], **_rates(members)}
+            for (source, c, r), members in answers.groupby(["source", "c", "r"])
+        ]
+    )
+    fewest = questions[["yes", "no"]].min(axis=1)
+    rare, questions = questions[fewest.between(1, MIN_ANSWERS - 1)], questions[fewest >= MIN_ANSWERS]
+    means = questions.groupby("source")[["accuracy", "auc"]].mean()
+    boxed = questions[~questions["category"].str.contains(":")].groupby("source")["accuracy"].mean()
     return {
-        "macro": float(np.mean([mean["accuracy"] for mean in means.values()])) if means else float("nan"),
-        "auc": float(np.mean([mean["auc"] for mean in means.values()])) if means else float("nan"),
-        "presence": float(np.mean(list(boxed.values()))) if boxed else float("nan"),
-        "sources": {s: round(mean["accuracy"], 4) for s, mean in means.items()},
-        "questions": questions,
-        "left_out": left_out,
+        "macro": float(means["accuracy"].mean()),
+        "auc": float(means["auc"].mean()),
+        "presence": float(boxed.mean()),
+        "sources": means["accuracy"].round(4).to_dict(),
+        "questions": questions.to_dict("records"),
+        "left_out": ["/".join(names) for names in zip(rare["source"], rare["category"], rare["region"])],
     }
 
 
-def table(questions: Sequence[dict[str, Any]]) -> str:
+def _rates(answers: pd.DataFrame) -> dict[str, float]:
+    is_yes, said_yes = answers["is_yes"], answers["p"] > 0.5
+    rates = {"true_yes": said_yes[is_yes].mean(), "true_no": 1 - said_yes[~is_yes].mean()}
+    found = {"yes": int(is_yes.sum()), "no": int((~is_yes).sum()), **rates, "accuracy": sum(rates.values()) / 2}
+    return found | {"auc": area_under_curve(answers["p"], is_yes)}
+
+
+def table(questions: Sequence[Mapping[str, Any]]) -> str:
     """A Markdown table: balanced accuracy of each category (mean over its regions) by source."""
-    sources = sorted({question["source"] for question in questions})
-    cells: dict[str, dict[str, list[float]]] = {}
-    for question in questions:
-        cells.setdefault(question["category"], {}).setdefault(question["source"], []).append(question["accuracy"])
-    lines = [f"| | {' | '.join(sources)} |", "|---" * (len(sources) + 1) + "|"]
-    for category in (name for name in CATEGORIES if name in cells):
-        values = [f"{np.mean(cells[category][source]):.2f}" if source in cells[category] else "" for source in sources]
-        lines.append(f"| {category} | {' | '.join(values)} |")
-    return "\n".join(lines) + "\n"
+    cells = pd.DataFrame(questions).pivot_table("accuracy", "category", "source")
+    cells = cells.reindex([name for name in CATEGORIES if name in cells.index])
+    lines = ["", *cells], ["---"] * (len(cells.columns) + 1)
+    rows = [[name, *("" if np.isnan(x) else f"{x:.2f}" for x in values)] for name, *values in cells.itertuples()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (*lines, *rows)) + "\n"
 
 
 def draw_worst(probabilities: np.ndarray, truth: np.ndarray, frames: Frames, path: Path) -> None:

@@ -1,0 +1,103 @@
+"""Near-duplicates: images of one scene, such as frames of one video, which must not be split.
+
+images → difference hash of 8 × 8 bits → groups of images whose hashes are close → a part that is held back
+
+A development part tells how a model does on new images only if training has no neighbors of its frames. Where a source
+names drives or cameras, split by these; this is for sources that do not.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ..images_traffic_vlm import to_rgb
+
+
+MAX_DISTANCE = 8  # different bits of 64: from 10 on chains of unlike images form in sources of thousands
+
+
+def difference_hash(image: Image.Image) -> np.ndarray:
+    """Bits [64] of an image: whether each cell of an 8 × 9 grid is brighter than its right neighbor.
+
+    Size, compression and an even change of light hardly alter them.
+    """
+    cells = np.asarray(image.convert("L").resize((9, 8), Image.Resampling.BOX), dtype=int)
+    return (cells[:, :-1] > cells[:, 1:]).ravel()
+
+
+def near_duplicate_groups(hashes: np.ndarray, max_distance: int = MAX_DISTANCE) -> np.ndarray:
+    """Group [N] of each image, numbered from 0 in the order of their first images.
+
+    Two images are in one group if a chain of near-duplicates leads from one to the other: the first and the last frame
+    of a video may have nothing in common.
+
+    Args:
+        hashes: bits [N,64] of `difference_hash`.
+        max_distance: number of different bits up to which two images are near-duplicates.
+    """
+    groups = np.full(len(hashes), -1)
+    for first in range(len(hashes)):
+        if groups[first] >= 0:
+            continue
+        groups[first] = groups.max() + 1
+        pending = [first]
+        while pending:
+            is_close = (hashes != hashes[pending.pop()]).sum(axis=1) <= max_distance
+            found = (is_close & (groups < 0)).nonzero()[0]
+            groups[found] = groups[first]
+            pending += found.tolist()
+    return groups
+
+
+def held_back(groups: Iterable[int], fraction: float, seed: int = 0) -> list[int]:
+    """Indices of about `fraction` of the images (at least one), sorted: whole groups, drawn at random.
+
+    A group that is larger than what is still to be held back is not drawn. If all are, as in a single video, nothing
+    is held back.
+    """
+    members: dict[int, list[int]] = {}
+    for index, group in enumerate(groups):
+        members.setdefault(int(group), []).append(index)
+    missing = max(1, round(fraction * sum(map(len, members.values()))))
+    chosen: list[int] = []
+    for some in random.Random(seed).sample(list(members.values()), len(members)):
+        if len(some) <= missing - len(chosen):
+            chosen += some
+    return sorted(chosen)
+
+
+def image_hashes(rows: Any) -> np.ndarray:
+    """Bits [N,64] of the images of a `datasets.Dataset`."""
+    found = [difference_hash(to_rgb(row["image"])) for row in rows.select_columns(["image"])]
+    return np.array(found, dtype=bool).reshape(-1, 64)
+
+
+def count_repeated(rows: Any, train_rows: Any) -> dict[str, int]:
+    """Number of images of each source that are near-duplicates of training images; sources without any are left out.
+
+    Args:
+        rows, train_rows: `datasets.Dataset` with the column "image", and `rows` with "source".
+    """
+    seen = image_hashes(train_rows)
+    pairs = zip(rows.select_columns(["source"]), image_hashes(rows))
+    repeated = [row["source"] for row, bits in pairs if ((seen != bits).sum(axis=1) <= MAX_DISTANCE).any()]
+    return dict(sorted(Counter(repeated).items()))
+
+
+def split_rows(rows: Any, fraction: float, seed: int = 0) -> tuple[Any, Any]:
+    """The rows to train on, and those held back: `fraction` of them, without near-duplicates among the former.
+
+    If nothing can be held back so, as all images look alike, rows are drawn one by one.
+
+    Args:
+        rows: a `datasets.Dataset` with the column "image".
+    """
+    held = held_back(near_duplicate_groups(image_hashes(rows)), fraction, seed)
+    if not held:
+        parts = rows.train_test_split(fraction, seed=seed)
+        return parts["train"], parts["test"]
+    return rows.select(sorted(set(range(len(rows))) - set(held))), rows.select(held)

@@ -1,0 +1,104 @@
+"""Taught words: those whose questions are answered better than without the image.
+
+answers about the images ─────┐
+answers about the mean image ─┴→ gain of each word ─┐
+words that a training asked ────────────────────────┴→ the words that the weights are taught
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from ..data.scene import SYNTHETIC
+from ..processing_traffic_vlm import TAUGHT_ON
+from ..tokenization_traffic_vlm import is_content_word
+from .predict import mean_image, predict
+
+
+MIN_GAIN_QUESTIONS, MIN_OTHER_ANSWERS = 30, 10  # with a word, to measure its gain
+STANDARD_ERRORS = 2.0
+
+
+def word_questions(asked: Sequence[tuple[str, str]], processor: Any) -> dict[str, list[int]]:
+    """For each content word, the indices of the questions (text, right answer) that hold it.
+
+    Words in fewer than 30 questions are left out, and those with fewer than 10 right answers other than the most
+    frequent one: where it is always day, a model that sees nothing is right about the night, too.
+    """
+    tokenizer = processor.tokenizer
+    texts = list(dict.fromkeys(text for text, _ in asked))
+    ids = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+    words_of = {text: set(tokenizer.convert_ids_to_tokens(row)) for text, row in zip(texts, ids)}
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for index, (text, _) in enumerate(asked):
+        for word in filter(is_content_word, words_of[text]):
+            found[word].append(index)
+
+    def is_enough(indices: list[int]) -> bool:
+        [(_, most_frequent)] = Counter(asked[index][1] for index in indices).most_common(1)
+        return len(indices) >= MIN_GAIN_QUESTIONS and len(indices) - most_frequent >= MIN_OTHER_ANSWERS
+
+    return {word: indices for word, indices in sorted(found.items()) if is_enough(indices)}
+
+
+def word_gains(answers: pd.DataFrame, without_image: pd.Series, processor: Any) -> dict[str, dict[str, float]]:
+    """How much better the questions of each word of `word_questions` are answered than without the image.
+
+    Args:
+        answers: table of `predict`.
+        without_image: whether each of its questions is answered right about the mean image.
+
+    Returns:
+        {word: {"gain": mean difference of accuracy, "error": its standard error, "photographs": number of questions
+        about photographs}}.
+    """
+    differences = answers["is_right"].astype(float) - without_image.astype(float)
+    is_photograph = answers["source"] != SYNTHETIC
+    return {
+        word: {
+            "gain": float(differences.iloc[indices].mean()),
+            "error": float(differences.iloc[indices].std() / math.sqrt(len(indices))),
+            "photographs": int(is_photograph.iloc[indices].sum()),
+        }
+        for word, indices in word_questions(list(zip(answers["question"], answers["truth"])), processor).items()
+    }
+
+
+def measure_word_gains(
+    model: Any, processor: Any, rows: Any, words: Iterable[str], batch_size: int = 16
+) -> dict[str, dict[str, float]]:
+    """The `word_gains` of a model on the rows of a dataset; empty, at once, if none of `words` can be measured."""
+    asked = [pair for row in rows for pair in zip(row["questions"], row["answers"])]
+    if not word_questions(asked, processor).keys() & set(words):
+        return {}
+    without_image = predict(model, processor, rows, batch_size, image=mean_image(rows, processor))
+    return word_gains(predict(model, processor, rows, batch_size), without_image["is_right"], processor)
+
+
+def update_taught(
+    before: Mapping[str, Sequence[str]], asked: Mapping[str, str], gains: Mapping[str, Mapping[str, float]]
+) -> dict[str, list[str]]:
+    """The words that the weights are taught after a training or evaluation: {"photographs": [...], "rendered": [...]}.
+
+    - A word that was not asked often keeps its standing.
+    - A word that was asked often becomes taught if the development questions that hold it are answered better than
+      without the image by two standard errors. A word that was taught before loses this only without any gain.
+    - If there are too few of these questions to tell, a word that was asked often is taught.
+
+    Args:
+        before: the words taught before, in the same form; {} for random weights.
+        asked: {word: "photographs" or "rendered"} of the words that were asked often, with different answers.
+        gains: of `word_gains`: of the words with enough development questions.
+    """
+    standing = {word: kind for kind, words in before.items() for word in words}
+    for word, kind in asked.items():
+        measured = gains.get(word)
+        needed = 0.0 if measured is None or word in standing else STANDARD_ERRORS * measured["error"]
+        if measured is not None and measured["gain"] <= needed:
+            standing.pop(word, None)
+        elif standing.get(word) != TAUGHT_ON[0]:  # taught on photographs once is enough
+            standing[word] = kind
+    return {kind: sorted(word for word in standing if standing[word] == kind) for kind in TAUGHT_ON}

@@ -1,0 +1,65 @@
+"""Near-duplicates: hashes of hand-made images, chains of them, and a part of a dataset that is held back."""
+
+import numpy as np
+from datasets import Dataset, Features
+from datasets import Image as ImageFeature
+from PIL import Image, ImageEnhance
+
+from traffic_vlm.data.near_duplicates import (
+    count_repeated,
+    difference_hash,
+    held_back,
+    near_duplicate_groups,
+    split_rows,
+)
+
+
+def scene(seed: int) -> Image.Image:
+    cells = np.random.default_rng(seed).integers(60, 200, (8, 9), np.uint8)
+    return Image.fromarray(cells).resize((288, 256), Image.Resampling.NEAREST).convert("RGB")
+
+
+def test_the_hash_is_the_sign_of_each_difference():
+    ramp = Image.fromarray(np.tile(np.arange(90, dtype=np.uint8), (80, 1)))
+    assert not difference_hash(ramp).any() and difference_hash(ramp.transpose(Image.Transpose.FLIP_LEFT_RIGHT)).all()
+
+
+def test_size_light_and_compression_keep_the_hash(tmp_path):
+    image = scene(0)
+    image.save(tmp_path / "a.jpg", quality=40)
+    others = [image.resize((144, 128)), ImageEnhance.Brightness(image).enhance(0.7), Image.open(tmp_path / "a.jpg")]
+    distances = [int((difference_hash(image) != difference_hash(other)).sum()) for other in others]
+    assert max(distances) <= 2 and (difference_hash(image) != difference_hash(scene(1))).sum() > 16
+
+
+def test_chains_are_one_group():
+    """Frames that differ by 6 bits each: the first and the last of five differ by 24."""
+    frames = np.zeros((5, 64), bool)
+    for i in range(5):
+        frames[i, : 6 * i] = True
+    other = ~frames[:1]
+    hashes = np.concatenate([frames[::2], other, frames[1::2]])
+    assert near_duplicate_groups(hashes).tolist() == [0, 0, 0, 1, 0, 0]
+    assert near_duplicate_groups(hashes, max_distance=5).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_whole_groups_are_held_back():
+    groups = [0] * 50 + [i // 2 for i in range(2, 52)]  # one of 50 images, 25 of 2
+    held = held_back(groups, 0.1)
+    assert len(held) == 10 and held == held_back(groups, 0.1) != held_back(groups, 0.1, seed=1)
+    chosen = {groups[index] for index in held}
+    assert 0 not in chosen and all((groups[i] in chosen) == (i in held) for i in range(100))
+    assert held_back([0] * 20, 0.1) == [] and len(held_back(range(4), 0.1)) == 1
+
+
+def test_no_near_duplicates_stay_on_the_other_side():
+    images = [image for seed in range(20) for image in (scene(seed), ImageEnhance.Contrast(scene(seed)).enhance(0.8))]
+    columns = {"image": images, "scene": [index // 2 for index in range(40)]}
+    rows = Dataset.from_dict(columns).cast_column("image", ImageFeature())
+    kept, held = split_rows(rows, 0.2)
+    assert (len(kept), len(held)) == (32, 8) and not set(kept["scene"]) & set(held["scene"])
+    rows = rows.add_column("source", ["a", "b"] * 20)
+    others = rows.select([0, 3])  # of two scenes, each of which both sources show
+    assert count_repeated(rows, others) == {"a": 2, "b": 2} and count_repeated(rows.select([6]), others) == {}
+    alike = Dataset.from_dict({"image": images[:2] * 10}, Features({"image": ImageFeature()}))
+    assert [len(part) for part in split_rows(alike, 0.1)] == [18, 2]  # a single group: drawn one by one
