@@ -126,6 +126,11 @@ PATTERNS: tuple[tuple[AnswerKind, tuple[str, ...]], ...] = (
     (DENSITY, (r"how (much traffic|busy|heavy|is the traffic)", r"traffic (like|heavy)", r"describe the traffic$")),
     (LIGHT, (r"color .*lights?", r"lights? .*color", r"lights? (show|showing|say|red)", r"status of .*lights?$")),
     (COLOR, (r"color",)),
+    (FACING, (r"facing",)),
+    (SHAPE, (r"(way|direction|where) (does|do|is|will) (the|this) (road|street)", r"way the road")),
+    # The name of a sign asks for its value, unless the question is where it is.
+    (SIDE, (r"(which|what|the) (side|part)", r"where (is|are|does)(?! (we|you|i|this|that)\b)")),
+    (SIDE, (r"where (can|do) (you|we|i) see", r"where (the|a) \w+( \w+){0,2} (is|are)", r"on the left .*or")),
     (SPEED, (r"speed limit", r"how fast (may|can|should|must) (we|i|you)", r"how fast are we allowed")),
     (SIGN, (r"traffic signs?", r"signs? (say|mean|show|is|are)", r"(which|what)( type of)? signs?", r"written on")),
     (
@@ -140,10 +145,6 @@ PATTERNS: tuple[tuple[AnswerKind, tuple[str, ...]], ...] = (
         ),
     ),
     (WEATHER, (r"weather", r"it (clear|cloudy|rainy|snowy|foggy) .*or", r"sky (like|clear|cloudy)")),
-    (FACING, (r"facing",)),
-    (SHAPE, (r"(way|direction|where) (does|do|is|will) (the|this) (road|street)", r"way the road")),
-    (SIDE, (r"(which|what|the) (side|part)", r"where (is|are|does)(?! (we|you|i|this|that)\b)")),
-    (SIDE, (r"where (can|do) (you|we|i) see", r"where (the|a) \w+( \w+)? (is|are)", r"on the left .*or")),
     (SURFACE, (r"(road|street|surface) (like|dry|wet|snowy)", r"how is the (road|street)", r"road surface")),
     (SURFACE, (r"status of the road", r"it (dry|wet) .*or")),
     (STATUS, (r"status",)),

@@ -87,6 +87,12 @@ def test_the_kind_of_every_template_accepts_the_answers_of_its_question_type(pro
             assert all(map(kind.accepts, values)), (text, kind.name)
 
 
+@pytest.mark.parametrize("sign", [*SIGN_NAMES, "traffic light"])
+def test_where_a_sign_is_asks_for_a_side(processor, sign):
+    for text in paraphrases_of(f"side/{sign}/what"):
+        assert kind_of(processor, text) == "a side", text
+
+
 def test_kinds_know_the_classes_of_scenes():
     nouns = {noun for singular, plural, _ in CLASSES.values() for noun in (singular, plural)}
     assert set(OBJECTS.nouns) == nouns
@@ -110,6 +116,7 @@ def test_kinds_know_the_classes_of_scenes():
         ("what colour is the car", "a color"),
         ("How's the weather?", "a kind of weather"),
         ("Where's the bus?", "a side"),
+        ("What sign is on the right side of the road?", "a traffic sign"),
         ("Is the traffic heavy or light?", "a density of traffic"),
         ("Day or night?", "a time of day"),
         ("Tell me the number of cars.", "a number"),
