@@ -12,7 +12,7 @@ from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.scene import ATTRIBUTES, CLASSES, COLORS, LIGHT_STATES, SPEED_LIMITS, is_a
 from traffic_vlm.data.synthetic import draw, make_plan, render
 from traffic_vlm.data.synthetic.camera import Camera
-from traffic_vlm.data.synthetic.colors import PAINT
+from traffic_vlm.data.synthetic.dice import PAINT, load
 from traffic_vlm.data.synthetic.figures import make_pedestrian
 from traffic_vlm.data.synthetic.labels import EXHAUSTIVE, describe_road
 from traffic_vlm.data.synthetic.light import Light
@@ -21,7 +21,6 @@ from traffic_vlm.data.synthetic.plan import CROSSWALK, STRIPES, Patch, Plan, Thi
 from traffic_vlm.data.synthetic.road import Road
 from traffic_vlm.data.synthetic.roadside import make_sign, make_traffic_light
 from traffic_vlm.data.synthetic.shapes import Reader, make_mesh
-from traffic_vlm.data.synthetic.tables import load
 from traffic_vlm.data.synthetic.vehicles import make_vehicle, visible_from
 
 
@@ -42,7 +41,7 @@ def plain(*things: Thing, light: Light = NOON, camera: Camera = CAMERA) -> Plan:
 
 def car(z: float, x: float = 0.0, heading: float = 0.0, shape: str = "saloon", color: str = "red") -> Thing:
     """A parked car of known color and size."""
-    thing = make_vehicle(plain(), "car", shape, x, z, heading, False)
+    thing = make_vehicle(plain(), x, z, "car", shape, heading, False)
     palette = thing.palette | {"body": PAINT[color]}
     return replace(thing, palette=palette, attributes={"color": color}, scale=(1.0, 1.0, 1.0))
 
@@ -181,7 +180,7 @@ def test_the_nearer_covers_the_farther_in_any_order():
         assert items["blue"].visible == 1.0 and items["red"].visible < 0.8
         results.append(pixels(plain(*things)))
     assert (results[0] == results[1]).all()
-    bus = make_vehicle(plain(), "bus", "city", -3.0, 10.5, 0.0, False)  # nearer by its center, not beside the person
+    bus = make_vehicle(plain(), -3.0, 10.5, "bus", "city", 0.0, False)  # nearer by its center, not beside the person
     items = {item.category: item for item in instances(plain(bus, make_pedestrian(plain(), -1.2, 14.0)))}
     assert items["pedestrian"].visible > 0.95
 

@@ -4,8 +4,8 @@
 
 | step | files |
 |---|---|
-| plan | `layout` combines `light`, `road`, `ground` and what `vehicles`, `figures`, `roadside`, `scenery` place |
-| meshes | `shapes` reads `shapes/*.yaml` and builds them with `mesh` and `bodies`; colors are in `colors.yaml` |
+| plan | `layout` joins `light`, `road`, `ground` and what `vehicles`, `figures`, `roadside`, `scenery` put on a `site` |
+| meshes | `shapes` builds `shapes/*.yaml` with `mesh` and `bodies`; `dice` draws from the palettes of `colors.yaml` |
 | canvas | `backdrop` and `stage` paint each color together with the number of the visible object |
 | annotations | `labels` counts these numbers |
 | photograph | `photo` adds rain, snow, glow, noise and blur, which can hide a faint crosswalk, but nothing else |

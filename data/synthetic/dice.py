@@ -1,11 +1,31 @@
-"""Random choices of a scene."""
+"""Random choices of a scene, and the tables to choose from, which are to be edited by hand."""
 
+import functools
 import random
 from collections.abc import Sequence
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from .colors import Color, parse
 
 
+FOLDER = Path(__file__).parent
 T = TypeVar("T")
+
+
+@functools.cache
+def load(name: str) -> dict[str, Any]:
+    """The content of a YAML file of this folder; of a subfolder, that of all its files."""
+    table: dict[str, Any] = {}
+    for path in [FOLDER / name] if name.endswith(".yaml") else sorted((FOLDER / name).glob("*.yaml")):
+        # PyYAML's parser in C, which most installations have, takes 20 ms for all tables, the one in Python 300.
+        table |= yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return table
+
+
+PAINT = {name: parse(code)[0] for name, code in load("colors.yaml")["paint"].items()}  # of vehicles, by name
 
 
 class Dice(random.Random):
@@ -22,3 +42,32 @@ class Dice(random.Random):
     def pick(self, items: Sequence[T]) -> T:
         """One of the items."""
         return items[int(self.random() * len(items))]
+
+    def vary(self, color: Color, levels: int = 8) -> Color:
+        """A color near another one."""
+        red, green, blue = (min(max(level + self.integer(-levels, levels), 0), 255) for level in color)
+        return red, green, blue
+
+    def palette(self, name: str) -> dict[str, Color]:
+        """Colors of a palette of `colors.yaml`, {color's name: RGB}."""
+        palette: dict[str, Color] = {}
+        for names, options, levels in _choices(name):
+            colors = self.pick(options) if len(options) > 1 else options[0]
+            palette.update(zip(names, [self.vary(color, levels) for color in colors] if levels else colors))
+        return palette
+
+    def color(self, name: str) -> Color:
+        """The color of a palette of one."""
+        [color] = self.palette(name).values()
+        return color
+
+
+@functools.cache
+def _choices(palette: str) -> list[tuple[list[str], list[tuple[Color, ...]], int]]:
+    """(names, options of colors for them, levels by which these vary) of a palette."""
+    choices = []
+    for names, entry in load("colors.yaml")[palette].items():
+        levels, entry = (entry["vary"], entry["of"]) if isinstance(entry, dict) else (0, entry)
+        options = [parse(item) for item in (entry if isinstance(entry, list) else entry.split())]
+        choices.append((names.split(", "), options, levels))
+    return choices

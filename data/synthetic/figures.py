@@ -2,12 +2,10 @@
 
 import functools
 
-from .camera import Point2
-from .colors import PAINT, draw_palette, vary
+from .dice import PAINT, load
 from .plan import Plan, Thing, billboard
 from .shapes import make_mesh
-from .site import Site
-from .tables import load
+from .site import Site, Spot
 
 
 # Phases of a stride that can be told apart in a side view; from the front, hardly anything tells it from standing.
@@ -28,45 +26,46 @@ def make_pedestrian(plan: Plan, x: float, z: float) -> Thing:
     scale = (-width if dice.chance(0.5) else width, height, 1.0)
     attributes = {"status": STATUS[stride]} if facing == "side" and stride in STATUS else {}
     traits = ("child",) * child + ("umbrella",) * umbrella
-    palette = draw_palette(dice, "person")
+    palette = dice.palette("person")
     return billboard(plan, "pedestrian", mesh, palette, x, z, scale, attributes=attributes, traits=traits)
 
 
 def make_rider(plan: Plan, cycle: Thing, facing: str) -> Thing:
     """The rider of a motorcycle or bicycle, in "side", "front" or "back" view."""
     dice, motor = plan.dice, cycle.category == "motorcycle"
-    palette = draw_palette(dice, "person")
+    palette = dice.palette("person")
     helmet = motor or dice.chance(0.4)
-    palette["extra"] = vary(dice, dice.pick(tuple(PAINT.values()))) if helmet else palette["hair"]
+    palette["extra"] = dice.vary(dice.pick(tuple(PAINT.values()))) if helmet else palette["hair"]
     mesh = make_mesh("rider", "side" if facing == "side" else "front", facing, pose=0 if motor else 1)
     traits = ("helmet",) * helmet
     return Thing("rider", (mesh,), palette, cycle.place, cycle.heading, cycle.scale, carried=True, traits=traits)
 
 
-def make_animal(plan: Plan, kind: str, x: float, z: float) -> Thing:
+def make_animal(plan: Plan, x: float, z: float, kind: str) -> Thing:
     """An animal in side view."""
     dice = plan.dice
     grow = dice.uniform(0.85, 1.1) * (1.25 if kind == "dog" else 1.0)
     mirror = -1.0 if dice.chance(0.5) else 1.0
     scale = (mirror * grow * dice.uniform(0.8, 1.0), grow, 1.0)
     mesh = make_mesh("animal", kind, pose=dice.integer(0, 2))
-    return billboard(plan, kind, mesh, draw_palette(dice, kind), x, z, scale)
+    return billboard(plan, kind, mesh, dice.palette(kind), x, z, scale)
 
 
 def place_pedestrians(site: Site) -> None:
     """Place pedestrians on sidewalks, crosswalks and the road."""
     for _ in range(site.number("pedestrian")):
-        if place := site.place(0.3, 0.3, functools.partial(_walk, site)):
-            site.plan.things.append(make_pedestrian(site.plan, *place))
+        site.place(functools.partial(_walk, site), make_pedestrian)
 
 
-def _walk(site: Site) -> Point2:
-    """x and z of a pedestrian."""
+def _walk(site: Site) -> tuple[Spot]:
+    """A spot for a pedestrian."""
     dice, road = site.dice, site.road
     choice = dice.random()
     if site.crosswalks and choice < 0.4:
-        return dice.uniform(road.left, road.right), dice.pick(site.crosswalks) + dice.uniform(-1.2, 1.2)
-    return site.beside(2.6, 13.0, 0.2, choice)
+        x, z = dice.uniform(road.left, road.right), dice.pick(site.crosswalks) + dice.uniform(-1.2, 1.2)
+    else:
+        x, z = site.beside(2.6, 13.0, 0.2, choice)
+    return (Spot(x, z, 0.3, 0.3),)
 
 
 def place_animals(site: Site) -> None:
@@ -75,7 +74,12 @@ def place_animals(site: Site) -> None:
         count = site.number(kind)
         if kind != "dog" and site.plan.setting in ("city", "highway") and site.dice.chance(0.6):
             continue
-        near, span, half = (2.8, 7.0, 0.5) if kind == "dog" else (4.5, 13.0, 1.1)
         for _ in range(count):
-            if place := site.place(half, 0.3, functools.partial(site.beside, near, span, 0.6)):
-                site.plan.things.append(make_animal(site.plan, kind, *place))
+            site.place(functools.partial(_graze, site, kind), make_animal)
+
+
+def _graze(site: Site, kind: str) -> tuple[Spot, str]:
+    """A spot for an animal, and its kind."""
+    near, span, half = (2.8, 7.0, 0.5) if kind == "dog" else (4.5, 13.0, 1.1)
+    x, z = site.beside(near, span, 0.6)
+    return Spot(x, z, half, 0.3), kind

@@ -1,7 +1,7 @@
 """The ground of a plan: road, markings, crosswalks, sidewalks, land; and the skyline behind it."""
 
 from .camera import Point2
-from .colors import Color, draw_color, lighten, mix, scaled, vary
+from .colors import Color, lighten, mix, scaled
 from .dice import Dice
 from .plan import CROSSWALK, FAR, ROAD, SIDEWALK, STRIPES, Patch, Plan
 from .road import Road
@@ -21,17 +21,17 @@ def strip(road: Road, left: float, right: float, start: float = START, end: floa
 def lay_ground(plan: Plan) -> list[float]:
     """Meters ahead at which crosswalks are; adds all patches of ground to a plan."""
     dice, road, weather = plan.dice, plan.road, plan.light.weather
-    asphalt = draw_color(dice, "asphalt")
-    land = draw_color(dice, "paved land" if plan.setting == "city" and dice.chance(0.7) else "grass")
-    walk = draw_color(dice, "sidewalk")
+    asphalt = dice.color("asphalt")
+    land = dice.color("paved land" if plan.setting == "city" and dice.chance(0.7) else "grass")
+    walk = dice.color("sidewalk")
     line: Color = (232, 232, 226)
     if weather == "snowy":
         land, walk = (232, 236, 240), (222, 226, 231)
-        asphalt = draw_color(dice, "snowy asphalt")
+        asphalt = dice.color("snowy asphalt")
         line = mix(asphalt, line, 0.5)
     elif weather == "rainy":
         asphalt = scaled(asphalt, 0.75)
-    plan.land = vary(dice, land)
+    plan.land = dice.vary(land)
     if road.sidewalk:
         if road.junction:
             plan.patches.append(crossing_road(road.junction, road.sidewalk, walk, SIDEWALK))

@@ -10,10 +10,10 @@ from ..patches import GRID
 from ..scene import SCENE_ATTRIBUTES, SYNTHETIC, Scene, SceneObject, given_to_all
 from .backdrop import Crosswalk
 from .camera import SCALE
+from .dice import load
 from .plan import STUFF, Lamp, Plan
 from .roadside import LENS
 from .stage import Stage
-from .tables import load
 
 
 EXHAUSTIVE = frozenset({*load("scenes.yaml")["presence"], *STUFF, "vehicle", "person", "rider", "animal", "crosswalk"})

@@ -3,17 +3,22 @@
 import math
 from dataclasses import replace
 
-from .colors import draw_color
-from .dice import Dice
+from .dice import Dice, load
 from .figures import place_animals, place_pedestrians
 from .ground import skyline
 from .light import make_light
 from .plan import Plan, Thing
 from .road import make_camera, make_road
-from .roadside import place_barriers, place_cones, place_fences, place_signs, place_street_lamps, place_traffic_lights
+from .roadside import (
+    place_barriers,
+    place_cones,
+    place_fences,
+    place_signs,
+    place_street_lamps,
+    place_traffic_lights,
+)
 from .scenery import place_buildings, place_trees
 from .site import Site
-from .tables import load
 from .vehicles import place_cycles, place_vehicles
 
 
@@ -50,7 +55,7 @@ def make_plan(seed: int) -> Plan:
     if light.weather == "snowy":
         plan.skyline_color = (170, 178, 186)
     if view == "driver" and not close_up and dice.chance(0.16):
-        plan.hood = draw_color(dice, "hood")
+        plan.hood = dice.color("hood")
     for place in PLACERS:
         place(site)
     if close_up:

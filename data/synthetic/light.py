@@ -8,8 +8,7 @@ import numpy as np
 
 from .camera import Point3
 from .colors import Color, mix
-from .dice import Dice
-from .tables import load
+from .dice import Dice, load
 
 
 Depth = TypeVar("Depth", float, np.ndarray)

@@ -5,10 +5,10 @@ import functools
 import cv2
 import numpy as np
 
+from .backdrop import clouds, tile
 from .colors import Color
 from .dice import Dice
 from .light import Light
-from .sky import clouds, tile
 
 
 @functools.cache

@@ -4,8 +4,7 @@ import math
 from dataclasses import dataclass
 
 from .camera import Camera, Point2
-from .dice import Dice
-from .tables import load
+from .dice import Dice, load
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,11 @@ import math
 from dataclasses import replace
 
 from ..scene import LIGHT_STATES, SPEED_LIMITS
-from .colors import draw_palette
+from .dice import load
 from .mesh import Builder, Mesh
 from .plan import Lamp, Plan, Thing, billboard
 from .shapes import make_mesh
-from .site import TRIES, Site
-from .tables import load
+from .site import Site, Spot
 
 
 SIGNS = ("stop sign", "yield sign", "speed limit sign", "crosswalk sign", "traffic sign")
@@ -21,8 +20,8 @@ GLOW = {"day": 0.22, "dusk": 0.35, "night": 0.55}  # radius of the glow of such 
 
 def make_traffic_light(plan: Plan, state: str, x: float, y: float, z: float, height: float, sideways: bool) -> Thing:
     """A traffic light of a height in meters whose center is `y` meters up."""
-    dice, lit = plan.dice, draw_palette(plan.dice, "lit lamps")
-    palette = draw_palette(dice, "traffic light") | {state: lit[state]}
+    dice, lit = plan.dice, plan.dice.palette("lit lamps")
+    palette = dice.palette("traffic light") | {state: lit[state]}
     place = LENS_STEP * (1 - LIGHT_STATES.index(state))
     center = (-place, 0.0, -0.03) if sideways else (0.0, place, -0.03)
     glow = Lamp(center, lit[state], height * GLOW[plan.light.time])
@@ -37,7 +36,7 @@ def make_traffic_light(plan: Plan, state: str, x: float, y: float, z: float, hei
 def make_sign(plan: Plan, kind: str, x: float, y: float, z: float, width: float, text: str = "") -> Thing:
     """A sign of a width in meters whose center is `y` meters up."""
     dice = plan.dice
-    palette = draw_palette(dice, "yellow warning" if kind == "warning" and dice.chance(0.4) else kind)
+    palette = dice.palette("yellow warning" if kind == "warning" and dice.chance(0.4) else kind)
     heading = plan.camera.bearing(x, z) + dice.uniform(-0.3, 0.3)
     category = kind if kind.endswith("sign") else "traffic sign"
     attributes = {"value": text} if text else {}
@@ -62,8 +61,19 @@ def pole_mesh(height: float, arm: float, lamp: bool) -> Mesh:
 def make_pole(plan: Plan, x: float, z: float, height: float, arm: float = 0.0, lamp: bool = False) -> Thing:
     """A pole, with an arm to its right (or left, if negative) that may carry a lamp."""
     mesh = pole_mesh(round(height, 1), round(abs(arm), 1), lamp)
-    palette = draw_palette(plan.dice, "pole")
+    palette = plan.dice.palette("pole")
     return billboard(plan, "pole", mesh, palette, x, z, (-1.0 if arm < 0 else 1.0, 1.0, 1.0))
+
+
+def make_signpost(plan: Plan, x: float, z: float, height: float, shape: str, width: float, text: str) -> list[Thing]:
+    """A pole, and a sign on it whose center is `height` meters up."""
+    return [make_pole(plan, x, z, height + width * 0.4), make_sign(plan, shape, x, height, z - 0.12, width, text)]
+
+
+def make_cone(plan: Plan, x: float, z: float) -> Thing:
+    """A cone."""
+    grow = plan.dice.uniform(1.0, 1.5)
+    return billboard(plan, "cone", make_mesh("cone", "cone"), plan.dice.palette("cone"), x, z, (grow, grow, 1.0))
 
 
 def place_traffic_lights(site: Site) -> None:
@@ -99,34 +109,27 @@ def place_signs(site: Site) -> None:
         for _ in range((2 if dice.chance(0.15) else 1) if site.wants[kind] else 0):
             text = dice.pick(SPEED_LIMITS) if kind == "speed limit sign" else ""
             shape = dice.pick(("ban", "warning", "board")) if kind == "traffic sign" else kind
-            _place_sign(site, shape, dice.uniform(0.9, 1.4), text)
+            site.place(functools.partial(_stand, site, shape, dice.uniform(0.9, 1.4), text), make_signpost)
 
 
-def _place_sign(site: Site, shape: str, width: float, text: str) -> None:
-    """Place one sign where it is visible, if there is such a place."""
-    dice, plan, road = site.dice, site.plan, site.road
-    for _ in range(TRIES):
-        side = 1 if dice.chance(0.7) else -1
-        z = site.ahead(3.5, 15)
-        x = road.side(side, dice.uniform(0.5, 2.2))
-        height = dice.uniform(1.9, 2.8)
-        if not road.crossing(z) and (spot := site.take(x, z, 0.6, 0.5, height, -0.03)):
-            plan.things.append(make_pole(plan, *spot, height + width * 0.4))
-            plan.things.append(make_sign(plan, shape, spot[0], height, spot[1] - 0.12, width, text))
-            return
+def _stand(site: Site, shape: str, width: float, text: str) -> tuple[Spot, float, str, float, str] | None:
+    """A spot for a sign, and its height, shape, width and text; None on a junction."""
+    dice = site.dice
+    side = 1 if dice.chance(0.7) else -1
+    z = site.ahead(3.5, 15)
+    x = site.road.side(side, dice.uniform(0.5, 2.2))
+    height = dice.uniform(1.9, 2.8)
+    return None if site.road.crossing(z) else (Spot(x, z, 0.6, 0.5, height, -0.03), height, shape, width, text)
 
 
 def place_cones(site: Site) -> None:
     """Place a row of cones."""
-    dice, road, plan = site.dice, site.road, site.plan
+    dice, road = site.dice, site.road
     count = site.number("cone")
     x, z, step = dice.uniform(road.left, road.right), site.ahead(2.6, 5), dice.uniform(1.0, 3.0)
     drift = dice.uniform(-0.4, 0.4)
     for i in range(count):
-        if spot := site.take(x + i * drift, z + i * step, 0.3, 0.3, 0.4):
-            grow = dice.uniform(1.0, 1.5)
-            palette = draw_palette(dice, "cone")
-            plan.things.append(billboard(plan, "cone", make_mesh("cone", "cone"), palette, *spot, (grow, grow, 1.0)))
+        site.add(Spot(x + i * drift, z + i * step, 0.3, 0.3, height=0.4), make_cone)
 
 
 def place_barriers(site: Site) -> None:
@@ -145,7 +148,7 @@ def place_barriers(site: Site) -> None:
         heading = road.heading(bz) + (0.0 if across else math.pi / 2)
         if site.free(bx, bz, 1.1, 0.4 if across else 1.1):
             wx, wz = road.at(bx, bz)
-            mesh, palette = make_mesh("barrier", kind), draw_palette(dice, kind)
+            mesh, palette = make_mesh("barrier", kind), dice.palette(kind)
             site.plan.things.append(Thing("barrier", (mesh,), palette, (wx, 0.0, wz), heading))
 
 
@@ -175,5 +178,5 @@ def place_fences(site: Site) -> None:
     for z in (5.0 + i * 4 for i in range(12)):
         if not road.crossing(z, road.sidewalk + 3):
             x, wz = road.at(road.side(side, road.sidewalk + 1.4), z)
-            mesh, palette, heading = make_mesh("fence", kind), draw_palette(dice, kind), road.heading(z) + math.pi / 2
+            mesh, palette, heading = make_mesh("fence", kind), dice.palette(kind), road.heading(z) + math.pi / 2
             plan.things.append(Thing("fence", (mesh,), palette, (x, 0.0, wz), heading, shadow=False))

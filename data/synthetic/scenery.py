@@ -6,11 +6,11 @@ import math
 import random
 
 from .camera import Point3
-from .colors import draw_palette, scaled
+from .colors import scaled
+from .dice import load
 from .mesh import Builder, Mesh, inset
 from .plan import Plan, Thing, billboard
-from .site import Site
-from .tables import load
+from .site import Site, Spot
 
 
 @functools.cache
@@ -58,14 +58,14 @@ def _facade(b: Builder, quad: list, toward: tuple, rows: int, columns: int, shop
         b.face("edge" if column == door else "glass", inset(quad, u, edges[0], u + width, edges[1]), toward)
 
 
-def make_building(plan: Plan, house: bool, x: float, z: float, size: Point3, heading: float) -> Thing:
+def make_building(plan: Plan, x: float, z: float, house: bool, size: Point3, heading: float) -> Thing:
     """A block or house of (width, height, depth) in meters."""
     dice, time = plan.dice, plan.light.time
-    palette = draw_palette(dice, "building")
+    palette = dice.palette("building")
     palette["edge"] = scaled(palette["wall"], 0.75)
-    palette |= draw_palette(dice, "windows by day" if time == "day" else "windows by night")
-    palette |= draw_palette(dice, "snowy roof" if plan.light.weather == "snowy" else "roof")
-    palette |= draw_palette(dice, "shop")
+    palette |= dice.palette("windows by day" if time == "day" else "windows by night")
+    palette |= dice.palette("snowy roof" if plan.light.weather == "snowy" else "roof")
+    palette |= dice.palette("shop")
     bright = {"day": (), "dusk": ("lit glass",), "night": ("lit glass", "shop")}[time]
     mesh = building_mesh(dice.integer(12, 17) if house else dice.integer(0, 11))
     return Thing("building", (mesh,), palette, (x, 0.0, z), heading, size, bright, shadow=False)
@@ -117,15 +117,17 @@ def _crown(b: Builder, kind: str, dice: random.Random) -> None:
             b.disc(color, x, y, radius * (0.7 + 0.6 * dice.random()), 9)
 
 
-def make_tree(plan: Plan, kind: str, x: float, z: float, height: float) -> Thing:
-    """A tree of a height in meters."""
+def make_tree(plan: Plan, x: float, z: float, kind: str) -> Thing:
+    """A tree of a random height."""
     dice = plan.dice
-    palette = draw_palette(dice, "tree")
+    height = dice.uniform(4, 11)
+    palette = dice.palette("tree")
     if plan.light.weather == "snowy" and kind != "bare":
-        palette |= draw_palette(dice, "snowy conifer" if kind == "conifer" else "snowy tree")
+        palette |= dice.palette("snowy conifer" if kind == "conifer" else "snowy tree")
     palette |= {"shade": scaled(palette["leaf"], 0.7), "sun": scaled(palette["leaf"], 1.25)}
     width = height * dice.uniform(0.85, 1.25) * (-1.0 if dice.chance(0.5) else 1.0)
-    return billboard(plan, "tree", tree_mesh(kind, dice.integer(0, 5)), palette, x, z, (width, height, 1.0))
+    mesh = tree_mesh(kind, dice.integer(0, 5))
+    return billboard(plan, "tree", mesh, palette, x, z, (width, height, 1.0))
 
 
 def place_buildings(site: Site) -> None:
@@ -148,7 +150,7 @@ def place_buildings(site: Site) -> None:
             if dice.chance(density) and not road.crossing(middle, long / 2 + road.sidewalk + 1):
                 x, wz = road.at(road.side(side, road.sidewalk + setback + deep / 2 + 0.5), middle)
                 if abs(x - site.camera.x) > (deep if low else deep / 2 + 9) or z > 26:
-                    plan.things.append(make_building(plan, house, x, wz, (deep, tall, long), road.heading(middle)))
+                    plan.things.append(make_building(plan, x, wz, house, (deep, tall, long), road.heading(middle)))
             z += long + gap
 
 
@@ -163,5 +165,5 @@ def place_trees(site: Site) -> None:
         near = plan.setting in ("city", "suburb")
         offset = dice.uniform(0.9, max(1.5, road.sidewalk + 0.5)) if near else dice.uniform(3, 40)
         x, z = road.side(side, offset), dice.uniform(9, 80)
-        if not road.crossing(z, 2) and (spot := site.take(x, z, 0.5, 0.5, 3.0, 0.2, 3.0)):
-            plan.things.append(make_tree(plan, kind, *spot, dice.uniform(4, 11)))
+        if not road.crossing(z, 2):
+            site.add(Spot(x, z, 0.5, 0.5, height=3.0, margin=0.2, nearest=3.0), make_tree, kind)

@@ -5,8 +5,8 @@ import itertools
 from typing import Any
 
 from .bodies import BodyBuilder
+from .dice import load
 from .mesh import Mesh
-from .tables import load
 
 
 @functools.cache

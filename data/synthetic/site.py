@@ -2,14 +2,35 @@
 
 import math
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from .camera import Point2
+from .dice import load
 from .ground import lay_ground
-from .plan import Plan
-from .tables import load
+from .plan import Plan, Thing
 
 
-TRIES = 10  # places tried for each thing
+TRIES = 10  # spots tried for each thing
+
+
+class Spot(NamedTuple):
+    """A place along the road where a thing would stand.
+
+    Attributes:
+        x, z: of its middle, along the road.
+        half_x, half_z: half the ground that it takes, meters.
+        height: at which it must be in the picture, meters.
+        margin: by which the picture is widened then, in image sizes.
+        nearest: least depth, meters.
+    """
+
+    x: float
+    z: float
+    half_x: float
+    half_z: float
+    height: float = 0.8
+    margin: float = 0.0
+    nearest: float = 2.0
 
 
 class Site:
@@ -72,29 +93,24 @@ class Site:
         self._taken.append((x0, x1, z0, z1))
         return True
 
-    def take(
-        self,
-        x: float,
-        z: float,
-        half_x: float,
-        half_z: float,
-        height: float = 0.8,
-        margin: float = 0.0,
-        nearest: float = 2.0,
-    ) -> Point2 | None:
-        """World x and z of a place along the road, None if it is not free or what is at this height is not seen."""
-        wx, wz = self.road.at(x, z)
-        return (wx, wz) if self.seen(wx, height, wz, margin, nearest) and self.free(x, z, half_x, half_z) else None
-
-    def place(self, half_x: float, half_z: float, choose: Callable[[], tuple]) -> tuple | None:
-        """World x and z, and the rest, of the first visible and free place that is chosen; None if there is none.
+    def place(
+        self, choose: Callable[[], tuple[Spot, *tuple[Any, ...]] | None], make: Callable[..., Thing | list[Thing]]
+    ) -> None:
+        """Place what `make(plan, x, z, ...)` gives at the first visible and free spot, if there is one.
 
         Args:
-            half_x, half_z: half the ground that the thing takes, meters.
-            choose: gives x and z along the road, and more.
+            choose: gives a spot and more arguments of `make`, or None.
+            make: gets world x and z of the spot, and these arguments.
         """
         for _ in range(TRIES):
-            x, z, *rest = choose()
-            if spot := self.take(x, z, half_x, half_z):
-                return *spot, *rest
-        return None
+            if (choice := choose()) and self.add(choice[0], make, *choice[1:]):
+                return
+
+    def add(self, spot: Spot, make: Callable[..., Thing | list[Thing]], *more: Any) -> bool:
+        """Place what `make` gives if the spot is visible and free; return whether it is."""
+        x, z = self.road.at(spot.x, spot.z)
+        if not self.seen(x, spot.height, z, spot.margin, spot.nearest) or not self.free(*spot[:4]):
+            return False
+        made = make(self.plan, x, z, *more)
+        self.plan.things += made if isinstance(made, list) else [made]
+        return True

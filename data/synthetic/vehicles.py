@@ -3,28 +3,27 @@
 import functools
 import math
 
-from .camera import Point3
-from .colors import PAINT, draw_palette, scaled, vary
+from .colors import scaled
+from .dice import PAINT, load
 from .figures import make_rider
 from .plan import Lamp, Plan, Thing, billboard
 from .shapes import make_mesh
-from .site import TRIES, Site
-from .tables import load
+from .site import Site, Spot
 
 
 WARM, RED = (255, 236, 190), (255, 50, 36)  # glow of lamps
 ALONG, ACROSS = 0.9, 0.25  # cosines from which a vehicle is seen from an end, and up to which from a side
 
 
-def make_vehicle(plan: Plan, category: str, shape: str, x: float, z: float, heading: float, moving: bool) -> Thing:
+def make_vehicle(plan: Plan, x: float, z: float, category: str, shape: str, heading: float, moving: bool) -> Thing:
     """A car, van, bus, truck or trailer of a random color at a place in meters."""
     dice, weather, time = plan.dice, plan.light.weather, plan.light.time
     color = dice.pick(tuple(PAINT))
-    body = vary(dice, PAINT[color], 6)
+    body = dice.vary(PAINT[color], 6)
     lit = moving and (time != "day" or (weather != "clear" and dice.chance(0.6)) or dice.chance(0.15))
     brake = moving and dice.chance(0.35)
     glowing = category == "bus" and time == "night" and moving
-    palette = draw_palette(dice, "vehicle") | {
+    palette = dice.palette("vehicle") | {
         "body": body,
         "shade": scaled(body, 0.75) if color != "black" else (54, 54, 56),
         "head": (255, 250, 230) if lit else (206, 212, 218),
@@ -66,7 +65,7 @@ def visible_from(
     return attributes
 
 
-def make_cycle(plan: Plan, category: str, ridden: bool, x: float, z: float, heading: float) -> list[Thing]:
+def make_cycle(plan: Plan, x: float, z: float, category: str, ridden: bool, heading: float) -> list[Thing]:
     """A motorcycle or bicycle and its rider, in side view where it is across the line of sight."""
     dice = plan.dice
     color = dice.pick(tuple(PAINT))
@@ -75,9 +74,9 @@ def make_cycle(plan: Plan, category: str, ridden: bool, x: float, z: float, head
     side_view = abs(across) > 0.6
     facing = "side" if side_view else "back" if along > 0 else "front"
     motor, scooter = category == "motorcycle", dice.chance(0.4)
-    body = vary(dice, PAINT[color], 6)
+    body = dice.vary(PAINT[color], 6)
     lit = ridden and motor and plan.light.time != "day" and not side_view
-    palette = draw_palette(dice, "cycle") | {"body": body}
+    palette = dice.palette("cycle") | {"body": body}
     palette["tail"] = RED if facing == "back" else (255, 250, 220) if lit else (190, 190, 186)
     grow = dice.uniform(0.95, 1.12)
     scale = ((across if side_view else 1.0) * grow, grow, 1.0)
@@ -93,12 +92,11 @@ def place_vehicles(site: Site) -> None:
     """Place cars, vans, buses and trucks in lanes, parked, and on the crossing road; parked trailers."""
     for category in ("bus", "truck", "van", "trailer", "car"):
         for _ in range(site.number(category)):
-            # The first of some places that is visible and free.
-            any(_place_vehicle(site, category) for _ in range(TRIES))
+            site.place(functools.partial(_drive, site, category), make_vehicle)
 
 
-def _place_vehicle(site: Site, category: str) -> bool:
-    """Try one place for a vehicle; return whether it is there now."""
+def _drive(site: Site, category: str) -> tuple[Spot, str, str, float, bool] | None:
+    """A spot for a vehicle, its class and shape, its heading, and whether it moves; None on a junction if parked."""
     dice, road = site.dice, site.road
     shape = dice.pick(list(load("shapes")[category]))
     long, wide = load("scenes.yaml")["sizes"][category]
@@ -124,11 +122,9 @@ def _place_vehicle(site: Site, category: str) -> bool:
         heading = road.heading(z) + (0.0 if way > 0 else math.pi) + dice.uniform(-0.04, 0.04)
         half_z += 0.7
     if not moving and road.crossing(z, long / 2):
-        return False
-    spot = site.take(x, z, half_x, half_z, margin=0.05, nearest=long / 2 + 1.6)
-    if spot:
-        site.plan.things.append(make_vehicle(site.plan, category, shape, *spot, heading, moving))
-    return spot is not None
+        return None
+    spot = Spot(x, z, half_x, half_z, margin=0.05, nearest=long / 2 + 1.6)
+    return spot, category, shape, heading, moving
 
 
 def place_cycles(site: Site) -> None:
@@ -136,26 +132,25 @@ def place_cycles(site: Site) -> None:
     for category in ("motorcycle", "bicycle"):
         for _ in range(site.number(category)):
             ridden = site.dice.chance(0.78)
-            if place := site.place(0.6, 0.9, functools.partial(_ride if ridden else _park, site)):
-                site.plan.things += make_cycle(site.plan, category, ridden, *place)
+            site.place(functools.partial(_ride if ridden else _park, site, category), make_cycle)
 
 
-def _ride(site: Site) -> Point3:
-    """x, z and heading of a rider in a lane, or across the road."""
+def _ride(site: Site, category: str) -> tuple[Spot, str, bool, float]:
+    """A spot in a lane or across the road, the class, that it is ridden, and its heading."""
     dice, road = site.dice, site.road
     if road.junction and dice.chance(0.3):
         z = road.junction[0] + dice.uniform(-0.5, 0.5) * road.junction[1]
-        return dice.uniform(-12, 12), z, dice.pick((0.5, -0.5)) * math.pi
+        return Spot(dice.uniform(-12, 12), z, 0.6, 0.9), category, True, dice.pick((0.5, -0.5)) * math.pi
     z = site.ahead(3.2, 14)
     lane, way = dice.pick(road.lanes)
     heading = road.heading(z) + (0.0 if way > 0 else math.pi) + dice.uniform(-0.15, 0.15)
     if dice.chance(0.25):
         heading += dice.pick((0.5, -0.5)) * math.pi
-    return lane + dice.uniform(-0.35, 0.35) * road.lane, z, heading
+    return Spot(lane + dice.uniform(-0.35, 0.35) * road.lane, z, 0.6, 0.9), category, True, heading
 
 
-def _park(site: Site) -> Point3:
-    """x, z and heading of a cycle beside the road."""
+def _park(site: Site, category: str) -> tuple[Spot, str, bool, float]:
+    """A spot beside the road, the class, that it is not ridden, and its heading."""
     dice = site.dice
     x = site.road.side(dice.pick((-1, 1)), dice.uniform(0.4, 1.4))
-    return x, site.ahead(3.2, 12), dice.uniform(0, 2 * math.pi)
+    return Spot(x, site.ahead(3.2, 12), 0.6, 0.9), category, False, dice.uniform(0, 2 * math.pi)
