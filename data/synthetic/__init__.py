@@ -4,7 +4,7 @@
 
 | step | files |
 |---|---|
-| plan | `layout` joins `light`, `road`, `ground` and what `vehicles`, `figures`, `roadside`, `scenery` put on a `site` |
+| plan | `layout`: `light`, `road`, `ground`, and what `vehicles`, `figures`, `roadside`, `scenery` place on a `site` |
 | meshes | `shapes` builds `shapes/*.yaml` with `mesh` and `bodies`; `dice` draws from the palettes of `colors.yaml` |
 | canvas | `backdrop` and `stage` paint each color together with the number of the visible object |
 | annotations | `labels` counts these numbers |

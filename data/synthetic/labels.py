@@ -1,6 +1,7 @@
-"""Annotations of a drawing, counted from the object number that each pixel carries."""
+"""Annotations of a drawn plan, counted from the object number that each pixel carries."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -24,15 +25,13 @@ ATTRIBUTES = {
     "traffic light": ("state",),
     "speed limit sign": ("value",),
 }
-LEGIBLE = {2: 16.0, 3: 21.0}  # digits of a speed limit: min width of its sign in pixels of a 224-pixel image
 # Light that reaches the camera from a thing, below which it is hard to see, and the factor of `visible` then.
 DARK, UNSEEN = 0.17, 0.25
 FOG = 0.5  # fraction of a thing's light lost to haze from which its color is unknown,
 THIN_FOG = 0.25  # and the same for a thing without a hue, as haze turns black to gray and gray to white
 HUELESS = frozenset({"black", "gray", "silver", "white"})
 LAMP_SEEN = 0.5  # min visible fraction of a traffic light's lit lamp, for its state to be known
-# From this visible fraction, and height in pixels of a 224-pixel image, a pose and small lights can be seen.
-POSE_VISIBLE, POSE_HEIGHT = 0.6, 18.0
+POSE_VISIBLE = 0.6  # min visible fraction of a thing whose pose, small lights and traits can be seen
 TRAITS = ("parked car", "child", "umbrella", "helmet")
 TRAIT_PATCHES = 1.5  # min area of a thing whose traits can be seen
 LANES_AT = (9.0, 13.0, 18.0, 24.0)  # meters ahead; all lanes must be in the picture at one of these
@@ -43,59 +42,89 @@ FAINT, FLAT = 15, 4 / 224
 NEAR_WITHIN, FAR_BEYOND = 12.0, 14.0  # meters
 
 
-@dataclass
-class Drawing:
-    """A drawn plan.
+class Sight(NamedTuple):
+    """How well a thing can be seen.
 
     Attributes:
-        plan: what was drawn.
-        ids: object numbers, uint8 [canvas size, canvas size].
-        numbers: of each thing.
-        crosswalks: all of them.
-        stage: all things.
-        image: the photograph, uint8 [size, size, 3].
+        visible: fraction of it that nothing hides.
+        hidden: fraction of its light lost to haze.
+        bright: light that falls on it.
+        width, height: of its box in pixels.
+        tall: its height in image sizes.
+        lit: whether a traffic light's lit lamp is visible.
     """
 
-    plan: Plan
-    ids: np.ndarray
-    numbers: list[int]
-    crosswalks: list[Crosswalk]
-    stage: Stage
-    image: np.ndarray
+    visible: float
+    hidden: float
+    bright: float
+    width: float
+    height: float
+    tall: float
+    lit: bool
 
 
-def describe(drawing: Drawing) -> Scene:
-    """The scene of a drawing: all annotations."""
-    plan, size = drawing.plan, len(drawing.image)
-    objects = describe_stuff(drawing.ids[::SCALE, ::SCALE])
-    objects += [item for crosswalk in drawing.crosswalks if (item := describe_crosswalk(drawing, crosswalk))]
-    misplaced = False
-    shown: dict[str, list[SceneObject]] = {name: [] for name in TRAITS}  # the objects with each trait
-    for index, thing in enumerate(plan.things):
-        if thing.category not in STUFF and (item := describe_thing(drawing, index)):
-            objects.append(item)
-            misplaced = misplaced or is_misplaced(drawing, index, item)
-            for trait in thing.traits:
-                shown[trait].append(item)
-    scene_attributes = {"weather": plan.light.weather, "time of day": plan.light.time, **describe_road(plan)}
-    if plan.light.time == "night" and plan.light.weather in ("clear", "cloudy"):
+def has_color(color: str, sight: Sight) -> bool:
+    """Whether the color of a thing can be told."""
+    return sight.hidden <= (THIN_FOG if color in HUELESS else FOG) and sight.bright >= 0.5
+
+
+def has_pose(_: str, sight: Sight) -> bool:
+    """Whether the pose and the small lights of a thing can be told."""
+    return sight.visible >= POSE_VISIBLE and sight.hidden <= FOG and sight.tall >= 18 / 224
+
+
+def is_legible(text: str, sight: Sight) -> bool:
+    """Whether the number on a sign can be read."""
+    pixels = 21 if len(text) > 2 else 16
+    large = sight.height >= pixels and sight.width >= pixels * 0.75
+    return large and sight.visible >= 0.85 and sight.hidden <= 0.6 and sight.bright >= 0.25
+
+
+# For each attribute, whether an image shows its value.
+SHOWN: dict[str, Callable[[str, Sight], bool]] = {
+    "color": has_color,
+    "status": has_pose,
+    "facing": has_pose,
+    "brake lights": has_pose,
+    "state": lambda _, sight: sight.lit,
+    "value": is_legible,
+}
+
+
+def describe(stage: Stage, image: np.ndarray) -> Scene:
+    """The scene of a stage and its photograph [size, size, 3]: all annotations."""
+    plan, size, light = stage.plan, stage.size, stage.plan.light
+    crosswalks = (describe_crosswalk(stage, crosswalk, image) for crosswalk in stage.crosswalks)
+    items = {
+        index: item
+        for index, thing in enumerate(plan.things)
+        if thing.category not in STUFF and (item := describe_thing(stage, index))
+    }
+    objects = (*describe_stuff(stage.ids[::SCALE, ::SCALE]), *filter(None, crosswalks), *items.values())
+    scene_attributes = {"weather": light.weather, "time of day": light.time, **describe_road(plan)}
+    if light.time == "night" and light.weather in ("clear", "cloudy"):
         del scene_attributes["weather"]  # not visible
-    if plan.view and not misplaced:
+    if plan.view and not any(is_misplaced(stage, index, item) for index, item in items.items()):
         scene_attributes["view"] = plan.view
     attributed = given_to_all({category: frozenset(names) for category, names in ATTRIBUTES.items()}, objects)
-    large = TRAIT_PATCHES / PATCHES * size * size
-    presence = {
-        name: bool(items)
-        for name, items in shown.items()
-        if not items or any(item.size >= large and item.visible >= POSE_VISIBLE for item in items)
-    }
-    if plan.view and plan.light.weather != "snowy":
-        presence["lane line"] = plan.marked
     # Far roofs look like buildings, but are not annotated.
     exhaustive = EXHAUSTIVE - {"building"} if plan.setting == "city" and plan.skyline else EXHAUSTIVE
-    return Scene(
-        *(size, size, tuple(objects), scene_attributes, exhaustive, attributed, SYNTHETIC, str(plan.seed)), presence
-    )
+    presence = describe_presence(stage, items)
+    source = (SYNTHETIC, str(plan.seed))
+    return Scene(size, size, objects, scene_attributes, exhaustive, attributed, *source, presence)
+
+
+def describe_presence(stage: Stage, items: dict[int, SceneObject]) -> dict[str, bool]:
+    """Whether there are helmets, lane lines and the like, as far as the image shows them; `items` are the things."""
+    plan, presence = stage.plan, {}
+    large = TRAIT_PATCHES / PATCHES * stage.size**2
+    for name in TRAITS:
+        shown = [item for index, item in items.items() if name in plan.things[index].traits]
+        if not shown or any(item.size >= large and item.visible >= POSE_VISIBLE for item in shown):
+            presence[name] = bool(shown)
+    if plan.view and plan.light.weather != "snowy":
+        presence["lane line"] = plan.marked
+    return presence
 
 
 def describe_road(plan: Plan) -> dict[str, str]:
@@ -135,75 +164,64 @@ def describe_stuff(ids: np.ndarray) -> list[SceneObject]:
     return objects
 
 
-def describe_crosswalk(drawing: Drawing, crosswalk: Crosswalk) -> SceneObject | None:
-    """The annotation of a crosswalk, None if nothing of it is visible."""
-    stripes = drawing.ids == crosswalk.number + 1
-    mask = stripes | (drawing.ids == crosswalk.number)
+def describe_crosswalk(stage: Stage, crosswalk: Crosswalk, image: np.ndarray) -> SceneObject | None:
+    """The annotation of a crosswalk in a photograph, None if nothing of it is visible."""
+    stripes = stage.ids == crosswalk.number + 1
+    mask = stripes | (stage.ids == crosswalk.number)
     count = int(np.count_nonzero(mask))
     if not count:
         return None
     box = bounding_box(mask, SCALE)
     visible = min(1.0, count / crosswalk.area) if crosswalk.area else 0.5
-    paint = drawing.image[stripes[::SCALE, ::SCALE]]  # [N, 3]
-    road = drawing.image[(mask & ~stripes)[::SCALE, ::SCALE]]
+    paint, road = image[stripes[::SCALE, ::SCALE]], image[(mask & ~stripes)[::SCALE, ::SCALE]]  # [N, 3]
     contrast = np.abs(paint.mean(axis=0) - road.mean(axis=0)).max() if paint.size and road.size else 0.0
-    if box[3] - box[1] < FLAT * len(drawing.image) or contrast < FAINT:
+    if box[3] - box[1] < FLAT * stage.size or contrast < FAINT:
         visible *= UNSEEN
     return SceneObject("crosswalk", box, count / SCALE**2, round(visible, 4))
 
 
-def describe_thing(drawing: Drawing, index: int) -> SceneObject | None:
+def describe_thing(stage: Stage, index: int) -> SceneObject | None:
     """The annotation of one thing, None if nothing of it is visible."""
-    thing, light, size = drawing.plan.things[index], drawing.plan.light, len(drawing.image)
-    area, (rows, columns) = drawing.stage.silhouette(index)
-    mask = drawing.ids[rows, columns] == drawing.numbers[index]
+    thing, light = stage.plan.things[index], stage.plan.light
+    area, (rows, columns) = stage.silhouette(index)
+    mask = stage.ids[rows, columns] == stage.numbers[index]
     count = int(np.count_nonzero(mask))
     if not count:
         return None
     box = bounding_box(mask, SCALE, columns.start, rows.start)
-    depth = drawing.plan.camera.look(*thing.place)[2]
+    depth = stage.plan.camera.look(*thing.place)[2]
     hidden = float(light.hidden(depth))
     bright = light.ambient[1] + light.headlight(depth) + light.sun / 2
     visible = round(min(1.0, count / max(area, count)), 4)
     if bright * (1 - hidden) < DARK and (not thing.bright or hidden > 0.8):
         visible = round(visible * UNSEEN, 4)
-    attributes = dict(thing.attributes)
-    if "color" in attributes and (hidden > (THIN_FOG if attributes["color"] in HUELESS else FOG) or bright < 0.5):
-        del attributes["color"]
-    if visible < POSE_VISIBLE or hidden > FOG or box[3] - box[1] < POSE_HEIGHT * size / 224:
-        for name in {"status", "facing", "brake lights"} & attributes.keys():
-            del attributes[name]
-    if "state" in attributes and not any(shows_lamp(drawing, index, lamp) for lamp in thing.lamps):
-        del attributes["state"]
-    if "value" in attributes:
-        min_width = LEGIBLE[max(len(attributes["value"]), 2)]
-        width, height = box[2] - box[0], box[3] - box[1]
-        too_small = height < min_width or width < min_width * 0.75
-        if too_small or visible < 0.85 or hidden > 0.6 or bright < 0.25:
-            del attributes["value"]
+    width, height = box[2] - box[0], box[3] - box[1]
+    lit = "state" in thing.attributes and any(shows_lamp(stage, index, lamp) for lamp in thing.lamps)
+    sight = Sight(visible, hidden, bright, width, height, height / stage.size, lit)
+    attributes = {name: value for name, value in thing.attributes.items() if SHOWN[name](value, sight)}
     return SceneObject(thing.category, box, count / SCALE**2, visible, attributes)
 
 
-def shows_lamp(drawing: Drawing, index: int, lamp: Lamp) -> bool:
+def shows_lamp(stage: Stage, index: int, lamp: Lamp) -> bool:
     """Whether enough of a traffic light's lit lamp is visible."""
-    thing, camera, size = drawing.plan.things[index], drawing.plan.camera, len(drawing.ids)
+    thing, camera, size = stage.plan.things[index], stage.plan.camera, len(stage.ids)
     u, v, depth = camera.look(*thing.world(lamp.place))
     radius = LENS * thing.scale[1] / depth
     left, right = round((u - radius * camera.focal[0]) * size), round((u + radius * camera.focal[0]) * size) + 1
     top, bottom = round((v - radius * camera.focal[1]) * size), round((v + radius * camera.focal[1]) * size) + 1
-    part = drawing.ids[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)]
-    return int(np.count_nonzero(part == drawing.numbers[index])) >= LAMP_SEEN * (right - left) * (bottom - top)
+    part = stage.ids[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)]
+    return int(np.count_nonzero(part == stage.numbers[index])) >= LAMP_SEEN * (right - left) * (bottom - top)
 
 
-def is_misplaced(drawing: Drawing, index: int, item: SceneObject) -> bool:
+def is_misplaced(stage: Stage, index: int, item: SceneObject) -> bool:
     """Whether the row of a thing in a driver's view suggests a wrong distance, because of the lens or the height."""
-    plan, size = drawing.plan, len(drawing.image)
+    plan, size = stage.plan, stage.size
     if plan.view != "driver" or item.category not in GROUNDED or item.size * PATCHES < NOTHING * size * size:
         return False
     seen = VisibleObject(item, Scene(size, size), 0.0)
     if not seen.at("near") and not seen.at("far"):
         return False
     below = (plan.camera.x, 0.0)
-    footprints = (corners.astype(np.float32) for corners in drawing.stage.footprints[index])
+    footprints = (corners.astype(np.float32) for corners in stage.footprints[index])
     meters = min(max(-cv2.pointPolygonTest(corners, below, True), 0.0) for corners in footprints)
     return meters > NEAR_WITHIN if seen.at("near") else meters < FAR_BEYOND

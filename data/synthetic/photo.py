@@ -1,4 +1,4 @@
-"""Glow, rain and snow in front of a scene, and the flaws of a camera."""
+"""The photograph of a canvas: glow, rain and snow in front of a scene, and the flaws of a camera."""
 
 import functools
 
@@ -6,9 +6,31 @@ import cv2
 import numpy as np
 
 from .backdrop import clouds, tile
-from .colors import Color
+from .camera import SCALE
 from .dice import Dice
 from .light import Light
+from .plan import BUILDING, FENCE, OTHER, POLE, ROAD, SIDEWALK, SKY, TERRAIN, TREE
+from .stage import Stage
+
+
+# Strength of the texture of each surface, 2 for all others.
+ROUGHNESS = {SKY: 0, TERRAIN: 12, ROAD: 6, SIDEWALK: 5, BUILDING: 4, TREE: 14, POLE: 1, FENCE: 3, OTHER: 5}
+
+
+def develop(stage: Stage, dice: Dice) -> np.ndarray:
+    """The photograph of a stage, uint8 [size, size, 3]."""
+    light, ids = stage.plan.light, stage.ids[::SCALE, ::SCALE]
+    image = cv2.cvtColor(cv2.resize(stage.canvas, ids.shape, interpolation=cv2.INTER_AREA), cv2.COLOR_RGBA2RGB)
+    if light.weather == "rainy":
+        image = wet(image, ids == ROAD)
+    add_glows(image, stage)
+    if light.weather == "rainy":
+        image = rain(image, light, dice)
+    elif light.weather == "snowy":
+        image = snow(image, light, dice)
+    rough = np.full(256, 2, dtype=np.float32)
+    rough[list(ROUGHNESS)] = list(ROUGHNESS.values())
+    return photograph(image, rough[ids], light, dice)
 
 
 @functools.cache
@@ -17,14 +39,26 @@ def grain() -> np.ndarray:
     return np.random.default_rng(7).normal(0, 37, (1024, 1024)).astype(np.float32)
 
 
-def add_glow(image: np.ndarray, column: int, row: int, radius: int, color: Color) -> None:
-    """Add soft light around a lamp to an image, uint8 [size, size, 3]."""
-    reach = radius * 3 // 2 + 1
-    x0, y0 = max(column - reach, 0), max(row - reach, 0)
-    part = image[y0 : row + reach + 1, x0 : column + reach + 1]
-    y, x = np.ogrid[y0 - row : y0 - row + part.shape[0], x0 - column : x0 - column + part.shape[1]]
-    fall = np.maximum(1 - (x * x + y * y) / reach**2, 0) ** 3
-    part[:] = cv2.add(part, (fall[..., None] * color * 0.75).astype(np.uint8))
+def add_glows(image: np.ndarray, stage: Stage) -> None:
+    """Add soft light around all lamps that are visible and shine towards the camera, to an image."""
+    camera, size = stage.plan.camera, stage.size
+    for thing, number in zip(stage.plan.things, stage.numbers):
+        for lamp in thing.lamps:
+            x, y, z = thing.world(lamp.place)
+            ahead = np.sin(thing.heading) * (camera.x - x) - np.cos(thing.heading) * z
+            u, v, depth = camera.look(x, y, z)
+            column, row = int(u * size), int(v * size)
+            if lamp.front * ahead < 0 or depth < 1 or not (0 <= column < size and 0 <= row < size):
+                continue
+            radius = int(min(lamp.radius * camera.focal[1] * size / depth, size / 6))
+            if radius < 1 or stage.ids[SCALE * row, SCALE * column] != number:
+                continue
+            reach = radius * 3 // 2 + 1
+            x0, y0 = max(column - reach, 0), max(row - reach, 0)
+            part = image[y0 : row + reach + 1, x0 : column + reach + 1]
+            dy, dx = np.ogrid[y0 - row : y0 - row + part.shape[0], x0 - column : x0 - column + part.shape[1]]
+            fall = np.maximum(1 - (dx * dx + dy * dy) / reach**2, 0) ** 3
+            part[:] = cv2.add(part, (fall[..., None] * lamp.color * 0.75).astype(np.uint8))
 
 
 def wet(image: np.ndarray, road: np.ndarray) -> np.ndarray:

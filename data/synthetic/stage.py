@@ -1,4 +1,4 @@
-"""Paints the things of a plan on a canvas, back to front.
+"""The canvas of a plan: ground and sky, and on them the things, painted back to front.
 
 The canvas has twice the image's size and four channels: red, green, blue, and the number of the visible object. Every
 polygon writes all four at once, so annotations and image cannot differ.
@@ -10,9 +10,12 @@ from collections import defaultdict
 import cv2
 import numpy as np
 
+from .backdrop import draw_backdrop
 from .camera import NEAR, SCALE
+from .dice import Dice
 from .light import Light
-from .plan import Plan
+from .mesh import Mesh
+from .plan import FIRST, OTHER, STUFF, Plan, Thing
 
 
 cv2.setNumThreads(0)
@@ -20,131 +23,126 @@ cv2.setNumThreads(0)
 SMALL = 0.7  # image pixels: smaller faces (root of their area) are not drawn
 # Corners of a box, the four on the ground first: True is the higher value of x, y, z.
 CORNERS = np.array([(x, y, z) for y in (0, 1) for x, z in ((0, 0), (1, 0), (1, 1), (0, 1))], dtype=bool)
+# Outline of the hood of the camera's vehicle, (column, row) in image sizes.
+HOOD = ((-0.05, 1.05), (0.02, 0.97), (0.15, 0.935), (0.5, 0.92), (0.85, 0.935), (0.98, 0.97), (1.05, 1.05))
 
 
 class Stage:
-    """The parts of all things, placed in the world and on a canvas of `size` pixels.
+    """A drawn plan.
 
     A thing with a part nearer than NEAR is left out, together with what it carries.
 
     Attributes:
-        parts: (index of the thing, mesh) in painting order, [P].
+        plan: what is drawn.
+        size: width and height of the image, half those of the canvas.
+        canvas: colors and object numbers, uint8 [2 · size, 2 · size, 4].
+        ids: the object numbers alone, uint8 [2 · size, 2 · size].
+        numbers: of each thing of the plan; those without instances have the number of their class.
+        crosswalks: all of them.
         footprints: corners (x, z) of each thing's parts on the ground, {thing: [[4, 2], ...]}.
-        world: vertices of all parts, [V, 3] in meters.
-        bounds: first vertex of each part, and the end, [P + 1].
-        faces: (thing, corners in 1/16 canvas pixels, color, text) of each visible face in painting order.
-        outlines: the corners of these faces for each thing, {thing: [[N, 2], ...]}.
+        outlines: corners of each thing's visible faces in 1/16 canvas pixels, {thing: [[N, 2], ...]}.
     """
 
-    def __init__(self, plan: Plan, size: int):
+    def __init__(self, plan: Plan, size: int, dice: Dice):
         self.plan, self.size = plan, size
-        self.parts = [(index, mesh) for index, thing in enumerate(plan.things) for mesh in thing.meshes]
+        self.canvas, self.crosswalks = draw_backdrop(plan, size * SCALE, dice)
+        self.numbers, free = [], FIRST + 2 * len(self.crosswalks)
+        for thing in plan.things:
+            self.numbers.append(STUFF.get(thing.category, min(free, 255)))
+            free += thing.category not in STUFF
         self.footprints: dict[int, list[np.ndarray]] = defaultdict(list)
-        self.faces: list[tuple[int, np.ndarray, list[int], str]] = []
         self.outlines: dict[int, list[np.ndarray]] = defaultdict(list)
-        if self.parts:
-            self._sort_parts()
-        if self.parts:
-            self._place_faces()
+        if parts := self._sorted_parts():
+            self._paint(parts)
+        if plan.hood:
+            points = np.rint(np.array(HOOD) * (16 * SCALE * size)).astype(np.int32)
+            cv2.fillPoly(self.canvas, [points], (*plan.hood, OTHER), cv2.LINE_8, 4)
+        self.ids = self.canvas[..., 3].copy()
 
-    def _matrices_and_places(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rotation and scale [P, 3, 3], and place [P, 3], of the thing of each part."""
-        things = [self.plan.things[index] for index, _ in self.parts]
-        return np.array([thing.matrix for thing in things]), np.array([thing.place for thing in things])
-
-    def _sort_parts(self) -> None:
-        """Drop parts that are too near, and sort the others back to front."""
+    def _sorted_parts(self) -> list[tuple[int, Mesh]]:
+        """(index of the thing, mesh) of each part, back to front, without those that are too near."""
         things, camera = self.plan.things, self.plan.camera
-        low, high = (np.array([getattr(mesh, end) for _, mesh in self.parts]) for end in ("low", "high"))
-        boxes = np.where(CORNERS, high[:, None], low[:, None]).reshape(-1, 3)
-        matrices, places = self._matrices_and_places()
-        world = multiply(matrices, 8, boxes) + np.repeat(places, 8, axis=0)
+        parts = [(index, mesh) for index, thing in enumerate(things) for mesh in thing.meshes]
+        if not parts:
+            return []
+        owners = [index for index, _ in parts]
+        low, high = (np.array([getattr(mesh, end) for _, mesh in parts]) for end in ("low", "high"))
+        boxes = np.where(CORNERS, high[:, None], low[:, None])  # [P, 8, 3]
+        world = self._to_world(owners, 8, boxes.reshape(-1, 3))
         depth = camera.view(world)[:, 2].reshape(-1, 8).min(axis=1)
         footprints = world.reshape(-1, 8, 3)[:, :4, ::2]
-        group = np.cumsum([not thing.carried for thing in things])[[index for index, _ in self.parts]]
-        too_near = np.isin(group, group[depth < NEAR])
-        units: list[list[int]] = []  # rows of the parts that are painted together
-        for row in np.flatnonzero(~too_near).tolist():
-            if things[self.parts[row][0]].carried:
-                units[-1].append(row)
-            else:
-                units.append([row])
-        order = painting_order(footprints[[unit[0] for unit in units]], np.array([camera.x, 0.0]))
-        rows = [row for i in order for row in units[i]]
-        self.parts = [self.parts[row] for row in rows]
-        for row, (index, _) in zip(rows, self.parts):
-            self.footprints[index].append(footprints[row])
+        leads = np.array([not thing.carried for thing in things])
+        group = np.cumsum(leads)[owners]
+        kept = np.flatnonzero(~np.isin(group, group[depth < NEAR]))
+        first = np.flatnonzero(leads[owners][kept])  # a part, and those that are painted together with it
+        order = painting_order(footprints[kept[first]], np.array([camera.x, 0.0]))
+        units = np.split(kept, first[1:])
+        rows = [row for unit in order for row in units[unit].tolist()]
+        for row in rows:
+            self.footprints[owners[row]].append(footprints[row])
+        return [parts[row] for row in rows]
 
-    def _place_faces(self) -> None:
-        """Find the faces that are towards the camera and large enough, with their colors after light and haze."""
-        camera, meshes = self.plan.camera, [mesh for _, mesh in self.parts]
-        matrices, places = self._matrices_and_places()
+    def _to_world(self, owners: list[int], counts: int | list[int], points: np.ndarray) -> np.ndarray:
+        """World coordinates of points [N, 3], `counts` of them for each part; `owners` are the parts' things."""
+        things = [self.plan.things[index] for index in owners]
+        matrices, places = np.array([thing.matrix for thing in things]), np.array([thing.place for thing in things])
+        return multiply(matrices, counts, points) + np.repeat(places, counts, axis=0)
+
+    def _paint(self, parts: list[tuple[int, Mesh]]) -> None:
+        """Paint the shadows of sorted parts, then their faces that are towards the camera and large enough."""
+        camera, things = self.plan.camera, self.plan.things
+        owners, meshes = [index for index, _ in parts], [mesh for _, mesh in parts]
         vertices, faces = [len(mesh.vertices) for mesh in meshes], [len(mesh.starts) for mesh in meshes]
 
         def joined(name: str) -> np.ndarray:
             return np.concatenate([getattr(mesh, name) for mesh in meshes])
 
-        self.bounds = np.cumsum([0, *vertices])
-        self.world = multiply(matrices, vertices, joined("vertices")) + np.repeat(places, vertices, axis=0)
-        view = camera.view(self.world)
-        shift = np.repeat(self.bounds[:-1], faces)
+        bounds = np.cumsum([0, *vertices])  # first vertex of each part, and the end
+        world = self._to_world(owners, vertices, joined("vertices"))
+        self._cast_shadows(owners, world, bounds)
+        view = camera.view(world)
+        shift = np.repeat(bounds[:-1], faces)
         start, end = joined("starts") + shift, joined("ends") + shift
 
         # Normals are transformed by the cofactors of the matrix, and stay as long as the area.
+        matrices = np.array([things[index].matrix for index in owners])
         cofactors = np.linalg.det(matrices)[:, None, None] * np.linalg.inv(matrices).transpose(0, 2, 1)
         normal = multiply(cofactors, faces, joined("normals"))
         area = np.linalg.norm(normal, axis=1)
         depth, two_sided = np.maximum(view[start, 2], NEAR), joined("two_sided")
-        towards_camera = ((self.world[start] - (camera.x, camera.height, 0.0)) * normal).sum(axis=1) < 0
-        large = np.sqrt(area) * (camera.focal[1] * self.size / SCALE) > SMALL * depth
+        towards_camera = ((world[start] - (camera.x, camera.height, 0.0)) * normal).sum(axis=1) < 0
+        large = np.sqrt(area) * (camera.focal[1] * self.size) > SMALL * depth
         kept = np.flatnonzero((two_sided | towards_camera) & large)
 
         unit = normal[kept] / np.maximum(area[kept], 1e-9)[:, None]
-        colors = shade(self._base_colors(faces, kept), unit, two_sided[kept], depth[kept], self.plan.light)
-        pixels = camera.pixels(view, self.size)
-        texts = [text for mesh in meshes for text in mesh.texts]
-        owners = np.repeat([index for index, _ in self.parts], faces)[kept].tolist()
+        base = np.concatenate([base_colors(things[index], mesh) for index, mesh in parts])
+        colors = shade(base[kept], unit, two_sided[kept], depth[kept], self.plan.light)
+        pixels, texts = camera.pixels(view, len(self.canvas)), [text for mesh in meshes for text in mesh.texts]
+        owners = np.repeat(owners, faces)[kept].tolist()
         rows = zip(kept.tolist(), owners, start[kept].tolist(), end[kept].tolist(), colors.tolist())
         for face, index, first, last, color in rows:
             corners = pixels[first:last]
-            self.faces.append((index, corners, color, texts[face]))
             self.outlines[index].append(corners)
+            if texts[face]:
+                write(self.canvas, corners, texts[face], color)
+            else:
+                cv2.fillConvexPoly(self.canvas, corners, (*color, self.numbers[index]), cv2.LINE_8, 4)
 
-    def _base_colors(self, faces: list[int], kept: np.ndarray) -> np.ndarray:
-        """Color of each kept face, and whether it shines by itself, [K, 4]; `faces` counts the faces of each part."""
-        palette: list[tuple[int, int, int, bool]] = []
-        firsts = []  # rows of the palette at which the colors of each part begin
-        for index, mesh in self.parts:
-            thing = self.plan.things[index]
-            firsts.append(len(palette))
-            palette += [(*thing.palette[name], name in thing.bright) for name in mesh.names]
-        rows = np.concatenate([mesh.colors for _, mesh in self.parts]) + np.repeat(firsts, faces)
-        return np.array(palette)[rows[kept]]
-
-    def cast_shadows(self, canvas: np.ndarray) -> None:
+    def _cast_shadows(self, owners: list[int], world: np.ndarray, bounds: np.ndarray) -> None:
         """Darken the ground away from the sun, or straight below things if the sun does not shine."""
-        if not self.parts:
-            return
-        camera, light, mask = self.plan.camera, self.plan.light, np.zeros(canvas.shape[:2], dtype=np.uint8)
+        camera, light, canvas = self.plan.camera, self.plan.light, self.canvas
+        mask = np.zeros(canvas.shape[:2], dtype=np.uint8)
         sunny = light.sun > 0.2
         x, y, z = light.sun_direction
-        view = camera.view(self.world - self.world[:, 1:2] * ((x / y, 1.0, z / y) if sunny else (0.0, 1.0, 0.0)))
-        pixels, near = camera.pixels(view, self.size), np.minimum.reduceat(view[:, 2], self.bounds[:-1]) < NEAR
-        for (index, _), cut, start, end in zip(self.parts, near, self.bounds, self.bounds[1:]):
+        view = camera.view(world - world[:, 1:2] * ((x / y, 1.0, z / y) if sunny else (0.0, 1.0, 0.0)))
+        pixels, near = camera.pixels(view, len(canvas)), np.minimum.reduceat(view[:, 2], bounds[:-1]) < NEAR
+        for index, cut, start, end in zip(owners, near, bounds, bounds[1:]):
             thing = self.plan.things[index]
             if thing.shadow and not cut and (sunny or thing.place[1] < 0.1):
                 cv2.fillConvexPoly(mask, cv2.convexHull(pixels[start:end]), 255, cv2.LINE_8, 4)
-        first, factor = camera.first_ground_row(self.size), 0.5 if sunny else 0.67
+        first, factor = camera.first_ground_row(len(canvas)), 0.5 if sunny else 0.67
         dark = cv2.multiply(canvas[first:], np.array((factor, factor, factor, 1.0)))
         cv2.copyTo(dark, mask[first:], canvas[first:])
-
-    def paint(self, canvas: np.ndarray, numbers: list[int]) -> None:
-        """Paint all faces in order, each with the number of its thing."""
-        for index, corners, color, text in self.faces:
-            if text:
-                write(canvas, corners, text, color)
-            else:
-                cv2.fillConvexPoly(canvas, corners, (*color, numbers[index]), cv2.LINE_8, 4)
 
     def silhouette(self, index: int) -> tuple[float, tuple[slice, slice]]:
         """Canvas pixels of a thing as if nothing hid or cut it, and the rows and columns that hold it."""
@@ -198,6 +196,11 @@ def painting_order(footprints: np.ndarray, eye: np.ndarray) -> list[int]:
         rank[pick] = -2.0
         waiting = waiting - first[pick]
     return order
+
+
+def base_colors(thing: Thing, mesh: Mesh) -> np.ndarray:
+    """(red, green, blue, whether it shines by itself) of each face of a part, [F, 4]."""
+    return np.array([(*thing.palette[name], name in thing.bright) for name in mesh.names])[mesh.colors]
 
 
 def shade(base: np.ndarray, unit: np.ndarray, flat: np.ndarray, depth: np.ndarray, light: Light) -> np.ndarray:
