@@ -1,6 +1,5 @@
 """Annotations of a drawn plan, counted from the object number that each pixel carries."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import cv2
@@ -8,7 +7,7 @@ import numpy as np
 
 from ..ground_truth import GROUNDED, NOTHING, PATCHES, VisibleObject
 from ..patches import GRID
-from ..scene import SCENE_ATTRIBUTES, SYNTHETIC, Scene, SceneObject, given_to_all
+from ..scene import SCENE_ATTRIBUTES, SPEED_LIMITS, SYNTHETIC, Scene, SceneObject, given_to_all
 from .backdrop import Crosswalk
 from .camera import SCALE
 from .dice import load
@@ -27,14 +26,12 @@ ATTRIBUTES = {
 }
 # Light that reaches the camera from a thing, below which it is hard to see, and the factor of `visible` then.
 DARK, UNSEEN = 0.17, 0.25
-FOG = 0.5  # fraction of a thing's light lost to haze from which its color is unknown,
-THIN_FOG = 0.25  # and the same for a thing without a hue, as haze turns black to gray and gray to white
-HUELESS = frozenset({"black", "gray", "silver", "white"})
 LAMP_SEEN = 0.5  # min visible fraction of a traffic light's lit lamp, for its state to be known
 POSE_VISIBLE = 0.6  # min visible fraction of a thing whose pose, small lights and traits can be seen
 TRAITS = ("parked car", "child", "umbrella", "helmet")
 TRAIT_PATCHES = 1.5  # min area of a thing whose traits can be seen
 LANES_AT = (9.0, 13.0, 18.0, 24.0)  # meters ahead; all lanes must be in the picture at one of these
+THICK = 0.5  # fraction of the light from 40 m ahead that haze takes, from which the road is unknown
 BEND = 0.006  # 1/m; a weaker bend is hard to see
 # A crosswalk is clearly visible from this contrast of its stripes (levels), and this height (image sizes).
 FAINT, FLAT = 15, 4 / 224
@@ -42,52 +39,33 @@ FAINT, FLAT = 15, 4 / 224
 NEAR_WITHIN, FAR_BEYOND = 12.0, 14.0  # meters
 
 
-class Sight(NamedTuple):
-    """How well a thing can be seen.
+class Rule(NamedTuple):
+    """What it takes to tell an attribute of a thing from the image.
 
     Attributes:
-        visible: fraction of it that nothing hides.
-        hidden: fraction of its light lost to haze.
-        bright: light that falls on it.
-        width, height: of its box in pixels.
-        tall: its height in image sizes.
-        lit: whether a traffic light's lit lamp is visible.
+        visible: least fraction of the thing that nothing hides.
+        hidden: greatest fraction of its light lost to haze.
+        bright: least light that falls on it.
+        tall: least height in image sizes.
+        pixels: least height in pixels; the width may be a quarter less.
     """
 
-    visible: float
-    hidden: float
-    bright: float
-    width: float
-    height: float
-    tall: float
-    lit: bool
+    visible: float = 0.0
+    hidden: float = 1.0
+    bright: float = 0.0
+    tall: float = 0.0
+    pixels: int = 0
 
 
-def has_color(color: str, sight: Sight) -> bool:
-    """Whether the color of a thing can be told."""
-    return sight.hidden <= (THIN_FOG if color in HUELESS else FOG) and sight.bright >= 0.5
-
-
-def has_pose(_: str, sight: Sight) -> bool:
-    """Whether the pose and the small lights of a thing can be told."""
-    return sight.visible >= POSE_VISIBLE and sight.hidden <= FOG and sight.tall >= 18 / 224
-
-
-def is_legible(text: str, sight: Sight) -> bool:
-    """Whether the number on a sign can be read."""
-    pixels = 21 if len(text) > 2 else 16
-    large = sight.height >= pixels and sight.width >= pixels * 0.75
-    return large and sight.visible >= 0.85 and sight.hidden <= 0.6 and sight.bright >= 0.25
-
-
-# For each attribute, whether an image shows its value.
-SHOWN: dict[str, Callable[[str, Sight], bool]] = {
-    "color": has_color,
-    "status": has_pose,
-    "facing": has_pose,
-    "brake lights": has_pose,
-    "state": lambda _, sight: sight.lit,
-    "value": is_legible,
+# The rule of an attribute, or of one of its values.
+RULES = {
+    "color": Rule(hidden=0.5, bright=0.5),
+    # Haze turns black to gray and gray to white.
+    **dict.fromkeys(("black", "gray", "silver", "white"), Rule(hidden=0.25, bright=0.5)),
+    **dict.fromkeys(("status", "facing", "brake lights"), Rule(POSE_VISIBLE, hidden=0.5, tall=18 / 224)),
+    "state": Rule(),  # and its lamp must be visible
+    "value": Rule(0.85, hidden=0.6, bright=0.25, pixels=16),
+    **dict.fromkeys((value for value in SPEED_LIMITS if len(value) > 2), Rule(0.85, 0.6, 0.25, pixels=21)),
 }
 
 
@@ -131,7 +109,7 @@ def describe_road(plan: Plan) -> dict[str, str]:
     """Scene attributes "lane count" and "road shape", as far as the image shows them."""
     road, camera = plan.road, plan.camera
     found: dict[str, str] = {}
-    if not plan.view or plan.light.weather == "snowy" or plan.light.hidden(40.0) > FOG:
+    if not plan.view or plan.light.weather == "snowy" or plan.light.hidden(40.0) > THICK:
         return found
     edges = ([camera.look(x, 0.0, z) for x, z in (road.at(road.left, z), road.at(road.right, z))] for z in LANES_AT)
     all_in_view = any(all(0 < column < 1 and 0 < row < 1 and depth > 0 for column, row, depth in two) for two in edges)
@@ -196,9 +174,13 @@ def describe_thing(stage: Stage, index: int) -> SceneObject | None:
     if bright * (1 - hidden) < DARK and (not thing.bright or hidden > 0.8):
         visible = round(visible * UNSEEN, 4)
     width, height = box[2] - box[0], box[3] - box[1]
-    lit = "state" in thing.attributes and any(shows_lamp(stage, index, lamp) for lamp in thing.lamps)
-    sight = Sight(visible, hidden, bright, width, height, height / stage.size, lit)
-    attributes = {name: value for name, value in thing.attributes.items() if SHOWN[name](value, sight)}
+    attributes = {}
+    for name, value in thing.attributes.items():
+        rule = RULES.get(value, RULES[name])
+        large = height >= max(rule.tall * stage.size, rule.pixels) and width >= 0.75 * rule.pixels
+        known = large and visible >= rule.visible and hidden <= rule.hidden and bright >= rule.bright
+        if known and (name != "state" or any(shows_lamp(stage, index, lamp) for lamp in thing.lamps)):
+            attributes[name] = value
     return SceneObject(thing.category, box, count / SCALE**2, visible, attributes)
 
 
