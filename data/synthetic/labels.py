@@ -46,14 +46,14 @@ class Rule(NamedTuple):
         visible: least fraction of the thing that nothing hides.
         hidden: greatest fraction of its light lost to haze.
         bright: least light that falls on it.
-        tall: least height in image sizes.
+        tall: least height in pixels of a 224-pixel image.
         pixels: least height in pixels; the width may be a quarter less.
     """
 
     visible: float = 0.0
     hidden: float = 1.0
     bright: float = 0.0
-    tall: float = 0.0
+    tall: int = 0
     pixels: int = 0
 
 
@@ -62,7 +62,7 @@ RULES = {
     "color": Rule(hidden=0.5, bright=0.5),
     # Haze turns black to gray and gray to white.
     **dict.fromkeys(("black", "gray", "silver", "white"), Rule(hidden=0.25, bright=0.5)),
-    **dict.fromkeys(("status", "facing", "brake lights"), Rule(POSE_VISIBLE, hidden=0.5, tall=18 / 224)),
+    **dict.fromkeys(("status", "facing", "brake lights"), Rule(POSE_VISIBLE, hidden=0.5, tall=18)),
     "state": Rule(),  # and its lamp must be visible
     "value": Rule(0.85, hidden=0.6, bright=0.25, pixels=16),
     **dict.fromkeys((value for value in SPEED_LIMITS if len(value) > 2), Rule(0.85, 0.6, 0.25, pixels=21)),
@@ -177,7 +177,7 @@ def describe_thing(stage: Stage, index: int) -> SceneObject | None:
     attributes = {}
     for name, value in thing.attributes.items():
         rule = RULES.get(value, RULES[name])
-        large = height >= max(rule.tall * stage.size, rule.pixels) and width >= 0.75 * rule.pixels
+        large = height >= max(rule.tall * stage.size / 224, rule.pixels) and width >= 0.75 * rule.pixels
         known = large and visible >= rule.visible and hidden <= rule.hidden and bright >= rule.bright
         if known and (name != "state" or any(shows_lamp(stage, index, lamp) for lamp in thing.lamps)):
             attributes[name] = value
