@@ -55,7 +55,7 @@ class BodyBuilder(Builder):
             self.pane("glass", window, (0.08, 0.1, 0.92, bottom), (0, 0.3, toward))
         side = [(top, roof, roof_front), (top, roof, roof_back), (waist, base, back_foot), (waist, base, foot)]
         width = glazed / panes
-        for self.side in (-1, 1):  # the last one mirrors nothing, as before
+        for self.side in (-1, 1):  # ends unmirrored
             self.pane("glass", side, (0.04, 0.12, width, 0.92), (1, 0.3, 0), panes, width)
             self.box("trim", (waist, waist + 0.18), (base + 0.02, base + 0.16), (foot - 0.35, foot - 0.25))
         self.wheels(half + 0.01, axles, radius)

@@ -3,7 +3,7 @@
 from .camera import Point2
 from .colors import Color, lighten, mix, scaled
 from .dice import Dice
-from .plan import CROSSWALK, FAR, ROAD, SIDEWALK, STRIPES, Patch, Plan
+from .plan import CROSSWALK, FAR, ROAD, SIDEWALK, STRIPES, Plan
 from .road import Road
 
 
@@ -34,13 +34,13 @@ def lay_ground(plan: Plan) -> list[float]:
     plan.land = dice.vary(land)
     if road.sidewalk:
         if road.junction:
-            plan.patches.append(crossing_road(road.junction, road.sidewalk, walk, SIDEWALK))
+            plan.pave(SIDEWALK, walk, crossing_road(road.junction, road.sidewalk))
         for width, color in ((road.sidewalk, walk), (0.18, lighten(walk, 24))):  # paving and curb
-            edges = ((road.left - width, road.left), (road.right, road.right + width))
-            plan.patches.append(Patch([strip(road, *edge) for edge in edges], color, SIDEWALK))
+            left, right = strip(road, road.left - width, road.left), strip(road, road.right, road.right + width)
+            plan.pave(SIDEWALK, color, left, right)
     if road.junction:
-        plan.patches.append(crossing_road(road.junction, 0.0, asphalt, ROAD))
-    plan.patches.append(Patch([strip(road, road.left, road.right)], asphalt, ROAD))
+        plan.pave(ROAD, asphalt, crossing_road(road.junction))
+    plan.pave(ROAD, asphalt, strip(road, road.left, road.right))
     wear(plan, asphalt)
     if plan.setting != "rural" or not dice.chance(0.25):
         markings(plan, line)
@@ -48,24 +48,23 @@ def lay_ground(plan: Plan) -> list[float]:
     return crosswalks(plan, asphalt, line)
 
 
-def crossing_road(junction: Point2, margin: float, color: Color, kind: int) -> Patch:
-    """The road through a junction from left to right, with a margin on either side."""
+def crossing_road(junction: Point2, margin: float = 0.0) -> list[Point2]:
+    """Outline of the road through a junction from left to right, with a margin on either side."""
     middle, half = junction[0], junction[1] + margin
-    ends = (middle - half, middle + half)
-    return Patch([[(-150.0, ends[0]), (150.0, ends[0]), (150.0, ends[1]), (-150.0, ends[1])]], color, kind)
+    return [(-150.0, middle - half), (150.0, middle - half), (150.0, middle + half), (-150.0, middle + half)]
 
 
 def wear(plan: Plan, asphalt: Color) -> None:
     """Add wheel tracks, repaired places and puddles."""
     dice, road, weather = plan.dice, plan.road, plan.light.weather
     track = lighten(asphalt, -14 if weather == "snowy" else dice.pick((-7, 6)))
-    tracks = [strip(road, x + wheel - 0.25, x + wheel + 0.25) for x, _ in road.lanes for wheel in (-0.8, 0.8)]
-    plan.patches.append(Patch(tracks, track, ROAD))
+    wheels = [x + wheel for x, _ in road.lanes for wheel in (-0.8, 0.8)]
+    plan.pave(ROAD, track, *(strip(road, x - 0.25, x + 0.25) for x in wheels))
     for _ in range(dice.integer(0, 4)):
         x, z = dice.uniform(road.left, road.right - 1), dice.uniform(3, 30)
         width, length = dice.uniform(0.6, 2), dice.uniform(0.6, 4)
         color = lighten(asphalt, dice.pick((-18, -12, 12)) if weather != "rainy" else 34)
-        plan.patches.append(Patch([road.quad(x, x + width, z, z + length)], color, ROAD))
+        plan.pave(ROAD, color, road.quad(x, x + width, z, z + length))
 
 
 def markings(plan: Plan, line: Color) -> None:
@@ -82,11 +81,11 @@ def markings(plan: Plan, line: Color) -> None:
     for start, end in stretches:
         for x in edges:
             if x in (edges[0], edges[-1]):
-                plan.patches.append(Patch([strip(road, x - 0.07, x + 0.07, start, end)], line, ROAD))
+                plan.pave(ROAD, line, strip(road, x - 0.07, x + 0.07, start, end))
             elif abs(x) < 0.1:
                 offsets = (-0.16, 0.16) if len(edges) > 3 or dice.chance(0.4) else (0.0,)
-                pieces = [strip(road, x + offset - 0.07, x + offset + 0.07, start, end) for offset in offsets]
-                plan.patches.append(Patch(pieces, (226, 180, 50) if yellow else line, ROAD))
+                pieces = (strip(road, x + offset - 0.07, x + offset + 0.07, start, end) for offset in offsets)
+                plan.pave(ROAD, (226, 180, 50) if yellow else line, *pieces)
             else:
                 z = start
                 while z < min(end - dash, 110):
@@ -94,15 +93,15 @@ def markings(plan: Plan, line: Color) -> None:
                         dashes.append(road.quad(x - 0.07, x + 0.07, z, z + dash))
                     z += dash + gap
     if dashes:
-        plan.patches.append(Patch(dashes, line, ROAD))
+        plan.pave(ROAD, line, *dashes)
     if road.junction:
         z, half = road.junction[0] - road.junction[1] - 4.2, road.lane * 0.45
         ahead = [x for x, way in road.lanes if way > 0]
-        plan.patches.append(Patch([road.quad(x - half, x + half, z, z + 0.4) for x in ahead], line, ROAD))
+        plan.pave(ROAD, line, *(road.quad(x - half, x + half, z, z + 0.4) for x in ahead))
         for x in ahead:
             if dice.chance(0.5):
                 head = [(x - 0.35, z - 3), (x + 0.35, z - 3), (x, z - 1.6)]
-                plan.patches.append(Patch([road.quad(x - 0.1, x + 0.1, z - 5, z - 3), head], line, ROAD))
+                plan.pave(ROAD, line, road.quad(x - 0.1, x + 0.1, z - 5, z - 3), head)
 
 
 def crosswalks(plan: Plan, asphalt: Color, line: Color) -> list[float]:
@@ -119,10 +118,10 @@ def crosswalks(plan: Plan, asphalt: Color, line: Color) -> list[float]:
     for z in places:
         half, width = dice.uniform(2.6, 3.6) / 2, dice.uniform(0.42, 0.6)
         left, right = road.left + 0.3, road.right - 0.3
-        plan.patches.append(Patch([road.quad(left, right, z - half, z + half)], asphalt, CROSSWALK))
+        plan.pave(CROSSWALK, asphalt, road.quad(left, right, z - half, z + half))
         count = int((right - left + width + 0.01) / (width * 2))
-        stripes = [left + 2 * width * i for i in range(count)]
-        plan.patches.append(Patch([road.quad(x, x + width, z - half, z + half) for x in stripes], color, STRIPES))
+        stripes = (left + 2 * width * i for i in range(count))
+        plan.pave(STRIPES, color, *(road.quad(x, x + width, z - half, z + half) for x in stripes))
     return places
 
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 
 from .camera import Point3
-from .colors import Color, mix
+from .colors import Color, mix, parse
 from .dice import Dice, load
 
 
@@ -65,21 +65,21 @@ def make_light(dice: Dice, driving: bool, has_lamps: bool) -> Light:
     weather, time = dice.pick(tables["weathers"]), dice.pick(tables["times"])
     gray, level, haze = tables["light"][weather]
     level *= dice.uniform(0.92, 1.1)
+    sky = tables["skies"][time]
+    (top, gray_top), lows, (gray_low,) = map(parse, (sky["top"], sky["low"], sky["gray low"]))
+    low, cover = lows[0], gray  # the color at the horizon, and how gray it gets
     if time == "day":
-        top = mix((70 + dice.integer(0, 40), 130 + dice.integer(0, 30), 220), (168, 175, 184), gray)
-        low = mix((190, 212, 236), (205, 208, 212), gray)
-        ambient, sun = (level, level, level * 1.02), 0.5 if weather == "clear" else 0.06
+        top = (top[0] + dice.integer(0, 40), top[1] + dice.integer(0, 30), top[2])
+        tones = (1.0, 1.0, 1.02)
     elif time == "dusk":
         level *= dice.uniform(0.72, 0.84)
-        warm = dice.pick(((245, 150, 80), (250, 175, 110), (225, 130, 130)))
-        top, low = mix((58, 70, 128), (92, 94, 116), gray), mix(warm, (158, 146, 152), gray * 0.9)
-        warmth = 0.09 * (1.1 - gray)
-        ambient, sun = (level * (1 + warmth), level * (1 - warmth / 2), level), 0.1 if weather == "clear" else 0.0
+        low, cover, warmth = dice.pick(lows), gray * 0.9, 0.09 * (1.1 - gray)
+        tones = (1 + warmth, 1 - warmth / 2, 1.0)
     else:
         level = (0.42 if has_lamps else 0.34) * dice.uniform(0.85, 1.25)
-        top = mix((8, 10, 28), (26, 26, 34), gray)
-        low = mix((30, 32, 56), (62, 56, 56), gray if has_lamps else gray * 0.3)
-        ambient, sun = (level, level * 0.96, level * (0.95 if has_lamps else 1.2)), 0.0
+        cover = gray if has_lamps else gray * 0.3
+        tones = (1.0, 0.96, 0.95 if has_lamps else 1.2)
+    top, low = mix(top, gray_top, gray), mix(low, gray_low, cover)
     if weather == "rainy":
         top, low = mix(top, (0, 0, 0), 0.15), mix(low, (0, 0, 0), 0.12)
     fog = dice.uniform(0.016, 0.045)
@@ -90,8 +90,8 @@ def make_light(dice: Dice, driving: bool, has_lamps: bool) -> Light:
     return Light(
         weather=weather,
         time=time,
-        ambient=ambient,
-        sun=sun,
+        ambient=(level * tones[0], level * tones[1], level * tones[2]),
+        sun=sky["sun"][weather != "clear"],
         sun_direction=(math.sin(azimuth) * flat, math.sin(elevation), math.cos(azimuth) * flat),
         haze=haze,
         haze_color=low,

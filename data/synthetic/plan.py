@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,7 +94,7 @@ class Thing:
 class Patch:
     """A colored piece of ground: polygons of (x, z) in meters; `kind` is ROAD, SIDEWALK, CROSSWALK or STRIPES."""
 
-    polygons: list[list[Point2]]
+    polygons: Sequence[list[Point2]]
     color: Color
     kind: int
 
@@ -125,6 +126,10 @@ class Plan:
     skyline_color: Color = (0, 0, 0)
     hood: Color | None = None
     marked: bool = False
+
+    def pave(self, kind: int, color: Color, *polygons: list[Point2]) -> None:
+        """Add a patch of ground on top of the others."""
+        self.patches.append(Patch(polygons, color, kind))
 
 
 def billboard(
