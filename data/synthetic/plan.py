@@ -85,6 +85,10 @@ class Thing:
         sine, cosine = math.sin(self.heading), math.cos(self.heading)
         return np.array([(cosine, 0.0, sine), (0.0, 1.0, 0.0), (-sine, 0.0, cosine)]) * self.scale
 
+    def colors(self, names: Sequence[str]) -> list[tuple[int, int, int, bool]]:
+        """(red, green, blue, whether it shines by itself) of each color name."""
+        return [(*self.palette[name], name in self.bright) for name in names]
+
     def world(self, point: Point3) -> Point3:
         """World coordinates of a point in the thing's axes."""
         return tuple((self.matrix @ point + self.place).tolist())

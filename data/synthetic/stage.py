@@ -5,6 +5,7 @@ polygon writes all four at once, so annotations and image cannot differ.
 """
 
 import functools
+import itertools
 from collections import defaultdict
 
 import cv2
@@ -15,7 +16,7 @@ from .camera import NEAR, SCALE
 from .dice import Dice
 from .light import Light
 from .mesh import Mesh
-from .plan import FIRST, OTHER, STUFF, Plan, Thing
+from .plan import FIRST, OTHER, STUFF, Plan
 
 
 cv2.setNumThreads(0)
@@ -115,12 +116,14 @@ class Stage:
         kept = np.flatnonzero((two_sided | towards_camera) & large)
 
         unit = normal[kept] / np.maximum(area[kept], 1e-9)[:, None]
-        base = np.concatenate([base_colors(things[index], mesh) for index, mesh in parts])
-        colors = shade(base[kept], unit, two_sided[kept], depth[kept], self.plan.light)
+        palettes = [things[index].colors(mesh.names) for index, mesh in parts]
+        rows = joined("colors") + np.repeat(np.cumsum([0, *map(len, palettes[:-1])]), faces)
+        base = np.array([*itertools.chain(*palettes)])[rows[kept]]
+        colors = shade(base, unit, two_sided[kept], depth[kept], self.plan.light)
         pixels, texts = camera.pixels(view, len(self.canvas)), [text for mesh in meshes for text in mesh.texts]
         owners = np.repeat(owners, faces)[kept].tolist()
-        rows = zip(kept.tolist(), owners, start[kept].tolist(), end[kept].tolist(), colors.tolist())
-        for face, index, first, last, color in rows:
+        visible = zip(kept.tolist(), owners, start[kept].tolist(), end[kept].tolist(), colors.tolist())
+        for face, index, first, last, color in visible:
             corners = pixels[first:last]
             self.outlines[index].append(corners)
             if texts[face]:
@@ -196,11 +199,6 @@ def painting_order(footprints: np.ndarray, eye: np.ndarray) -> list[int]:
         rank[pick] = -2.0
         waiting = waiting - first[pick]
     return order
-
-
-def base_colors(thing: Thing, mesh: Mesh) -> np.ndarray:
-    """(red, green, blue, whether it shines by itself) of each face of a part, [F, 4]."""
-    return np.array([(*thing.palette[name], name in thing.bright) for name in mesh.names])[mesh.colors]
 
 
 def shade(base: np.ndarray, unit: np.ndarray, flat: np.ndarray, depth: np.ndarray, light: Light) -> np.ndarray:
