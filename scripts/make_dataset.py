@@ -11,35 +11,52 @@ a FOLDER, for which a mapping is drafted beside --output_dir. --num_images is th
 A run that was stopped continues when the same command is given again. report.json has the counts and all problems.
 """
 
+import ctypes
 import os
 import signal
 import sys
 from typing import Any
 
-import multiprocess
-
 from traffic_vlm.data.dataset import DatasetOptions, make_dataset
 from traffic_vlm.options import option_parser
 
 
+PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that a process gets when its parent ends
+
+
 def stop_on_signals() -> None:
-    """End this process and its workers on Ctrl-C and SIGTERM: the pool of `datasets` can swallow KeyboardInterrupt."""
+    """End this process on Ctrl-C and SIGTERM: the pool of `datasets` can swallow KeyboardInterrupt."""
     process = os.getpid()
 
     def stop(number: int, _: Any) -> None:
         if os.getpid() == process:
             print("stopped; the same command continues this run", file=sys.stderr, flush=True)
-            # Last: while this process waits or writes, a thread of the pool replaces workers that have ended.
-            for worker in multiprocess.active_children():
-                worker.kill()
         os._exit(128 + number)
 
     for name in (signal.SIGINT, signal.SIGTERM):  # a background job of a shell ignores SIGINT otherwise
         signal.signal(name, stop)
 
 
+def end_workers_with_this_process() -> None:
+    """Let Linux kill each forked process when its parent ends: lists of workers lack one that is just starting."""
+    parent = 0
+
+    def before_fork() -> None:
+        nonlocal parent
+        parent = os.getpid()
+
+    def after_fork() -> None:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before the call
+            os._exit(1)
+
+    if sys.platform == "linux":
+        os.register_at_fork(before=before_fork, after_in_child=after_fork)
+
+
 def main() -> None:
     stop_on_signals()
+    end_workers_with_this_process()
     parsed = option_parser([DatasetOptions], __doc__).parse_args()
     try:
         options = DatasetOptions(**vars(parsed))

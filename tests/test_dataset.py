@@ -5,29 +5,26 @@ import json
 import os
 import random
 import re
-import runpy
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
-import psutil
+import pyarrow.parquet as pq
 import pytest
-import torch
-from datasets import load_dataset
+from datasets import Dataset, load_dataset
 from PIL import Image
 
 from tiny import ROOT
 from traffic_vlm.data import dataset
-from traffic_vlm.data.dataset import DatasetOptions, SyntheticRows, make_dataset, skipped_path, write_file
+from traffic_vlm.data.dataset import DatasetOptions, make_dataset, skipped_path
 from traffic_vlm.data.formats import Problems, load_mapping, read_source
 from traffic_vlm.data.formats.drafting import draft_mapping
 from traffic_vlm.data.ground_truth import GroundTruth
-from traffic_vlm.data.questions import Balancer, NaturalRates, Question, ask, enumerate_questions, rebalance
+from traffic_vlm.data.questions import Balancer, Question, ask, enumerate_questions, rebalance
 from traffic_vlm.data.scene import Scene
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.files import DataError
@@ -78,76 +75,78 @@ def synthetic(tmp_path_factory):
     return folder
 
 
-def test_load_dataset_reads_the_folder(synthetic):
-    rows = load_dataset(str(synthetic), split="train")
+def load(folder: Path) -> Dataset:
+    return load_dataset(str(folder), split="train")
+
+
+def test_rows_are_loaded_as_the_report_counts_them(synthetic, tmp_path):
+    rows, report = load(synthetic), json.loads((synthetic / "report.json").read_text())
     assert len(rows) == 24 and rows[0]["image"].size == (224, 224)
     assert set(rows.column_names) == set(dataset.FEATURES)
     assert all(len(row["questions"]) == len(row["answers"]) == len(row["question_types"]) > 0 for row in rows)
-    report = json.loads((synthetic / "report.json").read_text())
     assert report["images"] == 24 and report["sources"] == {"synthetic": 24} and not report["skipped"]
     assert report["questions"] == Counter(question_type for row in rows for question_type in row["question_types"])
-    assert all(0 <= rate <= 1 for rate in report["yes_rates"].values())
+    make(tmp_path / synthetic.name, num_images=2, first_seed=24)  # a folder of the same name: not from the cache
+    assert set(load(tmp_path / synthetic.name)["image_id"]).isdisjoint(rows["image_id"])
 
 
-def test_a_folder_of_the_same_name_is_not_loaded_from_the_cache(synthetic, tmp_path):
-    make(tmp_path / synthetic.name, num_images=2, first_seed=24)
-    rows = [load_dataset(str(folder), split="train") for folder in (synthetic, tmp_path / synthetic.name)]
-    assert set(rows[0]["image_id"]).isdisjoint(rows[1]["image_id"])
-
-
-@pytest.mark.slow
-def test_a_run_killed_three_times_gives_the_same_files(tmp_path):
-    folder = tmp_path / "set"
-    script = [sys.executable, ROOT / "scripts" / "make_dataset.py", "--output_dir", folder]
-    command = [*map(str, script), "--num_images", "24", "--images_per_file", "1", "--num_workers", "1"]
-
-    def written() -> dict[str, int]:
-        return {path.name: path.stat().st_mtime_ns for path in folder.glob("data/*.parquet")}
-
-    for _ in range(3):
-        before = written()
-        process = subprocess.Popen(
-            command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        while written().keys() == before.keys() and process.poll() is None:
-            time.sleep(0.01)
-        assert process.poll() is None, "it ended before it could be killed"
-        os.killpg(process.pid, signal.SIGKILL)  # with its workers
-        process.wait()
-        after = written()
-        assert len(before) < len(after) < 24
-        assert before.items() <= after.items()  # complete files are not written again
-        for name in after:
-            assert len(load_dataset("parquet", data_files=str(folder / "data" / name), split="train")) == 1
-    subprocess.run(command, check=True, capture_output=True)
-    assert len(written()) == 24 and after.items() <= written().items()
-    assert not list(folder.rglob("*.tmp"))
-    make(tmp_path / "never_stopped", images_per_file=1)
-    results = [
-        (load_dataset(str(path), split="train").to_list(), json.loads((path / "report.json").read_text()))
-        for path in (folder, tmp_path / "never_stopped")
-    ]
-    assert results[0] == results[1]
+def start(folder: Path, hook: str, **options: int) -> subprocess.Popen:
+    """Start make_dataset.py in a new process, in which `hook` runs first."""
+    arguments = [f"--{name}={value}" for name, value in options.items()]
+    script = str(ROOT / "scripts" / "make_dataset.py")
+    code = f"""
+import os, runpy, signal, sys
+from itertools import count
+numbers = count(1)
+{hook}
+sys.argv = [{script!r}, "--output_dir={folder}", *{arguments}]
+runpy.run_path({script!r}, run_name="__main__")
+"""
+    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
-def test_workers_end_with_a_run_that_is_stopped(tmp_path, end):
-    script = [sys.executable, str(ROOT / "scripts" / "make_dataset.py"), "--output_dir", str(tmp_path / "set")]
-    process = subprocess.Popen(script, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+def test_a_run_killed_twice_gives_the_same_files(tmp_path):
+    """Each time it is killed before a third file gets its name."""
+    options = {"num_images": 6, "images_per_file": 1, "num_workers": 1}
+    kill = """
+def kill(event, arguments):
+    if event == "os.rename" and str(arguments[1]).endswith(".parquet") and next(numbers) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(kill)
+"""
+    before: dict[Path, int] = {}
+    for complete in (2, 4):
+        killed = start(tmp_path / "set", kill, **options)
+        assert "Error" not in killed.communicate(timeout=60)[1] and killed.returncode == -signal.SIGKILL
+        after = {path: path.stat().st_mtime_ns for path in (tmp_path / "set").glob("data/*.parquet")}
+        assert len(after) == complete and before.items() <= after.items()  # complete files are not written again
+        assert all(pq.read_table(path).num_rows == 1 for path in after)
+        before = after
+    reports = [make(tmp_path / name, **options) for name in ("set", "never_stopped")]
+    assert reports[0] == reports[1] and before == {path: path.stat().st_mtime_ns for path in before}
+    rows = [load(tmp_path / name).to_list() for name in ("set", "never_stopped")]
+    assert rows[0] == rows[1] and len(rows[0]) == 6
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "started"), [("SIGTERM", 2), ("SIGINT", 3), ("SIGKILL", 3)], ids=["SIGTERM", "SIGINT", "SIGKILL"]
+)
+def test_workers_end_with_a_run_that_is_stopped_while_it_starts_them(tmp_path, end, started):
+    """The signal arrives as soon as a worker is forked: `started` of two, and of one that connects them."""
+    stop = f"next(numbers) == {started} and signal.raise_signal(signal.{end})"
+    process = start(tmp_path / "set", f"os.register_at_fork(after_in_parent=lambda: {stop})")
     try:
-        while (
-            len(workers := psutil.Process(process.pid).children(recursive=True)) < 3
-        ):  # two, and one that connects them
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.send_signal(end)
-        assert "stopped; the same command continues this run" in process.communicate(timeout=60)[1]
-        assert not psutil.wait_procs(workers, timeout=10)[1]
+        said = process.communicate(timeout=60)[1]  # until the last process ends: workers inherit the pipes
     finally:
-        for worker in workers:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                worker.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    number = getattr(signal, end)
+    is_told = "stopped; the same command continues this run" in said
+    assert (process.returncode, is_told) == ((-number, False) if end == "SIGKILL" else (128 + number, True)), said
 
 
 def test_sources_are_mixed_and_problems_are_counted(tmp_path):
@@ -168,38 +167,39 @@ VAL = {5, 11}  # of twelve images; the others are for training
 def write_unmapped(folder: Path, format: str) -> None:
     """Write twelve images of 80 × 60: each has a motor bike, every second one a car, the first one a forklift."""
     bike, car, forklift = (1, 50, 10, 75, 50), (0, 5, 10, 45, 40), (2, 0, 0, 5, 5)
-    coco: dict = {split: {"images": [], "annotations": []} for split in ("train", "val")}
+    coco = {
+        split: {"images": [], "annotations": [], "categories": [{"id": i, "name": n} for i, n in enumerate(names)]}
+        for names in [[*CLASS_NAMES, "never used"]]
+        for split in ("train", "val")
+    }
+    texts = {"yolo": {"data.yaml": f"train: ../images/train\nval: images/val\nnames: {CLASS_NAMES}\n"}, "voc": {}}
     for i in range(12):
-        split, labels = "val" if i in VAL else "train", [car] * (i % 2) + [bike] + [forklift] * (i == 0)
+        split = "val" if i in VAL else "train"
         path = folder / ("JPEGImages" if format == "voc" else f"images/{split}") / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (80, 60), (i, 0, 0)).save(path)
         coco[split]["images"].append({"id": i, "file_name": f"{i}.png"})
-        lines, objects = [], []
-        for name, left, top, right, bottom in labels:
+        lines, objects = "", ""
+        for name, left, top, right, bottom in [car] * (i % 2) + [bike] + [forklift] * (i == 0):
             box = [left, top, right - left, bottom - top]
             coco[split]["annotations"].append({"image_id": i, "category_id": name, "bbox": box})
-            lines.append(f"{name} {(left + right) / 160} {(top + bottom) / 120} {box[2] / 80} {box[3] / 60}\n")
-            corners = zip(("xmin", "ymin", "xmax", "ymax"), (left + 1, top + 1, right, bottom))
-            box_xml = "".join(f"<{key}>{value}</{key}>" for key, value in corners)
-            objects.append(f"<object><name>{CLASS_NAMES[name]}</name><bndbox>{box_xml}</bndbox></object>")
-        file, text = {
-            "coco": ("annotations/captions_train2017.json", '{"images": [], "annotations": []}'),
-            "yolo": (f"labels/{split}/{i}.txt", "".join(lines)),
-            "voc": (f"Annotations/{i}.xml", f"<annotation>{''.join(objects)}</annotation>"),
-        }[format]
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).write_text(text)
-    for split, data in coco.items():
-        numbers = [image["id"] for image in data["images"]]
-        data["categories"] = [{"id": i, "name": name} for i, name in enumerate([*CLASS_NAMES, "never used"])]
-        file, text = {
-            "coco": (f"annotations/instances_{split}2017.json", json.dumps(data)),
-            "yolo": ("data.yaml", f"train: ../images/train\nval: images/val\nnames: {CLASS_NAMES}\n"),
-            "voc": (f"ImageSets/Main/{split}.txt", "\n".join(map(str, numbers))),
-        }[format]
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).write_text(text)
+            lines += f"{name} {(left + right) / 160} {(top + bottom) / 120} {box[2] / 80} {box[3] / 60}\n"
+            corners = {"xmin": left + 1, "ymin": top + 1, "xmax": right, "ymax": bottom}
+            box_xml = "".join(f"<{key}>{value}</{key}>" for key, value in corners.items())
+            objects += f"<object><name>{CLASS_NAMES[name]}</name><bndbox>{box_xml}</bndbox></object>"
+        texts["yolo"][f"labels/{split}/{i}.txt"] = lines
+        texts["voc"][f"Annotations/{i}.xml"] = f"<annotation>{objects}</annotation>"
+    texts["voc"] |= {f"ImageSets/Main/{s}.txt": "\n".join(str(i["id"]) for i in coco[s]["images"]) for s in coco}
+    texts["coco"] = {f"annotations/instances_{s}2017.json": json.dumps(coco[s]) for s in coco}
+    texts["coco"]["annotations/captions_train2017.json"] = '{"images": [], "annotations": []}'
+    write_texts(folder, texts[format])
+
+
+def write_texts(folder: Path, texts: dict[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
 
 
 @pytest.mark.parametrize("format", ["coco", "yolo", "voc"])
@@ -284,55 +284,63 @@ def test_nothing_is_drafted_from_a_link_out_of_the_folder(tmp_path, format, name
             "a and .*/b both have the split train",
         ),
     ],
+    ids=["empty", "no image folder", "no names", "no known class", "no image", "two folders of a split"],
 )
-def test_a_folder_alone_that_cannot_be_read(tmp_path, files, message):
-    for name, text in files.items():
-        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "mine" / name).write_text(text)
-    (tmp_path / "mine").mkdir(exist_ok=True)
+def test_a_folder_that_cannot_be_read_says_why(tmp_path, files, message):
+    write_texts(tmp_path / "mine", files)
     with pytest.raises(DataError, match=message):
         make(tmp_path / "out", source=[str(tmp_path / "mine")])
 
 
-def test_the_number_of_images_is_a_maximum_for_each_source(tmp_path):
-    source = coco(tmp_path / "mine")
-    for count, expected in {None: (3, 1000), 2: (2, 2), 5: (3, 5)}.items():
-        options = DatasetOptions(tmp_path, source=[source, "synthetic"], num_images=count)
-        items = dataset.read_items(options, Problems())
-        assert tuple(len(part) for part in items.values()) == expected
+def test_each_source_and_split_has_its_own_images(tmp_path):
+    def items(**options: object) -> list[list]:
+        return list(dataset.read_items(DatasetOptions(tmp_path, **options), Problems()).values())
 
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--source", "camvid"], "camvid=FOLDER"),
-        (["--source", "nonsense=/tmp"], "nonsense"),
-        (["--source", "synthetic", "synthetic"], "given twice: synthetic synthetic"),
-        (["--source", "camvid=/tmp", "camvid=/tmp/"], "given twice: camvid=/tmp camvid=/tmp/"),
-        (["--num_images", "0"], "have no usable image: --num_images is 0"),
-        (["--num_workers", "0"], "--num_workers must be at least 1, got 0"),
-        (["--images_per_file", "-1"], "--images_per_file must be at least 1, got -1"),
-        (["--split", "../train"], "--split must be words with dots between, like train or val.night, got '../train'"),
-    ],
-)
-def test_bad_options(tmp_path, refusal, options, message):
-    assert message in refusal("make_dataset.py", "--output_dir", tmp_path / "out", *options)
-    assert not (tmp_path / "out").exists()
+    sources = [coco(tmp_path / "mine"), "synthetic"]
+    for maximum, expected in {None: [3, 1000], 2: [2, 2], 5: [3, 5]}.items():
+        assert [len(part) for part in items(source=sources, num_images=maximum)] == expected
+    splits = ("train", "val", "test", "val.night")
+    seeds = {split: items(num_images=5, first_seed=3, split=split)[0] for split in splits}
+    assert seeds["train"] == [3, 4, 5, 6, 7]
+    assert len({seed for split in seeds.values() for seed in split}) == 20
 
 
 @pytest.mark.parametrize(
     ("script", "options", "message"),
     [
-        ("measure_loading.py", ["--batch_size", "0"], "--batch_size must be at least 1, got 0"),
-        ("measure_loading.py", ["--processor", "no/folder"], "--processor must be the folder"),
+        *[
+            ("make_dataset.py", options.split(), message)
+            for options, message in {
+                "--source camvid": "camvid=FOLDER",
+                "--source nonsense=/tmp": "nonsense",
+                "--source synthetic synthetic": "given twice: synthetic synthetic",
+                "--source camvid=/tmp camvid=/tmp/": "given twice: camvid=/tmp camvid=/tmp/",
+                "--num_images 0": "have no usable image: --num_images is 0",
+                "--num_workers 0": "--num_workers must be at least 1, got 0",
+                "--images_per_file -1": "--images_per_file must be at least 1, got -1",
+                "--split ../train": "--split must be words with dots between, like train or val.night, got '../train'",
+            }.items()
+        ],
+        (
+            "measure_loading.py",
+            ["--dataset", "synthetic", "--batch_size", "0"],
+            "--batch_size must be at least 1, got 0",
+        ),
+        (
+            "measure_loading.py",
+            ["--dataset", "synthetic", "--processor", "no/folder"],
+            "--processor must be the folder",
+        ),
         ("measure_loading.py", ["--dataset", "no/folder"], "must be synthetic or a folder made by make_dataset.py"),
         ("contact_sheet.py", ["--columns", "0"], "--columns must be at least 1, got 0"),
         ("contact_sheet.py", ["--output", ROOT], "--output must be a PNG file"),
     ],
 )
-def test_bad_options_of_the_other_scripts(refusal, script, options, message):
-    required = ["--dataset", "synthetic"] if script.startswith("measure") and "--dataset" not in options else []
-    assert message in refusal(script, *required, *options)
+def test_bad_options_are_refused_before_anything_is_written(tmp_path, monkeypatch, refusal, script, options, message):
+    monkeypatch.chdir(tmp_path)
+    output = ["--output_dir", "out"] if script == "make_dataset.py" else []
+    assert message in refusal(script, *output, *options)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_with_something_else_is_left_alone(synthetic, tmp_path, refusal):
@@ -365,7 +373,7 @@ def test_rows_do_not_depend_on_the_number_of_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(dataset, "BLOCK", 4)
     for workers in (1, 3):
         make(tmp_path / str(workers), num_workers=workers)
-    rows = [load_dataset(str(tmp_path / str(workers)), split="train").to_list() for workers in (1, 3)]
+    rows = [load(tmp_path / str(workers)).to_list() for workers in (1, 3)]
     assert rows[0] == rows[1] and len(rows[0]) == 24
 
 
@@ -386,107 +394,65 @@ def test_a_source_that_has_changed_is_noticed(tmp_path, changed):
         make(tmp_path / "set", source=[source])
 
 
-def test_splits_have_synthetic_scenes_of_their_own(tmp_path):
-    seeds = {}
-    for split in ("train", "val", "test", "val.night"):
-        options = DatasetOptions(tmp_path, num_images=5, first_seed=3, split=split)
-        [seeds[split]] = dataset.read_items(options, Problems()).values()
-    assert seeds["train"] == [3, 4, 5, 6, 7]
-    assert len({seed for split in seeds.values() for seed in split}) == 20
-    assert render(seeds["val"][0])[1].image_id == str(seeds["val"][0])
-
-
 def test_a_full_disk_leaves_no_partial_file(tmp_path, monkeypatch):
     def fail(_, path: str) -> None:
         Path(path).write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("datasets.Dataset.to_parquet", fail)
-    path, options = tmp_path / "data" / "train-00000.parquet", DatasetOptions(tmp_path)
-    with pytest.raises(OSError, match="No space left"):
-        write_file(path, [1, 2], 0, options)
-    assert not list(path.parent.glob("*.parquet")) and not list(path.parent.glob("*.tmp"))
-    monkeypatch.undo()
-    write_file(path, [1, 2], 0, options)
-    assert [file for file in path.parent.iterdir() if file != skipped_path(path)] == [path]
-
-
-def test_synthetic_rows_are_divided_among_workers():
-    loader = torch.utils.data.DataLoader(
-        SyntheticRows(3, 5), batch_size=None, num_workers=2, multiprocessing_context="fork"
-    )
-    assert [row["image_id"] for row in loader] == ["3", "4", "5", "6", "7"]
-
-
-def test_loading_is_measured_without_the_batches_that_the_workers_prepared():
-    script = runpy.run_path(str(ROOT / "scripts/measure_loading.py"))
-
-    def loader():
-        for index in range(10):
-            time.sleep(0.3 if index < 4 else 0)
-            yield {"pixel_values": torch.zeros(2, 3, 4, 4), "question_ends": torch.zeros(2, 3)}
-
-    images, questions, seconds = script["measure"](loader(), skip=4, num_images=1000)
-    assert (images, questions) == (12, 36) and seconds < 0.3
-    assert script["measure"](loader(), skip=1, num_images=4)[0] == 4
+    with monkeypatch.context() as full, pytest.raises(OSError, match="No space left"):
+        full.setattr("datasets.Dataset.to_parquet", fail)
+        make(tmp_path, num_images=2)
+    assert not list(tmp_path.rglob("*.parquet")) and not list(tmp_path.rglob("*.tmp"))
+    assert make(tmp_path, num_images=2)["images"] == 2 == len(load(tmp_path))
 
 
 # Balance of the answers
 
 
-def yes_minus_no(questions, key) -> Counter:
+def yes_minus_no(pairs) -> Counter:
+    """Of pairs (key, answer), by key."""
     leads: Counter = Counter()
-    for question in questions:
-        leads[key(question)] += {"yes": 1, "no": -1}.get(question.answer, 0)
+    for key, answer in pairs:
+        leads[key] += {"yes": 1, "no": -1}.get(answer, 0)
     return leads
 
 
 def test_settled_questions_have_as_many_yes_as_no_for_each_kind_and_class():
+    def leads(images, *names: str) -> Counter:
+        questions = [question for questions in images for question in questions]
+        return yes_minus_no((tuple(getattr(one, name) for name in names), one.answer) for one in questions)
+
     rng, balancer = random.Random(0), Balancer()
     asked = [ask(GroundTruth(render(seed)[1]), rng, 16, balancer) for seed in range(60)]
-    settled = rebalance(asked)
+    settled, kind = rebalance(asked), ("question_type", "category")
     assert all(set(kept) <= set(questions) for kept, questions in zip(settled, asked))
-    before, after = ([question for questions in rows for question in questions] for rows in (asked, settled))
-    by_category = yes_minus_no(before, lambda question: (question.question_type, question.category))
-    assert any(by_category.values())
-    assert not any(yes_minus_no(after, lambda question: (question.question_type, question.category)).values())
+    assert any(leads(asked, *kind).values()) and not any(leads(settled, *kind).values())
     # No more are removed than needed, and none of a question id that does not lead.
-    assert len(before) - len(after) == sum(map(abs, by_category.values()))
-    leads, settled_leads = (
-        yes_minus_no(questions, lambda question: question.question_id) for questions in (before, after)
-    )
-    assert all(0 <= settled_leads[question_id] / (leads[question_id] or 1) <= 1 for question_id in leads)
+    assert sum(map(len, asked)) - sum(map(len, settled)) == sum(map(abs, leads(asked, *kind).values()))
+    before, after = leads(asked, "question_id"), leads(settled, "question_id")
+    assert all(0 <= after[question_id] / (before[question_id] or 1) <= 1 for question_id in before)
 
 
 def test_several_files_together_are_balanced(tmp_path):
     """But for 1 % of the questions: the only question of an image is kept."""
     report = make(tmp_path, num_images=120, images_per_file=40, num_workers=2)
-    rows = load_dataset(str(tmp_path), split="train").select_columns(["question_types", "categories", "answers"])
-    leads: Counter = Counter()
-    for row in rows:
-        for question_type, category, answer in zip(row["question_types"], row["categories"], row["answers"]):
-            leads[question_type, category] += {"yes": 1, "no": -1}.get(answer, 0)
+    rows = load(tmp_path).select_columns(["question_types", "categories", "answers"])
+    leads = yes_minus_no(((kind, category), answer) for row in rows for kind, category, answer in zip(*row.values()))
     assert len(rows) == 120 and sum(map(abs, leads.values())) <= 0.01 * report["questions"].total()
     assert {question_type for question_type, _ in leads} > {"presence", "place", "count", "color", "relation"}
 
 
 def test_without_balance_yes_is_as_frequent_as_in_the_images(tmp_path):
-    scene = render(0)[1]
-    asked = ask(GroundTruth(scene), random.Random(0), 1000, NaturalRates(), ["presence"])
-    truths = [truth for truth in enumerate_questions(GroundTruth(scene)) if truth.question_type == "presence"]
-    assert {(one.question_id, one.answer) for one in asked} == {(one.question_id, one.answer) for one in truths}
-    rates = [
-        make(tmp_path / str(balance), num_images=20, questions_per_image=1000, balance=balance)["yes_rates"]
-        for balance in (True, False)
-    ]
-    answers = defaultdict(list)  # so many questions are all that there are
+    true = defaultdict(list)
     for seed in range(20):
-        for truth in enumerate_questions(GroundTruth(render(seed)[1])):
-            if truth.question_type == "presence":
-                answers[f"presence/{truth.category}"].append(truth.answer == "yes")
-    natural = {name: pytest.approx(sum(found) / len(found), abs=1e-3) for name, found in answers.items()}
-    balanced, asked_all = ({name: one[name] for name in one if name in natural} for one in rates)
-    assert asked_all == natural and set(balanced.values()) == {0.5}
+        for one in enumerate_questions(GroundTruth(render(seed)[1])):
+            if one.question_type == "presence":
+                true[f"presence/{one.category}"].append(one.answer == "yes")
+    natural = {name: pytest.approx(sum(found) / len(found), abs=1e-3) for name, found in true.items()}
+    options = {"num_images": 20, "questions_per_image": 1000}  # so many are all that there are
+    balanced, asked_all = (make(tmp_path / str(on), balance=on, **options)["yes_rates"] for on in (True, False))
+    assert {name: rate for name, rate in asked_all.items() if name.startswith("presence")} == natural
+    assert {balanced[name] for name in natural if name in balanced} == {0.5}
 
 
 def test_no_image_is_lost_to_the_balance():
@@ -505,7 +471,7 @@ def test_scene_labels_add_what_boxes_do_not_tell(tmp_path):
     path.write_text("\n".join(map(json.dumps, entries)))
     report = make(tmp_path / "out", source=[source], scene_labels=tmp_path / "labels")
     assert report["skipped"]["image without scene labels"] == 1 and report["images"] == 3
-    rows = load_dataset(str(tmp_path / "out"), split="train")
+    rows = load(tmp_path / "out")
     scene = Scene.from_json(rows[0]["scene"])
     assert scene.scene_attributes == {
         **{"weather": "rainy", "time of day": "day", "view": "other"},
