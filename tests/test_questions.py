@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import pytest
@@ -52,27 +53,23 @@ ATTRIBUTED = {category: frozenset(OWN) for category in COLORED} | {
     "traffic light": frozenset({"state"}),
     "speed limit sign": frozenset({"value"}),
 }
-CATEGORY_NAMES = (
-    *("car", "bus", "pedestrian", "person", "traffic light", "speed limit sign", "stop sign", "tree", "sky", "rider"),
-)
+CATEGORY_NAMES = "car,bus,pedestrian,person,traffic light,speed limit sign,stop sign,tree,sky,rider".split(",")
 
 
-def attributes_of(category: str, draw) -> dict[str, str]:
-    """Random values of the attributes that the source of the random scenes gives for a class."""
-    if category in COLORED:
-        return {name: draw(values) for name, values in OWN.items()}
-    if category == "traffic light":
-        return {"state": draw(LIGHT_STATES)}
-    return {"value": draw(SPEED_LIMITS)} if category == "speed limit sign" else {}
+def attributes_of(category: str, choose) -> dict[str, str]:
+    """Values of the attributes that the source of the random scenes gives for a class, chosen among all."""
+    given = {"traffic light": {"state": LIGHT_STATES}, "speed limit sign": {"value": SPEED_LIMITS}}
+    values = OWN if category in COLORED else given.get(category, {})
+    return {name: choose(values[name]) for name in values}
 
 
 @st.composite
-def scenes(draw, categories=CATEGORY_NAMES, max_size=7):
+def scenes(draw):
     """Scenes of boxes. Sizes are primes, so that no whole number of pixels lies on a threshold."""
     width, height = draw(st.sampled_from([(641, 479), (223, 227), (383, 281)]))
     objects = []
-    for _ in range(draw(st.integers(0, max_size))):
-        category = draw(st.sampled_from(categories))
+    for _ in range(draw(st.integers(0, 7))):
+        category = draw(st.sampled_from(CATEGORY_NAMES))
         left, right = sorted(draw(st.lists(st.integers(0, width), min_size=2, max_size=2, unique=True)))
         top, bottom = sorted(draw(st.lists(st.integers(0, height), min_size=2, max_size=2, unique=True)))
         visible = draw(st.sampled_from([1.0, 1.0, 1.0, 0.5, 0.2]))
@@ -96,6 +93,12 @@ def placed(*objects: tuple, **fields) -> Scene:
 
 def answers(scene: Scene) -> dict[str, str]:
     return {question.question_id: question.answer for question in enumerate_questions(GroundTruth(scene))}
+
+
+@cache
+def decoded(answer: str) -> str:
+    """An answer as a model that generates its tokens would give it."""
+    return TOKENIZER.decode(TOKENIZER(answer, add_special_tokens=False)["input_ids"])
 
 
 def sizes_in_patches(scene: Scene, category: str) -> list[float]:
@@ -326,6 +329,7 @@ def test_every_answer_is_correct(scene):
     for question in enumerate_questions(GroundTruth(scene)):
         question_type, category, *rest = question.question_id.split("/")
         assert (question_type, category) == (question.question_type, question.category)
+        assert decoded(question.answer) == question.answer
         kind = TYPES[question_type]
         if question_type == "travel":
             check_travel(scene, category, question.answer, *rest)
@@ -377,13 +381,7 @@ def test_knowing_less_removes_questions_and_changes_no_answer(scene, rng):
     for question_id, answer in less.items():
         if question_id.split("/")[0] not in ("ahead", "objects", "description"):
             assert more[question_id] == answer
-
-
-@given(scenes())
-@settings(max_examples=50, deadline=None)
-def test_a_no_about_any_value_needs_the_values_of_all_objects(scene):
-    found = answers(replace(scene, attributed={}))
-    assert not any("/any/" in question_id and answer == "no" for question_id, answer in found.items())
+        assert "/any/" not in question_id or answer == "yes"  # a no needs the values of all objects
 
 
 @given(scenes())
@@ -433,11 +431,6 @@ def test_answers_about_an_example(name):
     assert expected and {question_id: found.get(question_id) for question_id in expected} == expected
 
 
-def test_an_invisible_object_changes_no_answer():
-    scene = example_scene(EXAMPLES["an invisible car counts as absent"])
-    assert answers(scene) == answers(replace(scene, objects=()))
-
-
 def test_the_box_of_a_mask_is_cut_to_the_third_in_the_question():
     scene = example_scene({"masks": [("car", [str(column) for column in range(14)])]})
     found = {question.question_id: question for question in enumerate_questions(GroundTruth(scene))}
@@ -471,17 +464,17 @@ def test_a_mirrored_scene_has_mirrored_answers(scene):
 # Sampling
 
 
-def random_scene(rng: random.Random, base_rate=0.5, categories=("car", "bus", "truck", "pedestrian")) -> Scene:
+def random_scene(rng: random.Random, base_rate=0.5) -> Scene:
     """A scene with each class at a base rate; at the same rate objects are on the left and their value is red."""
+
+    def choose(values):
+        return "red" if "red" in values and rng.random() < base_rate else rng.choice(values)
+
     objects = []
-    for category in (*categories, "traffic light", "speed limit sign"):
+    for category in ("car", "bus", "truck", "pedestrian", "traffic light", "speed limit sign"):
         while rng.random() < base_rate and len(objects) < 12:
             left = rng.uniform(0, 60) if rng.random() < base_rate else rng.uniform(0, 540)
-            bottom = rng.uniform(60, 400)
-            attributes = attributes_of(
-                category, lambda v: "red" if "red" in v and rng.random() < base_rate else rng.choice(v)
-            )
-            objects.append((category, left, bottom, attributes))
+            objects.append((category, left, rng.uniform(60, 400), attributes_of(category, choose)))
             if rng.random() < 0.7:
                 break
     scene_attributes = {
@@ -491,21 +484,26 @@ def random_scene(rng: random.Random, base_rate=0.5, categories=("car", "bus", "t
     return placed(*objects, scene_attributes=scene_attributes)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_questions_in_every_process():
     """The order of sets differs between processes."""
     scene = random_scene(random.Random(3))
     asked = ask(GroundTruth(scene), random.Random(1), 40)
     assert asked != ask(GroundTruth(scene), random.Random(2), 40)
-    code = (
-        "import random, sys; from traffic_vlm.data.ground_truth import GroundTruth;"
-        "from traffic_vlm.data.questions import ask; from traffic_vlm.data.scene import Scene;"
-        "print(ask(GroundTruth(Scene.from_json(sys.argv[1])), random.Random(1), 40))"
-    )
+    code = """
+        import random, sys
+        from traffic_vlm.data.ground_truth import GroundTruth
+        from traffic_vlm.data.questions import ask
+        from traffic_vlm.data.scene import Scene
+        print(ask(GroundTruth(Scene.from_json(sys.argv[1])), random.Random(1), 40))
+    """
     for seed in ("1", "2"):
-        command = [sys.executable, "-c", code, scene.to_json()]
-        environment = os.environ | {"PYTHONHASHSEED": seed}
-        printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        assert printed.strip() == str(asked)
+        assert run(code, scene.to_json(), PYTHONHASHSEED=seed).stdout.strip() == str(asked)
+
+
+def run(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
 
 
 @given(scenes(), st.sampled_from([0, 1, 16, 500]), st.randoms(use_true_random=False))
@@ -519,20 +517,11 @@ def test_questions_have_true_answers_and_different_ids(scene, count, rng):
         assert question.text in paraphrases_of(question.question_id)
 
 
-def test_all_question_types_are_asked():
-    rng = random.Random(0)
-    asked = Counter(
-        question.question_type for _ in range(300) for question in ask(GroundTruth(random_scene(rng)), rng, 16)
-    )
-    assert asked.keys() == set(QUESTION_TYPES)
-
-
-def test_a_scene_without_labels_has_no_questions():
-    assert (
-        ask(GroundTruth(Scene(100, 100)), random.Random(0), 16)
-        == enumerate_questions(GroundTruth(Scene(100, 100)))
-        == []
-    )
+def test_all_question_types_are_asked_where_something_is_known():
+    rng, nothing = random.Random(0), GroundTruth(Scene(100, 100))
+    asked = {one.question_type for _ in range(300) for one in ask(GroundTruth(random_scene(rng)), rng, 16)}
+    assert asked == set(QUESTION_TYPES)
+    assert ask(nothing, rng, 16) == enumerate_questions(nothing) == []
 
 
 def test_what_is_presupposed_is_there_or_known_to_be_absent():
@@ -604,13 +593,6 @@ def test_open_questions_keep_their_share():
     assert min(words["count", "1"], words["count", "3"]) > 50  # a handful if frequent numbers are tried first
 
 
-def test_natural_rates_are_those_of_all_questions():
-    scene, rng = placed(("car", 40, 200, {}), ("bus", 300, 200, {})), random.Random(0)
-    true = [one.answer for one in enumerate_questions(GroundTruth(scene)) if one.question_type == "presence"]
-    asked = [one.answer for _ in range(500) for one in ask(GroundTruth(scene), rng, 2, NaturalRates(), ["presence"])]
-    assert asked.count("yes") / len(asked) == pytest.approx(true.count("yes") / len(true), abs=0.03)
-
-
 def test_each_limit_is_asked_of_a_speed_limit_sign():
     """A few other limits would be the true one and two more."""
     scene = placed(("speed limit sign", 40, 200, {"value": "50"}))
@@ -639,16 +621,7 @@ def test_all_words_are_in_the_vocabulary():
 def test_answers_survive_tokenization():
     values = flat([[kind.known_values for kind in TYPES.values()], ATTRIBUTES, SCENE_ATTRIBUTES])
     for answer in {*values, *(CLASSES.keys() - {"cone"}), NONE} - {"other"}:
-        ids = TOKENIZER(answer, add_special_tokens=False)["input_ids"]
-        assert TOKENIZER.decode(ids) == answer
-
-
-@given(scenes(categories=[category for category in CLASSES if category not in MASS_NOUNS]))
-@settings(max_examples=100, deadline=None)
-def test_descriptions_survive_tokenization(scene):
-    for question in enumerate_questions(GroundTruth(scene)):
-        ids = TOKENIZER(question.answer, add_special_tokens=False)["input_ids"]
-        assert TOKENIZER.decode(ids) == question.answer
+        assert decoded(answer) == answer
 
 
 @given(scenes(), st.randoms(use_true_random=False))
@@ -665,11 +638,6 @@ def test_each_question_id_has_several_paraphrases_of_its_own(scene, rng):
             # A text with two question ids could have two answers. "What color are the lights" may have two ids.
             is_own = owners.setdefault(text, question.question_id) == question.question_id
             assert is_own or question.question_type in ("color", "light_state")
-
-
-def test_every_question_type_has_a_template_with_please():
-    for kind in TYPES.values():
-        assert any("please" in text.lower() for text in flat(kind.templates))
 
 
 @pytest.mark.parametrize(
@@ -700,28 +668,14 @@ def test_mass_nouns_have_neither_article_nor_plural():
         assert not any("skies" in text or f"a {noun}" in text or "Are" in text or "object" in text for text in texts)
 
 
-@pytest.mark.parametrize(
-    "question_id",
-    [
-        *(
-            "",
-            "presence",
-            "presence/zeppelin",
-            "presence/car/left/bus/too",
-            "place/car",
-            "place/car/purple",
-            "place/road",
-        ),
-        *("relation/car/near/bus", "relation/car/left", "color/car/why", "color/car/is/purple", "count/sky/what"),
-        *(
-            "weather/car/what",
-            "light_state/car/is/red",
-            "side/road/is/60",
-            "count/car/over/red",
-            "ahead/scene/what/now",
-        ),
-    ],
-)
+UNKNOWN = """
+    presence, presence/zeppelin, presence/car/left/bus/too, place/car, place/car/purple, place/road
+    relation/car/near/bus, relation/car/left, color/car/why, color/car/is/purple, count/sky/what, weather/car/what
+    light_state/car/is/red, side/road/is/60, count/car/over/red, ahead/scene/what/now
+"""
+
+
+@pytest.mark.parametrize("question_id", ["", *re.split(r",?\s+", UNKNOWN.strip())])
 def test_unknown_question_ids_are_refused(question_id):
     with pytest.raises(ValueError, match=f"unknown question id '{question_id}'"):
         paraphrases_of(question_id)
@@ -757,28 +711,22 @@ def test_the_question_type_of_the_docs_is_asked_answered_and_recognized(tmp_path
         asked = ask(truth, random.Random(0), 9, question_types=["wait"])
         print(*{question_type_of(one.text) for one in asked}, question_type_of("should we stop for strollers ahead"))
     """
-    command, environment = [sys.executable, "-c", textwrap.dedent(code)], os.environ | {"PYTHONPATH": str(tmp_path)}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert run.stdout.splitlines() == [
-        "wait/stroller/ahead yes True",
-        "wait/pedestrian/ahead no False",
-        "wait wait",
-    ], run.stderr
+    done = run(code, PYTHONPATH=str(tmp_path))
+    expected = ["wait/stroller/ahead yes True", "wait/pedestrian/ahead no False", "wait wait"]
+    assert done.stdout.splitlines() == expected, done.stderr
 
 
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("{weight: 1, templates: {}, clases: []}", "unexpected keyword argument 'clases'"),
-        (
-            "{weight: 1, templates: {CLASS: ['Is it {colour}?']}}",
-            r"unknown slots \['colour'\]; expected some of .*car",
-        ),
-        ("{weight: 1, templates: {}, classes: [zebra]}", r"unknown classes \['zebra'\]"),
+        ("templates: {}, clases: []", "unexpected keyword argument 'clases'"),
+        ("templates: {CLASS: ['Is it {colour}?']}", r"unknown slots \['colour'\]; expected some of .*car"),
+        ("templates: {}, classes: [zebra]", r"unknown classes \['zebra'\]"),
     ],
+    ids=["field", "slot", "class"],
 )
 def test_a_mistake_in_a_question_type_is_named(tmp_path, lines, message):
     path = tmp_path / "mine.yaml"
-    path.write_text(f"fillings: {{}}\ntypes:\n  mine: {lines}\n")
+    path.write_text(f"fillings: {{}}\ntypes:\n  mine: {{weight: 1, {lines}}}\n")
     with pytest.raises(ValueError, match=f"mine.yaml: question type 'mine': .*{message}"):
         read_templates(path)
