@@ -1,7 +1,7 @@
 """Batches: augmentation keeps the ground truth, questions are balanced, grounded and packed; datasets are mixed."""
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
@@ -13,9 +13,8 @@ from tiny import tiny_model
 from traffic_vlm.data.collator import TrafficCollator
 from traffic_vlm.data.dataset import Mixture, SyntheticRows, synthetic_rows
 from traffic_vlm.data.ground_truth import GroundTruth
-from traffic_vlm.data.grounding import class_words
 from traffic_vlm.data.presence import CATEGORIES, HEAD_QUESTIONS, INDEX
-from traffic_vlm.data.questions import Balancer
+from traffic_vlm.data.questions import Balancer, NaturalRates
 from traffic_vlm.data.scene import CLASSES, Scene, SceneObject, parse_scene
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.data.templates import paraphrases_of
@@ -26,6 +25,22 @@ def count_questions(batch, image=0):
     return int(batch["segment_ids"][batch["image_index"] == image].amax(1).sum())
 
 
+def text_at(processor, batch, row, column):
+    """The text of a packed question up to a column."""
+    segments = batch["segment_ids"][row, : column + 1]
+    return processor.decode(batch["input_ids"][row, : column + 1][segments == segments[-1]])
+
+
+def own(questions=("Is there a car?",), answers=None, size=(40, 40), scene=None):
+    """A row with a black image, and with hand-written questions or a scene."""
+    row = {"image": Image.new("RGB", size), "scene": scene and scene.to_json(), "source": "x"}
+    return row | ({"questions": questions, "answers": answers or ["no"] * len(questions)} if scene is None else {})
+
+
+def rendered(count):
+    return [{"image": image, "scene": scene.to_json(), "source": "x"} for image, scene in map(render, range(count))]
+
+
 def test_grounding_targets_are_at_the_nouns_of_the_questions(processor):
     rows = [dict(SyntheticRows(first_seed=seed)[0]) for seed in (3, 4, 5)]
     batch = SupervisedCollator(processor, 8, grid=(16, 16), sources=("a", "synthetic"))(rows)
@@ -33,12 +48,11 @@ def test_grounding_targets_are_at_the_nouns_of_the_questions(processor):
     assert targets.source.tolist() == [1, 1, 1]
     assert targets.region.shape == (3, len(CATEGORIES), 4)
     assert targets.patch.shape == (3, len(CATEGORIES), 16, 16)
-    positions = targets.grounding.any(-1).nonzero()
-    assert len(positions) > 0
-    nouns = {word for category in CLASSES for word in class_words(category)}
-    for row, column in positions.tolist():
-        assert processor.tokenizer.convert_ids_to_tokens(int(batch["input_ids"][row, column])) in nouns
-        assert batch["labels"][row, column] == -100  # a word of the question, not of the answer
+    positions = targets.grounding.any(-1).nonzero().tolist()
+    nouns = {noun.split()[-1] for singular, plural, _ in CLASSES.values() for noun in (singular, plural)}
+    grounded = {processor.tokenizer.convert_ids_to_tokens(int(batch["input_ids"][row, end])) for row, end in positions}
+    assert grounded and grounded <= nouns
+    assert all(batch["labels"][row, column] == -100 for row, column in positions)  # of the question, not the answer
 
 
 def test_intermediate_targets_are_the_true_values(processor, monkeypatch):
@@ -62,32 +76,26 @@ def test_intermediate_targets_are_the_true_values(processor, monkeypatch):
         question_id: GroundTruth(scene).compared(tuple(question_id.split("/"))) for question_id in compared
     } == compared
 
-    image = Image.new("RGB", (40, 40))
-    row = {"image": image, "scene": scene.to_json(), "questions": None, "answers": None, "source": "x"}
-    batch = SupervisedCollator(processor, 16, grid=(16, 16))([row])
+    batch = SupervisedCollator(processor, 16, grid=(16, 16))([own(scene=scene)])
     targets = batch["targets"]
     assert targets.region[0, INDEX["car"], 0] == 1
     assert targets.region[0, INDEX["weather: fog"]].tolist() == [1, -1, -1, -1]
     found = {}
     for row, column in targets.intermediate.nonzero().tolist():
         assert batch["labels"][row, column + 1] in (4, 5)  # the next word is the yes or no
-        segment = batch["segment_ids"][row]
-        text = processor.decode(batch["input_ids"][row, : column + 1][segment[: column + 1] == segment[column]])
-        found[text] = processor.decode(targets.intermediate[row, column])
+        found[text_at(processor, batch, row, column)] = processor.decode(targets.intermediate[row, column])
     assert found and set(found.values()) <= {"green", "left", "right", "center", "blue", "2", "1", "0", "foggy"}
     assert all(value == "foggy" for text, value in found.items() if "weather" in text)
 
 
 def test_the_query_head_answers_questions_without_a_label(processor):
-    scenes = [render(seed)[1] for seed in range(4)]
-    rows = [{"image": render(seed)[0], "scene": scene.to_json(), "source": "x"} for seed, scene in enumerate(scenes)]
-    batch = SupervisedCollator(processor, 16, unlabeled=4)(rows)
+    batch = SupervisedCollator(processor, 16, unlabeled=4)(rendered(4))
     answers = {value: question_id for question_id, value in HEAD_QUESTIONS.items()}
     unlabeled = 0
     for row, column, image, category, region in batch["targets"].distillation.tolist():
         segment = batch["segment_ids"][row] == batch["segment_ids"][row, column]
-        text = processor.decode(batch["input_ids"][row, : column + 1][segment[: column + 1]])
         paraphrases = [processor.tokenizer(one).input_ids for one in paraphrases_of(answers[category, region])]
+        text = text_at(processor, batch, row, column)
         assert text.rstrip("?.") in {processor.decode(ids[:-1]).rstrip("?.") for ids in paraphrases}
         assert batch["image_index"][row] == image
         unlabeled += bool((batch["labels"][row, segment] == -100).all())
@@ -101,7 +109,7 @@ def test_questions_and_targets_of_an_image_come_from_one_truth(processor, monkey
     monkeypatch.setattr(GroundTruth, "__init__", lambda truth, scene: scenes.append(scene) or create(truth, scene))
     monkeypatch.setattr(Scene, "from_json", lambda text: parsed.append(text) or parse(text))
     parse_scene.cache_clear()
-    rows = [{"image": image, "scene": scene.to_json()} for image, scene in map(render, range(3))]
+    rows = rendered(3)
     collate = SupervisedCollator(processor, 16, paraphrases=3, unlabeled=4)
     for _ in range(3):
         scenes.clear()
@@ -113,7 +121,7 @@ def test_questions_and_targets_of_an_image_come_from_one_truth(processor, monkey
 
 
 def test_some_questions_are_paraphrased(processor):
-    rows = [{"image": image, "scene": scene.to_json()} for image, scene in map(render, range(4))]
+    rows = rendered(4)
     batch = SupervisedCollator(processor, 16, paraphrases=3)(rows)
     pairs = batch["targets"].paraphrases
     assert 8 <= pairs.max() <= 4 * 3
@@ -121,8 +129,7 @@ def test_some_questions_are_paraphrased(processor):
         texts, answers = set(), set()
         for row, end in (pairs == pair).nonzero().tolist():
             answers.add(int(batch["labels"][row, end + 1]))
-            question = batch["segment_ids"][row, : end + 1] == batch["segment_ids"][row, end]
-            texts.add(processor.decode(batch["input_ids"][row, : end + 1][question]))
+            texts.add(text_at(processor, batch, row, end))
         assert len(texts) == 2 and len(answers) == 1 and answers <= {4, 5}
     assert all(count_questions(batch, image) <= 16 for image in range(4))
     with pytest.raises(ValueError, match="must be fewer than questions_per_image=2, got 2 and 0"):
@@ -131,23 +138,16 @@ def test_some_questions_are_paraphrased(processor):
     assert not without["targets"].paraphrases.any()
 
 
-def test_hand_written_questions_are_not_paraphrased(processor):
-    texts = ["Is there a car?", "Is there a bus?", "Is there a car?"]
-    row = {"image": Image.new("RGB", (40, 40)), "scene": None, "questions": texts, "answers": ["yes", "no", "yes"]}
-    batch = SupervisedCollator(processor, 16, paraphrases=3)([row])
-    assert not batch["targets"].paraphrases.any() and count_questions(batch) == 3
-
-
-def test_all_hand_written_questions_are_drawn_in_time(processor):
+def test_hand_written_questions_are_all_drawn_in_time_and_not_paraphrased(processor):
     texts = [f"Is there a {name}?" for name in ("car", "bus", "truck", "person", "dog", "bicycle")]
-    row = {"image": Image.new("RGB", (40, 40)), "scene": None, "questions": texts, "answers": ["no"] * 6}
-    collate = SupervisedCollator(processor, 2, paraphrases=1)
-    seen = set()
+    collate, seen = SupervisedCollator(processor, 2, paraphrases=1), set()
     for _ in range(30):
-        batch = collate([row])
-        assert count_questions(batch) == 2
+        batch = collate([own(texts)])
+        assert count_questions(batch) == 2 and not batch["targets"].paraphrases.any()
         seen |= set(batch["input_ids"].flatten().tolist())
     assert seen >= set(processor.tokenizer.convert_tokens_to_ids([text.split()[-1][:-1] for text in texts]))
+    repeated = SupervisedCollator(processor, 16, paraphrases=3)([own(texts[:1] * 2, ["yes", "yes"])])
+    assert not repeated["targets"].paraphrases.any() and count_questions(repeated) == 2
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -211,66 +211,59 @@ def test_synthetic_rows_are_the_rendered_scenes():
     assert np.array_equal(np.asarray(row["image"]), np.asarray(image))
 
 
-def test_batches_are_packed_and_labeled(processor):
+def test_batches_are_packed_labeled_and_repeatable(processor):
     rows = [SyntheticRows(first_seed=7)[i] for i in range(3)]
-    for training in (True, False):
-        collate = TrafficCollator(processor, questions_per_image=6, training=training)
-        batch = collate(rows if training else synthetic_rows(0, 3))
+    collate = TrafficCollator(processor, questions_per_image=6)
+    for batch in (collate(rows), TrafficCollator(processor, 6, training=False)(synthetic_rows(0, 3))):
         assert batch["pixel_values"].shape == (3, 3, 256, 256)
         assert (batch["question_ends"] >= 0).sum(-1).max() <= 6
         assert ((batch["labels"] != -100).sum(-1) > 0).all()
         assert batch["labels"].shape == batch["segment_ids"].shape == batch["input_ids"].shape
-    again = TrafficCollator(processor, questions_per_image=6)(rows)
-    other = TrafficCollator(processor, questions_per_image=6, seed=1)(rows)
-    assert torch.equal(again["input_ids"], TrafficCollator(processor, questions_per_image=6)(rows)["input_ids"])
-    assert not torch.equal(again["pixel_values"], other["pixel_values"])
+    first, again, other = (TrafficCollator(processor, 6, seed=seed)(rows) for seed in (0, 0, 1))
+    assert torch.equal(first["input_ids"], again["input_ids"])
+    assert not torch.equal(first["pixel_values"], other["pixel_values"])
 
 
 def test_images_with_stored_questions_are_not_mirrored(processor):
     image = Image.new("RGB", (40, 40), (200, 0, 0))
     image.paste((0, 0, 200), (20, 0, 40, 40))
-    row = {"image": image, "questions": ["Is there a car on the left?"], "answers": ["yes"], "scene": None}
+    row = own(["Is there a car on the left?"]) | {"image": image}
     for seed in range(8):
         [pixels] = TrafficCollator(processor, seed=seed)([row])["pixel_values"]
         assert pixels[0, :, :100].mean() > pixels[0, :, 124:].mean()
 
 
 def test_a_batch_without_questions_is_an_error(processor):
-    row = {"image": Image.new("RGB", (40, 40)), "scene": Scene(40, 40).to_json()}
-    with pytest.raises(ValueError, match="none of the 1 images"):
-        TrafficCollator(processor)([row])
-
-
-def unbalanced(count: int) -> list[dict]:
-    """Rows with always the same true answer: the balancer soon rejects every question."""
-    scene = Scene(40, 40, (SceneObject("car", (0.0, 0.0, 40.0, 40.0)),)).to_json()
-    return [{"image": Image.new("RGB", (40, 40)), "scene": scene} for _ in range(count)]
+    with pytest.raises(ValueError, match="none of the 2 images"):
+        TrafficCollator(processor)([own(scene=Scene(40, 40))] * 2)
 
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_batch_keeps_questions_when_the_balancer_rejects_all(processor, stored):
+    """Always the same answer is true: the balancer soon rejects every question."""
     collate = TrafficCollator(processor, questions_per_image=4)
-    for row in unbalanced(30):
-        row |= {"questions": ["Is it day?"], "answers": ["yes"]} if stored else {}
+    row = own(scene=Scene(40, 40, (SceneObject("car", (0.0, 0.0, 40.0, 40.0)),)))
+    row |= {"questions": ["Is it day?"], "answers": ["yes"]} if stored else {}
+    for _ in range(30):
         assert ((collate([row])["labels"] != -100).sum(-1) > 0).all()
 
 
-@pytest.mark.parametrize("paraphrases", [0, 1])
-def test_yes_and_no_are_balanced_within_each_source(processor, paraphrases):
+@pytest.mark.parametrize(
+    ("collator", "options"),
+    [(TrafficCollator, {}), (SupervisedCollator, {}), (SupervisedCollator, {"paraphrases": 1})],
+    ids=["plain", "supervised", "paraphrased"],
+)
+def test_yes_and_no_are_balanced_within_each_source(processor, collator, options):
     """Cars are frequent in one source and rare in the other: the source must not predict the answer."""
     car = SceneObject("car", (10.0, 10.0, 30.0, 30.0))
     rng, answers = random.Random(0), {"city": Counter(), "path": Counter()}
-    question_types = ("presence", "weather")
-    collate = SupervisedCollator(
-        processor, questions_per_image=4, question_types=question_types, paraphrases=paraphrases
-    )
+    collate = collator(processor, 4, ("presence", "weather"), **options)
     for _ in range(800):
         source = rng.choice(["city", "path"])
         objects = (car,) if rng.random() < {"city": 0.9, "path": 0.1}[source] else ()
-        scene_attributes = {"weather": "clear"} if objects else {}
-        scene = Scene(40, 40, objects, scene_attributes, exhaustive=frozenset({"car"}), source=source)
-        asked = collate._prepare({"image": Image.new("RGB", (40, 40)), "scene": scene.to_json()}, rng)
-        answers[source].update(question.answer for question in asked.questions if question.category == "car")
+        weather = {"weather": "clear"} if objects else {}
+        truth = GroundTruth(Scene(40, 40, objects, weather, exhaustive=frozenset({"car"}), source=source))
+        answers[source].update(one.answer for one in collate.ask(truth, rng) if one.category == "car")
     for counts in answers.values():
         assert counts.total() > 30
         assert abs(counts["yes"] - counts["no"]) <= Balancer().tolerance
@@ -278,19 +271,17 @@ def test_yes_and_no_are_balanced_within_each_source(processor, paraphrases):
 
 def test_training_and_inference_see_the_same_pixels(processor):
     deep = Image.fromarray(np.full((40, 40), 20000, np.uint16))  # 16 bits
-    row = {"image": deep, "scene": None, "questions": ["Is there a car?"], "answers": ["no"]}
-    seen = TrafficCollator(processor, training=False)([row])["pixel_values"]
+    seen = TrafficCollator(processor, training=False)([own() | {"image": deep}])["pixel_values"]
     assert torch.equal(seen, processor(images=deep, return_tensors="pt")["pixel_values"])
 
 
-def test_a_crop_without_any_known_answer_is_not_used(processor, monkeypatch):
+def test_a_crop_without_any_known_answer_is_not_used(processor):
     """One sign in a corner: most windows show only a part of it."""
-    monkeypatch.setattr(Balancer, "accepts", lambda *args: True)
     sign = SceneObject("stop sign", (0.0, 0.0, 12.0, 12.0))
-    row = {"image": Image.new("RGB", (100, 100)), "scene": Scene(100, 100, (sign,)).to_json()}
+    row = own(size=(100, 100), scene=Scene(100, 100, (sign,)))
     for seed in range(20):
-        batch = TrafficCollator(processor, seed=seed, rng=random.Random(seed))([row, row])
-        assert len(batch["pixel_values"]) == 2
+        collate = TrafficCollator(processor, seed=seed, balancers=defaultdict(NaturalRates))
+        assert len(collate([row, row])["pixel_values"]) == 2
 
 
 def test_evaluation_asks_the_same_questions_in_any_order(processor):
