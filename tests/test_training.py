@@ -6,7 +6,8 @@ import torch
 from PIL import Image
 from transformers import AutoModel, AutoProcessor, Trainer, TrainingArguments
 
-from tiny import tiny_config, tiny_model
+from tiny import TINY_TEXT, TINY_TOWER, tiny_config, tiny_model
+from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMForSequenceClassification
 
 
@@ -110,3 +111,25 @@ def test_autocast_trains_float32_weights(processor):
     assert isinstance(model, TrafficVLMForConditionalGeneration)
     assert loss.isfinite()
     assert model.lm_head.weight.grad.dtype == torch.float32
+
+
+def test_lora_answers_the_same_after_its_adapter_is_loaded(processor, tmp_path):
+    """An adapter holds no running statistics: those of the frozen tower must not move."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    def base():
+        torch.manual_seed(0)
+        return TrafficVLMForConditionalGeneration(TrafficVLMConfig(TINY_TOWER, TINY_TEXT)).eval()
+
+    def collate(rows):
+        images, suffix = [row["image"] for row in rows], [row["answer"] for row in rows]
+        return processor(images=images, text=["Is it day?"] * len(rows), suffix=suffix, return_tensors="pt")
+
+    model = get_peft_model(base(), LoraConfig(r=4, target_modules=["q_proj", "v_proj", "lm_head"]))
+    Trainer(model, arguments(tmp_path / "run"), collate, frames()).train()
+    model.save_pretrained(tmp_path / "adapter")
+    loaded = PeftModel.from_pretrained(base(), tmp_path / "adapter").eval()
+    inputs = processor(images=[frames()[1]["image"]], text=[["Is it day?"]], packed=True, return_tensors="pt")
+    trained, again, before = (one.score_yes_no(**inputs)[0] for one in (model.eval(), loaded, base()))
+    torch.testing.assert_close(again, trained, rtol=1e-5, atol=1e-6)
+    assert (trained - before).abs() > 0.01

@@ -44,15 +44,6 @@ def unwrap(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def keep_statistics(tower: Any) -> None:
-    """Keep frozen modules, also partly frozen ones, in eval mode: no dropout, fixed BatchNorm statistics."""
-    if not any(parameter.requires_grad for parameter in tower.parameters()):
-        tower.eval()
-    for module in tower.children():
-        if module.training and not all(parameter.requires_grad for parameter in module.parameters()):
-            module.eval()
-
-
 def freeze_blocks(tower: Any, blocks: int) -> None:
     """Freeze the stem and the first `blocks` convolution blocks of a tower; if these are all, all convolutions.
 
@@ -103,7 +94,6 @@ class TrafficTrainer(Trainer):
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         full = unwrap(self.accelerator.unwrap_model(model))
-        keep_statistics(full.model.vision_tower)
         targets, counts = inputs.pop("targets", None), inputs.pop("word_counts", None)
         if self.word_counts is not None and counts is not None:
             self.word_counts.add(counts)
