@@ -142,11 +142,6 @@ def check_arguments(arguments: TrainingArguments) -> None:
             "--dataloader_persistent_workers must be false: persistent workers would draw the images of the first "
             "epoch in every epoch"
         )
-    if arguments.label_smoothing_factor:
-        raise ValueError(
-            f"--label_smoothing_factor must be 0, got {arguments.label_smoothing_factor}: the probability of [PAD] is "
-            "always 0, and label smoothing would require it to be positive"
-        )
 
 
 def check_options(model: ModelOptions, data: DataOptions) -> None:

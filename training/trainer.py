@@ -97,10 +97,10 @@ class TrafficTrainer(Trainer):
         targets, counts = inputs.pop("targets", None), inputs.pop("word_counts", None)
         if self.word_counts is not None and counts is not None:
             self.word_counts.add(counts)
-        inputs["use_cache"] = False
+        inputs["use_cache"], labels = False, inputs["labels"]  # label smoothing removes the labels
         with recording(full) as recorded:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-            self._count_answers(outputs.logits, inputs["labels"])
+            self._count_answers(outputs.logits, labels)
         # Without num_items_in_batch the library itself divides by the number of accumulated passes.
         fraction = 1.0 if num_items_in_batch is None else 1.0 / self.current_gradient_accumulation_steps
         with self.accelerator.autocast():
