@@ -32,7 +32,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutputWithPast,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.utils import is_torchdynamo_compiling, logging
+from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -55,6 +55,7 @@ from .checks_traffic_vlm import (
     check_quantized,
     check_token_ids,
     count_positions,
+    is_readable,
     packed_mask,
     padding_mask,
 )
@@ -497,7 +498,7 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
         logits = self.compute_logits(hidden_states[:, keep])
         loss = None
         if labels is not None:
-            check_labels(labels, logits, check_values=not is_torchdynamo_compiling())
+            check_labels(labels, logits, check_values=is_readable(labels))
             text_config = self.config.get_text_config()
             labels = labels.masked_fill(labels == text_config.pad_token_id, -100)  # its logit is masked
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=text_config.vocab_size, **kwargs)

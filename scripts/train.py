@@ -46,6 +46,7 @@ class Arguments(TrainingArguments):
     per_device_eval_batch_size: int = 16
     max_grad_norm: float = 1.0
     logging_steps: float = 20
+    logging_nan_inf_filter: bool = False  # it would wait for the GPU at each step
     eval_strategy: str = "epoch"
     save_strategy: str = "epoch"
     save_total_limit: int | None = 2

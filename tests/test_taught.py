@@ -84,12 +84,12 @@ def test_words_are_counted_once_a_question_by_source_and_answer(processor, tmp_p
     assert of["?"] == [[1, 0, 1], [0, 1, 0]]
     assert not any(map(any, of["van"] + of["red"] + of["[YES]"]))  # unlabeled, or words of answers
     total = WordCounts(500)
-    total.add(counts)
+    total.counts += counts
     (tmp_path / "word_counts.json").write_text(json.dumps(total.counts.tolist()))
     resumed = WordCounts(500)
     resumed.load(tmp_path)
-    resumed.add(counts)
-    assert torch.equal(resumed.counts, 2 * counts)
+    resumed.counts += counts
+    assert (resumed.counts == 2 * counts).all()
 
 
 def test_words_asked_often_had_different_answers(processor):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TrainerState, TrainingArguments
 
 from tiny import ROOT, TINY_TEXT, TINY_TOWER, load_script, new_process, save_folder
@@ -547,7 +548,7 @@ def test_auxiliary_losses_are_divided_by_the_number_of_accumulated_passes(start,
     batch["pixel_values"] = torch.nn.functional.interpolate(batch["pixel_values"], (64, 64))
     (row, column), (other, another) = ((batch["labels"] == 4) | (batch["labels"] == 5)).nonzero()[:2].tolist()
     ends = (row, column - 1, other, another - 1)  # as if each implied the other: in one direction there is a loss
-    batch["agreement_pairs"] = torch.tensor([(*ends, 0), (*ends[2:], *ends[:2], 0)])
+    batch["targets"].agreement = torch.tensor([(*ends, 0), (*ends[2:], *ends[:2], 0)])
 
     def loss(passes: int, **loss_weights: float) -> float:
         arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
@@ -561,6 +562,38 @@ def test_auxiliary_losses_are_divided_by_the_number_of_accumulated_passes(start,
     for name in LOSSES:
         whole, half = loss(1, **{name: 1.0}) - answers, loss(2, **{name: 1.0}) - answers
         assert whole > 1e-4 and half == pytest.approx(whole / 2, rel=1e-2), name
+
+
+class Waits(TorchDispatchMode):
+    """The operations for which a CPU waits for a GPU: those that read values, or whose shape depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        aten = torch.ops.aten
+        is_mask = function is aten.index.Tensor and any(one is not None and one.dtype == torch.bool for one in args[1])
+        if is_mask or function in (aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default):
+            self.found.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def test_no_step_waits_for_a_gpu(start, tmp_path, processor, monkeypatch):
+    for module in ("checks", "modeling", "scoring"):  # as for tensors on a GPU
+        monkeypatch.setattr(f"traffic_vlm.{module}_traffic_vlm.is_readable", lambda tensor: False)
+    rows = [{"image": image, "scene": scene.to_json()} for image, scene in map(render, range(4))]
+    monkeypatch.setattr(processor.image_processor, "size", {"height": 64, "width": 64})
+    batch = SupervisedCollator(processor, 8, grid=(4, 4), paraphrases=2, uint8_pixels=True)(rows)
+    model = prepare_model(ModelOptions(model_name_or_path=str(start)), DataOptions(), processes=1)[0].train()
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    weights = dict.fromkeys(LOSSES, 1.0)
+    trainer = TrafficTrainer(model, arguments, loss_weights=weights, processing_class=processor)
+    trainer.current_gradient_accumulation_steps = 1
+    with Waits() as waits:
+        trainer.compute_loss(model, batch, num_items_in_batch=torch.tensor(100)).backward()
+        trainer.broken.on_pre_optimizer_step(arguments, None, None, model)
+    assert waits.found == []
 
 
 def test_the_presence_loss_is_told_the_source_of_each_image(start, tmp_path, monkeypatch):
@@ -645,7 +678,7 @@ def test_a_gradient_of_nan_stops_training_before_the_weights_are_changed(start, 
 
     with monkeypatch.context() as patched:
         patched.setattr("traffic_vlm.training.trainer.grounding_loss", broken)
-        with pytest.raises(FloatingPointError, match="the gradient is nan at step 3: training stops before"):
+        with pytest.raises(FloatingPointError, match="the gradient is NaN or infinite at step 3"):
             learn(start, tmp_path, *options, "2")
     assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
     learn(start, tmp_path, *options, "2")  # resumes from there

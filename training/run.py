@@ -34,7 +34,7 @@ from .head import QueryHead, add_training_head, load_training_head, save_trainin
 from .hub import publish
 from .options import PATCH, DataOptions, ModelOptions, check_arguments, check_options
 from .tower import is_tower_folder, load_tower
-from .trainer import LOSSES, FreezeTower, RefuseBrokenGradients, StartEpoch, TrafficTrainer, freeze_blocks, unwrap
+from .trainer import LOSSES, FreezeTower, StartEpoch, TrafficTrainer, freeze_blocks, unwrap
 from .word_counts import WordCounts
 from .words import add_words
 
@@ -431,12 +431,13 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         paraphrases=num_questions // QUESTIONS_PER_PARAPHRASE if data_options.consistency_weight else 0,
         unlabeled=num_questions // QUESTIONS_PER_UNLABELED if data_options.distillation_weight else 0,
         sources=sources,
+        uint8_pixels=True,
     )
     loss_weights = {name: getattr(data_options, f"{name}_weight") for name in LOSSES}
     if model_options.lora_rank:
         loss_weights["presence"] = 0.0  # it would train tower and head, which LoRA leaves as they are
     counts = WordCounts(len(processor.tokenizer))
-    callbacks: list[Any] = [StartEpoch(mixture, collator), RefuseBrokenGradients(), counts]
+    callbacks: list[Any] = [StartEpoch(mixture, collator), counts]
     average = AverageWeights(unwrap(model), model_options.average_decay) if model_options.average_decay else None
     if average is not None:
         callbacks.append(average)

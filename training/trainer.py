@@ -29,8 +29,8 @@ from .word_counts import WordCounts
 
 LOSSES = ("presence", "grounding", "intermediate", "consistency", "agreement", "distillation")
 ADVICE = (
-    "training stops before the weights become NaN, and the checkpoints are not affected. A smaller --learning_rate or "
-    "--max_grad_norm, or --bf16 false, may help"
+    "training stops, and no checkpoint is affected. A smaller --learning_rate or --max_grad_norm, or --bf16 false, "
+    "may help"
 )
 
 
@@ -63,6 +63,34 @@ def freeze_blocks(tower: Any, blocks: int) -> None:
         module.requires_grad_(False)
 
 
+class Broken(TrainerCallback):
+    """What was NaN or infinite since the last look: a loss, or a gradient before a step.
+
+    In float16 gradients may be: the gradient scaler skips such steps.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}  # {name: bool tensor}; it stays on its device until `refuse`
+
+    @torch.no_grad()
+    def look(self, name: str, value: torch.Tensor) -> None:
+        self.found[name] = ~value.isfinite() | self.found.get(name, False)
+
+    def refuse(self, step: int) -> None:
+        """Raise FloatingPointError if something was broken."""
+        for name, is_broken in self.found.items():
+            if bool(is_broken):
+                raise FloatingPointError(f"the {name} is NaN or infinite at step {step} or just before: {ADVICE}")
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if not args.fp16:
+            grads = [one.grad for one in model.parameters() if one.grad is not None]
+            self.look("gradient", torch.nn.utils.get_total_norm(grads))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.refuse(state.global_step)
+
+
 class TrafficTrainer(Trainer):
     """`Trainer` for batches of packed questions from `SupervisedCollator`.
 
@@ -73,7 +101,8 @@ class TrafficTrainer(Trainer):
         word_counts: sums up the counts of the words of the questions.
 
     Raises:
-        FloatingPointError: during training, if the loss is NaN or infinite. The last checkpoint is not affected.
+        FloatingPointError: during training, if a loss or a gradient is NaN or infinite. It is found at the next log or
+            checkpoint, which is not written: to look at each step, the CPU would wait for the GPU.
     """
 
     def __init__(
@@ -87,6 +116,8 @@ class TrafficTrainer(Trainer):
         super().__init__(*args, **kwargs)
         self.loss_weights = {name: weight for name, weight in (loss_weights or {}).items() if weight}
         self.evaluator, self.word_counts = evaluator, word_counts
+        self.broken = Broken()
+        self.add_callback(self.broken)
         self.sums: dict[str, tuple[Any, Any]] = {}  # {name: (sum, count)} since the last log
         self.answer_losses: tuple[Any, Any] = (0.0, 0)  # sum and count since the last evaluation
 
@@ -96,11 +127,15 @@ class TrafficTrainer(Trainer):
         full = unwrap(self.accelerator.unwrap_model(model))
         targets, counts = inputs.pop("targets", None), inputs.pop("word_counts", None)
         if self.word_counts is not None and counts is not None:
-            self.word_counts.add(counts)
+            self.word_counts.counts += counts
+        inputs["pixel_values"] = self._normalized(inputs["pixel_values"])
         inputs["use_cache"], labels = False, inputs["labels"]  # label smoothing removes the labels
         with recording(full) as recorded:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-            self._count_answers(outputs.logits, labels)
+        number = (labels[:, 1:] >= 0).sum()
+        self._count_answers(
+            outputs, loss, labels, number, number if num_items_in_batch is None else num_items_in_batch
+        )
         # Without num_items_in_batch the library itself divides by the number of accumulated passes.
         fraction = 1.0 if num_items_in_batch is None else 1.0 / self.current_gradient_accumulation_steps
         with self.accelerator.autocast():
@@ -108,9 +143,17 @@ class TrafficTrainer(Trainer):
             for name, value in extra.items():
                 self._add(f"{name}_loss", value)
                 loss = loss + self.loss_weights[name] * fraction * value
-        if not math.isfinite(loss.item()):
-            raise FloatingPointError(f"the loss is {loss.item()} at step {self.state.global_step + 1}: {ADVICE}")
+        self.broken.look("loss", loss)
         return (loss, outputs) if return_outputs else loss
+
+    def _normalized(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Normalized pixels [I,3,H,W] of those of the collator; uint8 pixels are normalized as by the processor."""
+        if pixels.dtype != torch.uint8:
+            return pixels
+        options = self.processing_class.image_processor
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (options.image_mean, options.image_std))
+        mean, std = (values.to(pixels.device, non_blocking=True) for values in (mean, std))
+        return (pixels * options.rescale_factor - mean) / std
 
     def _extra_losses(
         self, full: Any, recorded: Recorded, logits: torch.Tensor, targets: Targets
@@ -130,18 +173,16 @@ class TrafficTrainer(Trainer):
             teacher = head_logits[0][image, category, third]
             losses["distillation"] = distillation_loss(self._log_odds(logits[row, column]), teacher)
         if "grounding" in self.loss_weights:
-            row, column = targets.grounding.any(-1).nonzero(as_tuple=True)
-            patches = targets.grounding[row, column]
-            maps = recorded.attention_maps((row, column))[:, -patches.shape[-1] :]
-            losses["grounding"] = grounding_loss(maps, patches)
+            row, column = targets.grounding_words.unbind(-1)
+            maps = recorded.attention_maps((row, column))[:, -targets.grounding.shape[-1] :]
+            losses["grounding"] = grounding_loss(maps, targets.grounding)
         if "intermediate" in self.loss_weights:
-            asked = targets.intermediate > 0
-            losses["intermediate"] = intermediate_loss(
-                full, recorded.mid_layer_states[asked], targets.intermediate[asked]
-            )
+            row, column, word = targets.intermediate.unbind(-1)
+            losses["intermediate"] = intermediate_loss(full, recorded.mid_layer_states[row, column], word)
         if "consistency" in self.loss_weights:
-            paired = targets.paraphrases > 0
-            losses["consistency"] = consistency_loss(self._log_odds(logits[paired]), targets.paraphrases[paired])
+            row, column, other_row, other_column = targets.paraphrases.unbind(-1)
+            first, second = self._log_odds(logits[row, column]), self._log_odds(logits[other_row, other_column])
+            losses["consistency"] = consistency_loss(first, second)
         if "agreement" in self.loss_weights:
             row, column, other_row, other_column, kind = targets.agreement.unbind(-1)
             first, second = self._log_odds(logits[row, column]), self._log_odds(logits[other_row, other_column])
@@ -149,23 +190,29 @@ class TrafficTrainer(Trainer):
         return losses
 
     def _log_odds(self, logits: torch.Tensor) -> torch.Tensor:
-        """Log-odds [N] of yes against no, from logits [N,V]."""
+        """Log-odds [...] of yes against no, from logits [...,V]."""
         text = self.model.config.get_text_config()
-        return logits[:, text.yes_token_id] - logits[:, text.no_token_id]
+        return logits[..., text.yes_token_id] - logits[..., text.no_token_id]
 
     @torch.no_grad()
-    def _count_answers(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
-        """Add up the cross-entropy of the answers and the number of correct yes/no answers, for the log."""
-        text = self.model.config.get_text_config()
-        truth, guess = labels[:, 1:], logits[:, :-1]
-        learned = truth >= 0
-        entropy = torch.nn.functional.cross_entropy(guess[learned].float(), truth[learned], reduction="sum")
-        self._add("answer_loss", entropy, learned.sum())
+    def _count_answers(
+        self, outputs: Any, loss: torch.Tensor, labels: torch.Tensor, number: torch.Tensor, divisor: Any
+    ) -> None:
+        """Add up the cross-entropy of the answers and the number of correct yes/no answers, for the log.
+
+        Args:
+            outputs, loss: of the model; with label smoothing only `loss` is there, the smoothed one.
+            number: of the answers' tokens. divisor: by which the model divided the sum over them.
+        """
+        entropy = (loss if outputs.loss is None else outputs.loss).detach() * divisor
+        self._add("answer_loss", entropy, number)
         total, count = self.answer_losses
-        self.answer_losses = (total + entropy.detach(), count + learned.sum())
-        decided = (truth == text.yes_token_id) | (truth == text.no_token_id)
-        right = (self._log_odds(guess[decided]) > 0) == (truth[decided] == text.yes_token_id)
-        self._add("yes_no_accuracy", right.sum(), decided.sum())
+        self.answer_losses = (total + entropy, count + number)
+        text = self.model.config.get_text_config()
+        truth, log_odds = labels[:, 1:], self._log_odds(outputs.logits[:, :-1])
+        is_yes, is_no = truth == text.yes_token_id, truth == text.no_token_id
+        right = (is_yes & (log_odds > 0)) | (is_no & (log_odds <= 0))
+        self._add("yes_no_accuracy", right.sum(), (is_yes | is_no).sum())
 
     def _add(self, name: str, value: torch.Tensor, count: torch.Tensor | int = 1) -> None:
         """Add to a mean in the log. Values stay tensors until then: reading one would wait for the GPU."""
@@ -177,9 +224,14 @@ class TrafficTrainer(Trainer):
         for path in Path(output_dir or self.args.output_dir).glob("*.safetensors"):
             path.chmod(FILE_MODE)
 
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self.broken.refuse(self.state.global_step)
+        super()._save_checkpoint(*args, **kwargs)
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add the step and our metrics to those of the library; `words` is the perplexity, exp(answer_loss)."""
         if "loss" in logs:
+            self.broken.refuse(self.state.global_step)
             logs = logs | {"step": self.state.global_step, "max_steps": self.state.max_steps}
             means = {name: float(total) / max(1, int(count)) for name, (total, count) in self.sums.items()}
             logs = logs | {name: round(mean, 4) for name, mean in means.items()}
@@ -246,21 +298,6 @@ class StartEpoch(TrainerCallback):
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.mixture.set_epoch(epoch_of(state))
         self.collator.start_epoch(epoch_of(state))
-
-
-class RefuseBrokenGradients(TrainerCallback):
-    """Stop before a step that would make weights NaN: training could not continue from such a checkpoint.
-
-    Raises:
-        FloatingPointError: a gradient is NaN or infinite; not in float16, whose gradient scaler skips such steps.
-    """
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        if args.fp16:
-            return
-        norm = torch.nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None])
-        if not math.isfinite(norm):
-            raise FloatingPointError(f"the gradient is {norm.item()} at step {state.global_step + 1}: {ADVICE}")
 
 
 class FreezeTower(TrainerCallback):
