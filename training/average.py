@@ -55,8 +55,10 @@ class AverageWeights(TrainerCallback):
             print(f"{path} does not exist: the average starts again from this checkpoint")
 
     @torch.no_grad()
-    def apply(self) -> None:
-        """Give the model the averaged weights."""
+    def swap(self) -> None:
+        """Exchange the weights of the model and their averages."""
         weights = self._weights()
         for name, value in self.values.items():
+            last = weights[name].clone()
             weights[name].copy_(value)
+            value.copy_(last)

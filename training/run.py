@@ -463,7 +463,7 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         average.load(Path(checkpoint))
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if average is not None:
-        average.apply()
+        average.swap()  # the averages are what is evaluated and saved
         if arguments.eval_strategy != "no":
             trainer.evaluate()  # the verdict is about the weights that are saved
     if trainer.is_world_process_zero():

@@ -6,14 +6,12 @@ evaluation → `quick_metrics`, the same metrics as in `scripts/evaluate.py`
 
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback
 
 from ..data.targets import Targets
-from ..files import FILE_MODE
 from .head import PATCH_WEIGHT
 from .losses import (
     Recorded,
@@ -24,14 +22,11 @@ from .losses import (
     intermediate_loss,
     recording,
 )
+from .watched import WatchedTrainer
 from .word_counts import WordCounts
 
 
 LOSSES = ("presence", "grounding", "intermediate", "consistency", "agreement", "distillation")
-ADVICE = (
-    "training stops, and no checkpoint is affected. A smaller --learning_rate or --max_grad_norm, or --bf16 false, "
-    "may help"
-)
 
 
 def perplexity(loss: float) -> float:
@@ -63,35 +58,7 @@ def freeze_blocks(tower: Any, blocks: int) -> None:
         module.requires_grad_(False)
 
 
-class Broken(TrainerCallback):
-    """What was NaN or infinite since the last look: a loss, or a gradient before a step.
-
-    In float16 gradients may be: the gradient scaler skips such steps.
-    """
-
-    def __init__(self) -> None:
-        self.found: dict[str, Any] = {}  # {name: bool tensor}; it stays on its device until `refuse`
-
-    @torch.no_grad()
-    def look(self, name: str, value: torch.Tensor) -> None:
-        self.found[name] = ~value.isfinite() | self.found.get(name, False)
-
-    def refuse(self, step: int) -> None:
-        """Raise FloatingPointError if something was broken."""
-        for name, is_broken in self.found.items():
-            if bool(is_broken):
-                raise FloatingPointError(f"the {name} is NaN or infinite at step {step} or just before: {ADVICE}")
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        if not args.fp16:
-            grads = [one.grad for one in model.parameters() if one.grad is not None]
-            self.look("gradient", torch.nn.utils.get_total_norm(grads))
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.refuse(state.global_step)
-
-
-class TrafficTrainer(Trainer):
+class TrafficTrainer(WatchedTrainer):
     """`Trainer` for batches of packed questions from `SupervisedCollator`.
 
     Args:
@@ -116,9 +83,6 @@ class TrafficTrainer(Trainer):
         super().__init__(*args, **kwargs)
         self.loss_weights = {name: weight for name, weight in (loss_weights or {}).items() if weight}
         self.evaluator, self.word_counts = evaluator, word_counts
-        self.broken = Broken()
-        self.add_callback(self.broken)
-        self.sums: dict[str, tuple[Any, Any]] = {}  # {name: (sum, count)} since the last log
         self.answer_losses: tuple[Any, Any] = (0.0, 0)  # sum and count since the last evaluation
 
     def compute_loss(
@@ -214,30 +178,12 @@ class TrafficTrainer(Trainer):
         right = (is_yes & (log_odds > 0)) | (is_no & (log_odds <= 0))
         self._add("yes_no_accuracy", right.sum(), (is_yes | is_no).sum())
 
-    def _add(self, name: str, value: torch.Tensor, count: torch.Tensor | int = 1) -> None:
-        """Add to a mean in the log. Values stay tensors until then: reading one would wait for the GPU."""
-        total, number = self.sums.get(name, (0.0, 0))
-        self.sums[name] = (total + value.detach(), number + count)
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        super()._save(output_dir, state_dict)
-        for path in Path(output_dir or self.args.output_dir).glob("*.safetensors"):
-            path.chmod(FILE_MODE)
-
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        self.broken.refuse(self.state.global_step)
-        super()._save_checkpoint(*args, **kwargs)
-
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Add the step and our metrics to those of the library; `words` is the perplexity, exp(answer_loss)."""
+        """Add `words`, the perplexity of the answers, exp(answer_loss)."""
         if "loss" in logs:
-            self.broken.refuse(self.state.global_step)
-            logs = logs | {"step": self.state.global_step, "max_steps": self.state.max_steps}
-            means = {name: float(total) / max(1, int(count)) for name, (total, count) in self.sums.items()}
-            logs = logs | {name: round(mean, 4) for name, mean in means.items()}
+            logs = self.means(logs)
             if "answer_loss" in logs:
                 logs["words"] = round(perplexity(logs["answer_loss"]), 3)
-            self.sums = {}
         super().log(logs, *args, **kwargs)
 
     def evaluate(
