@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tiny import tiny_model
-from traffic_vlm.training.losses import (
+from traffic_vlm.training.auxiliary.losses import (
     agreement_loss,
     consistency_loss,
     distillation_loss,

@@ -17,7 +17,7 @@ from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.tokenization_traffic_vlm import is_content_word
 from traffic_vlm.training import word_counts as counting
-from traffic_vlm.training.head import QueryHead
+from traffic_vlm.training.auxiliary.head import QueryHead
 from traffic_vlm.training.tower import save_tower
 from traffic_vlm.training.word_counts import WordCounts, word_counts
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel

@@ -27,8 +27,7 @@ from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.data.scene_labels import SCENE_VALUES, SEEN, read_scene_labels, with_scene_labels
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.files import DataError
-from traffic_vlm.training.frames import FrameBatches, drawn, fact_targets, find_facts, load_frames
-from traffic_vlm.training.head import (
+from traffic_vlm.training.auxiliary.head import (
     AuxiliaryHead,
     BalancedLoss,
     PresenceLoss,
@@ -36,6 +35,7 @@ from traffic_vlm.training.head import (
     load_training_head,
     region_weights,
 )
+from traffic_vlm.training.frames import FrameBatches, drawn, fact_targets, find_facts, load_frames
 from traffic_vlm.training.run import last_checkpoint
 from traffic_vlm.training.tower import (
     TowerModel,

@@ -24,10 +24,10 @@ from traffic_vlm.data.folders import load_rows
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.options import option_parser
+from traffic_vlm.training.auxiliary.head import HEAD_FILE, PresenceLoss, QueryHead, load_training_head
 from traffic_vlm.training.card import MARK, write_card
 from traffic_vlm.training.collator import SupervisedCollator
-from traffic_vlm.training.head import HEAD_FILE, PresenceLoss, QueryHead, load_training_head
-from traffic_vlm.training.options import DataOptions, ModelOptions, check_options
+from traffic_vlm.training.options import LOSSES, DataOptions, ModelOptions, check_options
 from traffic_vlm.training.run import (
     build_model,
     compare,
@@ -40,7 +40,7 @@ from traffic_vlm.training.run import (
     train,
 )
 from traffic_vlm.training.tower import save_tower
-from traffic_vlm.training.trainer import LOSSES, StartEpoch, TrafficTrainer, freeze_blocks
+from traffic_vlm.training.trainer import StartEpoch, TrafficTrainer, freeze_blocks
 from traffic_vlm.training.word_counts import COUNTS_FILE
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
@@ -677,7 +677,7 @@ def test_a_gradient_of_nan_stops_training_before_the_weights_are_changed(start, 
         return (0 * maps).sum().sqrt()  # a loss of 0 with a gradient of NaN
 
     with monkeypatch.context() as patched:
-        patched.setattr("traffic_vlm.training.trainer.grounding_loss", broken)
+        patched.setattr("traffic_vlm.training.auxiliary.objective.grounding_loss", broken)
         with pytest.raises(FloatingPointError, match="the gradient is NaN or infinite at step 3"):
             learn(start, tmp_path, *options, "2")
     assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-2"

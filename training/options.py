@@ -10,6 +10,7 @@ from .sizes import SizeOptions
 from .tower import is_tower_folder
 
 
+LOSSES = ("presence", "grounding", "intermediate", "consistency", "agreement", "distillation")  # auxiliary
 SAVE_DTYPES = ("bfloat16", "float32")
 PATCH = "patch"  # a --vision_tower that starts from random weights
 

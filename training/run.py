@@ -27,14 +27,14 @@ from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVL
 from ..processing_traffic_vlm import TrafficVLMProcessor
 from ..tokenization_traffic_vlm import ANSWER_TOKENS, TrafficVLMTokenizer
 from ..vision_traffic_vlm import TrafficVLMVisionModel
+from .auxiliary.head import QueryHead, add_training_head, load_training_head, save_training_head
 from .average import AverageWeights
 from .card import write_card
 from .collator import SupervisedCollator
-from .head import QueryHead, add_training_head, load_training_head, save_training_head
 from .hub import publish
-from .options import PATCH, DataOptions, ModelOptions, check_arguments, check_options
+from .options import LOSSES, PATCH, DataOptions, ModelOptions, check_arguments, check_options
 from .tower import is_tower_folder, load_tower
-from .trainer import LOSSES, FreezeTower, StartEpoch, TrafficTrainer, freeze_blocks, unwrap
+from .trainer import FreezeTower, StartEpoch, TrafficTrainer, freeze_blocks, unwrap
 from .word_counts import WordCounts
 from .words import add_words
 

@@ -29,8 +29,8 @@ from ..data.targets import Targets
 from ..files import atomic_write, atomic_write_text
 from ..modeling_traffic_vlm import is_bfloat16_slow
 from ..vision_traffic_vlm import TrafficVLMVisionModel
+from .auxiliary.head import PATCH_WEIGHT, AuxiliaryHead, BalancedLoss, PresenceLoss, QueryHead
 from .average import AverageWeights
-from .head import PATCH_WEIGHT, AuxiliaryHead, BalancedLoss, PresenceLoss, QueryHead
 from .watched import WatchedTrainer
 
 

@@ -6,27 +6,14 @@ evaluation → `quick_metrics`, the same metrics as in `scripts/evaluate.py`
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
 
-from ..data.targets import Targets
-from .head import PATCH_WEIGHT
-from .losses import (
-    Recorded,
-    agreement_loss,
-    consistency_loss,
-    distillation_loss,
-    grounding_loss,
-    intermediate_loss,
-    recording,
-)
 from .watched import WatchedTrainer
 from .word_counts import WordCounts
-
-
-LOSSES = ("presence", "grounding", "intermediate", "consistency", "agreement", "distillation")
 
 
 def perplexity(loss: float) -> float:
@@ -62,8 +49,8 @@ class TrafficTrainer(WatchedTrainer):
     """`Trainer` for batches of packed questions from `SupervisedCollator`.
 
     Args:
-        loss_weights: weights of the auxiliary losses by name, of LOSSES; a loss with weight 0 or without a weight is
-            not computed. "presence" and "distillation" need a model with a training head.
+        loss_weights: weights of the auxiliary losses by name, of `options.LOSSES`; a loss with weight 0 or without a
+            weight is not computed. "presence" and "distillation" need a model with a training head.
         evaluator: computes metrics {name: value} from a model and the evaluation rows.
         word_counts: sums up the counts of the words of the questions.
 
@@ -82,6 +69,11 @@ class TrafficTrainer(WatchedTrainer):
     ):
         super().__init__(*args, **kwargs)
         self.loss_weights = {name: weight for name, weight in (loss_weights or {}).items() if weight}
+        self.auxiliary: Any = None
+        if self.loss_weights:  # a training without them loads none of their code
+            from .auxiliary.objective import Objective
+
+            self.auxiliary = Objective(self.loss_weights)
         self.evaluator, self.word_counts = evaluator, word_counts
         self.answer_losses: tuple[Any, Any] = (0.0, 0)  # sum and count since the last evaluation
 
@@ -94,7 +86,7 @@ class TrafficTrainer(WatchedTrainer):
             self.word_counts.counts += counts
         inputs["pixel_values"] = self._normalized(inputs["pixel_values"])
         inputs["use_cache"], labels = False, inputs["labels"]  # label smoothing removes the labels
-        with recording(full) as recorded:
+        with nullcontext() if self.auxiliary is None else self.auxiliary.recording(full) as recorded:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         number = (labels[:, 1:] >= 0).sum()
         self._count_answers(
@@ -103,7 +95,8 @@ class TrafficTrainer(WatchedTrainer):
         # Without num_items_in_batch the library itself divides by the number of accumulated passes.
         fraction = 1.0 if num_items_in_batch is None else 1.0 / self.current_gradient_accumulation_steps
         with self.accelerator.autocast():
-            extra = {} if targets is None else self._extra_losses(full, recorded, outputs.logits, targets)
+            has_extra = self.auxiliary is not None and targets is not None
+            extra = self.auxiliary(full, recorded, outputs.logits, targets) if has_extra else {}
             for name, value in extra.items():
                 self._add(f"{name}_loss", value)
                 loss = loss + self.loss_weights[name] * fraction * value
@@ -118,45 +111,6 @@ class TrafficTrainer(WatchedTrainer):
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (options.image_mean, options.image_std))
         mean, std = (values.to(pixels.device, non_blocking=True) for values in (mean, std))
         return (pixels * options.rescale_factor - mean) / std
-
-    def _extra_losses(
-        self, full: Any, recorded: Recorded, logits: torch.Tensor, targets: Targets
-    ) -> dict[str, torch.Tensor]:
-        """Auxiliary losses by name: those that have a weight."""
-        losses = {}
-        if self.loss_weights.keys() & {"presence", "distillation"}:
-            grid = targets.patch.shape[2:]
-            tokens = recorded.image_tokens[:, -grid.numel() :]  # leaves out a class token, if there is one
-            head_logits = full.training_head["head"](tokens, tuple(grid))
-        if "presence" in self.loss_weights:
-            presence = full.training_head["loss"]
-            of_regions, of_patches = presence(head_logits, targets.region, targets.patch, targets.source)
-            losses["presence"] = of_regions + PATCH_WEIGHT * of_patches
-        if "distillation" in self.loss_weights:
-            row, column, image, category, third = targets.distillation.unbind(-1)
-            teacher = head_logits[0][image, category, third]
-            losses["distillation"] = distillation_loss(self._log_odds(logits[row, column]), teacher)
-        if "grounding" in self.loss_weights:
-            row, column = targets.grounding_words.unbind(-1)
-            maps = recorded.attention_maps((row, column))[:, -targets.grounding.shape[-1] :]
-            losses["grounding"] = grounding_loss(maps, targets.grounding)
-        if "intermediate" in self.loss_weights:
-            row, column, word = targets.intermediate.unbind(-1)
-            losses["intermediate"] = intermediate_loss(full, recorded.mid_layer_states[row, column], word)
-        if "consistency" in self.loss_weights:
-            row, column, other_row, other_column = targets.paraphrases.unbind(-1)
-            first, second = self._log_odds(logits[row, column]), self._log_odds(logits[other_row, other_column])
-            losses["consistency"] = consistency_loss(first, second)
-        if "agreement" in self.loss_weights:
-            row, column, other_row, other_column, kind = targets.agreement.unbind(-1)
-            first, second = self._log_odds(logits[row, column]), self._log_odds(logits[other_row, other_column])
-            losses["agreement"] = agreement_loss(first, second, kind.bool())
-        return losses
-
-    def _log_odds(self, logits: torch.Tensor) -> torch.Tensor:
-        """Log-odds [...] of yes against no, from logits [...,V]."""
-        text = self.model.config.get_text_config()
-        return logits[..., text.yes_token_id] - logits[..., text.no_token_id]
 
     @torch.no_grad()
     def _count_answers(
@@ -173,7 +127,8 @@ class TrafficTrainer(WatchedTrainer):
         total, count = self.answer_losses
         self.answer_losses = (total + entropy, count + number)
         text = self.model.config.get_text_config()
-        truth, log_odds = labels[:, 1:], self._log_odds(outputs.logits[:, :-1])
+        truth, guess = labels[:, 1:], outputs.logits[:, :-1]
+        log_odds = guess[..., text.yes_token_id] - guess[..., text.no_token_id]
         is_yes, is_no = truth == text.yes_token_id, truth == text.no_token_id
         right = (is_yes & (log_odds > 0)) | (is_no & (log_odds <= 0))
         self._add("yes_no_accuracy", right.sum(), (is_yes | is_no).sum())

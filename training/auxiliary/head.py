@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.utils import cached_file
 
-from ..data.presence import CATEGORIES, REGIONS
+from ...data.presence import CATEGORIES, REGIONS
 
 
 HEAD_FILE = "training_head.safetensors"
