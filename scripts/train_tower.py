@@ -35,7 +35,7 @@ from traffic_vlm.image_files import select_files  # noqa: E402
 from traffic_vlm.options import option_parser  # noqa: E402
 from traffic_vlm.training.auxiliary.head import QueryHead, load_training_head  # noqa: E402
 from traffic_vlm.training.frames import FrameBatches, decode, load_frames  # noqa: E402
-from traffic_vlm.training.run import check_same_run, last_checkpoint  # noqa: E402
+from traffic_vlm.training.resume import check_same_run, last_checkpoint  # noqa: E402
 from traffic_vlm.training.tower import (  # noqa: E402
     TowerModel,
     TowerSchedule,

@@ -36,7 +36,7 @@ from traffic_vlm.training.auxiliary.head import (
     region_weights,
 )
 from traffic_vlm.training.frames import FrameBatches, drawn, fact_targets, find_facts, load_frames
-from traffic_vlm.training.run import last_checkpoint
+from traffic_vlm.training.resume import last_checkpoint
 from traffic_vlm.training.tower import (
     TowerModel,
     TowerSchedule,

@@ -28,17 +28,10 @@ from traffic_vlm.training.auxiliary.head import HEAD_FILE, PresenceLoss, QueryHe
 from traffic_vlm.training.card import MARK, write_card
 from traffic_vlm.training.collator import SupervisedCollator
 from traffic_vlm.training.options import LOSSES, DataOptions, ModelOptions, check_options
-from traffic_vlm.training.run import (
-    build_model,
-    compare,
-    hold_back,
-    is_write_error,
-    last_checkpoint,
-    prepare_model,
-    read_normalization,
-    start_message,
-    train,
-)
+from traffic_vlm.training.resume import last_checkpoint
+from traffic_vlm.training.rows import hold_back
+from traffic_vlm.training.run import compare, is_write_error, train
+from traffic_vlm.training.start import build_model, prepare_model, read_normalization, start_message
 from traffic_vlm.training.tower import save_tower
 from traffic_vlm.training.trainer import StartEpoch, TrafficTrainer, freeze_blocks
 from traffic_vlm.training.word_counts import COUNTS_FILE
