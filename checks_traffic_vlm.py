@@ -18,6 +18,14 @@ INTEGER_DTYPES = (torch.int64, torch.int32)  # accepted for token ids, positions
 MAX_PIXEL = 10.0  # of normalized pixels; the common means and standard deviations give at most 2.7
 
 
+def is_readable(tensor: torch.Tensor) -> bool:
+    """Whether values may be read to check them: not in compiled graphs, and not in training on another device.
+
+    There the CPU would wait for the device in each step. What the processor returns has been checked.
+    """
+    return not is_torchdynamo_compiling() and (tensor.device.type == "cpu" or not torch.is_grad_enabled())
+
+
 def check_inputs(
     config: PreTrainedConfig,
     input_ids: torch.Tensor | None,
@@ -42,8 +50,8 @@ def check_inputs(
         )
     check_cache(past_key_values)
     past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
-    check_values = not is_torchdynamo_compiling() and int(past_length) == 0
     text: Any = input_ids if input_ids is not None else inputs_embeds
+    check_values = is_readable(text) and int(past_length) == 0
     if input_ids is not None:
         check_token_ids(input_ids, config.vocab_size, check_values)
     has_cache = past_key_values is not None
@@ -155,7 +163,7 @@ def check_normalized(pixel_values: torch.Tensor) -> None:
     if not pixel_values.is_floating_point():
         got = describe(pixel_values)
         raise ValueError(f"pixel_values must be normalized floats, as the processor returns them, got {got}.")
-    if is_torchdynamo_compiling() or not pixel_values.numel():
+    if not is_readable(pixel_values) or not pixel_values.numel():
         return
     low, high = pixel_values.aminmax()  # NaN if a pixel is
     if not bool((low >= -MAX_PIXEL) & (high <= MAX_PIXEL)):

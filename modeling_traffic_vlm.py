@@ -8,7 +8,7 @@ What is special here:
   (`EncodedImages`); all questions, beams and generated tokens share them;
 - both attentions are grouped-query, or multi-head latent (`attention_traffic_vlm.py`); RoPE on self-attention only;
 - a packed row holds several questions: `segment_ids` separate them, and each starts at position 0;
-- `[PAD]` is never learned or generated: `forward` masks its logit, and its embedding stays zero.
+- `[PAD]` is never learned or generated: its logit is far below all others, and its embedding stays zero.
 
 Shapes: B rows of text, L tokens, I images, P image tokens (256), S keys to read (past + L of the text, or P), K
 key/value heads, D head size, C hidden size, V vocabulary.
@@ -31,7 +31,8 @@ from transformers.modeling_outputs import (
     CausalLMOutputWithCrossAttentions,
     SequenceClassifierOutputWithPast,
 )
-from transformers.utils import is_torchdynamo_compiling, logging
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -54,6 +55,7 @@ from .checks_traffic_vlm import (
     check_quantized,
     check_token_ids,
     count_positions,
+    is_readable,
     packed_mask,
     padding_mask,
 )
@@ -65,6 +67,8 @@ from .vision_traffic_vlm import TrafficVLMVisionModel
 
 
 logger = logging.get_logger(__name__)
+
+PAD_MARGIN = 100.0  # in a row of logits; exp(-100) is 0 in float32 beside any other word
 
 
 class TrafficVLMMLP(nn.Module):
@@ -472,10 +476,13 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
         return super().load_state_dict(state_dict, *args, **kwargs)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Logits [...,V] of states [...,C]; that of `[PAD]` is the minimum of the dtype, so it gets no gradient."""
+        """Logits [...,V] of states [...,C]; that of `[PAD]` is PAD_MARGIN below the lowest, and gets no gradient.
+
+        Its probability is 0, but its logarithm is finite: label smoothing adds up those of all words.
+        """
         logits, pad_token_id = self.lm_head(hidden_states), self.config.get_text_config().pad_token_id
         if pad_token_id is not None:
-            logits[..., pad_token_id] = torch.finfo(logits.dtype).min
+            logits[..., pad_token_id] = logits.detach().amin(-1) - PAD_MARGIN
         return logits
 
     def language_model_output(
@@ -491,7 +498,7 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
         logits = self.compute_logits(hidden_states[:, keep])
         loss = None
         if labels is not None:
-            check_labels(labels, logits, check_values=not is_torchdynamo_compiling())
+            check_labels(labels, logits, check_values=is_readable(labels))
             text_config = self.config.get_text_config()
             labels = labels.masked_fill(labels == text_config.pad_token_id, -100)  # its logit is masked
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=text_config.vocab_size, **kwargs)
@@ -609,6 +616,11 @@ class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMGene
             **kwargs,
         )
         return self.language_model_output(outputs, labels, logits_to_keep, **kwargs)
+
+
+# With label smoothing, `Trainer` compares logits with the next labels only for classes whose names are listed here.
+for _class in (TrafficVLMForCausalLM, TrafficVLMForConditionalGeneration):
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(_class.__name__, _class.__name__)
 
 
 class TrafficVLMForSequenceClassification(TrafficVLMPreTrainedModel, ImageReader):

@@ -15,7 +15,14 @@ from transformers import Cache
 from transformers.utils import is_torchdynamo_compiling, logging
 
 from .cache_traffic_vlm import KeyValues, holds_image
-from .checks_traffic_vlm import INTEGER_DTYPES, check_image_mask, check_prompt_ends, check_token_ids, describe
+from .checks_traffic_vlm import (
+    INTEGER_DTYPES,
+    check_image_mask,
+    check_prompt_ends,
+    check_token_ids,
+    describe,
+    is_readable,
+)
 
 
 logger = logging.get_logger(__name__)
@@ -143,7 +150,7 @@ class EncodedImages:
         if image_index.shape != (batch_size,) or image_index.dtype not in INTEGER_DTYPES:
             got = describe(image_index)
             raise ValueError(f"image_index must be int64 [{batch_size}], one index per row, got {got}.")
-        if not is_torchdynamo_compiling():
+        if is_readable(image_index):
             low, high = (int(value) for value in image_index.aminmax())
             if low < 0 or high >= images:
                 raise ValueError(f"image_index must be in [0, {images}), got {low if low < 0 else high}.")

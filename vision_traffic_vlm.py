@@ -13,7 +13,7 @@ What is special here:
 - position embeddings are computed from coordinates in 0..1, so the same weights read images of any size (training
   starts with small ones). They are added twice, because the neck layers may discard positions that questions such as
   "on the left?" need;
-- the only running statistics are those of batch normalization, which are constant after training.
+- the only running statistics are those of batch normalization, which are constant after training and where frozen.
 
 Without convolutions (`TrafficVLMConfig.with_patch_tower()`) the tower is a plain vision transformer:
 
@@ -30,6 +30,7 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import is_torchdynamo_compiling
 
 from .configuration_traffic_vlm import TrafficVLMVisionConfig
 
@@ -86,6 +87,28 @@ class TrafficVLMDepthwiseConv2d(nn.Conv2d):
         return super().forward(x)
 
 
+class TrafficVLMBatchNorm2d(nn.BatchNorm2d):
+    """Batch normalization whose running statistics change once per step, and never while its weight is frozen.
+
+    Otherwise a frozen tower would change in training (LoRA saves no statistics, so a reloaded adapter would answer
+    differently), and with gradient checkpointing each batch would count twice.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        is_trained = self.training and self.weight.requires_grad
+        momentum = 0.0
+        if is_trained and (is_torchdynamo_compiling() or not is_recomputing()):
+            momentum = self.momentum or 0.0
+            self.num_batches_tracked.add_(1)  # type: ignore[union-attr]
+        statistics = (self.running_mean, self.running_var)
+        return nn.functional.batch_norm(x, *statistics, self.weight, self.bias, is_trained, momentum, self.eps)
+
+
+def is_recomputing() -> bool:
+    """Whether this forward pass is within a backward pass, as gradient checkpointing repeats it."""
+    return torch._C._current_graph_task_id() != -1  # as torch.utils.checkpoint itself finds out
+
+
 class TrafficVLMConvNorm(nn.Sequential):
     """Convolution, batch normalization and, unless `linear`, ReLU6."""
 
@@ -104,7 +127,7 @@ class TrafficVLMConvNorm(nn.Sequential):
             convolution = nn.Conv2d(in_width, width, kernel_size, stride, kernel_size // 2, groups=groups, bias=False)
         super().__init__(
             convolution,
-            nn.BatchNorm2d(width, eps=1e-3),
+            TrafficVLMBatchNorm2d(width, eps=1e-3),
             nn.Identity() if linear else nn.ReLU6(),
         )
 

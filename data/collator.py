@@ -47,6 +47,8 @@ class TrafficCollator:
             image and the row's own questions.
         seed: seed of all random choices, together with the seed of the worker.
         row_tokens: maximum length of packed rows, as in the processor.
+        uint8_pixels: leave pixels as uint8, to be normalized on the device that they are trained on: a quarter of the
+            bytes between processes and devices.
         balancers: one for each source. It balances yes and no for each question type and class over all rows that a
             worker collates. With a single balancer for all sources, the style of a source with many cars would be
             evidence for a yes, and the style of a source with few cars for a no.
@@ -64,6 +66,7 @@ class TrafficCollator:
     training: bool = True
     seed: int = 0
     row_tokens: int | str = ROW_TOKENS
+    uint8_pixels: bool = False
     epoch: int = field(default=0, repr=False)
     rng: random.Random | None = field(default=None, repr=False)
     balancers: defaultdict[str, Balancer] = field(default_factory=lambda: defaultdict(Balancer), repr=False)
@@ -89,6 +92,7 @@ class TrafficCollator:
             row_tokens=self.row_tokens,
             on_unknown="raise",
             return_tensors="pt",
+            **({"do_rescale": False, "do_normalize": False} if self.uint8_pixels else {}),
         )
         return self.finish(dict(batch), prepared)
 

@@ -16,18 +16,18 @@ class Targets:
     """Targets of a batch of I images, and of R packed rows of L tokens of questions about them.
 
     In a target that an image has, 1 is present or yes, 0 absent or no, -1 unknown. A target that a training does not
-    use is empty.
+    use is empty. Places are lists, found on the CPU: to search for them on a GPU, the CPU would wait for it.
 
     Attributes:
         region: int8 [I,C,4], presence of each category of `presence.py` in the whole image and in its thirds.
         patch: int8 [I,C,rows,columns], presence of each category in each patch.
         source: [I], the index of each image's source.
         facts: int8 [I,F], answers to other yes/no questions about the whole image.
-        grounding: bool [R,L,P], at words that name an object in the image its patches; else all False.
-        intermediate: [R,L], at the last token of a question about a value ("Is the light red?") the id of the word for
-            the true value ("green"); else 0.
-        paraphrases: [R,L], at the last tokens of two paraphrases of a yes/no question the id of their pair, from 1;
-            else 0.
+        grounding: bool [K,P], for each word that names an object in the image the patches of this object.
+        grounding_words: [K,2], row and column of each of these words.
+        intermediate: [K,3], row and column of the last token of each question about a value ("Is the light red?"),
+            and the id of the word for the true value ("green").
+        paraphrases: [K,4], row and column of the last tokens of two paraphrases of a yes/no question.
         agreement: [K,5], row and column of the last tokens of two questions about an image whose answers must agree,
             and 1 if they exclude each other, 0 if the first implies the second.
         distillation: [K,5], row and column of the last token of each yes/no question that the query head answers, too,
@@ -39,6 +39,7 @@ class Targets:
     source: torch.Tensor
     facts: torch.Tensor = field(default_factory=_none)
     grounding: torch.Tensor = field(default_factory=_none)
+    grounding_words: torch.Tensor = field(default_factory=_none)
     intermediate: torch.Tensor = field(default_factory=_none)
     paraphrases: torch.Tensor = field(default_factory=_none)
     agreement: torch.Tensor = field(default_factory=_none)

@@ -15,11 +15,11 @@
     # other sizes, from scratch: a vision transformer on 16x16 patches, and a decoder with multi-query attention
     python scripts/train.py --from_scratch true --vision_tower patch --num_key_value_heads 1
 
-All options of the library's TrainingArguments are accepted, except `--dataloader_persistent_workers` and
-`--label_smoothing_factor`. An epoch is `--images_per_epoch` images drawn from all datasets. The same command resumes a
-stopped run from its last complete checkpoint. Resumed from the end of an epoch (the default), the result is that of an
-uninterrupted run; resumed within an epoch (`--save_steps`), the images are the same, but not the questions. The output
-folder holds the TensorBoard logs and the finished model (in bfloat16, see `--save_dtype`), for
+All options of the library's TrainingArguments are accepted, except `--dataloader_persistent_workers`. An epoch is
+`--images_per_epoch` images drawn from all datasets. The same command resumes a stopped run from its last complete
+checkpoint. Resumed from the end of an epoch (the default), the result is that of an uninterrupted run; resumed within
+an epoch (`--save_steps`), the images are the same, but not the questions. The output folder holds the TensorBoard logs
+and the finished model (in bfloat16, see `--save_dtype`), for
 `AutoModel.from_pretrained(output_dir, trust_remote_code=True)`. The last lines say whether it became better.
 """
 
@@ -46,6 +46,7 @@ class Arguments(TrainingArguments):
     per_device_eval_batch_size: int = 16
     max_grad_norm: float = 1.0
     logging_steps: float = 20
+    logging_nan_inf_filter: bool = False  # it would wait for the GPU at each step
     eval_strategy: str = "epoch"
     save_strategy: str = "epoch"
     save_total_limit: int | None = 2

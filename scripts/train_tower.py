@@ -4,9 +4,9 @@
     python scripts/train_tower.py --predict FOLDER --tower runs/tower/tower --output answers.parquet
 
 It learns the categories in images by region and patch, and the answers to yes/no questions that the datasets ask
-often. Datasets are folders of make_dataset.py. The same command resumes a stopped run. Every half hour and at the
-end the averaged weights are evaluated: `log.md` in the output folder gets a line, and `tower/`, `judged.json`,
-`table.md` and `worst.png` are written.
+often. Datasets are folders of make_dataset.py. The same command resumes a stopped run from its last checkpoint. Every
+`--eval_steps` and at the end the averaged weights are evaluated: `log.md` in the output folder gets a line, and
+`tower/`, `judged.json`, `table.md` and `worst.png` are written.
 """
 
 import json
@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,17 +26,19 @@ if __name__ == "__main__" and not ALLOCATOR.keys() <= os.environ.keys():
     os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR)
 
 import torch  # noqa: E402
-from transformers import AutoModel  # noqa: E402
+from transformers import AutoModel, TrainingArguments  # noqa: E402
 
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig  # noqa: E402
 from traffic_vlm.data.presence import CATEGORIES, REGIONS  # noqa: E402
 from traffic_vlm.files import DataError, atomic_write, atomic_write_text, check_file  # noqa: E402
 from traffic_vlm.image_files import select_files  # noqa: E402
 from traffic_vlm.options import option_parser  # noqa: E402
-from traffic_vlm.training.frames import decode, load_frames  # noqa: E402
-from traffic_vlm.training.head import QueryHead, load_training_head  # noqa: E402
+from traffic_vlm.training.auxiliary.head import QueryHead, load_training_head  # noqa: E402
+from traffic_vlm.training.frames import FrameBatches, decode, load_frames  # noqa: E402
+from traffic_vlm.training.resume import check_same_run, last_checkpoint  # noqa: E402
 from traffic_vlm.training.tower import (  # noqa: E402
-    TowerOptions,
+    TowerModel,
+    TowerSchedule,
     TowerTrainer,
     is_tower_folder,
     load_tower,
@@ -49,7 +51,8 @@ from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-SAVE_SECONDS, EVALUATE_SECONDS, PRINT_STEPS = 300, 1800, 50
+WEIGHT_DECAY = 0.05
+SAME = ("batch_size", "seed", "train_dataset", "start_from", "neck", "neck_width", "neck_layers")  # in a resumed run
 CHUNK = 512  # images per written part
 
 
@@ -84,6 +87,8 @@ class Options:
     )
     seed: int = field(default=0, metadata={"help": "seed of batches and new weights"})
     num_workers: int = field(default=1, metadata={"help": "processes that prepare batches"})
+    save_steps: int = field(default=200, metadata={"help": "steps between two checkpoints"})
+    eval_steps: int = field(default=1000, metadata={"help": "steps between two evaluations"})
     cache_dir: str | None = field(
         default=None, metadata={"help": "folder for decoded images; default: OUTPUT_DIR/cache"}
     )
@@ -94,20 +99,15 @@ class Options:
     output: str = field(default="predictions.parquet", metadata={"help": "file that --predict writes"})
 
 
-def make_trainer(options: Options, sources: list[str], facts: Sequence[str]) -> TowerTrainer:
-    """A trainer of the tower in a folder `tower/` or of a model, or of a model's convolutions with a new neck."""
+def make_model(options: Options, num_sources: int, num_facts: int) -> tuple[TowerModel, set[str]]:
+    """The model to train, and the names of its untrained parts.
+
+    Its tower is that of a folder `tower/` or of a model, or has the convolutions of a model and a new neck.
+    """
     torch.manual_seed(options.seed)
-    run = TowerOptions(
-        options.images,
-        options.batch_size,
-        options.learning_rate,
-        options.tower_learning_rate,
-        sizes=read_sizes(options.sizes),
-        seed=options.seed,
-    )
     if is_tower_folder(options.start_from):
-        model = load_tower(Path(options.start_from)).to(DEVICE)
-        return TowerTrainer(model["tower"], model["head"], run, set(), sources, facts)
+        parts = load_tower(Path(options.start_from))
+        return TowerModel(parts["tower"], parts["head"], num_sources, num_facts), set()
     known = AutoModel.from_pretrained(options.start_from, trust_remote_code=True, dtype=torch.float32)
     tower, head = known.model.vision_tower.requires_grad_(True), load_training_head(options.start_from)
     neck = {
@@ -121,7 +121,7 @@ def make_trainer(options: Options, sources: list[str], facts: Sequence[str]) -> 
         convolutions, tower = tower.convolutions, TrafficVLMVisionModel(TrafficVLMVisionConfig(**neck))
         tower.convolutions.load_state_dict(convolutions.state_dict())
         head, new = None, {"head", *(name for name, _ in tower.named_children())} - {"convolutions"}
-    return TowerTrainer(tower.to(DEVICE), head or QueryHead(tower.config.hidden_size), run, new, sources, facts)
+    return TowerModel(tower, head or QueryHead(tower.config.hidden_size), num_sources, num_facts), new
 
 
 def read_sizes(text: str) -> list[tuple[int, float]]:
@@ -156,6 +156,8 @@ def read_source_weights(text: str, sources: Iterable[str]) -> dict[str, float]:
 def train(options: Options) -> None:
     if options.num_workers < 1:
         raise DataError(f"--num_workers must be at least 1, got {options.num_workers}")
+    if min(options.learning_rate, options.tower_learning_rate) <= 0:
+        raise DataError("--learning_rate and --tower_learning_rate must be positive")
     if not options.train_dataset or not options.eval_dataset:
         raise DataError("pass --train_dataset and --eval_dataset, or --predict, a folder of images")
     output = Path(options.output_dir)
@@ -167,56 +169,65 @@ def train(options: Options) -> None:
     sizes = Counter(frames.sources)
     source_weights = {source: number**0.5 for source, number in sorted(sizes.items())}
     source_weights |= read_source_weights(options.source_weights, source_weights)
-    trainer = make_trainer(options, list(source_weights), frames.facts)
-    checkpoint = output / "checkpoint.pt"
-    if checkpoint.is_file():
-        trainer.load(checkpoint)
-        print(f"resuming from step {trainer.step} of {trainer.options.steps}")
-    last = {"save": time.time(), "evaluate": time.time(), "print": time.time(), "waited": trainer.waited}
+    schedule = TowerSchedule(options.images, options.batch_size, sizes=read_sizes(options.sizes))
+    # `images` may change, as for a run that goes on for longer.
+    check_same_run(output, {name: getattr(options, name) for name in SAME} | {"facts": list(frames.facts)})
+    model, new_parts = make_model(options, len(source_weights), len(frames.facts))
+    start = time.time()
 
-    def report() -> None:
-        start = time.time()
-        answers = predict(trainer.average, held.pixels)
+    def report(model: TowerModel) -> dict[str, float]:
+        answers = predict(model, held.pixels)
         figures = presence_metrics(answers, truth, held.sources)
         atomic_write_text(output / "judged.json", json.dumps(figures, indent=1))
         atomic_write_text(output / "table.md", table(figures["questions"]))
         draw_worst(answers, truth, held, output / "worst.png")
         print(f"not evaluated, with fewer than 10 yes or 10 no: {', '.join(figures['left_out'])}")
-        save_tower(trainer.average, output / "tower")
+        save_tower(model, output / "tower")
         sources = ", ".join(f"{source} {value:.3f}" for source, value in figures["sources"].items())
         line = (
-            f"| {trainer.step * options.batch_size:,} | {trainer.seconds / 60:.0f} | {figures['macro']:.3f} | "
-            f"{figures['presence']:.3f} | {figures['auc']:.3f} | {sources} |"
+            f"| {trainer.state.global_step * options.batch_size:,} | {(time.time() - start) / 60:.0f} | "
+            f"{figures['macro']:.3f} | {figures['presence']:.3f} | {figures['auc']:.3f} | {sources} |"
         )
         print(f"| images | minutes | macro | presence | AUC | by source |\n{line}", flush=True)
         with (output / "log.md").open("a", encoding="utf-8") as file:
             file.write(line + "\n")
-        last["print"] += time.time() - start
+        return {name: figures[name] for name in ("macro", "presence", "auc")}
 
-    def every(trainer: TowerTrainer, losses: list[tuple[float, float, float]]) -> None:
-        now = time.time()
-        if trainer.step % PRINT_STEPS == 0:
-            recent, seconds = losses[-PRINT_STEPS:], now - last["print"]
-            region, patch, facts = (sum(column) / len(recent) for column in zip(*recent))
-            print(
-                f"step {trainer.step}/{trainer.options.steps}, size {trainer.options.size_of(trainer.step)}, "
-                f"region {region:.4f}, patch {patch:.4f}, facts {facts:.4f}, "
-                f"{len(recent) * options.batch_size / seconds:.1f} images/s, "
-                f"waiting {(trainer.waited - last['waited']) / seconds:.1%}",
-                flush=True,
-            )
-            last["print"], last["waited"] = now, trainer.waited
-        if now - last["save"] > SAVE_SECONDS:
-            trainer.save(checkpoint)
-            last["save"] = now
-        if now - last["evaluate"] > EVALUATE_SECONDS:
-            report()
-            last["evaluate"] = time.time()
-
-    if trainer.step < trainer.options.steps:
-        trainer.run(trainer.batches(frames, source_weights, options.num_workers), every)
-        trainer.save(checkpoint)
-        report()
+    arguments = TrainingArguments(
+        options.output_dir,
+        max_steps=schedule.steps,
+        per_device_train_batch_size=1,  # a batch of `FrameBatches`
+        learning_rate=options.learning_rate,
+        weight_decay=WEIGHT_DECAY,
+        max_grad_norm=1.0,
+        seed=options.seed,
+        logging_steps=50,
+        logging_nan_inf_filter=False,  # it would wait for the GPU at each step
+        save_steps=options.save_steps,
+        save_total_limit=2,
+        eval_strategy="steps",
+        eval_steps=options.eval_steps,
+        dataloader_num_workers=options.num_workers,
+        dataloader_prefetch_factor=8,
+        report_to="none",
+    )
+    batches = FrameBatches(frames, source_weights, options.batch_size, schedule.size_of, schedule.steps, options.seed)
+    trainer = TowerTrainer(
+        model,
+        arguments,
+        schedule,
+        new_parts,
+        options.tower_learning_rate,
+        report,
+        train_dataset=batches,
+        eval_dataset=held,
+    )
+    checkpoint = last_checkpoint(output)
+    if checkpoint is not None:
+        print(f"resuming from {checkpoint.name.replace('checkpoint-', 'step ')} of {schedule.steps}")
+        trainer.average.load(checkpoint)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    trainer.evaluate()
 
 
 def answer(options: Options) -> None:

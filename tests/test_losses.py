@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tiny import tiny_model
-from traffic_vlm.training.losses import (
+from traffic_vlm.training.auxiliary.losses import (
     agreement_loss,
     consistency_loss,
     distillation_loss,
@@ -26,15 +26,15 @@ def test_grounding_loss_is_the_negative_log_of_attention_on_the_object():
 
 def test_consistency_loss_is_the_symmetric_divergence():
     log_odds = torch.tensor([2.0, 0.5, -1.0, 0.5], requires_grad=True)
-    pairs = torch.tensor([2, 1, 2, 1])  # 2.0 with -1.0; 0.5 with 0.5
+    first, second = log_odds.split(2)  # 2.0 with -1.0; 0.5 with 0.5
     yes = log_odds.detach().sigmoid()
     one, other = (torch.stack([1 - yes[i], yes[i]]) for i in (0, 2))
     both = (one * (one / other).log()).sum() + (other * (other / one).log()).sum()
-    loss = consistency_loss(log_odds, pairs)
+    loss = consistency_loss(first, second)
     assert loss.item() == pytest.approx(both.item() / 2)
     loss.backward()
     assert log_odds.grad[0] > 0 > log_odds.grad[2] and not log_odds.grad[1::2].any()
-    assert consistency_loss(log_odds[:0], pairs[:0]).item() == 0
+    assert consistency_loss(log_odds[:0], log_odds[:0]).item() == 0
 
 
 def test_distillation_loss_is_least_at_the_probabilities_of_the_head():

@@ -17,7 +17,7 @@ from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.tokenization_traffic_vlm import is_content_word
 from traffic_vlm.training import word_counts as counting
-from traffic_vlm.training.head import QueryHead
+from traffic_vlm.training.auxiliary.head import QueryHead
 from traffic_vlm.training.tower import save_tower
 from traffic_vlm.training.word_counts import WordCounts, word_counts
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
@@ -84,12 +84,12 @@ def test_words_are_counted_once_a_question_by_source_and_answer(processor, tmp_p
     assert of["?"] == [[1, 0, 1], [0, 1, 0]]
     assert not any(map(any, of["van"] + of["red"] + of["[YES]"]))  # unlabeled, or words of answers
     total = WordCounts(500)
-    total.add(counts)
+    total.counts += counts
     (tmp_path / "word_counts.json").write_text(json.dumps(total.counts.tolist()))
     resumed = WordCounts(500)
     resumed.load(tmp_path)
-    resumed.add(counts)
-    assert torch.equal(resumed.counts, 2 * counts)
+    resumed.counts += counts
+    assert (resumed.counts == 2 * counts).all()
 
 
 def test_words_asked_often_had_different_answers(processor):

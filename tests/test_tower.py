@@ -1,7 +1,6 @@
 """Training of the vision tower: targets, frames, head, loss, evaluation, checkpoints and the script."""
 
 import json
-import multiprocessing
 import re
 import runpy
 import subprocess
@@ -15,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
+from transformers import TrainerCallback, TrainingArguments
 
 from tiny import ROOT, TINY_TOWER
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
@@ -28,8 +28,7 @@ from traffic_vlm.data.scene_labels import SCENE_VALUES, SEEN, read_scene_labels,
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.evaluation.metrics import area_under_curve
 from traffic_vlm.files import DataError
-from traffic_vlm.training.frames import FrameBatches, drawn, fact_targets, find_facts, load_frames
-from traffic_vlm.training.head import (
+from traffic_vlm.training.auxiliary.head import (
     AuxiliaryHead,
     BalancedLoss,
     PresenceLoss,
@@ -37,8 +36,11 @@ from traffic_vlm.training.head import (
     load_training_head,
     region_weights,
 )
+from traffic_vlm.training.frames import FrameBatches, drawn, fact_targets, find_facts, load_frames
+from traffic_vlm.training.resume import last_checkpoint
 from traffic_vlm.training.tower import (
-    TowerOptions,
+    TowerModel,
+    TowerSchedule,
     TowerTrainer,
     forward,
     load_tower,
@@ -68,7 +70,7 @@ def test_bfloat16_is_used_where_it_is_fast(monkeypatch, capability, is_bfloat16)
         used.append(torch.is_autocast_enabled("cpu"))
         return SimpleNamespace(last_hidden_state=pixels)
 
-    forward({"tower": tower, "head": lambda tokens, grid: grid}, torch.zeros(1, 32, 32, 3))
+    forward(SimpleNamespace(tower=tower, head=lambda tokens, grid: grid), torch.zeros(1, 32, 32, 3))
     assert used == [is_bfloat16]
 
 
@@ -276,11 +278,8 @@ def test_frames_are_decoded_once_and_need_scenes(data, tmp_path):
 
 def test_batches_depend_only_on_seed_and_index(data, tmp_path):
     frames = frames_of(data, "train", tmp_path)
-    whole = FrameBatches(frames, {"highway": 1.0}, 4, lambda index: 64)
-    later = FrameBatches(frames, {"highway": 1.0}, 4, lambda index: 64, start=2)
-    stream = iter(whole)
-    batches = [next(stream) for _ in range(3)]
-    again = next(iter(later))
+    batches = [FrameBatches(frames, {"highway": 1.0}, 4, lambda index: 64, 3)[index] for index in range(3)]
+    again = FrameBatches(frames, {"highway": 1.0}, 4, lambda index: 64, 9)[2]
     assert torch.equal(batches[2]["pixels"], again["pixels"])
     assert all(torch.equal(a, b) for a, b in zip(*(vars(one["targets"]).values() for one in (batches[2], again))))
     assert not torch.equal(batches[0]["pixels"], batches[1]["pixels"])
@@ -416,80 +415,92 @@ def test_auc_and_balanced_accuracy_in_closed_form(data, tmp_path):
 # -------------------------------------------------------------------------------------------------------- training
 
 
-def trainer_of(images=1200, **fields):
+def model_of(**fields):
     torch.manual_seed(0)
     tower = TrafficVLMVisionModel(TrafficVLMVisionConfig(**(LIGHT | fields)))
-    options = TowerOptions(images, 8, 1e-2, 1e-2, sizes=((64, 1.0),))
-    new = {"head", *(name for name, _ in tower.named_children())}
-    return TowerTrainer(tower, QueryHead(24), options, new, ["highway"], ["side/car/is/left"])
+    return TowerModel(tower, QueryHead(24), 1, 1)
+
+
+def train_tower(folder, frames, steps=150, stop=None, **options):
+    """A trainer that has trained, from the last checkpoint in a folder, up to step `stop`."""
+    model, schedule = model_of(), TowerSchedule(8 * steps, 8, sizes=((64, 1.0),))
+    batches = FrameBatches(frames, {"highway": 1.0}, 8, schedule.size_of, steps)
+    defaults = {"per_device_train_batch_size": 1, "learning_rate": 1e-2, "logging_steps": 1, "save_steps": 3}
+    arguments = TrainingArguments(
+        str(folder), max_steps=steps, report_to="none", use_cpu=True, save_total_limit=1, **(defaults | options)
+    )
+    new = {"head", *(name for name, _ in model.tower.named_children())}
+    trainer = TowerTrainer(model, arguments, schedule, new, 1e-2, lambda model: {}, train_dataset=batches)
+    if stop is not None:
+        trainer.add_callback(StopAt(stop))
+    checkpoint = last_checkpoint(folder)
+    if checkpoint is not None:
+        trainer.average.load(checkpoint)
+    trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    return trainer
+
+
+class StopAt(TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step >= self.step
 
 
 def test_the_tower_and_the_head_of_a_model_are_trained_further():
     script = runpy.run_path(str(ROOT / "scripts" / "train_tower.py"), run_name="train_tower")
     shipped = load_training_head(ROOT).state_dict()
 
-    def trainer(**options):
-        made = script["make_trainer"](script["Options"](**options), ["highway"], ["side/car/is/left"])
-        new = [len(group["params"]) for group in made.optimizer.param_groups if group["is_new"]]
-        is_shipped = torch.equal(made.model["head"].query.weight.cpu(), shipped["query.weight"])
-        return made.model["tower"], sum(new), is_shipped
+    def made(**options):
+        model, new = script["make_model"](script["Options"](**options), 1, 1)
+        return model.tower, new, torch.equal(model.head.query.weight, shipped["query.weight"])
 
-    tower, num_new, is_shipped = trainer()
-    assert is_shipped and num_new == 3  # the fact head
-    other, num_new, is_shipped = trainer(neck_width=64)
-    layers = [name for name, _ in other.named_parameters() if not name.startswith("convolutions.")]
-    assert not is_shipped and num_new == 3 + len(shipped) + len(layers)
+    tower, new, is_shipped = made()
+    assert is_shipped and not new
+    other, new, is_shipped = made(neck_width=64)
+    assert not is_shipped and new == {"head", *(name for name, _ in other.named_children())} - {"convolutions"}
     convolutions = tower.convolutions.state_dict(), other.convolutions.state_dict()
     assert all(torch.equal(value, convolutions[1][name]) for name, value in convolutions[0].items())
 
 
 def test_learning_rates_warm_up_stay_constant_and_fall_to_zero():
-    options = TowerOptions(48_000, 48, constant_fraction=0.5)
+    options = TowerSchedule(48_000, 48, constant_fraction=0.5, sizes=((192, 0.6), (256, 1.0)))
     rates = [options.rate_of(step, 4800) for step in range(options.steps)]
     assert rates[0] == pytest.approx(0.01) and rates[200] == 1.0 and rates[-1] == 0.0
     assert rates[750] == pytest.approx(0.5, abs=0.01)
     assert [options.size_of(step) for step in (0, 600, 800, 999)] == [192, 256, 256, 256]
 
 
-def test_a_tower_trains_resumes_and_is_saved(data, tmp_path):
+def test_a_tower_trains_and_is_saved(data, tmp_path):
     frames, held = frames_of(data, "train", tmp_path), frames_of(data, "val", tmp_path)
-    frames = replace(frames, facts=["side/car/is/left"])
-    whole = trainer_of()
-    losses = []
-    whole.run(whole.batches(frames, {"highway": 1.0}), lambda _, now: losses.append(now[-1][0]))
-    assert np.mean(losses[-10:]) < 0.5 * np.mean(losses[:10])
+    trainer = train_tower(tmp_path / "run", replace(frames, facts=["side/car/is/left"]))
+    losses = [entry["region"] for entry in trainer.state.log_history if "region" in entry]
+    assert len(losses) == 150 and np.mean(losses[-10:]) < 0.5 * np.mean(losses[:10])
+    last = trainer.model.head.bias.detach().clone()
+    trainer.evaluate()
+    assert torch.equal(trainer.model.head.bias, last)
+    trainer.average.swap()
+    assert not torch.equal(trainer.model.head.bias, last)
 
-    stopped = trainer_of()
-    batches = stopped.batches(frames, {"highway": 1.0})
-    for _ in range(3):
-        stopped.train_step(next(batches))
-    stopped.save(tmp_path / "checkpoint.pt")
-    again = trainer_of()
-    again.load(tmp_path / "checkpoint.pt")
-    assert again.step == 3
-    for _ in range(2):
-        stopped.train_step(next(batches))
-    before = set(multiprocessing.active_children())
-    resumed = again.batches(frames, {"highway": 1.0}, num_workers=2)
-    assert len(set(multiprocessing.active_children()) - before) == 2
-    for _ in range(2):
-        again.train_step(next(resumed))
-    for name, value in stopped.average.state_dict().items():
-        torch.testing.assert_close(again.average.state_dict()[name], value)
-
-    with pytest.raises(ValueError, match=r"run with another config.*neck_width': 16"):
-        trainer_of(neck_width=8).load(tmp_path / "checkpoint.pt")
-    (tmp_path / "broken.pt").write_bytes(b"no checkpoint")
-    with pytest.raises(ValueError, match=r"broken\.pt cannot be read"):
-        trainer_of().load(tmp_path / "broken.pt")
-
-    save_tower(whole.average, tmp_path / "tower")
+    save_tower(trainer.model, tmp_path / "tower")
     loaded = load_tower(tmp_path / "tower")
     answers = predict(loaded, held.pixels)
-    np.testing.assert_allclose(answers, predict(whole.average, held.pixels), atol=0.05)
+    np.testing.assert_allclose(answers, predict(trainer.model, held.pixels), atol=0.05)
     (tmp_path / "tower" / "categories.json").write_text('["car"]')
     with pytest.raises(ValueError, match="other categories"):
         load_tower(tmp_path / "tower")
+
+
+def test_a_resumed_run_has_the_result_of_an_uninterrupted_one(data, tmp_path):
+    frames = replace(frames_of(data, "train", tmp_path), facts=["side/car/is/left"])
+    whole = train_tower(tmp_path / "whole", frames, 6)
+    train_tower(tmp_path / "stopped", frames, 6, stop=3)
+    assert last_checkpoint(tmp_path / "stopped").name == "checkpoint-3"
+    resumed = train_tower(tmp_path / "stopped", frames, 6, dataloader_num_workers=2)
+    assert resumed.state.global_step == 6
+    torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict())
+    torch.testing.assert_close(resumed.average.values, whole.average.values)
 
 
 @pytest.mark.slow
@@ -515,7 +526,7 @@ def test_the_script_trains_and_predicts(data, tmp_path):
 
 def test_wrong_options_are_named(data, tmp_path):
     script = runpy.run_path(str(ROOT / "scripts" / "train_tower.py"), run_name="train_tower")
-    save_tower(trainer_of().model, tmp_path / "tower")
+    save_tower(model_of(), tmp_path / "tower")
     datasets = {"train_dataset": [str(data / "train")], "eval_dataset": [str(data / "val")]}
     for function, message, options in (
         ("answer", "the folder does not exist", {"predict": "no/such/folder", "tower": str(tmp_path / "tower")}),

@@ -6,7 +6,8 @@ import torch
 from PIL import Image
 from transformers import AutoModel, AutoProcessor, Trainer, TrainingArguments
 
-from tiny import tiny_config, tiny_model
+from tiny import TINY_TEXT, TINY_TOWER, tiny_config, tiny_model
+from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMForSequenceClassification
 
 
@@ -110,3 +111,52 @@ def test_autocast_trains_float32_weights(processor):
     assert isinstance(model, TrafficVLMForConditionalGeneration)
     assert loss.isfinite()
     assert model.lm_head.weight.grad.dtype == torch.float32
+
+
+def with_lora(model):
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj", "lm_head"]))
+
+
+def test_lora_answers_the_same_after_its_adapter_is_loaded(processor, tmp_path):
+    """An adapter holds no running statistics: those of the frozen tower must not move."""
+    from peft import PeftModel
+
+    def base():
+        torch.manual_seed(0)
+        return TrafficVLMForConditionalGeneration(TrafficVLMConfig(TINY_TOWER, TINY_TEXT)).eval()
+
+    def collate(rows):
+        images, suffix = [row["image"] for row in rows], [row["answer"] for row in rows]
+        return processor(images=images, text=["Is it day?"] * len(rows), suffix=suffix, return_tensors="pt")
+
+    model = with_lora(base())
+    Trainer(model, arguments(tmp_path / "run"), collate, frames()).train()
+    model.save_pretrained(tmp_path / "adapter")
+    loaded = PeftModel.from_pretrained(base(), tmp_path / "adapter").eval()
+    inputs = processor(images=[frames()[1]["image"]], text=[["Is it day?"]], packed=True, return_tensors="pt")
+    trained, again, before = (one.score_yes_no(**inputs)[0] for one in (model.eval(), loaded, base()))
+    torch.testing.assert_close(again, trained, rtol=1e-5, atol=1e-6)
+    assert (trained - before).abs() > 0.01
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, with_lora], ids=["full", "lora"])
+def test_label_smoothing_gives_the_loss_of_smoothed_answers(wrap, processor, tmp_path):
+    def collate(rows):
+        images, suffix = [row["image"] for row in rows], [row["answer"] for row in rows]
+        return processor(images=images, text=["Is it day?"] * len(rows), suffix=suffix, return_tensors="pt")
+
+    options = {"label_smoothing_factor": 0.1, "max_steps": 30, "eval_strategy": "steps", "eval_steps": 30}
+    trainer = Trainer(wrap(tiny_model()), arguments(tmp_path, **options), collate, frames(), frames(4))
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[-1] < losses[0]
+    batch = collate(frames(4))
+    logits = trainer.model.eval()(**batch).logits[:, :-1].detach()
+    learned = batch["labels"][:, 1:] != -100
+    logits, labels = logits[learned], batch["labels"][:, 1:][learned]
+    smoothed = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=0.1)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(float(smoothed), rel=1e-4)
+    without_pad = torch.nn.functional.cross_entropy(logits[:, 1:], labels - 1, label_smoothing=0.1)
+    assert smoothed == pytest.approx(float(without_pad), abs=0.03)

@@ -289,3 +289,34 @@ def test_invalid_vision_config_names_the_fields(fields, named):
     with pytest.raises(ValueError) as error:
         TrafficVLMVisionConfig(**(TINY_TOWER | fields))
     assert all(name in str(error.value) for name in named)
+
+
+def running_statistics(tower: TrafficVLMVisionModel) -> dict[str, torch.Tensor]:
+    buffers = tower.state_dict()
+    return {name: value.clone() for name, value in buffers.items() if "running" in name or "num_batches" in name}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_counts_each_batch_once(reentrant):
+    found = []
+    for checkpoints in (False, True):
+        tower = tiny_tower().train()
+        if checkpoints:
+            tower.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        tower(pixels(4, 3, 64, 64).requires_grad_()).last_hidden_state.square().sum().backward()
+        found.append((running_statistics(tower), [weight.grad for weight in tower.parameters()]))
+    torch.testing.assert_close(found[1], found[0])
+    before = running_statistics(tiny_tower())
+    assert all(not torch.equal(value, before[name]) for name, value in found[0][0].items())
+
+
+def test_frozen_batch_norms_keep_their_statistics_in_training():
+    tower, x = tiny_tower(), pixels(4, 3, 64, 64)
+    before, expected = running_statistics(tower), tower(x).last_hidden_state
+    tower.train().requires_grad_(False)
+    torch.testing.assert_close(tower(x).last_hidden_state, expected)
+    torch.testing.assert_close(running_statistics(tower), before, rtol=0, atol=0)
+    tower.convolutions.head.requires_grad_(True)
+    tower(x)
+    moved = {name for name, value in running_statistics(tower).items() if not torch.equal(value, before[name])}
+    assert moved == {name for name in before if name.startswith("convolutions.head.")}

@@ -16,6 +16,10 @@ AVERAGE_FILE = "average.safetensors"  # in each checkpoint
 class AverageWeights(TrainerCallback):
     """Keeps `decay` × average + (1 - `decay`) × weights after each step, saved with each checkpoint.
 
+    The running statistics of batch normalization are averaged, too: those of the last step belong to the last weights.
+    To compute them anew from images would take a pass over hundreds of augmented images, and where the weights move
+    slowly the average of their statistics is close to that.
+
     Args:
         model: its trainable weights are averaged. At the start, when there are few steps, the average follows faster.
     """
@@ -25,7 +29,8 @@ class AverageWeights(TrainerCallback):
         self.values: dict[str, torch.Tensor] = {}
 
     def _weights(self) -> dict[str, torch.Tensor]:
-        return {name: weight.detach() for name, weight in self.model.named_parameters() if weight.requires_grad}
+        found = {name: weight.detach() for name, weight in self.model.named_parameters() if weight.requires_grad}
+        return found | {name: buffer for name, buffer in self.model.named_buffers() if "running_" in name}
 
     @torch.no_grad()
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -50,8 +55,10 @@ class AverageWeights(TrainerCallback):
             print(f"{path} does not exist: the average starts again from this checkpoint")
 
     @torch.no_grad()
-    def apply(self) -> None:
-        """Give the model the averaged weights."""
+    def swap(self) -> None:
+        """Exchange the weights of the model and their averages."""
         weights = self._weights()
         for name, value in self.values.items():
+            last = weights[name].clone()
             weights[name].copy_(value)
+            value.copy_(last)

@@ -3,18 +3,19 @@
 images with 20 to 230 tokens of questions each → packed rows of equal length, with hardly any padding
 """
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from ..data.agreement import exclusions, implications
 from ..data.collator import Prepared, TrafficCollator
 from ..data.ground_truth import GroundTruth
 from ..data.grounding import find_word, object_patches, word_patches
-from ..data.patches import GRID
 from ..data.presence import CATEGORIES, HEAD_QUESTIONS, KEYS, REGIONS, patch_targets, region_targets
 from ..data.questions import Question, ask
 from ..data.scene import SYNTHETIC
@@ -24,12 +25,23 @@ from ..processing_traffic_vlm import IGNORED_LABEL
 from .word_counts import word_counts
 
 
+# The targets that are lists, with the numbers of their columns; grounding has one for each patch.
+TARGET_LISTS = {
+    "grounding": 0,
+    "grounding_words": 2,
+    "intermediate": 3,
+    "paraphrases": 4,
+    "agreement": 5,
+    "distillation": 5,
+}
+
+
 @dataclass
 class SupervisedCollator(TrafficCollator):
     """A `TrafficCollator` whose batches also hold, for a vision tower of `grid` rows and columns of patches:
 
     - `targets`, of the class `Targets`; the index of a source is its position in `sources`, 0 for other sources;
-    - `word_counts` [V,2,3], of the words of the questions (see `word_counts.py`).
+    - `word_counts` [V,2,3], of the words of the questions (see `word_counts.py`), an array, which stays on the CPU.
 
     Up to `paraphrases` of the questions about an image are paraphrases of another one, and `unlabeled` are questions
     for the query head whose true answer is unknown; their labels are ignored. Rows are packed with hardly
@@ -39,7 +51,7 @@ class SupervisedCollator(TrafficCollator):
         ValueError: `paraphrases` and `unlabeled` together are not fewer than `questions_per_image`.
     """
 
-    grid: tuple[int, int] = (GRID, GRID)
+    grid: tuple[int, int] = (16, 16)
     paraphrases: int = 0
     unlabeled: int = 0
     sources: Sequence[str] = ()
@@ -54,69 +66,78 @@ class SupervisedCollator(TrafficCollator):
             )
 
     def finish(self, batch: dict[str, Any], prepared: list[Prepared]) -> dict[str, Any]:
-        spans = batch.pop("question_spans").split([len(item.questions) for item in prepared])
-        targets = self._unknown(batch["input_ids"], prepared)
-        agreement: list[tuple[int, ...]] = []
-        distillation: list[tuple[int, ...]] = []
-        for image, (item, spans_of_item) in enumerate(zip(prepared, spans)):
-            if item.truth is None:
-                continue
-            places = [(row, end) for row, _, end in spans_of_item.tolist()]  # where the answer is read
-            covered = object_patches(item.truth.scene, self.grid)
-            targets.region[image] = torch.from_numpy(region_targets(item.truth))
-            targets.patch[image] = torch.from_numpy(patch_targets(item.truth.scene, covered))
-            for index, category, patches in word_patches(item.questions, item.truth.scene, covered):
-                row, start, end = spans_of_item[index].tolist()
-                position = find_word(self.processor, batch["input_ids"][row, start : end + 1].tolist(), category)
-                if position is not None:
-                    targets.grounding[row, start + position] = torch.from_numpy(patches)
-            self._add_words_and_pairs(item.truth, item.questions, places, targets)
-            for question, (row, end) in zip(item.questions, places):
-                if question.question_id in HEAD_QUESTIONS:
-                    distillation.append((row, end, image, *HEAD_QUESTIONS[question.question_id]))
-                if not question.is_labeled:
-                    segments = batch["segment_ids"][row]
-                    batch["labels"][row, segments == segments[end]] = IGNORED_LABEL
-            ids = [question.question_id for question in item.questions]
-            agreement += [(*places[i], *places[j], 0) for i, j in implications(ids)]
-            agreement += [(*places[i], *places[j], 1) for i, j in exclusions(ids)]
-        targets.agreement = torch.tensor(agreement, dtype=torch.long).reshape(-1, 5)
-        targets.distillation = torch.tensor(distillation, dtype=torch.long).reshape(-1, 5)
+        spans = batch.pop("question_spans").tolist()
+        lists: dict[str, list[Any]] = {name: [] for name in TARGET_LISTS}
+        targets = self._unknown(prepared)
+        for image, item in enumerate(prepared):
+            spans_of_item, spans = spans[: len(item.questions)], spans[len(item.questions) :]
+            if item.truth is not None:
+                covered = object_patches(item.truth.scene, self.grid)
+                targets.region[image] = torch.from_numpy(region_targets(item.truth))
+                targets.patch[image] = torch.from_numpy(patch_targets(item.truth.scene, covered))
+                self._add_words(item, spans_of_item, covered, batch, lists)
+                self._add_answers(item, image, [(row, end) for row, _, end in spans_of_item], batch, lists)
+        for name, width in TARGET_LISTS.items():
+            is_mask = name == "grounding"
+            width, dtype = (math.prod(self.grid), torch.bool) if is_mask else (width, torch.long)
+            setattr(targets, name, torch.tensor(np.array(lists[name]), dtype=dtype).reshape(-1, width))
         is_rendered = torch.tensor([item.source == SYNTHETIC for item in prepared])
         batch["word_counts"] = word_counts(batch, is_rendered, cast(Any, self.processor).tokenizer)
         del batch["question_ends"]  # the model needs them only for scoring
         return batch | {"targets": targets}
 
-    def _unknown(self, input_ids: torch.Tensor, prepared: list[Prepared]) -> Targets:
+    def _unknown(self, prepared: list[Prepared]) -> Targets:
         """Targets of images of which nothing but the source is known."""
         index_of = {source: index for index, source in enumerate(self.sources)}
-        size, patches = (len(prepared), len(CATEGORIES)), self.grid[0] * self.grid[1]
+        size = (len(prepared), len(CATEGORIES))
         return Targets(
             region=torch.full((*size, len(REGIONS)), -1, dtype=torch.int8),
             patch=torch.full((*size, *self.grid), -1, dtype=torch.int8),
             source=torch.tensor([index_of.get(item.source, 0) for item in prepared]),
-            grounding=torch.zeros(*input_ids.shape, patches, dtype=torch.bool),
-            intermediate=torch.zeros_like(input_ids),
-            paraphrases=torch.zeros_like(input_ids),
         )
 
-    def _add_words_and_pairs(
-        self, truth: GroundTruth, questions: Sequence[Question], places: Sequence[tuple[int, int]], targets: Targets
+    def _add_words(
+        self,
+        item: Prepared,
+        spans: list[list[int]],
+        covered: np.ndarray,
+        batch: dict[str, Any],
+        lists: dict[str, list],
     ) -> None:
-        """Fill `intermediate` and `paraphrases` at the places (row, column) of an image's questions."""
+        """Append the words that name objects of the image, and the patches of these objects."""
+        assert item.truth is not None
+        for index, category, patches in word_patches(item.questions, item.truth.scene, covered):
+            row, start, end = spans[index]
+            position = find_word(self.processor, batch["input_ids"][row, start : end + 1].tolist(), category)
+            if position is not None:
+                lists["grounding"].append(patches)
+                lists["grounding_words"].append((row, start + position))
+
+    def _add_answers(
+        self, item: Prepared, image: int, places: list[tuple[int, int]], batch: dict[str, Any], lists: dict[str, list]
+    ) -> None:
+        """Append the targets at the places (row, column) where the answers about an image are read."""
+        assert item.truth is not None
         tokenizer = cast(Any, self.processor).tokenizer
         place_of: dict[str, tuple[int, int]] = {}  # of the last question with each question id
-        for question, place in zip(questions, places):
+        for question, (row, end) in zip(item.questions, places):
+            if question.question_id in HEAD_QUESTIONS:
+                lists["distillation"].append((row, end, image, *HEAD_QUESTIONS[question.question_id]))
+            if not question.is_labeled:
+                segments = batch["segment_ids"][row]
+                batch["labels"][row, segments == segments[end]] = IGNORED_LABEL
             if question.answer not in ("yes", "no") or not question.is_labeled:
                 continue
-            word = truth.compared(question.key)
+            word = item.truth.compared(question.key)
             token = None if word is None else tokenizer.convert_tokens_to_ids(word)
             if token not in (None, tokenizer.unk_token_id):  # values of several words, such as "city street"
-                targets.intermediate[place] = token
+                lists["intermediate"].append((row, end, token))
             if question.question_id and question.question_id in place_of:
-                pair = targets.paraphrases.max() + 1
-                targets.paraphrases[place_of[question.question_id]] = targets.paraphrases[place] = pair
-            place_of[question.question_id] = place
+                lists["paraphrases"].append((*place_of[question.question_id], row, end))
+            place_of[question.question_id] = (row, end)
+        ids = [question.question_id for question in item.questions]
+        lists["agreement"] += [(*places[i], *places[j], 0) for i, j in implications(ids)]
+        lists["agreement"] += [(*places[i], *places[j], 1) for i, j in exclusions(ids)]
 
     def ask(self, truth: GroundTruth, rng: random.Random) -> list[Question]:
         """Questions, some of which are paraphrases of others or unlabeled.

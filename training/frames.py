@@ -8,7 +8,7 @@ and its index, so a resumed run draws the same batches as an uninterrupted one.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,8 +106,8 @@ def fact_targets(truth: GroundTruth, facts: Sequence[str]) -> np.ndarray:
     return np.array([-1 if one is None else one.answer == "yes" for one in found], np.int8)
 
 
-class FrameBatches(torch.utils.data.IterableDataset):
-    """An endless stream of augmented batches.
+class FrameBatches(torch.utils.data.Dataset):
+    """The augmented batches of a run, by their index: any process, and a resumed run, draws the same ones.
 
     A batch holds pixels uint8 [B,S,S,3] and `Targets` for patches of 16 pixels; the index of a source is its position
     in `source_weights`.
@@ -116,7 +116,7 @@ class FrameBatches(torch.utils.data.IterableDataset):
         frames: as returned by `load_frames`.
         source_weights: {source: sampling weight}, any positive numbers; sources that are absent are not drawn.
         size_of: maps the index of a batch to the side S of its images in pixels.
-        start: index of the first batch.
+        steps: number of batches.
     """
 
     def __init__(
@@ -125,28 +125,22 @@ class FrameBatches(torch.utils.data.IterableDataset):
         source_weights: dict[str, float],
         batch_size: int,
         size_of: Callable[[int], int],
-        start: int = 0,
+        steps: int,
         seed: int = 0,
     ):
-        super().__init__()
         self.frames, self.batch_size, self.size_of = frames, batch_size, size_of
-        self.start, self.seed = start, seed
+        self.steps, self.seed = steps, seed
         sources = np.array(frames.sources)
         self.rows = {name: np.flatnonzero(sources == name) for name in source_weights if (sources == name).any()}
         total = sum(source_weights[name] for name in self.rows)
         self.source_weights = [source_weights[name] / total for name in self.rows]
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        worker = torch.utils.data.get_worker_info()
-        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        cv2.setNumThreads(1)
-        index = self.start + first
-        while True:
-            yield self.batch(index)
-            index += step
+    def __len__(self) -> int:
+        return self.steps
 
-    def batch(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         """The batch with this index in the run."""
+        cv2.setNumThreads(1)  # the processes of the data loader are as many as there shall be
         rng, size = np.random.default_rng([self.seed, index]), self.size_of(index)
         items, names = [], list(self.rows)
         sources = rng.choice(len(names), self.batch_size, p=self.source_weights)

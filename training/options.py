@@ -10,6 +10,7 @@ from .sizes import SizeOptions
 from .tower import is_tower_folder
 
 
+LOSSES = ("presence", "grounding", "intermediate", "consistency", "agreement", "distillation")  # auxiliary
 SAVE_DTYPES = ("bfloat16", "float32")
 PATCH = "patch"  # a --vision_tower that starts from random weights
 
@@ -141,11 +142,6 @@ def check_arguments(arguments: TrainingArguments) -> None:
         raise ValueError(
             "--dataloader_persistent_workers must be false: persistent workers would draw the images of the first "
             "epoch in every epoch"
-        )
-    if arguments.label_smoothing_factor:
-        raise ValueError(
-            f"--label_smoothing_factor must be 0, got {arguments.label_smoothing_factor}: the probability of [PAD] is "
-            "always 0, and label smoothing would require it to be positive"
         )
 
 

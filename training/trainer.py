@@ -6,32 +6,14 @@ evaluation → `quick_metrics`, the same metrics as in `scripts/evaluate.py`
 
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback
 
-from ..data.targets import Targets
-from ..files import FILE_MODE
-from .head import PATCH_WEIGHT
-from .losses import (
-    Recorded,
-    agreement_loss,
-    consistency_loss,
-    distillation_loss,
-    grounding_loss,
-    intermediate_loss,
-    recording,
-)
+from .watched import WatchedTrainer
 from .word_counts import WordCounts
-
-
-LOSSES = ("presence", "grounding", "intermediate", "consistency", "agreement", "distillation")
-ADVICE = (
-    "training stops before the weights become NaN, and the checkpoints are not affected. A smaller --learning_rate or "
-    "--max_grad_norm, or --bf16 false, may help"
-)
 
 
 def perplexity(loss: float) -> float:
@@ -42,15 +24,6 @@ def perplexity(loss: float) -> float:
 def unwrap(model: Any) -> Any:
     """The full model inside a peft model."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def keep_statistics(tower: Any) -> None:
-    """Keep frozen modules, also partly frozen ones, in eval mode: no dropout, fixed BatchNorm statistics."""
-    if not any(parameter.requires_grad for parameter in tower.parameters()):
-        tower.eval()
-    for module in tower.children():
-        if module.training and not all(parameter.requires_grad for parameter in module.parameters()):
-            module.eval()
 
 
 def freeze_blocks(tower: Any, blocks: int) -> None:
@@ -72,17 +45,18 @@ def freeze_blocks(tower: Any, blocks: int) -> None:
         module.requires_grad_(False)
 
 
-class TrafficTrainer(Trainer):
+class TrafficTrainer(WatchedTrainer):
     """`Trainer` for batches of packed questions from `SupervisedCollator`.
 
     Args:
-        loss_weights: weights of the auxiliary losses by name, of LOSSES; a loss with weight 0 or without a weight is
-            not computed. "presence" and "distillation" need a model with a training head.
+        loss_weights: weights of the auxiliary losses by name, of `options.LOSSES`; a loss with weight 0 or without a
+            weight is not computed. "presence" and "distillation" need a model with a training head.
         evaluator: computes metrics {name: value} from a model and the evaluation rows.
         word_counts: sums up the counts of the words of the questions.
 
     Raises:
-        FloatingPointError: during training, if the loss is NaN or infinite. The last checkpoint is not affected.
+        FloatingPointError: during training, if a loss or a gradient is NaN or infinite. It is found at the next log or
+            checkpoint, which is not written: to look at each step, the CPU would wait for the GPU.
     """
 
     def __init__(
@@ -95,107 +69,76 @@ class TrafficTrainer(Trainer):
     ):
         super().__init__(*args, **kwargs)
         self.loss_weights = {name: weight for name, weight in (loss_weights or {}).items() if weight}
+        self.auxiliary: Any = None
+        if self.loss_weights:  # a training without them loads none of their code
+            from .auxiliary.objective import Objective
+
+            self.auxiliary = Objective(self.loss_weights)
         self.evaluator, self.word_counts = evaluator, word_counts
-        self.sums: dict[str, tuple[Any, Any]] = {}  # {name: (sum, count)} since the last log
         self.answer_losses: tuple[Any, Any] = (0.0, 0)  # sum and count since the last evaluation
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         full = unwrap(self.accelerator.unwrap_model(model))
-        keep_statistics(full.model.vision_tower)
         targets, counts = inputs.pop("targets", None), inputs.pop("word_counts", None)
         if self.word_counts is not None and counts is not None:
-            self.word_counts.add(counts)
-        inputs["use_cache"] = False
-        with recording(full) as recorded:
+            self.word_counts.counts += counts
+        inputs["pixel_values"] = self._normalized(inputs["pixel_values"])
+        inputs["use_cache"], labels = False, inputs["labels"]  # label smoothing removes the labels
+        with nullcontext() if self.auxiliary is None else self.auxiliary.recording(full) as recorded:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-            self._count_answers(outputs.logits, inputs["labels"])
+        number = (labels[:, 1:] >= 0).sum()
+        self._count_answers(
+            outputs, loss, labels, number, number if num_items_in_batch is None else num_items_in_batch
+        )
         # Without num_items_in_batch the library itself divides by the number of accumulated passes.
         fraction = 1.0 if num_items_in_batch is None else 1.0 / self.current_gradient_accumulation_steps
         with self.accelerator.autocast():
-            extra = {} if targets is None else self._extra_losses(full, recorded, outputs.logits, targets)
+            has_extra = self.auxiliary is not None and targets is not None
+            extra = self.auxiliary(full, recorded, outputs.logits, targets) if has_extra else {}
             for name, value in extra.items():
                 self._add(f"{name}_loss", value)
                 loss = loss + self.loss_weights[name] * fraction * value
-        if not math.isfinite(loss.item()):
-            raise FloatingPointError(f"the loss is {loss.item()} at step {self.state.global_step + 1}: {ADVICE}")
+        self.broken.look("loss", loss)
         return (loss, outputs) if return_outputs else loss
 
-    def _extra_losses(
-        self, full: Any, recorded: Recorded, logits: torch.Tensor, targets: Targets
-    ) -> dict[str, torch.Tensor]:
-        """Auxiliary losses by name: those that have a weight."""
-        losses = {}
-        if self.loss_weights.keys() & {"presence", "distillation"}:
-            grid = targets.patch.shape[2:]
-            tokens = recorded.image_tokens[:, -grid.numel() :]  # leaves out a class token, if there is one
-            head_logits = full.training_head["head"](tokens, tuple(grid))
-        if "presence" in self.loss_weights:
-            presence = full.training_head["loss"]
-            of_regions, of_patches = presence(head_logits, targets.region, targets.patch, targets.source)
-            losses["presence"] = of_regions + PATCH_WEIGHT * of_patches
-        if "distillation" in self.loss_weights:
-            row, column, image, category, third = targets.distillation.unbind(-1)
-            teacher = head_logits[0][image, category, third]
-            losses["distillation"] = distillation_loss(self._log_odds(logits[row, column]), teacher)
-        if "grounding" in self.loss_weights:
-            row, column = targets.grounding.any(-1).nonzero(as_tuple=True)
-            patches = targets.grounding[row, column]
-            maps = recorded.attention_maps((row, column))[:, -patches.shape[-1] :]
-            losses["grounding"] = grounding_loss(maps, patches)
-        if "intermediate" in self.loss_weights:
-            asked = targets.intermediate > 0
-            losses["intermediate"] = intermediate_loss(
-                full, recorded.mid_layer_states[asked], targets.intermediate[asked]
-            )
-        if "consistency" in self.loss_weights:
-            paired = targets.paraphrases > 0
-            losses["consistency"] = consistency_loss(self._log_odds(logits[paired]), targets.paraphrases[paired])
-        if "agreement" in self.loss_weights:
-            row, column, other_row, other_column, kind = targets.agreement.unbind(-1)
-            first, second = self._log_odds(logits[row, column]), self._log_odds(logits[other_row, other_column])
-            losses["agreement"] = agreement_loss(first, second, kind.bool())
-        return losses
-
-    def _log_odds(self, logits: torch.Tensor) -> torch.Tensor:
-        """Log-odds [N] of yes against no, from logits [N,V]."""
-        text = self.model.config.get_text_config()
-        return logits[:, text.yes_token_id] - logits[:, text.no_token_id]
+    def _normalized(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Normalized pixels [I,3,H,W] of those of the collator; uint8 pixels are normalized as by the processor."""
+        if pixels.dtype != torch.uint8:
+            return pixels
+        options = self.processing_class.image_processor
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (options.image_mean, options.image_std))
+        mean, std = (values.to(pixels.device, non_blocking=True) for values in (mean, std))
+        return (pixels * options.rescale_factor - mean) / std
 
     @torch.no_grad()
-    def _count_answers(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
-        """Add up the cross-entropy of the answers and the number of correct yes/no answers, for the log."""
-        text = self.model.config.get_text_config()
-        truth, guess = labels[:, 1:], logits[:, :-1]
-        learned = truth >= 0
-        entropy = torch.nn.functional.cross_entropy(guess[learned].float(), truth[learned], reduction="sum")
-        self._add("answer_loss", entropy, learned.sum())
+    def _count_answers(
+        self, outputs: Any, loss: torch.Tensor, labels: torch.Tensor, number: torch.Tensor, divisor: Any
+    ) -> None:
+        """Add up the cross-entropy of the answers and the number of correct yes/no answers, for the log.
+
+        Args:
+            outputs, loss: of the model; with label smoothing only `loss` is there, the smoothed one.
+            number: of the answers' tokens. divisor: by which the model divided the sum over them.
+        """
+        entropy = (loss if outputs.loss is None else outputs.loss).detach() * divisor
+        self._add("answer_loss", entropy, number)
         total, count = self.answer_losses
-        self.answer_losses = (total + entropy.detach(), count + learned.sum())
-        decided = (truth == text.yes_token_id) | (truth == text.no_token_id)
-        right = (self._log_odds(guess[decided]) > 0) == (truth[decided] == text.yes_token_id)
-        self._add("yes_no_accuracy", right.sum(), decided.sum())
-
-    def _add(self, name: str, value: torch.Tensor, count: torch.Tensor | int = 1) -> None:
-        """Add to a mean in the log. Values stay tensors until then: reading one would wait for the GPU."""
-        total, number = self.sums.get(name, (0.0, 0))
-        self.sums[name] = (total + value.detach(), number + count)
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        super()._save(output_dir, state_dict)
-        for path in Path(output_dir or self.args.output_dir).glob("*.safetensors"):
-            path.chmod(FILE_MODE)
+        self.answer_losses = (total + entropy, count + number)
+        text = self.model.config.get_text_config()
+        truth, guess = labels[:, 1:], outputs.logits[:, :-1]
+        log_odds = guess[..., text.yes_token_id] - guess[..., text.no_token_id]
+        is_yes, is_no = truth == text.yes_token_id, truth == text.no_token_id
+        right = (is_yes & (log_odds > 0)) | (is_no & (log_odds <= 0))
+        self._add("yes_no_accuracy", right.sum(), (is_yes | is_no).sum())
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Add the step and our metrics to those of the library; `words` is the perplexity, exp(answer_loss)."""
+        """Add `words`, the perplexity of the answers, exp(answer_loss)."""
         if "loss" in logs:
-            logs = logs | {"step": self.state.global_step, "max_steps": self.state.max_steps}
-            means = {name: float(total) / max(1, int(count)) for name, (total, count) in self.sums.items()}
-            logs = logs | {name: round(mean, 4) for name, mean in means.items()}
+            logs = self.means(logs)
             if "answer_loss" in logs:
                 logs["words"] = round(perplexity(logs["answer_loss"]), 3)
-            self.sums = {}
         super().log(logs, *args, **kwargs)
 
     def evaluate(
@@ -256,21 +199,6 @@ class StartEpoch(TrainerCallback):
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.mixture.set_epoch(epoch_of(state))
         self.collator.start_epoch(epoch_of(state))
-
-
-class RefuseBrokenGradients(TrainerCallback):
-    """Stop before a step that would make weights NaN: training could not continue from such a checkpoint.
-
-    Raises:
-        FloatingPointError: a gradient is NaN or infinite; not in float16, whose gradient scaler skips such steps.
-    """
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        if args.fp16:
-            return
-        norm = torch.nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None])
-        if not math.isfinite(norm):
-            raise FloatingPointError(f"the gradient is {norm.item()} at step {state.global_step + 1}: {ADVICE}")
 
 
 class FreezeTower(TrainerCallback):

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import TrainerCallback
 
@@ -21,7 +22,7 @@ MIN_QUESTIONS = 200  # with a word, for it to be asked often
 
 def word_counts(
     batch: dict[str, torch.Tensor], is_rendered: torch.Tensor, tokenizer: TrafficVLMTokenizer
-) -> torch.Tensor:
+) -> np.ndarray:
     """Numbers [V,2,3] of the questions of a packed batch in which each token stands.
 
     They are about photographs or rendered scenes, and answered yes, no or in words. Questions without labels are left
@@ -40,7 +41,7 @@ def word_counts(
     rows, questions, tokens = stands[:, first[stands[0], stands[1]] != IGNORED_LABEL]
     counts = torch.zeros(len(tokenizer), 2, 3, dtype=torch.long)
     rendered = is_rendered.long()[batch["image_index"][rows]]
-    return counts.index_put_((tokens, rendered, kinds[rows, questions]), torch.tensor(1), accumulate=True)
+    return counts.index_put_((tokens, rendered, kinds[rows, questions]), torch.tensor(1), accumulate=True).numpy()
 
 
 class WordCounts(TrainerCallback):
@@ -50,10 +51,7 @@ class WordCounts(TrainerCallback):
     """
 
     def __init__(self, vocabulary_size: int):
-        self.counts = torch.zeros(vocabulary_size, 2, 3, dtype=torch.long)
-
-    def add(self, counts: torch.Tensor) -> None:
-        self.counts = self.counts.to(counts.device) + counts
+        self.counts = np.zeros((vocabulary_size, 2, 3), np.int64)
 
     def asked_often(self, tokenizer: TrafficVLMTokenizer) -> dict[str, str]:
         """The content words that stood in at least 200 questions with different answers: yes and no, or words.
@@ -78,6 +76,6 @@ class WordCounts(TrainerCallback):
         """Continue the counts of a checkpoint; without its file, as after a kill while it was written, say so."""
         path = checkpoint / COUNTS_FILE
         if path.is_file():
-            self.counts = torch.tensor(json.loads(path.read_text()))
+            self.counts = np.array(json.loads(path.read_text()))
         else:
             print(f"{path} does not exist: the questions before this checkpoint are missing in the counts of words")

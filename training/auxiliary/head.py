@@ -10,6 +10,7 @@ lanes.
 is saved beside the weights as `training_head.safetensors`.
 """
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.utils import cached_file
 
-from ..data.presence import CATEGORIES, REGIONS
+from ...data.presence import CATEGORIES, REGIONS
 
 
 HEAD_FILE = "training_head.safetensors"
@@ -44,7 +45,7 @@ class QueryPool(nn.Module):
         """What the queries find [B,outputs,R] in tokens [B,P,C]; `regions` [R,P] is the fraction of a patch inside."""
         scores = self.query(tokens).float().transpose(1, 2)  # [B,outputs·queries,P]
         values = self.value(tokens).float().transpose(1, 2)
-        found = [((scores + weights.log()).softmax(-1) * values).sum(-1) for weights in regions.to(tokens.device)]
+        found = [((scores + weights.log()).softmax(-1) * values).sum(-1) for weights in regions]
         return torch.stack(found, -1).unflatten(1, self.shape).sum(2)
 
 
@@ -64,7 +65,7 @@ class QueryHead(QueryPool):
 
     def forward(self, tokens: torch.Tensor, grid: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Region logits [B,categories,4] and patch logits [B,P,categories] of tokens in `grid` (rows, columns)."""
-        return self.pool(tokens, region_weights(*grid)) + self.bias, self.patch(tokens)
+        return self.pool(tokens, region_weights(*grid, tokens.device)) + self.bias, self.patch(tokens)
 
 
 class AuxiliaryHead(QueryPool):
@@ -75,15 +76,16 @@ class AuxiliaryHead(QueryPool):
         self.bias = nn.Parameter(torch.zeros(num_facts))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.pool(tokens, torch.ones(1, tokens.shape[1]))[..., 0] + self.bias
+        return self.pool(tokens, torch.ones(1, tokens.shape[1], device=tokens.device))[..., 0] + self.bias
 
 
-def region_weights(rows: int, columns: int) -> torch.Tensor:
+@cache
+def region_weights(rows: int, columns: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """Fraction [4,rows·columns] of each patch inside the whole image and its left, center and right third."""
     edges = torch.arange(columns + 1) / columns * 3
     thirds = [(edges[1:].clamp(max=n + 1) - edges[:-1].clamp(min=n)).clamp(min=0) for n in range(3)]
     weights = torch.stack([torch.full((columns,), 3 / columns), *thirds]) * columns / 3
-    return weights[:, None].expand(-1, rows, -1).flatten(1)
+    return weights[:, None].expand(-1, rows, -1).flatten(1).to(device)
 
 
 class BalancedLoss(nn.Module):
@@ -156,10 +158,12 @@ class PresenceLoss(nn.Module):
         regions = self.regions(logits[0], region, source, count)
         patches = patch.flatten(2).transpose(1, 2)  # [B,P,categories]
         known = patches >= 0
-        positive = torch.tensor(POSITIVE_WEIGHT, device=patch.device)
-        entropy = nn.functional.binary_cross_entropy_with_logits
-        of_patches = entropy(logits[1].float()[known], patches[known].float(), pos_weight=positive)
-        return regions, of_patches if known.any() else regions * 0
+        # Unknown patches have weight 0. To select the known ones, the CPU would wait for the GPU.
+        weights = torch.where(patches == 1, POSITIVE_WEIGHT, known.float())
+        entropy = nn.functional.binary_cross_entropy_with_logits(
+            logits[1].float(), (patches == 1).float(), weights, reduction="sum"
+        )
+        return regions, entropy / known.sum().clamp(min=1)
 
 
 def add_training_head(model: Any, head: QueryHead | None = None, num_sources: int = 1) -> None:

@@ -42,14 +42,13 @@ def intermediate_loss(model: Any, states: torch.Tensor, words: torch.Tensor) -> 
     return nn.functional.cross_entropy(logits, words, reduction="sum") / max(1, len(words))
 
 
-def consistency_loss(log_odds: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
-    """Symmetric KL divergence between P(yes) of two paraphrases, (p - q) (logit p - logit q), mean over pairs.
+def consistency_loss(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Symmetric KL divergence between P(yes) of paraphrases, (p - q) (logit p - logit q), mean over pairs.
 
     Args:
-        log_odds: log-odds of yes [N]. pairs: [N], the id of each question's pair; every id occurs twice.
+        first, second: log-odds of yes [N].
     """
-    ordered = log_odds[pairs.argsort()].float()
-    first, second = ordered[0::2], ordered[1::2]
+    first, second = first.float(), second.float()
     return ((first.sigmoid() - second.sigmoid()) * (first - second)).sum() / max(1, len(first))
 
 

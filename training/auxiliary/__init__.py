@@ -1,0 +1,1 @@
+"""Auxiliary losses, for training from few images. A training without them loads none of this."""
