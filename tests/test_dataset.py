@@ -151,10 +151,12 @@ def test_workers_end_with_a_run_that_is_stopped_while_it_starts_them(tmp_path, e
 
 def test_sources_are_mixed_and_problems_are_counted(tmp_path):
     source = coco(tmp_path / "mine", broken=True)
+    Image.new("RGB", (80, 60)).save(tmp_path / "mine" / "train" / "of_another_split.png")
     report = make(tmp_path / "out", source=[source, "synthetic"], num_images=4)
     assert report["sources"] == {"mine": 2, "synthetic": 4} and report["skipped"] == {"unreadable image": 1}
+    assert report["left_out"] == {"image not listed": 1}
     assert json.loads((tmp_path / "out" / "report.json").read_text()) == report
-    assert "1.png: the image cannot be read" in report["messages"][0]
+    assert "1.png: the image cannot be read" in report["messages"][1]
     with pytest.raises(DataError, match=r"1\.png: the image cannot be read"):
         make(tmp_path / "strict", source=[source], strict=True)
     assert not list((tmp_path / "strict").rglob("*.parquet"))

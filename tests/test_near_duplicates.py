@@ -40,6 +40,7 @@ def test_chains_are_one_group():
     other = ~frames[:1]
     hashes = np.concatenate([frames[::2], other, frames[1::2]])
     assert near_duplicate_groups(hashes).tolist() == [0, 0, 0, 1, 0, 0]
+    assert near_duplicate_groups(hashes, max_distance=6).tolist() == [0, 0, 0, 1, 0, 0]
     assert near_duplicate_groups(hashes, max_distance=5).tolist() == [0, 1, 2, 3, 4, 5]
 
 

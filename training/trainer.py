@@ -133,13 +133,12 @@ class TrafficTrainer(WatchedTrainer):
         right = (is_yes & (log_odds > 0)) | (is_no & (log_odds <= 0))
         self._add("yes_no_accuracy", right.sum(), (is_yes | is_no).sum())
 
-    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Add `words`, the perplexity of the answers, exp(answer_loss)."""
-        if "loss" in logs:
-            logs = self.means(logs)
-            if "answer_loss" in logs:
-                logs["words"] = round(perplexity(logs["answer_loss"]), 3)
-        super().log(logs, *args, **kwargs)
+    def means(self, logs: dict[str, float]) -> dict[str, float]:
+        """The log with means, and with `words`, the perplexity of the answers, exp(answer_loss)."""
+        logs = super().means(logs)
+        if "answer_loss" in logs:
+            logs["words"] = round(perplexity(logs["answer_loss"]), 3)
+        return logs
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
