@@ -2,6 +2,7 @@
 
     "what color is the traffic light"   → red, yellow, green, none
     "how many lanes does the road have" → 1 to 6
+    "how many cars are there"           → 0 to 6, many
     "what vehicles are there"           → a list of objects: "a car and a bus"
     "who is driving"                    → None: such questions were not taught
 
@@ -18,7 +19,8 @@ COLORS = ("white", "black", "gray", "silver", "red", "blue", "green", "yellow", 
 LIGHT_STATES = ("red", "yellow", "green")
 SPEED_LIMITS = tuple(str(limit) for limit in range(10, 131, 10))
 DIRECTIONS = ("toward us", "away from us", "to the side")
-MAX_COUNT = 10
+MAX_COUNT = 6
+MANY = "many"  # more than MAX_COUNT
 END = "[EOS]"  # after the last word of an answer
 NUMBERS = frozenset(map(str, range(2, MAX_COUNT + 1)))  # "2 cars", but "a car"
 PLACES = ("", "on the left", "in the center", "on the right")  # after a noun in a list
@@ -98,7 +100,7 @@ def _one_of(name: str, *values: str) -> AnswerKind:
 
 
 LANES = _one_of("a number of lanes", *map(str, range(1, 7)))
-COUNT = _one_of("a number", *map(str, range(MAX_COUNT + 1)))
+COUNT = _one_of("a number", *map(str, range(MAX_COUNT + 1)), MANY)
 DENSITY = _one_of("a density of traffic", "empty", "light", "busy", "jam")
 LIGHT = _one_of("a color of a traffic light", *LIGHT_STATES, NONE)
 COLOR = _one_of("a color", *COLORS, NONE)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from ..answer_kind_traffic_vlm import MAX_COUNT, NONE
+from ..answer_kind_traffic_vlm import MANY, MAX_COUNT, NONE
 from .scene import CLASSES, UNBOXED, Scene, SceneObject, is_a
 from .templates import TYPES, QuestionType, amount, enumeration
 
@@ -265,6 +265,11 @@ class GroundTruth:
             return None
         return None if self.has_masks and not group.clear else len(group.clear)
 
+    def least_number(self, category: str) -> int:
+        """The number of objects of a class that can be seen clearly; there may be more. 0 if unknown."""
+        clear = self.groups.get(category, NO_GROUP).clear
+        return len(clear) if category in self.exhaustive and all(seen.is_instance for seen in clear) else 0
+
     def value(self, seen: VisibleObject, attribute: str) -> str | None:
         """The value of an object's attribute; None if unknown.
 
@@ -388,11 +393,14 @@ class GroundTruth:
 
     def count(self, kind: QuestionType, category: str, form: str, limit: str = "") -> AnswerWithBoxes | None:
         number = self.number(category)
-        if number is None or number > MAX_COUNT:
-            return None
+        least = self.least_number(category)
         if form == "what":
-            return AnswerWithBoxes(str(number))
-        return AnswerWithBoxes("yes", self.groups[category].clear) if number > int(limit) else NO
+            if least > MAX_COUNT:
+                return AnswerWithBoxes(MANY)
+            return None if number is None else AnswerWithBoxes(str(number))
+        if least > int(limit):
+            return AnswerWithBoxes("yes", self.groups[category].clear)
+        return None if number is None else NO
 
     def comparison(self, kind: QuestionType, category: str, form: str, other: str) -> AnswerWithBoxes | None:
         number, another = self.number(category), self.number(other)
