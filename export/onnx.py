@@ -9,6 +9,10 @@ then one token at a time. It knows no padding, so all prompts of a batch have th
 tokens and questions are dynamic. With latent attention, K is 1, a key is a latent, and values have width 0.
 """
 
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -17,11 +21,12 @@ from torch import nn
 from torch.export import Dim
 
 from ..attention_traffic_vlm import rotary_embedding
-from ..loading import load_weights
+from ..loading import load_processor, load_weights
 from ..scoring_traffic_vlm import KeyValues, height_and_width, yes_probability
 
 
 NAMES = ("vision", "score", "decode")
+FORMATS = ("onnx", "int8", "torch")
 OPSET = 20
 
 
@@ -243,3 +248,32 @@ def describe(model: Any, processor: Any) -> dict[str, Any]:
         "mean": list(images.image_mean),
         "std": list(images.image_std),
     }
+
+
+def export(model_folder: Path, output_dir: Path, formats: Sequence[str]) -> list[Path]:
+    """Write the graphs of a model with export.json and tokenizer.json to a new folder; returns its files.
+
+    The folder appears when it is complete.
+
+    Raises:
+        ValueError, OSError: the folder exists, or the model cannot be used. ModuleNotFoundError: a package is missing.
+    """
+    if output_dir.exists():
+        raise ValueError(f"{output_dir} exists; choose another --output_dir")
+    if "int8" in formats and "onnx" not in formats:
+        raise ValueError("--format int8 is made from onnx: pass --format onnx int8")
+    model, processor = load(model_folder), load_processor(model_folder)
+    output_dir.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output_dir.parent) as temporary:
+        folder = Path(temporary) / "export"
+        folder.mkdir()
+        (folder / "export.json").write_text(json.dumps(describe(model, processor), indent=1) + "\n")
+        (folder / "tokenizer.json").write_text(processor.tokenizer.backend_tokenizer.to_str())
+        if "torch" in formats:
+            export_torch(model, folder)
+        if "onnx" in formats:
+            export_onnx(model, folder)
+        if "int8" in formats:
+            quantize(folder)
+        shutil.move(folder, output_dir)
+    return sorted(output_dir.iterdir())

@@ -15,18 +15,16 @@ the pipeline returns: question, answer, score (the probability of the answer) an
 The exit status is 1 if an image or a question had a problem, and 2 if nothing was asked.
 """
 
-import json
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from traffic_vlm.files import atomic_write
 from traffic_vlm.image_files import IMAGE_SUFFIXES, find_images, open_image
 from traffic_vlm.options import option, option_parser, silence_libraries
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
-from traffic_vlm.question_traffic_vlm import answer_notes, answer_text
+from traffic_vlm.scripts import command, print_answers
 from traffic_vlm.serving.options import ModelOptions
 
 
@@ -40,45 +38,24 @@ def is_image(word: str) -> bool:
     return os.path.exists(word) or "*" in word or Path(word).suffix.lower() in IMAGE_SUFFIXES
 
 
-def name_overlays(output: Path, paths: list[Path]) -> list[Path]:
-    """The file of the overlay of each image.
+def ask(
+    pipe: TrafficVLMPipeline, path: Path, questions: list[str], as_json: bool, overlay: Path | None, region: Any
+) -> bool:
+    """Answer questions about an image file. Returns whether all have an answer."""
+    image = open_image(path)
+    encoded = pipe.encode(image)
+    items = pipe(encoded, questions)
+    print_answers(str(path), items, as_json)
+    answered = [item for item in items if item["answer"] is not None]
+    if overlay and answered:
+        from traffic_vlm.serving.overlay import save_overlay
 
-    Raises:
-        ValueError: they cannot be written there.
-    """
-    if output.suffix.lower() != ".png":
-        raise ValueError(f"--overlay must be a PNG file, got {str(output)!r}")
-    if not output.parent.is_dir():
-        raise ValueError(f"--overlay {output}: there is no folder {output.parent}")
-    outputs = [output]
-    if len(paths) > 1:  # numbered, as images of different folders can have the same name
-        digits = len(str(len(paths)))
-        names = [f"{output.stem}_{i:0{digits}}_{path.stem}{output.suffix}" for i, path in enumerate(paths, start=1)]
-        outputs = [output.with_name(name) for name in names]
-    images = {path.resolve() for path in paths}
-    for path in outputs:
-        if path.resolve() in images:
-            raise ValueError(f"--overlay {output}: {path} is an image that is asked about")
-    return outputs
+        save_overlay(pipe, region.crop(image) if region else image, encoded, answered, overlay)
+        print(f"wrote {overlay}", file=sys.stderr)
+    return len(answered) == len(items)
 
 
-def print_table(path: Path, items: list[dict[str, Any]]) -> None:
-    width = max(len(item["question"]) for item in items)
-    print(path)
-    for item in items:
-        notes = "".join(f"   ({note})" for note in answer_notes(item))
-        print(f"  {item['question']:<{width}}  {answer_text(item)}{notes}")
-
-
-def save_overlay(pipe: TrafficVLMPipeline, picture: Any, encoded: Any, items: list[dict], output: Path) -> None:
-    from traffic_vlm.serving.overlay import draw_overlay
-
-    if answered := [item for item in items if item["answer"] is not None]:
-        with atomic_write(output) as temporary:
-            draw_overlay(pipe, picture, encoded, answered).save(temporary, "PNG")
-        print(f"wrote {output}", file=sys.stderr)
-
-
+@command()
 def main() -> int:
     silence_libraries()
     parser = option_parser([AskOptions], __doc__)
@@ -87,37 +64,26 @@ def main() -> int:
     )
     parser.add_argument("--ask", action="append", default=[], metavar="QUESTION", help="may be given many times")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each image")
-    try:
-        options, asked = parser.parse_args_into_dataclasses()
-        images = list(filter(is_image, asked.words))
-        questions = [word for word in asked.words if not is_image(word)] + asked.ask
-        if not images:
-            parser.error(f"there is no image: neither a file nor a folder is called {questions[0]!r}")
-        if not questions:
-            parser.error("there is no question: write it in quotes after the images, or after --ask")
-        found = [find_images(image) for image in images]
-        paths = [path for files, _ in found for path in files]
-        for note in dict.fromkeys(note for _, note in found if note):
-            print(note, file=sys.stderr)
-        overlays = name_overlays(options.overlay, paths) if options.overlay else [None] * len(paths)
-        pipe = options.load()
-    except (ValueError, OSError, RuntimeError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    failed = 0
+    options, asked = parser.parse_args_into_dataclasses()
+    images = list(filter(is_image, asked.words))
+    questions = [word for word in asked.words if not is_image(word)] + asked.ask
+    if not images:
+        parser.error(f"there is no image: neither a file nor a folder is called {questions[0]!r}")
+    if not questions:
+        parser.error("there is no question: write it in quotes after the images, or after --ask")
+    found = [find_images(image) for image in images]
+    paths = [path for files, _ in found for path in files]
+    for note in dict.fromkeys(note for _, note in found if note):
+        print(note, file=sys.stderr)
+    overlays: list[Path | None] = [None] * len(paths)
+    if options.overlay:
+        from traffic_vlm.serving.overlay import name_overlays
+
+        overlays = [*name_overlays(options.overlay, paths)]
+    pipe, failed = options.load(), 0
     for path, overlay in zip(paths, overlays):
         try:
-            image = open_image(path)
-            encoded = pipe.encode(image)
-            items = pipe(encoded, questions)
-            if asked.json:
-                print(json.dumps({"image": str(path), "answers": items}), flush=True)
-            else:
-                print_table(path, items)
-            failed += any("problem" in item for item in items)
-            if overlay:
-                part = options.part_of_image
-                save_overlay(pipe, part.crop(image) if part else image, encoded, items, overlay)
+            failed += not ask(pipe, path, questions, asked.json, overlay, options.part_of_image)
         except (ValueError, TypeError, OSError, FloatingPointError) as error:
             print(error, file=sys.stderr)
             failed += 1

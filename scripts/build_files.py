@@ -12,27 +12,23 @@ and how many the weights were taught: one question per line, in the last column 
 """
 
 import json
-import re
+import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig, SiglipImageProcessorPil
 
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
+from traffic_vlm.data.coverage import measure_coverage, read_questions
 from traffic_vlm.generation_traffic_vlm import MAX_NEW_TOKENS
-from traffic_vlm.options import option_parser
+from traffic_vlm.options import option, option_parser
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
-from traffic_vlm.tokenization_traffic_vlm import (
-    ANSWER_TOKENS,
-    SPECIAL_TOKENS,
-    TrafficVLMTokenizer,
-    is_content_word,
-)
+from traffic_vlm.scripts import command
+from traffic_vlm.tokenization_traffic_vlm import ANSWER_TOKENS, SPECIAL_TOKENS, TrafficVLMTokenizer
 from traffic_vlm.training.sizes import SizeOptions
 from traffic_vlm.training.words import template_words
 
@@ -49,13 +45,13 @@ VISION_TOWER = {"neck": "depthwise", "neck_width": 384, "num_hidden_layers": 2, 
 
 @dataclass
 class Options(SizeOptions):
-    output_dir: Path = field(default=ROOT, metadata={"help": "folder to write the files to"})
-    vocabulary: Path = field(default=ROOT / "scripts" / "vocabulary.txt", metadata={"help": "word list"})
-    questions: Path | None = field(default=None, metadata={"help": "list of questions to measure the coverage on"})
+    output_dir: Path = option(ROOT, "folder to write the files to")
+    vocabulary: Path = option(ROOT / "scripts" / "vocabulary.txt", "word list")
+    questions: Path | None = option(None, "list of questions to measure the coverage on")
 
 
 def make_config(text_fields: dict[str, Any] | None = None) -> TrafficVLMConfig:
-    """Return the configuration of the repository's weights: its temperature and dtype are kept.
+    """The configuration of the repository's weights: its temperature and dtype are kept.
 
     With `text_fields`, sizes of another decoder, it is the configuration of new weights.
     """
@@ -65,7 +61,7 @@ def make_config(text_fields: dict[str, Any] | None = None) -> TrafficVLMConfig:
 
 
 def read_vocabulary(path: Path) -> dict[str, int]:
-    """Read the word list as word → id. Lines that start with "# " are comments.
+    """The ids of the words of a list. Lines that start with "# " are comments.
 
     Raises:
         ValueError: a word occurs twice, there are not 500 words, or the special tokens do not come first.
@@ -84,7 +80,7 @@ def read_vocabulary(path: Path) -> dict[str, int]:
 
 
 def unreachable_words(tokenizer: TrafficVLMTokenizer) -> list[str]:
-    """Return words of the vocabulary that no text produces, because the normalizer rewrites or splits them."""
+    """The words of the vocabulary that no text produces, because the normalizer rewrites or splits them."""
     words = [word for word in tokenizer.get_vocab() if word not in SPECIAL_TOKENS + ANSWER_TOKENS]
     # "'s" exists only after a word.
     texts = ["car" + word if word.startswith("'") else word for word in words]
@@ -94,7 +90,7 @@ def unreachable_words(tokenizer: TrafficVLMTokenizer) -> list[str]:
 
 
 def make_tokenizer(vocabulary: Path) -> TrafficVLMTokenizer:
-    """Build the tokenizer of a word list.
+    """The tokenizer of a word list.
 
     Raises:
         ValueError: the list is invalid (see `read_vocabulary`) or has unreachable words.
@@ -107,7 +103,7 @@ def make_tokenizer(vocabulary: Path) -> TrafficVLMTokenizer:
 
 
 def build(output_dir: Path, tokenizer: TrafficVLMTokenizer, text_fields: dict[str, Any] | None = None) -> list[Path]:
-    """Write all files and return their paths. Each replaces an existing one in a single step.
+    """The paths of all files, which are written. Each replaces an existing one in a single step.
 
     Raises:
         ValueError: the folder has weights, and `text_fields` are other sizes.
@@ -138,67 +134,24 @@ def build(output_dir: Path, tokenizer: TrafficVLMTokenizer, text_fields: dict[st
         return [(Path(temporary) / name).replace(output_dir / name) for name in FILES]
 
 
-def read_questions(path: Path) -> list[str]:
-    """Read a list of questions: one per line, in the last column if there are tabs."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [line.split("\t")[-1] for line in lines if line.strip()]
-
-
-@dataclass
-class Coverage:
-    """How many words of some questions, without punctuation, and how many whole questions the model knows."""
-
-    words: int = 0
-    known_words: int = 0
-    questions: int = 0
-    known_questions: int = 0
-    unknown: Counter[str] = field(default_factory=Counter)
-
-    def __str__(self) -> str:
-        lines = [
-            f"{self.words} words, known: {self.known_words / max(self.words, 1):.2%}",
-            f"{self.questions} questions, all words known: {self.known_questions / max(self.questions, 1):.2%}",
-        ]
-        if self.unknown:
-            lines.append("unknown: " + ", ".join(f"{word} ({count})" for word, count in self.unknown.most_common(30)))
-        return "\n".join(lines)
-
-
-def measure_coverage(
-    tokenizer: TrafficVLMTokenizer, questions: Iterable[str], is_taught: Callable[[str], bool] | None = None
-) -> Coverage:
-    """Count the words and the questions that the tokenizer knows, and of which `is_taught` is true if it is given."""
-    coverage = Coverage()
-    for question in questions:
-        tokens = tokenizer.tokenize(question, split_special_tokens=True)
-        words = [token for token in tokens if token == tokenizer.unk_token or re.search(r"\w", token)]
-        is_known = [token != tokenizer.unk_token and (not is_taught or is_taught(token)) for token in words]
-        known = sum(is_known)
-        coverage.words += len(words)
-        coverage.known_words += known
-        coverage.questions += 1
-        coverage.known_questions += known == len(words)
-        unknown = [token for token, known_token in zip(words, is_known) if not known_token]
-        coverage.unknown.update(unknown if is_taught else map(str.lower, tokenizer.unknown_words(question)))
-    return coverage
-
-
+@command("train")
 def main() -> None:
     [options] = option_parser([Options], __doc__).parse_args_into_dataclasses()
     tokenizer = make_tokenizer(options.vocabulary)
     for path in build(options.output_dir, tokenizer, options.text_fields()):
         print(path)
-    if options.questions is not None:
-        questions = read_questions(options.questions)
-        print(measure_coverage(tokenizer, questions))
-        ours = template_words(tokenizer)
-        found = measure_coverage(tokenizer, questions, lambda word: word in ours or not is_content_word(word))
-        print(f"words that our questions can teach:\n{found}")
-        if lists := json.loads((options.output_dir / "processor_config.json").read_text()).get("taught"):
-            taught = {word for words in lists.values() for word in words}
-            found = measure_coverage(tokenizer, questions, lambda word: word in taught or not is_content_word(word))
-            print(f"words that were taught:\n{found}")
+    if options.questions is None:
+        return
+    lists = json.loads((options.output_dir / "processor_config.json").read_text()).get("taught") or {}
+    known = {
+        "words of the vocabulary": set(tokenizer.get_vocab()),
+        "words that our questions can teach": template_words(tokenizer),
+        "words that were taught": {word for words in lists.values() for word in words},
+    }
+    for title, words in known.items():
+        if words:
+            print(f"{title}:\n{measure_coverage(tokenizer, read_questions(options.questions), words)}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

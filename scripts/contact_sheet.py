@@ -7,7 +7,7 @@ python scripts/contact_sheet.py --output /tmp/sheet.png --num_images 6 --first_s
 import random
 import sys
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, ImageDraw
@@ -15,7 +15,8 @@ from PIL import Image, ImageDraw
 from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.questions import Balancer, ask
 from traffic_vlm.data.synthetic import render
-from traffic_vlm.options import option_parser
+from traffic_vlm.options import option, option_parser
+from traffic_vlm.scripts import command
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,18 +24,18 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass
 class SheetOptions:
-    output: Path = field(default=ROOT / "docs" / "synthetic.png", metadata={"help": "PNG file to write"})
-    num_images: int = field(default=24, metadata={"help": "number of scenes"})
-    questions_per_image: int = field(default=4, metadata={"help": "questions below each scene"})
-    first_seed: int = field(default=20000, metadata={"help": "seed of the first scene"})
-    columns: int = field(default=6, metadata={"help": "scenes in a row"})
+    output: Path = option(ROOT / "docs" / "synthetic.png", "PNG file to write")
+    num_images: int = option(24, "number of scenes")
+    questions_per_image: int = option(4, "questions below each scene")
+    first_seed: int = option(20000, "seed of the first scene")
+    columns: int = option(6, "scenes in a row")
 
     def __post_init__(self) -> None:
         for name, minimum in {"num_images": 1, "questions_per_image": 0, "columns": 1}.items():
             if getattr(self, name) < minimum:
-                raise SystemExit(f"--{name} must be at least {minimum}, got {getattr(self, name)}")
+                raise ValueError(f"--{name} must be at least {minimum}, got {getattr(self, name)}")
         if self.output.suffix.lower() != ".png" or self.output.is_dir():
-            raise SystemExit(f"--output must be a PNG file, got {str(self.output)!r}")
+            raise ValueError(f"--output must be a PNG file, got {str(self.output)!r}")
 
 
 def contact_sheet(items: list[tuple[Image.Image, list[str]]], path: Path, columns: int) -> None:
@@ -52,6 +53,7 @@ def contact_sheet(items: list[tuple[Image.Image, list[str]]], path: Path, column
     sheet.save(path)
 
 
+@command("data")
 def main() -> None:
     [options] = option_parser([SheetOptions], __doc__).parse_args_into_dataclasses()
     rng, balancer, items = random.Random(options.first_seed), Balancer(), []
@@ -61,12 +63,9 @@ def main() -> None:
         for question in ask(GroundTruth(scene), rng, options.questions_per_image, balancer):
             lines += textwrap.wrap(f"{question.text} {question.answer}", 40, subsequent_indent="   ")
         items.append((image, lines))
-    try:
-        contact_sheet(items, options.output, options.columns)
-    except OSError as error:
-        sys.exit(f"{options.output} cannot be written: {error}")
+    contact_sheet(items, options.output, options.columns)
     print(f"wrote {options.output}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

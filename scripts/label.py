@@ -24,29 +24,20 @@ labeled now (a full disk, a network: run the same command again); 130 after Ctrl
 import sys
 
 from traffic_vlm.options import option_parser, silence_libraries
-from traffic_vlm.serving.cluster import require_ray
+from traffic_vlm.scripts import command
 
 
-require_ray("labeling")
+@command("scale")
+def main() -> None:
+    from traffic_vlm.serving.labeling import LabelOptions, label
 
-from traffic_vlm.serving.labeling import LabelOptions, label  # noqa: E402
-
-
-def main() -> int:
     silence_libraries()
     parser = option_parser([LabelOptions], __doc__)
     parser.add_argument(
         "input", metavar="INPUT", help="images, tars or Parquet files: a folder, a glob or one file; or a list.txt"
     )
-    try:
-        options, arguments = parser.parse_args_into_dataclasses()
-        label(arguments.input, options)
-    except (ValueError, OSError, FloatingPointError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    options, arguments = parser.parse_args_into_dataclasses()
+    label(arguments.input, options)
 
 
 if __name__ == "__main__":

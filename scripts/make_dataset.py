@@ -19,6 +19,7 @@ from typing import Any
 
 from traffic_vlm.data.dataset import DatasetOptions, make_dataset
 from traffic_vlm.options import option_parser
+from traffic_vlm.scripts import command
 
 
 PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that a process gets when its parent ends
@@ -54,17 +55,15 @@ def end_workers_with_this_process() -> None:
         os.register_at_fork(before=before_fork, after_in_child=after_fork)
 
 
+@command("data")
 def main() -> None:
     stop_on_signals()
     end_workers_with_this_process()
-    parsed = option_parser([DatasetOptions], __doc__).parse_args()
+    [options] = option_parser([DatasetOptions], __doc__).parse_args_into_dataclasses()
     try:
-        options = DatasetOptions(**vars(parsed))
         report = make_dataset(options)
-    except ValueError as error:
-        sys.exit(str(error))
     except OSError as error:
-        sys.exit(f"{error}; complete files are kept, and the same command continues this run")
+        raise OSError(f"{error}; complete files are kept, and the same command continues this run") from error
     print(f"{report['images']} images, {report['questions'].total()} questions")
     for question_type, count in report["questions"].most_common():
         print(f"  {question_type:<14}{count:>8}")
@@ -75,4 +74,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,45 +11,39 @@ loaded in a new process and answers a question.
 """
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from traffic_vlm.options import option_parser
+from traffic_vlm.options import option, option_parser
+from traffic_vlm.scripts import command
 from traffic_vlm.training.hub import publish
 
 
 @dataclass
-class Options:
-    model: Path = field(default=Path(__file__).resolve().parent.parent, metadata={"help": "model folder"})
-    dry_run: bool = field(default=False, metadata={"help": "list and check the files, but upload nothing"})
-    output_dir: Path | None = field(default=None, metadata={"help": "empty or new folder: keep the files here"})
-    private: bool = field(default=False, metadata={"help": "make the repository private; refuse a public one"})
-    revision: str | None = field(default=None, metadata={"help": "branch, created if it is missing"})
+class PublishOptions:
+    model: Path = option(Path(__file__).resolve().parent.parent, "model folder")
+    dry_run: bool = option(False, "list and check the files, but upload nothing")
+    output_dir: Path | None = option(None, "empty or new folder: keep the files here")
+    private: bool = option(False, "make the repository private; refuse a public one")
+    revision: str | None = option(None, "branch, created if it is missing")
 
 
-def main() -> int:
-    parser = option_parser([Options], __doc__)
+@command("train")
+def main() -> None:
+    parser = option_parser([PublishOptions], __doc__)
     parser.add_argument("repo_id", help="name on the Hub: user/name, or a name in your own account")
     options = parser.parse_args()
-    try:
-        url = publish(
-            options.model,
-            options.repo_id,
-            options.dry_run,
-            output_dir=options.output_dir,
-            report=partial(print, flush=True),
-            private=options.private or None,
-            revision=options.revision,
-        )
-    except KeyboardInterrupt:
-        print("interrupted; nothing was uploaded", file=sys.stderr)
-        return 130
-    except (ValueError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
+    url = publish(
+        options.model,
+        options.repo_id,
+        options.dry_run,
+        output_dir=options.output_dir,
+        report=partial(print, flush=True),
+        private=options.private or None,
+        revision=options.revision,
+    )
     print(f"uploaded: {url}" if url else "dry run: nothing was uploaded")
-    return 0
 
 
 if __name__ == "__main__":

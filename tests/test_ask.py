@@ -2,15 +2,12 @@
 
 import json
 import os
-import runpy
 import shutil
-import sys
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFont
-from transformers.utils import logging
 
 from tiny import ROOT, save_folder, tiny_model
 from traffic_vlm.data.synthetic import render
@@ -110,50 +107,37 @@ def test_an_overlay_has_an_image_for_each_question(pipe, picture):
 
 
 @pytest.fixture
-def loud():
-    """The script silences the library; later tests may check its messages."""
-    before = logging.get_verbosity()
-    yield
-    logging.set_verbosity(before)
-    logging.enable_progress_bar()
+def ask(folder, run_script, capsys):
+    """Runs scripts/ask.py with a tiny model; returns what it printed to standard output and to standard error."""
 
-
-@pytest.fixture
-def run_script(folder, monkeypatch, capsys, loud):
-    """Runs the script in this process, as starting another takes seconds; returns status, output and errors."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ask.py", "--model", str(folder), *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            runpy.run_path(str(ROOT / "scripts/ask.py"), run_name="__main__")
-        return end.value.code, *capsys.readouterr()
+    def run(*arguments: object, status: int = 0) -> tuple[str, str]:
+        run_script("ask.py", "--model", folder, *arguments, status=status)
+        return capsys.readouterr()
 
     return run
 
 
-def test_the_script_prints_tables_and_json(pipe, picture, run_script):
+def test_the_script_prints_tables_and_json(pipe, picture, ask):
     items = pipe(picture, QUESTIONS)
-    status, output, errors = run_script(picture, *QUESTIONS, "--json")
-    assert status == 0, errors
-    line = json.loads(output)
+    line = json.loads(ask(picture, *QUESTIONS, "--json")[0])
     assert line["image"] == str(picture)
     for item, expected in zip(line["answers"], items, strict=True):
         assert item == {name: pytest.approx(value) for name, value in expected.items()}
-    status, output, errors = run_script(picture, *QUESTIONS)
-    assert status == 0 and output.splitlines()[0] == str(picture)
-    for row, item in zip(output.splitlines()[1:], items, strict=True):
+    image, *rows = ask(picture, *QUESTIONS)[0].splitlines()
+    assert image == str(picture)
+    for row, item in zip(rows, items, strict=True):
         assert row.split(item["question"])[1].strip().startswith(f"{item['answer']}, {item['score']:.2f}")
 
 
-def test_none_is_none_seen_only_in_the_table(run_script, monkeypatch):
+def test_none_is_none_seen_only_in_the_table(ask, monkeypatch):
     items = [{"question": QUESTIONS[1], "answer": "none", "score": 0.9, "p_yes": None}]
     monkeypatch.setattr(TrafficVLMPipeline, "forward", lambda *args, **options: [items])
     image = ROOT / "docs/example.jpg"
-    assert run_script(image, QUESTIONS[1])[1].endswith("What is ahead?  none seen, 0.90\n")
-    assert json.loads(run_script(image, QUESTIONS[1], "--json")[1])["answers"] == items
+    assert ask(image, QUESTIONS[1])[0].endswith("What is ahead?  none seen, 0.90\n")
+    assert json.loads(ask(image, QUESTIONS[1], "--json")[0])["answers"] == items
 
 
-def test_a_bad_question_does_not_prevent_the_answers_to_others(picture, tmp_path, run_script):
+def test_a_bad_question_does_not_prevent_the_answers_to_others(picture, tmp_path, ask):
     bad = {
         "zebra qux?": "the model knows no word of the question",
         " ": "has no word",
@@ -162,28 +146,25 @@ def test_a_bad_question_does_not_prevent_the_answers_to_others(picture, tmp_path
     }
     asked = [*bad, "Is there a zebra?"]
     arguments = [word for question in asked for word in ("--ask", question)]
-    status, output, errors = run_script(picture, *arguments, "--overlay", tmp_path / "out.png")
-    rows = output.splitlines()[1:]
-    assert status == 1 and len(rows) == len(asked), errors
+    _, *rows = ask(picture, *arguments, "--overlay", tmp_path / "out.png", status=1)[0].splitlines()
+    assert len(rows) == len(asked)
     for row, message in zip(rows, bad.values()):
         assert message in row
     assert rows[-1].endswith("(unknown, so ignored: zebra)") and ("yes, " in rows[-1] or "no, " in rows[-1])
     assert 300 < Image.open(tmp_path / "out.png").width < 400  # of the one that was answered
-    status, output, _ = run_script(picture, *arguments, "--json")
-    items = json.loads(output)["answers"]
-    assert status == 1 and ["problem" in item for item in items] == [True] * len(bad) + [False]
+    items = json.loads(ask(picture, *arguments, "--json", status=1)[0])["answers"]
+    assert ["problem" in item for item in items] == [True] * len(bad) + [False]
     assert items[-1]["unknown_words"] == ["zebra"]
 
 
-def test_a_region_is_asked_about_alone(pipe, picture, run_script):
+def test_a_region_is_asked_about_alone(pipe, picture, ask):
     whole = Image.open(picture)
     part = whole.crop((whole.width // 4, 0, whole.width // 4 * 3, whole.height // 2))
-    status, output, errors = run_script(picture, QUESTIONS[0], "--region", "0.25,0,0.5,0.5", "--json")
-    assert status == 0, errors
+    output, _ = ask(picture, QUESTIONS[0], "--region", "0.25,0,0.5,0.5", "--json")
     assert json.loads(output)["answers"][0]["p_yes"] == pytest.approx(pipe(part, QUESTIONS[0])[0]["p_yes"])
 
 
-def test_images_and_questions_can_be_in_any_order(picture, tmp_path, monkeypatch, run_script):
+def test_images_and_questions_can_be_in_any_order(picture, tmp_path, monkeypatch, ask):
     """A path that exists or ends like an image is an image, wherever it stands; --ask is always a question."""
     monkeypatch.chdir(tmp_path)
     for name in ("a.jpg", "b.JPG", "frames/c.png", "night"):
@@ -197,74 +178,56 @@ def test_images_and_questions_can_be_in_any_order(picture, tmp_path, monkeypatch
         (["--ask", bus, "a.jpg", car, "--device", "cpu", "b.JPG"], ["a.jpg", "b.JPG"], [car, bus]),
         ([car, "a.jpg", bus], ["a.jpg"], [car, bus]),
     ]:
-        status, output, errors = run_script(*words, "--json")
-        lines = [json.loads(line) for line in output.splitlines()]
+        lines = [json.loads(line) for line in ask(*words, "--json")[0].splitlines()]
         found = [(line["image"], [answer["question"] for answer in line["answers"]]) for line in lines]
-        assert (status, found) == (0, [(image, questions) for image in images]), errors
+        assert found == [(image, questions) for image in images]
 
 
-def test_guessed_pixels_are_a_warning(tmp_path, run_script):
+def test_guessed_pixels_are_a_warning(tmp_path, ask):
     Image.fromarray(np.full((48, 64), 4000, np.uint16)).save(tmp_path / "12_bit.png")
     with pytest.warns(UserWarning, match=r"read as 0\.\.4095") as caught:
-        status, _, errors = run_script(tmp_path / "12_bit.png", "Is there a car?")
-    assert status == 0 and len(caught) == 1, errors
+        ask(tmp_path / "12_bit.png", "Is there a car?")
+    assert len(caught) == 1
 
 
-def test_each_image_has_its_overlay(picture, tmp_path, run_script):
+def test_each_image_has_its_overlay(picture, tmp_path, ask):
     (tmp_path / "more").mkdir()
     for path in (tmp_path / "scene.png", tmp_path / "more/scene.jpg"):
         Image.new("RGB", (64, 48), "green").save(path)
     arguments = (tmp_path / "scene.png", tmp_path / "more", QUESTIONS[0], "--overlay", tmp_path / "seen.png")
-    status, _, errors = run_script(*arguments)
-    assert status == 0, errors
+    ask(*arguments)
     assert sorted(path.name for path in tmp_path.glob("seen*")) == ["seen_1_scene.png", "seen_2_scene.png"]
     assert all(Image.open(path).width > 300 for path in tmp_path.glob("seen*"))
-    status, _, errors = run_script(arguments[0], tmp_path / "seen_1_scene.png", *arguments[2:])
-    assert status == 2 and "seen_1_scene.png is an image that is asked about" in errors
+    _, errors = ask(arguments[0], tmp_path / "seen_1_scene.png", *arguments[2:], status=2)
+    assert "seen_1_scene.png is an image that is asked about" in errors
 
 
-def test_thresholds_decide_and_mark_answers(pipe, picture, tmp_path, run_script):
+def test_thresholds_decide_and_mark_answers(pipe, picture, tmp_path, ask):
     [item] = pipe(picture, QUESTIONS[0])
     thresholds = tmp_path / "thresholds.json"
     thresholds.write_text(json.dumps({"default": {"threshold": item["p_yes"], "band": [0, 1]}}))
-    status, output, _ = run_script(picture, QUESTIONS[0], "--thresholds", thresholds)
-    assert status == 0 and f"  yes, {item['p_yes']:.2f}, not sure" in output
-    [found] = json.loads(run_script(picture, QUESTIONS[0], "--thresholds", thresholds, "--json")[1])["answers"]
+    assert f"  yes, {item['p_yes']:.2f}, not sure" in ask(picture, QUESTIONS[0], "--thresholds", thresholds)[0]
+    output, _ = ask(picture, QUESTIONS[0], "--thresholds", thresholds, "--json")
+    [found] = json.loads(output)["answers"]
     assert (found["answer"], found["not_sure"], found["score"]) == ("yes", True, found["p_yes"])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "status", "message"),
     [
-        (["missing.jpg", "Is there a car?"], "missing.jpg: no such image"),
-        (["scene.png", "missing.jpg", "Is there a car?"], "missing.jpg: no such image"),
-        (["scene.png", "second.png"], "there is no question"),
-        (["Is there a car?", "street"], "there is no image: neither a file nor a folder is called 'Is there a car?'"),
-        (["text.jpg", "Is there a car?"], "text.jpg"),
-        (["scene.png", "Is there a car?", "--model", "nowhere"], "nowhere: no such folder"),
-        (["scene.png", "Is there a car?", "--model", "runs/nowhere"], "runs/nowhere: no such folder, and it cannot"),
-        (["*.png", "Is there a car?", "--overlay", "out/all.png"], "there is no folder out"),
-        (["scene.png", "Is there a car?", "--overlay", "nowhere/out.png"], "there is no folder nowhere"),
-        (["scene.png", "Is there a car?", "--overlay", "full/out.png"], "Is a directory"),
-        (["scene.png", "Is there a car?", "--overlay", "./scene.png"], "is an image that is asked about"),
-        (["scene.png", "Is there a car?", "--overlay", "out.jpg"], "must be a PNG file, got 'out.jpg'"),
-        (["scene.png", "Is there a car?", "--device", "abacus"], "abacus"),
-        (["scene.png", "Is there a car?", "--device", "xpu"], "xpu"),
-        (["scene.png", "Is there a car?", "--model", "torn"], "torn: the weights cannot be read"),
-        (
-            ["scene.png", "Is there a car?", "--thresholds", "nowhere.json"],
-            "nowhere.json: cannot be read: No such file",
-        ),
+        (["scene.png", "missing.jpg"], 2, "missing.jpg: no such image"),
+        (["text.jpg"], 1, "text.jpg"),
+        (["*.png", "--overlay", "out/all.png"], 2, "there is no folder out"),
+        (["scene.png", "--overlay", "full/out.png"], 1, "Is a directory"),
+        (["scene.png", "--model", "torn"], 2, "torn: the weights cannot be read"),
     ],
 )
-def test_bad_input_is_an_error(folder, picture, tmp_path, monkeypatch, run_script, arguments, message):
+def test_bad_files_are_an_error(folder, picture, tmp_path, monkeypatch, ask, arguments, status, message):
     shutil.copy(picture, tmp_path)
-    shutil.copy(picture, tmp_path / "second.png")
     (tmp_path / "text.jpg").write_text("not an image")
     (tmp_path / "full/out.png").mkdir(parents=True)
     shutil.copytree(folder, tmp_path / "torn")
     os.truncate(tmp_path / "torn/model.safetensors", 1000)
     monkeypatch.chdir(tmp_path)
-    status, _, errors = run_script(*arguments)
-    assert status in (1, 2) and message in errors
+    assert message in ask(*arguments, "--ask", "Is there a car?", status=status)[1]
     assert not (tmp_path / "out.png").exists() and not list(tmp_path.glob("**/.*"))

@@ -1,118 +1,144 @@
-"""The benchmark: each model does its whole workload, the models have the same size, and the report adds up."""
+"""The benchmark: each model does its whole workload, the models have the same size, and memory is counted by hand."""
 
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
 
-from tiny import TINY_TEXT, TINY_TOWER
+from tiny import TINY_TEXT, TINY_TOWER, save_folder
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
-from traffic_vlm.scripts import benchmark as script
+from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
+from traffic_vlm.scripts import benchmark
 
 
-VISION = TINY_TOWER | {"hidden_size": 32, "image_size": 64}
-CONFIG = TrafficVLMConfig(VISION, TINY_TEXT)
-PIXELS = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+CONFIG = TrafficVLMConfig(TINY_TOWER | {"hidden_size": 32, "image_size": 64}, TINY_TEXT)
+PIXELS = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+CPU = {"device": "cpu", "dtype": torch.float32}
+MODELS = (benchmark.TrafficVLM, benchmark.PaliGemma)
 
 
 @pytest.fixture(scope="module")
-def models(processor):
-    return {name: build(CONFIG, processor) for name, build in script.MODELS.items()}
+def tiny(tmp_path_factory):
+    """Options that choose a tiny model and a PaliGemma of its size."""
+    folder = save_folder(TrafficVLMForConditionalGeneration(CONFIG), tmp_path_factory.mktemp("model"))
+    return ["--model", folder, "--peer", folder, "--dtype", "float32"]
+
+
+def read_table(text):
+    """The cells of the table that was printed, by the titles of its rows and columns."""
+    _, columns, _, *rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "|" in line or not line
+    ]
+    return {title: dict(zip(columns[1:], cells)) for title, *cells in rows}
 
 
 def test_questions_contain_known_words_only(processor):
-    questions = script.make_questions(110)
+    questions = benchmark.make_questions(110)
     assert len(set(questions)) == 110
-    assert not processor.unknown_words([*questions, script.OPEN_QUESTION])
+    assert not processor.unknown_words([*questions, benchmark.OPEN_QUESTION])
 
 
 def test_models_have_the_same_size(processor):
     with torch.device("meta"):
-        models = [build(TrafficVLMConfig(), processor, device="meta") for build in script.MODELS.values()]
-    counts = [model.model.num_parameters() for model in models]
-    assert counts == pytest.approx([counts[0]] * 3, rel=0.05)
+        models = [build(TrafficVLMConfig(), processor, device="meta", dtype=torch.float32) for build in MODELS]
+    ours, peer = (model.model.num_parameters() for model in models)
+    assert ours == pytest.approx(peer, rel=0.05)
 
 
-@pytest.mark.parametrize("name", script.MODELS)
-def test_an_answer_does_not_depend_on_the_other_questions(models, name):
-    questions = script.make_questions(40)
-    together = models[name].yes_no_run(PIXELS, questions)()
-    alone = models[name].yes_no_run(PIXELS, questions[2:3])()
-    assert together.shape == (40,)
-    torch.testing.assert_close(together[2:3], alone, atol=1e-5, rtol=0)
+@pytest.mark.parametrize("build", MODELS)
+def test_an_answer_does_not_depend_on_other_questions_and_images(processor, build):
+    model, questions = build(CONFIG, processor, **CPU), benchmark.make_questions(40)
+    together = model.yes_no(PIXELS, questions)()
+    alone = model.yes_no(PIXELS[1:], questions[2:3])()
+    assert together.shape == (80,)
+    torch.testing.assert_close(together[42:43], alone, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", script.MODELS)
-def test_exactly_new_tokens_are_generated(models, name):
-    prompt = models[name].prompt(PIXELS, script.OPEN_QUESTION)
-    tokens = script.generate_run(models[name].model, prompt, 4)()
+@pytest.mark.parametrize("build", MODELS)
+def test_exactly_new_tokens_are_generated(processor, build):
+    model = build(CONFIG, processor, **CPU)
+    prompt = model.prompt(PIXELS[:1], benchmark.OPEN_QUESTION)
+    tokens = benchmark.generate_run(model.model, prompt, 4)()
     assert tokens.shape == (1, prompt["input_ids"].shape[1] + 4)
 
 
 def test_runs_are_timed_in_turns():
     order = []
     runs = {name: lambda name=name: order.append(name) or torch.ones(300, 300).exp() for name in "ab"}
-    times = script.time_in_turns(runs, min_run_time=0.001)
+    times = benchmark.time_in_turns(runs, min_run_time=0.001)
     turns = [name for i, name in enumerate(order) if i == 0 or name != order[i - 1]]
-    assert turns == ["a", "b"] * (1 + script.ROUNDS), "a warm-up and all rounds"
+    assert turns == ["a", "b"] * (1 + benchmark.ROUNDS), "a warm-up and all rounds"
     assert all(seconds > 0 for seconds in times.values())
 
 
-def run_script(monkeypatch, *options) -> None:
-    monkeypatch.setattr("sys.argv", ["benchmark.py", *map(str, options)])
-    script.main()
+def test_a_row_for_each_workload_has_times_and_ratios(tiny, run_script, capsys):
+    options = ["--images", 2, "--questions", 1, 3, "--new_tokens", 2, "--min_run_time", 0.001]
+    run_script("benchmark.py", "speed", *tiny, *options)
+    table = read_table(capsys.readouterr().out)
+    rows = ["2 images × 1 question", "2 images × 3 questions", "2 tokens", "from files to the first answer"]
+    assert [*table] == rows
+    for cells in table.values():
+        assert [*cells] == ["Traffic VLM", "PaliGemma"]
+        (ours, one), (peer, ratio) = (map(float, re.findall(r"[\d.]+", cell)) for cell in cells.values())
+        assert one == 1 and ratio == pytest.approx(peer / ours, rel=0.1)
 
 
-def tiny_report(folder, processor, **options) -> dict:
-    found = script.Options(folder, dtype="float32", min_run_time=0.001, **options)
-    return script.run_benchmark(found, CONFIG, CONFIG, processor)
-
-
-def test_a_report_is_written(tmp_path, processor):
-    tiny_report(tmp_path, processor, workloads=["questions", "generate"], questions=[1, 3], new_tokens=2)
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert list(report["workloads"]) == ["1 image, 1 question", "1 image, 3 questions", "2 tokens"]
-    for models in report["workloads"].values():
-        assert list(models) == ["TrafficVLM", "PaliGemma", "Idefics3"]
-        for model in models.values():
-            assert model["ratio"] == pytest.approx(model["seconds"] / models["TrafficVLM"]["seconds"])
-    text = (tmp_path / "report.md").read_text()
-    assert "| 1 image, 3 questions | " in text and text.count(", 1.00 |") >= 3
+def test_several_folders_are_compared_in_one_table(tiny, tmp_path, run_script, capsys):
+    text = TINY_TEXT | {"kv_latent_size": 12, "rope_head_dim": 6}
+    latent = TrafficVLMForConditionalGeneration(TrafficVLMConfig(CONFIG.vision_config.to_dict(), text))
+    folders = [tiny[1], save_folder(latent, tmp_path / "latent")]
+    options = ["--questions", 1, "--new_tokens", 1, "--min_run_time", 0.001]
+    run_script("benchmark.py", "speed", *tiny, "--model", *folders, *options)
+    columns = read_table(capsys.readouterr().out)["1 token"]
+    assert [*columns] == [f"Traffic VLM {tiny[1].name}", "Traffic VLM latent", "PaliGemma"]
 
 
 @pytest.mark.slow
-def test_the_step_of_a_token_is_compiled(tmp_path, processor):
+def test_compiled_models_have_columns(tiny, run_script, capsys):
     torch._dynamo.utils.counters.clear()
-    tiny_report(tmp_path, processor, workloads=["compiled"], new_tokens=4)
-    assert "| 4 tokens, compiled TrafficVLM | " in (tmp_path / "report.md").read_text()
+    options = ["--questions", 1, "--new_tokens", 4, "--min_run_time", 0.001, "--compiled", "true"]
+    run_script("benchmark.py", "speed", *tiny, *options)
+    table = read_table(capsys.readouterr().out)
+    assert table["1 image × 1 question"]["Traffic VLM, compiled"] == "–"
+    assert "ms" in table["1 image × 1 question"]["PaliGemma, compiled"]
+    assert "ms" in table["4 tokens"]["Traffic VLM, compiled"]
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
 
 
-def test_an_earlier_report_is_kept(tmp_path, monkeypatch):
-    (tmp_path / "report.json").write_text("{}")
-    with pytest.raises(SystemExit, match="already holds a report"):
-        run_script(monkeypatch, "--output_dir", tmp_path)
-    assert (tmp_path / "report.json").read_text() == "{}"
+def test_the_peak_of_a_run_is_that_of_its_tensors():
+    def run():
+        first = torch.zeros(1000, 1000)
+        second = torch.zeros(500, 1000)
+        del first
+        return torch.zeros(250, 1000), second
+
+    assert benchmark.peak_bytes(run, "cpu") == 6_000_000
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (["--workloads", "questions", "speed"], "--workloads must be among questions, .*; got speed"),
-        (["--questions", "4", "0"], "--questions must be at least 1"),
-        (["--threads", "0"], "--threads must be at least 1; got 0"),
-        (["--min_run_time", "0"], "--min_run_time must be positive; got 0"),
-    ],
-)
-def test_bad_options_are_named(tmp_path, monkeypatch, options, message):
-    with pytest.raises(SystemExit, match=message):
-        run_script(monkeypatch, "--output_dir", tmp_path / "out", *options)
-    assert not (tmp_path / "out").exists()
+def test_the_memory_of_training(tiny, run_script, capsys):
+    run_script("benchmark.py", "memory", *tiny, "--questions", 3, "--memory_gb", 2)
+    table = {title: cells["Traffic VLM, MB"] for title, cells in read_table(capsys.readouterr().out).items()}
+    model = TrafficVLMForConditionalGeneration(CONFIG)
+    weights, buffers = (sum(tensor.nbytes for tensor in found) for found in (model.parameters(), model.buffers()))
+    state = 4 * weights + buffers + 4 * len(list(model.parameters()))  # AdamW counts the steps of each tensor
+    assert table["weights"] == f"{(weights + buffers) / 1e6:.1f}"
+    assert table["training: weights, gradients and AdamW"] == f"{state / 1e6:.1f}"
+    plain, less = (float(table[f"training: an image with 3 questions{name}"]) for name in ("", ", checkpointing"))
+    assert 0 < less < plain
+    count = int(table["training: images a step in 2 GB, computed"].replace(",", ""))
+    assert count == pytest.approx((1e9 - state) / (plain * 1e6), rel=0.05)
 
 
-def test_a_running_service_is_measured():
+def test_training_data_are_measured(run_script, capsys):
+    run_script("benchmark.py", "data", "--num_images", 4, "--batch_size", 2, "--num_workers", 0)
+    images, questions, _ = (float(part.split()[0]) for part in capsys.readouterr().out.split(", "))
+    assert images > 0 and 1 <= questions <= 16
+
+
+def test_a_running_service_is_measured(run_script, capsys):
     bodies = []
 
     class Busy(BaseHTTPRequestHandler):
@@ -126,16 +152,16 @@ def test_a_running_service_is_measured():
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        options = script.ServiceOptions(url, clients=3, questions=2, long_callers=1, in_words=True, seconds=0.5)
-        clients, long_callers = script.measure_service(options)
+        options = ["--url", f"http://127.0.0.1:{server.server_port}", "--clients", 3, "--questions", 2]
+        run_script("benchmark.py", "service", *options, "--long_callers", 1, "--in_words", "--seconds", 0.5)
         server.shutdown()
+    clients, long_callers = capsys.readouterr().out.splitlines()
     assert {len(body["questions"]) for body in bodies} == {2, 64}
     assert len({body["image"] for body in bodies}) == len(bodies), "no image is sent twice"
     assert clients.startswith("clients: ") and long_callers.startswith("long callers: ")
     assert sum("errors {503: 1}" in line for line in (clients, long_callers)) == 1
 
 
-def test_a_service_that_does_not_answer_is_an_error():
-    options = script.ServiceOptions("http://127.0.0.1:9", clients=1, seconds=0.1)
-    assert "errors {0: " in script.measure_service(options)[0]
+def test_a_service_that_does_not_answer_is_an_error(run_script, capsys):
+    run_script("benchmark.py", "service", "--url", "http://127.0.0.1:9", "--clients", 1, "--seconds", 0.1)
+    assert "errors {0: " in capsys.readouterr().out

@@ -1,12 +1,11 @@
 """Ray: its settings, and what a process asks of the machines."""
 
 import os
-import sys
 from types import SimpleNamespace
 
 import pytest
 
-from traffic_vlm.serving.cluster import load_ray, require_ray, share_machines, start_ray
+from traffic_vlm.serving.cluster import load_ray, share_machines, start_ray
 
 
 def node(alive=True, **resources):
@@ -58,12 +57,6 @@ def test_only_ray_on_this_machine_gets_a_token_of_its_own_and_the_loopback_addre
     monkeypatch.setattr(os, "environ", {"RAY_AUTH_MODE": "disabled"})
     load_ray(None)
     assert os.environ["RAY_AUTH_MODE"] == "disabled"
-
-
-def test_a_missing_ray_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(SystemExit, match=r'testing needs Ray: pip install "traffic_vlm\[scale\]"'):
-        require_ray("testing")
 
 
 def ray_that_fails(*errors):

@@ -16,14 +16,16 @@ from traffic_vlm.evaluation.markdown import format_value, headline
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 FILES = sorted(set(re.findall(r"`((?:\w+/)*\w+\.(?:py|txt))`", README)))
-DOCUMENTS = "\n".join([README, *((ROOT / "docs" / f"{name}.md").read_text() for name in ("fine-tuning", "serving"))])
+PAGES = ("benchmark", "fine-tuning", "serving")
+DOCUMENTS = "\n".join([README, *((ROOT / "docs" / f"{name}.md").read_text() for name in PAGES)])
 COMMANDS = re.findall(r"python (scripts/\w+\.py)((?:[^`\n]|\\\n)*)", DOCUMENTS)
 # Where a script's options are, beside the script.
 OPTIONS = {
     "scripts/make_dataset.py": ["data/dataset.py"],
     "scripts/train.py": ["training/options.py", "training/sizes.py"],
     "scripts/build_files.py": ["training/sizes.py"],
-    **{f"scripts/{name}.py": ["serving/options.py"] for name in ("ask", "serve")},
+    "scripts/ask.py": ["serving/options.py"],
+    "scripts/serve.py": ["serving/options.py", "serving/service.py", "serving/deployment.py"],
     "scripts/watch.py": ["serving/options.py", "serving/watcher.py"],
     "scripts/label.py": ["serving/options.py", "serving/labeling.py"],
 }

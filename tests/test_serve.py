@@ -4,14 +4,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from tiny import ROOT, save_folder, tiny_model
+from tiny import ROOT, new_process, save_folder, start_process, tiny_model
 
 
 httpx = pytest.importorskip("httpx")
@@ -20,7 +19,7 @@ ray = pytest.importorskip("ray")
 pytest.importorskip("ray.serve")
 grpc = pytest.importorskip("grpc")
 
-from traffic_vlm.scripts.serve import hold_port, main  # noqa: E402
+from traffic_vlm.serving.deployment import hold_port  # noqa: E402
 
 
 IMAGE = (ROOT / "docs/example.jpg").read_bytes()
@@ -56,42 +55,36 @@ def test_of_two_servers_only_one_gets_the_port():
     hold_port("127.0.0.1", port).close()
 
 
-@pytest.mark.parametrize("host, port, message", [("203.0.113.7", 8000, "assign"), ("127.0.0.1", 65536, "0-65535")])
-def test_an_impossible_address_is_named(host, port, message):
-    with pytest.raises(OSError, match=f"--host {host} --port {port}: .*{message}"):
-        hold_port(host, port)
-
-
 @pytest.mark.parametrize(
     ("options", "running", "message"),
     [
-        (["--max_waiting", "0"], [], "--max_waiting must be above 0, got 0"),
         (["--replicas", "9"], [], "--replicas 9: there is room for 1"),
         ([], ["traffic_vlm"], "--address auto: the cluster already runs the application traffic_vlm"),
     ],
 )
-def test_a_refused_start_leaves_the_services_of_a_cluster_alone(monkeypatch, capsys, options, running, message):
+def test_a_refused_start_leaves_services_of_a_cluster_alone(
+    monkeypatch, run_script, capsys, options, running, message
+):
     calls = []
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(ray, "init", lambda **_: None)
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2}}])
     for name in ("start", "run", "delete", "shutdown"):
         monkeypatch.setattr(ray.serve, name, lambda *_, name=name, **__: calls.append(name))
     monkeypatch.setattr(ray.serve, "status", lambda: SimpleNamespace(applications=dict.fromkeys(running)))
-    monkeypatch.setattr(sys, "argv", ["serve.py", "--address", "auto", *options])
-    assert main() == 2 and message in capsys.readouterr().err and not calls
+    run_script("serve.py", "--address", "auto", *options, status=2)
+    assert message in capsys.readouterr().err and not calls
 
 
-def test_an_empty_key_and_a_full_disk_end_the_start(monkeypatch, capsys):
+def test_an_empty_key_and_a_full_disk_end_the_start(monkeypatch, run_script, capsys):
     def no_room(**_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(tempfile, "mkdtemp", no_room)
-    monkeypatch.setattr(sys, "argv", ["serve.py", "--port", str(free_port())])
-    assert main() == 2 and "No space left on device" in capsys.readouterr().err
+    run_script("serve.py", "--port", free_port(), status=2)
+    assert "No space left on device" in capsys.readouterr().err
     monkeypatch.setenv("TRAFFIC_VLM_API_KEY", "")
-    assert main() == 2 and "TRAFFIC_VLM_API_KEY is set, but empty" in capsys.readouterr().err
+    run_script("serve.py", status=2)
+    assert "TRAFFIC_VLM_API_KEY is set, but empty" in capsys.readouterr().err
 
 
 class Server:
@@ -100,15 +93,12 @@ class Server:
     def __init__(self, model: str):
         port, self.folder = free_port(), tempfile.mkdtemp(prefix="t")  # short: paths of sockets have 107 characters
         self.url = f"http://127.0.0.1:{port}"
-        self.command = [sys.executable, str(ROOT / "scripts/serve.py"), "--model", model, "--port", str(port)]
-        self.command += ["--device", "cpu", "--threads", "1"]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        self.process = subprocess.Popen(
-            self.command,
-            env=environment | {"RAY_TMPDIR": self.folder},
-            stdout=subprocess.PIPE,
+        self.model, self.options = model, ["--model", model, "--port", port, "--device", "cpu", "--threads", "1"]
+        self.process = start_process(
+            "serve.py",
+            *self.options,
+            env={"RAY_TMPDIR": self.folder},
             stderr=subprocess.STDOUT,
-            text=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
         )
         self.first_line = self.process.stdout.readline()
@@ -147,9 +137,8 @@ def test_only_the_replica_imports_torch(server):
 
 
 @pytest.mark.slow
-def test_a_second_server_on_the_port_ends_with_an_error(server):
-    second = subprocess.run(server.command, capture_output=True, text=True, timeout=120)
-    assert second.returncode == 2 and "Address already in use" in second.stderr
+def test_a_second_server_on_the_port_ends_with_an_error(server, tmp_path):
+    assert "Address already in use" in new_process("serve.py", tmp_path, *server.options, status=2)
     assert server.ask().status_code == 200
 
 
@@ -185,7 +174,7 @@ def test_a_killed_replica_is_replaced(server):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_service_and_nothing_is_left(server, number):
-    server = server if number == signal.SIGINT else Server(server.command[3])
+    server = server if number == signal.SIGINT else Server(server.model)
     started = server.processes()
     server.process.send_signal(number)
     output = server.process.communicate(timeout=60)[0].splitlines()

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tiny import ROOT, load_script
 from traffic_vlm import tokenization_traffic_vlm as module
-from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer, is_content_word
+from traffic_vlm.data.coverage import measure_coverage, read_questions
+from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer
 from traffic_vlm.training.words import template_words
 
 
@@ -21,7 +22,7 @@ SPECIAL_IDS = {"[PAD]": 0, "[UNK]": 1, "[SOS]": 2, "[EOS]": 3, "[YES]": 4, "[NO]
 
 build_files = load_script("build_files")
 VOCABULARY = ROOT / "scripts" / "vocabulary.txt"
-QUESTIONS = build_files.read_questions(ROOT / "tests" / "data" / "questions.txt")
+QUESTIONS = read_questions(ROOT / "tests" / "data" / "questions.txt")
 TOKENIZER = TrafficVLMTokenizer.from_pretrained(ROOT)
 WORDS = [word for word in TOKENIZER.get_vocab() if word not in SPECIAL_IDS]
 
@@ -297,7 +298,7 @@ def test_invalid_word_list_raises_and_names_the_word(tmp_path, old, new, message
 
 
 def test_vocabulary_covers_the_questions():
-    coverage = build_files.measure_coverage(TOKENIZER, QUESTIONS)
+    coverage = measure_coverage(TOKENIZER, QUESTIONS, TOKENIZER.get_vocab())
     assert len(QUESTIONS) >= 150
     assert coverage.known_words >= 0.97 * coverage.words
     assert coverage.known_questions >= 0.85 * coverage.questions
@@ -305,12 +306,10 @@ def test_vocabulary_covers_the_questions():
 
 def test_our_own_questions_can_teach_most_words_of_people():
     ours = template_words(TOKENIZER)
-    coverage = build_files.measure_coverage(
-        TOKENIZER, QUESTIONS, lambda word: word in ours or not is_content_word(word)
-    )
+    coverage = measure_coverage(TOKENIZER, QUESTIONS, ours)
     assert coverage.known_words >= 0.9 * coverage.words
     assert coverage.known_questions >= 0.55 * coverage.questions
-    accident = build_files.measure_coverage(TOKENIZER, ["Is there an accident?"], ours.__contains__)
+    accident = measure_coverage(TOKENIZER, ["Is there an accident?"], ours)
     assert accident.known_questions == 0 and accident.unknown == {"accident": 1}
 
 
@@ -323,7 +322,7 @@ def test_words_that_replaced_others_have_their_ids():
 
 
 def test_coverage_counts_words_and_questions():
-    coverage = build_files.measure_coverage(TOKENIZER, ["Is there a Zeppelin?", "Is there a car?"])
+    coverage = measure_coverage(TOKENIZER, ["Is there a Zeppelin?", "Is there a car?"], TOKENIZER.get_vocab())
     assert (coverage.words, coverage.known_words) == (8, 7)
     assert (coverage.questions, coverage.known_questions) == (2, 1)
     assert coverage.unknown == {"zeppelin": 1}

@@ -110,15 +110,36 @@ def load_script(name: str) -> ModuleType:
     return script
 
 
-def new_process(code: str, folder: Path) -> str:
-    """Run code in a new process without this package and with an empty cache of remote code; return its output."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
-    environment |= {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": f"{folder}/modules", "HF_HOME": f"{folder}/home"}
-    hide = "import sys; sys.modules['traffic_vlm'] = None\nimport torch; torch.set_num_threads(1)\n"
-    command = [sys.executable, "-c", hide + textwrap.dedent(code)]
-    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-4000:]
-    return run.stdout
+def start_process(script: str, *arguments: object, **options) -> subprocess.Popen:
+    """Start a script of the repository in a new process, as people do. `options` are those of `Popen`."""
+    # Ray sets variables in this process. With PYTHONSAFEPATH the folder of the script would not be on the path.
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(("RAY_", "PYTHONSAFEPATH"))}
+    environment = kept | options.pop("env", {})
+    command = [sys.executable, *options.pop("flags", []), str(ROOT / "scripts" / script), *map(str, arguments)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, **{"stdout": pipe, "stderr": pipe, "text": True} | options)
+
+
+def new_process(program: str, folder: Path, *arguments: object, status: int = 0, **options) -> str:
+    """Run a script of the repository, or code without this package, in a new process in a folder.
+
+    Code has an empty cache of remote code.
+
+    Returns:
+        what it printed to standard output, or if `status`, its expected exit status, is 2 or more, to standard error.
+    """
+    if program.endswith(".py"):
+        run = start_process(program, *arguments, cwd=folder, **options)
+    else:
+        hidden = ("PYTHONPATH", "PYTHONSAFEPATH")
+        environment = {name: value for name, value in os.environ.items() if name not in hidden}
+        environment |= {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": f"{folder}/modules", "HF_HOME": f"{folder}/home"}
+        hide = "import sys; sys.modules['traffic_vlm'] = None\nimport torch; torch.set_num_threads(1)\n"
+        command = [sys.executable, "-c", hide + textwrap.dedent(program)]
+        run = subprocess.Popen(command, cwd=folder, env=environment, stdout=-1, stderr=-1, text=True)
+    output, errors = run.communicate(timeout=300)
+    assert run.returncode == status, errors[-4000:]
+    return errors if status >= 2 else output
 
 
 def random_ids(*shape: int, seed: int = 0) -> torch.Tensor:
