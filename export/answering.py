@@ -101,7 +101,7 @@ class ExportedPipeline:
         words_only = [token for token in vocabulary.values() if token not in hidden]
 
         def find_next(row: int, tokens: list[int]) -> list[int]:
-            words = question.next_words([tokenizer.id_to_token(token) for token in tokens])
+            words = question.next_words([str(tokenizer.id_to_token(token)) for token in tokens])
             if words is not None:
                 return [vocabulary[word] for word in words if word in vocabulary]
             return list(vocabulary.values()) if tokens and question.kind is None else words_only

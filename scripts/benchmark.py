@@ -1,6 +1,6 @@
-"""Measure Traffic VLM on this machine against PaliGemma of the same widths and depths. All weights are random.
+"""Measure Traffic VLM on this machine, speed and memory against PaliGemma of the same widths and depths.
 
-    python scripts/benchmark.py speed                           # about 3 minutes on 2 CPU cores
+    python scripts/benchmark.py speed                           # some minutes on 2 CPU cores
     python scripts/benchmark.py speed --dtype float32 --compiled true
     python scripts/benchmark.py speed --device cuda --images 64 --questions 16
     python scripts/benchmark.py speed --model . runs/latent     # also a folder of build_files.py with other sizes
@@ -10,9 +10,9 @@
 
 PaliGemma is the class of transformers: SigLIP vision tower, linear projector, and a Gemma decoder that has the 256
 tokens of the image in its prompt. It has the widths and depths of the default configuration of Traffic VLM, whose own
-sizes are those of --model. Traffic VLM encodes an image once and packs all questions about it into one row; PaliGemma
-takes one row per question, each with the image, as its own processor arranges it, and computes only the logits that
-are read.
+sizes are those of --model. The weights of both are random. Traffic VLM encodes an image once and packs all questions
+about it into one row; PaliGemma takes one row per question, each with the image, as its own processor arranges it, and
+computes only the logits that are read.
 
 The models take turns in one process, so a machine that becomes slower or faster affects all of them. Times are
 medians, and the number in brackets is the time divided by that of the first model: above 1, the first one is faster.
