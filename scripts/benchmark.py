@@ -435,7 +435,7 @@ def measure_memory(options: MemoryOptions) -> None:
     for count in sorted({1, options.questions}):
         runs = [model.yes_no(image, make_questions(count)) for model in models.values()]
         peaks = [peak_bytes(run, options.device) for run in runs]
-        print_megabytes(f"{plural(count, 'question')} about an image, peak beside them", peaks)
+        print_megabytes(f"{plural(count, 'question')} about an image, peak above that", peaks)
     models, image = build_models(options, torch.float32)
     found = [training_bytes(model, image, options) for model in models.values()]
     states, *kinds = zip(*found)

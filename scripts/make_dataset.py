@@ -7,7 +7,7 @@
     python scripts/make_dataset.py --source my_map.json=/data/mine --split val --output_dir runs/mine_val
 
 A source is "synthetic"; NAME=FOLDER, where NAME is a file of data/formats/mappings or the path of your own mapping; or
-a FOLDER, for which a mapping is drafted beside --output_dir. --num_images is the maximum for each of them.
+a FOLDER, for which a mapping is drafted next to --output_dir. --num_images is the maximum for each of them.
 A run that was stopped continues when the same command is given again. report.json has the counts and all problems.
 """
 
