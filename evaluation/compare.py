@@ -26,6 +26,7 @@ class Comparison:
         metric: "balanced accuracy", or "exact match" if no question is answered yes or no.
         before, after: its values in 0..1.
         error: standard error of their difference; None if there are too few images or answers to tell.
+        after_error: standard error of `after`; None like `error`.
         questions, images: numbers of those compared.
     """
 
@@ -33,6 +34,7 @@ class Comparison:
     before: float
     after: float
     error: float | None
+    after_error: float | None
     questions: int
     images: int
 
@@ -41,18 +43,29 @@ class Comparison:
         """Whether the difference exceeds two standard errors."""
         return self.error is not None and abs(self.after - self.before) > STANDARD_ERRORS * self.error
 
+    @property
+    def is_guess(self) -> bool:
+        """Whether the model is not shown to be better than one that sees no image: 0.5, or no exact match at all."""
+        if self.metric == "exact match":
+            return self.after == 0
+        return self.after_error is not None and self.after <= 0.5 + STANDARD_ERRORS * self.after_error
+
     def verdict(self, model: str = "the model") -> str:
         """A sentence on whether training made `model` better."""
         figures = f"{self.metric} {self.before:.3f} before, {self.after:.3f} after"
+        questions = f"{self.questions} questions about {self.images} images"
+        if self.error is not None:
+            figures += f" (difference {self.after - self.before:+.3f} ± {self.error:.3f}, {questions})"
+        if self.is_shown and self.after < self.before:
+            advice = "The weights that it started from are better on these images."
+            return f"Training made {model} WORSE: {figures}. {advice}"
+        if self.is_guess:
+            return f"The answers of {model} are no better than a guess: {figures}. It needs more images or epochs."
         if self.error is None:
             return f"No difference shown for {model}: {figures}, on too few questions to tell ({self.questions})."
-        error = f"difference {self.after - self.before:+.3f} ± {self.error:.3f}"
-        about = f"{figures} ({error}, {self.questions} questions about {self.images} images)."
         if not self.is_shown:
-            return f"No difference shown for {model}: {about}"
-        if self.after > self.before:
-            return f"Training made {model} better: {about}"
-        return f"Training made {model} WORSE: {about} The weights that it started from are better on these images."
+            return f"No difference shown for {model}: {figures}."
+        return f"Training made {model} better: {figures}."
 
 
 def compare(before: pd.DataFrame, after: pd.DataFrame) -> Comparison | None:
@@ -78,6 +91,7 @@ def compare(before: pd.DataFrame, after: pd.DataFrame) -> Comparison | None:
         float(chosen["weight"] @ was),
         float(chosen["weight"] @ now),
         clustered_error(chosen, now - was) if is_enough else None,
+        clustered_error(chosen, now) if is_enough else None,
         len(chosen),
         images,
     )

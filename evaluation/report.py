@@ -61,25 +61,32 @@ class Options:
 def quick_metrics(
     model: Any, processor: Any, rows: Rows, batch_size: int = 16, answers: pd.DataFrame | None = None
 ) -> dict[str, float]:
-    """The metrics that training follows. Those that `rows` have no questions for are missing.
+    """The metrics that training follows: those of `answer_metrics`, and of the words of the answers.
 
     Args:
         answers: the table of `predict` for `rows`, if it is known.
 
     Returns:
-        "balanced_accuracy", beside "balanced_accuracy_SOURCE" of each source; "exact_match" of answers in words;
-        "accuracy" over all questions; "ece", the calibration error of P(yes); "answer_loss", the mean cross-entropy
-        of the words of the answers, and "words", exp of it.
+        also "answer_loss", the mean cross-entropy of the words of the answers, and "words", exp of it.
     """
-    if answers is None:
-        answers = predict(model, processor, rows, batch_size)
+    found = answer_metrics(predict(model, processor, rows, batch_size) if answers is None else answers)
+    for entropy in perplexity(model, processor, rows, batch_size)["cross-entropy"][:1]:  # of all
+        found |= {"answer_loss": float(entropy), "words": math.exp(entropy)}
+    return found
+
+
+def answer_metrics(answers: pd.DataFrame) -> dict[str, float]:
+    """Metrics of a table of `predict`. Those that it has no questions for are missing.
+
+    Returns:
+        "balanced_accuracy", beside "balanced_accuracy_SOURCE" of each source; "exact_match" of answers in words;
+        "accuracy" over all questions; "ece", the calibration error of P(yes).
+    """
     groups = {"balanced_accuracy": answers}
     groups |= {f"balanced_accuracy_{name}": members for name, members in answers.groupby("source")}
     found = {name: metrics.balanced_accuracy(members, even_few=True) for name, members in groups.items()}
     found |= {"exact_match": metrics.exact_match(answers), "accuracy": metrics.accuracy(answers)}
     found |= {"ece": metrics.calibration_error(answers)}
-    for entropy in perplexity(model, processor, rows, batch_size)["cross-entropy"][:1]:  # of all
-        found |= {"answer_loss": float(entropy), "words": math.exp(entropy)}
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -7,17 +7,18 @@ words that a training asked ─────────────────�
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ..data.scene import SYNTHETIC
 from ..processing_traffic_vlm import TAUGHT_ON
 from ..tokenization_traffic_vlm import is_content_word
-from .predict import mean_image, predict
 
 
+MIN_ASKED = 200  # questions with a word, for it to be asked often
 MIN_GAIN_QUESTIONS, MIN_OTHER_ANSWERS = 30, 10  # with a word, to measure its gain
 STANDARD_ERRORS = 2.0
 
@@ -67,15 +68,21 @@ def word_gains(answers: pd.DataFrame, without_image: pd.Series, processor: Any) 
     }
 
 
-def measure_word_gains(
-    model: Any, processor: Any, rows: Any, words: Iterable[str], batch_size: int = 16
-) -> dict[str, dict[str, float]]:
-    """The `word_gains` of a model on the rows of a dataset; empty, at once, if none of `words` can be measured."""
-    asked = [pair for row in rows for pair in zip(row["questions"], row["answers"])]
-    if not word_questions(asked, processor).keys() & set(words):
-        return {}
-    without_image = predict(model, processor, rows, batch_size, image=mean_image(rows, processor))
-    return word_gains(predict(model, processor, rows, batch_size), without_image["is_right"], processor)
+def asked_often(counts: np.ndarray, tokenizer: Any) -> dict[str, str]:
+    """The content words that stood in at least 200 questions of a training, with different answers.
+
+    Args:
+        counts: `word_counts` [V,2,3] of the collator of training, summed over all batches.
+
+    Returns:
+        {word: "photographs" or, if fewer than 200 of these questions were about photographs, "rendered"}.
+    """
+    found = {}
+    for word, token in tokenizer.get_vocab().items():
+        yes, no, in_words = counts[token].sum(0)
+        if is_content_word(word) and yes + no + in_words >= MIN_ASKED and ((yes and no) or in_words):
+            found[word] = TAUGHT_ON[0 if counts[token, 0].sum() >= MIN_ASKED else 1]
+    return found
 
 
 def update_taught(

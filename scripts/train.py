@@ -7,10 +7,9 @@
     torchrun --nproc_per_node 2 scripts/train.py --model_name_or_path . --train_dataset runs/mine
     # teach a word of your own questions, which starts as the mean of all vehicles
     python scripts/train.py --model_name_or_path . --train_dataset runs/mine --add_words forklift:vehicle
-    # start from a tower of train_tower.py, or from another one that is frozen for one epoch; or train with LoRA
+    # start from a tower of train_tower.py, or from another one that is frozen; or train with LoRA
     python scripts/train.py --from_scratch true --vision_tower tower --freeze_vision true
-    python scripts/train.py --from_scratch true --vision_tower google/siglip-base-patch16-224 --freeze_vision true \
-        --thaw_after_epochs 1
+    python scripts/train.py --from_scratch true --vision_tower google/siglip-base-patch16-224 --freeze_vision true
     python scripts/train.py --model_name_or_path . --lora_rank 16 --train_dataset runs/mine
     # other sizes, from scratch: a vision transformer on 16x16 patches, and a decoder with multi-query attention
     python scripts/train.py --from_scratch true --vision_tower patch --num_key_value_heads 1
@@ -57,6 +56,10 @@ class Arguments(TrainingArguments):
     dataloader_num_workers: int = 1
     # All parameters are used. The search for unused ones would count twice those that the auxiliary losses read.
     ddp_find_unused_parameters: bool | None = False
+
+    def __post_init__(self) -> None:
+        self.use_cpu |= not torch.accelerator.is_available()  # otherwise the library refuses --bf16 on a CPU
+        super().__post_init__()
 
 
 def main() -> None:

@@ -1,20 +1,17 @@
-"""Train the vision tower without a decoder, or apply one to a folder of images.
+"""Train the vision tower without a decoder.
 
     python scripts/train_tower.py --train_dataset runs/data/* --eval_dataset runs/dev/* --output_dir runs/tower
-    python scripts/train_tower.py --predict FOLDER --tower runs/tower/tower --output answers.parquet
+    python scripts/train.py --model_name_or_path . --vision_tower runs/tower/tower --train_dataset runs/data/*
 
 It learns the categories in images by region and patch, and the answers to yes/no questions that the datasets ask
-often. Datasets are folders of make_dataset.py. The same command resumes a stopped run from its last checkpoint. Every
-`--eval_steps` and at the end the averaged weights are evaluated: `log.md` in the output folder gets a line, and
-`tower/`, `judged.json`, `table.md` and `worst.png` are written.
+often. Datasets are folders of make_dataset.py, best one for each source. The same command resumes a stopped run from
+its last checkpoint. Every `--eval_steps` and at the end the averaged weights are evaluated: `tower/` and `report.md`
+are written.
 """
 
-import json
+import math
 import os
 import sys
-import time
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,77 +23,67 @@ if __name__ == "__main__" and not ALLOCATOR.keys() <= os.environ.keys():
     os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR)
 
 import torch  # noqa: E402
+from datasets import concatenate_datasets  # noqa: E402
 from transformers import AutoModel, TrainingArguments  # noqa: E402
 
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig  # noqa: E402
-from traffic_vlm.data.presence import CATEGORIES, REGIONS  # noqa: E402
-from traffic_vlm.files import DataError, atomic_write, atomic_write_text, check_file  # noqa: E402
-from traffic_vlm.image_files import select_files  # noqa: E402
-from traffic_vlm.options import option_parser  # noqa: E402
+from traffic_vlm.data.dataset import Mixture  # noqa: E402
+from traffic_vlm.evaluation.markdown import table  # noqa: E402
+from traffic_vlm.evaluation.metrics import auc, balanced_accuracy, by_group  # noqa: E402
+from traffic_vlm.files import atomic_write_text  # noqa: E402
+from traffic_vlm.options import option, option_parser  # noqa: E402
 from traffic_vlm.training.auxiliary.head import QueryHead, load_training_head  # noqa: E402
-from traffic_vlm.training.frames import FrameBatches, decode, load_frames  # noqa: E402
-from traffic_vlm.training.resume import check_same_run, last_checkpoint  # noqa: E402
+from traffic_vlm.training.frames import TowerImages, find_facts, load_frames  # noqa: E402
+from traffic_vlm.training.resume import claim_run, last_checkpoint  # noqa: E402
 from traffic_vlm.training.tower import (  # noqa: E402
     TowerModel,
-    TowerSchedule,
     TowerTrainer,
+    answer_presence,
     is_tower_folder,
     load_tower,
-    predict,
     save_tower,
 )
-from traffic_vlm.training.tower_report import draw_worst, frame_targets, presence_metrics, table  # noqa: E402
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel  # noqa: E402
 
 
 ROOT = Path(__file__).parents[1]
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-WEIGHT_DECAY = 0.05
+CONSTANT_FRACTION = 0.3  # of the run with a constant learning rate, before it falls linearly to 0
 SAME = ("batch_size", "seed", "train_dataset", "start_from", "neck", "neck_width", "neck_layers")  # in a resumed run
-CHUNK = 512  # images per written part
+FIGURES = {"balanced accuracy": balanced_accuracy, "AUC": auc, "answers": len}
 
 
 @dataclass
 class Options:
-    train_dataset: list[str] = field(
-        default_factory=list, metadata={"help": "folders of make_dataset.py, photographs and rendered scenes"}
+    train_dataset: list[str] = field(metadata={"help": "folders of make_dataset.py"})
+    eval_dataset: list[str] = field(metadata={"help": "folders of images for evaluation"})
+    train_weights: list[float] | None = option(
+        None, "sampling weight of each train_dataset; default: the square root of its number of images"
     )
-    eval_dataset: list[str] = field(default_factory=list, metadata={"help": "folders of images for evaluation"})
-    output_dir: str = field(default="runs/tower", metadata={"help": "checkpoint, log and tower/ are written here"})
-    start_from: str = field(
-        default=str(ROOT),
-        metadata={
-            "help": "a folder tower/ or a model whose tower is trained further; with another neck only the model's "
-            "convolutions are kept"
-        },
+    output_dir: Path = option(Path("runs/tower"), "checkpoints, report.md and tower/ are written here")
+    start_from: str = option(
+        str(ROOT),
+        "a folder tower/ or a model whose tower is trained further; with another neck only the model's convolutions "
+        "are kept",
     )
-    images: int = field(default=64_000, metadata={"help": "images until the learning rate reaches 0"})
-    batch_size: int = field(default=32, metadata={"help": "images per step"})
-    learning_rate: float = field(default=1e-3, metadata={"help": "learning rate of untrained parts"})
-    tower_learning_rate: float = field(default=3e-4, metadata={"help": "learning rate of already trained parts"})
-    neck: str = field(default="depthwise", metadata={"help": "type of the neck's layers: depthwise or transformer"})
-    neck_width: int = field(default=384, metadata={"help": "width of the neck's layers"})
-    neck_layers: int = field(default=2, metadata={"help": "number of the neck's layers"})
-    source_weights: str = field(
-        default="{}",
-        metadata={"help": 'JSON {"source": sampling weight}; default: the square root of its number of images'},
-    )
-    sizes: str = field(
-        default="[[192, 0.6], [256, 1.0]]",
-        metadata={"help": "JSON list of [side of the images in pixels, fraction of the run at which it ends]"},
-    )
-    seed: int = field(default=0, metadata={"help": "seed of batches and new weights"})
-    num_workers: int = field(default=1, metadata={"help": "processes that prepare batches"})
-    save_steps: int = field(default=200, metadata={"help": "steps between two checkpoints"})
-    eval_steps: int = field(default=1000, metadata={"help": "steps between two evaluations"})
-    cache_dir: str | None = field(
-        default=None, metadata={"help": "folder for decoded images; default: OUTPUT_DIR/cache"}
-    )
-    predict: str | None = field(
-        default=None, metadata={"help": "folder of images to apply a tower to, instead of training"}
-    )
-    tower: str = field(default=str(ROOT / "tower"), metadata={"help": "tower to apply with --predict"})
-    output: str = field(default="predictions.parquet", metadata={"help": "file that --predict writes"})
+    images: int = option(64_000, "images until the learning rate reaches 0")
+    small_fraction: float = option(0.6, "fraction of the run, at its start, with images of 192 pixels in place of 256")
+    batch_size: int = option(32, "images per step")
+    learning_rate: float = option(1e-3, "learning rate of untrained parts")
+    tower_learning_rate: float = option(3e-4, "learning rate of already trained parts")
+    neck: str = option("depthwise", "type of the neck's layers: depthwise or transformer")
+    neck_width: int = option(384, "width of the neck's layers")
+    neck_layers: int = option(2, "number of the neck's layers")
+    seed: int = option(0, "seed of images and new weights")
+    num_workers: int = option(1, "processes that prepare batches")
+    save_steps: int = option(200, "steps between two checkpoints")
+    eval_steps: int = option(1000, "steps between two evaluations")
+
+    def __post_init__(self) -> None:
+        for name in ("images", "batch_size", "num_workers", "learning_rate", "tower_learning_rate"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"--{name} must be positive, got {getattr(self, name)}")
+        if not 0 <= self.small_fraction <= 1:
+            raise ValueError(f"--small_fraction must be in 0..1, got {self.small_fraction}")
 
 
 def make_model(options: Options, num_sources: int, num_facts: int) -> tuple[TowerModel, set[str]]:
@@ -124,82 +111,40 @@ def make_model(options: Options, num_sources: int, num_facts: int) -> tuple[Towe
     return TowerModel(tower, head or QueryHead(tower.config.hidden_size), num_sources, num_facts), new
 
 
-def read_sizes(text: str) -> list[tuple[int, float]]:
-    """Parse --sizes. Raises DataError unless sides are multiples of 32 up to 256 and fractions rise to 1."""
-    try:
-        sizes = [(int(side), float(end)) for side, end in json.loads(text)]
-        ends = [end for _, end in sizes]
-        if not sizes or ends != sorted(set(ends)) or ends[0] <= 0 or ends[-1] != 1:
-            raise ValueError("the fractions must rise to 1")
-        if any(side % 32 or not 0 < side <= 256 for side, _ in sizes):
-            raise ValueError("sides must be multiples of 32, at most 256")
-    except (ValueError, TypeError) as error:
-        raise DataError(f"--sizes must be JSON such as [[128, 0.8], [224, 1.0]], got {text!r}: {error}") from error
-    return sizes
-
-
-def read_source_weights(text: str, sources: Iterable[str]) -> dict[str, float]:
-    """Parse --source_weights. Raises DataError unless it maps sources of the datasets to positive numbers."""
-    try:
-        source_weights = {source: float(weight) for source, weight in json.loads(text).items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise DataError(f'--source_weights must be JSON such as {{"highway": 40}}, got {text!r}') from error
-    if unknown := source_weights.keys() - set(sources):
-        raise DataError(
-            f"--source_weights has unknown sources {sorted(unknown)}; expected some of {', '.join(sources)}"
-        )
-    if not all(0 < weight < float("inf") for weight in source_weights.values()):
-        raise DataError(f"--source_weights must be positive numbers, got {text}")
-    return source_weights
-
-
 def train(options: Options) -> None:
-    if options.num_workers < 1:
-        raise DataError(f"--num_workers must be at least 1, got {options.num_workers}")
-    if min(options.learning_rate, options.tower_learning_rate) <= 0:
-        raise DataError("--learning_rate and --tower_learning_rate must be positive")
-    if not options.train_dataset or not options.eval_dataset:
-        raise DataError("pass --train_dataset and --eval_dataset, or --predict, a folder of images")
-    output = Path(options.output_dir)
-    cache = Path(options.cache_dir or output / "cache")
-    output.mkdir(parents=True, exist_ok=True)
-    frames = load_frames(options.train_dataset, cache / "train")
-    held = load_frames(options.eval_dataset, cache / "eval")
-    truth = frame_targets(held)
-    sizes = Counter(frames.sources)
-    source_weights = {source: number**0.5 for source, number in sorted(sizes.items())}
-    source_weights |= read_source_weights(options.source_weights, source_weights)
-    schedule = TowerSchedule(options.images, options.batch_size, sizes=read_sizes(options.sizes))
-    # `images` may change, as for a run that goes on for longer.
-    check_same_run(output, {name: getattr(options, name) for name in SAME} | {"facts": list(frames.facts)})
-    model, new_parts = make_model(options, len(source_weights), len(frames.facts))
-    start = time.time()
+    parts = [load_frames(folder) for folder in options.train_dataset]
+    held = concatenate_datasets([load_frames(folder) for folder in options.eval_dataset])
+    facts = find_facts(pair for rows in parts for pair in zip(rows["question_ids"], rows["answers"]))
+    sources = sorted({name for rows in parts for name in rows.unique("source")})
+    weights = options.train_weights or [len(rows) ** 0.5 for rows in parts]
+    mixture = Mixture(parts, weights, options.images, options.seed)
+    steps = math.ceil(options.images / options.batch_size)
+    images = TowerImages(mixture, sources, facts, int(options.small_fraction * steps) * options.batch_size)
+    output = options.output_dir
+    # `images` may change, to train for longer.
+    claim_run(output, {name: getattr(options, name) for name in SAME} | {"facts": facts})
+    model, new_parts = make_model(options, len(sources), len(facts))
 
-    def report(model: TowerModel) -> dict[str, float]:
-        answers = predict(model, held.pixels)
-        figures = presence_metrics(answers, truth, held.sources)
-        atomic_write_text(output / "judged.json", json.dumps(figures, indent=1))
-        atomic_write_text(output / "table.md", table(figures["questions"]))
-        draw_worst(answers, truth, held, output / "worst.png")
-        print(f"not evaluated, with fewer than 10 yes or 10 no: {', '.join(figures['left_out'])}")
+    def evaluate(model: TowerModel) -> dict[str, float]:
+        answers = answer_presence(model, held)
+        tables = [by_group(answers, FIGURES, name) for name in ("source", "category")]
+        text = "\n\n".join(table(one.index.name or "", one.to_dict("index")) for one in tables)
+        boxed = answers[~answers["category"].str.contains(":")]  # without weather, time of day, road, traffic, view
+        found = {"balanced_accuracy": balanced_accuracy(answers), "presence": balanced_accuracy(boxed)}
+        found["auc"] = auc(answers)
+        atomic_write_text(output / "report.md", text + "\n")
         save_tower(model, output / "tower")
-        sources = ", ".join(f"{source} {value:.3f}" for source, value in figures["sources"].items())
-        line = (
-            f"| {trainer.state.global_step * options.batch_size:,} | {(time.time() - start) / 60:.0f} | "
-            f"{figures['macro']:.3f} | {figures['presence']:.3f} | {figures['auc']:.3f} | {sources} |"
-        )
-        print(f"| images | minutes | macro | presence | AUC | by source |\n{line}", flush=True)
-        with (output / "log.md").open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-        return {name: figures[name] for name in ("macro", "presence", "auc")}
+        return {name: value for name, value in found.items() if value is not None}
 
     arguments = TrainingArguments(
-        options.output_dir,
-        max_steps=schedule.steps,
-        per_device_train_batch_size=1,  # a batch of `FrameBatches`
+        str(output),
+        max_steps=steps,
+        per_device_train_batch_size=options.batch_size,
         learning_rate=options.learning_rate,
-        weight_decay=WEIGHT_DECAY,
-        max_grad_norm=1.0,
+        weight_decay=0.05,
+        warmup_steps=0.03,
+        lr_scheduler_type="warmup_stable_decay",
+        lr_scheduler_kwargs={"num_decay_steps": int((1 - CONSTANT_FRACTION) * steps), "decay_type": "linear"},
         seed=options.seed,
         logging_steps=50,
         logging_nan_inf_filter=False,  # it would wait for the GPU at each step
@@ -211,73 +156,20 @@ def train(options: Options) -> None:
         dataloader_prefetch_factor=8,
         report_to="none",
     )
-    batches = FrameBatches(frames, source_weights, options.batch_size, schedule.size_of, schedule.steps, options.seed)
-    trainer = TowerTrainer(
-        model,
-        arguments,
-        schedule,
-        new_parts,
-        options.tower_learning_rate,
-        report,
-        train_dataset=batches,
-        eval_dataset=held,
-    )
+    data = {"train_dataset": images, "eval_dataset": held}
+    trainer = TowerTrainer(model, arguments, new_parts, options.tower_learning_rate, evaluate, **data)
     checkpoint = last_checkpoint(output)
     if checkpoint is not None:
-        print(f"resuming from {checkpoint.name.replace('checkpoint-', 'step ')} of {schedule.steps}")
+        print(f"resuming from {checkpoint.name.replace('checkpoint-', 'step ')} of {steps}")
         trainer.average.load(checkpoint)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    trainer.evaluate()
-
-
-def answer(options: Options) -> None:
-    """Write image, category, region and P(yes) for every image in a folder and its subfolders."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    folder, model = Path(options.predict or ""), load_tower(Path(options.tower)).to(DEVICE)
-    if not folder.is_dir():
-        raise DataError(f"--predict {folder}: the folder does not exist")
-    names, note = select_files(sorted(map(str, folder.rglob("*"))), root=str(folder))
-    if note:
-        print(note, file=sys.stderr)
-    paths = list(map(Path, names))
-    schema = pa.schema(
-        [("image", pa.string()), ("category", pa.string()), ("region", pa.string()), ("P", pa.float32())]
-    )
-    answered = 0
-    with atomic_write(options.output) as temporary, pq.ParquetWriter(temporary, schema) as writer:
-        for start in range(0, len(paths), CHUNK):
-            names, pixels = [], []
-            for path in paths[start : start + CHUNK]:
-                try:
-                    check_file(path, folder)
-                    pixels.append(decode(path))
-                    names.append(path.relative_to(folder).as_posix())
-                except (ValueError, TypeError) as error:
-                    print(f"skipped: {error}")
-            if not names:
-                continue
-            p = predict(model, np.stack(pixels))
-            columns = {
-                "image": np.repeat(names, p[0].size),
-                "category": np.tile(np.repeat(CATEGORIES, len(REGIONS)), len(names)),
-                "region": np.tile(REGIONS, len(names) * len(CATEGORIES)),
-                "P": p.ravel(),
-            }
-            writer.write_table(pa.table(columns, schema))
-            answered += len(names)
-            print(f"{start + len(names)} of {len(paths)} images", flush=True)
-        if not answered:
-            raise DataError(f"--predict {folder}: the folder has no readable image")
-    print(f"{answered} images × {len(CATEGORIES) * len(REGIONS)} answers in {options.output}")
+    print(trainer.evaluate())
 
 
 def main() -> None:
-    [options] = option_parser([Options], __doc__).parse_args_into_dataclasses()
     try:
-        answer(options) if options.predict else train(options)
+        [options] = option_parser([Options], __doc__).parse_args_into_dataclasses()
+        train(options)
     except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f"error: {error}")
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -11,15 +12,15 @@ from test_train import NO_BEST, TOWER, learn, own_folder
 
 from tiny import ROOT, TINY_TEXT, load_script, save_folder
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig
-from traffic_vlm.evaluation.taught import update_taught, word_gains
+from traffic_vlm.data.synthetic import render
+from traffic_vlm.evaluation.taught import asked_often, update_taught, word_gains
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.tokenization_traffic_vlm import is_content_word
-from traffic_vlm.training import word_counts as counting
 from traffic_vlm.training.auxiliary.head import QueryHead
+from traffic_vlm.training.collator import SupervisedCollator
 from traffic_vlm.training.tower import save_tower
-from traffic_vlm.training.word_counts import WordCounts, word_counts
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 
@@ -69,31 +70,26 @@ def test_content_words():
 # --- counts of training ---
 
 
-def test_words_are_counted_once_a_question_by_source_and_answer(processor, tmp_path):
-    texts = [["Is there a car or a car?", "What color is the bus?", "Is there a van?"], ["Is there a car?"]]
-    answers = [["yes", "red", "no"], ["no"]]
-    batch = processor(text=texts, suffix=answers, packed=True, row_tokens="fit", return_tensors="pt")
-    for row, ids in enumerate(batch["input_ids"].tolist()):  # the question about a van has no label
-        for segment in set(batch["segment_ids"][row].tolist()) - {0}:
-            inside = batch["segment_ids"][row] == segment
-            if processor.tokenizer.convert_tokens_to_ids("van") in [ids[i] for i in inside.nonzero()]:
-                batch["labels"][row, inside] = -100
-    counts = word_counts(batch, torch.tensor([False, True]), processor.tokenizer)
+def test_words_are_counted_once_a_question_by_source_and_answer(processor):
+    image = Image.new("RGB", (40, 40))
+    asked = {"x": {"Is there a car or a car?": "yes", "What color is the bus?": "red"}, "synthetic": {"A car?": "no"}}
+    rows = [
+        {"image": image, "source": name, "questions": [*some], "answers": [*some.values()]}
+        for name, some in asked.items()
+    ]
+    counts = SupervisedCollator(processor, training=False)(rows)["word_counts"]
     of = dict(zip(processor.tokenizer.convert_ids_to_tokens(range(500)), counts.tolist()))
     assert of["car"] == [[1, 0, 0], [0, 1, 0]] and of["bus"] == of["color"] == [[0, 0, 1], [0, 0, 0]]
     assert of["?"] == [[1, 0, 1], [0, 1, 0]]
-    assert not any(map(any, of["van"] + of["red"] + of["[YES]"]))  # unlabeled, or words of answers
-    total = WordCounts(500)
-    total.counts += counts
-    (tmp_path / "word_counts.json").write_text(json.dumps(total.counts.tolist()))
-    resumed = WordCounts(500)
-    resumed.load(tmp_path)
-    resumed.counts += counts
-    assert (resumed.counts == 2 * counts).all()
+    assert not any(map(any, of["red"] + of["[YES]"]))  # words of answers
+    rows = [{"image": image, "scene": scene.to_json(), "source": "x"} for image, scene in map(render, range(4))]
+    batch = SupervisedCollator(processor, 16, unlabeled=4)(rows)
+    labeled = int((batch["labels"] == processor.tokenizer.eos_token_id).sum())
+    assert batch["word_counts"][processor.tokenizer.bos_token_id].sum() == labeled < 4 * 16
 
 
 def test_words_asked_often_had_different_answers(processor):
-    counts = WordCounts(500)
+    counts = np.zeros((500, 2, 3), int)
     entries = {
         "car": [[100, 100, 0], [0, 0, 0]],
         "bus": [[100, 99, 0], [0, 1, 0]],
@@ -103,8 +99,8 @@ def test_words_asked_often_had_different_answers(processor):
         "the": [[300, 300, 0], [0, 0, 0]],
     }
     for word, entry in entries.items():
-        counts.counts[processor.tokenizer.convert_tokens_to_ids(word)] = torch.tensor(entry)
-    assert counts.asked_often(processor.tokenizer) == {"car": "photographs", "bus": "rendered", "van": "rendered"}
+        counts[processor.tokenizer.convert_tokens_to_ids(word)] = entry
+    assert asked_often(counts, processor.tokenizer) == {"car": "photographs", "bus": "rendered", "van": "rendered"}
 
 
 # --- the rule ---
@@ -186,7 +182,7 @@ def yolo_folder(folder: Path) -> Path:
 @pytest.mark.parametrize("min_questions", [200, 5])
 def test_known_words_stay_known_after_a_short_training(start, tmp_path, run_script, monkeypatch, min_questions):
     """README's own flow: a dataset of one's own, a training from the shipped weights, a question."""
-    monkeypatch.setattr(counting, "MIN_QUESTIONS", min_questions)
+    monkeypatch.setattr("traffic_vlm.evaluation.taught.MIN_ASKED", min_questions)
     source, mine = yolo_folder(tmp_path / "city"), str(tmp_path / "mine")
     run_script("make_dataset.py", "--source", source, "--output_dir", mine, "--num_workers", "1")
     learn(start, tmp_path / "out", "--train_dataset", mine, "--num_train_epochs", "1")
@@ -201,7 +197,7 @@ def test_known_words_stay_known_after_a_short_training(start, tmp_path, run_scri
 
 
 def test_a_training_from_scratch_knows_what_it_taught_and_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(counting, "MIN_QUESTIONS", 5)
+    monkeypatch.setattr("traffic_vlm.evaluation.taught.MIN_ASKED", 5)
     torch.manual_seed(0)
     tower = TrafficVLMVisionModel(TrafficVLMVisionConfig(**TOWER))
     save_tower(torch.nn.ModuleDict({"tower": tower, "head": QueryHead(24)}), tmp_path / "tower")
@@ -211,9 +207,9 @@ def test_a_training_from_scratch_knows_what_it_taught_and_measured(tmp_path, mon
     learn(None, tmp_path / "evaluated", *options)
     learn(None, tmp_path / "not", *options, "--eval_strategy", "no", *NO_BEST)
     found = TrafficVLMProcessor.from_pretrained(tmp_path / "evaluated").taught
-    counts = WordCounts(500)
-    counts.load(tmp_path / "evaluated/checkpoint-8")
-    asked = counts.asked_often(TrafficVLMProcessor.from_pretrained(ROOT).tokenizer)
+    state = json.loads((tmp_path / "evaluated/checkpoint-8/trainer_state.json").read_text())
+    counts = np.array(state["stateful_callbacks"]["WordCounts"]["attributes"]["counts"])
+    asked = asked_often(counts, TrafficVLMProcessor.from_pretrained(ROOT).tokenizer)
     assert found["photographs"] == [] and set(found["rendered"]) < set(asked)  # the others show no gain
     assert TrafficVLMProcessor.from_pretrained(tmp_path / "not").taught is None
 

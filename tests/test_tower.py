@@ -1,13 +1,14 @@
 """Training of the vision tower: targets, frames, head, loss, evaluation, checkpoints and the script."""
 
+import io
 import json
 import re
 import runpy
 import subprocess
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
+import cv2
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +19,7 @@ from transformers import TrainerCallback, TrainingArguments
 
 from tiny import ROOT, TINY_TOWER
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
-from traffic_vlm.data.dataset import DatasetOptions, make_dataset
+from traffic_vlm.data.dataset import DatasetOptions, Mixture, make_dataset
 from traffic_vlm.data.formats import Problems
 from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.grounding import object_patches
@@ -26,7 +27,7 @@ from traffic_vlm.data.presence import CATEGORIES, HEAD_QUESTIONS, INDEX, REGIONS
 from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.data.scene_labels import SCENE_VALUES, SEEN, read_scene_labels, with_scene_labels
 from traffic_vlm.data.synthetic import render
-from traffic_vlm.evaluation.metrics import area_under_curve
+from traffic_vlm.evaluation.metrics import auc, balanced_accuracy
 from traffic_vlm.files import DataError
 from traffic_vlm.training.auxiliary.head import (
     AuxiliaryHead,
@@ -36,18 +37,9 @@ from traffic_vlm.training.auxiliary.head import (
     load_training_head,
     region_weights,
 )
-from traffic_vlm.training.frames import FrameBatches, drawn, fact_targets, find_facts, load_frames
+from traffic_vlm.training.frames import TowerImages, collate, fact_targets, find_facts, load_frames, pixels_of
 from traffic_vlm.training.resume import last_checkpoint
-from traffic_vlm.training.tower import (
-    TowerModel,
-    TowerSchedule,
-    TowerTrainer,
-    forward,
-    load_tower,
-    predict,
-    save_tower,
-)
-from traffic_vlm.training.tower_report import frame_targets, presence_metrics, table
+from traffic_vlm.training.tower import TowerModel, TowerTrainer, answer_presence, load_tower, save_tower
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 
@@ -70,7 +62,9 @@ def test_bfloat16_is_used_where_it_is_fast(monkeypatch, capability, is_bfloat16)
         used.append(torch.is_autocast_enabled("cpu"))
         return SimpleNamespace(last_hidden_state=pixels)
 
-    forward(SimpleNamespace(tower=tower, head=lambda tokens, grid: grid), torch.zeros(1, 32, 32, 3))
+    TowerModel.logits(
+        SimpleNamespace(tower=tower, head=lambda tokens, grid: grid, facts=len), torch.zeros(1, 32, 32, 3)
+    )
     assert used == [is_bfloat16]
 
 
@@ -85,7 +79,7 @@ def labels_of(tmp_path, **fields):
     return next(read_scene_labels(path, Problems(strict=True)))[1]
 
 
-# --------------------------------------------------------------------------------------------------------- targets
+# Targets
 
 
 def test_an_object_is_in_a_third_unless_it_is_in_two():
@@ -221,7 +215,7 @@ def test_an_invalid_scene_label_is_reported_with_its_line(tmp_path, fields, name
         list(read_scene_labels(path, Problems(strict=True)))
 
 
-# ---------------------------------------------------------------------------------------------------------- frames
+# Frames
 
 
 @pytest.fixture(scope="module")
@@ -248,58 +242,57 @@ def data(tmp_path_factory):
     return root
 
 
-def frames_of(data, split, tmp_path):
-    return load_frames([data / split], tmp_path / split)
+@pytest.fixture(scope="module")
+def frames(data):
+    return load_frames(data / "train")
 
 
-def test_frames_are_decoded_once_and_need_scenes(data, tmp_path):
-    frames = frames_of(data, "train", tmp_path)
-    assert frames.pixels.shape == (30, 256, 256, 3) and set(frames.sources) == {"highway"}
-    path = tmp_path / "train" / "frames.npy"
-    written = path.stat().st_mtime_ns
-    again = frames_of(data, "train", tmp_path)
-    assert path.stat().st_mtime_ns == written and np.array_equal(again.pixels[7], frames.pixels[7])
+def test_frames_are_shrunk_once_and_need_scenes(data, frames, tmp_path, monkeypatch):
+    assert len(frames) == 30 and frames.unique("source") == ["highway"]
+    expected = np.asarray(Image.open(io.BytesIO(pq.read_table(data / "train/data").to_pylist()[7]["image"]["bytes"])))
+    np.testing.assert_allclose(cv2.resize(pixels_of(frames[7]), (96, 96)), expected, atol=40)
+    monkeypatch.setattr("traffic_vlm.training.frames.resize", None)  # in another run they are not shrunk again
+    assert load_frames(data / "train")[7] == frames[7]
+
+
+def test_unusable_frames_are_named(data, tmp_path):
     table = pq.read_table(data / "train" / "data" / "train-00000.parquet")
     rows = table.to_pylist()
     rows[3]["image"]["bytes"] = rows[3]["image"]["bytes"][:300]
-    broken = tmp_path / "broken" / "data"
-    broken.mkdir(parents=True)
-    pq.write_table(pa.Table.from_pylist(rows, table.schema), broken / "train-00000.parquet")
+    (tmp_path / "broken" / "data").mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows, table.schema), tmp_path / "broken" / "data" / "train-00000.parquet")
     with pytest.raises(DataError, match=rf"image {re.escape(rows[3]['image_id'])} cannot be read"):
-        load_frames([tmp_path / "broken"], tmp_path / "cache")
-    own = tmp_path / "own"
-    own.mkdir()
-    Image.new("RGB", (8, 8)).save(own / "a.png")
+        load_frames(tmp_path / "broken")
+    (tmp_path / "own").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "own" / "a.png")
     line = {"file_name": "a.png", "questions": ["Is there a car?"], "answers": ["no"]}
-    (own / "metadata.jsonl").write_text(json.dumps(line))
+    (tmp_path / "own" / "metadata.jsonl").write_text(json.dumps(line))
     with pytest.raises(DataError, match="has no scenes"):
-        load_frames([own], tmp_path / "cache")
+        load_frames(tmp_path / "own")
 
 
-def test_batches_depend_only_on_seed_and_index(data, tmp_path):
-    frames = frames_of(data, "train", tmp_path)
-    batches = [FrameBatches(frames, {"highway": 1.0}, 4, lambda index: 64, 3)[index] for index in range(3)]
-    again = FrameBatches(frames, {"highway": 1.0}, 4, lambda index: 64, 9)[2]
-    assert torch.equal(batches[2]["pixels"], again["pixels"])
-    assert all(torch.equal(a, b) for a, b in zip(*(vars(one["targets"]).values() for one in (batches[2], again))))
-    assert not torch.equal(batches[0]["pixels"], batches[1]["pixels"])
-    assert again["pixels"].shape == (4, 64, 64, 3) and again["targets"].patch.shape == (4, len(CATEGORIES), 4, 4)
+def test_images_depend_only_on_seed_and_index(frames):
+    images = TowerImages(Mixture([frames], None, 3), ["a", "highway"], [], small_images=2)
+    batch = collate([images[0], images[1]])
+    assert batch["pixels"].shape == (2, 192, 192, 3) and batch["targets"].patch.shape == (2, len(CATEGORIES), 12, 12)
+    assert batch["targets"].source.tolist() == [1, 1] and images[2]["pixels"].shape == (256, 256, 3)
+    again = TowerImages(Mixture([frames], None, 9), ["a", "highway"], [], small_images=2)[1]
+    assert torch.equal(again["pixels"], batch["pixels"][1]) and not torch.equal(again["pixels"], batch["pixels"][0])
+    assert torch.equal(again["targets"].region, batch["targets"].region[1])
 
 
-def test_augmentation_moves_objects_targets_and_facts_together(data, tmp_path):
-    frames = frames_of(data, "train", tmp_path)
-    rng, found, scene = np.random.default_rng(0), 0, Scene.from_json(frames.scenes[1])
-    sides = {"side/car/is/left": slice(0, 21), "side/car/is/right": slice(43, 64)}
-    for _ in range(60):
-        image, _, patch, facts = drawn(frames.pixels[1], scene, list(sides), 64, rng)
-        car = patch[INDEX["car"]] == 1
-        brightness = image.reshape(4, 16, 4, 16, 3).mean((1, 3, 4))
-        if car.any() and (patch[INDEX["car"]] == 0).any():
+def test_augmentation_moves_objects_targets_and_facts_together(frames):
+    sides = {"side/car/is/left": slice(0, 85), "side/car/is/right": slice(171, 256)}
+    images, found = TowerImages(Mixture([frames.select([1])], None, 60), ["highway"], list(sides)), 0
+    for item in (images[index] for index in range(60)):
+        pixels, car = item["pixels"].float(), item["targets"].patch[INDEX["car"]]
+        brightness = pixels.reshape(16, 16, 16, 16, 3).mean((1, 3, 4))
+        if (car == 1).any() and (car == 0).any():
             found += 1
-            assert brightness[car].max() > brightness[patch[INDEX["car"]] == 0].max()
-        for fact, columns in zip(facts, sides.values()):
+            assert brightness[car == 1].max() > brightness[car == 0].max()
+        for fact, columns in zip(item["targets"].facts, sides.values()):
             if fact == 1:
-                assert image[:, columns].mean() > image.mean()
+                assert pixels[:, columns].mean() > pixels.mean()
     assert found > 30
 
 
@@ -322,7 +315,7 @@ def test_fact_targets_are_the_true_answers():
         assert fact_targets(GroundTruth(seen), facts).tolist() == expected
 
 
-# ------------------------------------------------------------------------------------------------ head and metrics
+# Head and metrics
 
 
 def test_weights_of_the_thirds_add_up_to_the_whole_image():
@@ -399,20 +392,7 @@ def test_without_a_yes_in_a_source_its_no_has_no_weight():
     assert not logits.grad.any()
 
 
-def test_auc_and_balanced_accuracy_in_closed_form(data, tmp_path):
-    assert area_under_curve(np.array([0.9, 0.4, 0.4, 0.1]), np.array([1, 1, 0, 0])) == pytest.approx(3.5 / 4)
-    frames = frames_of(data, "val", tmp_path)
-    answers = np.full((30, len(CATEGORIES), 4), 0.2, np.float32)
-    answers[1:11:2, INDEX["car"], 0] = 0.8  # 5 of 15 cars are found
-    figures = presence_metrics(answers, frame_targets(frames), frames.sources)
-    [row] = [row for row in figures["questions"] if (row["category"], row["region"]) == ("car", "whole")]
-    assert (row["yes"], row["no"]) == (15, 15) and row["accuracy"] == pytest.approx((5 / 15 + 1) / 2)
-    assert figures["macro"] == pytest.approx(np.mean([row["accuracy"] for row in figures["questions"]]))
-    assert "highway/car/left" in figures["left_out"]  # 8 yes
-    assert "| car | 0.67 |" in table(figures["questions"])
-
-
-# -------------------------------------------------------------------------------------------------------- training
+# Training
 
 
 def model_of(**fields):
@@ -423,14 +403,13 @@ def model_of(**fields):
 
 def train_tower(folder, frames, steps=150, stop=None, **options):
     """A trainer that has trained, from the last checkpoint in a folder, up to step `stop`."""
-    model, schedule = model_of(), TowerSchedule(8 * steps, 8, sizes=((64, 1.0),))
-    batches = FrameBatches(frames, {"highway": 1.0}, 8, schedule.size_of, steps)
-    defaults = {"per_device_train_batch_size": 1, "learning_rate": 1e-2, "logging_steps": 1, "save_steps": 3}
-    arguments = TrainingArguments(
-        str(folder), max_steps=steps, report_to="none", use_cpu=True, save_total_limit=1, **(defaults | options)
-    )
+    model, mixture = model_of(), Mixture([frames], None, 8 * steps)
+    images = TowerImages(mixture, ["highway"], ["side/car/is/left"], small_images=8 * steps)
+    defaults = {"learning_rate": 1e-2, "logging_steps": 1, "save_steps": 3, "save_total_limit": 1}
+    defaults |= {"max_steps": steps, "per_device_train_batch_size": 8, "report_to": "none", "use_cpu": True}
     new = {"head", *(name for name, _ in model.tower.named_children())}
-    trainer = TowerTrainer(model, arguments, schedule, new, 1e-2, lambda model: {}, train_dataset=batches)
+    arguments = TrainingArguments(str(folder), **(defaults | options))
+    trainer = TowerTrainer(model, arguments, new, 1e-2, lambda model: {}, train_dataset=images)
     if stop is not None:
         trainer.add_callback(StopAt(stop))
     checkpoint = last_checkpoint(folder)
@@ -448,12 +427,34 @@ class StopAt(TrainerCallback):
         control.should_training_stop = state.global_step >= self.step
 
 
+def test_answers_about_presence_are_a_table_of_evaluation(data, monkeypatch):
+    """The model finds 5 of 15 cars, and says no to all else."""
+    held = load_frames(data / "val")
+    seen = []
+
+    def logits(pixels):
+        found = torch.full((len(pixels), len(CATEGORIES), 4), -2.0)
+        for row in range(len(pixels)):
+            index = len(seen)
+            seen.append(index)
+            found[row, INDEX["car"], 0] = 2.0 if index % 2 and index < 11 else -2.0
+        return (found,)
+
+    model = model_of()
+    monkeypatch.setattr(model, "logits", logits)
+    answers = answer_presence(model, held, batch_size=7)
+    car = answers[answers["question_id"] == "car/whole"]
+    assert len(car) == 30 and balanced_accuracy(car) == pytest.approx((5 / 15 + 1) / 2)
+    assert auc(car) == pytest.approx((5 * 15 + 10 * 15 / 2) / 225)
+    assert set(answers["region"]) == set(REGIONS) and (answers["truth"][answers["category"] == "bus"] == "no").all()
+
+
 def test_the_tower_and_the_head_of_a_model_are_trained_further():
     script = runpy.run_path(str(ROOT / "scripts" / "train_tower.py"), run_name="train_tower")
     shipped = load_training_head(ROOT).state_dict()
 
     def made(**options):
-        model, new = script["make_model"](script["Options"](**options), 1, 1)
+        model, new = script["make_model"](script["Options"](["a"], ["b"], **options), 1, 1)
         return model.tower, new, torch.equal(model.head.query.weight, shipped["query.weight"])
 
     tower, new, is_shipped = made()
@@ -464,17 +465,8 @@ def test_the_tower_and_the_head_of_a_model_are_trained_further():
     assert all(torch.equal(value, convolutions[1][name]) for name, value in convolutions[0].items())
 
 
-def test_learning_rates_warm_up_stay_constant_and_fall_to_zero():
-    options = TowerSchedule(48_000, 48, constant_fraction=0.5, sizes=((192, 0.6), (256, 1.0)))
-    rates = [options.rate_of(step, 4800) for step in range(options.steps)]
-    assert rates[0] == pytest.approx(0.01) and rates[200] == 1.0 and rates[-1] == 0.0
-    assert rates[750] == pytest.approx(0.5, abs=0.01)
-    assert [options.size_of(step) for step in (0, 600, 800, 999)] == [192, 256, 256, 256]
-
-
-def test_a_tower_trains_and_is_saved(data, tmp_path):
-    frames, held = frames_of(data, "train", tmp_path), frames_of(data, "val", tmp_path)
-    trainer = train_tower(tmp_path / "run", replace(frames, facts=["side/car/is/left"]))
+def test_a_tower_trains_and_is_saved(frames, tmp_path):
+    trainer = train_tower(tmp_path / "run", frames)
     losses = [entry["region"] for entry in trainer.state.log_history if "region" in entry]
     assert len(losses) == 150 and np.mean(losses[-10:]) < 0.5 * np.mean(losses[:10])
     last = trainer.model.head.bias.detach().clone()
@@ -485,15 +477,16 @@ def test_a_tower_trains_and_is_saved(data, tmp_path):
 
     save_tower(trainer.model, tmp_path / "tower")
     loaded = load_tower(tmp_path / "tower")
-    answers = predict(loaded, held.pixels)
-    np.testing.assert_allclose(answers, predict(trainer.model, held.pixels), atol=0.05)
+    for name, value in loaded.state_dict().items():
+        assert torch.equal(value, trainer.model.state_dict()[name].bfloat16().to(value.dtype)), name
     (tmp_path / "tower" / "categories.json").write_text('["car"]')
     with pytest.raises(ValueError, match="other categories"):
         load_tower(tmp_path / "tower")
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_tower(tmp_path)
 
 
-def test_a_resumed_run_has_the_result_of_an_uninterrupted_one(data, tmp_path):
-    frames = replace(frames_of(data, "train", tmp_path), facts=["side/car/is/left"])
+def test_a_resumed_run_has_the_result_of_an_uninterrupted_one(frames, tmp_path):
     whole = train_tower(tmp_path / "whole", frames, 6)
     train_tower(tmp_path / "stopped", frames, 6, stop=3)
     assert last_checkpoint(tmp_path / "stopped").name == "checkpoint-3"
@@ -504,7 +497,7 @@ def test_a_resumed_run_has_the_result_of_an_uninterrupted_one(data, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_script_trains_and_predicts(data, tmp_path):
+def test_the_script_trains_and_resumes(data, tmp_path):
     def run(*arguments):
         command = [sys.executable, ROOT / "scripts" / "train_tower.py", *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -513,30 +506,24 @@ def test_the_script_trains_and_predicts(data, tmp_path):
     command = (*datasets, "--output_dir", tmp_path / "run", "--images", 8, "--batch_size", 4)
     first = run(*command)
     assert first.returncode == 0, first.stderr
-    assert (tmp_path / "run" / "log.md").read_text().startswith("| 8 |")
+    text = (tmp_path / "run" / "report.md").read_text()
+    assert "| highway | " in text and "| car | " in text and (tmp_path / "run" / "tower" / "config.json").exists()
     assert "resuming from step 2 of 2" in run(*command).stdout
-    folder, output = data / "highway" / "val", tmp_path / "answers.parquet"
-    asked = run("--predict", folder, "--tower", tmp_path / "run" / "tower", "--output", output)
-    assert asked.returncode == 0, asked.stderr
-    table = pq.read_table(output).to_pylist()
-    assert len(table) == 30 * len(CATEGORIES) * 4 and table[1].keys() == {"image", "category", "region", "P"}
-    assert [row["region"] for row in table[:4]] == list(REGIONS) and table[4]["category"] == CATEGORIES[1]
-    assert "error: the tower" in run("--predict", folder, "--tower", tmp_path).stderr
+    assert "something else (batch_size: 4 before, 2 now)" in run(*command[:-1], 2).stderr
 
 
-def test_wrong_options_are_named(data, tmp_path):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_workers": 0}, "--num_workers must be positive, got 0"),
+        ({"small_fraction": 2.0}, r"--small_fraction must be in 0..1, got 2.0"),
+        ({"train_weights": [1.0, 2.0]}, "1 datasets need as many positive weights"),
+    ],
+)
+def test_wrong_options_are_named(data, tmp_path, options, message):
     script = runpy.run_path(str(ROOT / "scripts" / "train_tower.py"), run_name="train_tower")
-    save_tower(model_of(), tmp_path / "tower")
-    datasets = {"train_dataset": [str(data / "train")], "eval_dataset": [str(data / "val")]}
-    for function, message, options in (
-        ("answer", "the folder does not exist", {"predict": "no/such/folder", "tower": str(tmp_path / "tower")}),
-        ("train", "pass --train_dataset", {"images": 8}),
-        ("train", "--num_workers must be at least 1, got 0", datasets | {"num_workers": 0}),
-        ("train", r"unknown sources \['moon'\]", datasets | {"source_weights": '{"moon": 1}'}),
-        ("train", "fractions must rise to 1", datasets | {"sizes": "[[64, 0.5]]"}),
-    ):
-        with pytest.raises(DataError, match=message):
-            script[function](script["Options"](output_dir=str(tmp_path / "run"), **options))
+    with pytest.raises(ValueError, match=message):
+        script["train"](script["Options"]([data / "train"], [data / "val"], output_dir=tmp_path, **options))
 
 
 def test_categories_have_unique_names():

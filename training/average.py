@@ -35,8 +35,7 @@ class AverageWeights(TrainerCallback):
     @torch.no_grad()
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         weights = self._weights()
-        # A part of the model that has just been thawed starts from its weights.
-        self.values |= {name: weight.clone() for name, weight in weights.items() if name not in self.values}
+        self.values = self.values or {name: weight.clone() for name, weight in weights.items()}
         decay = min(self.decay, state.global_step / (state.global_step + 10))
         torch._foreach_lerp_([self.values[name] for name in weights], list(weights.values()), 1 - decay)
 

@@ -7,7 +7,8 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from ..data.scene import SYNTHETIC
 from ..data.targets import Targets
 from ..data.templates import paraphrases_of, random_paraphrase
 from ..processing_traffic_vlm import IGNORED_LABEL
-from .word_counts import word_counts
+from ..tokenization_traffic_vlm import ANSWER_TOKENS
 
 
 # The targets that are lists, with the numbers of their columns; grounding has one for each patch.
@@ -41,7 +42,8 @@ class SupervisedCollator(TrafficCollator):
     """A `TrafficCollator` whose batches also hold, for a vision tower of `grid` rows and columns of patches:
 
     - `targets`, of the class `Targets`; the index of a source is its position in `sources`, 0 for other sources;
-    - `word_counts` [V,2,3], of the words of the questions (see `word_counts.py`), an array, which stays on the CPU.
+    - `word_counts` [V,2,3], an array, which stays on the CPU: the number of labeled questions in which each word
+      stands, about photographs or rendered scenes, with the answer yes, no or words.
 
     Up to `paraphrases` of the questions about an image are paraphrases of another one, and `unlabeled` are questions
     for the query head whose true answer is unknown; their labels are ignored. Rows are packed with hardly
@@ -66,25 +68,34 @@ class SupervisedCollator(TrafficCollator):
             )
 
     def finish(self, batch: dict[str, Any], prepared: list[Prepared]) -> dict[str, Any]:
-        spans = batch.pop("question_spans").tolist()
+        spans = iter(batch.pop("question_spans").tolist())
         lists: dict[str, list[Any]] = {name: [] for name in TARGET_LISTS}
         targets = self._unknown(prepared)
+        counts = np.zeros((len(self.processor.tokenizer), 2, 3), np.int64)
         for image, item in enumerate(prepared):
-            spans_of_item, spans = spans[: len(item.questions)], spans[len(item.questions) :]
+            spans_of_item = list(islice(spans, len(item.questions)))
             if item.truth is not None:
                 covered = object_patches(item.truth.scene, self.grid)
                 targets.region[image] = torch.from_numpy(region_targets(item.truth))
                 targets.patch[image] = torch.from_numpy(patch_targets(item.truth.scene, covered))
                 self._add_words(item, spans_of_item, covered, batch, lists)
                 self._add_answers(item, image, [(row, end) for row, _, end in spans_of_item], batch, lists)
+            self._count_words(item, spans_of_item, batch, counts)
         for name, width in TARGET_LISTS.items():
             is_mask = name == "grounding"
             width, dtype = (math.prod(self.grid), torch.bool) if is_mask else (width, torch.long)
             setattr(targets, name, torch.tensor(np.array(lists[name]), dtype=dtype).reshape(-1, width))
-        is_rendered = torch.tensor([item.source == SYNTHETIC for item in prepared])
-        batch["word_counts"] = word_counts(batch, is_rendered, cast(Any, self.processor).tokenizer)
         del batch["question_ends"]  # the model needs them only for scoring
-        return batch | {"targets": targets}
+        return batch | {"targets": targets, "word_counts": counts}
+
+    def _count_words(self, item: Prepared, spans: list[list[int]], batch: dict[str, Any], counts: np.ndarray) -> None:
+        """Count the words of the labeled questions about an image; a word that stands twice in one counts once."""
+        yes_no = self.processor.tokenizer.convert_tokens_to_ids(list(ANSWER_TOKENS))
+        for question, (row, start, end) in zip(item.questions, spans):
+            if question.is_labeled:
+                words = batch["input_ids"][row, start : end + 1].unique().numpy()
+                answer = int(batch["labels"][row, end + 1])
+                counts[words, int(item.source == SYNTHETIC), yes_no.index(answer) if answer in yes_no else 2] += 1
 
     def _unknown(self, prepared: list[Prepared]) -> Targets:
         """Targets of images of which nothing but the source is known."""
@@ -118,7 +129,7 @@ class SupervisedCollator(TrafficCollator):
     ) -> None:
         """Append the targets at the places (row, column) where the answers about an image are read."""
         assert item.truth is not None
-        tokenizer = cast(Any, self.processor).tokenizer
+        tokenizer = self.processor.tokenizer
         place_of: dict[str, tuple[int, int]] = {}  # of the last question with each question id
         for question, (row, end) in zip(item.questions, places):
             if question.question_id in HEAD_QUESTIONS:

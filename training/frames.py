@@ -1,96 +1,75 @@
-"""Images for training the vision tower: decoded once into a memory-mapped array, drawn in augmented batches.
+"""Images for training the vision tower: shrunk once to 256 × 256 pixels, and drawn with augmentation and targets.
 
-    dataset folders → cache folder {frames.npy uint8 [N,256,256,3], index.json} → batches of pixels and targets
+    dataset folders → rows {pixels, scene, source} in the cache of `datasets` → `TowerImages` → pixels and `Targets`
 
-Images are resized to 256 × 256 without regard to their shape, as by the processor. A batch depends only on the seed
-and its index, so a resumed run draws the same batches as an uninterrupted one.
+Images are resized without regard to their shape, as by the processor.
 """
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from ..data.augment import augment
+from ..data.dataset import Mixture
 from ..data.folders import load_rows
 from ..data.ground_truth import GroundTruth
 from ..data.grounding import object_patches
 from ..data.presence import HEAD_QUESTIONS, patch_targets, region_targets
-from ..data.scene import Scene, parse_scene
+from ..data.scene import parse_scene
 from ..data.targets import Targets
-from ..files import DataError, atomic_write, atomic_write_text
+from ..files import DataError
 from ..images_traffic_vlm import to_rgb
 
 
-SIDE = 256
+SIDE, SMALL_SIDE = 256, 192
 MIN_FACTS = 25  # questions with the answer yes, and with no, that a fact needs in the datasets
 UNLEARNED = ("relation", "comparison")  # question types with too many ids for a head
 
 
-@dataclass(frozen=True)
-class Frames:
-    """The images of datasets with their scenes.
+def load_frames(folder: str | Path) -> Any:
+    """Rows {pixels, scene, source, image_id, question_ids, answers} of a dataset folder of `scripts/make_dataset.py`.
 
-    Attributes:
-        scenes: [N], as JSON, which takes less memory than objects.
-        sources: [N], the source of each image.
-        pixels: uint8 [N,256,256,3].
-        facts: ids of the yes/no questions, other than HEAD_QUESTIONS, that the datasets ask often.
-    """
-
-    scenes: Sequence[str]
-    sources: Sequence[str]
-    pixels: np.ndarray
-    facts: Sequence[str]
-
-
-def decode(path: object) -> np.ndarray:
-    """The image as uint8 [256,256,3]. Raises ValueError if it cannot be read."""
-    image = np.asarray(to_rgb(path))
-    shrinks = image.shape[0] * image.shape[1] > SIDE * SIDE
-    return cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
-
-
-def load_frames(folders: Sequence[str | Path], cache: Path) -> Frames:
-    """The frames of dataset folders of `scripts/make_dataset.py`, decoded once into the folder `cache`.
+    The pixels are the bytes of uint8 [256,256,3]; `datasets` keeps them for the next run.
 
     Raises:
-        DataError: a folder or an image cannot be read, or rows have no scenes.
+        DataError: the folder or an image cannot be read, or the rows have no scenes.
     """
-    paths = [Path(folder) for folder in folders]
-    rows = load_rows(paths)
+    rows = load_rows([Path(folder)])
     if "scene" not in rows.column_names:
-        raise DataError(f"{', '.join(map(str, paths))}: has no scenes; make the datasets with make_dataset.py")
-    stats = [(path, path.stat()) for folder in paths for path in sorted((folder / "data").glob("*.parquet"))]
-    files = [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
-    index, pixels = cache / "index.json", cache / "frames.npy"
-    known = json.loads(index.read_text(encoding="utf-8")) if index.is_file() and pixels.is_file() else None
-    if known != files:
-        with atomic_write(pixels) as temporary:
-            array = np.lib.format.open_memmap(temporary, "w+", np.uint8, (len(rows), SIDE, SIDE, 3))
-            names = rows["image_id"]
-            for row in tqdm(range(len(rows)), desc="decoding images", mininterval=5):
-                try:
-                    array[row] = decode(rows[row]["image"])
-                except (ValueError, TypeError, OSError) as error:
-                    raise DataError(f"image {names[row]} cannot be read: {error}") from error
-            array.flush()
-            del array
-            index.unlink(missing_ok=True)
-        atomic_write_text(index, json.dumps(files))
-    facts = find_facts(zip(rows["question_ids"], rows["answers"]))
-    return Frames(list(rows["scene"]), list(rows["source"]), np.load(pixels, mmap_mode="r"), facts)
+        raise DataError(f"{folder} has no scenes; make the dataset with make_dataset.py")
+    return rows.map(_shrink, remove_columns="image", writer_batch_size=100, desc=f"shrinking the images of {folder}")
+
+
+def _shrink(row: Any) -> dict[str, bytes]:
+    try:
+        image = np.asarray(to_rgb(row["image"]))
+    except (ValueError, TypeError, OSError) as error:
+        raise DataError(f"image {row['image_id']} cannot be read: {error}") from error
+    return {"pixels": resize(image, SIDE).tobytes()}
+
+
+def resize(image: np.ndarray, side: int) -> np.ndarray:
+    """The image as uint8 [side,side,3]."""
+    shrinks = image.shape[0] * image.shape[1] > side * side
+    return cv2.resize(image, (side, side), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
+
+
+def pixels_of(row: Any) -> np.ndarray:
+    """The image uint8 [256,256,3] of a row of `load_frames`."""
+    return np.frombuffer(row["pixels"], np.uint8).reshape(SIDE, SIDE, 3)
 
 
 def find_facts(rows: Iterable[tuple[Sequence[str], Sequence[str]]]) -> list[str]:
-    """The ids of yes/no questions, other than HEAD_QUESTIONS, with at least MIN_FACTS of both answers, sorted."""
+    """The ids of yes/no questions, other than HEAD_QUESTIONS, with at least MIN_FACTS of both answers, sorted.
+
+    Args:
+        rows: question ids and answers of each image.
+    """
     counts = Counter(pair for ids, answers in rows for pair in zip(ids, answers))
     often = {name for (name, _), count in counts.items() if count >= MIN_FACTS}
     return sorted(
@@ -106,58 +85,42 @@ def fact_targets(truth: GroundTruth, facts: Sequence[str]) -> np.ndarray:
     return np.array([-1 if one is None else one.answer == "yes" for one in found], np.int8)
 
 
-class FrameBatches(torch.utils.data.Dataset):
-    """The augmented batches of a run, by their index: any process, and a resumed run, draws the same ones.
+class TowerImages(torch.utils.data.Dataset):
+    """Augmented images with their targets, by index: any process, and a resumed run, draws the same ones.
 
-    A batch holds pixels uint8 [B,S,S,3] and `Targets` for patches of 16 pixels; the index of a source is its position
-    in `source_weights`.
+    An item holds pixels uint8 [S,S,3], and `Targets` of one image with patches of 16 pixels.
 
     Args:
-        frames: as returned by `load_frames`.
-        source_weights: {source: sampling weight}, any positive numbers; sources that are absent are not drawn.
-        size_of: maps the index of a batch to the side S of its images in pixels.
-        steps: number of batches.
+        mixture: of rows of `load_frames`; its epoch has all images of the run.
+        sources: the names of all sources; the index of a source is its position here.
+        facts: ids of the questions of `fact_targets`.
+        small_images: number of images, at the start of the run, that have 192 pixels in place of 256.
     """
 
-    def __init__(
-        self,
-        frames: Frames,
-        source_weights: dict[str, float],
-        batch_size: int,
-        size_of: Callable[[int], int],
-        steps: int,
-        seed: int = 0,
-    ):
-        self.frames, self.batch_size, self.size_of = frames, batch_size, size_of
-        self.steps, self.seed = steps, seed
-        sources = np.array(frames.sources)
-        self.rows = {name: np.flatnonzero(sources == name) for name in source_weights if (sources == name).any()}
-        total = sum(source_weights[name] for name in self.rows)
-        self.source_weights = [source_weights[name] / total for name in self.rows]
+    def __init__(self, mixture: Mixture, sources: Sequence[str], facts: Sequence[str], small_images: int = 0):
+        self.mixture, self.sources, self.facts = mixture, list(sources), facts
+        self.small_images = small_images
 
     def __len__(self) -> int:
-        return self.steps
+        return len(self.mixture)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """The batch with this index in the run."""
-        cv2.setNumThreads(1)  # the processes of the data loader are as many as there shall be
-        rng, size = np.random.default_rng([self.seed, index]), self.size_of(index)
-        items, names = [], list(self.rows)
-        sources = rng.choice(len(names), self.batch_size, p=self.source_weights)
-        for source in sources:
-            row = int(rng.choice(self.rows[names[source]]))
-            scene = parse_scene(self.frames.scenes[row])
-            items.append(drawn(self.frames.pixels[row], scene, self.frames.facts, size, rng))
-        pixels, region, patch, facts = (torch.from_numpy(np.stack(column)) for column in zip(*items))
-        return {"pixels": pixels, "targets": Targets(region, patch, torch.from_numpy(sources), facts)}
+        cv2.setNumThreads(1)  # the data loader has as many processes as there shall be
+        row, rng = self.mixture[index], np.random.default_rng([self.mixture.seed, index])
+        side = SMALL_SIDE if index < self.small_images else SIDE
+        image, scene = augment(pixels_of(row), parse_scene(row["scene"]), rng)
+        truth, covered = GroundTruth(scene), object_patches(scene, (side // 16, side // 16))
+        targets = Targets(
+            region=torch.from_numpy(region_targets(truth)),
+            patch=torch.from_numpy(patch_targets(scene, covered)),
+            source=torch.tensor(self.sources.index(row["source"])),
+            facts=torch.from_numpy(fact_targets(truth, self.facts)),
+        )
+        return {"pixels": torch.from_numpy(resize(image, side)), "targets": targets}
 
 
-def drawn(
-    image: np.ndarray, scene: Scene, facts: Sequence[str], size: int, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """An augmented image [size,size,3], and its region, patch and fact targets."""
-    image, scene = augment(image, scene, rng)
-    shrinks = size < image.shape[1]
-    image = cv2.resize(image, (size, size), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
-    truth, covered = GroundTruth(scene), object_patches(scene, (size // 16, size // 16))
-    return image, region_targets(truth), patch_targets(scene, covered), fact_targets(truth, facts)
+def collate(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A batch of `TowerImages`: pixels uint8 [B,S,S,3] and `Targets`."""
+    names = vars(items[0]["targets"])
+    targets = {name: torch.stack([getattr(item["targets"], name) for item in items]) for name in names}
+    return {"pixels": torch.stack([item["pixels"] for item in items]), "targets": Targets(**targets)}

@@ -6,6 +6,7 @@ from transformers import TrainingArguments
 
 from ..data.questions import QUESTION_TYPES
 from ..data.scene import SYNTHETIC
+from ..options import option
 from .sizes import SizeOptions
 from .tower import is_tower_folder
 
@@ -17,36 +18,24 @@ PATCH = "patch"  # a --vision_tower that starts from random weights
 
 @dataclass
 class ModelOptions(SizeOptions):
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "weights to start from; without them --from_scratch true is needed"}
+    model_name_or_path: str | None = option(None, "weights to start from; without them --from_scratch true is needed")
+    from_scratch: bool = option(
+        False, "start from random weights, or with --vision_tower from that tower and a random decoder"
     )
-    from_scratch: bool = field(
-        default=False,
-        metadata={"help": "start from random weights, or with --vision_tower from that tower and a random decoder"},
+    vision_tower: str | None = option(
+        None,
+        "vision tower to start from: a folder of train_tower.py, or the name or folder of a vision model of "
+        "transformers; patch: a new vision transformer on 16x16 patches",
     )
-    vision_tower: str | None = field(
-        default=None,
-        metadata={
-            "help": "vision tower to start from: a folder of train_tower.py, or the name or folder of a vision model "
-            "of transformers; patch: a new vision transformer on 16x16 patches"
-        },
+    freeze_vision: bool = option(False, "do not train the vision tower")
+    freeze_blocks: int | None = option(
+        None, "freeze this many of the 16 convolution blocks of our vision tower (16: all convolutions)"
     )
-    freeze_vision: bool = field(default=False, metadata={"help": "do not train the vision tower"})
-    freeze_blocks: int | None = field(
-        default=None,
-        metadata={"help": "freeze this many of the 16 convolution blocks of our vision tower (16: all convolutions)"},
+    lora_rank: int = option(0, "train only LoRA matrices of this rank; 0 trains all weights")
+    average_decay: float = option(
+        0.0, "save averaged weights (EMA) with this decay per step, such as 0.999; 0: the last ones"
     )
-    thaw_after_epochs: float | None = field(
-        default=None, metadata={"help": "with freeze_vision: train the tower after this many epochs"}
-    )
-    lora_rank: int = field(default=0, metadata={"help": "train only LoRA matrices of this rank; 0 trains all weights"})
-    average_decay: float = field(
-        default=0.0,
-        metadata={"help": "save averaged weights (EMA) with this decay per step, such as 0.999; 0: the last ones"},
-    )
-    hidden_dropout: float | None = field(
-        default=None, metadata={"help": "dropout of the decoder; default: as in the model's configuration"}
-    )
+    hidden_dropout: float | None = option(None, "dropout of the decoder; default: as in the model's configuration")
     add_words: list[str] = field(
         default_factory=list,
         metadata={
@@ -54,20 +43,15 @@ class ModelOptions(SizeOptions):
             "taught, and starts from the mean of a category or word that is its kin"
         },
     )
-    attn_implementation: str = field(
-        default="sdpa",
-        metadata={"help": "attention of the decoder; on a CPU in bfloat16, eager trains 20 %% faster than sdpa"},
+    attn_implementation: str = option(
+        "sdpa", "attention of the decoder; on a CPU in bfloat16, eager trains 20 %% faster than sdpa"
     )
-    image_size: int | None = field(
-        default=None, metadata={"help": "side of the images in pixels; training on small images first saves time"}
+    image_size: int | None = option(None, "side of the images in pixels; training on small images first saves time")
+    compile_decoder: bool = option(
+        False, "torch.compile the decoder: 25 %% less time per step, after half a minute of compilation"
     )
-    compile_decoder: bool = field(
-        default=False,
-        metadata={"help": "torch.compile the decoder: 25 %% less time per step, after half a minute of compilation"},
-    )
-    save_dtype: str = field(
-        default="bfloat16",
-        metadata={"help": "dtype of the finished weights, bfloat16 or float32; checkpoints are in float32"},
+    save_dtype: str = option(
+        "bfloat16", "dtype of the finished weights, bfloat16 or float32; checkpoints are in float32"
     )
 
     @property
@@ -84,107 +68,98 @@ class DataOptions:
             "help": "folders of make_dataset.py or of your own images, or synthetic for scenes rendered while training"
         },
     )
-    train_weights: list[float] | None = field(
-        default=None, metadata={"help": "sampling weight of each train_dataset, any positive numbers"}
-    )
+    train_weights: list[float] | None = option(None, "sampling weight of each train_dataset, any positive numbers")
     eval_dataset: list[str] = field(
         default_factory=list,
         metadata={
             "help": "folders of images for evaluation; default: 10 %% of each train_dataset, or 64 synthetic images"
         },
     )
-    max_eval_images: int = field(
-        default=500, metadata={"help": "maximum number of images for evaluation, evenly spread over the datasets"}
-    )
-    images_per_epoch: int = field(default=8192, metadata={"help": "images between two checkpoints"})
-    questions_per_image: int = field(default=8, metadata={"help": "questions asked about each image"})
+    max_eval_images: int = option(500, "maximum number of images for evaluation, evenly spread over the datasets")
+    images_per_epoch: int = option(8192, "images between two checkpoints")
+    questions_per_image: int = option(8, "questions asked about each image")
     question_types: list[str] = field(
         default_factory=lambda: list(QUESTION_TYPES),
         metadata={"help": f"question types to learn, of {' '.join(QUESTION_TYPES)}"},
     )
-    presence_weight: float = field(
-        default=1.0, metadata={"help": "weight of the presence loss: categories by region and patch"}
+    presence_weight: float = option(1.0, "weight of the presence loss: categories by region and patch")
+    grounding_weight: float = option(0.5, "weight of the grounding loss: attention of question words to their objects")
+    intermediate_weight: float = option(
+        0.5, "weight of the intermediate loss: the true value, predicted from mid-layer states"
     )
-    grounding_weight: float = field(
-        default=0.5, metadata={"help": "weight of the grounding loss: attention of question words to their objects"}
+    consistency_weight: float = option(
+        1.0,
+        "weight of the consistency loss: equal answers to paraphrases, which are one in five questions; 0 asks no "
+        "paraphrases",
     )
-    intermediate_weight: float = field(
-        default=0.5,
-        metadata={"help": "weight of the intermediate loss: the true value, predicted from mid-layer states"},
-    )
-    consistency_weight: float = field(
-        default=1.0,
-        metadata={
-            "help": "weight of the consistency loss: equal answers to paraphrases, which are one in five questions; "
-            "0 asks no paraphrases"
-        },
-    )
-    distillation_weight: float = field(
-        default=0.0,
-        metadata={
-            "help": "weight of the distillation loss: the probabilities of a trained query head, also where the true "
-            "answer is unknown, which is one in four questions"
-        },
-    )
-    agreement_weight: float = field(
-        default=0.5, metadata={"help": "weight of the agreement loss: no answers that contradict each other"}
+    agreement_weight: float = option(0.5, "weight of the agreement loss: no answers that contradict each other")
+    distillation_weight: float = option(
+        0.0,
+        "weight of the distillation loss: the probabilities of a trained query head, also where the true answer is "
+        "unknown, which is one in four questions",
     )
 
 
-def check_arguments(arguments: TrainingArguments) -> None:
-    """Raise a ValueError for options of the library that do not work with this model or its data."""
-    if arguments.n_gpu > 1:  # DataParallel would separate rows of text from their images
-        raise ValueError(
-            f"one process cannot train on {arguments.n_gpu} GPUs: start it with torchrun --nproc_per_node "
-            f"{arguments.n_gpu}, or select one GPU with CUDA_VISIBLE_DEVICES=0"
-        )
-    if arguments.dataloader_persistent_workers:
-        raise ValueError(
+def check_options(model: ModelOptions, data: DataOptions, arguments: TrainingArguments) -> None:
+    """Raise a ValueError for options that exclude or require each other, or that do not work with this model."""
+    unknown = ", ".join(sorted(set(data.question_types) - set(QUESTION_TYPES)))
+    sizes = ", ".join(f"{name}={value}" for name, value in model.text_fields().items())
+    base, gpus = model.model_name_or_path, arguments.n_gpu
+    refused = [
+        # DataParallel would separate rows of text from their images.
+        (
+            gpus > 1,
+            f"one process cannot train on {gpus} GPUs: start it with torchrun --nproc_per_node {gpus}, or select one "
+            "GPU with CUDA_VISIBLE_DEVICES=0",
+        ),
+        (
+            arguments.dataloader_persistent_workers,
             "--dataloader_persistent_workers must be false: persistent workers would draw the images of the first "
-            "epoch in every epoch"
-        )
-
-
-def check_options(model: ModelOptions, data: DataOptions) -> None:
-    """Raise a ValueError for options that exclude or require each other."""
-    if unknown := set(data.question_types) - set(QUESTION_TYPES):
-        raise ValueError(
-            f"unknown --question_types {', '.join(sorted(unknown))}; expected some of {', '.join(QUESTION_TYPES)}"
-        )
-    if model.model_name_or_path and model.vision_tower and not is_tower_folder(model.vision_tower):
-        raise ValueError(
-            f"with --model_name_or_path {model.model_name_or_path}, --vision_tower must be a folder of "
-            f"train_tower.py, got {model.vision_tower}"
-        )
-    if data.distillation_weight and model.lora_rank:
-        raise ValueError("--lora_rank keeps no query head: leave out --distillation_weight")
-    if model.model_name_or_path and model.from_scratch:
-        raise ValueError(
-            f"pass either --model_name_or_path {model.model_name_or_path} or --from_scratch true, not both"
-        )
-    if not model.model_name_or_path and not model.from_scratch:
-        raise ValueError(
+            "epoch in every epoch",
+        ),
+        (unknown, f"unknown --question_types {unknown}; expected some of {', '.join(QUESTION_TYPES)}"),
+        (
+            base and model.vision_tower and not is_tower_folder(model.vision_tower),
+            f"with --model_name_or_path {base}, --vision_tower must be a folder of train_tower.py, got "
+            f"{model.vision_tower}",
+        ),
+        (
+            base and model.from_scratch,
+            f"pass either --model_name_or_path {base} or --from_scratch true, not both",
+        ),
+        (
+            not base and not model.from_scratch,
             "training needs weights to start from: --model_name_or_path . for those of this folder. --from_scratch "
-            "true starts from random ones, which takes many more images and hours"
-        )
-    if model.model_name_or_path and (sizes := model.text_fields()):
-        named = ", ".join(f"{name}={value}" for name, value in sizes.items())
-        raise ValueError(
-            f"the weights of --model_name_or_path {model.model_name_or_path} have their own sizes: leave out {named}, "
-            "or train with --from_scratch true"
-        )
-    if model.save_dtype not in SAVE_DTYPES:
-        raise ValueError(f"--save_dtype must be one of {', '.join(SAVE_DTYPES)}, got {model.save_dtype!r}")
-    if model.thaw_after_epochs is not None and not model.freeze_vision:
-        raise ValueError("--thaw_after_epochs needs --freeze_vision true")
-    if model.thaw_after_epochs is not None and model.lora_rank:
-        raise ValueError("--lora_rank trains only LoRA matrices and never the tower: leave out --thaw_after_epochs")
-    if not 0 <= model.average_decay < 1:
-        raise ValueError(f"--average_decay must be in [0, 1), got {model.average_decay}")
-    if model.add_words and model.lora_rank:
-        raise ValueError("--lora_rank trains only LoRA matrices and no new words: leave out --add_words")
-    if data.questions_per_image < 1:
-        raise ValueError(
+            "true starts from random ones, which takes many more images and hours",
+        ),
+        (
+            base and sizes,
+            f"the weights of --model_name_or_path {base} have their own sizes: leave out {sizes}, or train with "
+            "--from_scratch true",
+        ),
+        (
+            model.save_dtype not in SAVE_DTYPES,
+            f"--save_dtype must be one of {', '.join(SAVE_DTYPES)}, got {model.save_dtype!r}",
+        ),
+        (not 0 <= model.average_decay < 1, f"--average_decay must be in [0, 1), got {model.average_decay}"),
+        (
+            model.average_decay and arguments.load_best_model_at_end,
+            "--average_decay averages the weights of the whole run: add --load_best_model_at_end false",
+        ),
+        (
+            data.distillation_weight and model.lora_rank,
+            "--lora_rank keeps no query head: leave out --distillation_weight",
+        ),
+        (
+            model.add_words and model.lora_rank,
+            "--lora_rank trains only LoRA matrices and no new words: leave out --add_words",
+        ),
+        (
+            data.questions_per_image < 1,
             f"--questions_per_image must be at least 1, got {data.questions_per_image}; scripts/train_tower.py trains "
-            "a vision tower without questions"
-        )
+            "a vision tower without questions",
+        ),
+    ]
+    for is_wrong, message in refused:
+        if is_wrong:
+            raise ValueError(message)

@@ -1,15 +1,10 @@
-"""Resuming a run: its last complete checkpoint, and whether a folder belongs to the same run."""
+"""Resuming a run: its last complete checkpoint."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from ..files import atomic_write_text
-
-
-OPTIONS_FILE = "training_options.json"  # beside the checkpoints
-# These may change when a run is resumed.
-RUNTIME_ONLY_OPTIONS = ("attn_implementation", "compile_decoder", "from_scratch", "save_dtype")
+from ..files import claim
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -26,16 +21,12 @@ def _is_json(path: Path) -> bool:
     return True
 
 
-def check_same_run(folder: Path, options: dict[str, Any]) -> None:
-    """Raise a ValueError if a folder has checkpoints of a run with other options; save the options of this one."""
-    path = folder / OPTIONS_FILE
-    options = {name: value for name, value in options.items() if name not in RUNTIME_ONLY_OPTIONS}
-    if last_checkpoint(folder) and path.is_file():
-        before = json.loads(path.read_text())
-        for name, value in options.items():
-            if before.get(name, value) != value:  # absent: an option that is newer than the run
-                raise ValueError(
-                    f"{folder} holds a run with --{name} {before.get(name)}, not {value}: choose another "
-                    "--output_dir, or delete that run"
-                )
-    atomic_write_text(path, json.dumps(options, indent=1))
+def claim_run(folder: Path, options: dict[str, Any]) -> None:
+    """Note the options of a run in its folder, beside its checkpoints.
+
+    Raises:
+        DataError: the folder has checkpoints of a run with other options.
+    """
+    if last_checkpoint(folder) is None:
+        (folder / ".options.json").unlink(missing_ok=True)  # of a run that ended before its first checkpoint
+    claim(folder, options)

@@ -4,24 +4,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from datasets import concatenate_datasets
 from torch.utils.data import ConcatDataset
-from transformers import TrainingArguments
 
-from ..data.dataset import Mixture, SyntheticRows, synthetic_rows
+from ..data.dataset import SyntheticRows, synthetic_rows
 from ..data.folders import load_rows, select_evenly, source_names
-from ..data.near_duplicates import split_rows
+from ..data.near_duplicates import count_repeated, split_rows
 from ..data.scene import SYNTHETIC
 from ..tokenization_traffic_vlm import ANSWER_TOKENS
-from .options import DataOptions
 
 
 EVAL_FRACTION = 0.1  # of the training images, held back if no other images are given for evaluation
-
-
-def open_rows(options: DataOptions, arguments: TrainingArguments) -> tuple[list[Any], list[Any]]:
-    """The datasets to train on, and those to evaluate on."""
-    rows = open_datasets(options.train_dataset, prefer="train")
-    return rows, open_datasets(options.eval_dataset) if arguments.eval_strategy != "no" else []
 
 
 def open_datasets(folders: Sequence[str], prefer: str | None = None) -> list[Any]:
@@ -39,26 +32,28 @@ def sources_of(datasets: Sequence[Any]) -> list[str]:
     return sorted({name for some in names for name in some})
 
 
-def prepare_rows(
-    processor: Any, rows: list[Any], held: list[Any], options: DataOptions, arguments: TrainingArguments
-) -> tuple[Mixture, Any]:
-    """The rows to train on, and those to evaluate on (None without evaluation), from the datasets of `open_rows`."""
-    for dataset in (*rows, *held):
-        check_rows(dataset, processor)
-    processor.own_questions |= any(has_answers_in_words(dataset, processor) for dataset in rows)
-    eval_rows = None
-    if arguments.eval_strategy != "no":
-        if not held:
-            rows, held = hold_back(rows)
-            if held and arguments.should_log:
-                print(
-                    f"{sum(map(len, held))} images, 10 %, are held back for evaluation, with all their "
-                    "near-duplicates. Frames of one drive are similar still: for a realistic evaluation pass images "
-                    "of other drives with --eval_dataset"
-                )
-        held = held or [synthetic_rows(first_seed=1 << 40, num_images=min(options.max_eval_images, 64))]
-        eval_rows = choose_rows(held, options.max_eval_images)
-    return Mixture(rows, options.train_weights, options.images_per_epoch, arguments.seed), eval_rows
+def split_for_evaluation(rows: list[Any], held: list[Any], max_images: int) -> tuple[list[Any], Any, str]:
+    """Rows to train on, rows to evaluate on, and a note on how much alike they are.
+
+    Args:
+        rows: datasets to train on.
+        held: datasets to evaluate on; if there are none, 10 % of `rows` are held back, or scenes are rendered.
+        max_images: to evaluate on, evenly spread over the datasets. Images are read on access.
+    """
+    note = ""
+    if held:
+        note = describe_repeated(rows, held)
+    else:
+        rows, held = hold_back(rows)
+        if held:
+            note = (
+                f"{sum(map(len, held))} images, 10 %, are held back for evaluation, with all their near-duplicates. "
+                "Frames of one drive are similar still: for a realistic evaluation pass images of other drives with "
+                "--eval_dataset"
+            )
+    held = held or [synthetic_rows(first_seed=1 << 40, num_images=min(max_images, 64))]
+    chosen: list[Any] = [select_evenly(dataset, max(1, max_images // len(held))) for dataset in held]
+    return rows, ConcatDataset(chosen), note
 
 
 def hold_back(datasets: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -75,10 +70,26 @@ def hold_back(datasets: list[Any]) -> tuple[list[Any], list[Any]]:
     return kept, held
 
 
-def choose_rows(datasets: list[Any], max_rows: int) -> Any:
-    """At most `max_rows` rows, the same number from each dataset, evenly spread. Images are read on access."""
-    chosen: list[Any] = [select_evenly(dataset, max(1, max_rows // len(datasets))) for dataset in datasets]
-    return ConcatDataset(chosen)
+def describe_repeated(rows: list[Any], held: list[Any]) -> str:
+    """A sentence that says how many evaluation images repeat training images; empty if none does.
+
+    Images repeat each other if their perceptual hashes are close, see `data.near_duplicates`.
+    """
+    photographs, tests = (
+        [one.select_columns(columns) for one in some if not isinstance(one, SyntheticRows)]
+        for some, columns in ((rows, ["image"]), (held, ["image", "source"]))
+    )
+    if not photographs or not tests:
+        return ""
+    test = concatenate_datasets(tests)
+    repeated = count_repeated(test, concatenate_datasets(photographs))
+    if not repeated:
+        return ""
+    named = ", ".join(f"{name} {count}" for name, count in repeated.items())
+    return (
+        f"{sum(repeated.values())} of the {len(test)} evaluation images are near-duplicates of training images "
+        f"({named}): their figures are too high"
+    )
 
 
 def check_rows(rows: Any, processor: Any) -> None:

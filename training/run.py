@@ -9,82 +9,89 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
-from transformers import TrainingArguments
+from transformers import TrainerState, TrainingArguments
 
 from ..data.dataset import Mixture
-from ..evaluation.taught import measure_word_gains, update_taught
+from ..evaluation.compare import compare
+from ..evaluation.predict import mean_image
+from ..evaluation.report import answer_metrics
+from ..evaluation.taught import asked_often, update_taught, word_gains
 from ..files import FILE_MODE
 from .auxiliary.head import save_training_head
 from .average import AverageWeights
 from .card import write_card
 from .collator import SupervisedCollator
 from .hub import publish
-from .options import LOSSES, DataOptions, ModelOptions, check_arguments, check_options
-from .resume import check_same_run, last_checkpoint
-from .rows import open_rows, prepare_rows, sources_of
+from .options import LOSSES, DataOptions, ModelOptions, check_options
+from .resume import claim_run, last_checkpoint
+from .rows import check_rows, has_answers_in_words, open_datasets, sources_of, split_for_evaluation
 from .start import prepare_model, prepare_words, start_message
-from .trainer import FreezeTower, StartEpoch, TrafficTrainer, unwrap
-from .verdict import BEFORE_FILE, compare_with_start, evaluate, find_outcome
-from .word_counts import WordCounts
+from .trainer import BEFORE_FILE, StartEpoch, TrafficTrainer, unwrap
 
 
-IDENTITY_OPTIONS = ("learning_rate", "seed")  # options of the library that must not change when a run is resumed
+MAY_CHANGE = ("attn_implementation", "compile_decoder", "from_scratch", "save_dtype")  # when a run is resumed
+ADAPTER = "adapter"  # folder of PEFT beside the merged weights
 QUESTIONS_PER_UNLABELED = 4
 QUESTIONS_PER_PARAPHRASE = 5  # 1 of 8 questions about an image is a paraphrase, 3 of 16, none of 4
 
 
-def train(arguments: TrainingArguments, model_options: ModelOptions, data_options: DataOptions) -> dict[str, float]:
-    """Start or resume a training run; return the last metrics that were logged.
+def train(arguments: TrainingArguments, model_options: ModelOptions, data_options: DataOptions) -> None:
+    """Start or resume a training run, and save the finished folder.
 
     Raises:
-        ValueError: options, data or weights are invalid. FloatingPointError: the loss or a gradient is NaN.
+        ValueError: options, data or weights are invalid. FloatingPointError: the loss or a weight is NaN.
         OSError: the disk is full, for example.
         PublishError: the finished folder could not be pushed. It is complete; scripts/push_to_hub.py pushes it.
     """
-    check_arguments(arguments)
-    check_options(model_options, data_options)
-    if model_options.average_decay and arguments.load_best_model_at_end:
-        raise ValueError("--average_decay averages the weights of the whole run: add --load_best_model_at_end false")
-    folder = Path(arguments.output_dir)
-    if arguments.should_log:
-        print(start_message(model_options))
-    identity = {name: getattr(arguments, name) for name in IDENTITY_OPTIONS}
-    check_same_run(folder, asdict(model_options) | asdict(data_options) | identity)
+    check_options(model_options, data_options, arguments)
+    folder, evaluates = Path(arguments.output_dir), arguments.eval_strategy != "no"
+    report = print if arguments.should_log else lambda line: None
+    report(start_message(model_options))
+    options = asdict(model_options) | asdict(data_options)
+    options |= {"learning_rate": arguments.learning_rate, "seed": arguments.seed}
+    claim_run(folder, {name: value for name, value in options.items() if name not in MAY_CHANGE})
     torch.manual_seed(arguments.seed)
     push, arguments.push_to_hub = arguments.push_to_hub, False  # the finished folder is pushed, not each checkpoint
-    arguments.eval_on_start = arguments.eval_strategy != "no"  # a baseline for later evaluations
+    arguments.eval_on_start = evaluates  # a baseline for later evaluations
     arguments.dataloader_pin_memory &= arguments.device.type != "cpu"  # torch warns that it does nothing there
 
-    rows, held = open_rows(data_options, arguments)
+    rows = open_datasets(data_options.train_dataset, prefer="train")
+    held = open_datasets(data_options.eval_dataset) if evaluates else []
     sources = sources_of(rows)
-    model, processor = prepare_model(model_options, data_options, arguments.world_size, len(sources))
+    model, processor = prepare_model(model_options, data_options, len(sources))
     checkpoint = arguments.resume_from_checkpoint or last_checkpoint(folder)
     prepare_words(unwrap(model), processor, model_options, [*rows, *held], checkpoint)
-    mixture, eval_rows = prepare_rows(processor, rows, held, data_options, arguments)
-    average = AverageWeights(unwrap(model), model_options.average_decay) if model_options.average_decay else None
+    for dataset in (*rows, *held):
+        check_rows(dataset, processor)
+    processor.own_questions |= any(has_answers_in_words(dataset, processor) for dataset in rows)
+    eval_rows, note = None, ""
+    if evaluates:
+        rows, eval_rows, note = split_for_evaluation(rows, held, data_options.max_eval_images)
+        if note:
+            report(note)
+    mixture = Mixture(rows, data_options.train_weights, data_options.images_per_epoch, arguments.seed)
     collator = make_collator(model, processor, data_options, arguments.seed, sources)
-    trainer = make_trainer(model, processor, arguments, (model_options, data_options), mixture, eval_rows, collator)
-
-    if average is not None:
-        trainer.add_callback(average)
-    if checkpoint:
-        if arguments.should_log:
-            print(f"resuming from {checkpoint}")
-        kept: list[Any] = [trainer.word_counts, average]
-        for one in filter(None, kept):
-            one.load(Path(checkpoint))
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    if average is not None:
-        average.swap()  # the averages are what is evaluated and saved
-        if arguments.eval_strategy != "no":
-            trainer.evaluate()  # the verdict is about the weights that are saved
+    loss_weights = {name: getattr(data_options, f"{name}_weight") for name in LOSSES}
+    if model_options.lora_rank:
+        loss_weights["presence"] = 0.0  # it would train tower and head, which LoRA leaves as they are
+    trainer = TrafficTrainer(
+        model,
+        arguments,
+        collator,
+        mixture,
+        eval_rows,
+        processor,
+        loss_weights=loss_weights,
+        callbacks=[StartEpoch(mixture, collator)],
+    )
+    run(trainer, model_options.average_decay, checkpoint)
     if trainer.is_world_process_zero():
-        finish(trainer, processor, model_options, data_options)
+        finish(trainer, processor, model_options, data_options, note)
         if push:
             token, private = arguments.hub_token, arguments.hub_private_repo
             publish(folder, arguments.hub_model_id or folder.name, report=print, token=token, private=private)
-    return trainer.state.log_history[-1]
 
 
 def make_collator(
@@ -105,68 +112,75 @@ def make_collator(
     )
 
 
-def make_trainer(
-    model: Any,
-    processor: Any,
-    arguments: TrainingArguments,
-    options: tuple[ModelOptions, DataOptions],
-    mixture: Mixture,
-    eval_rows: Any,
-    collator: SupervisedCollator,
-) -> TrafficTrainer:
-    """A trainer with the losses and callbacks that the options ask for."""
-    model_options, data_options = options
-    loss_weights = {name: getattr(data_options, f"{name}_weight") for name in LOSSES}
-    if model_options.lora_rank:
-        loss_weights["presence"] = 0.0  # it would train tower and head, which LoRA leaves as they are
-    counts = WordCounts(len(processor.tokenizer))
-    callbacks: list[Any] = [StartEpoch(mixture, collator), counts]
-    if model_options.thaw_after_epochs is not None:
-        callbacks.append(FreezeTower(model_options.thaw_after_epochs, model_options.freeze_blocks))
-    trainer = TrafficTrainer(
-        model,
-        arguments,
-        data_collator=collator,
-        train_dataset=mixture,
-        eval_dataset=eval_rows,
-        loss_weights=loss_weights,
-        evaluator=lambda model, rows: evaluate(trainer, model, rows, Path(arguments.output_dir) / BEFORE_FILE),
-        word_counts=counts,
-        processing_class=processor,
-        callbacks=callbacks,
-    )
-    return trainer
+def run(trainer: TrafficTrainer, average_decay: float, checkpoint: Path | str | None) -> None:
+    """Train, from a checkpoint if there is one; with `average_decay` the model has the averaged weights at the end."""
+    average = AverageWeights(unwrap(trainer.model), average_decay) if average_decay else None
+    if average is not None:
+        trainer.add_callback(average)
+    if checkpoint:
+        if trainer.args.should_log:
+            print(f"resuming from {checkpoint}")
+        trainer.word_counts.load(TrainerState.load_from_json(str(Path(checkpoint) / "trainer_state.json")))
+        if average is not None:
+            average.load(Path(checkpoint))
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    trainer.check_weights()
+    if average is not None:
+        average.swap()
 
 
-def finish(trainer: TrafficTrainer, processor: Any, model_options: ModelOptions, data_options: DataOptions) -> None:
+def finish(
+    trainer: TrafficTrainer, processor: Any, model_options: ModelOptions, data_options: DataOptions, note: str
+) -> None:
     """Save the finished model with its card, and print the verdict."""
-    arguments, base = trainer.args, model_options.model_name_or_path
-    folder, model = Path(arguments.output_dir), trainer.accelerator.unwrap_model(trainer.model)
-    model = model.merge_and_unload() if model_options.lora_rank else model
-    comparison = compare_with_start(trainer, model, folder / BEFORE_FILE)
-    renew_taught(trainer, model, processor, not base)
-    save_folder(model, processor, folder, model_options.save_dtype)
+    folder, base = Path(trainer.args.output_dir), model_options.model_name_or_path
+    model: Any = trainer.accelerator.unwrap_model(trainer.model)
+    if model_options.lora_rank:
+        model.save_pretrained(folder / ADAPTER)
+        model = model.merge_and_unload()
+    answers = None if trainer.eval_dataset is None else trainer.answers(model, trainer.eval_dataset)
     named = "the model with the new tower" if base and model_options.vision_tower else "the model"
-    outcome = find_outcome(trainer.state, arguments, comparison, named)
-    steps = trainer.state.global_step
-    write_card(folder, base, data_options.train_dataset, steps, outcome.before, outcome.after, outcome.verdict)
-    print(f"{outcome.verdict}\nThe model is in {folder}. Ask it:")
+    verdict, before, after = judge(folder / BEFORE_FILE, answers, named)
+    renew_taught(trainer, model, processor, answers, is_from_scratch=not base)
+    save_folder(model, processor, folder, model_options.save_dtype)
+    story = f"{verdict}\n{note}.".removesuffix("\n.")
+    write_card(folder, base, data_options.train_dataset, trainer.state.global_step, story, before, after)
+    print(f"{verdict}\nThe model is in {folder}. Ask it:")
     print(f'    python scripts/ask.py docs/crossing.jpg "Is there a car?" --model {folder}')
 
 
-def renew_taught(trainer: TrafficTrainer, model: Any, processor: Any, is_from_scratch: bool) -> None:
+def judge(
+    path: Path, answers: pd.DataFrame | None, model: str = "the model"
+) -> tuple[str, dict[str, float], dict[str, float]]:
+    """Whether training made a model better, and its metrics before and after; without evaluation they are empty.
+
+    Args:
+        path: table of the answers before training.
+        answers: of the finished model.
+        model: what the verdict calls the model.
+    """
+    if answers is not None and path.is_file():
+        before = pd.read_parquet(path)
+        comparison = compare(before, answers)
+        if comparison is not None:
+            return comparison.verdict(model), answer_metrics(before), answer_metrics(answers)
+    return f"Whether training made {model} better is not known: it was not evaluated.", {}, {}
+
+
+def renew_taught(
+    trainer: TrafficTrainer, model: Any, processor: Any, answers: pd.DataFrame | None, is_from_scratch: bool
+) -> None:
     """Renew `processor.taught` by `update_taught`: words that this training asked often get a new standing.
 
     It stays None, unknown, if nothing was known of the weights before, or if weights from scratch are not evaluated.
     """
-    rows, counts = trainer.eval_dataset, trainer.word_counts
-    if counts is None or (processor.taught is None and not (is_from_scratch and rows is not None)):
+    if processor.taught is None and not (is_from_scratch and answers is not None):
         return
-    asked, gains = counts.asked_often(processor.tokenizer), {}
-    if rows is not None:
-        batch_size = trainer.args.per_device_eval_batch_size
-        with trainer.compute_loss_context_manager(), trainer.accelerator.autocast():
-            gains = measure_word_gains(model.eval(), processor, rows, asked, batch_size)
+    asked, gains = asked_often(trainer.word_counts.counts, processor.tokenizer), {}
+    if asked and answers is not None:
+        rows = trainer.eval_dataset
+        without_image = trainer.answers(model, rows, image=mean_image(rows, processor))["is_right"]
+        gains = word_gains(answers, without_image, processor)
     processor.taught = update_taught(processor.taught or {}, asked, gains)
 
 

@@ -17,7 +17,7 @@ from .auxiliary.head import QueryHead, add_training_head, load_training_head
 from .options import PATCH, DataOptions, ModelOptions
 from .rows import own_questions
 from .tower import is_tower_folder, load_tower
-from .trainer import freeze_blocks, unwrap
+from .trainer import unwrap
 from .words import add_words
 
 
@@ -36,9 +36,7 @@ def start_message(options: ModelOptions) -> str:
     return "Training from scratch: all weights are random."
 
 
-def prepare_model(
-    model_options: ModelOptions, data_options: DataOptions, processes: int, num_sources: int = 1
-) -> tuple[Any, Any]:
+def prepare_model(model_options: ModelOptions, data_options: DataOptions, num_sources: int = 1) -> tuple[Any, Any]:
     """The model with its training head, frozen and compiled as the options say, and its processor."""
     model = build_model(model_options)
     processor = TrafficVLMProcessor.from_pretrained(model_options.model_name_or_path or ROOT)
@@ -58,12 +56,8 @@ def prepare_model(
     full = unwrap(model)
     if model_options.compile_decoder:
         compile_decoder(full)
-    if model_options.freeze_vision and model_options.thaw_after_epochs is None:
+    if model_options.freeze_vision:
         full.model.vision_tower.requires_grad_(False)
-    elif model_options.freeze_vision and processes > 1:
-        raise ValueError(
-            "--thaw_after_epochs needs one process; on several, train twice: frozen, then from the result"
-        )
     if model_options.freeze_blocks is not None:
         freeze_blocks(full.model.vision_tower, model_options.freeze_blocks)
     return model, processor
@@ -123,6 +117,25 @@ def replace_tower(model: Any, folder: Path, fields: dict[str, Any]) -> None:
     config = TrafficVLMVisionConfig.from_dict(trained.config.to_dict() | fields)
     model.config.vision_config, model.model.vision_tower = config, TrafficVLMVisionModel(config)
     model.model.vision_tower.load_state_dict(trained.state_dict())
+
+
+def freeze_blocks(tower: Any, blocks: int) -> None:
+    """Freeze the stem and the first `blocks` convolution blocks of a tower; if these are all, all convolutions.
+
+    Raises:
+        ValueError: the tower has no convolutions, or `blocks` is negative.
+    """
+    if blocks < 0:
+        raise ValueError(f"--freeze_blocks must be at least 0, got {blocks}")
+    if not hasattr(tower, "convolutions"):
+        raise ValueError(
+            f"--freeze_blocks needs a vision tower with convolutions; this {type(tower).__name__} has none"
+        )
+    convolutions = tower.convolutions
+    if blocks >= len(convolutions.blocks):
+        convolutions.requires_grad_(False)
+    for module in (convolutions.stem, *convolutions.blocks[:blocks]):
+        module.requires_grad_(False)
 
 
 def find_head(options: ModelOptions) -> QueryHead | None:

@@ -4,33 +4,32 @@
                                      ├→ linear        → patch logits [B,P,categories] ↔ patch targets
                                      └→ AuxiliaryHead → fact logits [B,F]             ↔ answers to yes/no questions
 
-The library's `Trainer` trains them, and resumes from its checkpoints. Weights are averaged (EMA); the averages are
-evaluated and saved.
+The library's `Trainer` trains them. Weights are averaged (EMA); the averages are evaluated and saved.
 """
 
 import json
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from operator import itemgetter
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import TrainingArguments
 
 from ..configuration_traffic_vlm import TrafficVLMVisionConfig
-from ..data.presence import CATEGORIES, REGIONS
+from ..data.ground_truth import GroundTruth
+from ..data.presence import CATEGORIES, REGIONS, region_targets
+from ..data.scene import parse_scene
 from ..data.targets import Targets
 from ..files import atomic_write, atomic_write_text
 from ..modeling_traffic_vlm import is_bfloat16_slow
 from ..vision_traffic_vlm import TrafficVLMVisionModel
 from .auxiliary.head import PATCH_WEIGHT, AuxiliaryHead, BalancedLoss, PresenceLoss, QueryHead
 from .average import AverageWeights
+from .frames import collate, pixels_of
 from .watched import WatchedTrainer
 
 
@@ -38,40 +37,6 @@ EMA_DECAY = 0.998
 MIXUP = 0.4  # both parameters of the beta distribution of an image's weight in a mixture
 MIXUP_FRACTION = 0.6  # fraction of the run with mixed images
 CATEGORIES_FILE = "categories.json"  # beside the weights
-
-
-@dataclass
-class TowerSchedule:
-    """The learning rate and the size of the images of each step.
-
-    Attributes:
-        images: number of images of the run.
-        constant_fraction: fraction of the run with a constant learning rate, before it falls linearly to 0.
-        sizes: (side of the images in pixels, fraction of the run at which this size ends).
-    """
-
-    images: int
-    batch_size: int = 32
-    constant_fraction: float = 0.3
-    sizes: Sequence[tuple[int, float]] = ((192, 0.6), (256, 1.0))
-
-    def __post_init__(self) -> None:
-        if min(self.images, self.batch_size) <= 0:
-            raise ValueError(f"images and batch_size must be positive, got {self.images} and {self.batch_size}")
-
-    @property
-    def steps(self) -> int:
-        return math.ceil(self.images / self.batch_size)
-
-    def size_of(self, step: int) -> int:
-        """The side of the images of a step."""
-        return next((size for size, end in self.sizes if step < end * self.steps), self.sizes[-1][0])
-
-    def rate_of(self, step: int, warmup_images: int, power: int = 1) -> float:
-        """The factor of the learning rate: warm-up, constant, then linear to 0."""
-        warm = min(1.0, (step + 1) * self.batch_size / warmup_images) ** power
-        left = (1 - (step + 1) / self.steps) / (1 - self.constant_fraction)
-        return warm * min(1.0, max(0.0, left))
 
 
 class TowerModel(nn.Module):
@@ -91,6 +56,14 @@ class TowerModel(nn.Module):
             {"presence": PresenceLoss(num_sources), "facts": BalancedLoss(num_sources, (num_facts,))}
         )
 
+    def logits(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Region, patch and fact logits of pixels [B,S,S,3] in 0..255, in bfloat16 where that is fast."""
+        x = pixels.permute(0, 3, 1, 2).float().div(127.5).sub(1)  # as the processor normalizes
+        with torch.autocast(pixels.device.type, torch.bfloat16, enabled=not is_bfloat16_slow(pixels.device)):
+            tokens = self.tower(x).last_hidden_state
+            region, patch = self.head(tokens, (x.shape[2] // 16, x.shape[3] // 16))
+            return region, patch, self.facts(tokens)
+
     def forward(self, pixels: torch.Tensor, targets: Targets, mixed: float | None = None) -> dict[str, torch.Tensor]:
         """The `loss` of a batch, and its parts by name: of regions, patches and facts.
 
@@ -100,10 +73,10 @@ class TowerModel(nn.Module):
                 https://arxiv.org/abs/1710.09412); None mixes nothing.
         """
         if mixed is None:
-            parts = self._losses_of(forward(self, pixels), targets)
+            parts = self._losses_of(self.logits(pixels), targets)
         else:
             pixels = pixels.float()
-            logits = forward(self, pixels.lerp(pixels.roll(1, 0), 1 - mixed))
+            logits = self.logits(pixels.lerp(pixels.roll(1, 0), 1 - mixed))
             own = self._losses_of(logits, targets)
             other = self._losses_of(logits, targets.each(lambda one: one.roll(1, 0)), count=False)  # counted above
             parts = [mixed * a + (1 - mixed) * b for a, b in zip(own, other)]
@@ -116,13 +89,11 @@ class TowerModel(nn.Module):
 
 
 class TowerTrainer(WatchedTrainer):
-    """`Trainer` of a `TowerModel` on `FrameBatches`. Weights are averaged; the averages are evaluated.
+    """`Trainer` of a `TowerModel` on `TowerImages`. Weights are averaged; the averages are evaluated.
 
     Args:
-        model: the model to train.
-        arguments: `max_steps` must be that of the schedule, and a batch of the data loader is one of `FrameBatches`.
-        schedule: learning rates and sizes.
-        new_parts: names of the tower's untrained parts, and "head" if that is new; they have a higher learning rate.
+        new_parts: names of the tower's untrained parts, and "head" if that is new; their learning rate is that of the
+            arguments.
         tower_learning_rate: of the other parts.
         evaluator: metrics {name: value} of the model.
     """
@@ -131,8 +102,7 @@ class TowerTrainer(WatchedTrainer):
         self,
         model: TowerModel,
         arguments: TrainingArguments,
-        schedule: TowerSchedule,
-        new_parts: set[str],
+        new_parts: Collection[str],
         tower_learning_rate: float,
         evaluator: Callable[[TowerModel], dict[str, float]],
         **kwargs: Any,
@@ -143,21 +113,12 @@ class TowerTrainer(WatchedTrainer):
             is_new = not {"facts", *new_parts}.isdisjoint(name.split(".")[:2])
             groups.setdefault((is_new, parameter.ndim > 1), []).append(parameter)
         rates = (tower_learning_rate, arguments.learning_rate)
-        optimizer = torch.optim.AdamW(
-            [
-                {"params": some, "lr": rates[is_new], "weight_decay": arguments.weight_decay if decays else 0.0}
-                for (is_new, decays), some in groups.items()
-            ],
-            betas=(0.9, 0.98),
-            fused=True,
-        )
-        warmup = [(600, 1) if is_new else (2000, 2) for is_new, _ in groups]
-        factors: list[Callable[[int], float]] = [
-            partial(schedule.rate_of, warmup_images=images, power=power) for images, power in warmup
+        parts = [
+            {"params": some, "lr": rates[is_new], "weight_decay": arguments.weight_decay if decays else 0.0}
+            for (is_new, decays), some in groups.items()
         ]
-        optimizers = (optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factors))
-        callbacks = [self.average]
-        super().__init__(model, arguments, itemgetter(0), optimizers=optimizers, callbacks=callbacks, **kwargs)
+        optimizer = torch.optim.AdamW(parts, betas=(0.9, 0.98), fused=True)
+        super().__init__(model, arguments, collate, optimizers=(optimizer, None), callbacks=[self.average], **kwargs)
 
     def _get_train_sampler(self, *args: Any) -> Any:
         return torch.utils.data.SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
@@ -173,7 +134,6 @@ class TowerTrainer(WatchedTrainer):
         loss = outputs.pop("loss")
         for name, value in outputs.items():
             self._add(name, value)
-        self.broken.look("loss", loss)
         return loss
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -185,27 +145,28 @@ class TowerTrainer(WatchedTrainer):
         return metrics
 
 
-def forward(model: Any, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Region and patch logits of pixels [B,S,S,3] in 0..255, under autocast where bfloat16 is fast.
-
-    They are followed by fact logits if the model has an auxiliary head.
-    """
-    x = pixels.permute(0, 3, 1, 2).float().div(127.5).sub(1)  # as the processor normalizes
-    with torch.autocast(pixels.device.type, torch.bfloat16, enabled=not is_bfloat16_slow(pixels.device)):
-        tokens = model.tower(x).last_hidden_state
-        found = model.head(tokens, (x.shape[2] // 16, x.shape[3] // 16))
-        return (*found, model.facts(tokens)) if hasattr(model, "facts") else found
-
-
 @torch.inference_mode()
-def predict(model: Any, pixels: np.ndarray, batch_size: int = 32) -> np.ndarray:
-    """P(yes) float32 [N,C,4] of images uint8 [N,256,256,3]."""
+def answer_presence(model: TowerModel, rows: Any, batch_size: int = 32) -> pd.DataFrame:
+    """Table of the known answers about rows of `load_frames`, for the metrics of `evaluation`.
+
+    A question id is a category and a region, such as "car/left".
+    """
     model.eval()
-    results, device = [], next(model.parameters()).device
-    for start in range(0, len(pixels), batch_size):
-        some = torch.tensor(pixels[start : start + batch_size], device=device)
-        results.append(forward(model, some)[0].sigmoid().cpu().numpy())
-    return np.concatenate(results) if results else np.zeros((0, len(CATEGORIES), len(REGIONS)), np.float32)
+    parts, device = [], next(model.parameters()).device
+    for start in range(0, len(rows), batch_size):
+        some = [rows[i] for i in range(start, min(start + batch_size, len(rows)))]
+        pixels = torch.from_numpy(np.stack([pixels_of(row) for row in some]))
+        p_yes = model.logits(pixels.to(device))[0].float().sigmoid().cpu().numpy()  # [B,categories,4]
+        truth = np.stack([region_targets(GroundTruth(parse_scene(row["scene"]))) for row in some])
+        image, category, region = (truth >= 0).nonzero()
+        part = pd.DataFrame({"image_id": start + image, "p_yes": p_yes[truth >= 0], "is_yes": truth[truth >= 0] == 1})
+        part["source"] = np.array([row["source"] for row in some])[image]
+        part["category"], part["region"] = np.array(CATEGORIES)[category], np.array(REGIONS)[region]
+        parts.append(part)
+    found = pd.concat(parts, ignore_index=True)
+    found["question_id"] = found["category"] + "/" + found["region"]
+    found["truth"] = np.where(found["is_yes"], "yes", "no")
+    return found.assign(is_right=(found["p_yes"] > 0.5) == found["is_yes"])
 
 
 def save_tower(model: Any, folder: Path) -> None:

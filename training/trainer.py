@@ -1,19 +1,28 @@
-"""The library's Trainer with auxiliary losses, our evaluation metrics and freezing of the vision tower.
+"""The library's Trainer with auxiliary losses and our evaluation metrics.
 
 batch from `SupervisedCollator` → answer loss + presence, grounding, intermediate and consistency losses
 evaluation → `quick_metrics`, the same metrics as in `scripts/evaluate.py`
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
 from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
 
+from ..evaluation.predict import predict
+from ..evaluation.report import quick_metrics
+from ..files import atomic_write
 from .watched import WatchedTrainer
-from .word_counts import WordCounts
+
+
+BEFORE_FILE = ".answers_before.parquet"  # beside the checkpoints: the answers before training
 
 
 def perplexity(loss: float) -> float:
@@ -26,67 +35,38 @@ def unwrap(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def freeze_blocks(tower: Any, blocks: int) -> None:
-    """Freeze the stem and the first `blocks` convolution blocks of a tower; if these are all, all convolutions.
-
-    Raises:
-        ValueError: the tower has no convolutions, or `blocks` is negative.
-    """
-    if blocks < 0:
-        raise ValueError(f"--freeze_blocks must be at least 0, got {blocks}")
-    if not hasattr(tower, "convolutions"):
-        raise ValueError(
-            f"--freeze_blocks needs a vision tower with convolutions; this {type(tower).__name__} has none"
-        )
-    convolutions = tower.convolutions
-    if blocks >= len(convolutions.blocks):
-        convolutions.requires_grad_(False)
-    for module in (convolutions.stem, *convolutions.blocks[:blocks]):
-        module.requires_grad_(False)
-
-
 class TrafficTrainer(WatchedTrainer):
-    """`Trainer` for batches of packed questions from `SupervisedCollator`.
+    """`Trainer` for batches of packed questions from `SupervisedCollator`. It evaluates on rows of a dataset.
 
     Args:
         loss_weights: weights of the auxiliary losses by name, of `options.LOSSES`; a loss with weight 0 or without a
             weight is not computed. "presence" and "distillation" need a model with a training head.
-        evaluator: computes metrics {name: value} from a model and the evaluation rows.
-        word_counts: sums up the counts of the words of the questions.
 
-    Raises:
-        FloatingPointError: during training, if a loss or a gradient is NaN or infinite. It is found at the next log or
-            checkpoint, which is not written: to look at each step, the CPU would wait for the GPU.
+    Attributes:
+        word_counts: numbers of the questions of the training so far, by word; see `SupervisedCollator`.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        loss_weights: Mapping[str, float] | None = None,
-        evaluator: Callable[[Any, Any], dict[str, float]] | None = None,
-        word_counts: WordCounts | None = None,
-        **kwargs: Any,
-    ):
+    def __init__(self, *args: Any, loss_weights: Mapping[str, float] | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.loss_weights = {name: weight for name, weight in (loss_weights or {}).items() if weight}
         self.auxiliary: Any = None
         if self.loss_weights:  # a training without them loads none of their code
-            from .auxiliary.objective import Objective
+            from .auxiliary import objective
 
-            self.auxiliary = Objective(self.loss_weights)
-        self.evaluator, self.word_counts = evaluator, word_counts
+            self.auxiliary = objective
         self.answer_losses: tuple[Any, Any] = (0.0, 0)  # sum and count since the last evaluation
+        self.word_counts = WordCounts()
+        self.add_callback(self.word_counts)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         full = unwrap(self.accelerator.unwrap_model(model))
-        targets, counts = inputs.pop("targets", None), inputs.pop("word_counts", None)
-        if self.word_counts is not None and counts is not None:
-            self.word_counts.counts += counts
+        targets = inputs.pop("targets", None)
+        self.word_counts.add(inputs.pop("word_counts", 0))
         inputs["pixel_values"] = self._normalized(inputs["pixel_values"])
         inputs["use_cache"], labels = False, inputs["labels"]  # label smoothing removes the labels
-        with nullcontext() if self.auxiliary is None else self.auxiliary.recording(full) as recorded:
+        with self.auxiliary.recording(full) if self.auxiliary else nullcontext() as recorded:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         number = (labels[:, 1:] >= 0).sum()
         self._count_answers(
@@ -94,13 +74,12 @@ class TrafficTrainer(WatchedTrainer):
         )
         # Without num_items_in_batch the library itself divides by the number of accumulated passes.
         fraction = 1.0 if num_items_in_batch is None else 1.0 / self.current_gradient_accumulation_steps
-        with self.accelerator.autocast():
-            has_extra = self.auxiliary is not None and targets is not None
-            extra = self.auxiliary(full, recorded, outputs.logits, targets) if has_extra else {}
-            for name, value in extra.items():
-                self._add(f"{name}_loss", value)
-                loss = loss + self.loss_weights[name] * fraction * value
-        self.broken.look("loss", loss)
+        if self.auxiliary and targets is not None:
+            with self.accelerator.autocast():
+                passed = self.auxiliary.Pass(full, recorded, outputs.logits, targets)
+                for name, value in passed.losses(self.loss_weights).items():
+                    self._add(f"{name}_loss", value)
+                    loss = loss + self.loss_weights[name] * fraction * value
         return (loss, outputs) if return_outputs else loss
 
     def _normalized(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -143,19 +122,34 @@ class TrafficTrainer(WatchedTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Metrics of `evaluator` on the evaluation rows, with the prefix `eval_`.
+        """The `quick_metrics` of the evaluation rows, with the prefix `eval_`. Before training, answers are kept.
 
         Beside the `answer_loss` of these rows stand `train_answer_loss` and `train_words`, of the training steps since
         the last evaluation, and `uniform_loss`, ln V, of a model that gives all V words the same probability.
         """
-        if self.evaluator is None:
-            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        was_training = self.model.training
-        self.model.eval()
-        with self.compute_loss_context_manager(), self.accelerator.autocast():
-            figures = self.evaluator(self.model, rows)
+        batch_size, was_training = self.args.per_device_eval_batch_size, self.model.training
+        answers = self.answers(self.model, rows)
+        if self.state.global_step == 0 and self.is_world_process_zero():
+            with atomic_write(Path(self.args.output_dir) / BEFORE_FILE) as temporary:
+                answers.to_parquet(temporary)
+        with self.accelerator.autocast():
+            figures = quick_metrics(self.model, self.processing_class, rows, batch_size, answers)
         self.model.train(was_training)
+        self._check_best_metric(figures, rows)
+        if "answer_loss" in figures:
+            figures |= self._losses_to_compare()
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
+        self.log(metrics)
+        self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def answers(self, model: Any, rows: Any, **options: Any) -> pd.DataFrame:
+        """Table of `predict` in the precision of the training. The model is in evaluation mode from then on."""
+        with self.accelerator.autocast():
+            return predict(model.eval(), self.processing_class, rows, self.args.per_device_eval_batch_size, **options)
+
+    def _check_best_metric(self, figures: Mapping[str, float], rows: Any) -> None:
         best = (self.args.metric_for_best_model or "").removeprefix("eval_")
         if best and best not in figures:
             other = f", or select the best checkpoint by --metric_for_best_model {' or '.join(figures)}"
@@ -164,12 +158,6 @@ class TrafficTrainer(WatchedTrainer):
                 "evaluation images. Balanced accuracy needs questions that are answered yes for some images and no "
                 f"for others: pass more images with --eval_dataset and --max_eval_images{other if figures else ''}"
             )
-        if "answer_loss" in figures:
-            figures |= self._losses_to_compare()
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
-        self.log(metrics)
-        self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
 
     def _losses_to_compare(self) -> dict[str, float]:
         """What the held-out loss is compared with: the training loss since the last evaluation, and ln V."""
@@ -181,9 +169,24 @@ class TrafficTrainer(WatchedTrainer):
         return found
 
 
-def epoch_of(state: Any) -> int:
-    """The index of the current epoch, also within an epoch of a resumed run."""
-    return int((state.epoch or 0) + 1e-6)  # rounding may make 2.0 slightly smaller
+class WordCounts(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """The sum of the word counts of all batches; of the first process, if there are several.
+
+    The library saves it in `trainer_state.json` of each checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Any = np.zeros(1, np.int64)
+
+    def add(self, counts: Any) -> None:
+        self.counts = self.counts + counts
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": {"counts": self.counts.tolist()}}
+
+    def load(self, state: Any) -> None:
+        """Continue the counts of the `TrainerState` of a checkpoint."""
+        self.counts = np.array(state.stateful_callbacks["WordCounts"]["attributes"]["counts"])
 
 
 class StartEpoch(TrainerCallback):
@@ -196,18 +199,6 @@ class StartEpoch(TrainerCallback):
         self.mixture, self.collator = mixture, collator
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.mixture.set_epoch(epoch_of(state))
-        self.collator.start_epoch(epoch_of(state))
-
-
-class FreezeTower(TrainerCallback):
-    """Freeze the vision tower for the first `epochs` epochs, and its first `blocks` convolution blocks throughout."""
-
-    def __init__(self, epochs: float, blocks: int | None = None):
-        self.epochs, self.blocks = epochs, blocks
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        tower = unwrap(model).model.vision_tower
-        tower.requires_grad_(epoch_of(state) >= self.epochs)
-        if self.blocks is not None:
-            freeze_blocks(tower, self.blocks)
+        epoch = int((state.epoch or 0) + 1e-6)  # rounding may make 2.0 slightly smaller
+        self.mixture.set_epoch(epoch)
+        self.collator.start_epoch(epoch)

@@ -1,10 +1,11 @@
 """The library's Trainer with means of further values in its log; it stops at NaN without waiting for the GPU."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 
 from ..files import FILE_MODE
 
@@ -15,45 +16,16 @@ ADVICE = (
 )
 
 
-class Broken(TrainerCallback):
-    """What was NaN or infinite since the last look: a loss, or a gradient before a step.
-
-    In float16 gradients may be: the gradient scaler skips such steps.
-    """
-
-    def __init__(self) -> None:
-        self.found: dict[str, Any] = {}  # {name: bool tensor}; it stays on its device until `refuse`
-
-    @torch.no_grad()
-    def look(self, name: str, value: torch.Tensor) -> None:
-        self.found[name] = ~value.isfinite() | self.found.get(name, False)
-
-    def refuse(self, step: int) -> None:
-        """Raise FloatingPointError if something was broken."""
-        for name, is_broken in self.found.items():
-            if bool(is_broken):
-                raise FloatingPointError(f"the {name} is NaN or infinite at step {step} or just before: {ADVICE}")
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        if not args.fp16:
-            grads = [one.grad for one in model.parameters() if one.grad is not None]
-            self.look("gradient", torch.nn.utils.get_total_norm(grads))
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.refuse(state.global_step)
-
-
 class WatchedTrainer(Trainer):
-    """`Trainer` whose subclasses add values to the log by `_add`, and let `broken` look at the loss.
+    """`Trainer` whose subclasses add values to the log by `_add`.
 
     Raises:
-        FloatingPointError: in training, if a loss or a gradient is NaN or infinite. No checkpoint is affected.
+        FloatingPointError: in training, if the loss of a log, or a weight of a checkpoint, is NaN or infinite; the
+            checkpoint is not written. To look at each step, the CPU would wait for the GPU.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.broken = Broken()
-        self.add_callback(self.broken)
         self.sums: dict[str, tuple[Any, Any]] = {}  # {name: (sum, count)} since the last log
 
     def _add(self, name: str, value: torch.Tensor, count: torch.Tensor | int = 1) -> None:
@@ -70,12 +42,18 @@ class WatchedTrainer(Trainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if "loss" in logs:
-            self.broken.refuse(self.state.global_step)
+            if not math.isfinite(logs["loss"]):
+                raise FloatingPointError(f"the loss is NaN or infinite at step {self.state.global_step}: {ADVICE}")
             logs = self.means(logs)
         super().log(logs, *args, **kwargs)
 
+    def check_weights(self) -> None:
+        """Raise FloatingPointError if a weight is NaN or infinite, as after a gradient of NaN."""
+        if not all(bool(weight.isfinite().all()) for weight in self.model.parameters()):
+            raise FloatingPointError(f"weights are NaN or infinite at step {self.state.global_step}: {ADVICE}")
+
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        self.broken.refuse(self.state.global_step)
+        self.check_weights()
         super()._save_checkpoint(*args, **kwargs)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:

@@ -1,10 +1,11 @@
-"""Which auxiliary losses a training has, and what each of them compares.
+"""What each auxiliary loss compares.
 
 forward pass, recorded → tokens, states, attention of words ↔ `Targets` of the collator → {name: loss}
 """
 
-from collections.abc import Collection
-from functools import partial
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,58 +19,66 @@ from .losses import (
     distillation_loss,
     grounding_loss,
     intermediate_loss,
-    recording,
 )
+from .losses import recording as recording
 
 
-def log_odds_of_yes(logits: torch.Tensor, config: Any) -> torch.Tensor:
-    """Log-odds [N] of yes against no, from logits [N,V] and the configuration of the decoder."""
-    return logits[:, config.yes_token_id] - logits[:, config.no_token_id]
+@dataclass
+class Pass:
+    """A recorded forward pass and its targets. Each auxiliary loss of `options.LOSSES` is a method of this name.
 
-
-class Objective:
-    """The auxiliary losses of a training.
-
-    Args:
-        names: of `options.LOSSES`. "presence" and "distillation" need a model with a training head.
+    Attributes:
+        model: the full model; `presence` and `distillation` need its training head.
+        logits: [R,L,V] of the pass.
     """
 
-    recording = staticmethod(recording)
+    model: Any
+    recorded: Recorded
+    logits: torch.Tensor
+    targets: Targets
 
-    def __init__(self, names: Collection[str]):
-        self.names = set(names)
+    def losses(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """The losses with these names, unweighted."""
+        return {name: getattr(self, name)() for name in names}
 
-    def __call__(
-        self, full: Any, recorded: Recorded, logits: torch.Tensor, targets: Targets
-    ) -> dict[str, torch.Tensor]:
-        """The losses by name, unweighted, of a recorded pass of the full model with logits [R,L,V]."""
-        losses: dict[str, torch.Tensor] = {}
-        log_odds = partial(log_odds_of_yes, config=full.config.get_text_config())
-        if self.names & {"presence", "distillation"}:
-            grid = targets.patch.shape[2:]
-            tokens = recorded.image_tokens[:, -grid.numel() :]  # leaves out a class token, if there is one
-            head_logits = full.training_head["head"](tokens, tuple(grid))
-        if "presence" in self.names:
-            presence = full.training_head["loss"]
-            of_regions, of_patches = presence(head_logits, targets.region, targets.patch, targets.source)
-            losses["presence"] = of_regions + PATCH_WEIGHT * of_patches
-        if "distillation" in self.names:
-            row, column, image, category, third = targets.distillation.unbind(-1)
-            teacher = head_logits[0][image, category, third]
-            losses["distillation"] = distillation_loss(log_odds(logits[row, column]), teacher)
-        if "grounding" in self.names:
-            row, column = targets.grounding_words.unbind(-1)
-            maps = recorded.attention_maps((row, column))[:, -targets.grounding.shape[-1] :]
-            losses["grounding"] = grounding_loss(maps, targets.grounding)
-        if "intermediate" in self.names:
-            row, column, word = targets.intermediate.unbind(-1)
-            losses["intermediate"] = intermediate_loss(full, recorded.mid_layer_states[row, column], word)
-        if "consistency" in self.names:
-            row, column, other_row, other_column = targets.paraphrases.unbind(-1)
-            first, second = log_odds(logits[row, column]), log_odds(logits[other_row, other_column])
-            losses["consistency"] = consistency_loss(first, second)
-        if "agreement" in self.names:
-            row, column, other_row, other_column, kind = targets.agreement.unbind(-1)
-            first, second = log_odds(logits[row, column]), log_odds(logits[other_row, other_column])
-            losses["agreement"] = agreement_loss(first, second, kind.bool())
-        return losses
+    @cached_property
+    def head_logits(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Region and patch logits of the query head."""
+        grid = self.targets.patch.shape[2:]
+        tokens = self.recorded.image_tokens[:, -grid.numel() :]  # leaves out a class token, if there is one
+        found: tuple[torch.Tensor, torch.Tensor] = self.model.training_head["head"](tokens, tuple(grid))
+        return found
+
+    def log_odds(self, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+        """Log-odds [N] of yes against no, read at these places."""
+        config, logits = self.model.config.get_text_config(), self.logits[row, column]
+        return logits[:, config.yes_token_id] - logits[:, config.no_token_id]
+
+    def presence(self) -> torch.Tensor:
+        one = self.targets
+        loss = self.model.training_head["loss"]
+        of_regions, of_patches = loss(self.head_logits, one.region, one.patch, one.source)
+        total: torch.Tensor = of_regions + PATCH_WEIGHT * of_patches
+        return total
+
+    def grounding(self) -> torch.Tensor:
+        row, column = self.targets.grounding_words.unbind(-1)
+        patches = self.targets.grounding
+        return grounding_loss(self.recorded.attention_maps((row, column))[:, -patches.shape[-1] :], patches)
+
+    def intermediate(self) -> torch.Tensor:
+        row, column, word = self.targets.intermediate.unbind(-1)
+        return intermediate_loss(self.model, self.recorded.mid_layer_states[row, column], word)
+
+    def consistency(self) -> torch.Tensor:
+        row, column, other_row, other_column = self.targets.paraphrases.unbind(-1)
+        return consistency_loss(self.log_odds(row, column), self.log_odds(other_row, other_column))
+
+    def agreement(self) -> torch.Tensor:
+        row, column, other_row, other_column, is_exclusion = self.targets.agreement.unbind(-1)
+        first, second = self.log_odds(row, column), self.log_odds(other_row, other_column)
+        return agreement_loss(first, second, is_exclusion.bool())
+
+    def distillation(self) -> torch.Tensor:
+        row, column, image, category, region = self.targets.distillation.unbind(-1)
+        return distillation_loss(self.log_odds(row, column), self.head_logits[0][image, category, region])
