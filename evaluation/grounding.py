@@ -99,18 +99,16 @@ def score_map(asked: GroundedQuestion, weights: torch.Tensor) -> dict[str, Any]:
 
 @torch.no_grad()
 def word_maps(
-    model: Any, processor: Any, encoded: Any, questions: Sequence[Sequence[tuple[str, str]]], or_last: bool = False
+    model: Any, processor: Any, encoded: Any, questions: Sequence[Sequence[tuple[str, str]]]
 ) -> list[list[torch.Tensor | None]]:
     """Attention maps of the word that names the category of each question, averaged over layers and heads.
 
     Args:
         encoded: I encoded images.
         questions: for each image a list of (text, category).
-        or_last: for a question without such a word ("Is the speed limit 50?") give the map of its last token, which
-            the answer is read from, instead of None.
 
     Returns:
-        for each image and question a map [rows, columns] on the CPU, or None.
+        for each image and question a map [rows, columns] on the CPU; None without such a word ("Is it raining?").
     """
     text = [[question for question, _ in row] for row in questions]
     inputs = processor(text=text, packed=True, on_unknown="ignore", return_tensors="pt")
@@ -123,25 +121,19 @@ def word_maps(
             columns = (inputs["segment_ids"][row] == segment).nonzero()[:, 0]
             _, category = questions[image][len(maps[image])]
             position = find_word(processor, inputs["input_ids"][row, columns].tolist(), category)
-            if position is None and or_last:
-                position = len(columns) - 1
             maps[image].append(None if position is None else weights[row, columns[position]].cpu())
     return maps
 
 
 def score_pointing(
-    model: Any,
-    processor: Any,
-    rows: Iterable[Mapping[str, Any]],
-    batch_size: int = 16,
-    progress: str | None = None,
+    model: Any, processor: Any, rows: Iterable[Mapping[str, Any]], batch_size: int = 16
 ) -> pd.DataFrame:
     """Table of `score_map`: a row for each question of `rows` that has boxes and a word for the objects in them.
 
     The columns of POINTING are its metrics.
     """
     scores: list[dict[str, Any]] = []
-    for batch in batches(rows, batch_size, progress):
+    for batch in batches(rows, batch_size):
         asked = [(row, questions) for row in batch if (questions := list(grounded_questions(row)))]
         if not asked:
             continue

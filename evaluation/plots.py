@@ -1,26 +1,17 @@
-"""Plots of a report: reliability, accuracy by question type, examples with attention maps."""
+"""Plots of a report: reliability, and accuracy by question type."""
 
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from ..files import atomic_write
-from ..images_traffic_vlm import to_rgb
-from .grounding import grounded_questions, word_maps
-from .predict import encode
 
 
 MODEL, BASELINE, BEFORE = "#2166ac", "#b8bfc7", "#d6604d"
-RIGHT, WRONG = "#1b7837", "#b2182b"
-TEXT_WIDTH = 34  # characters
-OPAQUE = 10  # attention, as a multiple of an even map's, that is drawn in full
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -79,48 +70,3 @@ def draw_question_types(table: pd.DataFrame, path: Path) -> None:
     axes.set_title("By question type", loc="left")
     axes.legend(loc="lower right")
     save(figure, path)
-
-
-def draw_examples(
-    model: Any, processor: Any, rows: Any, examples: Sequence[Mapping[str, Any]], path: Path, columns: int = 6
-) -> None:
-    """Plot right answers above wrong ones, with the boxes of a yes and the attention map of the asked word."""
-    groups = [[one for one in examples if one["is_right"] == is_right] for is_right in (True, False)]
-    lines = [group[start : start + columns] for group in groups for start in range(0, len(group), columns)]
-    if not lines:
-        return
-    figure = Figure(figsize=(2.5 * columns, 3.45 * len(lines)), layout="constrained")
-    grid = figure.subplots(len(lines), columns, squeeze=False)
-    for axes in grid.flat:
-        axes.set_axis_off()
-    for line, group in zip(grid, lines):
-        for axes, example in zip(line, group):
-            _draw_example(axes, model, processor, rows[example["row"]], example)
-    save(figure, path)
-
-
-def _draw_example(axes: Axes, model: Any, processor: Any, row: Mapping[str, Any], example: Mapping[str, Any]) -> None:
-    image = to_rgb(row["image"])
-    encoded = encode(model, processor, [image])
-    [[weights]] = word_maps(model, processor, encoded, [[(example["question"], example["category"])]], or_last=True)
-    axes.imshow(image, extent=(0, 1, 1, 0), aspect="auto")
-    if weights is not None:
-        # One scale for all maps: a scale of its own would magnify the noise of an even map.
-        heat = ((weights * weights.numel() - 1) / (OPAQUE - 1)).clamp(0, 1).numpy()
-        style: dict[str, Any] = {"cmap": "autumn", "vmin": 0, "vmax": 1, "interpolation": "bilinear"}
-        axes.imshow(heat, extent=(0, 1, 1, 0), aspect="auto", alpha=0.75 * heat, **style)
-    names = {"questions": "question", "answers": "truth", "categories": "category", "question_ids": "question_id"}
-    asked = {column: [example[name]] for column, name in names.items()}
-    for grounded in grounded_questions({**row, **asked}):
-        width, height = grounded.size
-        for left, top, right, bottom in grounded.boxes:
-            corner, size = (left / width, top / height), ((right - left) / width, (bottom - top) / height)
-            axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor="white"))
-    color = RIGHT if example["is_right"] else WRONG
-    axes.add_patch(Rectangle((0, 0), 1, 1, fill=False, edgecolor=color, linewidth=4))
-    score = "" if example["score"] is None else f", {example['score']:.2f}"
-    lines = textwrap.wrap(example["question"], TEXT_WIDTH)
-    lines += textwrap.wrap(f"truth: {example['truth']}", TEXT_WIDTH, max_lines=2)
-    lines += textwrap.wrap(f"model: {example['answer'] or 'no answer'}{score}", TEXT_WIDTH, max_lines=2)
-    axes.text(0, 1.03, "\n".join(lines), va="top", fontsize=8.5, color=color)
-    axes.set_ylim(1.42, 0)

@@ -4,7 +4,6 @@ rows {image, questions, answers, ...} → the pipeline, which never sees the ans
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice, tee
 from typing import Any
@@ -54,7 +53,6 @@ def predict(
     generate_words: bool = True,
     transform: Transform | None = None,
     image: Image.Image | None = None,
-    progress: str | None = None,
     unseen: Collection[str] = (),
 ) -> pd.DataFrame:
     """Table of the answers to every question of `rows`. The caller chooses device, dtype and autocast.
@@ -67,7 +65,6 @@ def predict(
         generate_words: answer questions that ask for words; otherwise their answer is None.
         transform: changes each image, upright and RGB, before it is encoded.
         image: ask about this image in place of the rows' own; it is encoded once.
-        progress: title of a progress bar; None shows no bar.
         unseen: names of sources that the weights never saw, beside those that begin with "unseen_".
 
     Returns:
@@ -95,7 +92,7 @@ def predict(
             about = row["image"] if transform is None else transform(to_rgb(row["image"]))
         return {"image": about, "question": list(row["questions"])}
 
-    asked, compared = tee(with_questions(rows, progress))
+    asked, compared = tee(with_questions(rows))
     answers = pipe(map(ask, asked), batch_size=batch_size, generate_words=generate_words, margins=True)
     temperature = model.config.yes_no_temperature
     found = [
@@ -137,14 +134,14 @@ def kind_of_source(source: str, unseen: Collection[str] = ()) -> str:
     return UNSEEN if any(name.startswith(UNSEEN_PREFIX) or name in unseen for name in names) else KNOWN
 
 
-def with_questions(rows: Iterable[Row], progress: str | None = None) -> Iterator[Row]:
-    """The rows that have questions.
+def with_questions(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows that have questions, with a progress bar in a terminal.
 
     Raises:
         ValueError: a row lacks a column or has lists of unequal lengths.
     """
     total = len(rows) if isinstance(rows, Sized) else None
-    for row in tqdm(rows, total=total, desc=progress, unit="image", disable=not progress):
+    for row in tqdm(rows, total=total, unit="image", disable=None, leave=False):
         if missing := [name for name in COLUMNS if name not in row]:
             raise ValueError(f"a row has no {', '.join(missing)}; evaluation needs the columns {', '.join(COLUMNS)}")
         sizes = {name: len(row[name]) for name in LISTS}
@@ -154,13 +151,9 @@ def with_questions(rows: Iterable[Row], progress: str | None = None) -> Iterator
             yield row
 
 
-def batches(rows: Iterable[Row], batch_size: int, progress: str | None = None) -> Iterator[list[Row]]:
-    """The rows of `with_questions` in lists of at most `batch_size`.
-
-    Raises:
-        ValueError: one of `with_questions`.
-    """
-    asked = with_questions(rows, progress)
+def batches(rows: Iterable[Row], batch_size: int) -> Iterator[list[Row]]:
+    """The rows of `with_questions` in lists of at most `batch_size`."""
+    asked = with_questions(rows)
     while batch := list(islice(asked, batch_size)):
         yield batch
 
@@ -197,18 +190,15 @@ def mean_image(rows: Iterable[Row], processor: Any) -> Image.Image:
 
 
 @torch.no_grad()
-def perplexity(
-    model: Any, processor: Any, rows: Iterable[Row], batch_size: int = 16, progress: str | None = None
-) -> pd.DataFrame:
+def perplexity(model: Any, processor: Any, rows: Iterable[Row], batch_size: int = 16) -> pd.DataFrame:
     """Perplexity of the true answers, their [EOS] included: a row for "all" and one for each source.
 
     Returns:
         columns "perplexity", exp of the cross-entropy: the number of equally likely words that would be as uncertain;
         "cross-entropy", the mean of -log P(token); "tokens". No rows without questions.
     """
-    losses: Counter[str] = Counter()
-    tokens: Counter[str] = Counter()
-    for batch in batches(rows, batch_size, progress):
+    sums: list[tuple[str, float, int]] = []  # of each row of a batch
+    for batch in batches(rows, batch_size):
         encoded = encode(model, processor, [to_rgb(row["image"]) for row in batch])
         inputs = processor(
             text=[list(row["questions"]) for row in batch],
@@ -221,15 +211,10 @@ def perplexity(
         labels = inputs.pop("labels")[:, 1:]
         logits = model(**inputs, encoded_images=encoded, use_cache=False).logits[:, :-1].float()
         entropy = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")  # [R,L-1]
-        for image, loss, count in zip(images, entropy.sum(-1).tolist(), (labels >= 0).sum(-1).tolist()):
-            for name in ("all", str(batch[image]["source"])):
-                losses[name] += loss
-                tokens[name] += count
-    names = sorted(tokens, key=lambda name: (name != "all", name))
-    entropies = [losses[name] / tokens[name] for name in names]
-    columns = {
-        "perplexity": [math.exp(entropy) for entropy in entropies],
-        "cross-entropy": entropies,
-        "tokens": [tokens[name] for name in names],
-    }
-    return pd.DataFrame(columns, index=names)
+        sources = [str(batch[image]["source"]) for image in images]
+        sums += zip(sources, entropy.sum(-1).tolist(), (labels >= 0).sum(-1).tolist())
+    table = pd.DataFrame(sums, columns=["source", "cross-entropy", "tokens"])
+    table = pd.concat([table.assign(source="all"), table]).groupby("source", sort=False).sum()
+    table["cross-entropy"] /= table["tokens"]
+    table.insert(0, "perplexity", np.exp(table["cross-entropy"]))
+    return table.loc[["all", *sorted(table.index.drop("all"))]] if len(table) else table

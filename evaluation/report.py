@@ -7,13 +7,13 @@
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from ..data.folders import COLUMNS, select_evenly
+from ..data.folders import select_evenly
 from ..options import option
 from . import metrics
 from .grounding import POINTING, score_pointing
@@ -25,7 +25,6 @@ from .taught import word_gains
 
 Rows = Sequence[Mapping[str, Any]]
 MEAN_IMAGES = 1000  # for the mean image
-EXAMPLES = 6  # right and wrong answers each, for the plot
 
 
 @dataclass
@@ -41,21 +40,12 @@ class Options:
     corrupted_images: int = option(200, "corrupt at most so many images; 0 skips it")
     grounding_images: int = option(1000, "measure pointing accuracy on at most so many images; 0 skips it")
     perplexity: bool = option(True, "measure the perplexity of the answers")
-    progress: bool = option(True, "show progress bars")
 
     def __post_init__(self) -> None:
-        for name, least in {
-            "batch_size": 1,
-            "paraphrased_images": 0,
-            "corrupted_images": 0,
-            "grounding_images": 0,
-        }.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"--{name} must be at least {least}, got {getattr(self, name)}")
-
-    def settings(self, title: str) -> dict[str, Any]:
-        """Arguments of everything that asks the model."""
-        return {"batch_size": self.batch_size, "progress": title if self.progress else None}
+        least = {"batch_size": 1, "paraphrased_images": 0, "corrupted_images": 0, "grounding_images": 0}
+        for name, limit in least.items():
+            if getattr(self, name) < limit:
+                raise ValueError(f"--{name} must be at least {limit}, got {getattr(self, name)}")
 
 
 def quick_metrics(
@@ -108,8 +98,7 @@ def evaluate_model(
 
     Returns:
         "images", "images_by_source", "questions"; "tables": {name: {row: {column: value}}}, without those that have
-        no rows; "calibration", empty without yes/no questions; "word_gains"; "examples" for a plot. A metric without
-        questions is None.
+        no rows; "calibration", empty without yes/no questions; "word_gains". A metric without questions is None.
 
     Raises:
         ValueError: no images, no questions, or a row that lacks a column.
@@ -117,23 +106,25 @@ def evaluate_model(
     options = options or Options()
     if not len(rows):
         raise ValueError("there are no images to evaluate")
+    asking: dict[str, Any] = {"model": model, "processor": processor, "batch_size": options.batch_size}
     if answers is None:
-        answers = predict(model, processor, rows, **options.settings("questions"))
+        answers = predict(rows=rows, **asking)
     if answers.empty:
         raise ValueError(f"none of the {len(rows)} images has a question to evaluate")
     average = mean_image(select_evenly(rows, MEAN_IMAGES), processor)
-    without_image = predict(model, processor, rows, image=average, **options.settings("mean image"))["is_right"]
+    without_image = predict(rows=rows, image=average, **asking)["is_right"]
     tables = answer_tables(answers.assign(**{WITHOUT_IMAGE: without_image}))
     if options.perplexity:
-        tables["perplexity"] = perplexity(model, processor, rows, **options.settings("perplexity"))
-    if few := select_evenly(rows, options.paraphrased_images) if options.paraphrased_images else []:
-        tables["contradictions"] = contradictions(model, processor, few, **options.settings("contradictions"))
-        tables["paraphrases"] = paraphrase_agreement(model, processor, few, **options.settings("paraphrases"))
-    if few := select_evenly(rows, options.corrupted_images) if options.corrupted_images else []:
-        settings = options.settings("corrupted images")
-        tables["robustness"] = corrupted_accuracy(model, processor, few, answers, **settings)
-    if few := select_evenly(rows, options.grounding_images) if options.grounding_images else []:
-        pointing = score_pointing(model, processor, few, **options.settings("pointing accuracy"))
+        tables["perplexity"] = perplexity(rows=rows, **asking)
+    if options.paraphrased_images:
+        few = select_evenly(rows, options.paraphrased_images)
+        tables["contradictions"] = contradictions(rows=few, **asking)
+        tables["paraphrases"] = paraphrase_agreement(rows=few, **asking)
+    if options.corrupted_images:
+        few = select_evenly(rows, options.corrupted_images)
+        tables["robustness"] = corrupted_accuracy(rows=few, answers=answers, **asking)
+    if options.grounding_images:
+        pointing = score_pointing(rows=select_evenly(rows, options.grounding_images), **asking)
         tables["pointing_by_source"] = by_group(pointing, POINTING, "source")
         tables["pointing_by_category"] = by_group(pointing, POINTING, "category")
     in_words = len(answers) - int(is_yes_no(answers).sum())
@@ -144,7 +135,6 @@ def evaluate_model(
         "tables": {name: to_values(table) for name, table in tables.items() if len(table)},
         "calibration": calibrate(answers, model.config.yes_no_temperature, fit_on),
         "word_gains": word_gains(answers, without_image, processor),
-        "examples": choose_examples(answers, rows),
     }
 
 
@@ -215,34 +205,6 @@ def calibrate(answers: pd.DataFrame, temperature: float, fit_on: str | None = No
         found[f"ece_{name}"] = metrics.calibration_error(some)
         found[f"bins_{name}"] = list(to_values(metrics.reliability(some)).values())
     return found
-
-
-def choose_examples(answers: pd.DataFrame, rows: Rows, count: int = EXAMPLES) -> list[dict[str, Any]]:
-    """At most `count` right and `count` wrong answers, of different images and many question types.
-
-    Right answers other than "no" come first: their attention maps have something to show.
-    """
-    images = {(str(row["source"]), str(row["image_id"])): index for index, row in enumerate(without_images(rows))}
-    answers = answers.assign(row=[images[image] for image in zip(answers["source"], answers["image_id"])])
-    shuffled = answers.sample(frac=1, random_state=0)
-    right = shuffled[shuffled["is_right"]]
-    right = pd.concat([right[right["truth"] != "no"], right[right["truth"] == "no"]])
-    chosen: list[pd.DataFrame] = []
-    used: Collection[int] = ()
-    for candidates in (right, shuffled[~shuffled["is_right"]]):
-        # The first of every question type, then the second of every type, and so on.
-        order = candidates.groupby("question_type").cumcount().sort_values(kind="stable").index
-        ranked = candidates.loc[order]
-        chosen.append(ranked[~ranked["row"].isin(used)].drop_duplicates("row").head(count))
-        used = chosen[0]["row"]
-    return list(to_values(pd.concat(chosen)).values())
-
-
-def without_images(rows: Any) -> Rows:
-    """The rows without the column of images, which is slow to read."""
-    if hasattr(rows, "select_columns"):
-        return rows.select_columns([name for name in COLUMNS if name != "image"])
-    return rows
 
 
 def to_values(table: pd.DataFrame) -> dict[str, dict[str, Any]]:

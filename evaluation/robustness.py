@@ -5,6 +5,7 @@ The questions of the first two are made here, for the images of a dataset; they 
 
 import random
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -62,14 +63,10 @@ def paraphrase(row: Row, index: int) -> dict[str, Any]:
     return {"image": row["image"], "source": row["source"], "image_id": str(index), **lists}
 
 
-def paraphrase_agreement(model: Any, processor: Any, rows: Iterable[Row], **settings: Any) -> pd.DataFrame:
-    """Agreement of paraphrases about each image, see `agreement`: a row for "all" and one for each question type.
-
-    Args:
-        settings: batch_size and progress of `predict`.
-    """
+def paraphrase_agreement(model: Any, processor: Any, rows: Iterable[Row], batch_size: int = 16) -> pd.DataFrame:
+    """Agreement of paraphrases about each image, see `agreement`: a row for "all" and one for each question type."""
     asked = (paraphrase(row, index) for index, row in enumerate(rows))
-    answers = predict(model, processor, asked, generate_words=False, **settings)
+    answers = predict(model, processor, asked, generate_words=False, batch_size=batch_size)
     groups = {"all": answers} | {str(name): members for name, members in answers.groupby("question_type")}
     found = pd.DataFrame.from_dict({name: agreement(members) for name, members in groups.items()}, orient="index")
     return found[found["pairs"] > 0]
@@ -91,7 +88,7 @@ def agreement(answers: pd.DataFrame) -> dict[str, float | int | None]:
     }
 
 
-def contradictions(model: Any, processor: Any, rows: Iterable[Row], **settings: Any) -> pd.DataFrame:
+def contradictions(model: Any, processor: Any, rows: Iterable[Row], batch_size: int = 16) -> pd.DataFrame:
     """How often pairs of answers about an image contradict each other by more than 0.1 of a probability.
 
     Returns:
@@ -102,7 +99,7 @@ def contradictions(model: Any, processor: Any, rows: Iterable[Row], **settings: 
     texts = [paraphrases_of(question_id)[0] for question_id in PROBES]
     lists = {name: [""] * len(texts) for name in LISTS} | {"questions": texts}
     asked = ({**lists, "image": row["image"], "source": "", "image_id": str(i)} for i, row in enumerate(rows))
-    answers = predict(model, processor, asked, generate_words=False, **settings)
+    answers = predict(model, processor, asked, generate_words=False, batch_size=batch_size)
     p = answers["p_yes"].to_numpy().reshape(-1, len(texts))  # [images, probes]
     if not len(p):
         return pd.DataFrame({"contradict": []})
@@ -115,25 +112,23 @@ def contradictions(model: Any, processor: Any, rows: Iterable[Row], **settings: 
 def corruptions(processor: Any) -> dict[str, Transform]:
     """Corruptions by name, the same each time. Each resizes an image to the model's input size first."""
     size, resample = processor.image_processor.size, processor.image_processor.resample
-
-    def resized(corrupt: Callable[[np.ndarray], np.ndarray]) -> Transform:
-        def transform(image: Image.Image) -> Image.Image:
-            return Image.fromarray(corrupt(np.asarray(image.resize((size["width"], size["height"]), resample))))
-
-        return transform
-
-    return {
-        f"blur, radius {BLUR_RADIUS:g} pixels": resized(lambda pixels: blur(pixels, BLUR_RADIUS)),
-        f"noise, deviation {NOISE_DEVIATION:g} of 255": resized(
-            lambda pixels: add_noise(pixels, NOISE_DEVIATION, np.random.default_rng(0))
+    changes: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        f"blur, radius {BLUR_RADIUS:g} pixels": lambda pixels: blur(pixels, BLUR_RADIUS),
+        f"noise, deviation {NOISE_DEVIATION:g} of 255": lambda pixels: add_noise(
+            pixels, NOISE_DEVIATION, np.random.default_rng(0)
         ),
-        f"darkness, {BRIGHTNESS:.0%} of the light": resized(lambda pixels: darken(pixels, BRIGHTNESS)),
-        f"JPEG, quality {JPEG_QUALITY}": resized(lambda pixels: compress(pixels, JPEG_QUALITY)),
+        f"darkness, {BRIGHTNESS:.0%} of the light": lambda pixels: darken(pixels, BRIGHTNESS),
+        f"JPEG, quality {JPEG_QUALITY}": lambda pixels: compress(pixels, JPEG_QUALITY),
     }
+
+    def corrupt(image: Image.Image, change: Callable[[np.ndarray], np.ndarray]) -> Image.Image:
+        return Image.fromarray(change(np.asarray(image.resize((size["width"], size["height"]), resample))))
+
+    return {name: partial(corrupt, change=change) for name, change in changes.items()}
 
 
 def corrupted_accuracy(
-    model: Any, processor: Any, rows: Iterable[Row], answers: pd.DataFrame, **settings: Any
+    model: Any, processor: Any, rows: Iterable[Row], answers: pd.DataFrame, batch_size: int = 16
 ) -> pd.DataFrame:
     """Balanced accuracy on images as they are and after each corruption.
 
@@ -144,7 +139,7 @@ def corrupted_accuracy(
         a row for each condition: "balanced accuracy", and its "difference" to "as it is".
     """
     found = {
-        name: predict(model, processor, rows, generate_words=False, transform=corrupt, **settings)
+        name: predict(model, processor, rows, generate_words=False, transform=corrupt, batch_size=batch_size)
         for name, corrupt in corruptions(processor).items()
     }
     images = {pair for table in found.values() for pair in zip(table["source"], table["image_id"])}

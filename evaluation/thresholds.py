@@ -18,7 +18,7 @@ yes as no; where yes is rarer, precision is lower.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,10 +65,6 @@ class Threshold:
         for name in ("precision", "recall"):
             if (value := getattr(self, name)) is not None:
                 _check_fraction(name, value)
-        for name in ("yes", "no"):
-            count = getattr(self, name)
-            if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 0):
-                raise ValueError(f"{name} must be a number of questions, got {count!r:.80}")
         if self.band is None:
             return
         if not isinstance(self.band, list | tuple) or len(self.band) != 2:
@@ -100,18 +96,11 @@ class Thresholds:
         default: for questions of all other types, and for those that no template produces.
         question_types: one for each of some question types.
         target_accuracy: that answers outside the bands have reached; None if not measured.
-
-    Raises:
-        ValueError: the target accuracy is not in 0..1.
     """
 
     default: Threshold
     question_types: Mapping[str, Threshold] = field(default_factory=dict)
     target_accuracy: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.target_accuracy is not None:
-            _check_fraction("target_accuracy", self.target_accuracy)
 
     def for_question(self, question: str) -> Threshold:
         """The threshold of a question, by its words."""
@@ -136,39 +125,30 @@ def load_thresholds(path: str | Path) -> Thresholds:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: is not valid JSON: {error}") from error
     try:
-        _check_fields("the file", content, Thresholds, "default")
-        types = content.pop("question_types", {})
-        if not isinstance(types, dict):
-            raise ValueError(f"question_types must be an object, got {types!r:.80}")
-        for name in types:
-            if name not in QUESTION_TYPES:
-                raise ValueError(f"unknown question type {name!r:.80}; known are {', '.join(QUESTION_TYPES)}")
-        default = _read_threshold("default", content.pop("default"))
-        return Thresholds(default, {name: _read_threshold(name, one) for name, one in types.items()}, **content)
-    except ValueError as error:
+        known = _fields("the file", content)
+        types = _fields("question_types", known.pop("question_types", {}))
+        if unknown := [name for name in types if name not in QUESTION_TYPES]:
+            raise ValueError(f"unknown question type {unknown[0]!r:.80}; known are {', '.join(QUESTION_TYPES)}")
+        default = _read_threshold("default", known.pop("default", {}))
+        return Thresholds(default, {name: _read_threshold(name, one) for name, one in types.items()}, **known)
+    except (ValueError, TypeError) as error:  # TypeError: a field is missing or unknown
         raise DataError(f"{path}: {error}") from error
 
 
-def _read_threshold(name: str, content: Any) -> Threshold:
-    _check_fields(name, content, Threshold, "threshold")
-    if isinstance(content.get("band"), list):
-        content["band"] = tuple(content["band"])
-    try:
-        return Threshold(**content)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
-
-
-def _check_fields(name: str, content: Any, expected: Any, required: str) -> None:
-    """Raise a ValueError unless `content` is an object with fields of the dataclass `expected`."""
-    known = [one.name for one in fields(expected)]
+def _fields(name: str, content: Any) -> dict[str, Any]:
     if not isinstance(content, dict):
-        raise ValueError(f"{name} must be an object with {', '.join(known)}, got {content!r:.80}")
-    for key in content:
-        if key not in known:
-            raise ValueError(f"{name} has an unknown field {key!r:.80}; known are {', '.join(known)}")
-    if required not in content:
-        raise ValueError(f"{name} has no {required}")
+        raise ValueError(f"{name} must be an object, got {content!r:.80}")
+    return dict(content)
+
+
+def _read_threshold(name: str, content: Any) -> Threshold:
+    fields = _fields(name, content)
+    try:
+        if isinstance(fields.get("band"), list):
+            fields["band"] = tuple(fields["band"])
+        return Threshold(**fields)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def fit_thresholds(answers: "pd.DataFrame", target_accuracy: float = TARGET_ACCURACY) -> Thresholds | None:
@@ -207,9 +187,12 @@ def fit_threshold(p_yes: Any, is_yes: Any, target_accuracy: float = TARGET_ACCUR
         return None
     threshold = _choose_threshold(yes, no)
     right, wrong = int((yes >= threshold).sum()), int((no >= threshold).sum())
+    below = _band_width(threshold - no[no < threshold], threshold - yes[yes < threshold], target_accuracy)
+    above = _band_width(yes[yes >= threshold] - threshold, no[no >= threshold] - threshold, target_accuracy)
+    band = (round(max(0.0, threshold - below), 2), round(min(1.0, threshold + above), 2))
     return Threshold(
         threshold,
-        _choose_band(yes, no, threshold, target_accuracy),
+        band if below or above else None,
         precision=round(right / (right + wrong), 4) if right + wrong else None,
         recall=round(right / len(yes), 4),
         yes=len(yes),
@@ -230,19 +213,12 @@ def _choose_threshold(yes: np.ndarray, no: np.ndarray) -> float:
     return float(candidates[np.abs(candidates - 0.5).argmin()])
 
 
-def _choose_band(
-    yes: np.ndarray, no: np.ndarray, threshold: float, target_accuracy: float
-) -> tuple[float, float] | None:
-    """The smallest band, in steps of 0.01; a side that never reaches the target reaches to 0 or 1."""
-    below = _band_width(threshold - no[no < threshold], threshold - yes[yes < threshold], target_accuracy)
-    above = _band_width(yes[yes >= threshold] - threshold, no[no >= threshold] - threshold, target_accuracy)
-    if below == above == 0:
-        return None
-    return round(max(0.0, threshold - below), 2), round(min(1.0, threshold + above), 2)
-
-
 def _band_width(right: np.ndarray, wrong: np.ndarray, target_accuracy: float) -> float:
-    """How far the band reaches to one side; `right` and `wrong` are distances of its answers to the threshold."""
+    """How far the band must reach to one side, in steps of 0.01; 1 if the target is never reached.
+
+    Args:
+        right, wrong: distances of the answers on this side to the threshold.
+    """
     for width in np.arange(100) / 100:
         # Answers at the end of a band belong to it; the tolerance is for rounding.
         counts = [int((values > width + 1e-9).sum()) if width else len(values) for values in (right, wrong)]

@@ -33,9 +33,9 @@ from transformers.utils import logging
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.data.folders import load_rows
 from traffic_vlm.data.near_duplicates import count_repeated
-from traffic_vlm.evaluation.markdown import format_value, to_markdown
+from traffic_vlm.evaluation.markdown import headline, to_markdown
 from traffic_vlm.evaluation.metrics import MIN_ANSWERS, at_temperature
-from traffic_vlm.evaluation.plots import draw_examples, draw_question_types, draw_reliability
+from traffic_vlm.evaluation.plots import draw_question_types, draw_reliability
 from traffic_vlm.evaluation.predict import predict
 from traffic_vlm.evaluation.report import Options, evaluate_model, rows_to_fit
 from traffic_vlm.evaluation.taught import MIN_GAIN_QUESTIONS, update_taught
@@ -106,16 +106,18 @@ def evaluate(arguments: Arguments, options: Options) -> None:
         about["graphs"] = f"{arguments.exported}{', int8' if arguments.int8 else ''}"
     output_dir = arguments.output_dir
     with torch.autocast(device, torch.bfloat16, enabled=arguments.bf16):
-        answers = predict(evaluated, processor, rows, unseen=arguments.unseen, **options.settings("questions"))
+        answers = predict(evaluated, processor, rows, options.batch_size, unseen=arguments.unseen)
         report = evaluate_model(evaluated, processor, rows, options, answers, arguments.fit_on)
-        draw_examples(model, processor, rows, report["examples"], output_dir / "examples.png")
     if arguments.train_dataset:
         about["repeated"] = count_repeated(rows, load_rows(arguments.train_dataset, prefer="train"))
     report = about | {"datasets": list(map(str, arguments.dataset))} | report
     write_report(report, output_dir)
     with atomic_write(output_dir / "predictions.parquet") as temporary:
         answers.to_parquet(temporary, index=False)
-    print_summary(report)
+    print(f"{report['images']} images, {report['questions']['yes_no']} yes/no questions\n{headline(report)}")
+    if calibration := report["calibration"]:
+        fitted_on = ", ".join(calibration["fitted_on"])
+        print(f"temperature of P(yes), fitted to {fitted_on}: {calibration['fitted_temperature']:.3f}")
     print(f"wrote {output_dir / 'report.md'}, report.json, predictions.parquet and plots")
     fitted = rows_to_fit(answers, arguments.fit_on)
     if arguments.write_temperature:
@@ -137,18 +139,6 @@ def write_report(report: dict[str, Any], folder: Path) -> None:
         draw_question_types(pd.DataFrame.from_dict(types, orient="index"), folder / "question_types.png")
     atomic_write_text(folder / "report.json", json.dumps(report, indent=1, allow_nan=False))
     atomic_write_text(folder / "report.md", to_markdown(report))
-
-
-def print_summary(report: dict[str, Any]) -> None:
-    """Print the headline of a report: the metrics of known and unseen sources and of rendered scenes."""
-    print(f"{report['images']} images, {report['questions']['yes_no']} yes/no questions")
-    for name, row in report["tables"].get("yes_no_by_kind", {}).items():
-        figures = ", ".join(
-            f"{metric} {format_value(row[metric])}" for metric in ("balanced accuracy", "AUC", "calibration error")
-        )
-        print(f"  {name:<9} {figures}, of the mean image {format_value(row['mean image'])}")
-    if found := report["calibration"]:
-        print(f"  temperature of P(yes), fitted to {', '.join(found['fitted_on'])}: {found['fitted_temperature']:.3f}")
 
 
 def write_thresholds(answers: pd.DataFrame, path: Path) -> None:
