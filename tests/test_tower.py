@@ -53,6 +53,31 @@ def region_of(scene, category, seen=None, window=None, mirrored=False):
     return region_targets(GroundTruth(scene.flipped() if mirrored else scene))[INDEX[category]].tolist()
 
 
+def cars(*boxes, **fields):
+    objects = tuple(SceneObject("car", box, **fields) for box in boxes)
+    return Scene(300, 300, objects, exhaustive=frozenset({"car", "bus"}))
+
+
+def mask(columns, filled=1.0, visible=1.0, category="sky"):
+    """A mask that fills a fraction of some of 14 columns of the image."""
+    coverage = [[filled if column in columns else 0.0 for column in range(14)] for _ in range(14)]
+    area = 1400 * len(columns) * filled  # in pixels
+    item = SceneObject(category, (0, 0, 140, 140), area, visible, {}, tuple(map(tuple, coverage)), False)
+    return Scene(140, 140, (item,), exhaustive=frozenset({"sky", "person", "pedestrian", "rider"}))
+
+
+def one_object(category, box, exhaustive=(), **attributes):
+    item = SceneObject(category, box, attributes=attributes)
+    given = {category: frozenset(attributes)}
+    return Scene(300, 300, (item,), exhaustive=frozenset(exhaustive), attributed=given)
+
+
+def labels_of(tmp_path, **fields):
+    path = tmp_path / "source.jsonl"
+    path.write_text(json.dumps(LINE | fields))
+    return next(read_scene_labels(path, Problems(strict=True)))[1]
+
+
 @pytest.mark.parametrize(("capability", "is_bfloat16"), [("AVX2", False), ("AVX512", True)])
 def test_bfloat16_is_used_where_it_is_fast(monkeypatch, capability, is_bfloat16):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
@@ -68,39 +93,47 @@ def test_bfloat16_is_used_where_it_is_fast(monkeypatch, capability, is_bfloat16)
     assert used == [is_bfloat16]
 
 
-def cars(*boxes, **fields):
-    objects = tuple(SceneObject("car", box, **fields) for box in boxes)
-    return Scene(300, 300, objects, exhaustive=frozenset({"car", "bus"}))
-
-
-def labels_of(tmp_path, **fields):
-    path = tmp_path / "source.jsonl"
-    path.write_text(json.dumps(LINE | fields))
-    return next(read_scene_labels(path, Problems(strict=True)))[1]
-
-
 # Targets
 
 
-def test_an_object_is_in_a_third_unless_it_is_in_two():
-    assert region_of(cars((10, 100, 60, 160)), "car") == [1, 1, 0, 0]
-    assert region_of(cars((60, 100, 130, 160)), "car") == [1, -1, -1, 0]  # in both
-    assert region_of(cars((10, 100, 60, 160)), "bus") == [0, 0, 0, 0]
-    assert region_of(cars((10, 100, 60, 160)), "vehicle") == [1, 1, -1, -1]  # there may be others
-    assert region_of(cars(), "person") == [-1, -1, -1, -1]
+CAR, RED_LIGHT = (10, 100, 60, 160), one_object("traffic light", (10, 10, 40, 90), state="red")
+LIMIT = one_object("speed limit sign", (10, 10, 90, 90), ("speed limit sign",), value="50")
+BOTH = cars(CAR, (210, 100, 240, 160))
 
 
-def test_tiny_or_hidden_objects_are_unknown():
-    assert region_of(cars((10, 100, 15, 160)), "car") == [-1, -1, 0, 0]  # 5 of 300 pixels are 3.7 of 224
-    assert region_of(cars((10, 100, 30, 160)), "car") == [1, 1, 0, 0]
-    assert region_of(cars((10, 100, 60, 160), visible=0.2), "car") == [-1, -1, 0, 0]
-
-
-def test_targets_follow_window_and_mirroring():
-    scene = cars((10, 100, 60, 160), (210, 100, 240, 160))
-    assert region_of(scene, "car", window=(150, 0, 300, 300)) == [1, 0, 1, 0]
-    assert region_of(scene, "car", window=(48, 0, 180, 300)) == [-1, -1, 0, 0]  # a quarter of it is visible
-    assert region_of(cars((10, 100, 60, 160)), "car", mirrored=True) == [1, 0, 0, 1]
+@pytest.mark.parametrize(
+    ("scene", "category", "change", "expected"),
+    [
+        (cars(CAR), "car", {}, [1, 1, 0, 0]),
+        (cars((60, 100, 130, 160)), "car", {}, [1, -1, -1, 0]),  # in two thirds
+        (cars(CAR), "bus", {}, [0] * 4),
+        (cars(CAR), "vehicle", {}, [1, 1, -1, -1]),  # there may be others
+        (cars(), "person", {}, [-1] * 4),
+        (cars((10, 100, 15, 160)), "car", {}, [-1, -1, 0, 0]),  # tiny: 5 of 300 pixels are 3.7 of 224
+        (cars((10, 100, 30, 160)), "car", {}, [1, 1, 0, 0]),
+        (cars(CAR, visible=0.2), "car", {}, [-1, -1, 0, 0]),  # hidden
+        (BOTH, "car", {"window": (150, 0, 300, 300)}, [1, 0, 1, 0]),
+        (BOTH, "car", {"window": (48, 0, 180, 300)}, [-1, -1, 0, 0]),  # a quarter of it is visible
+        (cars(CAR), "car", {"mirrored": True}, [1, 0, 0, 1]),
+        (mask({0}), "sky", {}, [1, 1, 0, 0]),
+        (mask({0}), "sky", {"mirrored": True}, [1, 0, 0, 1]),
+        (mask({0}), "sky", {"window": (70, 0, 140, 140)}, [0] * 4),
+        (mask({13}, 0.01), "sky", {}, [-1, 0, 0, -1]),  # too small an area
+        (mask({0}, visible=0.0), "sky", {}, [-1, -1, 0, 0]),
+        (mask({0}, category="pedestrian"), "pedestrian", {}, [1, 1, 0, 0]),
+        (mask({0}, category="pedestrian"), "person", {}, [1, 1, 0, 0]),  # its superclass
+        (mask({0}, category="pedestrian"), "rider", {}, [0] * 4),
+        (RED_LIGHT, "red light", {}, [1, 1, 0, 0]),
+        (RED_LIGHT, "green light", {}, [0] * 4),
+        (RED_LIGHT, "yellow light", {}, [-1] * 4),  # some sources do not label yellow lights
+        (RED_LIGHT, "red light", {"window": (0, 60, 300, 300)}, [-1] * 4),  # the color of a cut light
+        (LIMIT, "speed limit 50", {}, [1, 1, 0, 0]),
+        (LIMIT, "speed limit 30", {}, [0] * 4),
+        (LIMIT, "speed limit 50", {"mirrored": True}, [-1] * 4),
+    ],
+)
+def test_targets_follow_boxes_masks_window_and_mirroring(scene, category, change, expected):
+    assert region_of(scene, category, **change) == expected
 
 
 def test_patches_follow_window_and_mirroring():
@@ -114,53 +147,6 @@ def test_patches_follow_window_and_mirroring():
     assert (patches(scene, "person") == -1).all()
 
 
-def test_masks_are_present_by_their_area():
-    def scene(columns, filled, visible=1.0):
-        coverage = [[filled if column in columns else 0.0 for column in range(14)] for _ in range(14)]
-        area = 1400 * len(columns) * filled  # in pixels
-        item = SceneObject("sky", (0, 0, 140, 140), area, visible, {}, tuple(map(tuple, coverage)), False)
-        return Scene(140, 140, (item,), exhaustive=frozenset({"sky"}))
-
-    assert region_of(scene({0}, 1.0), "sky") == [1, 1, 0, 0]
-    assert region_of(scene({0}, 1.0), "sky", mirrored=True) == [1, 0, 0, 1]
-    assert region_of(scene({0}, 1.0), "sky", window=(70, 0, 140, 140)) == [0, 0, 0, 0]
-    assert region_of(scene({13}, 0.01), "sky") == [-1, 0, 0, -1]
-    assert region_of(scene({0}, 1.0, visible=0.0), "sky") == [-1, -1, 0, 0]
-
-
-def test_masks_of_a_class_are_masks_of_its_superclass():
-    coverage = tuple((1.0,) + (0.0,) * 13 for _ in range(14))
-    item = SceneObject("pedestrian", (0, 0, 10, 140), 1400.0, 1.0, {}, coverage, False)
-    scene = Scene(140, 140, (item,), exhaustive=frozenset({"person", "pedestrian", "rider"}))
-    assert region_of(scene, "person") == region_of(scene, "pedestrian") == [1, 1, 0, 0]
-    assert region_of(scene, "rider") == [0, 0, 0, 0]
-
-
-def test_the_color_of_a_cut_light_and_the_presence_of_a_tiny_one_are_unknown(tmp_path):
-    light = SceneObject("traffic light", (100, 20, 140, 120), attributes={"state": "red"})
-    given = {"traffic light": frozenset({"state"})}
-    scene = Scene(256, 256, (light,), attributed=given)
-    view = {"window": (0, 80, 256, 256)}
-    assert region_of(scene, "red light")[0] == 1 and region_of(scene, "red light", **view)[0] == -1
-    assert region_of(scene, "traffic light", **view)[0] == 1
-    tiny = Scene(256, 256, (SceneObject("traffic light", (100, 20, 103, 24)),))
-    assert region_of(tiny, "traffic light", labels_of(tmp_path))[0] == -1
-
-
-def test_lights_and_signs_have_targets_for_state_and_value():
-    light = SceneObject("traffic light", (10, 10, 40, 90), attributes={"state": "red"})
-    given = {"traffic light": frozenset({"state"})}
-    scene = Scene(300, 300, (light,), exhaustive=frozenset(), attributed=given)
-    assert region_of(scene, "red light")[:2] == [1, 1] and region_of(scene, "green light") == [0, 0, 0, 0]
-    assert region_of(scene, "yellow light") == [-1] * 4  # some sources do not label yellow lights
-    sign = SceneObject("speed limit sign", (10, 10, 90, 90), attributes={"value": "50"})
-    given = {"speed limit sign": frozenset({"value"})}
-    scene = Scene(300, 300, (sign,), exhaustive=frozenset({"speed limit sign"}), attributed=given)
-    assert region_of(scene, "speed limit 50")[0] == 1 and region_of(scene, "speed limit 30")[0] == 0
-    assert region_of(scene, "speed limit 50", mirrored=True) == [-1] * 4
-    assert region_of(scene, "traffic sign")[0] == 1
-
-
 def test_scene_labels_hold_for_the_whole_image_and_some_of_them_for_crops(tmp_path):
     seen = labels_of(tmp_path, weather="rain", road="none", present=["bicycle", "car"], unsure=["truck"])
     scene = cars()
@@ -172,6 +158,8 @@ def test_scene_labels_hold_for_the_whole_image_and_some_of_them_for_crops(tmp_pa
     assert region_of(scene, "truck", seen)[0] == -1 and region_of(scene, "vehicle", seen)[0] == 1
     assert region_of(scene, "weather: rain", seen, window=(0, 0, 180, 180))[0] == 1
     assert region_of(scene, "weather: fog", seen)[0] == 0
+    tiny = Scene(256, 256, (SceneObject("traffic light", (100, 20, 103, 24)),))
+    assert region_of(tiny, "traffic light", labels_of(tmp_path))[0] == -1  # not seen, but there may be one
     assert region_of(scene, "road: wet", seen)[0] == -1 and region_of(scene, "time_of_day: day", seen)[0] == -1
 
 

@@ -33,7 +33,7 @@ def sources_of(datasets: Sequence[Any]) -> list[str]:
 
 
 def split_for_evaluation(rows: list[Any], held: list[Any], max_images: int) -> tuple[list[Any], Any, str]:
-    """Rows to train on, rows to evaluate on, and a note on how much alike they are.
+    """Rows to train on, rows to evaluate on, and a note on how they were chosen.
 
     Args:
         rows: datasets to train on.
@@ -41,9 +41,7 @@ def split_for_evaluation(rows: list[Any], held: list[Any], max_images: int) -> t
         max_images: to evaluate on, evenly spread over the datasets. Images are read on access.
     """
     note = ""
-    if held:
-        note = describe_repeated(rows, held)
-    else:
+    if not held:
         rows, held = hold_back(rows)
         if held:
             note = (

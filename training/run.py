@@ -26,7 +26,7 @@ from .collator import SupervisedCollator
 from .hub import publish
 from .options import LOSSES, DataOptions, ModelOptions, check_options
 from .resume import claim_run, last_checkpoint
-from .rows import check_rows, has_answers_in_words, open_datasets, sources_of, split_for_evaluation
+from .rows import check_rows, describe_repeated, has_answers_in_words, open_datasets, sources_of, split_for_evaluation
 from .start import prepare_model, prepare_words, start_message
 from .trainer import BEFORE_FILE, StartEpoch, TrafficTrainer, unwrap
 
@@ -69,6 +69,8 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     eval_rows, note = None, ""
     if evaluates:
         rows, eval_rows, note = split_for_evaluation(rows, held, data_options.max_eval_images)
+        if held and arguments.should_log:
+            note = describe_repeated(rows, held)
         if note:
             report(note)
     mixture = Mixture(rows, data_options.train_weights, data_options.images_per_epoch, arguments.seed)

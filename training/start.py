@@ -158,12 +158,8 @@ def add_lora(model: Any, rank: int) -> Any:
     """Add LoRA matrices to every linear layer of the decoder; only they are trained."""
     from peft import LoraConfig, get_peft_model
 
-    names = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and name.startswith("model.text_model")
-    ]
-    return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names))
+    linear = r"model\.text_model\..*_proj"
+    return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=linear))
 
 
 def compile_decoder(model: Any) -> None:
