@@ -11,7 +11,8 @@ one head (K = 1), the vectors are the keys, and the values have width 0:
               image [B,1,P,image_latent_size]
 
 The text part is the library's dynamic or static cache, so cropping, beams, compilation and offloading work as in the
-library. When rows of the text are reordered, selected or repeated, the rows of the image are, too.
+library. When rows of the text are reordered, selected or repeated, the rows of the image are, too. A cache that holds
+an image refuses another one, and is emptied of it by `reset()`, or by `crop` when no text is left.
 """
 
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from transformers import Cache, DynamicCache, StaticCache
+from transformers.utils import is_torchdynamo_compiling
 
 
 KeyValues = tuple[torch.Tensor, torch.Tensor]  # keys and values of one layer, each [B,K,P,D]; see above for latents
@@ -38,6 +40,21 @@ class ImageCacheMixin:
     def set_image(self, key_values: tuple[KeyValues, ...], encoder_attention_mask: torch.Tensor | None) -> None:
         self.image_key_values, self.encoder_attention_mask = key_values, encoder_attention_mask
 
+    def check_image(self, key: torch.Tensor) -> None:
+        """Raise `ValueError` unless the first layer's keys [B,K,P,D] of an image are, but for rounding, those held."""
+        if self.image_key_values is None or is_torchdynamo_compiling():
+            return
+        held = self.image_key_values[0][0]
+        rounding = 1e-3 if torch.promote_types(held.dtype, key.dtype).itemsize > 2 else 3e-2  # of the largest number
+        if held.shape == key.shape:
+            difference = (held.float() - key.to(held.device).float()).abs().max()
+            if bool(difference <= rounding * held.float().abs().max()):
+                return
+        raise ValueError(
+            "past_key_values holds another image than the one given: pass no image to ask more about the one it "
+            "holds, or a new cache with a new image."
+        )
+
     def _map_image(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         if self.image_key_values is not None:
             self.image_key_values = tuple((function(key), function(value)) for key, value in self.image_key_values)
@@ -55,6 +72,12 @@ class ImageCacheMixin:
     def batch_repeat_interleave(self, repeats: int) -> None:
         super().batch_repeat_interleave(repeats)  # type: ignore[misc]
         self._map_image(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
+
+    def crop(self, *args: Any, **kwargs: Any) -> None:
+        """Crop the text, as in the library; when none is left, the image is removed as well."""
+        super().crop(*args, **kwargs)  # type: ignore[misc]
+        if int(self.get_seq_length()) == 0:  # type: ignore[attr-defined]
+            self.image_key_values = self.encoder_attention_mask = None
 
     def reset(self) -> None:
         super().reset()  # type: ignore[misc]

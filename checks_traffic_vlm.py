@@ -4,6 +4,9 @@ Example of a packed row, "is it wet ? is it dark ?" with `[SOS]` before each que
 
     segment_ids   1 1 1 1 1 2 2 2 2 2      token 7 reads tokens 5, 6 and 7, but no later tokens (causal),
     position_ids  0 1 2 3 4 0 1 2 3 4      no other question (segment_ids) and no padding (attention_mask)
+
+Each public method checks its arguments once; what it calls trusts them. Shapes are always checked. Values only where
+reading them costs nothing (`is_readable`), and in the first step of a cache.
 """
 
 from typing import Any
@@ -15,79 +18,9 @@ from transformers.utils import is_torchdynamo_compiling
 
 
 INTEGER_DTYPES = (torch.int64, torch.int32)  # accepted for token ids, positions and image indices
+MASKED = ("eager", "sdpa")  # implementations of attention that take a mask [B,1,L,S]
+UNMASKED = "Packed rows need a mask [B,1,L,S], which {implementation} does not support: use sdpa or eager."
 MAX_PIXEL = 10.0  # of normalized pixels; the common means and standard deviations give at most 2.7
-
-
-def is_readable(tensor: torch.Tensor) -> bool:
-    """Whether values may be read to check them: not in compiled graphs, and not in training on another device.
-
-    There the CPU would wait for the device in each step. What the processor returns has been checked.
-    """
-    return not is_torchdynamo_compiling() and (tensor.device.type == "cpu" or not torch.is_grad_enabled())
-
-
-def check_inputs(
-    config: PreTrainedConfig,
-    input_ids: torch.Tensor | None,
-    inputs_embeds: torch.Tensor | None,
-    attention_mask: torch.Tensor | None,
-    position_ids: torch.Tensor | None,
-    segment_ids: torch.Tensor | None,
-    past_key_values: Cache | None,
-    output_attentions: bool | None,
-) -> None:
-    """Raise `ValueError` unless the decoder's inputs match each other and its configuration.
-
-    Values are checked on the first step only: reading them breaks compiled graphs and makes the CPU wait for the GPU.
-    """
-    if (input_ids is None) == (inputs_embeds is None):
-        raise ValueError("Pass exactly one of input_ids and inputs_embeds.")
-    implementation = config._attn_implementation
-    if output_attentions and implementation != "eager":
-        raise ValueError(
-            f"{implementation} attention does not return its weights: load with attn_implementation='eager' for "
-            "output_attentions=True, or call attention_maps(), which works with every implementation."
-        )
-    check_cache(past_key_values)
-    past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
-    text: Any = input_ids if input_ids is not None else inputs_embeds
-    check_values = is_readable(text) and int(past_length) == 0
-    if input_ids is not None:
-        check_token_ids(input_ids, config.vocab_size, check_values)
-    has_cache = past_key_values is not None
-    check_masks(text, attention_mask, position_ids, segment_ids, past_length, has_cache, implementation)
-    if check_values and position_ids is None:
-        length = text.shape[1]
-        if attention_mask is not None and attention_mask.ndim == 2 and attention_mask.numel():
-            length = int(attention_mask.sum(-1).max())
-        if length > config.max_position_embeddings:
-            limit = config.max_position_embeddings
-            raise ValueError(f"A text of {length} tokens is longer than max_position_embeddings={limit}.")
-
-
-def check_cache(past_key_values: Any) -> None:
-    """Raise `ValueError` for keys and values that are not in a cache of the library, such as tuples."""
-    if past_key_values is not None and not hasattr(past_key_values, "get_seq_length"):
-        raise ValueError(
-            f"past_key_values must be a cache, got {type(past_key_values).__name__}. TrafficVLMCache(past_key_values) "
-            "makes one of a tuple of (keys, values) for each layer."
-        )
-
-
-def check_quantized(linear: Any, dtype: torch.dtype) -> None:
-    """Raise `ValueError` for a model of `torch.ao.quantization.quantize_dynamic` that is not otherwise in float32.
-
-    Args:
-        linear: one of its linear layers.
-        dtype: that of its other weights.
-    """
-    if is_torchdynamo_compiling() or dtype == torch.float32:
-        return
-    if callable(getattr(linear, "weight", None)):  # a method in torch.ao, else a tensor
-        raise ValueError(
-            f"torch.ao quantizes models in float32, and this one was loaded in {str(dtype).removeprefix('torch.')}: "
-            "load it with dtype=torch.float32, then quantize it."
-        )
 
 
 def packed_mask(segment_ids: torch.Tensor, attention_mask: torch.Tensor | None, columns: int) -> torch.Tensor:
@@ -115,19 +48,42 @@ def count_positions(text: torch.Tensor, attention_mask: torch.Tensor | None, pas
     return counted[:, past_length : past_length + length]
 
 
-def padding_mask(
-    input_ids: torch.Tensor | None, pad_token_id: int | None, past_key_values: Cache | None
-) -> torch.Tensor | None:
-    """The attention mask of input_ids [B,L] in a first step, 0 at `[PAD]`; None if there is none.
+def find_segments(position_ids: torch.Tensor, rows: int, attn_implementation: str) -> torch.Tensor | None:
+    """Segments [rows,L] of position_ids [rows,L] or [1,L] that start again, as in rows without padding; else None.
 
-    In later steps the cache may hold padding, of which the new tokens tell nothing.
+    A position that is not above the one before it begins a new text.
+
+    Raises:
+        ValueError: they start again, and the attention implementation takes no mask of texts.
     """
-    if input_ids is None or pad_token_id is None or is_torchdynamo_compiling():
+    starts = nn.functional.pad(position_ids.diff(dim=-1) <= 0, (1, 0))
+    takes_mask = attn_implementation in MASKED
+    if (is_readable(starts) or not takes_mask) and not bool(starts.any()):
         return None
-    if past_key_values is not None and int(past_key_values.get_seq_length()) > 0:
+    if not takes_mask:
+        raise ValueError(UNMASKED.format(implementation=attn_implementation))
+    return starts.cumsum(-1).expand(rows, -1)
+
+
+def is_first_step(past_key_values: Cache | None) -> bool:
+    """Whether nothing is cached: later, a cache may hold padding, of which the new tokens tell nothing."""
+    return past_key_values is None or (not is_torchdynamo_compiling() and int(past_key_values.get_seq_length()) == 0)
+
+
+def padding_mask(input_ids: torch.Tensor | None, pad_token_id: int | None) -> torch.Tensor | None:
+    """The attention mask [B,L] of input_ids, 0 at `[PAD]`; None if no token is padding, and while compiling."""
+    if input_ids is None or pad_token_id is None or is_torchdynamo_compiling():
         return None
     mask = input_ids.ne(pad_token_id)
     return None if bool(mask.all()) else mask.long()
+
+
+def is_readable(tensor: torch.Tensor) -> bool:
+    """Whether values may be read to check them: not in compiled graphs, and not in training on another device.
+
+    There the CPU would wait for the device in each step. What the processor returns has been checked.
+    """
+    return not is_torchdynamo_compiling() and (tensor.device.type == "cpu" or not torch.is_grad_enabled())
 
 
 def describe(tensor: torch.Tensor) -> str:
@@ -135,16 +91,100 @@ def describe(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def check_token_ids(input_ids: torch.Tensor, vocab_size: int, check_values: bool = True) -> None:
-    """Raise `ValueError` unless input_ids are integers [B,L] inside the vocabulary, at least one."""
+def check_decoder_inputs(
+    config: PreTrainedConfig,
+    input_ids: torch.Tensor | None,
+    inputs_embeds: torch.Tensor | None,
+    attention_mask: torch.Tensor | None,
+    position_ids: torch.Tensor | None,
+    segment_ids: torch.Tensor | None,
+    past_key_values: Cache | None,
+    output_attentions: bool | None,
+) -> None:
+    """Raise `ValueError` unless the decoder's inputs match each other and its configuration."""
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError("Pass exactly one of input_ids and inputs_embeds.")
+    implementation, limit = config._attn_implementation, config.max_position_embeddings
+    if output_attentions and implementation != "eager":
+        raise ValueError(
+            f"{implementation} attention does not return its weights: load with attn_implementation='eager' for "
+            "output_attentions=True, or call attention_maps(), which works with every implementation."
+        )
+    check_cache(past_key_values)
+    past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+    text: Any = input_ids if input_ids is not None else inputs_embeds
+    check_values = is_readable(text) and int(past_length) == 0
+    if input_ids is not None:
+        check_token_ids(input_ids, config.vocab_size if check_values else None)
+    check_masks(text, attention_mask, position_ids, past_length, has_cache=past_key_values is not None)
+    if segment_ids is not None:
+        check_segments(segment_ids, position_ids, text, int(past_length), implementation)
+    if check_values and position_ids is None:
+        length = text.shape[1]
+        if attention_mask is not None and attention_mask.ndim == 2 and attention_mask.numel():
+            length = int(attention_mask.sum(-1).max())
+        if length > limit:
+            raise ValueError(f"A text of {length} tokens is longer than max_position_embeddings={limit}.")
+
+
+def check_cache(past_key_values: Any) -> None:
+    """Raise `ValueError` for keys and values that are not in a cache of the library, such as tuples."""
+    if past_key_values is not None and not hasattr(past_key_values, "get_seq_length"):
+        raise ValueError(
+            f"past_key_values must be a cache, got {type(past_key_values).__name__}. TrafficVLMCache(past_key_values) "
+            "makes one of a tuple of (keys, values) for each layer."
+        )
+
+
+def check_token_ids(input_ids: torch.Tensor, vocab_size: int | None = None) -> None:
+    """Raise `ValueError` unless input_ids are integers [B,L], at least one, in a vocabulary of this size if given."""
     if input_ids.dtype not in INTEGER_DTYPES or input_ids.ndim != 2 or not input_ids.numel():
         raise ValueError(f"input_ids must be int64 [rows,tokens], at least one token; got {describe(input_ids)}.")
-    if check_values:
+    if vocab_size is not None:
         low, high = (int(value) for value in input_ids.aminmax())
         if low < 0 or high >= vocab_size:
             raise ValueError(
                 f"input_ids must be in [0, {vocab_size}), the vocabulary; got {low if low < 0 else high}."
             )
+
+
+def check_masks(
+    text: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    position_ids: torch.Tensor | None,
+    past_length: int = 0,
+    has_cache: bool = False,
+) -> None:
+    """Raise `ValueError` unless mask and positions match text [B,L,...] after `past_length` cached tokens."""
+    rows, length = text.shape[:2]
+    if attention_mask is not None and attention_mask.ndim != 4:
+        columns, shape = int(past_length) + length, list(attention_mask.shape)
+        # A static cache has columns for future tokens, and so may the mask.
+        if len(shape) != 2 or shape[0] != rows or shape[1] < columns or (shape[1] > columns and not has_cache):
+            raise ValueError(f"attention_mask must be [{rows},{columns}] (rows, cached and new tokens), got {shape}.")
+    if position_ids is None:
+        return
+    if position_ids.shape not in ((1, length), (rows, length)) or position_ids.dtype not in INTEGER_DTYPES:
+        got = describe(position_ids)
+        raise ValueError(f"position_ids must be int64 [{rows},{length}] to match the tokens, got {got}.")
+
+
+def check_segments(
+    segment_ids: torch.Tensor,
+    position_ids: torch.Tensor | None,
+    text: torch.Tensor,
+    past_length: int,
+    attn_implementation: str,
+) -> None:
+    """Raise `ValueError` unless packed rows have positions, no past, and an attention that takes their mask."""
+    rows, length = text.shape[:2]
+    if segment_ids.shape != (rows, length) or past_length > 0:
+        got = f"{list(segment_ids.shape)} with {past_length} cached tokens"
+        raise ValueError(f"segment_ids must be [{rows},{length}] with an empty cache, got {got}.")
+    if position_ids is None:
+        raise ValueError("segment_ids need position_ids that start at 0 for each question, got None.")
+    if attn_implementation not in MASKED:
+        raise ValueError(UNMASKED.format(implementation=attn_implementation))
 
 
 def check_prompt_ends(last_ids: torch.Tensor, eos_token_id: int | list[int] | None) -> None:
@@ -158,8 +198,25 @@ def check_prompt_ends(last_ids: torch.Tensor, eos_token_id: int | list[int] | No
         )
 
 
-def check_normalized(pixel_values: torch.Tensor) -> None:
-    """Raise `ValueError` for pixels that the processor cannot have made: integers, beyond ±10, NaN or infinite."""
+def check_labels(labels: torch.Tensor, logits: torch.Tensor) -> None:
+    """Raise `ValueError` unless labels are int64 [B,L] for logits [B,L,V], each a token id or -100."""
+    rows, length, vocab_size = logits.shape
+    if labels.shape != (rows, length) or labels.dtype != torch.int64:
+        raise ValueError(f"labels must be int64 [{rows},{length}] to match the logits, got {describe(labels)}.")
+    if is_readable(labels):
+        wrong = labels[(labels != -100) & ((labels < 0) | (labels >= vocab_size))]
+        if wrong.numel():
+            raise ValueError(f"labels must be in [0, {vocab_size}) or -100 (ignored), got {int(wrong[0])}.")
+
+
+def check_pixels(pixel_values: torch.Tensor, shape: tuple[int, int, int]) -> None:
+    """Raise `ValueError` for pixels that the processor cannot have made.
+
+    These are of another shape than [I,*shape], integers, beyond ±10, NaN or infinite.
+    """
+    if pixel_values.ndim != 4 or pixel_values.shape[1:] != shape:
+        expected, given = ",".join(map(str, shape)), list(pixel_values.shape)
+        raise ValueError(f"pixel_values must be [images,{expected}], got {given}.")
     if not pixel_values.is_floating_point():
         got = describe(pixel_values)
         raise ValueError(f"pixel_values must be normalized floats, as the processor returns them, got {got}.")
@@ -173,25 +230,6 @@ def check_normalized(pixel_values: torch.Tensor) -> None:
         )
 
 
-def check_labels(labels: torch.Tensor, logits: torch.Tensor, check_values: bool = True) -> None:
-    """Raise `ValueError` unless labels are int64 [B,L] for logits [B,L,V], each a token id or -100."""
-    rows, length, vocab_size = logits.shape
-    if labels.shape != (rows, length) or labels.dtype != torch.int64:
-        raise ValueError(f"labels must be int64 [{rows},{length}] to match the logits, got {describe(labels)}.")
-    if not check_values:
-        return
-    wrong = labels[(labels != -100) & ((labels < 0) | (labels >= vocab_size))]
-    if wrong.numel():
-        raise ValueError(f"labels must be in [0, {vocab_size}) or -100 (ignored), got {int(wrong[0])}.")
-
-
-def check_positions(position_ids: torch.Tensor, rows: int, length: int) -> None:
-    """Raise `ValueError` unless position_ids are integers [rows,length] or [1,length]."""
-    if position_ids.shape not in ((1, length), (rows, length)) or position_ids.dtype not in INTEGER_DTYPES:
-        got = describe(position_ids)
-        raise ValueError(f"position_ids must be int64 [{rows},{length}] to match the tokens, got {got}.")
-
-
 def check_image_mask(encoder_attention_mask: torch.Tensor | None, key: torch.Tensor) -> None:
     """Raise `ValueError` unless the mask is None or [I,P], to match image keys [I,K,P,D]."""
     images, tokens = key.shape[0], key.shape[2]
@@ -200,32 +238,17 @@ def check_image_mask(encoder_attention_mask: torch.Tensor | None, key: torch.Ten
         raise ValueError(f"encoder_attention_mask must be [{images},{tokens}] (images, image tokens), got {shape}.")
 
 
-def check_masks(
-    text: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    position_ids: torch.Tensor | None,
-    segment_ids: torch.Tensor | None = None,
-    past_length: int = 0,
-    has_cache: bool = False,
-    attn_implementation: str = "eager",
-) -> None:
-    """Raise `ValueError` unless masks and positions match text [B,L,...] after `past_length` cached tokens."""
-    rows, length = text.shape[:2]
-    if attention_mask is not None and attention_mask.ndim != 4:
-        columns, shape = int(past_length) + length, list(attention_mask.shape)
-        # A static cache has columns for future tokens, and so may the mask.
-        if len(shape) != 2 or shape[0] != rows or shape[1] < columns or (shape[1] > columns and not has_cache):
-            raise ValueError(f"attention_mask must be [{rows},{columns}] (rows, cached and new tokens), got {shape}.")
-    if position_ids is not None:
-        check_positions(position_ids, rows, length)
-    if segment_ids is None:
+def check_quantized(linear: Any, dtype: torch.dtype) -> None:
+    """Raise `ValueError` for a model of `torch.ao.quantization.quantize_dynamic` that is not otherwise in float32.
+
+    Args:
+        linear: one of its linear layers.
+        dtype: that of its other weights.
+    """
+    if is_torchdynamo_compiling() or dtype == torch.float32:
         return
-    if segment_ids.shape != (rows, length) or int(past_length) > 0:
-        got = f"{list(segment_ids.shape)} with {int(past_length)} cached tokens"
-        raise ValueError(f"segment_ids must be [{rows},{length}] with an empty cache, got {got}.")
-    if position_ids is None:
-        raise ValueError("segment_ids need position_ids that start at 0 for each question, got None.")
-    if attn_implementation not in ("eager", "sdpa"):
+    if callable(getattr(linear, "weight", None)):  # a method in torch.ao, else a tensor
         raise ValueError(
-            f"Packed rows need a mask [B,1,L,S], which {attn_implementation} does not support: use sdpa or eager."
+            f"torch.ao quantizes models in float32, and this one was loaded in {str(dtype).removeprefix('torch.')}: "
+            "load it with dtype=torch.float32, then quantize it."
         )

@@ -39,32 +39,40 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         for name in ("segment_ids", "question_ends"):
             if kwargs.pop(name, None) is not None:
                 raise ValueError(f"generate() continues one text per row, got packed rows ({name}): use packed=False.")
-        check_cache(kwargs.get("past_key_values"))
+        cache, text_config = kwargs.get("past_key_values"), self.config.get_text_config()
+        check_cache(cache)
         ids = kwargs.get("input_ids") if inputs is None else inputs
         if isinstance(ids, torch.Tensor):
-            # Only shapes, on which the library would fail before the first pass; that pass checks the values.
-            check_token_ids(ids, self.config.get_text_config().vocab_size, check_values=False)
-            if kwargs.get("past_key_values") is None:
+            # Only what the library would fail on before the first pass; that pass checks the values.
+            check_token_ids(ids)
+            if cache is None:
                 check_masks(ids, kwargs.get("attention_mask"), kwargs.get("position_ids"))
-                check_prompt_ends(ids[:, -1], self.config.get_text_config().eos_token_id)
+                check_prompt_ends(ids[:, -1], text_config.eos_token_id)
         if hasattr(self, "encode_images"):
-            self._encode_images_once(inputs, kwargs)
+            self._encode_images_once(ids, kwargs)
+        if holds_image(cache):
+            self._check_cached_image(cache, kwargs)
         self._check_padding(ids, kwargs)
         return super().generate(inputs, generation_config, **kwargs)
 
-    def _encode_images_once(self, inputs: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
+    def _encode_images_once(self, ids: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
         """Replace pixels in the arguments by `encoded_images` and `image_index`, a tensor that beams may repeat."""
-        names = ("pixel_values", "encoded_images", "image_index", "encoder_attention_mask")
-        pixel_values, encoded_images, image_index, mask = (kwargs.pop(name, None) for name in names)
-        encoded_images = self.model.choose_images(pixel_values, encoded_images, mask, kwargs.get("past_key_values"))
-        if encoded_images is None:
-            if image_index is not None and kwargs.get("past_key_values") is None:
-                raise ValueError("image_index needs pixel_values or encoded_images.")
-            return
-        text = next((t for t in (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds")) if t is not None), None)
-        batch_size = len(encoded_images) if text is None else text.shape[0]
-        image_index = encoded_images.check_index(image_index, batch_size)
-        kwargs |= {"encoded_images": encoded_images, "image_index": image_index}
+        names = ("pixel_values", "encoded_images", "encoder_attention_mask")
+        images = self.model.choose_images(*(kwargs.pop(name, None) for name in names))
+        image_index, text = kwargs.pop("image_index", None), kwargs.get("inputs_embeds") if ids is None else ids
+        if images is not None:
+            image_index = images.check_index(image_index, len(images) if text is None else len(text))
+            kwargs |= {"encoded_images": images, "image_index": image_index}
+        elif image_index is not None and not holds_image(kwargs.get("past_key_values")):
+            raise ValueError("image_index needs pixel_values or encoded_images.")
+
+    def _check_cached_image(self, cache: Any, kwargs: dict[str, Any]) -> None:
+        """Raise ValueError if the arguments have another image than the cache."""
+        images, tokens = kwargs.get("encoded_images"), kwargs.get("encoder_hidden_states")
+        if images is not None:
+            cache.check_image(images.rows(kwargs["image_index"], len(kwargs["image_index"])).key_values[0][0])
+        elif tokens is not None:
+            cache.check_image(self.get_decoder().project_image_tokens(tokens)[0][0])
 
     def _check_padding(self, ids: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
         """Raise ValueError for right-padded prompts: generation continues the last token of each row."""

@@ -16,6 +16,7 @@ key/value heads, D head size, C hidden size, V vocabulary.
 
 from collections.abc import Collection, Mapping
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutputWithPast,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.utils import logging
+from transformers.utils import is_torchdynamo_compiling, logging
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -48,21 +49,30 @@ from .attention_traffic_vlm import (
 )
 from .cache_traffic_vlm import KeyValues, TrafficVLMCache, TrafficVLMStaticCache, holds_image
 from .checks_traffic_vlm import (
-    check_image_mask,
-    check_inputs,
+    check_decoder_inputs,
     check_labels,
-    check_normalized,
+    check_pixels,
     check_quantized,
-    check_token_ids,
     count_positions,
-    is_readable,
+    find_segments,
+    is_first_step,
     packed_mask,
     padding_mask,
 )
 from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
 from .fusing_traffic_vlm import fuse
 from .generation_traffic_vlm import MAX_NEW_TOKENS, TrafficVLMGenerationMixin
-from .scoring_traffic_vlm import EncodedImages, ImageEncoder, ImageReader, YesNoScorer, height_and_width
+from .scoring_traffic_vlm import (
+    EncodedImages,
+    attention_maps,
+    encode_images,
+    height_and_width,
+    question_logits,
+    question_states,
+    weights_digest,
+    weights_state,
+    yes_probability,
+)
 from .vision_traffic_vlm import TrafficVLMVisionModel
 
 
@@ -133,7 +143,7 @@ def check_attention(names: Collection[str], config: TrafficVLMTextConfig) -> Non
     for attention, field in (("self_attn", "kv_latent_size"), ("cross_attn", "image_latent_size")):
         size = getattr(config, field)
         other = f"{attention}.kv_down_proj.weight" if size is None else f"{attention}.k_proj.weight"
-        name = next((name for name in names if name.endswith(other)), None)
+        name = next((name for name in names if name.endswith(other) and "vision_tower" not in name), None)
         if name is not None:
             kind = "latent" if size is None else "grouped-query"
             raise ValueError(
@@ -243,6 +253,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
         encoded_images: EncodedImages | None = None,
+        image_index: torch.Tensor | None = None,
         segment_ids: torch.Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
@@ -254,41 +265,35 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
             attention_mask: [B, past + L], 0 at padding (left or right); or a prepared mask [B,1,L,S]. By default 0 at
                 `[PAD]` in the first step.
             position_ids: [B,L]; by default counted from the mask, or without one from the length of the cache.
+                Without a mask, positions that start again begin a new text, as in rows without padding.
             encoder_hidden_states: image tokens [B,P,encoder_hidden_size], needed until the cache holds the image.
             encoder_attention_mask: [B,P], 0 at image tokens to hide; the cache keeps it for later steps.
-            encoded_images: one image per row from `encode_images`, instead of encoder_hidden_states.
+            encoded_images: I images from `encode_images`, instead of encoder_hidden_states.
+            image_index: [B], index of the encoded image of each row; not needed if row i is about image i.
             segment_ids: [B,L], the question that each token belongs to; tokens of other questions are hidden.
 
         Raises:
             ValueError: invalid shapes or values; the message names what was expected and what came.
         """
-        check_inputs(
-            self.config,
-            input_ids,
-            inputs_embeds,
-            attention_mask,
-            position_ids,
-            segment_ids,
-            past_key_values,
-            output_attentions=kwargs.get("output_attentions", self.config.output_attentions),
-        )
-        if attention_mask is None and segment_ids is None:
-            attention_mask = padding_mask(input_ids, self.config.pad_token_id, past_key_values)
+        output_attentions = kwargs.get("output_attentions", self.config.output_attentions)
+        masks = (attention_mask, position_ids, segment_ids)
+        check_decoder_inputs(self.config, input_ids, inputs_embeds, *masks, past_key_values, output_attentions)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
+        if attention_mask is None and segment_ids is None and is_first_step(past_key_values):
+            attention_mask = padding_mask(input_ids, self.config.pad_token_id)
+            if attention_mask is None and position_ids is not None:
+                segment_ids = find_segments(position_ids, len(inputs_embeds), self.config._attn_implementation)
         if use_cache and past_key_values is None:  # the decorator has replaced None by the config's value
             past_key_values = TrafficVLMCache(config=self.config)
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
         if position_ids is None:
             position_ids = count_positions(inputs_embeds, attention_mask, past_length)
-        image_key_values, encoder_attention_mask = self.image_key_values(
-            encoder_hidden_states, encoded_images, encoder_attention_mask, past_key_values, inputs_embeds.shape[0]
-        )
+        image = (encoded_images, image_index, encoder_hidden_states, encoder_attention_mask)
+        image_key_values, image_mask = self.read_image(inputs_embeds, *image, past_key_values)
         causal_mask = self.causal_mask(inputs_embeds, attention_mask, segment_ids, past_key_values)
-        image_mask = self.image_mask(inputs_embeds, encoder_attention_mask, image_key_values)
-        rotary = rotary_embedding(
-            position_ids, self.config.rotary_dim, self.config.rope_parameters["rope_theta"], inputs_embeds.dtype
-        )
+        theta = self.config.rope_parameters["rope_theta"]
+        rotary = rotary_embedding(position_ids, self.config.rotary_dim, theta, inputs_embeds.dtype)
 
         hidden_states = self.dropout(inputs_embeds)
         for layer, (image_key, image_value) in zip(self.layers, image_key_values):
@@ -320,19 +325,6 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         columns = length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0]
         return packed_mask(segment_ids, attention_mask, columns)
 
-    def image_mask(
-        self, inputs_embeds: torch.Tensor, encoder_attention_mask: torch.Tensor | None, key_values: Any
-    ) -> Any:
-        """The mask of cross-attention from encoder_attention_mask [B,P]; None if all image tokens are visible."""
-        if encoder_attention_mask is None:
-            return None
-        return create_bidirectional_mask(
-            config=self.config,
-            inputs_embeds=inputs_embeds,
-            attention_mask=encoder_attention_mask,
-            encoder_hidden_states=key_values[0][0][:, 0],  # [B,P,D], only its shape is used
-        )
-
     def project_image_tokens(self, encoder_hidden_states: torch.Tensor) -> tuple[KeyValues, ...]:
         """Keys and values [B,K,P,D] of every layer's cross-attention for image tokens [B,P,encoder_hidden_size]."""
         width = self.config.encoder_hidden_size
@@ -343,45 +335,52 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
             raise ValueError(f"encoder_hidden_states must be [B,P,{width}] (encoder_hidden_size), got {shape}.")
         return tuple(layer.cross_attn.project(encoder_hidden_states) for layer in self.layers)
 
-    def image_key_values(
+    def read_image(
         self,
-        encoder_hidden_states: torch.Tensor | None,
+        inputs_embeds: torch.Tensor,
         encoded_images: EncodedImages | None,
+        image_index: torch.Tensor | None,
+        encoder_hidden_states: torch.Tensor | None,
         encoder_attention_mask: torch.Tensor | None,
         past_key_values: Any,
-        batch_size: int,
-    ) -> tuple[Any, torch.Tensor | None]:
-        """Keys and values [B,K,P,D] of the image for every layer (None without an image), and its mask [B,P].
+    ) -> tuple[Any, Any]:
+        """Keys and values [B,K,P,D] of the image for every layer (None without an image), and the attention's mask.
 
-        The first step stores them in the cache; later steps read them there and ignore other images.
+        The first step stores them in the cache, and later steps read them there.
         """
+        rows = inputs_embeds.shape[0]
+        images = encoded_images
+        if encoder_hidden_states is not None and images is None:
+            if len(encoder_hidden_states) != rows:
+                raise ValueError(f"The image tokens have {len(encoder_hidden_states)} rows but the text has {rows}.")
+            images = EncodedImages(self.project_image_tokens(encoder_hidden_states), None, encoder_attention_mask)
+        if images is not None:
+            images = images.rows(image_index, rows)
         if holds_image(past_key_values):
-            if encoder_attention_mask is None:
-                encoder_attention_mask = past_key_values.encoder_attention_mask
-            return past_key_values.image_key_values, encoder_attention_mask
-        if encoded_images is not None:
-            key_values, encoder_attention_mask = encoded_images.key_values, encoded_images.attention_mask
-        elif encoder_hidden_states is not None:
-            key_values = self.project_image_tokens(encoder_hidden_states)
+            if images is not None:
+                past_key_values.check_image(images.key_values[0][0])
+            key_values, mask = past_key_values.image_key_values, encoder_attention_mask
+            mask = past_key_values.encoder_attention_mask if mask is None else mask
+        elif images is not None:
+            key_values, mask = images.key_values, images.attention_mask
+            if past_key_values is not None:
+                if not hasattr(past_key_values, "set_image"):
+                    raise ValueError(
+                        "With an image, past_key_values must be a TrafficVLMCache or TrafficVLMStaticCache, got "
+                        f"{type(past_key_values).__name__}."
+                    )
+                past_key_values.set_image(key_values, mask)
         elif encoder_attention_mask is not None:
             raise ValueError("encoder_attention_mask needs an image: encoder_hidden_states or encoded_images.")
         else:
             return [(None, None)] * self.config.num_hidden_layers, None
-        rows = key_values[0][0].shape[0]
-        if rows != batch_size:
-            raise ValueError(f"The image tokens have {rows} rows but the text has {batch_size}.")
-        check_image_mask(encoder_attention_mask, key_values[0][0])
-        if past_key_values is not None:
-            if not hasattr(past_key_values, "set_image"):
-                raise ValueError(
-                    "With an image, past_key_values must be a TrafficVLMCache or TrafficVLMStaticCache, got "
-                    f"{type(past_key_values).__name__}."
-                )
-            past_key_values.set_image(key_values, encoder_attention_mask)
-        return key_values, encoder_attention_mask
+        if mask is None:  # all image tokens are visible
+            return key_values, None
+        tokens = key_values[0][0][:, 0]  # [B,P,D], of which the mask's function reads only the shape
+        return key_values, create_bidirectional_mask(self.config, inputs_embeds, mask, encoder_hidden_states=tokens)
 
 
-class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
+class TrafficVLMModel(TrafficVLMPreTrainedModel):
     """Vision tower, projector and text decoder, without a head."""
 
     def __init__(self, config: TrafficVLMConfig):
@@ -392,6 +391,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
         self.vision_tower = build_tower(config.vision_config)
         self.projector = nn.Linear(config.vision_config.hidden_size, config.text_config.hidden_size)
         self.text_model = TrafficVLMTextModel._from_config(config.text_config)
+        self._version: tuple[list[Any], str] = [], ""  # state and digest of the weights that encode images
         self.post_init()
 
     @can_return_tuple
@@ -406,11 +406,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
             ValueError: pixels of another shape, or pixels that are not normalized: integers, beyond ±10, NaN.
         """
         vision = self.config.vision_config
-        channels, (height, width) = getattr(vision, "num_channels", 3), height_and_width(vision.image_size)
-        if pixel_values.ndim != 4 or pixel_values.shape[1:] != (channels, height, width):
-            shape = list(pixel_values.shape)
-            raise ValueError(f"pixel_values must be [images,{channels},{height},{width}], got {shape}.")
-        check_normalized(pixel_values)
+        check_pixels(pixel_values, (getattr(vision, "num_channels", 3), *height_and_width(vision.image_size)))
         check_quantized(self.projector, self.vision_tower.dtype)
         outputs = self.vision_tower(pixel_values.to(self.vision_tower.dtype), return_dict=True, **kwargs)
         return BaseModelOutputWithPooling(
@@ -420,12 +416,57 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
             attentions=outputs.get("attentions"),
         )
 
+    def encode(self, pixel_values: torch.Tensor, attention_mask: torch.Tensor | None = None) -> EncodedImages:
+        """Encode pixels [I,3,H,W]: vision tower, then keys and values of every decoder layer, with gradients."""
+        image_tokens = self.get_image_features(pixel_values, return_dict=True).pooler_output
+        key_values = self.text_model.project_image_tokens(image_tokens)
+        return EncodedImages(key_values, attention_mask=attention_mask, pixel_values=pixel_values)
+
+    def weights_version(self) -> str:
+        """Digest of the weights that encode images, computed again only after they have changed."""
+        cross_attention = [layer.cross_attn for layer in self.text_model.layers]
+        parts = [self.vision_tower, self.projector, *(p for c in cross_attention for p in c.image_projections)]
+        state, digest = weights_state(parts), self._version[1]
+        if state != self._version[0]:
+            digest = weights_digest(parts)
+            self._version = state, digest
+        return digest
+
+    def choose_images(
+        self,
+        pixel_values: torch.Tensor | None,
+        encoded_images: EncodedImages | None,
+        encoder_attention_mask: torch.Tensor | None = None,
+    ) -> EncodedImages | None:
+        """Encode the pixels, or check the encoded images; None without images.
+
+        Raises:
+            ValueError: pixels and encoded images, or images of other weights. TypeError: not `EncodedImages`.
+        """
+        if encoded_images is None:
+            return None if pixel_values is None else self.encode(pixel_values, encoder_attention_mask)
+        if pixel_values is not None:
+            raise ValueError("Pass either pixel_values or encoded_images, not both.")
+        if not hasattr(encoded_images, "key_values"):
+            raise TypeError(f"encoded_images must come from encode_images(), got {type(encoded_images).__name__}.")
+        if not is_torchdynamo_compiling() and encoded_images.weights_version is not None:
+            if encoded_images.weights_version != self.weights_version():
+                raise ValueError("encoded_images come from another model, or from weights that have changed since.")
+            encoded_images = replace(encoded_images, weights_version=None)  # check once, not in every later pass
+        if encoder_attention_mask is not None:
+            encoded_images = replace(encoded_images, attention_mask=encoder_attention_mask)
+        # The images may come from an autocast block. Weights may be offloaded (their device is meta) or quantized.
+        if not torch.is_autocast_enabled(encoded_images.device.type):
+            encoded_images = encoded_images.cast(self.text_model.dtype)
+        return encoded_images
+
     @can_return_tuple
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
         pixel_values: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         encoded_images: EncodedImages | None = None,
@@ -442,30 +483,22 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel, ImageEncoder):
             image_index: [B], index of the image of each row; not needed if row i is about image i.
             encoder_attention_mask: [I,P], 0 at image tokens to hide.
         """
-        images = self.choose_images(pixel_values, encoded_images, encoder_attention_mask, past_key_values)
-        if images is not None:
-            if input_ids is not None:
-                check_token_ids(input_ids, self.config.text_config.vocab_size, check_values=False)
-            text = input_ids if input_ids is not None else inputs_embeds
-            rows = images.rows(image_index, 0 if text is None else text.shape[0])
-            kwargs["encoded_images"] = rows
-        elif image_index is not None and not holds_image(past_key_values):
+        images = self.choose_images(pixel_values, encoded_images, encoder_attention_mask)
+        if images is None and image_index is not None and not holds_image(past_key_values):
             raise ValueError("image_index needs pixel_values or encoded_images.")
         # Settings of the full model's config also apply to the decoder.
         for name, default in (("use_cache", True), ("output_hidden_states", False), ("output_attentions", False)):
             if kwargs.get(name) is None and getattr(self.config, name, default) != default:
                 kwargs[name] = not default
-        text_inputs = {"attention_mask": attention_mask, "past_key_values": past_key_values}
-        return self.text_model(input_ids, inputs_embeds=inputs_embeds, return_dict=True, **text_inputs, **kwargs)
+        text = {"attention_mask": attention_mask, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        cached = {"past_key_values": past_key_values, "return_dict": True}
+        return self.text_model(input_ids, **text, encoded_images=images, image_index=image_index, **cached, **kwargs)
 
 
 class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
-    """Base class with the language-model head, for the decoder alone and for the full model."""
+    """Base class of the models with a language-model head: the decoder alone and the full model."""
 
-    def __init__(self, config: TrafficVLMConfig | TrafficVLMTextConfig):
-        super().__init__(config)
-        text_config = config.get_text_config()
-        self.lm_head = nn.Linear(text_config.hidden_size, text_config.vocab_size, bias=False)
+    lm_head: nn.Linear
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As in torch; weights of a saved folder are complete, though a tied `lm_head.weight` is not among them."""
@@ -493,12 +526,11 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
         **kwargs: Any,
     ) -> CausalLMOutputWithCrossAttentions:
         """Logits, and with labels [B,L] the mean cross-entropy of the next tokens whose label is not -100."""
-        hidden_states = outputs.last_hidden_state
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.compute_logits(hidden_states[:, keep])
+        logits = self.compute_logits(outputs.last_hidden_state[:, keep])
         loss = None
         if labels is not None:
-            check_labels(labels, logits, check_values=is_readable(labels))
+            check_labels(labels, logits)
             text_config = self.config.get_text_config()
             labels = labels.masked_fill(labels == text_config.pad_token_id, -100)  # its logit is masked
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=text_config.vocab_size, **kwargs)
@@ -522,6 +554,7 @@ class TrafficVLMForCausalLM(TrafficVLMLanguageModel, TrafficVLMGenerationMixin):
     def __init__(self, config: TrafficVLMTextConfig):
         super().__init__(config)
         self.model = TrafficVLMTextModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     @can_return_tuple
@@ -541,23 +574,13 @@ class TrafficVLMForCausalLM(TrafficVLMLanguageModel, TrafficVLMGenerationMixin):
         **kwargs: Any,
     ) -> CausalLMOutputWithCrossAttentions:
         """As `TrafficVLMTextModel.forward`; labels [B,L], -100 is ignored; logits_to_keep: last tokens, or indices."""
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            encoder_hidden_states=encoder_hidden_states,
-            encoder_attention_mask=encoder_attention_mask,
-            segment_ids=segment_ids,
-            use_cache=use_cache,
-            return_dict=True,
-            **kwargs,
-        )
+        text = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds)  # in the decoder's order
+        options = {"segment_ids": segment_ids, "use_cache": use_cache, "return_dict": True} | kwargs
+        outputs = self.model(*text, encoder_hidden_states, encoder_attention_mask, **options)
         return self.language_model_output(outputs, labels, logits_to_keep, **kwargs)
 
 
-class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMGenerationMixin, YesNoScorer):
+class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMGenerationMixin):
     """The full model with the language-model head: `generate()`, `score_yes_no()`, `attention_maps()`.
 
     Example:
@@ -570,9 +593,14 @@ class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMGene
 
     _tied_weights_keys = {"lm_head.weight": "model.text_model.embed_tokens.weight"}
 
+    encode_images = encode_images
+    question_logits = question_logits
+    attention_maps = attention_maps
+
     def __init__(self, config: TrafficVLMConfig):
         super().__init__(config)
         self.model = TrafficVLMModel(config)
+        self.lm_head = nn.Linear(config.text_config.hidden_size, config.text_config.vocab_size, bias=False)
         # The library's default of 20 truncates sentences; 256, that of pipelines, exceeds max_position_embeddings.
         self.generation_config.max_new_tokens = MAX_NEW_TOKENS
         self.post_init()
@@ -590,32 +618,38 @@ class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMGene
         image_index: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
         segment_ids: torch.Tensor | None = None,
-        question_ends: torch.Tensor | None = None,
+        question_ends: torch.Tensor | None = None,  # returned by the processor; only `score_yes_no` reads it
         labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithCrossAttentions:
-        """As `TrafficVLMModel.forward`; labels [B,L], -100 is ignored; logits_to_keep: last tokens, or indices.
-
-        question_ends is accepted because the processor returns it for packed rows; only `score_yes_no` uses it.
-        """
-        outputs = self.model(
-            input_ids=input_ids,
-            pixel_values=pixel_values,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            encoded_images=encoded_images,
-            image_index=image_index,
-            encoder_attention_mask=encoder_attention_mask,
-            segment_ids=segment_ids,
-            use_cache=use_cache,
-            return_dict=True,
-            **kwargs,
-        )
+        """As `TrafficVLMModel.forward`; labels [B,L], -100 is ignored; logits_to_keep: last tokens, or indices."""
+        text = (input_ids, pixel_values, attention_mask, position_ids, past_key_values, inputs_embeds)
+        image = (encoded_images, image_index, encoder_attention_mask)
+        options = {"segment_ids": segment_ids, "use_cache": use_cache, "return_dict": True} | kwargs
+        outputs = self.model(*text, *image, **options)  # in the order of its arguments
         return self.language_model_output(outputs, labels, logits_to_keep, **kwargs)
+
+    def get_image_features(self, pixel_values: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
+        """As `TrafficVLMModel.get_image_features`."""
+        return self.model.get_image_features(pixel_values, **kwargs)
+
+    def weights_version(self) -> str:
+        """As `TrafficVLMModel.weights_version`."""
+        return self.model.weights_version()
+
+    def yes_probability(self, logits: torch.Tensor) -> torch.Tensor:
+        """P(yes) [...] in float32 of logits [...,V] at the last token of a question."""
+        return yes_probability(logits, self.config)
+
+    @torch.no_grad()
+    def score_yes_no(self, *args: Any, **inputs: Any) -> list[torch.Tensor]:
+        """P(yes) of every question: one float32 tensor [Q] per image, its Q questions in the given order.
+
+        Arguments and errors are those of `question_logits`.
+        """
+        return [self.yes_probability(logits) for logits in self.question_logits(*args, **inputs)]
 
 
 # With label smoothing, `Trainer` compares logits with the next labels only for classes whose names are listed here.
@@ -623,8 +657,11 @@ for _class in (TrafficVLMForCausalLM, TrafficVLMForConditionalGeneration):
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(_class.__name__, _class.__name__)
 
 
-class TrafficVLMForSequenceClassification(TrafficVLMPreTrainedModel, ImageReader):
+class TrafficVLMForSequenceClassification(TrafficVLMPreTrainedModel):
     """The full model with a linear classification head on the last token of each question; class 1 is yes."""
+
+    encode_images = encode_images
+    attention_maps = attention_maps
 
     def __init__(self, config: TrafficVLMConfig):
         super().__init__(config)
@@ -650,9 +687,9 @@ class TrafficVLMForSequenceClassification(TrafficVLMPreTrainedModel, ImageReader
         if kwargs.get("segment_ids") is not None and question_ends is None:
             raise ValueError("Packed rows (segment_ids) need question_ends from the processor.")
         if attention_mask is None and input_ids is not None:
-            attention_mask = self.padding_mask(input_ids)
+            attention_mask = padding_mask(input_ids, self.config.text_config.pad_token_id)
         outputs = self.model(input_ids, pixel_values, attention_mask, return_dict=True, **kwargs)
-        logits = self.score(self.question_states(outputs.last_hidden_state, attention_mask, question_ends))
+        logits = self.score(question_states(outputs.last_hidden_state, attention_mask, question_ends))
         loss = None
         if labels is not None:
             if labels.shape[:1] != logits.shape[:1]:

@@ -12,7 +12,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from ..scoring_traffic_vlm import YesNoScorer
+from ..scoring_traffic_vlm import yes_probability
 from .greedy import generate
 from .onnx import NAMES
 
@@ -64,7 +64,6 @@ class ExportedModel:
 
     device = torch.device("cpu")
     training = False
-    yes_probability = YesNoScorer.yes_probability
 
     def __init__(self, folder: Path, config: Any, suffix: str = ""):
         try:
@@ -79,6 +78,10 @@ class ExportedModel:
             self.sessions[name] = onnxruntime.InferenceSession(path)
         about = json.loads((folder / "export.json").read_text())
         self.generation_config = GenerationConfig(max_new_tokens=about["max_new_tokens"])
+
+    def yes_probability(self, logits: torch.Tensor) -> torch.Tensor:
+        """P(yes) [...] in float32 of logits [...,V] at the last token of a question."""
+        return yes_probability(logits, self.config)
 
     def encode_images(self, pixel_values: torch.Tensor) -> ExportedImages:
         """Encode images [I,3,H,W]."""

@@ -164,6 +164,42 @@ def test_continue_from_a_returned_cache(model, expected):
         assert torch.equal(second.sequences, expected)
 
 
+@pytest.mark.parametrize("give", ["pixels", "encoded", "swapped"])
+@pytest.mark.parametrize("name", ["forward", "generate"])
+@torch.no_grad()
+def test_a_cache_refuses_another_image(model, give, name):
+    ids, pixels = random_ids(2, 6), random_pixels(2)
+    cache = model(ids, pixels, use_cache=True).past_key_values
+    image = {"pixel_values": random_pixels(2, seed=7)}
+    if give == "encoded":
+        image = {"encoded_images": model.encode_images(image["pixel_values"])}
+    elif give == "swapped":
+        image = {"pixel_values": pixels, "image_index": torch.tensor([1, 0])}
+    cache.crop(0)  # removes no token
+    more = ids if name == "forward" else torch.cat([ids, ids], dim=1)
+    with pytest.raises(ValueError, match="holds another image than the one given"):
+        getattr(model, name)(input_ids=more, past_key_values=cache, **image)
+
+
+def test_a_cache_without_text_takes_another_image(model, expected):
+    ids, pixels = random_ids(2, 6), random_pixels(2)
+    cache = model.generate(ids, pixel_values=random_pixels(2, seed=7), return_dict_in_generate=True).past_key_values
+    cache.crop(-cache.get_seq_length())
+    assert cache.image_key_values is None
+    assert torch.equal(model.generate(ids, pixel_values=pixels, past_key_values=cache, **NO_END), expected)
+
+
+@torch.no_grad()
+def test_a_cached_image_of_a_decoder_alone_is_compared(model, alone):
+    tokens = [model.get_image_features(random_pixels(2, seed=seed)).pooler_output for seed in (0, 7)]
+    ids = random_ids(2, 6)
+    cache = alone(ids, encoder_hidden_states=tokens[0], use_cache=True).past_key_values
+    longer = torch.cat([ids, ids], dim=1)
+    alone.generate(longer, encoder_hidden_states=tokens[0], past_key_values=copy.deepcopy(cache), **NO_END)
+    with pytest.raises(ValueError, match="holds another image"):
+        alone.generate(longer, encoder_hidden_states=tokens[1], past_key_values=cache, **NO_END)
+
+
 @pytest.mark.parametrize("static", [False, True])
 def test_given_cache_keeps_the_image(model, expected, static):
     ids, pixels, config = random_ids(2, 6), random_pixels(2), model.config.text_config

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from tiny import (
+    LATENT,
     TINY_TEXT,
     close,
     each_attention,
@@ -27,6 +28,7 @@ from tiny import (
 from traffic_vlm import modeling_traffic_vlm
 from traffic_vlm.attention_traffic_vlm import TrafficVLMRMSNorm, apply_rotary, rotary_embedding
 from traffic_vlm.cache_traffic_vlm import TrafficVLMCache, TrafficVLMStaticCache
+from traffic_vlm.checks_traffic_vlm import find_segments
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
 from traffic_vlm.modeling_traffic_vlm import (
     TrafficVLMForCausalLM,
@@ -322,6 +324,27 @@ def test_packed_equals_separate_questions(attention, implementation, lengths, pa
     assert int(ends[0, -1]) == padding + sum(lengths) - 1
 
 
+@each_attention
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("use_cache", [False, True])
+@torch.no_grad()
+def test_positions_that_start_again_begin_a_new_text(attention, implementation, use_cache):
+    """Rows without padding, as TRL makes them: no mask, and positions that start again."""
+    model, pixels = tiny_model(text=attention), random_pixels(1)
+    model.set_attn_implementation(implementation)
+    texts = [random_ids(1, length, seed=length) for length in (4, 1, 1, 5)]
+    positions = torch.cat([torch.arange(text.shape[1]) for text in texts])[None]
+    row = model(torch.cat(texts, dim=1), pixels, position_ids=positions, use_cache=use_cache).logits
+    close(row, torch.cat([model(text, pixels).logits for text in texts], dim=1), 1e-4)
+
+
+def test_positions_that_start_again_need_a_mask_of_texts():
+    positions = torch.tensor([[0, 1, 2, 3]])
+    assert find_segments(positions, 2, "flash_attention_2") is None
+    with pytest.raises(ValueError, match="which flash_attention_2 does not support: use sdpa or eager"):
+        find_segments(positions % 2, 2, "flash_attention_2")
+
+
 @torch.no_grad()
 def test_packed_row_with_a_static_cache(decoder, vision):
     row = pack([random_ids(4, seed=1), random_ids(3, seed=2)])
@@ -560,6 +583,21 @@ def test_tied_weights_of_a_saved_folder_are_complete(tmp_path):
     assert torch.equal(model.lm_head.weight, saved["model.text_model.embed_tokens.weight"])
     with pytest.raises(RuntimeError, match=r"lm_head\.weight"):
         tiny_model(tie_word_embeddings=False).load_state_dict(saved)
+
+
+def test_the_embedding_comes_before_the_head_that_shares_it():
+    for model in (tiny_model(), TrafficVLMForCausalLM(tiny_text_config())):
+        embedding = model.get_input_embeddings().weight
+        others = [p.numel() for module in model.modules() if isinstance(module, nn.Embedding) for p in [module.weight]]
+        assert next(name for name, p in model.named_parameters() if p is embedding).endswith("embed_tokens.weight")
+        assert model.num_parameters(exclude_embeddings=True) == model.num_parameters() - sum(others)
+
+
+def test_weights_of_a_latent_decoder_and_a_tower_with_keys_load():
+    weights, model = tiny_model(text=LATENT).state_dict(), tiny_model(text=LATENT, seed=1)
+    assert any("vision_tower" in name and "k_proj" in name for name in weights)
+    model.load_state_dict(weights)
+    assert torch.equal(model.lm_head.weight, weights["lm_head.weight"])
 
 
 def test_embeddings_can_be_resized():

@@ -12,7 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tiny import TINY_TOWER, close, count_calls, each_attention, pack, random_ids, random_pixels, tiny_model
+from tiny import (
+    TINY_TOWER,
+    close,
+    count_calls,
+    each_attention,
+    new_process,
+    pack,
+    random_ids,
+    random_pixels,
+    save_folder,
+    tiny_model,
+)
 from traffic_vlm import scoring_traffic_vlm
 from traffic_vlm.checks_traffic_vlm import packed_mask
 from traffic_vlm.scoring_traffic_vlm import EncodedImages
@@ -284,6 +295,49 @@ def test_encoded_images_of_moved_batch_norm_statistics_raise(monkeypatch):
     assert len(said) == 1 and "Call model.eval() first" in said[0]
     with pytest.raises(ValueError, match="changed"):
         model.eval().score_yes_no(ids, encoded_images=encoded)
+
+
+def test_encoded_images_serve_other_processes_with_the_same_weights(tmp_path):
+    model, pixels, ids = tiny_model(), random_pixels(1), random_ids(1, 4)
+    save_folder(model, tmp_path / "model")
+    torch.save((pixels, ids), tmp_path / "inputs.pt")
+    load = f"""
+        from transformers import AutoModel
+        model = AutoModel.from_pretrained({str(tmp_path / "model")!r}, trust_remote_code=True)
+        pixels, ids = torch.load({str(tmp_path / "inputs.pt")!r})
+        images = {str(tmp_path / "images.pt")!r}
+    """
+    save = """
+        torch.save(model.encode_images(pixels), images)
+    """
+    new_process(load + save, tmp_path)
+    use = """
+        images = torch.load(images)
+        print(float(model.score_yes_no(ids, encoded_images=images)[0]))
+        torch.nn.init.ones_(model.model.projector.bias)
+        try:
+            model.score_yes_no(ids, encoded_images=images)
+        except ValueError as error:
+            print(error)
+    """
+    score, error = new_process(load + use, tmp_path).splitlines()[-2:]
+    assert float(score) == pytest.approx(float(model.score_yes_no(ids, pixels)[0]), abs=1e-6)
+    assert "from another model, or from weights that have changed" in error
+
+
+def test_a_digest_is_of_all_weights_that_encode_images():
+    version = tiny_model().model.weights_version()
+    assert tiny_model().model.weights_version() == version  # by content, not by object
+    model = copy.deepcopy(tiny_model().double()).model
+    assert model.weights_version() != version
+    assert model.float().weights_version() == version  # moved there and back
+    with torch.no_grad():
+        model.text_model.layers[0].self_attn.q_proj.weight.add_(1.0)  # reads no image
+        assert model.weights_version() == version
+        model.vision_tower.embeddings.patch_embedding.bias.add_(1.0)
+    assert model.weights_version() != version
+    model.load_state_dict(tiny_model().model.state_dict())
+    assert model.weights_version() == version
 
 
 def test_encoded_images_of_another_adapter_raise():
