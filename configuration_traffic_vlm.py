@@ -12,6 +12,7 @@ import json
 import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
@@ -44,27 +45,29 @@ TEXT_AUTO_MAP = {
 }
 
 
-def _check(condition: bool, message: str, **fields: Any) -> None:
-    """Raise `ValueError` with the message and the values of the fields, unless the condition holds."""
+def _check(config: Any, condition: bool, message: str, *names: str) -> None:
+    """Raise `ValueError` with the message and the values of these fields, unless the condition holds."""
     if not condition:
-        values = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+        values = ", ".join(f"{name}={getattr(config, name, None)!r}" for name in names)
         raise ValueError(f"{message}: got {values}.")
 
 
-def _check_positive_integers(**fields: Any) -> None:
-    for name, value in fields.items():
+def _check_positive_integers(config: Any, *names: str) -> None:
+    """Raise `ValueError` for a field that is not a positive integer."""
+    for name in names:
+        value = getattr(config, name)
         is_integer = isinstance(value, int) and not isinstance(value, bool)
-        _check(is_integer and value > 0, f"{name} must be a positive integer", **{name: value})
+        _check(config, is_integer and value > 0, f"{name} must be a positive integer", name)
 
 
-def _check_numbers(minimum: float, limit: float = math.inf, **fields: Any) -> None:
+def _check_number(config: Any, name: str, minimum: float, limit: float = math.inf) -> None:
     """Raise `ValueError` for a field that is not a number in [minimum, limit)."""
-    for name, value in fields.items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        in_range = is_number and minimum <= value < limit
-        _check(in_range, f"{name} must be a number in [{minimum}, {limit})", **{name: value})
+    value = getattr(config, name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    _check(config, is_number and minimum <= value < limit, f"{name} must be a number in [{minimum}, {limit})", name)
 
 
+TINY = 1e-30  # the least positive number that a field can have
 # The decoder of the "medium" size.
 MEDIUM_TEXT = {
     "hidden_size": 768,
@@ -145,15 +148,6 @@ class TrafficVLMTextConfig(PreTrainedConfig):
         no_token_id: int = 5,
         **kwargs: Any,
     ):
-        if head_dim is None:
-            _check_positive_integers(hidden_size=hidden_size, num_attention_heads=num_attention_heads)
-            _check(
-                hidden_size % num_attention_heads == 0,
-                "hidden_size must be divisible by num_attention_heads when head_dim is None",
-                hidden_size=hidden_size,
-                num_attention_heads=num_attention_heads,
-            )
-            head_dim = hidden_size // num_attention_heads
         rope_theta = kwargs.pop("rope_theta", 10000.0)
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
@@ -164,7 +158,7 @@ class TrafficVLMTextConfig(PreTrainedConfig):
         self.kv_latent_size = kv_latent_size
         self.rope_head_dim = rope_head_dim
         self.image_latent_size = image_latent_size
-        self.head_dim = head_dim
+        self.head_dim = self._default_head_dim() if head_dim is None else head_dim
         self.max_position_embeddings = max_position_embeddings
         self.hidden_act = hidden_act
         self.rms_norm_eps = rms_norm_eps
@@ -185,41 +179,50 @@ class TrafficVLMTextConfig(PreTrainedConfig):
         self.check_fields()
         super().__init__(**kwargs)
 
+    def _default_head_dim(self) -> int:
+        _check_positive_integers(self, "hidden_size", "num_attention_heads")
+        message = "hidden_size must be divisible by num_attention_heads when head_dim is None"
+        is_divisible = self.hidden_size % self.num_attention_heads == 0
+        _check(self, is_divisible, message, "hidden_size", "num_attention_heads")
+        return self.hidden_size // self.num_attention_heads
+
     def check_fields(self) -> None:
         """Raise `ValueError` if a field is invalid or fields contradict each other."""
         sizes = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
         sizes += ["num_key_value_heads", "head_dim", "rope_head_dim", "max_position_embeddings"]
         optional = ("encoder_hidden_size", "kv_latent_size", "image_latent_size")
         sizes += [name for name in optional if getattr(self, name) is not None]
-        _check_positive_integers(**{name: getattr(self, name) for name in sizes})
-        _check(
-            self.num_attention_heads % self.num_key_value_heads == 0,
-            "num_attention_heads must be divisible by num_key_value_heads",
-            num_attention_heads=self.num_attention_heads,
-            num_key_value_heads=self.num_key_value_heads,
-        )
+        _check_positive_integers(self, *sizes)
+        heads = ("num_attention_heads", "num_key_value_heads")
+        is_divisible = self.num_attention_heads % self.num_key_value_heads == 0
+        _check(self, is_divisible, "num_attention_heads must be divisible by num_key_value_heads", *heads)
         for name in ("head_dim", "rope_head_dim"):
-            size = getattr(self, name)
-            _check(size % 2 == 0, f"{name} must be even because RoPE rotates pairs", **{name: size})
-        _check(self.hidden_act in ACT2FN, "hidden_act must be in transformers' ACT2FN", hidden_act=self.hidden_act)
-        tiny = 1e-30  # positive
-        _check_numbers(tiny, rms_norm_eps=self.rms_norm_eps, initializer_range=self.initializer_range)
-        _check_numbers(0.0, 1.0, attention_dropout=self.attention_dropout, hidden_dropout=self.hidden_dropout)
-        rope_type, theta = (self.rope_parameters.get(key) for key in ("rope_type", "rope_theta"))
-        _check(rope_type == "default", "rope_parameters must have rope_type='default'", **self.rope_parameters)
-        _check_numbers(tiny, rope_theta=theta)
-        ids = {"pad_token_id": self.pad_token_id, "yes_token_id": self.yes_token_id, "no_token_id": self.no_token_id}
-        _check(len(set(ids.values())) == 3, "padding, yes and no must be different tokens", **ids)
-        for name in ("pad", "unk", "bos", "eos", "yes", "no"):
-            value = getattr(self, f"{name}_token_id")
+            _check(self, getattr(self, name) % 2 == 0, f"{name} must be even because RoPE rotates pairs", name)
+        _check(self, self.hidden_act in ACT2FN, "hidden_act must be in transformers' ACT2FN", "hidden_act")
+        for name in ("rms_norm_eps", "initializer_range"):
+            _check_number(self, name, TINY)
+        for name in ("attention_dropout", "hidden_dropout"):
+            _check_number(self, name, 0.0, 1.0)
+        self._check_rope()
+        self._check_token_ids()
+
+    def _check_rope(self) -> None:
+        is_default = self.rope_parameters.get("rope_type") == "default"
+        _check(self, is_default, "rope_parameters must have rope_type='default'", "rope_parameters")
+        _check_number(SimpleNamespace(rope_theta=self.rope_parameters.get("rope_theta")), "rope_theta", TINY)
+
+    def _check_token_ids(self) -> None:
+        ids = ("pad_token_id", "yes_token_id", "no_token_id")
+        are_different = len({getattr(self, name) for name in ids}) == 3
+        _check(self, are_different, "padding, yes and no must be different tokens", *ids)
+        for name in ("pad_token_id", "unk_token_id", "bos_token_id", "eos_token_id", "yes_token_id", "no_token_id"):
+            value = getattr(self, name)
             # generate() accepts no end token (None) or several (a list).
-            token_ids = value if name == "eos" and isinstance(value, list) and value else [value]
-            _check(
-                all(isinstance(token_id, int) and 0 <= token_id < self.vocab_size for token_id in token_ids)
-                or (value is None and name in ("pad", "bos", "eos")),
-                f"{name}_token_id must be an id inside the vocabulary",
-                **{f"{name}_token_id": value, "vocab_size": self.vocab_size},
-            )
+            values = value if name == "eos_token_id" and isinstance(value, list) and value else [value]
+            is_inside = all(isinstance(token_id, int) and 0 <= token_id < self.vocab_size for token_id in values)
+            is_left_out = value is None and name in ("pad_token_id", "bos_token_id", "eos_token_id")
+            message = f"{name} must be an id inside the vocabulary"
+            _check(self, is_inside or is_left_out, message, name, "vocab_size")
 
     @property
     def suppressed_tokens(self) -> list[int]:
@@ -307,46 +310,33 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         self.initializer_range = initializer_range
         self.neck = neck
         self.neck_width = hidden_size if neck_width is None else neck_width
-        stages = {name: getattr(self, name) for name in CONV_LISTS}
-        if any(stages.values()):
-            self._check_convolutions(stages)
-        _check(hidden_act in ACT2FN, "hidden_act must be in transformers' ACT2FN", hidden_act=hidden_act)
-        _check(
-            isinstance(neck, str) and neck in ("transformer", "depthwise"),
-            "neck must be 'transformer' or 'depthwise'",
-            neck=neck,
-        )
-        _check_positive_integers(
-            neck_width=self.neck_width, num_attention_heads=num_attention_heads, patch_size=patch_size
-        )
-        _check(
-            neck == "depthwise" or self.neck_width % num_attention_heads == 0,
-            "neck_width must be divisible by num_attention_heads",
-            neck_width=self.neck_width,
-            num_attention_heads=num_attention_heads,
-        )
+        self.check_fields()
         super().__init__(**kwargs)
 
-    def _check_convolutions(self, stages: dict[str, list[int]]) -> None:
-        """Raise `ValueError` if the lists of the convolutions are invalid or contradict each other."""
-        _check_positive_integers(
-            conv_expansion=self.conv_expansion,
-            **{f"{name}[{i}]": n for name, numbers in stages.items() for i, n in enumerate(numbers)},
-        )
-        _check(
-            {len(self.conv_widths) - 2} == {len(stages[name]) for name in CONV_LISTS[1:]},
-            "conv_widths needs two more entries than the other lists, which have one per stage",
-            **stages,
-        )
-        _check(all(size % 2 for size in self.conv_kernel_sizes), "kernel sizes must be odd", **stages)
-        _check(
-            all(stride in (1, 2) for stride in self.conv_strides)
-            and self.patch_size == math.prod(self.conv_strides)
-            and math.prod(self.conv_strides[1:]) >= 4,
-            "strides must be 1 or 2, two of them 2 after the first stage, and patch_size must be their product",
-            patch_size=self.patch_size,
-            **stages,
-        )
+    def check_fields(self) -> None:
+        """Raise `ValueError` if a field is invalid or fields contradict each other."""
+        if any(getattr(self, name) for name in CONV_LISTS):
+            self._check_convolutions()
+        _check(self, self.hidden_act in ACT2FN, "hidden_act must be in transformers' ACT2FN", "hidden_act")
+        is_known = self.neck in ("transformer", "depthwise")
+        _check(self, is_known, "neck must be 'transformer' or 'depthwise'", "neck")
+        _check_positive_integers(self, "neck_width", "num_attention_heads", "patch_size")
+        is_divisible = self.neck == "depthwise" or self.neck_width % self.num_attention_heads == 0
+        message = "neck_width must be divisible by num_attention_heads"
+        _check(self, is_divisible, message, "neck_width", "num_attention_heads")
+
+    def _check_convolutions(self) -> None:
+        _check_positive_integers(self, "conv_expansion")
+        numbers = {f"{name}[{i}]": n for name in CONV_LISTS for i, n in enumerate(getattr(self, name))}
+        _check_positive_integers(SimpleNamespace(**numbers), *numbers)
+        has_stages = {len(self.conv_widths) - 2} == {len(getattr(self, name)) for name in CONV_LISTS[1:]}
+        message = "conv_widths needs two more entries than the other lists, which have one per stage"
+        _check(self, has_stages, message, *CONV_LISTS)
+        _check(self, all(size % 2 for size in self.conv_kernel_sizes), "kernel sizes must be odd", *CONV_LISTS)
+        strides, stride = self.conv_strides, math.prod(self.conv_strides)
+        fits = set(strides) <= {1, 2} and self.patch_size == stride and math.prod(strides[1:]) >= 4
+        message = "strides must be 1 or 2, two of them 2 after the first stage, and patch_size must be their product"
+        _check(self, fits, message, "patch_size", *CONV_LISTS)
 
 
 class TrafficVLMConfig(PreTrainedConfig):
@@ -404,27 +394,22 @@ class TrafficVLMConfig(PreTrainedConfig):
 
     def check_fields(self) -> None:
         """Raise `ValueError` if fields are invalid or contradict each other; the text config checks its own fields."""
-        _check_numbers(1e-30, yes_no_temperature=self.yes_no_temperature)
-        vision = {
-            name: getattr(self.vision_config, name, None) for name in ("hidden_size", "image_size", "patch_size")
-        }
-        _check(None not in vision.values(), "vision_config must define the width and grid of its tokens", **vision)
-        grid = (self.vision_config.image_size, self.vision_config.patch_size)
-        both = [(value, value) if isinstance(value, int) else tuple(value) for value in grid]
-        _check(
-            all(len(value) == 2 for value in both)
-            and all(patch > 0 and size >= patch and size % patch == 0 for size, patch in zip(*both)),
-            "image_size must be a multiple of patch_size",
-            **vision,
+        _check_number(self, "yes_no_temperature", TINY)
+        vision = self.vision_config
+        grid = ("hidden_size", "image_size", "patch_size")
+        is_complete = all(getattr(vision, name, None) is not None for name in grid)
+        _check(vision, is_complete, "vision_config must define the width and grid of its tokens", *grid)
+        both = (vision.image_size, vision.patch_size)
+        sizes, patches = ((value, value) if isinstance(value, int) else tuple(value) for value in both)
+        fits = len(sizes) == len(patches) == 2 and all(
+            patch > 0 and size >= patch and size % patch == 0 for size, patch in zip(sizes, patches)
         )
+        _check(vision, fits, "image_size must be a multiple of patch_size", *grid)
         counts = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "num_channels")
-        given = {name: getattr(self.vision_config, name) for name in counts if hasattr(self.vision_config, name)}
-        _check_positive_integers(**given)
-        _check(
-            given["hidden_size"] % given.get("num_attention_heads", 1) == 0,
-            "vision_config.hidden_size must be divisible by vision_config.num_attention_heads",
-            **given,
-        )
+        _check_positive_integers(vision, *(name for name in counts if hasattr(vision, name)))
+        is_divisible = vision.hidden_size % getattr(vision, "num_attention_heads", 1) == 0
+        message = "vision_config.hidden_size must be divisible by vision_config.num_attention_heads"
+        _check(vision, is_divisible, message, "hidden_size", "num_attention_heads")
 
     @staticmethod
     def _build_text_config(
@@ -432,11 +417,11 @@ class TrafficVLMConfig(PreTrainedConfig):
     ) -> TrafficVLMTextConfig:
         fields = dict(text_config.to_dict() if isinstance(text_config, PreTrainedConfig) else text_config or {})
         fields = {key: value for key, value in fields.items() if key not in ("auto_map", "model_type")}
-        _check(
-            fields.get("encoder_hidden_size", 0) is not None,
-            "text_config.encoder_hidden_size must not be None: the full model reads the image by cross-attention",
-            encoder_hidden_size=None,
-        )
+        if fields.get("encoder_hidden_size", 0) is None:
+            raise ValueError(
+                "text_config.encoder_hidden_size must not be None: the full model reads the image by cross-attention: "
+                "got encoder_hidden_size=None."
+            )
         fields["encoder_hidden_size"] = fields.get("hidden_size", 512)
         if tie_word_embeddings is not None:
             fields["tie_word_embeddings"] = tie_word_embeddings

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 from transformers import Pipeline
 
 from .answer_kind_traffic_vlm import AnswerKind
@@ -66,16 +66,6 @@ class Asked:
     questions: list[Question]
     index: int | None = None
     pixels: torch.Tensor | None = None  # [1,3,H,W], unless the image is encoded
-
-
-class Rows(IterableDataset):
-    """Rows that are read as they are consumed: releases before 5.16 make a list of a generator first."""
-
-    def __init__(self, rows: Iterable[Asked]):
-        self.rows = rows
-
-    def __iter__(self) -> Iterator[Asked]:
-        return iter(self.rows)
 
 
 def is_encoded(image: Any) -> bool:
@@ -145,7 +135,14 @@ class TrafficVLMPipeline(Pipeline):
         given = {name: value for name, value in forward.items() if value is not None}
         return ({} if region is None else {"region": region}), given, {}
 
-    def __call__(self, image: Any = None, question: Any = None, **kwargs: Any) -> Any:
+    def __call__(
+        self,
+        image: Any = None,
+        question: Any = None,
+        batch_size: int | None = None,
+        num_workers: int | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Answer questions about images.
 
         Args:
@@ -153,6 +150,8 @@ class TrafficVLMPipeline(Pipeline):
                 list of them; or dictionaries with "image" and "question" in their place. Generators and datasets of
                 torch or `datasets` are read as they are consumed.
             question: one question or a list; with several images, also one list of questions for each.
+            batch_size: number of images in one pass, by default 1.
+            num_workers: number of threads that prepare images.
             kwargs: see the class.
 
         Returns:
@@ -167,14 +166,23 @@ class TrafficVLMPipeline(Pipeline):
             ValueError, TypeError: no image, one that cannot be read, no question, or lists that do not fit together.
         """
         # Before images are looked at: a misspelled name would be reported as a missing image.
-        self._sanitize_parameters(**{k: v for k, v in kwargs.items() if k not in ("batch_size", "num_workers")})
+        preprocess, forward, _ = self._sanitize_parameters(**kwargs)
+        prepare = partial(self.preprocess, **(self._preprocess_params | preprocess))
+        answer = partial(self.forward, **(self._forward_params | forward))
+        batch_size = (self._batch_size or 1) if batch_size is None else batch_size
+        num_workers = (self._num_workers or 0) if num_workers is None else num_workers
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(f"batch_size must be a number of images, at least 1, got {batch_size!r}")
+        if not isinstance(num_workers, int) or num_workers < 0:
+            raise ValueError(f"num_workers must be a number of threads, got {num_workers!r}")
+        options = (prepare, answer, batch_size, num_workers or THREADS)
         if is_stream(image):
             items = image if isinstance(image, Iterable) else (image[i] for i in range(len(image)))
             rows = (self._ask(item, question, index) for index, item in enumerate(items))
-            return super().__call__(Rows(rows), **kwargs)
+            return self._answer_batches(rows, *options)
         is_list = isinstance(image, Sequence) and not isinstance(image, str | bytes)
         if not (is_list or getattr(image, "ndim", 0) == 4 or (is_encoded(image) and len(image) > 1)):
-            return super().__call__(self._ask(image, question), **kwargs)
+            return answer([prepare(self._ask(image, question))])[0]
         images = [image[i] for i in range(len(image))]
         if not images:
             raise ValueError("no image was given: the list is empty")
@@ -186,7 +194,7 @@ class TrafficVLMPipeline(Pipeline):
             )
         questions = question if has_lists else [question] * len(images)
         asked = [self._ask(*pair, index) for index, pair in enumerate(zip(images, questions))]
-        return super().__call__(asked, **kwargs)
+        return list(self._answer_batches(asked, *options))
 
     def _ask(self, image: Any, question: Any, index: int | None = None) -> Asked:
         """An image with its questions, which are read."""
@@ -249,30 +257,20 @@ class TrafficVLMPipeline(Pipeline):
             raise type(error)(f"image {inputs.index}: {error}") from error
         return replace(inputs, image=None, pixels=pixels)
 
-    def run_single(
-        self, inputs: Asked, preprocess_params: dict, forward_params: dict, postprocess_params: dict
-    ) -> list[dict[str, Any]]:
-        return self.forward([self.preprocess(inputs, **preprocess_params)], **forward_params)[0]
-
-    def get_iterator(
-        self,
-        inputs: Iterable[Asked],
-        num_workers: int,
+    @staticmethod
+    def _answer_batches(
+        asked: Iterable[Asked],
+        prepare: Callable[[Asked], Asked],
+        answer: Callable[[list[Asked]], list[list[dict[str, Any]]]],
         batch_size: int,
-        preprocess_params: dict,
-        forward_params: dict,
-        postprocess_params: dict,
+        threads: int,
     ) -> Iterator[list[dict[str, Any]]]:
         """Yield the answers about each image. Threads prepare the next batch while the model answers this one.
 
         An image that cannot be read, or an error of the source, is raised after the answers about those before it.
         """
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"batch_size must be a number of images, at least 1, got {batch_size!r}")
-        if not isinstance(num_workers, int) or num_workers < 0:
-            raise ValueError(f"num_workers must be a number of threads, got {num_workers!r}")
-        rows, prepare = iter(inputs), partial(self.preprocess, **preprocess_params)
-        with ThreadPoolExecutor(num_workers or THREADS) as pool:
+        rows = iter(asked)
+        with ThreadPoolExecutor(threads) as pool:
 
             def read_ahead() -> list[Future[Asked]]:
                 futures: list[Future[Asked]] = []
@@ -286,13 +284,14 @@ class TrafficVLMPipeline(Pipeline):
 
             ahead = read_ahead()
             while ahead:
-                error = next((one.exception() for one in ahead if one.exception()), None)
-                batch = [one.result() for one in takewhile(lambda one: not one.exception(), ahead)]
-                ahead = [] if error else read_ahead()
+                errors = [one.exception() for one in ahead]
+                good = next((i for i, error in enumerate(errors) if error), len(ahead))
+                batch = [one.result() for one in ahead[:good]]
+                ahead = read_ahead() if good == len(ahead) else []
                 if batch:
-                    yield from self.forward(batch, **forward_params)
-                if error:
-                    raise error
+                    yield from answer(batch)
+                if good < len(errors):
+                    raise errors[good]  # type: ignore[misc]
 
     def _forward(
         self,
@@ -306,31 +305,23 @@ class TrafficVLMPipeline(Pipeline):
             raise ValueError("the model is in training mode, which changes its answers: call model.eval() first")
         find_threshold: Callable[[str], Any] = getattr(thresholds, "for_question", lambda text: thresholds)
         encoded = self._encode(rows)
-        asked = [[one for one in row.questions if one.problem is None] for row in rows]
-        scores = iter(self._score(encoded, asked))
-        items: list[list[dict[str, Any]]] = []
-        in_words: list[tuple[int, int, Question]] = []  # image, place of the question, question
-        for i, row in enumerate(rows):
-            items.append([])
-            for j, question in enumerate(row.questions):
-                if question.problem:
-                    items[i].append(question.answer(problem=question.problem))
-                    continue
-                p, margin = next(scores)
-                more: dict[str, Any] = {}
-                if margins:
-                    more["margin"] = -margin if question.form.is_negated else margin
-                if question.form.is_yes_no:
-                    threshold = find_threshold(question.form.text)
-                    items[i].append(question.answer(**yes_or_no(question.form, p, threshold), **more))
-                else:
-                    items[i].append(question.answer(**more))
-                    in_words.append((i, j, question))
-        if generate_words and in_words:
-            generated = self._generate(encoded, [(i, question) for i, _, question in in_words], streamer)
-            for (i, j, question), (answer, score) in zip(in_words, generated):
-                items[i][j] |= question.answer_in_words(answer, score)
-        return items
+        every = [(image, question) for image, row in enumerate(rows) for question in row.questions]
+        items = [question.answer(problem=question.problem) for _, question in every]
+        asked = [i for i, (_, question) in enumerate(every) if question.problem is None]
+        prompts = [[question for question in row.questions if question.problem is None] for row in rows]
+        for i, (p, margin) in zip(asked, self._score(encoded, prompts)):
+            question = every[i][1]
+            form, more = question.form, {}
+            if form.is_yes_no:
+                more = yes_or_no(form, p, find_threshold(form.text))
+            if margins:
+                more["margin"] = -margin if form.is_negated else margin
+            items[i] = question.answer(**more)
+        in_words = [i for i in asked if generate_words and not every[i][1].form.is_yes_no]
+        for i, (answer, score) in zip(in_words, self._generate(encoded, [every[i] for i in in_words], streamer)):
+            items[i] |= every[i][1].answer_in_words(answer, score)
+        found = iter(items)
+        return [[next(found) for _ in row.questions] for row in rows]
 
     def postprocess(self, model_outputs: Any) -> Any:  # the base class requires it
         return model_outputs
@@ -351,11 +342,10 @@ class TrafficVLMPipeline(Pipeline):
         if len(pixels) == len(rows):
             return encoded
         new = iter(encoded)
-        parts = [next(new) if row.pixels is not None else row.image for row in rows]
-        versions = [getattr(part, "weights_version", None) for part in parts]
-        current = self.model.weights_version() if any(versions) else None
-        for row, version in zip(rows, versions):
-            if version not in (None, current):
+        parts = [row.image if row.pixels is None else next(new) for row in rows]
+        for row, part in zip(rows, parts):
+            version = getattr(part, "weights_version", None)
+            if version is not None and version != self.model.weights_version():
                 where = "" if row.index is None else f"image {row.index}: "
                 raise ValueError(f"{where}it was encoded by another model, or by weights that have changed since")
         return parts[0] if len(parts) == 1 else type(parts[0]).join(parts)
