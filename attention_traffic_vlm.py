@@ -114,6 +114,7 @@ class TrafficVLMAttention(nn.Module):
         self.head_dim = config.head_dim
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = config.head_dim**-0.5
+        self.rope_interleaved = config.rope_interleaved  # reading a configuration takes as long as a small operation
         self.q_proj = nn.Linear(config.hidden_size, config.num_attention_heads * config.head_dim, bias=False)
         self.add_key_value_projections(key_value_size)
         self.o_proj = nn.Linear(config.num_attention_heads * config.head_dim, config.hidden_size, bias=False)
@@ -161,8 +162,8 @@ class TrafficVLMSelfAttention(TrafficVLMAttention):
         self, hidden_states: torch.Tensor, rotary: Rotary
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [B,H,L,D], and keys and values [B,K,L,D], of states [B,L,C]; queries and keys are rotated."""
-        query = apply_rotary(self.query(hidden_states), rotary, self.config.rope_interleaved)
-        key = apply_rotary(self.split_heads(self.k_proj(hidden_states)), rotary, self.config.rope_interleaved)
+        query = apply_rotary(self.query(hidden_states), rotary, self.rope_interleaved)
+        key = apply_rotary(self.split_heads(self.k_proj(hidden_states)), rotary, self.rope_interleaved)
         return query, key, self.split_heads(self.v_proj(hidden_states))
 
     def forward(
@@ -306,8 +307,8 @@ class TrafficVLMLatentSelfAttention(TrafficVLMLatentAttention, TrafficVLMSelfAtt
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """As in grouped-query attention; the key is [B,1,L,kv_latent_size + rope_head_dim], the value has width 0."""
         query_rope = self.q_rope_proj(hidden_states).unflatten(-1, (-1, self.config.rope_head_dim)).transpose(1, 2)
-        query_rope = apply_rotary(query_rope, rotary, self.config.rope_interleaved)  # [B,H,L,rope_head_dim]
-        key_rope = apply_rotary(self.k_rope_proj(hidden_states)[:, None], rotary, self.config.rope_interleaved)
+        query_rope = apply_rotary(query_rope, rotary, self.rope_interleaved)  # [B,H,L,rope_head_dim]
+        key_rope = apply_rotary(self.k_rope_proj(hidden_states)[:, None], rotary, self.rope_interleaved)
         query = torch.cat([self.query(hidden_states), query_rope], dim=-1)
         key = torch.cat([self.latent(hidden_states), key_rope], dim=-1)
         return query, key, key[..., :0]

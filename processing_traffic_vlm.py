@@ -83,6 +83,10 @@ TAUGHT_ON = ("photographs", "rendered")
 Segment = tuple[list[int], list[int]]  # the ids of one prompt and of its answer (empty without answers)
 
 
+def _size(segment: Segment) -> int:
+    return len(segment[0]) + len(segment[1])
+
+
 def _image_list(images: Any) -> list[Any]:
     """Images as a list, from one image, a list, a batch [I,...] or, from chat templates, nested lists of one image."""
     if isinstance(images, np.ndarray | torch.Tensor) and images.ndim == 4:
@@ -166,7 +170,7 @@ def _first_fit(lengths: list[int], limit: int) -> list[list[int]]:
 
 def _pack(images: list[list[Segment]], row_tokens: int | str) -> list[list[list[int]]]:
     """For each image, the indices of the questions in each packed row; `row_tokens` as in the processor's call."""
-    lengths = [[len(prompt) + len(answer) for prompt, answer in questions] for questions in images]
+    lengths = [[_size(segment) for segment in questions] for questions in images]
     if row_tokens != "fit":
         return [_split_in_order(row, int(row_tokens)) for row in lengths]
     # All rows of the batch have the same width: choose the one with the fewest tokens in total, including padding.
@@ -184,32 +188,25 @@ def _lay_out(rows: list[list[Segment]], pad_id: int, width: int, left: bool) -> 
         position_ids    0     0     0   1   0   1  2    3
         segment_ids     0     0     1   1   2   2  2    2
     """
-    max_questions = max(map(len, rows))
-    data: dict[str, list[list[int]]] = {}
+    fillers = {"input_ids": pad_id, "attention_mask": 0, "labels": IGNORED_LABEL, "position_ids": 0, "segment_ids": 0}
+    data: dict[str, list[list[int]]] = {name: [] for name in (*fillers, "question_ends")}
+    most = max(map(len, rows))
     for row in rows:
-        ids: list[int] = []
-        labels: list[int] = []
-        positions: list[int] = []
-        segments: list[int] = []
-        ends: list[int] = []
-        for segment, (prompt, answer) in enumerate(row, start=1):
-            ends.append(len(ids) + len(prompt) - 1)
-            ids += prompt + answer
-            labels += [IGNORED_LABEL] * len(prompt) + answer
-            positions += range(len(prompt) + len(answer))
-            segments += [segment] * (len(prompt) + len(answer))
-        pads = max(0, width - len(ids))
-        for name, values, filler in (
-            ("input_ids", ids, pad_id),
-            ("attention_mask", [1] * len(ids), 0),
-            ("labels", labels, IGNORED_LABEL),
-            ("position_ids", positions, 0),
-            ("segment_ids", segments, 0),
-        ):
-            fill = [filler] * pads
-            data.setdefault(name, []).append(fill + values if left else values + fill)
-        shift = pads if left else 0
-        data.setdefault("question_ends", []).append([end + shift for end in ends] + [-1] * (max_questions - len(ends)))
+        pads = max(0, width - sum(map(_size, row)))
+        real: dict[str, list[int]] = {name: [] for name in fillers}
+        ends = []
+        for number, (prompt, answer) in enumerate(row, start=1):
+            ends.append((pads if left else 0) + len(real["input_ids"]) + len(prompt) - 1)
+            size = len(prompt) + len(answer)
+            real["input_ids"] += prompt + answer
+            real["attention_mask"] += [1] * size
+            real["labels"] += [IGNORED_LABEL] * len(prompt) + answer
+            real["position_ids"] += range(size)
+            real["segment_ids"] += [number] * size
+        for name, values in real.items():
+            padding = [fillers[name]] * pads
+            data[name].append(padding + values if left else values + padding)
+        data["question_ends"].append(ends + [-1] * (most - len(ends)))
     return data
 
 
@@ -427,17 +424,10 @@ class TrafficVLMProcessor(ProcessorMixin):
             if not words or (not is_answer and not has_word(string)):
                 name, value = ("suffix", string) if is_answer else ("text", typed[index])
                 raise ValueError(f"`{name}` has an empty string: {value!r}; expected words")
-        if on_unknown != "ignore" and any(tokenizer.unk_token_id in words for words in ids):
-            self._report_unknown(questions + answers, on_unknown)
-        # With answers, these words are being taught.
-        if (
-            on_unknown != "ignore"
-            and not answers
-            and (untaught := self.untaught_ids([i for row in ids[: len(typed)] for i in row]))
-        ):
-            listed = ", ".join(map(repr, untaught))
-            self._report(f"words that the model was not taught, or not reliably: {listed}", on_unknown, stacklevel=4)
-
+        if on_unknown != "ignore":
+            # With answers, untaught words are being taught.
+            untaught = [] if answers else self.untaught_ids([token for words in ids for token in words])
+            self._report_words(questions + answers, ids, untaught, on_unknown)
         longest = min(tokenizer.model_max_length, options.get("max_length") or math.inf)
         start, end = [tokenizer.bos_token_id], [tokenizer.convert_tokens_to_ids("?")]
         segments = []
@@ -470,18 +460,7 @@ class TrafficVLMProcessor(ProcessorMixin):
         image_index = [image for image, rows_of_image in enumerate(layout) for _ in rows_of_image]
         question_index = [row for rows_of_image in layout for row in rows_of_image]
         rows = [[images[image][i] for i in row] for image, row in zip(image_index, question_index)]
-        padding, width = options["padding"], 0
-        if padding not in (None, False, "do_not_pad"):
-            width = max(sum(len(prompt) + len(answer) for prompt, answer in row) for row in rows)
-            if padding == "max_length":
-                width = max(width, options.get("max_length") or self.tokenizer.model_max_length)
-            elif padding not in (True, "longest"):
-                choices = 'True, False, "longest", "max_length" or "do_not_pad"'
-                raise ValueError(f"padding must be {choices}, got {padding!r}")
-            multiple = options.get("pad_to_multiple_of") or 1
-            width = -(-width // multiple) * multiple
-            if width > MAX_WIDTH:
-                raise ValueError(f"rows would be padded to {width:,} tokens; the limit is {MAX_WIDTH:,}")
+        width = self._row_width([sum(map(_size, row)) for row in rows], options)
         side = options.get("padding_side") or self.tokenizer.padding_side
         if side not in ("left", "right"):
             raise ValueError(f'padding_side must be "left" or "right", got {side!r}')
@@ -494,25 +473,44 @@ class TrafficVLMProcessor(ProcessorMixin):
         if row_tokens == "fit" or image_index != list(range(len(images))):
             data["image_index"] = image_index
         if row_tokens == "fit":
-            placed = sorted(
-                (image, index, row, end)
-                for row, (image, indices) in enumerate(zip(image_index, question_index))
-                for index, end in zip(indices, data["question_ends"][row])
-            )
-            data["question_spans"] = [
-                [row, end + 1 - len(images[image][index][0]), end] for image, index, row, end in placed
-            ]
+            spans = {}  # of each question, by its image and place
+            for row, (image, indices) in enumerate(zip(image_index, question_index)):
+                for index, end in zip(indices, data["question_ends"][row]):
+                    spans[image, index] = [row, end + 1 - len(images[image][index][0]), end]
+            data["question_spans"] = [span for _, span in sorted(spans.items())]
         return data
 
-    def _report_unknown(self, texts: list[str], on_unknown: str) -> None:
-        words = ", ".join(map(repr, self._find_unknown(texts)))
-        reading = "" if on_unknown == "raise" else f"; the model reads them as {self.tokenizer.unk_token}"
-        self._report(f"words that are not in the vocabulary: {words}{reading}", on_unknown, stacklevel=5)
+    def _row_width(self, sizes: list[int], options: dict) -> int:
+        """The width to pad rows of these numbers of tokens to; 0 without padding."""
+        padding = options["padding"]
+        if padding in (None, False, "do_not_pad"):
+            return 0
+        width = max(sizes)
+        if padding == "max_length":
+            width = max(width, options.get("max_length") or self.tokenizer.model_max_length)
+        elif padding not in (True, "longest"):
+            choices = 'True, False, "longest", "max_length" or "do_not_pad"'
+            raise ValueError(f"padding must be {choices}, got {padding!r}")
+        multiple = options.get("pad_to_multiple_of") or 1
+        width = -(-width // multiple) * multiple
+        if width > MAX_WIDTH:
+            raise ValueError(f"rows would be padded to {width:,} tokens; the limit is {MAX_WIDTH:,}")
+        return width
 
-    def _report(self, message: str, on_unknown: str, stacklevel: int) -> None:
-        if on_unknown == "raise":
-            raise ValueError(message)
-        warnings.warn(message, UserWarning, stacklevel=stacklevel)
+    def _report_words(self, texts: list[str], ids: list[list[int]], untaught: list[str], on_unknown: str) -> None:
+        """Warn of unknown and untaught words of texts with these ids, or raise `ValueError`."""
+        messages = []
+        if any(self.tokenizer.unk_token_id in words for words in ids):
+            reading = "" if on_unknown == "raise" else f"; the model reads them as {self.tokenizer.unk_token}"
+            unknown = ", ".join(map(repr, self._find_unknown(texts)))
+            messages.append(f"words that are not in the vocabulary: {unknown}{reading}")
+        if untaught:
+            listed = ", ".join(map(repr, untaught))
+            messages.append(f"words that the model was not taught, or not reliably: {listed}")
+        for message in messages:
+            if on_unknown == "raise":
+                raise ValueError(message)
+            warnings.warn(message, UserWarning, stacklevel=4)  # at the line that called the processor
 
     def untaught_ids(self, ids: Sequence[int]) -> list[str]:
         """The content words among token ids that the model was not taught, each once; none if `taught` is None."""
