@@ -376,8 +376,12 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
             return [(None, None)] * self.config.num_hidden_layers, None
         if mask is None:  # all image tokens are visible
             return key_values, None
-        tokens = key_values[0][0][:, 0]  # [B,P,D], of which the mask's function reads only the shape
-        return key_values, create_bidirectional_mask(self.config, inputs_embeds, mask, encoder_hidden_states=tokens)
+        return key_values, create_bidirectional_mask(
+            config=self.config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=mask,
+            encoder_hidden_states=key_values[0][0][:, 0],  # [B,P,D], only its shape is used
+        )
 
 
 class TrafficVLMModel(TrafficVLMPreTrainedModel):

@@ -15,54 +15,28 @@ def count(module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def test_parameter_count_of_the_small_model():
-    model = TrafficVLMForConditionalGeneration(TrafficVLMConfig())
-    # stem, blocks (1×1 expansion, depthwise 3×3 or 5×5, 1×1 projection), last 1×1; each with batch normalization
-    convolutions, width = 3 * 32 * 9 + 2 * 32, 32
-    stages = ((16, 1, 3), (24, 2, 3), (40, 2, 5), (80, 3, 3), (112, 3, 5), (192, 4, 5), (320, 1, 3))
-    for next_width, depth, side in stages:
-        for _ in range(depth):
-            inner = width if next_width == 16 else 6 * width
-            convolutions += 0 if next_width == 16 else width * inner + 2 * inner
-            convolutions += side * side * inner + 2 * inner + inner * next_width + 2 * next_width
-            width = next_width
-    convolutions += 320 * 1280 + 2 * 1280
-    # 3 feature maps to patches, 2 position embeddings, 2 layers (attention 4·768², MLP 2·768·3072), biases, norms
-    patches = (4 * 40 + 112 + 1280) * 768 + 768
-    layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
-    tower = convolutions + patches + 2 * 32 * 768 + 2 * layer + 2 * 768
-    assert count(model.model.vision_tower) == tower == 18_790_144
-    # embeddings, 4 layers of (2 × grouped-query attention, SwiGLU, 3 norms), last norm
-    attention = 2 * 512 * 512 + 2 * 512 * 128
-    layer = 2 * attention + 3 * 512 * 2048 + 3 * 512
-    assert count(model.model.text_model) == 500 * 512 + 4 * layer + 512 == 18_088_448
-    assert count(model) == tower + 18_088_448 + 768 * 512 + 512  # the head is the embedding table
+ATTENTION, NORMS = 2 * 512 * 512 + 2 * 512 * 128, 3 * 512
+SMALL = 500 * 512 + 4 * (2 * ATTENTION + 3 * 512 * 2048 + NORMS) + 512
+MEDIUM = 500 * 768 + 6 * (2 * (2 * 768 * 768 + 2 * 768 * 192) + 3 * 768 * 3072 + 3 * 768) + 768
+VIT_LAYER = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
+VIT = 3 * 16 * 16 * 768 + 768 + 196 * 768 + 3 * VIT_LAYER + 2 * 768  # patches, positions, layers, last norm
 
 
-def test_parameter_count_of_the_medium_model():
-    config = TrafficVLMConfig.medium()
-    assert (config.text_config.num_attention_heads, config.text_config.num_key_value_heads) == (12, 3)
+@pytest.mark.parametrize(
+    ("config", "tower", "decoder"),
+    [
+        (TrafficVLMConfig(), 18_790_144, SMALL),
+        (TrafficVLMConfig.medium(), 18_790_144, MEDIUM),
+        (TrafficVLMConfig.with_patch_tower(), VIT, SMALL),
+        (TrafficVLMConfig({"model_type": "siglip_vision_model", "num_hidden_layers": 3}), VIT, SMALL),
+    ],
+    ids=["small", "medium", "patches", "siglip"],
+)
+def test_numbers_of_parameters(config, tower, decoder):
     model = TrafficVLMForConditionalGeneration(config)
-    attention = 2 * 768 * 768 + 2 * 768 * 192
-    layer = 2 * attention + 3 * 768 * 3072 + 3 * 768
-    assert count(model.model.text_model) == 500 * 768 + 6 * layer + 768 == 60_560_640
-    assert count(model) == 18_790_144 + 60_560_640 + 768 * 768 + 768 == 79_941_376
-
-
-def test_parameter_count_of_a_siglip_tower():
-    vision = {"model_type": "siglip_vision_model", "num_hidden_layers": 3}
-    tower = TrafficVLMForConditionalGeneration(TrafficVLMConfig(vision_config=vision)).model.vision_tower
-    layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
-    assert count(tower) == 3 * 16 * 16 * 768 + 768 + 196 * 768 + 3 * layer + 2 * 768 == 22_006_272
-
-
-def test_parameter_count_with_the_patch_tower():
-    model = TrafficVLMForConditionalGeneration(TrafficVLMConfig.with_patch_tower())
-    layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
-    # patches of 3·16·16 numbers, a table of 14 × 14 positions, 3 layers, last norm
-    tower = 3 * 16 * 16 * 768 + 768 + 196 * 768 + 3 * layer + 2 * 768
-    assert count(model.model.vision_tower) == tower == 22_006_272
-    assert count(model) == tower + 18_088_448 + 768 * 512 + 512 == 40_488_448
+    assert (count(model.model.vision_tower), count(model.model.text_model)) == (tower, decoder)
+    width = config.text_config.hidden_size
+    assert count(model) == tower + decoder + 768 * width + width  # the head is the embedding table
 
 
 def test_presets_can_be_changed():

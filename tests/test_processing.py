@@ -11,7 +11,6 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms
-from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from tiny import ROOT
 from traffic_vlm.images_traffic_vlm import to_rgb
@@ -767,22 +766,6 @@ def test_post_process_yes_no(processor):
 
 
 # --- saving and loading ---
-
-
-def test_push_to_hub_arguments(processor, tmp_path, monkeypatch):
-    pushed = []
-    monkeypatch.setattr(
-        TrafficVLMProcessor, "push_to_hub", lambda self, repo_id, **kwargs: pushed.append((repo_id, kwargs))
-    )
-    processor.save_pretrained(tmp_path / "model", push_to_hub=True, commit_message="new")
-    processor.save_pretrained(tmp_path / "model", push_to_hub=True, repo_id="me/other")
-    assert pushed == [("model", {"commit_message": "new"}), ("me/other", {})]
-
-
-def test_image_processor_loads_with_the_auto_class(processor):
-    alone = AutoImageProcessor.from_pretrained(ROOT)
-    assert type(alone) is type(processor.image_processor)
-    assert alone.to_dict()["size"] == {"height": 256, "width": 256}
 
 
 def test_init_rejects_unknown_arguments(processor):

@@ -271,15 +271,15 @@ def test_joined_encoded_images(model):
     assert EncodedImages.join([replace(part, pixel_values=None) for part in parts]).pixel_values is None
 
 
+@each_attention
 @torch.no_grad()
-def test_encoded_images_of_changed_weights_raise():
-    pixels, ids = random_pixels(1), random_ids(1, 4)
-    for name in ("vision_tower", "projector", "v_proj", "k_proj"):
-        model = tiny_model()
+def test_encoded_images_of_changed_weights_raise(attention):
+    model, pixels, ids = tiny_model(text=attention), random_pixels(1), random_ids(1, 4)
+    cross_attention = model.get_decoder().layers[0].cross_attn
+    for part in (model.model.vision_tower, model.model.projector, *cross_attention.image_projections):
         encoded = model.encode_images(pixels)
-        for parameter_name, parameter in model.model.named_parameters():
-            if name in parameter_name and "self_attn" not in parameter_name:
-                parameter.mul_(1.5).add_(1e-3)
+        for parameter in part.parameters():
+            parameter.mul_(1.5).add_(1e-3)
         with pytest.raises(ValueError, match="changed"):
             model(ids, encoded_images=encoded)
 
