@@ -283,7 +283,8 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         if attention_mask is None and segment_ids is None and is_first_step(past_key_values):
             attention_mask = padding_mask(input_ids, self.config.pad_token_id)
             if attention_mask is None and position_ids is not None:
-                segment_ids = find_segments(position_ids, len(inputs_embeds), self.config._attn_implementation)
+                rows, implementation = inputs_embeds.shape[0], self.config._attn_implementation
+                segment_ids = find_segments(position_ids, rows, implementation)
         if use_cache and past_key_values is None:  # the decorator has replaced None by the config's value
             past_key_values = TrafficVLMCache(config=self.config)
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
@@ -488,8 +489,10 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
             encoder_attention_mask: [I,P], 0 at image tokens to hide.
         """
         images = self.choose_images(pixel_values, encoded_images, encoder_attention_mask)
-        if images is None and image_index is not None and not holds_image(past_key_values):
-            raise ValueError("image_index needs pixel_values or encoded_images.")
+        if images is None and not holds_image(past_key_values):
+            for name, value in (("image_index", image_index), ("encoder_attention_mask", encoder_attention_mask)):
+                if value is not None:
+                    raise ValueError(f"{name} needs pixel_values or encoded_images.")
         # Settings of the full model's config also apply to the decoder.
         for name, default in (("use_cache", True), ("output_hidden_states", False), ("output_attentions", False)):
             if kwargs.get(name) is None and getattr(self.config, name, default) != default:

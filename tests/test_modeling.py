@@ -702,6 +702,7 @@ def test_image_for_a_decoder_without_cross_attention_raises():
         ({"pixel_values": random_pixels(2), "labels": random_ids(2, 4)}, [r"\[2,5\]", r"\[2, 4\]"]),
         ({"pixel_values": random_pixels(2), "labels": random_ids(2, 5), "logits_to_keep": 1}, [r"\[2,1\]"]),
         ({"image_index": torch.tensor([0, 0])}, ["image_index needs"]),
+        ({"encoder_attention_mask": torch.ones(2, 256)}, ["encoder_attention_mask needs"]),
     ],
 )
 def test_bad_input_of_the_full_model_raises(model, arguments, named):
