@@ -167,7 +167,7 @@ class TrafficVLMPipeline(Pipeline):
         """
         # Before images are looked at: a misspelled name would be reported as a missing image.
         preprocess, forward, _ = self._sanitize_parameters(**kwargs)
-        prepare = partial(self.preprocess, **(self._preprocess_params | preprocess))
+        prepare: Callable[[Asked], Asked] = partial(self.preprocess, **(self._preprocess_params | preprocess))
         answer = partial(self.forward, **(self._forward_params | forward))
         batch_size = (self._batch_size or 1) if batch_size is None else batch_size
         num_workers = (self._num_workers or 0) if num_workers is None else num_workers

@@ -344,7 +344,8 @@ def attention_maps(
     heads = _check_indices("heads", heads, text_config.num_attention_heads)
     if attention_mask is None:
         attention_mask = padding_mask(input_ids, text_config.pad_token_id)
-    visible = images.rows(inputs.get("image_index"), input_ids.shape[0]).attention_mask
+    chosen = images.check_index(inputs.get("image_index"), input_ids.shape[0])
+    visible = None if images.attention_mask is None else images.attention_mask[chosen]
     maps: list[torch.Tensor] = []
     caller = threading.get_ident()
 

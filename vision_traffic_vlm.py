@@ -47,27 +47,13 @@ class _DepthwiseConvolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
-            grads[0].float(),
-            x.float(),
-            weight.float(),
-            None,  # no bias
-            [ctx.stride] * 2,
-            [ctx.padding] * 2,
-            [1, 1],
-            False,
-            [0, 0],
-            len(weight),
-            [*ctx.needs_input_grad[:2], False],
-        )
-        return (
-            *(
-                None if grad is None else grad.to(tensor.dtype)
-                for grad, tensor in ((grad_x, x), (grad_weight, weight))
-            ),
-            None,
-            None,
-        )
+        shape = ([ctx.stride] * 2, [ctx.padding] * 2, [1, 1], False, [0, 0], len(weight))
+        needed = [*ctx.needs_input_grad[:2], False]  # no bias
+        precise = (grads[0].float(), x.float(), weight.float(), None)
+        of_x, of_weight, _ = torch.ops.aten.convolution_backward(*precise, *shape, needed)
+        of_x = None if of_x is None else of_x.to(x.dtype)
+        of_weight = None if of_weight is None else of_weight.to(weight.dtype)
+        return of_x, of_weight, None, None
 
 
 class TrafficVLMDepthwiseConv2d(nn.Conv2d):
