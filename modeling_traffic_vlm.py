@@ -352,8 +352,9 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         rows = inputs_embeds.shape[0]
         images = encoded_images
         if encoder_hidden_states is not None and images is None:
-            if len(encoder_hidden_states) != rows:
-                raise ValueError(f"The image tokens have {len(encoder_hidden_states)} rows but the text has {rows}.")
+            if encoder_hidden_states.shape[0] != rows:
+                given = encoder_hidden_states.shape[0]
+                raise ValueError(f"The image tokens have {given} rows but the text has {rows}.")
             images = EncodedImages(self.project_image_tokens(encoder_hidden_states), None, encoder_attention_mask)
         if images is not None:
             images = images.rows(image_index, rows)
@@ -396,7 +397,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         self.vision_tower = build_tower(config.vision_config)
         self.projector = nn.Linear(config.vision_config.hidden_size, config.text_config.hidden_size)
         self.text_model = TrafficVLMTextModel._from_config(config.text_config)
-        self._version: tuple[list[Any], str] = [], ""  # state and digest of the weights that encode images
+        self._version: tuple[list[Any] | None, str] = None, ""  # state and digest of the weights that encode images
         self.post_init()
 
     @can_return_tuple
@@ -587,7 +588,23 @@ class TrafficVLMForCausalLM(TrafficVLMLanguageModel, TrafficVLMGenerationMixin):
         return self.language_model_output(outputs, labels, logits_to_keep, **kwargs)
 
 
-class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMGenerationMixin):
+class TrafficVLMFullModel(TrafficVLMPreTrainedModel):
+    """Base class of the full models with a head: what they do with images."""
+
+    model: TrafficVLMModel
+    encode_images = encode_images
+    attention_maps = attention_maps
+
+    def get_image_features(self, pixel_values: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
+        """As `TrafficVLMModel.get_image_features`."""
+        return self.model.get_image_features(pixel_values, **kwargs)
+
+    def weights_version(self) -> str:
+        """As `TrafficVLMModel.weights_version`."""
+        return self.model.weights_version()
+
+
+class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMFullModel, TrafficVLMGenerationMixin):
     """The full model with the language-model head: `generate()`, `score_yes_no()`, `attention_maps()`.
 
     Example:
@@ -600,9 +617,7 @@ class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMGene
 
     _tied_weights_keys = {"lm_head.weight": "model.text_model.embed_tokens.weight"}
 
-    encode_images = encode_images
     question_logits = question_logits
-    attention_maps = attention_maps
 
     def __init__(self, config: TrafficVLMConfig):
         super().__init__(config)
@@ -638,14 +653,6 @@ class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMGene
         outputs = self.model(*text, *image, **options)  # in the order of its arguments
         return self.language_model_output(outputs, labels, logits_to_keep, **kwargs)
 
-    def get_image_features(self, pixel_values: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
-        """As `TrafficVLMModel.get_image_features`."""
-        return self.model.get_image_features(pixel_values, **kwargs)
-
-    def weights_version(self) -> str:
-        """As `TrafficVLMModel.weights_version`."""
-        return self.model.weights_version()
-
     def yes_probability(self, logits: torch.Tensor) -> torch.Tensor:
         """P(yes) [...] in float32 of logits [...,V] at the last token of a question."""
         return yes_probability(logits, self.config)
@@ -664,11 +671,8 @@ for _class in (TrafficVLMForCausalLM, TrafficVLMForConditionalGeneration):
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(_class.__name__, _class.__name__)
 
 
-class TrafficVLMForSequenceClassification(TrafficVLMPreTrainedModel):
+class TrafficVLMForSequenceClassification(TrafficVLMFullModel):
     """The full model with a linear classification head on the last token of each question; class 1 is yes."""
-
-    encode_images = encode_images
-    attention_maps = attention_maps
 
     def __init__(self, config: TrafficVLMConfig):
         super().__init__(config)

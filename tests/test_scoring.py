@@ -325,6 +325,18 @@ def test_encoded_images_serve_other_processes_with_the_same_weights(tmp_path):
     assert "from another model, or from weights that have changed" in error
 
 
+def test_encoded_images_of_other_offloaded_weights_raise():
+    """Offloaded weights cannot be read between passes, so the digest is of one model only."""
+    accelerate = pytest.importorskip("accelerate")
+    models, ids = [tiny_model(seed) for seed in (0, 1)], random_ids(1, 4)
+    for model in models:
+        accelerate.cpu_offload(model, torch.device("cpu"))
+    encoded = models[0].encode_images(random_pixels(1))
+    assert len(models[0].score_yes_no(ids, encoded_images=encoded)) == 1
+    with pytest.raises(ValueError, match="another model"):
+        models[1].score_yes_no(ids, encoded_images=encoded)
+
+
 def test_a_digest_is_of_all_weights_that_encode_images():
     version = tiny_model().model.weights_version()
     assert tiny_model().model.weights_version() == version  # by content, not by object
