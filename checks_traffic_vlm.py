@@ -86,6 +86,17 @@ def is_readable(tensor: torch.Tensor) -> bool:
     return not is_torchdynamo_compiling() and (tensor.device.type == "cpu" or not torch.is_grad_enabled())
 
 
+def on_cpu(*arrays: Any) -> list[Any]:
+    """Integer tensors on the CPU, where checks read them. Those of another device are copied, and waited for, once."""
+    is_away = [isinstance(one, torch.Tensor) and one.device.type != "cpu" for one in arrays]
+    away = [one for one, moves in zip(arrays, is_away) if moves]
+    if not away:
+        return list(arrays)
+    flat = torch.cat([one.flatten().long() for one in away]).cpu()
+    parts = iter(flat.split([one.numel() for one in away]))
+    return [next(parts).view(one.shape) if moves else one for one, moves in zip(arrays, is_away)]
+
+
 def describe(tensor: torch.Tensor) -> str:
     """Dtype and shape of a tensor for error messages: "int64 [2, 7]"."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

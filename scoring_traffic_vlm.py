@@ -22,6 +22,7 @@ from .checks_traffic_vlm import (
     check_token_ids,
     describe,
     is_readable,
+    on_cpu,
     padding_mask,
 )
 
@@ -120,7 +121,7 @@ class EncodedImages:
 
     def rows(self, image_index: torch.Tensor | None, batch_size: int) -> "EncodedImages":
         """One image for each of `batch_size` rows of text: image `image_index[i]` for row i, or by default image i."""
-        chosen = self.check_index(image_index, batch_size)
+        chosen = self.check_index(image_index, batch_size).to(self.device)
         check_image_mask(self.attention_mask, self.key_values[0][0])
         return self if image_index is None else replace(self, pixel_values=None)._map(lambda tensor: tensor[chosen])
 
@@ -136,8 +137,8 @@ class EncodedImages:
                 raise ValueError(
                     f"{batch_size} rows of text for {images} images: pass image_index, the image of each row."
                 )
-            return torch.arange(batch_size, device=self.device)
-        image_index = torch.as_tensor(image_index, device=self.device)
+            return torch.arange(batch_size)
+        image_index = torch.as_tensor(image_index)
         if image_index.shape != (batch_size,) or image_index.dtype not in INTEGER_DTYPES:
             got = describe(image_index)
             raise ValueError(f"image_index must be int64 [{batch_size}], one index per row, got {got}.")
@@ -251,22 +252,27 @@ def question_logits(
         ValueError: no image; a number of images that does not match the rows; packed rows without `question_ends`
             or `position_ids`; labels that cover a whole row; a question that ends in `[EOS]`.
     """
+    # Checks read the text. On the CPU they need not wait for a GPU, which encodes the images meanwhile.
+    input_ids, attention_mask, position_ids, segment_ids, question_ends, image_index, labels = on_cpu(
+        input_ids, attention_mask, position_ids, segment_ids, question_ends, image_index, labels
+    )
     images = model.model.choose_images(pixel_values, encoded_images, encoder_attention_mask)
     if images is None:
         raise ValueError("Questions need pixel_values or encoded_images.")
-    check_token_ids(input_ids)
+    text_config = model.config.get_text_config()
+    check_token_ids(input_ids, text_config.vocab_size if is_readable(input_ids) else None)
     for name, tensor in (("attention_mask", attention_mask), ("labels", labels)):
         if tensor is not None and tensor.shape != input_ids.shape:
             raise ValueError(f"{name} must be {list(input_ids.shape)} like input_ids, got {describe(tensor)}.")
-    text_config = model.config.get_text_config()
     if attention_mask is None:
         attention_mask = padding_mask(input_ids, text_config.pad_token_id)
-    rows_of_image = images.check_index(image_index, input_ids.shape[0])
+    image_of_row = images.check_index(image_index, input_ids.shape[0])
+    image_of_question = image_of_row
     if segment_ids is not None:
         if question_ends is None or position_ids is None:
             raise ValueError("Packed rows (segment_ids) need question_ends and position_ids from the processor.")
         check_question_ends(segment_ids, attention_mask, question_ends, text_config.max_position_embeddings)
-        rows_of_image = rows_of_image.repeat_interleave((question_ends >= 0).sum(-1))
+        image_of_question = image_of_row.repeat_interleave((question_ends >= 0).sum(-1))
     else:
         question_ends = None
         if labels is not None:  # hide answers: their tokens have labels
@@ -275,10 +281,13 @@ def question_logits(
                 raise ValueError("labels must be -100 at the tokens of questions; a row has no such token.")
     check_prompt_ends(question_states(input_ids, attention_mask, question_ends), text_config.eos_token_id)
     text = {"attention_mask": attention_mask, "position_ids": position_ids, "segment_ids": segment_ids}
-    decoder = model.get_decoder()
-    outputs = decoder(input_ids, **text, encoded_images=images, image_index=image_index, use_cache=False)
+    moved = {name: None if tensor is None else tensor.to(images.device) for name, tensor in text.items()}
+    chosen = {"encoded_images": images, "image_index": image_index}
+    outputs = model.get_decoder()(input_ids.to(images.device), **moved, **chosen, use_cache=False)
     logits = model.compute_logits(question_states(outputs.last_hidden_state, attention_mask, question_ends))
-    return [logits[rows_of_image == image] for image in range(len(images))]
+    if bool((image_of_question.diff() < 0).any()):
+        logits = logits[image_of_question.argsort(stable=True)]
+    return list(logits.split(torch.bincount(image_of_question, minlength=len(images)).tolist()))
 
 
 def check_question_ends(
@@ -306,7 +315,8 @@ def check_question_ends(
 def yes_probability(logits: torch.Tensor, config: Any) -> torch.Tensor:
     """P(yes) = softmax([l_no, l_yes] / temperature)[1] in float32, of logits [...,V], with a full model's config."""
     text_config = config.get_text_config()
-    no_yes = logits[..., [text_config.no_token_id, text_config.yes_token_id]].float()
+    # A list of both as an index would be copied to a GPU, and waited for.
+    no_yes = torch.stack([logits[..., text_config.no_token_id], logits[..., text_config.yes_token_id]], -1).float()
     return (no_yes / config.yes_no_temperature).softmax(-1)[..., 1]
 
 
