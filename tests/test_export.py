@@ -226,7 +226,7 @@ def test_ask_onnx_gives_the_items_and_lines_of_ask(folder, exported, tmp_path, r
                 line = json.loads(output)
                 assert line["image"] == str(path)
                 # int8 scales are those of a pass, whose questions the pipeline packs in another way.
-                assert_same_items(line["answers"], items, 0.02 if int8 else 1e-3)
+                assert_same_items(line["answers"], items, 0.05 if int8 else 1e-3)
     name, *lines = output.splitlines()
     assert name == str(path)
     width = max(map(len, ASKED))
