@@ -102,15 +102,14 @@ def figures(folder: Path) -> list[dict[str, float]]:
 def test_each_evaluation_logs_the_held_out_loss_beside_that_of_training(start, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    learn(start, tmp_path, "--num_train_epochs", "2")
+    learn(start, tmp_path, "--num_train_epochs", "2", "--learning_rate", "2e-3")
     history = figures(tmp_path)
     first, second, third = (entry for entry in history if "eval_answer_loss" in entry)
     assert "eval_train_answer_loss" not in first  # no step yet
     for entry in (first, second, third):
         assert entry["eval_words"] == pytest.approx(math.exp(entry["eval_answer_loss"]))
         assert entry["eval_uniform_loss"] == pytest.approx(math.log(500))
-    # Random weights get worse in their first two steps before they learn.
-    assert third["eval_answer_loss"] < second["eval_answer_loss"]
+    assert max(second["eval_answer_loss"], third["eval_answer_loss"]) < first["eval_answer_loss"]
     steps = [entry["answer_loss"] for entry in history if "answer_loss" in entry]
     assert len(steps) == 4  # two in each epoch, with other numbers of words
     for entry, of_epoch in ((second, steps[:2]), (third, steps[2:])):
