@@ -261,14 +261,14 @@ class GroundTruth:
         It is also None for 0 in a scene of masks: there, all other numbers are unknown.
         """
         group = self.groups.get(category, NO_GROUP)
-        if category not in self.exhaustive or group.unclear or not all(seen.is_instance for seen in group.clear):
+        if not self.is_countable(category) or group.unclear:
             return None
         return None if self.has_masks and not group.clear else len(group.clear)
 
-    def least_number(self, category: str) -> int:
-        """The number of objects of a class that can be seen clearly; there may be more. 0 if unknown."""
+    def is_countable(self, category: str) -> bool:
+        """Whether the source labels all objects of a class, and each one that is clear as a single object."""
         clear = self.groups.get(category, NO_GROUP).clear
-        return len(clear) if category in self.exhaustive and all(seen.is_instance for seen in clear) else 0
+        return category in self.exhaustive and all(seen.is_instance for seen in clear)
 
     def value(self, seen: VisibleObject, attribute: str) -> str | None:
         """The value of an object's attribute; None if unknown.
@@ -392,15 +392,12 @@ class GroundTruth:
         return self._all_have(kind, category, form, value)
 
     def count(self, kind: QuestionType, category: str, form: str, limit: str = "") -> AnswerWithBoxes | None:
-        number = self.number(category)
-        least = self.least_number(category)
-        if form == "what":
-            if least > MAX_COUNT:
-                return AnswerWithBoxes(MANY)
-            return None if number is None else AnswerWithBoxes(str(number))
-        if least > int(limit):
-            return AnswerWithBoxes("yes", self.groups[category].clear)
-        return None if number is None else NO
+        number, clear = self.number(category), self.groups.get(category, NO_GROUP).clear
+        if len(clear) > (MAX_COUNT if form == "what" else int(limit)) and self.is_countable(category):
+            return AnswerWithBoxes(MANY) if form == "what" else AnswerWithBoxes("yes", clear)  # there may be more
+        if number is None:
+            return None
+        return AnswerWithBoxes(str(number)) if form == "what" else NO
 
     def comparison(self, kind: QuestionType, category: str, form: str, other: str) -> AnswerWithBoxes | None:
         number, another = self.number(category), self.number(other)
