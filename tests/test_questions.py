@@ -439,6 +439,19 @@ def test_the_box_of_a_mask_is_cut_to_the_third_in_the_question():
     assert found["place/car/left"].boxes == ((0.0, 60.0, 140 / 3, 90.0),)
 
 
+@pytest.mark.parametrize(
+    ("number", "hidden", "in_words", "more_than_3"),
+    [(3, 0, "3", "no"), (6, 0, "6", "yes"), (7, 0, "many", "yes"), (7, 1, "many", "yes"), (6, 1, None, "yes")],
+)
+def test_more_than_six_are_many_also_if_others_are_hidden(number, hidden, in_words, more_than_3):
+    """One more than is seen clearly can turn 6 into 7, and 7 is many in any case."""
+    boxes = [(60 * j, 140, 60 * j + 60, 200) for j in range(number + hidden)]
+    cars = tuple(SceneObject("car", box, visible=0.2 if j >= number else 1.0) for j, box in enumerate(boxes))
+    found = answers(Scene(600, 400, cars, exhaustive=EXHAUSTIVE))
+    assert found.get("count/car/what") == in_words
+    assert found["count/car/over/3"] == more_than_3
+
+
 def test_an_object_makes_its_superclass_present():
     for category, (_, _, wider) in CLASSES.items():
         if wider:
