@@ -79,11 +79,13 @@ def padding_mask(input_ids: torch.Tensor | None, pad_token_id: int | None) -> to
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
-    """Whether values may be read to check them: not in compiled graphs, and not in training on another device.
+    """Whether values may be read to check them: not in compiled or recorded graphs, nor in training on another device.
 
     There the CPU would wait for the device in each step. What the processor returns has been checked.
     """
-    return not is_torchdynamo_compiling() and (tensor.device.type == "cpu" or not torch.is_grad_enabled())
+    if is_torchdynamo_compiling() or (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return False
+    return tensor.device.type == "cpu" or not torch.is_grad_enabled()
 
 
 def on_cpu(*arrays: Any) -> list[Any]:

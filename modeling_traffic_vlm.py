@@ -62,6 +62,7 @@ from .checks_traffic_vlm import (
 from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
 from .fusing_traffic_vlm import fuse
 from .generation_traffic_vlm import MAX_NEW_TOKENS, TrafficVLMGenerationMixin
+from .graphs_traffic_vlm import Graphs
 from .scoring_traffic_vlm import (
     EncodedImages,
     attention_maps,
@@ -160,6 +161,7 @@ def is_bfloat16_slow(device: torch.device) -> bool:
 class TrafficVLMPreTrainedModel(PreTrainedModel):
     """Base class of all models: loading, attention backends and access to the decoder."""
 
+    graphs: Any = None  # recorded passes, see `fuse_for_inference` of the full model
     config_class: Any = TrafficVLMConfig
     base_model_prefix = "model"
     input_modalities: tuple[str, ...] = ("image", "text")
@@ -411,8 +413,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         Raises:
             ValueError: pixels of another shape, or pixels that are not normalized: integers, beyond ±10, NaN.
         """
-        vision = self.config.vision_config
-        check_pixels(pixel_values, (getattr(vision, "num_channels", 3), *height_and_width(vision.image_size)))
+        self.check_pixels(pixel_values)
         check_quantized(self.projector, self.vision_tower.dtype)
         outputs = self.vision_tower(pixel_values.to(self.vision_tower.dtype), return_dict=True, **kwargs)
         return BaseModelOutputWithPooling(
@@ -422,8 +423,16 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
             attentions=outputs.get("attentions"),
         )
 
+    def check_pixels(self, pixel_values: torch.Tensor) -> None:
+        vision = self.config.vision_config
+        check_pixels(pixel_values, (getattr(vision, "num_channels", 3), *height_and_width(vision.image_size)))
+
     def encode(self, pixel_values: torch.Tensor, attention_mask: torch.Tensor | None = None) -> EncodedImages:
         """Encode pixels [I,3,H,W]: vision tower, then keys and values of every decoder layer, with gradients."""
+        if self.graphs is not None and attention_mask is None:
+            self.check_pixels(pixel_values)
+            if (images := self.graphs.encode(pixel_values)) is not None:
+                return images
         image_tokens = self.get_image_features(pixel_values, return_dict=True).pooler_output
         key_values = self.text_model.project_image_tokens(image_tokens)
         return EncodedImages(key_values, attention_mask=attention_mask, pixel_values=pixel_values)
@@ -626,6 +635,16 @@ class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMFull
         # The library's default of 20 truncates sentences; 256, that of pipelines, exceeds max_position_embeddings.
         self.generation_config.max_new_tokens = MAX_NEW_TOKENS
         self.post_init()
+
+    def fuse_for_inference(self, compile: bool = False) -> "TrafficVLMForConditionalGeneration":
+        """As in the base class; on a CUDA GPU, images and questions become CUDA graphs.
+
+        A graph is recorded when its shape comes for the second time. With `compile`, torch compiles what is recorded,
+        which takes minutes and saves operations. Hooks do not run in graphs.
+        """
+        super().fuse_for_inference()
+        self.graphs = self.model.graphs = Graphs(self, compile)
+        return self
 
     @can_return_tuple
     def forward(

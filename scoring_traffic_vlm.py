@@ -281,10 +281,14 @@ def question_logits(
                 raise ValueError("labels must be -100 at the tokens of questions; a row has no such token.")
     check_prompt_ends(question_states(input_ids, attention_mask, question_ends), text_config.eos_token_id)
     text = {"attention_mask": attention_mask, "position_ids": position_ids, "segment_ids": segment_ids}
-    moved = {name: None if tensor is None else tensor.to(images.device) for name, tensor in text.items()}
-    chosen = {"encoded_images": images, "image_index": image_index}
-    outputs = model.get_decoder()(input_ids.to(images.device), **moved, **chosen, use_cache=False)
-    logits = model.compute_logits(question_states(outputs.last_hidden_state, attention_mask, question_ends))
+    logits = None
+    if model.graphs is not None:
+        logits = model.graphs.answer(images, image_of_row, input_ids, question_ends, **text)
+    if logits is None:
+        moved = {name: None if tensor is None else tensor.to(images.device) for name, tensor in text.items()}
+        chosen = {"encoded_images": images, "image_index": image_index}
+        outputs = model.get_decoder()(input_ids.to(images.device), **moved, **chosen, use_cache=False)
+        logits = model.compute_logits(question_states(outputs.last_hidden_state, attention_mask, question_ends))
     if bool((image_of_question.diff() < 0).any()):
         logits = logits[image_of_question.argsort(stable=True)]
     return list(logits.split(torch.bincount(image_of_question, minlength=len(images)).tolist()))
