@@ -7,7 +7,7 @@ and texts are padded to one of a few sizes:
     encode_images   pixels [I,3,H,W] → keys and values of every decoder layer; one graph for each number of images
     answer          packed rows [B,L] → logits [B,N,V] at the ends of up to N questions in each row
 
-Recorded functions call the model's own modules: weights that change
+`greedy_traffic_vlm.py` does the same for texts. Recorded functions call the model's own modules: weights that change
 in place count at once, replaced ones are noticed. What is unusual (gradients, autocast, adapters, hidden image tokens)
 is left to the model's own passes.
 """

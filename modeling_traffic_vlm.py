@@ -63,6 +63,7 @@ from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
 from .fusing_traffic_vlm import fuse
 from .generation_traffic_vlm import MAX_NEW_TOKENS, TrafficVLMGenerationMixin
 from .graphs_traffic_vlm import Graphs
+from .greedy_traffic_vlm import recorded_text
 from .scoring_traffic_vlm import (
     EncodedImages,
     attention_maps,
@@ -627,6 +628,7 @@ class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMFull
     _tied_weights_keys = {"lm_head.weight": "model.text_model.embed_tokens.weight"}
 
     question_logits = question_logits
+    recorded_text = recorded_text
 
     def __init__(self, config: TrafficVLMConfig):
         super().__init__(config)
@@ -637,7 +639,7 @@ class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMFull
         self.post_init()
 
     def fuse_for_inference(self, compile: bool = False) -> "TrafficVLMForConditionalGeneration":
-        """As in the base class; on a CUDA GPU, images and questions become CUDA graphs.
+        """As in the base class; on a CUDA GPU, images, questions and greedy texts become CUDA graphs.
 
         A graph is recorded when its shape comes for the second time. With `compile`, torch compiles what is recorded,
         which takes minutes and saves operations. Hooks do not run in graphs.

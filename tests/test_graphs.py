@@ -11,6 +11,7 @@ import torch
 from tiny import TINY_TEXT, TINY_TOWER, close, each_attention, pack, random_ids, random_pixels
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.graphs_traffic_vlm import KEPT, Graphs, Recorded, bucket
+from traffic_vlm.greedy_traffic_vlm import GreedyText
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 
 
@@ -83,6 +84,50 @@ def test_rows_of_one_question_share_encoded_images(device):
     assert kinds(recorded) == ["images", "questions"]
 
 
+@each_device
+@each_attention
+@pytest.mark.parametrize("settings", [{}, {"min_new_tokens": 6}, {"max_new_tokens": 40}])
+@torch.no_grad()
+def test_greedy_text(attention, settings, device):
+    recorded, plain = make(device, attention)
+    for length in (9, 6):  # the second one finds a cache full of the first
+        ids = random_ids(2, length).to(device)
+        ids[1, :2] = 0
+        pixels = random_pixels(2, seed=length).to(device)
+        inputs = {"input_ids": ids, "pixel_values": pixels, "max_new_tokens": 8} | settings
+        assert torch.equal(recorded.generate(**inputs), plain.generate(**inputs))
+    eos = int(plain.generate(**inputs)[0, 9])  # a token that comes in the middle ends the row
+    for model in (recorded, plain):
+        model.generation_config.eos_token_id = eos
+    for _ in range(2):
+        assert torch.equal(recorded.generate(**inputs), plain.generate(**inputs))
+    assert kinds(recorded).count("text") == 2  # one for each end
+
+
+@torch.no_grad()
+def test_greedy_text_ends_with_the_room_of_its_cache():
+    recorded, _ = make()
+    images = [one[0] for one in zip(*recorded.encode_images(random_pixels(1)).key_values)]
+    stacked = [torch.stack([one] * TINY_TEXT["num_hidden_layers"]) for one in images]
+    text = GreedyText(recorded.graphs, 1, 16, 16, (3,), stacked)
+    with pytest.raises(ValueError, match="16 new tokens, got 17"):
+        text.generate(17, torch.ones(1, 3 * 16 + 1, dtype=torch.long), *stacked)
+
+
+@torch.no_grad()
+def test_what_only_the_library_can_generate():
+    recorded, plain = make()
+    inputs = {"input_ids": random_ids(1, 6), "pixel_values": random_pixels(1), "max_new_tokens": 4}
+    for settings in (
+        {"num_beams": 2},
+        {"output_scores": True, "return_dict_in_generate": True},
+        {"prefix_allowed_tokens_fn": lambda row, ids: [7]},
+    ):
+        expected, found = plain.generate(**inputs, **settings), recorded.generate(**inputs, **settings)
+        assert torch.equal(getattr(found, "sequences", found), getattr(expected, "sequences", expected))
+    assert "text" not in kinds(recorded)
+
+
 @torch.no_grad()
 def test_invalid_inputs_raise_the_errors_of_the_model():
     recorded, _ = make()
@@ -99,6 +144,9 @@ def test_invalid_inputs_raise_the_errors_of_the_model():
         wrong[name][0, column] = value
         with pytest.raises(ValueError, match=match):
             recorded.score_yes_no(pixel_values=pixels, **wrong)
+    prompt = {"input_ids": torch.tensor([[2, 500, 7]]), "pixel_values": pixels}
+    with pytest.raises(ValueError, match="vocabulary"):
+        recorded.generate(**prompt)
 
 
 @each_device
@@ -160,12 +208,15 @@ def test_recorded_functions_read_no_values(attention):
     """A graph cannot be recorded, nor compiled as a whole, if the CPU reads a value within."""
     recorded, plain = make(text=attention)
     pixels, inputs = random_pixels(1), questions(5, 4)
-    recorded.score_yes_no(pixel_values=pixels, **inputs)
+    prompt = {"input_ids": random_ids(1, 6), "pixel_values": pixels, "max_new_tokens": 6}
+    recorded.score_yes_no(pixel_values=pixels, **inputs), recorded.generate(**prompt)
     for one in recorded.graphs.passes.values():
-        one.function = torch.compile(one.function, fullgraph=True, backend="eager")
+        for part in (one.read, one.step) if isinstance(one, GreedyText) else (one,):
+            part.function = torch.compile(part.function, fullgraph=True, backend="eager")
     close(
         recorded.score_yes_no(pixel_values=pixels, **inputs)[0], plain.score_yes_no(pixel_values=pixels, **inputs)[0]
     )
+    assert torch.equal(recorded.generate(**prompt), plain.generate(**prompt))
 
 
 def test_gradients_copies_and_pickles_work_as_before():
