@@ -121,9 +121,12 @@ class EncodedImages:
 
     def rows(self, image_index: torch.Tensor | None, batch_size: int) -> "EncodedImages":
         """One image for each of `batch_size` rows of text: image `image_index[i]` for row i, or by default image i."""
-        chosen = self.check_index(image_index, batch_size).to(self.device)
+        chosen = self.check_index(image_index, batch_size)
         check_image_mask(self.attention_mask, self.key_values[0][0])
-        return self if image_index is None else replace(self, pixel_values=None)._map(lambda tensor: tensor[chosen])
+        if image_index is None:
+            return self
+        chosen = chosen.to(self.device)
+        return replace(self, pixel_values=None)._map(lambda tensor: tensor[chosen])
 
     def check_index(self, image_index: torch.Tensor | None, batch_size: int) -> torch.Tensor:
         """Check and return the index [batch_size] of each row's image; None means image i for row i.
