@@ -109,8 +109,8 @@ def answer(model: Any, length: int, text: torch.Tensor, keys: torch.Tensor, valu
 class Graphs:
     """Recorded passes of a `TrafficVLMForConditionalGeneration`. Each method returns None where it cannot be used."""
 
-    def __init__(self, model: Any, compile: bool = False, devices: Sequence[str] = ("cuda",), uses_before: int = 1):
-        self.model, self.compile, self.devices, self.uses_before = model, compile, devices, uses_before
+    def __init__(self, model: Any, devices: Sequence[str] = ("cuda",), uses_before: int = 1):
+        self.model, self.devices, self.uses_before = model, devices, uses_before
         self.passes: OrderedDict[Hashable, Any] = OrderedDict()
         self.uses: Counter[Hashable] = Counter()
         self.lock = threading.RLock()  # the buffers belong to one caller at a time
@@ -120,7 +120,7 @@ class Graphs:
         self.pool: Any = None
 
     def __reduce__(self) -> Any:
-        return Graphs, (self.model, self.compile, self.devices, self.uses_before)  # a copy records its own passes
+        return Graphs, (self.model, self.devices, self.uses_before)  # a copy records its own passes
 
     def is_usable(self) -> bool:
         model, device = self.model, self.model.device
@@ -156,7 +156,7 @@ class Graphs:
     def record(self, function: Callable[..., Tensors], buffers: list[torch.Tensor]) -> Recorded:
         if self.model.device.type == "cuda" and self.pool is None:
             self.pool = torch.cuda.graph_pool_handle()
-        return Recorded(torch.compile(function) if self.compile else function, buffers, self.pool)
+        return Recorded(function, buffers, self.pool)
 
     def find(self, *key: Hashable, build: Callable[[], Any]) -> Any:
         """The recorded pass of a kind and shape; None if the shape is new, as recording takes ten times as long."""

@@ -638,14 +638,13 @@ class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMFull
         self.generation_config.max_new_tokens = MAX_NEW_TOKENS
         self.post_init()
 
-    def fuse_for_inference(self, compile: bool = False) -> "TrafficVLMForConditionalGeneration":
+    def fuse_for_inference(self) -> "TrafficVLMForConditionalGeneration":
         """As in the base class; on a CUDA GPU, images, questions and greedy texts become CUDA graphs.
 
-        A graph is recorded when its shape comes for the second time. With `compile`, torch compiles what is recorded,
-        which takes minutes and saves operations. Hooks do not run in graphs.
+        A graph is recorded when its shape comes for the second time. Hooks do not run in graphs.
         """
         super().fuse_for_inference()
-        self.graphs = self.model.graphs = Graphs(self, compile)
+        self.graphs = self.model.graphs = Graphs(self)
         return self
 
     @can_return_tuple
