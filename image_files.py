@@ -6,6 +6,7 @@ pillow-heif is installed.
 
 import codecs
 import glob
+import importlib
 import io
 import os
 import re
@@ -27,6 +28,8 @@ MAX_BYTES = 200_000_000  # of a file: MAX_PIXELS without compression are 120 mil
 FORMATS = ("AVIF", "BMP", "DIB", "GIF", "HEIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
 IMAGE_SUFFIXES = frozenset(suffix for suffix, name in Image.registered_extensions().items() if name in FORMATS)
 READABLE = sorted(set(FORMATS) & set(Image.OPEN))
+if "AVIF" in READABLE:  # one thread an image: the processes that read images would each start one for every core
+    importlib.import_module("PIL.AvifImagePlugin").DEFAULT_MAX_THREADS = 1
 HEIC = "pip install pillow-heif reads HEIC"
 HEIC_SUFFIXES = (".heic", ".heif", ".hif")
 SYSTEM_FOLDERS = {"__MACOSX", "@eaDir"}  # macOS and Synology keep previews in them

@@ -11,6 +11,7 @@ import random
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -54,8 +55,9 @@ class TrafficCollator:
             evidence for a yes, and the style of a source with few cars for a no.
 
     A row without `scene` (hand-written questions) is never mirrored or cropped, as its answers could change. A row
-    without questions (of `SyntheticRows`) gets questions from its scene. Rows without any possible question are
-    left out. If no row of a batch is left, the batch is made as without `training`, without balancing.
+    without questions (of `SyntheticRows`) gets questions from its scene. Rows without any possible question are left
+    out; in training, others of the batch are repeated in their place. If no row of a batch is left, the batch is made
+    as without `training`, without balancing.
 
     Balancers exist as long as their worker.
     """
@@ -84,6 +86,8 @@ class TrafficCollator:
         prepared = [item for item in prepared if item.questions]
         if not prepared:
             raise ValueError(f"none of the {len(rows)} images of this batch has a question or a scene to ask about")
+        if self.training:  # batches of one size: cuDNN plans the convolutions anew for each number of images
+            prepared = list(islice(cycle(prepared), len(rows)))
         batch = self.processor(
             images=[item.image for item in prepared],
             text=[[question.text for question in item.questions] for item in prepared],
