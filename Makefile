@@ -1,23 +1,20 @@
-# make ask     set up, then answer questions about an example scene
-# make demo    set up, then serve the page on this machine
-# make test    set up, then lint, type-check and run all tests
-# make quick   the tests without processes, Ray and browsers, in about two minutes
-# make fuzz    the property tests of bad and strange input, with many more examples
-# make compat  the tests on every supported release of transformers, each in its own environment
-# make files   write the JSON and Jinja files that make this folder loadable
+# make ask      set up, then answer questions about an example scene
+# make demo     set up, then serve the page on this machine
+# make test     set up, then lint, type-check and run all tests
+# make quick    the tests without processes, Ray and browsers, in about two minutes
+# make coverage which lines of the flat modules the quick tests run
+# make fuzz     the property tests of bad and strange input, with many more examples
+# make compat   the tests on every supported release of transformers, each in its own environment
+# make files    write the JSON and Jinja files that make this folder loadable
 
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 SETUP := $(VENV)/.ready
-# Coverage is of the flat modules, so it is measured where they are tested. Forked and killed processes of the other
-# tests can leave coverage data that spoil the figures.
-MODULE_TESTS := $(foreach name,checks configuration fusing generation latent_attention modeling pipeline processing question_form readme repository scoring \
-	tokenization taught training vision words,tests/test_$(name).py)
 PACKAGES := $(addprefix -p traffic_vlm.,data evaluation export serving training)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup ask demo test quick lint fuzz compat files clean
+.PHONY: setup ask demo test quick lint coverage fuzz compat files clean
 
 setup: $(SETUP)
 
@@ -41,14 +38,17 @@ lint: $(SETUP)
 	MYPYPATH=$(VENV)/src $(VENV)/bin/mypy -m traffic_vlm $(PACKAGES)
 
 test: lint
-	$(PY) -m pytest -n 2 $(MODULE_TESTS) --cov --cov-fail-under=95 --cov-report=term-missing
-	$(PY) -m pytest -n 2 --dist worksteal $(addprefix --ignore=,$(MODULE_TESTS))
+	$(PY) -m pytest -n 2 --dist worksteal
 
 quick: $(SETUP)
 	$(PY) -m pytest -n 2 --dist worksteal -m "not slow"
 
 fuzz: $(SETUP)
 	$(PY) -m pytest -n 2 --hypothesis-profile fuzz tests/test_fuzz.py
+
+# Without the tests that fork and kill processes, which can spoil the data.
+coverage: $(SETUP)
+	$(PY) -m pytest -n 2 -m "not slow" --cov --cov-report=term-missing
 
 compat: $(SETUP)
 	$(VENV)/bin/nox

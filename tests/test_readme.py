@@ -16,7 +16,7 @@ from traffic_vlm.evaluation.markdown import format_value, headline
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 FILES = sorted(set(re.findall(r"`((?:\w+/)*\w+\.(?:py|txt))`", README)))
-PAGES = ("benchmark", "fine-tuning", "serving")
+PAGES = ("benchmark", "data", "fine-tuning", "options", "serving", "words")
 DOCUMENTS = "\n".join([README, *((ROOT / "docs" / f"{name}.md").read_text() for name in PAGES)])
 COMMANDS = re.findall(r"python (scripts/\w+\.py)((?:[^`\n]|\\\n)*)", DOCUMENTS)
 # Where a script's options are, beside the script.

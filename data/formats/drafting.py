@@ -29,7 +29,7 @@ from .yolo import DATA_FILES, read_data
 
 ROOT = Path(__file__).resolve().parents[2]
 SPLITS = ("train", "val", "test")
-BY_HAND = "a mapping file tells how to read it: --source MAPPING.json={folder}, see docs/fine-tuning.md"
+BY_HAND = "a mapping file tells how to read it: --source MAPPING.json={folder}, see docs/data.md"
 LIGHTS = {f"{state}light": {"class": "traffic light", "state": state} for state in LIGHT_STATES}
 RIDDEN = ("motorcycle", "bicycle")
 
@@ -206,7 +206,7 @@ def _find_place(folder: Path, where: str, value: str, data: dict[str, Any]) -> P
     if found and not inside:
         raise DataError(
             f"{where}: {value} is outside of {folder}: files of other folders are not read. Write a mapping file for "
-            "a folder that holds both, see docs/fine-tuning.md"
+            "a folder that holds both, see docs/data.md"
         )
     return inside[0] if inside else None
 
