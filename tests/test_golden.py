@@ -13,45 +13,45 @@ from tiny import ROOT
 # Photograph: question, answer, and P(yes) of the weights in float32; None for an answer in words.
 GOLDEN = {
     "crossing": [
-        ("Is there a pedestrian?", "yes", 0.974),
-        ("Is there a car?", "yes", 0.999),
-        ("Is there a traffic light?", "yes", 0.999),
-        ("Is the traffic light red?", "yes", 0.957),
-        ("Is it night?", "no", 0.000),
-        ("Is it raining?", "no", 0.002),
-        ("Is there no car?", "no", 0.001),
-        ("Please answer yes or no: is there a stop sign?", "no", 0.079),
+        ("Is there a pedestrian?", "yes", 0.938),
+        ("Is there a car?", "yes", 0.981),
+        ("Is there a traffic light?", "yes", 0.981),
+        ("Is the traffic light red?", "yes", 0.760),
+        ("Is it night?", "no", 0.005),
+        ("Is it raining?", "no", 0.013),
+        ("Is there no car?", "no", 0.019),
+        ("Please answer yes or no: is there a stop sign?", "no", 0.197),
         ("What color is the traffic light?", "red", None),
         ("How many pedestrians are there?", "2", None),
         ("What color is the bus?", "none", None),
         ("What time of day is it?", "day", None),
-        ("What is ahead?", "a car and a pedestrian", None),
+        ("What is ahead?", "a car", None),
     ],
     "night": [
-        ("Is there a stop sign?", "yes", 1.000),
-        ("Is it night?", "yes", 0.993),
-        ("Is the traffic light red?", "yes", 0.981),
-        ("Is there a car?", "no", 0.004),
-        ("Is there a bus?", "no", 0.002),
+        ("Is there a stop sign?", "yes", 0.987),
+        ("Is it night?", "yes", 0.918),
+        ("Is the traffic light red?", "yes", 0.950),
+        ("Is there a car?", "no", 0.044),
+        ("Is there a bus?", "no", 0.049),
         ("How many cars are there?", "0", None),
         ("On which side is the traffic light?", "left", None),
         ("On which side is the truck?", "none", None),
         ("What is ahead?", "a stop sign", None),
     ],
     "truck": [
-        ("Is there a truck?", "yes", 0.979),
-        ("Is there a pedestrian?", "no", 0.016),
-        ("Is there a traffic light?", "no", 0.004),
-        ("Is it raining?", "no", 0.004),
+        ("Is there a truck?", "yes", 0.896),
+        ("Is there a pedestrian?", "no", 0.121),
+        ("Is there a traffic light?", "no", 0.045),
+        ("Is it raining?", "no", 0.165),
         ("What is the speed limit?", "100", None),
         ("What color is the traffic light?", "none", None),
-        ("What is ahead?", "a truck", None),
+        ("What is ahead?", "a speed limit sign", None),
     ],
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_shipped_weights_answer_right(dtype):
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 0.01), (torch.bfloat16, 0.06)], ids=str)
+def test_shipped_weights_answer_right(dtype, tolerance):
     vqa = pipeline("visual-question-answering", model=str(ROOT), dtype=dtype)
     photographs = [str(ROOT / "docs" / f"{name}.jpg") for name in GOLDEN]
     questions = [[question for question, _, _ in rows] for rows in GOLDEN.values()]
@@ -62,5 +62,5 @@ def test_shipped_weights_answer_right(dtype):
             if p_yes is None:
                 assert item["p_yes"] is None and item["score"] > 0.5
             else:
-                assert item["p_yes"] == pytest.approx(p_yes, abs=0.02)
+                assert item["p_yes"] == pytest.approx(p_yes, abs=tolerance)
                 assert item["score"] == (item["p_yes"] if answer == "yes" else 1 - item["p_yes"])
