@@ -161,3 +161,16 @@ def answer_notes(item: Mapping[str, Any]) -> list[str]:
     """What is to be said about the words of a question: one note on unknown words, one on untaught words."""
     notes = {"unknown_words": "unknown, so ignored", "untaught_words": "not taught, or not reliably, so guessed"}
     return [f"{note}: {', '.join(item[name])}" for name, note in notes.items() if item.get(name)]
+
+
+def map_strength(item: Mapping[str, Any]) -> float:
+    """The strength of a map, 0..1: 1 up to even odds that there is something to see, then in proportion to P(yes).
+
+    For the answers "none" and "0" in words it is in proportion to 1 - score.
+    """
+    p_seen = item["p_yes"]
+    if p_seen is None:
+        p_seen = 1 - item["score"] if item["answer"] in (NONE, "0") else 1.0
+    elif question_form(item["question"]).is_negated:
+        p_seen = 1 - p_seen
+    return min(1.0, 2 * p_seen)

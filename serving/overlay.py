@@ -12,13 +12,11 @@ from typing import Any
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from ..answer_kind_traffic_vlm import NONE
 from ..data.grounding import class_words
 from ..data.scene import CLASSES
 from ..files import atomic_write
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
-from ..question_form_traffic_vlm import question_form
-from ..question_traffic_vlm import answer_text
+from ..question_traffic_vlm import answer_text, map_strength
 from ..tokenization_traffic_vlm import is_content_word
 
 
@@ -40,19 +38,6 @@ def asked_word(pipe: TrafficVLMPipeline, question: str) -> tuple[int, str] | Non
     words = mapped_words(pipe, question)
     nouns = [found for found in words if found[1] in NOUNS]
     return next(iter(nouns[:1] or words[-1:]), None)
-
-
-def map_strength(item: Mapping[str, Any]) -> float:
-    """The strength of a map, 0..1: 1 up to even odds that there is something to see, then in proportion to P(yes).
-
-    For the answers "none" and "0" in words it is in proportion to 1 - score.
-    """
-    p_seen = item["p_yes"]
-    if p_seen is None:
-        p_seen = 1 - item["score"] if item["answer"] in (NONE, "0") else 1.0
-    elif question_form(item["question"]).is_negated:
-        p_seen = 1 - p_seen
-    return min(1.0, 2 * p_seen)
 
 
 def attention_of_question(pipe: TrafficVLMPipeline, encoded: Any, question: str) -> torch.Tensor:

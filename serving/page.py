@@ -25,8 +25,8 @@ from ..answer_kind_traffic_vlm import NONE
 from ..image_files import MAX_BYTES, open_image
 from ..images_traffic_vlm import Region
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
-from ..question_traffic_vlm import answer_notes, answer_text
-from .overlay import asked_word, attention_of_question, heat_over, map_strength, mapped_words
+from ..question_traffic_vlm import answer_notes, answer_text, map_strength
+from .overlay import asked_word, attention_of_question, heat_over, mapped_words
 from .suggestions import suggest_questions
 
 

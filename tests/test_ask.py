@@ -14,7 +14,7 @@ from traffic_vlm.data.synthetic import render
 from traffic_vlm.images_traffic_vlm import Region
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.serving.options import ModelOptions
-from traffic_vlm.serving.overlay import asked_word, draw_overlay, heat_over, map_strength, wrap
+from traffic_vlm.serving.overlay import asked_word, draw_overlay, heat_over, wrap
 
 
 QUESTIONS = ["Is there a car?", "What is ahead?", "Please describe the scene.", "Is it raining?"]

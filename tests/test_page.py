@@ -18,8 +18,8 @@ from traffic_vlm.data.question_types import question_type_of
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.images_traffic_vlm import Region
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
-from traffic_vlm.question_traffic_vlm import answer_text
-from traffic_vlm.serving.overlay import attention_of_question, heat_over, map_strength
+from traffic_vlm.question_traffic_vlm import answer_text, map_strength
+from traffic_vlm.serving.overlay import attention_of_question, heat_over
 from traffic_vlm.serving.suggestions import suggest_questions
 
 
