@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,6 +63,25 @@ def atomic_write_text(path: str | Path, text: str) -> None:
     """Write a UTF-8 text file atomically: after a crash `path` is either the old or the complete new file."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty temporary folder, and rename it to `path` at the end of the block. Creates missing parents.
+
+    After an error inside the block nothing is left.
+
+    Raises:
+        DataError: `path` exists.
+    """
+    if path.exists():
+        raise DataError(f"{path} exists; choose another --output_dir")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
+        folder = Path(temporary) / path.name
+        folder.mkdir()
+        yield folder
+        os.replace(folder, path)
 
 
 def claim(folder: Path, options: dict[str, Any]) -> None:

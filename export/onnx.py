@@ -10,8 +10,6 @@ tokens and questions are dynamic. With latent attention, K is 1, a key is a late
 """
 
 import json
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -21,6 +19,7 @@ from torch import nn
 from torch.export import Dim
 
 from ..attention_traffic_vlm import rotary_embedding
+from ..files import new_folder
 from ..loading import load_processor, load_weights
 from ..scoring_traffic_vlm import KeyValues, height_and_width, yes_probability
 
@@ -194,19 +193,24 @@ def export_torch(model: Any, folder: Path) -> None:
 def export_onnx(model: Any, folder: Path) -> None:
     """Write `vision.onnx`, `score.onnx` and `decode.onnx`, each with its weights inside."""
     for name, graph in make_graphs(model).items():
-        torch.onnx.export(
-            graph.module,
-            (),
-            folder / f"{name}.onnx",
-            kwargs=graph.inputs,
-            input_names=[*graph.inputs],
-            output_names=graph.outputs,
-            dynamic_shapes=graph.dynamic_shapes,
-            opset_version=OPSET,
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
+        save_onnx(graph, folder / f"{name}.onnx")
+
+
+def save_onnx(graph: Graph, path: Path) -> None:
+    """Write one ONNX file, with its weights inside."""
+    torch.onnx.export(
+        graph.module,
+        (),
+        path,
+        kwargs=graph.inputs,
+        input_names=[*graph.inputs],
+        output_names=graph.outputs,
+        dynamic_shapes=graph.dynamic_shapes,
+        opset_version=OPSET,
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+    )
 
 
 def quantize(folder: Path) -> None:
@@ -258,15 +262,10 @@ def export(model_folder: Path, output_dir: Path, formats: Sequence[str]) -> list
     Raises:
         ValueError, OSError: the folder exists, or the model cannot be used. ModuleNotFoundError: a package is missing.
     """
-    if output_dir.exists():
-        raise ValueError(f"{output_dir} exists; choose another --output_dir")
     if "int8" in formats and "onnx" not in formats:
         raise ValueError("--format int8 is made from onnx: pass --format onnx int8")
-    model, processor = load(model_folder), load_processor(model_folder)
-    output_dir.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output_dir.parent) as temporary:
-        folder = Path(temporary) / "export"
-        folder.mkdir()
+    with new_folder(output_dir) as folder:
+        model, processor = load(model_folder), load_processor(model_folder)
         (folder / "export.json").write_text(json.dumps(describe(model, processor), indent=1) + "\n")
         (folder / "tokenizer.json").write_text(processor.tokenizer.backend_tokenizer.to_str())
         if "torch" in formats:
@@ -275,5 +274,4 @@ def export(model_folder: Path, output_dir: Path, formats: Sequence[str]) -> list
             export_onnx(model, folder)
         if "int8" in formats:
             quantize(folder)
-        shutil.move(folder, output_dir)
     return sorted(output_dir.iterdir())

@@ -4,6 +4,8 @@
     python scripts/export.py --output_dir runs/onnx --format onnx int8    # also with int8 weights, a third of the size
     python scripts/export.py --output_dir runs/torch --format torch       # as .pt2, for torch.export.load
     python scripts/ask_onnx.py runs/onnx docs/example.jpg "Is there a bus?"
+    python scripts/export.py --output_dir runs/web --web                  # a page for the browser; npm is needed
+    python -m http.server --directory runs/web                            # then open http://localhost:8000
 
 export/onnx.py documents the inputs and outputs of the graphs. The folder also gets tokenizer.json, and export.json
 with sizes, token ids and image preprocessing. It appears when it is complete.
@@ -15,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from traffic_vlm.export.onnx import FORMATS, export
+from traffic_vlm.export.web import export_page
 from traffic_vlm.options import option, option_parser, silence_libraries
 from traffic_vlm.scripts import command
 
@@ -26,6 +29,7 @@ class ExportOptions:
     format: list[str] = field(
         default_factory=lambda: ["onnx"], metadata={"choices": FORMATS, "help": "int8 is made from onnx"}
     )
+    web: bool = option(False, "write a page for the browser instead")
 
 
 @command("export")
@@ -33,7 +37,11 @@ def main() -> None:
     [options] = option_parser([ExportOptions], __doc__).parse_args_into_dataclasses()
     silence_libraries()
     warnings.filterwarnings("ignore")  # the exporter warns about its own internals
-    for path in export(options.model, options.output_dir, options.format):
+    if options.web:
+        paths = export_page(options.model, options.output_dir)
+    else:
+        paths = export(options.model, options.output_dir, options.format)
+    for path in paths:
         print(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
 
 

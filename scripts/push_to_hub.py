@@ -3,6 +3,7 @@
     python scripts/push_to_hub.py me/traffic-vlm --dry_run     # list the files and check them; takes seconds on a CPU
     python scripts/push_to_hub.py me/traffic-vlm
     python scripts/push_to_hub.py me/my-streets --model runs/tuned --private --revision second-try
+    python scripts/push_to_hub.py me/ask-my-streets --space runs/web   # the page of export.py --web, as a static Space
 
 Log in first with `hf auth login`, or set HF_TOKEN. After an interruption give the same command again: nothing is
 visible before the commit is complete. A model folder may have its own README.md, LICENSE files and docs/; otherwise
@@ -17,12 +18,13 @@ from pathlib import Path
 
 from traffic_vlm.options import option, option_parser
 from traffic_vlm.scripts import command
-from traffic_vlm.training.hub import publish
+from traffic_vlm.training.hub import publish, publish_page
 
 
 @dataclass
 class PublishOptions:
     model: Path = option(Path(__file__).resolve().parent.parent, "model folder")
+    space: Path | None = option(None, "upload this page of export.py --web, not the model")
     dry_run: bool = option(False, "list and check the files, but upload nothing")
     output_dir: Path | None = option(None, "empty or new folder: keep the files here")
     private: bool = option(False, "make the repository private; refuse a public one")
@@ -34,15 +36,12 @@ def main() -> None:
     parser = option_parser([PublishOptions], __doc__)
     parser.add_argument("repo_id", help="name on the Hub: user/name, or a name in your own account")
     options = parser.parse_args()
-    url = publish(
-        options.model,
-        options.repo_id,
-        options.dry_run,
-        output_dir=options.output_dir,
-        report=partial(print, flush=True),
-        private=options.private or None,
-        revision=options.revision,
-    )
+    hub = {"dry_run": options.dry_run, "private": options.private or None, "revision": options.revision}
+    if options.space:
+        url = publish_page(options.space, options.repo_id, **hub)
+    else:
+        report = partial(print, flush=True)
+        url = publish(options.model, options.repo_id, output_dir=options.output_dir, report=report, **hub)
     print(f"uploaded: {url}" if url else "dry run: nothing was uploaded")
 
 

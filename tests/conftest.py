@@ -7,6 +7,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import runpy
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -87,25 +88,42 @@ def run_script(monkeypatch):
     return run
 
 
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium without a window; its camera shows a moving test picture."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    options = ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+    with playwright.sync_playwright() as manager:
+        found = shutil.which("chromium") or shutil.which("google-chrome")
+        try:
+            browser = manager.chromium.launch(executable_path=found, args=options)
+        except playwright.Error as error:
+            pytest.skip(f"needs Chromium: {str(error).splitlines()[0]}")
+        yield browser
+        browser.close()
+
+
 @pytest.fixture
 def hub(monkeypatch):
-    """Replaces `HfApi` in `traffic_vlm.training.hub`: `hub.commits` lists (repository, branch, {path: content})."""
+    """Replaces `HfApi` in `traffic_vlm.training.hub`: `hub.commits` lists (repository, branch, {path: content}),
+    and `hub.spaces` the repositories that are static Spaces."""
     api = create_autospec(HfApi, instance=True)
-    api.commits, api.is_private = [], {}
+    api.commits, api.is_private, api.spaces = [], {}, []
 
-    def create_repo(repo_id, *, private=None, exist_ok=False):
+    def create_repo(repo_id, *, repo_type, space_sdk, private=None, exist_ok=False):
         repo_id = repo_id if "/" in repo_id else f"me/{repo_id}"
+        api.spaces += [repo_id] if (repo_type, space_sdk) == ("space", "static") else []
         api.is_private.setdefault(repo_id, bool(private))
         return SimpleNamespace(repo_id=repo_id)
 
-    def create_commit(repo_id, operations, *, commit_message, revision=None):
+    def create_commit(repo_id, operations, *, commit_message, repo_type, revision=None):
         files = {operation.path_in_repo: Path(operation.path_or_fileobj).read_bytes() for operation in operations}
         api.commits.append((repo_id, revision, files))
         return SimpleNamespace(commit_url=f"https://huggingface.co/{repo_id}/commit/1")
 
     api.create_repo.side_effect = create_repo
     api.create_commit.side_effect = create_commit
-    api.repo_info.side_effect = lambda repo_id: SimpleNamespace(private=api.is_private[repo_id])
+    api.repo_info.side_effect = lambda repo_id, repo_type: SimpleNamespace(private=api.is_private[repo_id])
     monkeypatch.setattr("traffic_vlm.training.hub.HfApi", lambda token: api)
     monkeypatch.setenv("HF_TOKEN", "hf_test")
     return api

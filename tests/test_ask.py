@@ -13,6 +13,7 @@ from tiny import ROOT, save_folder, tiny_model
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.images_traffic_vlm import Region
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
+from traffic_vlm.question_traffic_vlm import map_strength
 from traffic_vlm.serving.options import ModelOptions
 from traffic_vlm.serving.overlay import asked_word, draw_overlay, heat_over, wrap
 

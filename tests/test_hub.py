@@ -15,6 +15,7 @@ from traffic_vlm.training.hub import (
     check_loading,
     collect_files,
     publish,
+    publish_page,
     push,
 )
 
@@ -72,7 +73,7 @@ def test_script_uploads_the_listed_files_in_one_commit(saved, hub, run_script, c
     assert files["model.safetensors"] == (saved / "model.safetensors").read_bytes()
     assert files[".gitattributes"] == b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
     assert hub.is_private == {"me/model": True}
-    hub.create_branch.assert_called_once_with("me/model", branch="second-try", exist_ok=True)
+    hub.create_branch.assert_called_once_with("me/model", repo_type="model", branch="second-try", exist_ok=True)
     assert "uploaded: https://huggingface.co/me/model/commit/1" in capsys.readouterr().out
 
 
@@ -206,3 +207,32 @@ def test_datasets_gives_a_processor_the_same_fingerprint_in_each_process(tmp_pat
     print(Hasher.hash(AutoProcessor.from_pretrained({str(ROOT)!r}, trust_remote_code=True)))
     """
     assert new_process(code, tmp_path) == new_process(code, tmp_path)
+
+
+@pytest.fixture
+def web_page(tmp_path):
+    """A folder like that of scripts/export.py --web."""
+    (tmp_path / "page/pinned/model-1").mkdir(parents=True)
+    (tmp_path / "page/pinned/model-1/vision.onnx").write_bytes(b"a graph")
+    (tmp_path / "page/page.json").write_text(json.dumps({"files": {"model": {"model-1/vision.onnx": 7}}}))
+    return tmp_path / "page"
+
+
+def test_a_page_becomes_a_static_space(web_page, hub, push_to_hub, capsys):
+    assert push_to_hub("me/page", "--space", web_page, "--dry-run") == 0 and hub.commits == []
+    assert push_to_hub("me/page", "--space", web_page, "--private") == 0
+    [(repo_id, revision, files)] = hub.commits
+    assert (repo_id, revision, hub.spaces) == ("me/page", None, ["me/page"])
+    assert files.keys() == {"page.json", "pinned/model-1/vision.onnx"}
+    assert "uploaded: https" in capsys.readouterr().out
+
+
+def test_an_incomplete_page_is_refused(web_page, hub, tmp_path):
+    (web_page / "pinned/model-1/vision.onnx").unlink()
+    for folder, repo_id, message in (
+        (tmp_path, "me/page", "has no page.json: scripts/export.py --web writes"),
+        (web_page, "me/page", r"has no pinned/model-1/vision\.onnx"),
+        (web_page, "not a name", "not a name"),
+    ):
+        with pytest.raises(PublishError, match=message):
+            publish_page(folder, repo_id)

@@ -1,7 +1,6 @@
 """The demo page: its answers, its errors, its use in a browser, and how it ends."""
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,12 +14,12 @@ from PIL import Image
 
 from tiny import ROOT, count_calls, save_folder, tiny_model
 from traffic_vlm.data.question_types import question_type_of
+from traffic_vlm.data.suggestions import suggest_questions
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.images_traffic_vlm import Region
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.question_traffic_vlm import answer_text, map_strength
 from traffic_vlm.serving.overlay import attention_of_question, heat_over
-from traffic_vlm.serving.suggestions import suggest_questions
 
 
 page_module = pytest.importorskip("traffic_vlm.serving.page", reason='needs the extra "demo" (gradio)')
@@ -230,19 +229,6 @@ def site(page):
     blocks = page_module.build_page(page.pipe)
     yield page_module.launch(blocks, quiet=True)
     blocks.close()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as manager:
-        found = shutil.which("chromium") or shutil.which("google-chrome")
-        try:
-            browser = manager.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        except playwright.Error as error:
-            pytest.skip(f"needs Chromium: {str(error).splitlines()[0]}")
-        yield browser
-        browser.close()
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@
 this package, and uploads it. A failed check or an interrupted upload changes nothing on the Hub.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, get_token
 from huggingface_hub.utils import validate_repo_id
@@ -111,7 +113,12 @@ def check_loading(staged: Path) -> None:
 
 
 def push(
-    staged: Path, repo_id: str, token: str | None = None, private: bool | None = None, revision: str | None = None
+    staged: Path,
+    repo_id: str,
+    token: str | None = None,
+    private: bool | None = None,
+    revision: str | None = None,
+    space: bool = False,
 ) -> str:
     """Upload a folder in one commit and return the URL of the commit. The repository is created if it is missing.
 
@@ -121,6 +128,7 @@ def push(
         token: of the Hub; default: `HF_TOKEN`, or the token that `hf auth login` saved.
         private: create a private repository, and refuse a public one.
         revision: branch, created if it is missing; default: the main branch.
+        space: the repository is a static Space, not a model.
 
     Raises:
         PublishError: no token, a public repository where a private one is required, or an error of the Hub.
@@ -130,15 +138,18 @@ def push(
         raise PublishError("uploading needs a token of the Hub: log in with `hf auth login`, or set HF_TOKEN")
     paths = sorted(path for path in staged.rglob("*") if path.is_file())
     operations = [CommitOperationAdd(path.relative_to(staged).as_posix(), path) for path in paths]
-    api = HfApi(token=token)
+    api, kind, sdk = HfApi(token=token), "space" if space else "model", "static" if space else None
     try:
-        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id  # adds the user's name if missing
-        if private and not api.repo_info(repo_id).private:
+        # The answer has the user's name, if it was missing.
+        repo_id = api.create_repo(repo_id, repo_type=kind, space_sdk=sdk, private=private, exist_ok=True).repo_id
+        if private and not api.repo_info(repo_id, repo_type=kind).private:
             raise PublishError(f"{repo_id} exists and is public; nothing was uploaded")
         if revision:
-            api.create_branch(repo_id, branch=revision, exist_ok=True)
+            api.create_branch(repo_id, repo_type=kind, branch=revision, exist_ok=True)
         # Not `upload_folder`: newer releases may split it into several commits, and the first would be incomplete.
-        return api.create_commit(repo_id, operations, commit_message=COMMIT_MESSAGE, revision=revision).commit_url
+        message = "Upload the page" if space else COMMIT_MESSAGE
+        commit = api.create_commit(repo_id, operations, commit_message=message, repo_type=kind, revision=revision)
+        return commit.commit_url
     except PublishError:
         raise
     except Exception as error:  # the classes of network errors differ between releases of huggingface_hub
@@ -192,3 +203,25 @@ def publish(
         check_loading(staged)
         report("ok: the folder loads in a new process and answers a question")
         return None if dry_run else push(staged, repo_id, token, private, revision)
+
+
+def publish_page(folder: Path, repo_id: str, dry_run: bool = False, **options: Any) -> str | None:
+    """Upload a page that `scripts/export.py --web` wrote as a static Space; None after a dry run.
+
+    Args:
+        options: token, private and revision of `push`.
+
+    Raises:
+        PublishError: the folder is not such a page, a file of it is missing, or the upload fails.
+    """
+    try:
+        validate_repo_id(repo_id)
+        files = json.loads((folder / "page.json").read_text(encoding="utf-8"))["files"]
+    except FileNotFoundError as error:
+        raise PublishError(f"{folder} has no page.json: scripts/export.py --web writes such a folder") from error
+    except ValueError as error:
+        raise PublishError(str(error)) from error
+    missing = [name for paths in files.values() for name in paths if not (folder / "pinned" / name).is_file()]
+    if missing:
+        raise PublishError(f"{folder} has no pinned/{', '.join(missing)}")
+    return None if dry_run else push(folder, repo_id, space=True, **options)

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from ..data.ground_truth import UNCOUNTED
-from ..data.scene import CLASSES, LIGHT_STATES, SCENE_ATTRIBUTES, UNBOXED
-from ..data.templates import paraphrases_of
+from .ground_truth import UNCOUNTED
+from .scene import CLASSES, LIGHT_STATES, SCENE_ATTRIBUTES, UNBOXED
+from .templates import paraphrases_of
 
 
 REGIONS = ("left", "right", "near")

@@ -1,0 +1,95 @@
+"""Questions in the browser: read and answered by the modules of the pipeline, in Python's build for WebAssembly.
+
+web/traffic_vlm.js calls `Asking`; texts of JSON go in and out. This module needs only the standard library.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..question_form_traffic_vlm import words_at
+from ..question_traffic_vlm import (
+    Prompt,
+    Question,
+    answer_notes,
+    answer_text,
+    map_strength,
+    read_question,
+    yes_or_no,
+)
+
+
+class Asking:
+    """The questions of one page.
+
+    Args:
+        page: content of page.json.
+        tokenize: makes of a text the JSON of a list [id, token, word] for each token; the word is what the token was
+            made from.
+        vocabulary: JSON of an object token → id.
+    """
+
+    def __init__(self, page: str, tokenize: Callable[[str], str], vocabulary: str):
+        self.page, self.tokenize, self.vocabulary = json.loads(page), tokenize, json.loads(vocabulary)
+        self.about = self.page["model"]
+        self.tokens = {index: token for token, index in self.vocabulary.items()}
+
+    def read(self, text: str) -> Question:
+        """Check and tokenize a question."""
+        return read_question(text, self._prompt, self.about["max_tokens"], self.about["own_questions"])
+
+    def _prompt(self, text: str) -> Prompt:
+        ids, tokens, words = map(list, zip(*json.loads(self.tokenize(text)))) if text else ([], [], [])
+        unknown: dict[str, str] = {}
+        for word in as_typed(text, [word for token, word in zip(tokens, words) if token == "[UNK]"]):
+            unknown.setdefault(word.casefold(), word)
+        untaught = [token for token in dict.fromkeys(tokens) if token in self.about["untaught"]]
+        ids = [self.about["start"], *ids, self.vocabulary["?"]]
+        return Prompt(ids, ["[SOS]", *tokens, "?"], list(unknown.values()), untaught)
+
+    def words(self, question: Question) -> str:
+        """JSON of the words to show maps of: pairs of column and word, the word that is asked about first."""
+        words = [(column, self.tokens[index]) for column, index in enumerate(question.input_ids)]
+        content = [found for found in words if found[1] in self.page["content_words"]]
+        content = content or [found for found in words if found[1].isalpha()]
+        asked = [found for found in content if found[1] in self.page["nouns"]][:1] or content[-1:]
+        return json.dumps(asked + [found for found in content if found not in asked])
+
+    def next_ids(self, question: Question, answer: str) -> str:
+        """JSON of the tokens that can follow the first tokens of an answer in words."""
+        ids = json.loads(answer)
+        words = question.next_words([self.tokens[index] for index in ids])
+        if words is not None:
+            found = [self.vocabulary[word] for word in words if word in self.vocabulary]
+        elif ids:
+            found = [*self.vocabulary.values()]
+        else:  # no answer in words begins with yes or no
+            found = [index for index in self.vocabulary.values() if index not in self.about["yes_no"]]
+        return json.dumps([index for index in found if index not in self.about["never"]])
+
+    def yes_or_no(self, question: Question, p: float) -> str:
+        """JSON of the item of a yes/no question, from P(yes)."""
+        return show(question.answer(**yes_or_no(question.form, p)))
+
+    def in_words(self, question: Question, answer: str, score: float) -> str:
+        """JSON of the item of a question that was answered in words, or has a problem."""
+        more = {"problem": question.problem} if question.problem else question.answer_in_words(answer, score)
+        return show(question.answer(**more))
+
+
+def as_typed(text: str, words: list[str]) -> Iterator[str]:
+    """Words in lower case as the text has them. A word that it does not have, because it was rewritten, stays."""
+    place = 0
+    for word in words:
+        start = text.lower().find(word, place)
+        if start < 0:
+            yield word
+        else:
+            place = start + len(word)
+            yield next(words_at(text, [(start, place)]), word)
+
+
+def show(item: dict[str, Any]) -> str:
+    """JSON of an item of the pipeline with what is shown of it."""
+    strength = map_strength(item) if item["answer"] else 0.0
+    return json.dumps(item | {"text": answer_text(item), "notes": answer_notes(item), "strength": strength})

@@ -1,0 +1,225 @@
+"""The model as a page that runs in the browser: a folder of static files, for any file server.
+
+    index.html, page.js, traffic_vlm.js, style.css, worker.js   web/, as it is
+    page.json                                                   sizes, token ids, suggested questions, files to load
+    README.md                                                   with the metadata of a static Space
+    pinned/model-DIGEST/                                        graphs, tokenizer, and the Python rules of questions
+    pinned/onnxruntime-web-VERSION/ and others                  JavaScript libraries, fetched by npm
+
+A file under pinned/ never changes, because its folder is named after its content: browsers need not ask for it again.
+"""
+
+import hashlib
+import json
+import shutil
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..data.grounding import class_words
+from ..data.scene import CLASSES
+from ..data.suggestions import suggest_questions
+from ..files import new_folder
+from ..image_files import MAX_PIXELS
+from ..loading import load_processor
+from ..scoring_traffic_vlm import height_and_width, yes_probability
+from ..tokenization_traffic_vlm import is_content_word
+from .libraries import fetch_libraries
+from .onnx import OPSET, DecodeGraph, describe, load, make_graphs, save_onnx
+
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ("crossing.jpg", "night.jpg", "truck.jpg")  # of docs/
+RULES = (
+    *("answer_kind_traffic_vlm.py", "question_form_traffic_vlm.py", "question_traffic_vlm.py"),
+    "export/asking.py",
+)
+ASK_OUTPUTS = ["p_yes", "log_probs", "keys", "values", "maps"]
+MIN_SIZE = 4096  # numbers of a tensor from which it is stored in fewer bits
+RESIZING = {2: "linear", 3: "cubic"}  # Pillow's filters → modes of the operator
+
+
+class AskGraph(DecodeGraph):
+    """`DecodeGraph` with P(yes), log probabilities in place of logits, and attention maps [B,T,P] of the tokens."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        past_keys: torch.Tensor,
+        past_values: torch.Tensor,
+        image_keys: torch.Tensor,
+        image_values: torch.Tensor,
+    ) -> Any:
+        maps: list[torch.Tensor] = []  # [B,T,P] of each layer
+
+        def keep_map(module: Any, inputs: Any, output: tuple[torch.Tensor, torch.Tensor]) -> None:
+            maps.append(output[1].mean(1))  # over the heads; eager attention returns its weights
+
+        handles = [layer.cross_attn.register_forward_hook(keep_map) for layer in self.text_model.layers]
+        try:
+            logits, keys, values = super().forward(input_ids, past_keys, past_values, image_keys, image_values)
+        finally:
+            for handle in handles:
+                handle.remove()
+        is_pad = torch.arange(logits.shape[-1]) == self.config.get_text_config().pad_token_id
+        log_probs = logits.masked_fill(is_pad, -torch.inf).log_softmax(-1)
+        return yes_probability(logits, self.config), log_probs, keys, values, torch.stack(maps).mean(0)
+
+
+def pixels_graph(about: Mapping[str, Any]) -> Any:
+    """An ONNX model: image [H,W,4] of any size, opaque RGBA in uint8 as a canvas has it → pixel_values [1,3,h,w].
+
+    It resizes as Pillow does, to one of 255 grays: browsers resize differently, each in its own way.
+
+    Args:
+        about: what `describe` returns.
+
+    Raises:
+        ValueError: the model's images are resized by a filter that ONNX does not have.
+    """
+    from onnx import TensorProto, checker, helper, numpy_helper
+
+    if about["resample"] not in RESIZING:
+        raise ValueError(f"resample={about['resample']}: the browser can resize by the filters {[*RESIZING]} only")
+    size = about["image_size"]
+    constants: dict[str, Any] = {name: np.array([value]) for name, value in (("zero", 0), ("three", 3), ("two", 2))}
+    constants["size"] = np.array([1, 3, *size])
+    constants["factor"] = np.float32(about["rescale_factor"])
+    constants |= {name: np.array(about[name], np.float32).reshape(1, 3, 1, 1) for name in ("mean", "std")}
+    resizing = {"mode": RESIZING[about["resample"]], "antialias": 1, "exclude_outside": 1, "cubic_coeff_a": -0.5}
+    steps: list[tuple[str, list[str], dict[str, Any]]] = [
+        ("Slice", ["image", "zero", "three", "two"], {}),  # without alpha
+        ("Transpose", ["0"], {"perm": [2, 0, 1]}),
+        ("Unsqueeze", ["1", "zero"], {}),
+        ("Resize", ["2", "", "", "size"], resizing),
+        ("Cast", ["3"], {"to": TensorProto.FLOAT}),
+        ("Mul", ["4", "factor"], {}),
+        ("Sub", ["5", "mean"], {}),
+        ("Div", ["6", "std"], {}),
+    ]
+    names = [*map(str, range(len(steps) - 1)), "pixel_values"]
+    graph = helper.make_graph(
+        [helper.make_node(kind, inputs, [name], **more) for name, (kind, inputs, more) in zip(names, steps)],
+        "pixels",
+        [helper.make_tensor_value_info("image", TensorProto.UINT8, ["height", "width", 4])],
+        [helper.make_tensor_value_info("pixel_values", TensorProto.FLOAT, [1, 3, *size])],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
+    checker.check_model(model)
+    return model
+
+
+def store_in_less(path: Path) -> None:
+    """Store the large weights of an ONNX file in fewer bits: matrices in 8, convolutions in 16.
+
+    They are multiplied in float32: in WebAssembly that is faster than products of integers, and more exact. Each
+    output channel of a matrix has its own scale. Convolutions in 8 bits would change P(yes) by up to 0.06.
+    """
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    model = onnx.load(path)
+    graph, nodes = model.graph, []
+    options: dict[str, Any]
+    factors = {node.input[1] for node in graph.node if node.op_type == "MatMul"}  # [in,out]; others are [out,in]
+    for tensor in list(graph.initializer):
+        weight = numpy_helper.to_array(tensor)
+        if weight.dtype != np.float32 or weight.ndim < 2 or weight.size < MIN_SIZE:
+            continue
+        if weight.ndim == 2:
+            axis = int(tensor.name in factors)
+            scale = np.maximum(np.abs(weight).max(1 - axis, keepdims=True), 1e-12) / 127
+            stored = {"int8": np.rint(weight / scale).astype(np.int8), "scale": scale.ravel()}
+            operator, options = "DequantizeLinear", {"axis": axis}
+        else:
+            stored = {"float16": weight.astype(np.float16)}
+            operator, options = "Cast", {"to": TensorProto.FLOAT}
+        stored = {f"{tensor.name}_{suffix}": value for suffix, value in stored.items()}
+        graph.initializer.remove(tensor)
+        graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in stored.items())
+        nodes.append(helper.make_node(operator, [*stored], [tensor.name], **options))
+    nodes += graph.node
+    del graph.node[:]
+    graph.node.extend(nodes)
+    del graph.value_info[:]
+    onnx.save(model, path)
+
+
+def browser_tokenizer(content: str) -> dict[str, Any]:
+    """The content of a tokenizer.json for the JavaScript library, which has no vocabularies of whole words.
+
+    A vocabulary of word pieces without pieces is the same. Special tokens in a question are ordinary words.
+    """
+    tokenizer = json.loads(content)
+    tokenizer["model"] |= {"type": "WordPiece", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if not token["special"]]
+    return tokenizer
+
+
+def write_model(model: Any, processor: Any, folder: Path) -> None:
+    """Write the graphs, the tokenizer and the rules of questions into an existing folder.
+
+    Raises:
+        ValueError: the browser cannot resize images as the model needs it.
+    """
+    import onnx
+
+    onnx.save(pixels_graph(describe(model, processor)), folder / "pixels.onnx")
+    graphs = make_graphs(model)
+    ask = graphs["decode"]._replace(module=AskGraph(model).eval(), outputs=ASK_OUTPUTS)
+    for name, graph in (("vision", graphs["vision"]), ("ask", ask)):
+        save_onnx(graph, folder / f"{name}.onnx")
+        store_in_less(folder / f"{name}.onnx")
+    tokenizer = browser_tokenizer(processor.tokenizer.backend_tokenizer.to_str())
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with zipfile.ZipFile(folder / "rules.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in RULES:  # with the same time in each export, so that the same rules have the same digest
+            archive.writestr(zipfile.ZipInfo(f"traffic_vlm/{name}"), (ROOT / name).read_bytes())
+
+
+def export_page(model_folder: Path, output_dir: Path) -> list[Path]:
+    """Write the page of a model to a new folder, which appears when it is complete; returns its files.
+
+    Raises:
+        ValueError, OSError: the folder exists; the model cannot be used; npm is missing or fails; or the browser
+            cannot resize images as the model needs it. ModuleNotFoundError: a package is missing.
+    """
+    with new_folder(output_dir) as folder:
+        model, processor = load(model_folder), load_processor(model_folder)
+        pinned = folder / "pinned"
+        files = fetch_libraries(pinned)
+        weights = pinned / "model"
+        weights.mkdir()
+        write_model(model, processor, weights)
+        digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(weights.iterdir()))).hexdigest()[:12]
+        weights = weights.rename(pinned / f"model-{digest}")
+        files["model"] = {f"{weights.name}/{path.name}": path.stat().st_size for path in sorted(weights.iterdir())}
+
+        shutil.copytree(ROOT / "web", folder, dirs_exist_ok=True)
+        (folder / "examples").mkdir()
+        for path in (ROOT / "docs" / name for name in EXAMPLES):
+            shutil.copy(path, folder / "examples")
+        for path in (model_folder if (model_folder / "README.md").is_file() else ROOT).glob("LICENSE*"):
+            shutil.copy(path, folder)
+        (folder / "page.json").write_text(json.dumps(page_data(model, processor) | {"files": files}))
+    return sorted(path for path in output_dir.rglob("*") if path.is_file())
+
+
+def page_data(model: Any, processor: Any) -> dict[str, Any]:
+    """The content of page.json, apart from its "files": for each library and the model, path under pinned/ → bytes."""
+    vision = model.config.vision_config
+    sizes = zip(height_and_width(vision.image_size), height_and_width(vision.patch_size))
+    return {
+        "model": describe(model, processor),
+        "grid": [side // patch for side, patch in sizes],  # of an attention map
+        "max_pixels": MAX_PIXELS,
+        "nouns": sorted({word for label in CLASSES for word in class_words(label)}),
+        "content_words": sorted(filter(is_content_word, processor.tokenizer.get_vocab())),
+        "suggested": suggest_questions(processor),
+        "examples": [f"examples/{name}" for name in EXAMPLES],
+    }
