@@ -33,7 +33,8 @@ from .onnx import OPSET, DecodeGraph, describe, load, make_graphs, save_onnx
 
 
 ROOT = Path(__file__).resolve().parent.parent
-EXAMPLES = ("crossing.jpg", "night.jpg", "truck.jpg")  # of docs/
+# An installed package has no docs/.
+EXAMPLES = [path for name in ("crossing", "night", "truck") if (path := ROOT / "docs" / f"{name}.jpg").is_file()]
 RULES = (
     *("answer_kind_traffic_vlm.py", "question_form_traffic_vlm.py", "question_traffic_vlm.py"),
     "export/asking.py",
@@ -202,7 +203,7 @@ def export_page(model_folder: Path, output_dir: Path) -> list[Path]:
 
         shutil.copytree(ROOT / "web", folder, dirs_exist_ok=True)
         (folder / "examples").mkdir()
-        for path in (ROOT / "docs" / name for name in EXAMPLES):
+        for path in EXAMPLES:
             shutil.copy(path, folder / "examples")
         for path in (model_folder if (model_folder / "README.md").is_file() else ROOT).glob("LICENSE*"):
             shutil.copy(path, folder)
@@ -221,5 +222,5 @@ def page_data(model: Any, processor: Any) -> dict[str, Any]:
         "nouns": sorted({word for label in CLASSES for word in class_words(label)}),
         "content_words": sorted(filter(is_content_word, processor.tokenizer.get_vocab())),
         "suggested": suggest_questions(processor),
-        "examples": [f"examples/{name}" for name in EXAMPLES],
+        "examples": [f"examples/{path.name}" for path in EXAMPLES],
     }

@@ -44,7 +44,8 @@ async function start() {
     $("examples").append(button);
   }
   for (const id of ["file", "camera", "ask"]) $(id).disabled = false;
-  $("examples").firstChild.click();
+  $("status").textContent = "Open a picture.";
+  $("examples").firstChild?.click();
   await forgetOldVersions();
 }
 
