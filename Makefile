@@ -2,6 +2,7 @@
 # make demo     set up, then serve the page on this machine
 # make test     set up, then lint, type-check and run all tests
 # make quick    the tests without processes, Ray and browsers, in about two minutes
+# make web      the page of the full model in a browser, and its notebook; needs npm and Chromium, and minutes
 # make coverage which lines of the flat modules the quick tests run
 # make fuzz     the property tests of bad and strange input, with many more examples
 # make compat   the tests on every supported release of transformers, each in its own environment
@@ -14,7 +15,7 @@ SETUP := $(VENV)/.ready
 PACKAGES := $(addprefix -p traffic_vlm.,data evaluation export serving training)
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup ask demo test quick lint coverage fuzz compat files clean
+.PHONY: setup ask demo test quick web lint coverage fuzz compat files clean
 
 setup: $(SETUP)
 
@@ -42,6 +43,9 @@ test: lint
 
 quick: $(SETUP)
 	$(PY) -m pytest -n 2 --dist worksteal -m "not slow"
+
+web: $(SETUP)
+	$(PY) -m pytest -m web tests/test_web.py tests/test_start_notebook.py
 
 fuzz: $(SETUP)
 	$(PY) -m pytest -n 2 --hypothesis-profile fuzz tests/test_fuzz.py
