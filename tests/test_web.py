@@ -163,7 +163,10 @@ ASK = """async ([picture, questions]) => {
 @pytest.mark.slow
 @torch.no_grad()
 def test_answers_are_those_of_python(model_folder, page, tab, monkeypatch):
-    """About a transparent picture, one that is turned, and, if the model can see, the three photographs."""
+    """About a transparent picture, one that is turned, and, if the model can see, the three photographs.
+
+    Its weights are stored in int8: probabilities may differ by 0.05.
+    """
     monkeypatch.setattr("traffic_vlm.question_traffic_vlm.MIN_SCORE", 0.05)  # as in the page
     vqa = TrafficVLMPipeline(load(model_folder), processor=load_processor(model_folder), device="cpu")
     scene, turned = Image.open(ROOT / "docs/truck.jpg"), Image.Exif()
@@ -180,7 +183,7 @@ def test_answers_are_those_of_python(model_folder, page, tab, monkeypatch):
         for item, expected in zip(found, vqa(encoded, questions), strict=True):
             words, text, notes, strength = (item.pop(key, None) for key in ("words", "text", "notes", "strength"))
             numbers = {key: expected[key] for key in ("score", "p_yes") if expected[key] is not None}
-            assert item == expected | {key: pytest.approx(value, abs=0.02) for key, value in numbers.items()}, name
+            assert item == expected | {key: pytest.approx(value, abs=0.05) for key, value in numbers.items()}, name
             assert text == answer_text(item) and notes == answer_notes(item)
             assert strength == pytest.approx(map_strength(item) if item["answer"] else 0)
             if item["answer"]:

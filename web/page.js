@@ -11,7 +11,7 @@ const make = (tag, properties) => Object.assign(document.createElement(tag), pro
 const painted = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
 
 let model; // a TrafficVLM
-let picture; // {image: encoded, shown: canvas, milliseconds}
+let picture; // {image: encoded, milliseconds, shown: bitmap}
 let turn = 0; // counts the pictures that were chosen: answers about earlier ones are dropped
 let times = []; // of the answers about this picture, in milliseconds
 let work = Promise.resolve(); // the model does one thing at a time
@@ -29,14 +29,12 @@ async function start() {
     throw new Error("this browser has no WebAssembly, which the model needs, or does not allow it.");
   }
   await installWorker();
-  const begin = performance.now();
   model = await TrafficVLM.load((done, total) => {
     Object.assign($("progress"), { value: done, max: total });
     const [loaded, all] = [done, total].map((bytes) => (bytes / 1e6).toFixed(0));
     $("status").textContent = done < total ? `Loading ${loaded} of ${all} MB …` : "Starting …";
   });
   $("progress").hidden = true;
-  document.body.dataset.loaded = Math.round(performance.now() - begin);
   for (const question of Object.keys(model.page.suggested)) $("all").append(new Option(question));
   for (const path of model.page.examples) {
     const button = make("button", { onclick: () => choose(() => fetch(path).then((file) => file.blob()), path) });
@@ -87,7 +85,7 @@ function choose(open, name) {
       if (!bitmap) throw new Error("cannot be read as a picture by this browser.");
       const begin = performance.now();
       const image = await model.encode(bitmap);
-      picture = { image, shown: scaled(bitmap), milliseconds: performance.now() - begin };
+      picture = { image, milliseconds: performance.now() - begin, shown: await scaled(bitmap) };
       times = [];
       show();
       $("answers").replaceChildren(...questions.map((question) => answerLater(question, current)));
@@ -101,18 +99,16 @@ function choose(open, name) {
 
 function scaled(bitmap) {
   const scale = Math.min(1, LARGEST / Math.max(bitmap.width, bitmap.height));
-  const canvas = new OffscreenCanvas(Math.ceil(bitmap.width * scale), Math.ceil(bitmap.height * scale));
-  const context = canvas.getContext("2d");
-  context.fillStyle = "white"; // behind transparent pixels
-  context.fillRect(0, 0, canvas.width, canvas.height);
-  context.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
-  return canvas;
+  const [resizeWidth, resizeHeight] = [bitmap.width, bitmap.height].map((side) => Math.ceil(side * scale));
+  return createImageBitmap(bitmap, { resizeWidth, resizeHeight, resizeQuality: "high" });
 }
 
 /** The picture, under the attention map of a word, if one is given. */
 function show(caption = "", map = null, strength = 1) {
   const { width, height } = picture.shown;
   const context = Object.assign($("canvas"), { width, height }).getContext("2d");
+  context.fillStyle = "white"; // behind transparent pixels
+  context.fillRect(0, 0, width, height);
   context.drawImage(picture.shown, 0, 0);
   $("caption").textContent = caption;
   if (!map) return;

@@ -66,9 +66,9 @@ export class TrafficVLM {
     return JSON.stringify(ids.map((id, i) => [id, tokens[i], words[i]]));
   }
 
-  /** Encode a bitmap, canvas or video frame. Throws a RangeError if it has too many pixels. */
+  /** Encode a bitmap or canvas. Throws a RangeError if it has too many pixels. */
   async encode(picture) {
-    const [width, height] = [picture.videoWidth ?? picture.width, picture.videoHeight ?? picture.height];
+    const { width, height } = picture;
     if (width * height > this.page.max_pixels) {
       const [size, most] = [width * height, this.page.max_pixels].map((pixels) => (pixels / 1e6).toFixed(0));
       throw new RangeError(`has ${size} megapixels; at most ${most} are read.`);
