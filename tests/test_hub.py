@@ -218,9 +218,10 @@ def web_page(tmp_path):
     return tmp_path / "page"
 
 
-def test_a_page_becomes_a_static_space(web_page, hub, push_to_hub, capsys):
-    assert push_to_hub("me/page", "--space", web_page, "--dry-run") == 0 and hub.commits == []
-    assert push_to_hub("me/page", "--space", web_page, "--private") == 0
+def test_a_page_becomes_a_static_space(web_page, hub, run_script, capsys):
+    run_script("push_to_hub.py", "me/page", "--space", web_page, "--dry_run")
+    assert hub.commits == []
+    run_script("push_to_hub.py", "me/page", "--space", web_page, "--private")
     [(repo_id, revision, files)] = hub.commits
     assert (repo_id, revision, hub.spaces) == ("me/page", None, ["me/page"])
     assert files.keys() == {"page.json", "pinned/model-1/vision.onnx"}
