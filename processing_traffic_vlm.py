@@ -14,6 +14,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +74,11 @@ logger = logging.get_logger(__name__)
 MAX_WIDTH = 1_000_000  # tokens of a padded row; a wider row is a mistake and would exhaust the memory
 ROW_TOKENS = 512  # of a packed row. Attention costs L²; with a limit, the cost grows linearly with the questions
 IGNORED_LABEL = -100  # ignored by torch.nn.functional.cross_entropy
+TAUGHT_ON = ("photographs", "rendered")
 TEXT_OPTIONS = frozenset(
     "padding padding_side truncation max_length pad_to_multiple_of return_attention_mask add_special_tokens "
     "sanitize_control_tokens verbose".split()
 )
-
-TAUGHT_ON = ("photographs", "rendered")
 
 Segment = tuple[list[int], list[int]]  # the ids of one prompt and of its answer (empty without answers)
 
@@ -95,10 +95,13 @@ def _image_list(images: Any) -> list[Any]:
         return [images]
     if not images:
         raise ValueError("`images` is an empty list; expected at least one image, or None for text only")
-    for row, image in enumerate(images):
-        if isinstance(image, list | tuple) and len(image) != 1:
-            raise ValueError(f"row {row} of `images` holds {len(image)} images; a question is about exactly one image")
-    return [image[0] if isinstance(image, list | tuple) else image for image in images]
+    rows = [image if isinstance(image, list | tuple) else [image] for image in images]
+    for number, row in enumerate(rows):
+        if len(row) != 1:
+            raise ValueError(
+                f"row {number} of `images` holds {len(row)} images; a question is about exactly one image"
+            )
+    return [image for [image] in rows]
 
 
 def _nesting(value: Any) -> str:
@@ -115,12 +118,9 @@ def _rows(value: Any, name: str) -> list[list[str]]:
         raise TypeError(
             f"`{name}` must be a string, a list or a nested list of strings, got {type(value).__name__}: {value!r}"
         )
-    nested = _nesting(value) == "a nested list"
-    rows = []
-    for row in value:
-        if nested and not isinstance(row, list | tuple):
-            raise TypeError(f"`{name}` mixes lists with {row!r}; expected either all strings or all lists of strings")
-        rows.append(list(row) if nested else [row])
+    rows = [list(row) if isinstance(row, list | tuple) else [row] for row in value]
+    if _nesting(value) == "a nested list" and (flat := [row for row in value if not isinstance(row, list | tuple)]):
+        raise TypeError(f"`{name}` mixes lists with {flat[0]!r}; expected either all strings or all lists of strings")
     if not rows or not all(rows):
         raise ValueError(f"`{name}` has an empty list: {value!r}; expected at least one string per image")
     for item in (item for row in rows for item in row):
@@ -141,25 +141,27 @@ def _check_image_count(text: Any, rows: list[list[str]], images: list[Any]) -> N
     raise ValueError(f"{more} {unit} than images: {len(rows)} in `text` for {len(images)} in `images`{hint}")
 
 
-def _split_in_order(lengths: list[int], limit: int) -> list[list[int]]:
-    """Split questions, in order, into rows of at most `limit` tokens or one longer question; returns indices."""
-    rows: list[list[int]] = []
-    used = limit
-    for index, length in enumerate(lengths):
-        if not rows or used + length > limit:
-            rows.append([])
-            used = 0
-        rows[-1].append(index)
-        used += length
-    return rows
+def _check_shape(text: Any, rows: list[list[str]], suffix: Any, answers: list[list[str]]) -> None:
+    """Raise `ValueError` unless there is one answer per question."""
+    sizes = [len(row) for row in rows], [len(row) for row in answers]
+    if _nesting(text) != _nesting(suffix) or sizes[0] != sizes[1]:
+        raise ValueError(
+            f"`suffix` must have the shape of `text`: `text` is {_nesting(text)} with {sizes[0]} questions per "
+            f"image, `suffix` is {_nesting(suffix)} with {sizes[1]} answers"
+        )
 
 
-def _first_fit(lengths: list[int], limit: int) -> list[list[int]]:
-    """Put questions, longest first, into the first row that stays within `limit` tokens; returns indices."""
+def _fill_rows(lengths: list[int], limit: int, reorder: bool) -> list[list[int]]:
+    """Indices of the questions of each row of at most `limit` tokens, or of one longer question.
+
+    In order, a question goes into the last row or a new one; reordered, the longest first, into the first with room.
+    """
     rows: list[list[int]] = []
     room: list[int] = []
-    for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
-        row = next((row for row, free in enumerate(room) if free >= lengths[index]), len(rows))
+    indices = range(len(lengths))
+    for index in sorted(indices, key=lengths.__getitem__, reverse=True) if reorder else indices:
+        candidates = range(len(rows)) if reorder else range(len(rows))[-1:]
+        row = next((row for row in candidates if room[row] >= lengths[index]), len(rows))
         if row == len(rows):
             rows.append([])
             room.append(limit)
@@ -168,19 +170,22 @@ def _first_fit(lengths: list[int], limit: int) -> list[list[int]]:
     return rows
 
 
-def _pack(images: list[list[Segment]], row_tokens: int | str) -> list[list[list[int]]]:
-    """For each image, the indices of the questions in each packed row; `row_tokens` as in the processor's call."""
+def _pack(images: list[list[Segment]], row_tokens: int | str) -> list[tuple[int, list[int]]]:
+    """The image of each row, and the indices of its questions among those of the image."""
     lengths = [[_size(segment) for segment in questions] for questions in images]
+
+    def fill(limit: int, reorder: bool) -> list[tuple[int, list[int]]]:
+        return [(image, row) for image, sizes in enumerate(lengths) for row in _fill_rows(sizes, limit, reorder)]
+
     if row_tokens != "fit":
-        return [_split_in_order(row, int(row_tokens)) for row in lengths]
+        return fill(int(row_tokens), reorder=False)
     # All rows of the batch have the same width: choose the one with the fewest tokens in total, including padding.
     widths = range(max(map(max, lengths)), max(map(sum, lengths)) + 1, 4)
-    layouts = ([_first_fit(row, width) for row in lengths] for width in widths)
-    return min(zip(widths, layouts), key=lambda pair: pair[0] * sum(map(len, pair[1])))[1]
+    return min(((width, fill(width, reorder=True)) for width in widths), key=lambda pair: pair[0] * len(pair[1]))[1]
 
 
 def _lay_out(rows: list[list[Segment]], pad_id: int, width: int, left: bool) -> dict[str, list[list[int]]]:
-    """Build the text inputs of rows of segments, padded to `width`: [R,L] each, and ``question_ends`` [R,Q].
+    """The text inputs [R,L] of rows of segments, padded to `width`, and ``question_ends`` [R,Q].
 
     Example: two questions of two tokens, the second with an answer, in a row of width 8 padded on the left::
 
@@ -192,22 +197,29 @@ def _lay_out(rows: list[list[Segment]], pad_id: int, width: int, left: bool) -> 
     data: dict[str, list[list[int]]] = {name: [] for name in (*fillers, "question_ends")}
     most = max(map(len, rows))
     for row in rows:
-        pads = max(0, width - sum(map(_size, row)))
-        real: dict[str, list[int]] = {name: [] for name in fillers}
-        ends = []
-        for number, (prompt, answer) in enumerate(row, start=1):
-            ends.append((pads if left else 0) + len(real["input_ids"]) + len(prompt) - 1)
-            size = len(prompt) + len(answer)
-            real["input_ids"] += prompt + answer
-            real["attention_mask"] += [1] * size
-            real["labels"] += [IGNORED_LABEL] * len(prompt) + answer
-            real["position_ids"] += range(size)
-            real["segment_ids"] += [number] * size
+        sizes = [_size(segment) for segment in row]
+        pads = max(0, width - sum(sizes))
+        real = {
+            "input_ids": [token for prompt, answer in row for token in prompt + answer],
+            "attention_mask": [1] * sum(sizes),
+            "labels": [label for prompt, answer in row for label in [IGNORED_LABEL] * len(prompt) + answer],
+            "position_ids": [position for size in sizes for position in range(size)],
+            "segment_ids": [number for number, size in enumerate(sizes, start=1) for _ in range(size)],
+        }
         for name, values in real.items():
             padding = [fillers[name]] * pads
             data[name].append(padding + values if left else values + padding)
+        starts = accumulate(sizes, initial=pads if left else 0)
+        ends = [start + len(prompt) - 1 for start, (prompt, _) in zip(starts, row)]
         data["question_ends"].append(ends + [-1] * (most - len(ends)))
     return data
+
+
+def _as_blocks(message: Any) -> Any:
+    """A chat message with its content as a list of blocks."""
+    if isinstance(message, dict) and isinstance(message.get("content"), str):
+        return {**message, "content": [{"type": "text", "text": message["content"]}]}
+    return message
 
 
 class TrafficVLMProcessor(ProcessorMixin):
@@ -246,15 +258,10 @@ class TrafficVLMProcessor(ProcessorMixin):
 
     @classmethod
     def _load_tokenizer_from_pretrained(
-        cls,
-        sub_processor_type: str,
-        pretrained_model_name_or_path: str | os.PathLike,
-        subfolder: str = "",
-        trust_remote_code: bool | None = None,
-        **kwargs: Any,
+        cls, sub_processor_type: str, pretrained_model_name_or_path: Any, trust_remote_code: Any = None, **kwargs: Any
     ) -> TrafficVLMTokenizer:
         # Use the class imported above, so that loading the tokenizer runs no further code from the folder.
-        return TrafficVLMTokenizer.from_pretrained(pretrained_model_name_or_path, subfolder=subfolder, **kwargs)
+        return TrafficVLMTokenizer.from_pretrained(pretrained_model_name_or_path, **kwargs)
 
     @property
     def model_input_names(self) -> list[str]:
@@ -319,18 +326,21 @@ class TrafficVLMProcessor(ProcessorMixin):
             raise ValueError(f'row_tokens must be a positive integer or "fit", got {row_tokens!r}')
         if on_unknown not in ("warn", "raise", "ignore"):
             raise ValueError(f'on_unknown must be "warn", "raise" or "ignore", got {on_unknown!r}')
-        text_options, image_options, return_tensors = self._split_options(dict(kwargs), return_tensors)
+        text_options, image_options, return_tensors = self._split_options(kwargs, return_tensors)
         if packed and return_tensors is None:
             return_tensors = "pt"
         image_list = None if images is None else _image_list(images)
         data: dict[str, Any] = {}
         if text is not None:
             rows = _rows(text, "text")
+            answers = None if suffix is None else _rows(suffix, "suffix")
             if image_list is not None:
                 _check_image_count(text, rows, image_list)
-            segments = self._segments(rows, self._answers(text, rows, suffix), on_unknown, text_options)
+            if answers is not None:
+                _check_shape(text, rows, suffix, answers)
+            segments = self._segments(rows, answers, on_unknown, text_options)
             text_options.setdefault("padding", return_tensors is not None)
-            data = self._text_inputs(segments, suffix is not None, row_tokens if packed else None, text_options)
+            data = self._text_inputs(segments, answers is not None, packed, row_tokens, text_options)
         if image_list is not None:
             data["pixel_values"] = self._pixels(image_list, region, return_tensors, image_options)
         return BatchFeature(data, tensor_type=return_tensors)
@@ -338,11 +348,10 @@ class TrafficVLMProcessor(ProcessorMixin):
     def _split_options(self, given: dict, return_tensors: str | None) -> tuple[dict, dict, str | None]:
         """Split keyword arguments into text options, image options and return_tensors; others raise TypeError."""
         image_options = getattr(self.image_processor, "valid_kwargs", ImagesKwargs).__annotations__
-        known = {"text_kwargs": TEXT_OPTIONS, "images_kwargs": frozenset(image_options)}
-        options: dict[str, dict] = {"text_kwargs": {}, "images_kwargs": {}}
-        if "padding" in self.tokenizer.init_kwargs:  # padding set when the tokenizer was created
-            defaults = self.tokenizer.init_kwargs
-            options["text_kwargs"] = {name: defaults[name] for name in ("padding", "max_length") if name in defaults}
+        known = {"text_kwargs": TEXT_OPTIONS, "images_kwargs": image_options}
+        defaults = self.tokenizer.init_kwargs  # padding can be set when a tokenizer is created
+        names = ("padding", "max_length") if "padding" in defaults else ()
+        options = {"text_kwargs": {name: defaults[name] for name in names if name in defaults}, "images_kwargs": {}}
         groups = {name: dict(given.pop(name, None) or {}) for name in ("common_kwargs", *known)}
         for group, members in [*groups.items(), ("", given)]:
             return_tensors = members.pop("return_tensors", None) or return_tensors
@@ -359,7 +368,7 @@ class TrafficVLMProcessor(ProcessorMixin):
 
     def _pixels(self, images: list[Any], region: Any, return_tensors: str | None, options: dict) -> Any:
         layout = options.pop("input_data_format", None)
-        channels_first = None if layout is None else str(getattr(layout, "value", layout)) == "channels_first"
+        channels_first = None if layout is None else layout == "channels_first"
         pictures = [to_rgb(image, channels_first) for image in images]
         if region is not None:
             pictures = [Region.of(region).crop(picture) for picture in pictures]
@@ -375,17 +384,36 @@ class TrafficVLMProcessor(ProcessorMixin):
         arrays = [np.array(picture) for picture in pictures]
         return self.image_processor(arrays, return_tensors=return_tensors, **options)["pixel_values"]
 
-    def _answers(self, text: Any, rows: list[list[str]], suffix: Any) -> list[list[str]] | None:
-        if suffix is None:
-            return None
-        answers = _rows(suffix, "suffix")
-        sizes = [len(row) for row in rows], [len(row) for row in answers]
-        if _nesting(text) != _nesting(suffix) or sizes[0] != sizes[1]:
-            raise ValueError(
-                f"`suffix` must have the shape of `text`: `text` is {_nesting(text)} with {sizes[0]} questions per "
-                f"image, `suffix` is {_nesting(suffix)} with {sizes[1]} answers"
-            )
-        return answers
+    def _segments(
+        self, rows: list[list[str]], answer_rows: list[list[str]] | None, on_unknown: str, options: dict
+    ) -> list[list[Segment]]:
+        """The ids of each prompt and answer, one list per image; the tokenizer is called once for all texts."""
+        typed = [question for row in rows for question in row]
+        texts = [question_words(question) for question in typed]
+        texts += [spell_signs(answer) for row in answer_rows or [] for answer in row]
+        ids = self._tokenize(texts)
+        count = len(typed)
+        for index, (text, words) in enumerate(zip(texts, ids)):
+            if not words or (index < count and not has_word(text)):
+                name, value = ("text", typed[index]) if index < count else ("suffix", text)
+                raise ValueError(f"`{name}` has an empty string: {value!r}; expected words")
+        if on_unknown != "ignore":
+            self._report_words(texts, ids, answer_rows is not None, on_unknown)
+        answers = [[*words, self.tokenizer.eos_token_id] for words in ids[count:]] or [[]] * count
+        longest = min(self.tokenizer.model_max_length, options.get("max_length") or math.inf)
+        is_shortened = options.get("truncation") not in (None, False, "do_not_truncate")
+        segments = []
+        for index, (words, answer) in enumerate(zip(ids, answers)):
+            room = longest - len(answer) - 2  # for the words between [SOS] and "?"
+            if len(words) > room and not (is_shortened and room > 0):
+                what = "prompt and answer" if answer else "prompt"
+                raise ValueError(
+                    f"question {index} has {len(words) + len(answer) + 2} tokens ({what}), at most {longest} are "
+                    f"allowed: {typed[index][:80]!r}... (truncation=True shortens the question)"
+                )
+            segments.append((self._prompt(words if len(words) <= room else words[:room]), answer))
+        ordered = iter(segments)
+        return [[next(ordered) for _ in row] for row in rows]
 
     def _tokenize(self, texts: list[str]) -> list[list[int]]:
         # Split special tokens, so that "[PAD]" or "[EOS]" in user text become ordinary words.
@@ -395,87 +423,32 @@ class TrafficVLMProcessor(ProcessorMixin):
         ids_of = dict(zip(distinct, ids))
         return [ids_of[text] for text in texts]
 
-    def prompt_ids(self, questions: list[str]) -> list[list[int]]:
-        """The ids of prompts, `[SOS] words ?`, of questions as `question_words` returns them. Nothing is checked."""
-        start, end = [self.tokenizer.bos_token_id], [self.tokenizer.convert_tokens_to_ids("?")]
-        return [start + words + end for words in self._tokenize(questions)]
-
-    def answer_kind(self, prompt: Sequence[int]) -> AnswerKind | None:
-        """The kind of answer in words that a prompt asks for; None if such questions were not taught."""
-        return answer_kind(" ".join(self.tokenizer.convert_ids_to_tokens(prompt[1:-1])))
-
-    def lay_out(self, prompts: Sequence[Sequence[Sequence[int]]], packed: bool) -> BatchFeature:
-        """The text inputs, as `__call__` returns them, for lists of tokenized prompts, one list for each image."""
-        segments: list[list[Segment]] = [[(list(ids), []) for ids in row] for row in prompts]
-        data = self._text_inputs(segments, False, ROW_TOKENS if packed else None, {"padding": True})
-        return BatchFeature(data, tensor_type="pt")
-
-    def _segments(
-        self, rows: list[list[str]], answer_rows: list[list[str]] | None, on_unknown: str, options: dict
-    ) -> list[list[Segment]]:
-        """The ids of each prompt and answer, one list per image; the tokenizer is called once for all texts."""
-        tokenizer = self.tokenizer
-        typed = [question for row in rows for question in row]
-        questions = [question_words(question) for question in typed]
-        answers = [spell_signs(answer) for row in answer_rows or [] for answer in row]
-        ids = self._tokenize(questions + answers)
-        for index, (string, words) in enumerate(zip(questions + answers, ids)):
-            is_answer = index >= len(typed)
-            if not words or (not is_answer and not has_word(string)):
-                name, value = ("suffix", string) if is_answer else ("text", typed[index])
-                raise ValueError(f"`{name}` has an empty string: {value!r}; expected words")
-        if on_unknown != "ignore":
-            # With answers, untaught words are being taught.
-            untaught = [] if answers else self.untaught_ids([token for words in ids for token in words])
-            self._report_words(questions + answers, ids, untaught, on_unknown)
-        longest = min(tokenizer.model_max_length, options.get("max_length") or math.inf)
-        start, end = [tokenizer.bos_token_id], [tokenizer.convert_tokens_to_ids("?")]
-        segments = []
-        for index, string in enumerate(typed):
-            words = ids[index]
-            answer = [*ids[len(typed) + index], tokenizer.eos_token_id] if answers else []
-            size = len(words) + len(answer) + 2
-            if size > longest and options.get("truncation") not in (None, False, "do_not_truncate"):
-                words = words[: max(0, len(words) - (size - longest))]
-                size = len(words) + len(answer) + 2 if words else size
-            if size > longest:
-                what = "prompt and answer" if answers else "prompt"
-                raise ValueError(
-                    f"question {index} has {size} tokens ({what}), at most {longest} are allowed: {string[:80]!r}... "
-                    "(truncation=True shortens the question)"
-                )
-            segments.append((start + words + end, answer))
-        ordered = iter(segments)
-        return [[next(ordered) for _ in row] for row in rows]
+    def _prompt(self, words: list[int]) -> list[int]:
+        return [self.tokenizer.bos_token_id, *words, self.tokenizer.convert_tokens_to_ids("?")]
 
     def _text_inputs(
-        self, images: list[list[Segment]], with_labels: bool, row_tokens: int | str | None, options: dict
+        self, images: list[list[Segment]], with_labels: bool, packed: bool, row_tokens: int | str, options: dict
     ) -> dict[str, Any]:
-        """The text inputs: questions packed into rows, or one question per row if `row_tokens` is None."""
-        packed = row_tokens is not None
-        if row_tokens is None:
-            layout = [[[i] for i in range(len(row))] for row in images]
-        else:
-            layout = _pack(images, row_tokens)
-        image_index = [image for image, rows_of_image in enumerate(layout) for _ in rows_of_image]
-        question_index = [row for rows_of_image in layout for row in rows_of_image]
-        rows = [[images[image][i] for i in row] for image, row in zip(image_index, question_index)]
-        width = self._row_width([sum(map(_size, row)) for row in rows], options)
+        """The text inputs that `__call__` returns, for the segments of each image."""
+        layout = _pack(images, row_tokens if packed else 1)  # one question is longer than 1 token, and so has a row
+        rows = [[images[image][index] for index in indices] for image, indices in layout]
         side = options.get("padding_side") or self.tokenizer.padding_side
         if side not in ("left", "right"):
             raise ValueError(f'padding_side must be "left" or "right", got {side!r}')
-        data: dict[str, Any] = _lay_out(rows, self.tokenizer.pad_token_id, width, left=side == "left")
-        unused = [] if packed else ["position_ids", "segment_ids", "question_ends"]
-        unused += [] if with_labels else ["labels"]
-        unused += ["attention_mask"] if options.get("return_attention_mask") is False else []
-        for name in unused:
-            del data[name]
-        if row_tokens == "fit" or image_index != list(range(len(images))):
+        width = self._row_width([sum(map(_size, row)) for row in rows], options)
+        inputs = _lay_out(rows, self.tokenizer.pad_token_id, width, left=side == "left")
+        names = ["input_ids"] if options.get("return_attention_mask") is False else ["input_ids", "attention_mask"]
+        names += ["labels"] if with_labels else []
+        names += ["position_ids", "segment_ids", "question_ends"] if packed else []
+        data: dict[str, Any] = {name: inputs[name] for name in names}
+        image_index = [image for image, _ in layout]
+        is_reordered = packed and row_tokens == "fit"
+        if is_reordered or image_index != list(range(len(images))):
             data["image_index"] = image_index
-        if row_tokens == "fit":
+        if is_reordered:
             spans = {}  # of each question, by its image and place
-            for row, (image, indices) in enumerate(zip(image_index, question_index)):
-                for index, end in zip(indices, data["question_ends"][row]):
+            for row, (image, indices) in enumerate(layout):
+                for index, end in zip(indices, inputs["question_ends"][row]):
                     spans[image, index] = [row, end + 1 - len(images[image][index][0]), end]
             data["question_spans"] = [span for _, span in sorted(spans.items())]
         return data
@@ -485,50 +458,47 @@ class TrafficVLMProcessor(ProcessorMixin):
         padding = options["padding"]
         if padding in (None, False, "do_not_pad"):
             return 0
+        if padding not in (True, "longest", "max_length"):
+            choices = 'True, False, "longest", "max_length" or "do_not_pad"'
+            raise ValueError(f"padding must be {choices}, got {padding!r}")
         width = max(sizes)
         if padding == "max_length":
             width = max(width, options.get("max_length") or self.tokenizer.model_max_length)
-        elif padding not in (True, "longest"):
-            choices = 'True, False, "longest", "max_length" or "do_not_pad"'
-            raise ValueError(f"padding must be {choices}, got {padding!r}")
         multiple = options.get("pad_to_multiple_of") or 1
         width = -(-width // multiple) * multiple
         if width > MAX_WIDTH:
             raise ValueError(f"rows would be padded to {width:,} tokens; the limit is {MAX_WIDTH:,}")
         return width
 
-    def _report_words(self, texts: list[str], ids: list[list[int]], untaught: list[str], on_unknown: str) -> None:
+    def prompt_ids(self, questions: list[str]) -> list[list[int]]:
+        """The ids of prompts, `[SOS] words ?`, of questions as `question_words` returns them. Nothing is checked."""
+        return [self._prompt(words) for words in self._tokenize(questions)]
+
+    def lay_out(self, prompts: Sequence[Sequence[Sequence[int]]], packed: bool) -> BatchFeature:
+        """The text inputs, as `__call__` returns them, for lists of tokenized prompts, one list for each image."""
+        segments: list[list[Segment]] = [[(list(ids), []) for ids in row] for row in prompts]
+        data = self._text_inputs(segments, False, packed, ROW_TOKENS, {"padding": True})
+        return BatchFeature(data, tensor_type="pt")
+
+    def answer_kind(self, prompt: Sequence[int]) -> AnswerKind | None:
+        """The kind of answer in words that a prompt asks for; None if such questions were not taught."""
+        return answer_kind(" ".join(self.tokenizer.convert_ids_to_tokens(prompt[1:-1])))
+
+    def _report_words(self, texts: list[str], ids: list[list[int]], with_answers: bool, on_unknown: str) -> None:
         """Warn of unknown and untaught words of texts with these ids, or raise `ValueError`."""
         messages = []
         if any(self.tokenizer.unk_token_id in words for words in ids):
             reading = "" if on_unknown == "raise" else f"; the model reads them as {self.tokenizer.unk_token}"
             unknown = ", ".join(map(repr, self._find_unknown(texts)))
             messages.append(f"words that are not in the vocabulary: {unknown}{reading}")
-        if untaught:
+        # With answers, untaught words are being taught.
+        if not with_answers and (untaught := self.untaught_ids([token for words in ids for token in words])):
             listed = ", ".join(map(repr, untaught))
             messages.append(f"words that the model was not taught, or not reliably: {listed}")
         for message in messages:
             if on_unknown == "raise":
                 raise ValueError(message)
             warnings.warn(message, UserWarning, stacklevel=4)  # at the line that called the processor
-
-    def untaught_ids(self, ids: Sequence[int]) -> list[str]:
-        """The content words among token ids that the model was not taught, each once; none if `taught` is None."""
-        if self.taught is None:
-            return []
-        known = {word for words in self.taught.values() for word in words}
-        words = self.tokenizer.convert_ids_to_tokens(list(dict.fromkeys(ids)))
-        return [word for word in words if is_content_word(word) and word not in known]
-
-    def untaught_words(self, text: str | Sequence[str]) -> list[str]:
-        """The content words of texts that the model was not taught, or not reliably, each once.
-
-        Empty if `taught` is None: nothing is known then.
-        """
-        if not text:
-            return []
-        ids = self._tokenize([question_words(item) for row in _rows(text, "text") for item in row])
-        return self.untaught_ids([token for words in ids for token in words])
 
     def _find_unknown(self, texts: list[str]) -> list[str]:
         found: dict[str, str] = {}
@@ -541,26 +511,38 @@ class TrafficVLMProcessor(ProcessorMixin):
         rows = _rows(text, "text") if text else []
         return self._find_unknown([question_words(item) for row in rows for item in row])
 
+    def untaught_words(self, text: str | Sequence[str]) -> list[str]:
+        """The content words of texts that the model was not taught, or not reliably, each once.
+
+        Empty if `taught` is None: nothing is known then.
+        """
+        if not text:
+            return []
+        ids = self._tokenize([question_words(item) for row in _rows(text, "text") for item in row])
+        return self.untaught_ids([token for words in ids for token in words])
+
+    def untaught_ids(self, ids: Sequence[int]) -> list[str]:
+        """As `untaught_words`, of token ids."""
+        if self.taught is None:
+            return []
+        known = {word for words in self.taught.values() for word in words}
+        words = self.tokenizer.convert_ids_to_tokens(list(dict.fromkeys(ids)))
+        return [word for word in words if is_content_word(word) and word not in known]
+
     def apply_chat_template(self, conversation: Any, *args: Any, **kwargs: Any) -> Any:
         """As in the library; also tokenizes messages whose content is a string, with every version of transformers.
 
         Warns once if there are other messages than the last one of the user, because they are not read.
         """
         is_batch = bool(conversation) and isinstance(conversation[0], list | tuple)
-        if any(len(messages) > 1 for messages in (conversation if is_batch else [conversation])):
+        conversations = conversation if is_batch else [conversation]
+        if any(len(messages) > 1 for messages in conversations):
             logger.warning_once(
                 "Only the last user message is read: earlier turns, answers and system messages are not."
             )
-
         # transformers 5.5 looks for images and expects each content to be a list of blocks.
-        def as_blocks(value: Any) -> Any:
-            if isinstance(value, list | tuple):
-                return [as_blocks(item) for item in value]
-            if isinstance(value, dict) and isinstance(value.get("content"), str):
-                return {**value, "content": [{"type": "text", "text": value["content"]}]}
-            return value
-
-        return super().apply_chat_template(as_blocks(conversation), *args, **kwargs)
+        blocks = [[_as_blocks(message) for message in messages] for messages in conversations]
+        return super().apply_chat_template(blocks if is_batch else blocks[0], *args, **kwargs)
 
     def post_process_yes_no(
         self, probabilities: Sequence[Any], text: str | Sequence[str] | Sequence[Sequence[str]], threshold: float = 0.5
@@ -574,8 +556,11 @@ class TrafficVLMProcessor(ProcessorMixin):
 
         Returns:
             per image, a list of items as the pipeline returns them: "question", "answer", "score" (the probability of
-            this answer), "p_yes"; with "untaught_words" if there are any. A question that asks for words has the
-            answer None and a "problem".
+            this answer), "p_yes"; with "unknown_words" and "untaught_words" if there are any. A question that asks for
+            words has the answer None and a "problem".
+
+        Raises:
+            ValueError: another number of images or questions, or a probability outside 0..1.
         """
         rows = _rows(text, "text")
         if len(rows) != len(probabilities):
@@ -585,15 +570,13 @@ class TrafficVLMProcessor(ProcessorMixin):
             values = torch.as_tensor(scores, dtype=torch.float64).flatten().tolist()
             if len(values) != len(questions):
                 raise ValueError(f"image {image} has {len(questions)} questions, but {len(values)} probabilities")
-            for value in values:
-                if not 0.0 <= value <= 1.0:
-                    raise ValueError(f"image {image} has a P(yes) of {value}; expected 0..1")
-            results.append([yes_no_item(question, value, threshold) for question, value in zip(questions, values)])
-            for item in results[-1]:
-                if unknown := self.unknown_words(item["question"]):
-                    item["unknown_words"] = unknown
-                if untaught := self.untaught_words(item["question"]):
-                    item["untaught_words"] = untaught
+            if wrong := [value for value in values if not 0.0 <= value <= 1.0]:
+                raise ValueError(f"image {image} has a P(yes) of {wrong[0]}; expected 0..1")
+            items = [yes_no_item(question, value, threshold) for question, value in zip(questions, values)]
+            words = {"unknown_words": self.unknown_words, "untaught_words": self.untaught_words}
+            for item in items:
+                item |= {name: found for name, find in words.items() if (found := find(item["question"]))}
+            results.append(items)
         return results
 
     def post_process_image_text_to_text(
