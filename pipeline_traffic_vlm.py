@@ -17,9 +17,10 @@ for reading a question and for what counts as its answer are in `question_traffi
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 import torch
@@ -60,12 +61,23 @@ MAX_QUESTIONS = 4096  # that are kept
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """One image with its questions; `index` is its place among the images, for errors."""
+    """One image with its questions; `index` is its place among several images."""
 
     image: Any
     questions: list[Question]
     index: int | None = None
     pixels: torch.Tensor | None = None  # [1,3,H,W], unless the image is encoded
+
+
+@contextmanager
+def naming_image(index: int | None) -> Iterator[None]:
+    """Begin errors with the place of the image among several."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if index is None:
+            raise
+        raise type(error)(f"image {index}: {error}") from error
 
 
 def is_encoded(image: Any) -> bool:
@@ -129,11 +141,14 @@ class TrafficVLMPipeline(Pipeline):
                 raise TypeError(f"thresholds must be a number or loaded thresholds, got {thresholds!r:.80}") from None
             if not 0 <= thresholds <= 1:
                 raise ValueError(f"thresholds must be in 0..1, got {thresholds}")
-        region = None if region is None else Region.of(region)
-        forward = {"thresholds": thresholds, "streamer": streamer, "generate_words": generate_words}
-        forward["margins"] = margins
+        forward = {
+            "thresholds": thresholds,
+            "streamer": streamer,
+            "generate_words": generate_words,
+            "margins": margins,
+        }
         given = {name: value for name, value in forward.items() if value is not None}
-        return ({} if region is None else {"region": region}), given, {}
+        return {} if region is None else {"region": Region.of(region)}, given, {}
 
     def __call__(
         self,
@@ -198,24 +213,24 @@ class TrafficVLMPipeline(Pipeline):
 
     def _ask(self, image: Any, question: Any, index: int | None = None) -> Asked:
         """An image with its questions, which are read."""
-        where = "" if index is None else f"image {index}: "
-        if isinstance(image, Mapping):
-            if "image" not in image or ("question" in image) == (question is not None):
-                given = f"{list(image)} and question={question!r:.80}"
-                raise ValueError(f'{where}expected a dictionary with "image", and one "question" in all, got {given}')
-            image, question = image["image"], image.get("question", question)
-        if image is None:
-            raise ValueError(f"{where}no image was given")
-        if is_encoded(image) and len(image) != 1:
-            raise ValueError(f"{where}expected one encoded image, got {len(image)}")
-        questions = question if isinstance(question, list | tuple) else [question]
-        if len(questions) == 1 and isinstance(questions[0], list | tuple):  # one list of questions for one image
-            questions = questions[0]
-        if not questions or question is None:
-            raise ValueError(f"{where}no question was given")
-        if other := [one for one in questions if not isinstance(one, str)]:
-            raise TypeError(f"{where}a question must be a string, got {type(other[0]).__name__}: {other[0]!r:.80}")
-        return Asked(image, [self.read_question(one) for one in questions], index)
+        with naming_image(index):
+            if isinstance(image, Mapping):
+                if "image" not in image or ("question" in image) == (question is not None):
+                    given = f"{list(image)} and question={question!r:.80}"
+                    raise ValueError(f'expected a dictionary with "image", and one "question" in all, got {given}')
+                image, question = image["image"], image.get("question", question)
+            if image is None:
+                raise ValueError("no image was given")
+            if is_encoded(image) and len(image) != 1:
+                raise ValueError(f"expected one encoded image, got {len(image)}")
+            questions = question if isinstance(question, list | tuple) else [question]
+            if len(questions) == 1 and isinstance(questions[0], list | tuple):  # one list of questions for one image
+                questions = questions[0]
+            if not questions or question is None:
+                raise ValueError("no question was given")
+            if other := [one for one in questions if not isinstance(one, str)]:
+                raise TypeError(f"a question must be a string, got {type(other[0]).__name__}: {other[0]!r:.80}")
+            return Asked(image, [self.read_question(one) for one in questions], index)
 
     def encode(self, image: Any, region: Any = None) -> Any:
         """Encode an image or a list of images once, to ask about them later: `vqa(vqa.encode(image), question)`.
@@ -245,17 +260,13 @@ class TrafficVLMPipeline(Pipeline):
 
     def preprocess(self, inputs: Asked, region: Any = None) -> Asked:
         """Open an image and make its pixels. Runs in threads."""
-        if is_encoded(inputs.image):
+        with naming_image(inputs.index):
+            if not is_encoded(inputs.image):
+                pixels = self.processor(images=[inputs.image], region=region, return_tensors="pt")["pixel_values"]
+                return replace(inputs, image=None, pixels=pixels)
             if region != self._preprocess_params.get("region"):  # `encode` has cut out that of the pipeline
                 raise ValueError("a region cannot be cut out of an encoded image: pass it to `encode`")
             return inputs
-        try:
-            pixels = self.processor(images=[inputs.image], region=region, return_tensors="pt")["pixel_values"]
-        except (TypeError, ValueError) as error:
-            if inputs.index is None:
-                raise
-            raise type(error)(f"image {inputs.index}: {error}") from error
-        return replace(inputs, image=None, pixels=pixels)
 
     @staticmethod
     def _answer_batches(
@@ -269,29 +280,27 @@ class TrafficVLMPipeline(Pipeline):
 
         An image that cannot be read, or an error of the source, is raised after the answers about those before it.
         """
-        rows = iter(asked)
         with ThreadPoolExecutor(threads) as pool:
 
-            def read_ahead() -> list[Future[Asked]]:
-                futures: list[Future[Asked]] = []
+            def submit() -> Iterator[Future[Asked]]:
                 try:
-                    for row in islice(rows, batch_size):
-                        futures.append(pool.submit(prepare, row))
+                    for row in asked:
+                        yield pool.submit(prepare, row)
                 except Exception as error:
-                    futures.append(Future())
-                    futures[-1].set_exception(error)
-                return futures
+                    failed: Future[Asked] = Future()
+                    failed.set_exception(error)
+                    yield failed
 
-            ahead = read_ahead()
+            futures = submit()
+            ahead = list(islice(futures, batch_size))
             while ahead:
-                errors = [one.exception() for one in ahead]
-                good = next((i for i, error in enumerate(errors) if error), len(ahead))
-                batch = [one.result() for one in ahead[:good]]
-                ahead = read_ahead() if good == len(ahead) else []
-                if batch:
-                    yield from answer(batch)
-                if good < len(errors):
-                    raise errors[good]  # type: ignore[misc]
+                good = list(takewhile(lambda future: future.exception() is None, ahead))  # waits for the images
+                failed = ahead[len(good) :]
+                ahead = [] if failed else list(islice(futures, batch_size))
+                if good:
+                    yield from answer([future.result() for future in good])
+                if failed:
+                    failed[0].result()  # raises its error
 
     def _forward(
         self,
@@ -305,21 +314,21 @@ class TrafficVLMPipeline(Pipeline):
             raise ValueError("the model is in training mode, which changes its answers: call model.eval() first")
         find_threshold: Callable[[str], Any] = getattr(thresholds, "for_question", lambda text: thresholds)
         encoded = self._encode(rows)
-        every = [(image, question) for image, row in enumerate(rows) for question in row.questions]
-        items = [question.answer(problem=question.problem) for _, question in every]
-        asked = [i for i, (_, question) in enumerate(every) if question.problem is None]
+        pairs = [(image, question) for image, row in enumerate(rows) for question in row.questions]
+        items = [question.answer(problem=question.problem) for _, question in pairs]
+        asked = [i for i, (_, question) in enumerate(pairs) if question.problem is None]
         prompts = [[question for question in row.questions if question.problem is None] for row in rows]
         for i, (p, margin) in zip(asked, self._score(encoded, prompts)):
-            question = every[i][1]
+            question = pairs[i][1]
             form, more = question.form, {}
             if form.is_yes_no:
                 more = yes_or_no(form, p, find_threshold(form.text))
             if margins:
                 more["margin"] = -margin if form.is_negated else margin
             items[i] = question.answer(**more)
-        in_words = [i for i in asked if generate_words and not every[i][1].form.is_yes_no]
-        for i, (answer, score) in zip(in_words, self._generate(encoded, [every[i] for i in in_words], streamer)):
-            items[i] |= every[i][1].answer_in_words(answer, score)
+        in_words = [i for i in asked if generate_words and not pairs[i][1].form.is_yes_no]
+        for i, (answer, score) in zip(in_words, self._generate(encoded, [pairs[i] for i in in_words], streamer)):
+            items[i] |= pairs[i][1].answer_in_words(answer, score)
         found = iter(items)
         return [[next(found) for _ in row.questions] for row in rows]
 
@@ -345,9 +354,9 @@ class TrafficVLMPipeline(Pipeline):
         parts = [row.image if row.pixels is None else next(new) for row in rows]
         for row, part in zip(rows, parts):
             version = getattr(part, "weights_version", None)
-            if version is not None and version != self.model.weights_version():
-                where = "" if row.index is None else f"image {row.index}: "
-                raise ValueError(f"{where}it was encoded by another model, or by weights that have changed since")
+            with naming_image(row.index):
+                if version is not None and version != self.model.weights_version():
+                    raise ValueError("it was encoded by another model, or by weights that have changed since")
         return parts[0] if len(parts) == 1 else type(parts[0]).join(parts)
 
     def _score(self, encoded: Any, asked: list[list[Question]]) -> list[tuple[float, float]]:
@@ -383,15 +392,15 @@ class TrafficVLMPipeline(Pipeline):
         # Each long question is alone: it leaves less room, and would cut the answers to the others.
         long = [[i] for i, length in enumerate(lengths) if length > limit - new_tokens]
         answers: list[tuple[str, float]] = [("", 0.0)] * len(asked)
-        for chosen in [short, *long] if short else long:
-            length = max(lengths[i] for i in chosen)
-            prompts = self.processor.lay_out([[asked[i][1].input_ids] for i in chosen], packed=False)
+        for group in [short, *long] if short else long:
+            images, questions = zip(*(asked[i] for i in group))
+            prompts = self.processor.lay_out([[question.input_ids] for question in questions], packed=False)
+            length = prompts["input_ids"].shape[1]
             output = self.model.generate(
-                input_ids=prompts["input_ids"].to(self.device),
-                attention_mask=prompts["attention_mask"].to(self.device),
+                **prompts.to(self.device),
                 encoded_images=encoded,
-                image_index=torch.tensor([asked[i][0] for i in chosen], device=self.device),
-                prefix_allowed_tokens_fn=self._find_next_tokens([asked[i][1] for i in chosen], length),
+                image_index=torch.tensor(images, device=self.device),
+                prefix_allowed_tokens_fn=self._find_next_tokens(questions, length),
                 max_new_tokens=min(new_tokens, limit - length),
                 do_sample=False,
                 num_beams=1,
@@ -404,7 +413,7 @@ class TrafficVLMPipeline(Pipeline):
             is_word = tokens != self.text_config.pad_token_id  # padding follows the end
             scores = (log_p.masked_fill(~is_word, 0.0).sum(-1) / is_word.sum(-1)).exp().tolist()
             texts = self.processor.batch_decode(tokens, skip_special_tokens=True)
-            for i, text, score in zip(chosen, texts, scores):
+            for i, text, score in zip(group, texts, scores):
                 answers[i] = text, score
         return answers
 
@@ -419,10 +428,10 @@ class TrafficVLMPipeline(Pipeline):
         words_only = [token for token in every if token not in hidden]
 
         def find(row: int, ids: torch.Tensor) -> list[int]:
-            question, tokens = questions[row], ids[prompt_length:].tolist()
-            words = question.next_words(self.processor.tokenizer.convert_ids_to_tokens(tokens))
-            if words is not None:
-                return [vocabulary[word] for word in words if word in vocabulary]
-            return every if tokens and question.kind is None else words_only
+            tokens = ids[prompt_length:].tolist()
+            words = questions[row].next_words(self.processor.tokenizer.convert_ids_to_tokens(tokens))
+            if words is None:  # any kind of answer
+                return every if tokens else words_only
+            return [vocabulary[word] for word in words if word in vocabulary]
 
         return find
