@@ -33,7 +33,7 @@ except ImportError:
 ORIENTATION = 0x0112  # the EXIF tag
 CHANNELS = (1, 3, 4)
 UNIT, BYTE = 1.05, 16  # floats up to UNIT are 0..1 (resampling can overshoot), above BYTE 0..255; between is an error
-INTEGER_TOPS = (255, 1023, 4095, 65535)  # of 8, 10, 12 and 16 bits
+INTEGER_WHITES = (255, 1023, 4095, 65535)  # of 8, 10, 12 and 16 bits
 NARROW = 32  # 16-bit pixels that span less than a 32nd of their range, 8 of 256 grays, are stretched
 # Modes of images that fit the color space of an ICC profile; it is applied in the first.
 PROFILED = {"RGB": ("RGB", "RGBA", "P", "PA", "L", "LA"), "GRAY": ("L", "LA"), "CMYK": ("CMYK",)}
@@ -61,25 +61,17 @@ class Region:
 
     @classmethod
     def of(cls, value: Any) -> "Region":
-        """A region from a region, a text as `from_text` reads it, or four numbers.
-
-        Raises:
-            ValueError: it is none of these, or not a region.
-        """
-        if isinstance(value, cls):
-            return value
+        """A region from a region, four numbers, or a text that `from_text` reads. Other values raise `ValueError`."""
+        if isinstance(value, str):
+            return cls.from_text(value)
         try:
-            return cls.from_text(value if isinstance(value, str) else ",".join(str(float(side)) for side in value))
+            return value if isinstance(value, cls) else cls(*map(float, value))
         except TypeError as error:
             raise ValueError(f"a region is left, top, width and height as fractions, got {value!r:.80}") from error
 
     @classmethod
     def from_text(cls, text: str) -> "Region":
-        """Read "x,y,width,height", such as "0.25,0.25,0.5,0.5" for the middle of an image.
-
-        Raises:
-            ValueError: these are not four numbers, or not a region.
-        """
+        """A region from "x,y,width,height", such as "0.25,0.25,0.5,0.5"; other texts raise `ValueError`."""
         try:
             left, top, width, height = map(float, text.split(","))
         except ValueError as error:
@@ -226,18 +218,19 @@ def _to_uint8(array: np.ndarray) -> np.ndarray:
     low, high = float(array.min()), float(array.max())
     if not math.isfinite(low + high):
         raise ValueError("some pixels are NaN or infinite")
-    top = _float_top(array.dtype, low, high) if kind == "f" else _integer_top(array.dtype, low, high)
-    if kind != "f" and top == INTEGER_TOPS[-1] and 0 < high - low < top / NARROW:
+    black: float = 0
+    white: float = _float_white(array.dtype, low, high) if kind == "f" else _integer_white(array.dtype, low, high)
+    if white == INTEGER_WHITES[-1] and 0 < high - low < white / NARROW:
         warnings.warn(
-            f"{array.dtype} pixels span less than 1/{NARROW} of 0..{top}, as those of thermal cameras: they are "
+            f"{array.dtype} pixels span less than 1/{NARROW} of 0..{white}, as those of thermal cameras: they are "
             "stretched from black to white; convert to uint8 if this is wrong",
             stacklevel=2,
         )
-        return np.rint((array.astype(np.float32) - low) * (255 / (high - low))).astype(np.uint8)
-    return np.rint(array.astype(np.float32) * (255 / top)).clip(0, 255).astype(np.uint8)
+        black, white = low, high
+    return np.rint((array.astype(np.float32) - black) * (255 / (white - black))).clip(0, 255).astype(np.uint8)
 
 
-def _float_top(dtype: np.dtype, low: float, high: float) -> int:
+def _float_white(dtype: np.dtype, low: float, high: float) -> int:
     """The value of white of float pixels in low..high."""
     if low >= 1 - UNIT and high <= UNIT:
         return 1
@@ -247,14 +240,14 @@ def _float_top(dtype: np.dtype, low: float, high: float) -> int:
     return 255
 
 
-def _integer_top(dtype: np.dtype, low: float, high: float) -> int:
+def _integer_white(dtype: np.dtype, low: float, high: float) -> int:
     """The value of white of integer pixels in low..high: the type gives it, unless the maximum is far below."""
-    top = next((top for top in INTEGER_TOPS if high <= top), 0)
-    if low < 0 or not top:
+    white = next((white for white in INTEGER_WHITES if high <= white), 0)
+    if low < 0 or not white:
         raise ValueError(f"{dtype} pixels must be in 0..255 or 0..65535, got {low:g}..{high:g}")
     is_16_bit = dtype.kind == "u" and dtype.itemsize == 2
-    if high > 0 and top not in ((65535,) if is_16_bit else (255, 65535)):
+    if high > 0 and white not in ((65535,) if is_16_bit else (255, 65535)):
         # Without the maximum, so that one warning is shown for all images of a camera.
-        reading = f"{dtype} pixels of at most {top} are read as 0..{top}; convert to uint8 if this is wrong"
+        reading = f"{dtype} pixels of at most {white} are read as 0..{white}; convert to uint8 if this is wrong"
         warnings.warn(reading, stacklevel=2)
-    return top
+    return white
