@@ -252,15 +252,9 @@ def check_image_mask(encoder_attention_mask: torch.Tensor | None, key: torch.Ten
 
 
 def check_quantized(linear: Any, dtype: torch.dtype) -> None:
-    """Raise `ValueError` for a model of `torch.ao.quantization.quantize_dynamic` that is not otherwise in float32.
-
-    Args:
-        linear: one of its linear layers.
-        dtype: that of its other weights.
-    """
-    if is_torchdynamo_compiling() or dtype == torch.float32:
-        return
-    if callable(getattr(linear, "weight", None)):  # a method in torch.ao, else a tensor
+    """Raise `ValueError` if torch.ao has quantized this layer of a model whose other weights have another dtype."""
+    is_quantized = callable(getattr(linear, "weight", None))  # a method in torch.ao, else a tensor
+    if is_quantized and dtype != torch.float32 and not is_torchdynamo_compiling():
         raise ValueError(
             f"torch.ao quantizes models in float32, and this one was loaded in {str(dtype).removeprefix('torch.')}: "
             "load it with dtype=torch.float32, then quantize it."

@@ -203,13 +203,10 @@ class TrafficVLMTextConfig(PreTrainedConfig):
             _check_number(self, name, TINY)
         for name in ("attention_dropout", "hidden_dropout"):
             _check_number(self, name, 0.0, 1.0)
-        self._check_rope()
-        self._check_token_ids()
-
-    def _check_rope(self) -> None:
         is_default = self.rope_parameters.get("rope_type") == "default"
         _check(self, is_default, "rope_parameters must have rope_type='default'", "rope_parameters")
         _check_number(SimpleNamespace(rope_theta=self.rope_parameters.get("rope_theta")), "rope_theta", TINY)
+        self._check_token_ids()
 
     def _check_token_ids(self) -> None:
         ids = ("pad_token_id", "yes_token_id", "no_token_id")

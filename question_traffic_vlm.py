@@ -27,13 +27,7 @@ MIN_SCORE = 0.05  # of an answer in words. Taught questions get 0.3 and more, ot
 
 
 class Prompt(NamedTuple):
-    """A tokenized question.
-
-    Attributes:
-        ids, tokens: `[SOS] words ?`.
-        unknown_words: its words that are not in the vocabulary.
-        untaught_words: its words that the model was not taught.
-    """
+    """A tokenized question, `[SOS] words ?`, and those of its words that are not in the vocabulary or not taught."""
 
     ids: list[int]
     tokens: list[str]
