@@ -416,10 +416,8 @@ class TrafficVLMProcessor(ProcessorMixin):
         return [[next(ordered) for _ in row] for row in rows]
 
     def _tokenize(self, texts: list[str]) -> list[list[int]]:
-        # Split special tokens, so that "[PAD]" or "[EOS]" in user text become ordinary words.
-        options = {"add_special_tokens": False, "split_special_tokens": True, "return_attention_mask": False}
         distinct = list(dict.fromkeys(texts))  # many images often have the same questions
-        ids = self.tokenizer(distinct, padding=False, truncation=False, verbose=False, **options)["input_ids"]
+        ids = self.tokenizer.encode_words(distinct, return_attention_mask=False)["input_ids"]
         ids_of = dict(zip(distinct, ids))
         return [ids_of[text] for text in texts]
 

@@ -478,20 +478,17 @@ class TrafficVLMTokenizer(PreTrainedTokenizerFast):
                 raise ValueError(f"{new!r} is split or rewritten by the tokenizer: choose another word")
         return copy
 
+    def encode_words(self, texts: list[str], **options: Any) -> Any:
+        """The ids of the words of texts, without `[SOS]` and `[EOS]`. "[PAD]" or "[EOS]" in a text are words, too."""
+        plain = {"add_special_tokens": False, "split_special_tokens": True, "padding": False, "truncation": False}
+        return self(texts, verbose=False, **plain, **options)
+
     def unknown_words(self, text: str | Sequence[str]) -> list[str]:
         """The words that become `[UNK]`, as written in the text or texts, each once, in order of appearance."""
         texts = [text] if isinstance(text, str) else list(text)
         if not texts:
             return []
-        batch = self(
-            texts,
-            add_special_tokens=False,
-            split_special_tokens=True,
-            return_offsets_mapping=True,
-            padding=False,
-            truncation=False,
-            verbose=False,
-        )
+        batch = self.encode_words(texts, return_offsets_mapping=True)
         unknown: dict[str, None] = {}
         for source, ids, offsets in zip(texts, batch["input_ids"], batch["offset_mapping"]):
             spans = (span for token_id, span in zip(ids, offsets) if token_id == self.unk_token_id)
