@@ -158,7 +158,12 @@ class TrafficVLMTextConfig(PreTrainedConfig):
         self.kv_latent_size = kv_latent_size
         self.rope_head_dim = rope_head_dim
         self.image_latent_size = image_latent_size
-        self.head_dim = self._default_head_dim() if head_dim is None else head_dim
+        if head_dim is None:
+            _check_positive_integers(self, "hidden_size", "num_attention_heads")
+            message = "hidden_size must be divisible by num_attention_heads when head_dim is None"
+            _check(self, hidden_size % num_attention_heads == 0, message, "hidden_size", "num_attention_heads")
+            head_dim = hidden_size // num_attention_heads
+        self.head_dim = head_dim
         self.max_position_embeddings = max_position_embeddings
         self.hidden_act = hidden_act
         self.rms_norm_eps = rms_norm_eps
@@ -178,13 +183,6 @@ class TrafficVLMTextConfig(PreTrainedConfig):
         self.no_token_id = no_token_id
         self.check_fields()
         super().__init__(**kwargs)
-
-    def _default_head_dim(self) -> int:
-        _check_positive_integers(self, "hidden_size", "num_attention_heads")
-        message = "hidden_size must be divisible by num_attention_heads when head_dim is None"
-        is_divisible = self.hidden_size % self.num_attention_heads == 0
-        _check(self, is_divisible, message, "hidden_size", "num_attention_heads")
-        return self.hidden_size // self.num_attention_heads
 
     def check_fields(self) -> None:
         """Raise `ValueError` if a field is invalid or fields contradict each other."""
@@ -456,12 +454,10 @@ class TrafficVLMConfig(PreTrainedConfig):
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """Save the configuration, and `decision.json` with the labels and temperature for the `decision` pipeline."""
+        decision = {"labels": {"noul": ["[YES]", "[NO]"]}, "temperature": {"noul": self.yes_no_temperature}}
         path = Path(save_directory) / "decision.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        decision = {"labels": {"noul": ["[YES]", "[NO]"]}, "temperature": {"noul": self.yes_no_temperature}}
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(decision, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        path.write_text(json.dumps(decision, indent=2) + "\n", encoding="utf-8")
         super().save_pretrained(save_directory, *args, **kwargs)
 
 
