@@ -1,85 +1,150 @@
-"""Checks of ids, masks, positions and labels: each error names what was expected and what came."""
+"""Bad input of the decoder, of `forward` and of `generate`: each error names what was expected and what came."""
+
+import math
+import re
 
 import pytest
 import torch
+from transformers import DynamicCache
 
-from tiny import random_ids, random_pixels, tiny_model
+from tiny import pack, random_ids, random_pixels, tiny_decoder, tiny_model
 from traffic_vlm.cache_traffic_vlm import TrafficVLMCache
+from traffic_vlm.checks_traffic_vlm import find_segments
+from traffic_vlm.modeling_traffic_vlm import TrafficVLMForSequenceClassification
 
 
 IDS = torch.full((2, 3), 7)
+PIXELS = random_pixels(2)
 
 
 @pytest.mark.parametrize(
-    "inputs, message",
+    ("inputs", "message"),
     [
-        ({"input_ids": IDS.float()}, r"input_ids must be int64 \[rows,tokens\], .*; got float32 \[2, 3\]"),
-        ({"input_ids": IDS[..., None]}, r"got int64 \[2, 3, 1\]"),
-        ({"input_ids": IDS[:, :0]}, r"got int64 \[2, 0\]"),
-        ({"attention_mask": torch.ones(2, 4)}, r"attention_mask must be \[2,3\] .*, got \[2, 4\]"),
-        ({"attention_mask": torch.ones(3)}, r"attention_mask must be \[2,3\] .*, got \[3\]"),
-        ({"position_ids": torch.arange(4)[None]}, r"position_ids must be int64 \[2,3\] .*, got int64 \[1, 4\]"),
-        ({"position_ids": torch.ones(2, 3)}, r"position_ids must be .*, got float32 \[2, 3\]"),
-        (
-            {"encoder_attention_mask": torch.ones(1, 256)},
-            r"encoder_attention_mask must be \[2,256\] .*, got \[1, 256\]",
-        ),
-        ({"image_index": torch.tensor([0.0, 1.0])}, r"image_index must be int64 \[2\], .*, got float32 \[2\]"),
+        ({"input_ids": IDS.float()}, "input_ids must be int64 [rows,tokens], at least one token; got float32 [2, 3]"),
+        ({"input_ids": IDS[..., None]}, "got int64 [2, 3, 1]"),
+        ({"input_ids": IDS[:, :0]}, "got int64 [2, 0]"),
+        ({"input_ids": IDS + 493}, "input_ids must be in [0, 500), the vocabulary; got 500"),
+        ({"input_ids": IDS - 8}, "got -1"),
+        ({"attention_mask": torch.ones(2, 4)}, "attention_mask must be [2,3] (rows, cached and new tokens)"),
+        ({"attention_mask": torch.ones(3)}, "got [3]"),
+        ({"position_ids": torch.arange(4)[None]}, "position_ids must be int64 [2,3] to match the tokens"),
+        ({"position_ids": torch.ones(2, 3)}, "got float32 [2, 3]"),
+        ({"encoder_attention_mask": torch.ones(1, 256)}, "encoder_attention_mask must be [2,256]"),
+        ({"pixel_values": torch.zeros(2, 3, 200, 224)}, "must be [images,3,256,256], got [2, 3, 200, 224]"),
+        ({"pixel_values": torch.zeros(3, 256, 256)}, "got [3, 256, 256]"),
+        ({"pixel_values": PIXELS * math.nan}, "without NaN or infinity; got nan..nan"),
+        ({"pixel_values": torch.full_like(PIXELS, -10.1)}, "normalized, as the processor returns them, in -10..10"),
+        ({"pixel_values": torch.full_like(PIXELS, 11)}, "got 11..11"),
+        ({"pixel_values": torch.ones_like(PIXELS, dtype=torch.uint8)}, "normalized floats"),
+        ({"pixel_values": random_pixels(3)}, "2 rows of text for 3 images"),
+        ({"image_index": torch.tensor([0.0, 1.0])}, "image_index must be int64 [2], one index per row, got float32"),
+        ({"image_index": torch.tensor([0])}, "got int64 [1]"),
+        ({"image_index": torch.tensor([0, 2])}, "image_index must be in [0, 2), got 2"),
+        ({"image_index": torch.tensor([0, -1])}, "got -1"),
+        ({"pixel_values": None, "image_index": torch.tensor([0, 0])}, "image_index needs pixel_values"),
+        ({"past_key_values": ((torch.zeros(1),) * 2,)}, "past_key_values must be a cache, got tuple"),
+        ({"past_key_values": DynamicCache()}, "must be a TrafficVLMCache or TrafficVLMStaticCache, got DynamicCache"),
     ],
 )
 @torch.no_grad()
-def test_bad_inputs_raise_and_name_both_shapes(model, inputs, message):
-    given = {"input_ids": IDS, "pixel_values": random_pixels(2)} | inputs
+def test_bad_input_of_forward_and_generate(model, inputs, message):
+    given = {"input_ids": IDS, "pixel_values": PIXELS} | inputs
+    for call in (model, lambda **inputs: model.generate(**inputs, max_new_tokens=2)):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            call(**given)
+
+
+TOKENS = torch.zeros(2, 9, 24)
+ROW = {name: tensor for name, tensor in pack([IDS[0], IDS[0]]).items() if name != "question_ends"}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"input_ids": None}, "exactly one of input_ids and inputs_embeds"),
+        ({"input_ids": random_ids(1, 129)}, "A text of 129 tokens is longer than max_position_embeddings=128"),
+        ({"encoder_hidden_states": TOKENS[:1]}, "1 rows"),
+        ({"encoder_hidden_states": TOKENS[..., :23]}, "24"),
+        ({"encoder_attention_mask": TOKENS[..., 0]}, "encoder_attention_mask"),
+        ({"output_attentions": True}, "load with attn_implementation='eager'"),
+        ({"segment_ids": IDS[:, :2]}, "segment_ids must be [2,3] with an empty cache, got [2, 2]"),
+        (ROW | {"position_ids": None}, "segment_ids need position_ids that start at 0 for each question, got None"),
+        (ROW | {"attention_mask": None, "past_key_values": 2}, "with 2 cached tokens"),
+    ],
+)
+@torch.no_grad()
+def test_bad_input_of_the_decoder(decoder, inputs, message):
+    if length := inputs.get("past_key_values"):
+        inputs = inputs | {"past_key_values": decoder(IDS[:1, :length], use_cache=True).past_key_values}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        decoder(**{"input_ids": IDS} | inputs)
+
+
+def test_an_image_for_a_decoder_without_cross_attention():
+    with pytest.raises(ValueError, match="encoder_hidden_size=None"):
+        tiny_decoder(encoder_hidden_size=None)(IDS, encoder_hidden_states=TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"labels": IDS.float()}, "labels must be int64 [2,3] to match the logits, got float32 [2, 3]"),
+        ({"labels": IDS[:, 1:]}, "got int64 [2, 2]"),
+        ({"labels": IDS, "logits_to_keep": 1}, "labels must be int64 [2,1]"),
+        ({"labels": IDS + 493}, "labels must be in [0, 500) or -100 (ignored), got 500"),
+        ({"labels": IDS - 8}, "got -1"),
+        ({"encoder_attention_mask": torch.ones(2, 256)}, "encoder_attention_mask needs pixel_values"),
+    ],
+)
+@torch.no_grad()
+def test_bad_input_of_forward(model, inputs, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        model(IDS, **inputs)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"labels": torch.tensor([0, 1, 0])}, r"labels must be \[2\], one per question, got \[3\]"),
+        ({"segment_ids": torch.ones(2, 3)}, "need question_ends"),
+    ],
+)
+def test_bad_input_of_the_classifier(model, inputs, message):
     with pytest.raises(ValueError, match=message):
-        model(**given)
+        TrafficVLMForSequenceClassification(model.config)(IDS, PIXELS, **inputs)
+
+
+def test_packed_rows_need_an_attention_that_takes_masks():
+    flash = tiny_decoder()
+    flash.config._attn_implementation_internal = "flash_attention_2"  # as on a GPU; attention itself never runs
+    message = "which flash_attention_2 does not support: use sdpa or eager"
     with pytest.raises(ValueError, match=message):
-        model.generate(**given, max_new_tokens=2)
+        flash(**ROW)
+    assert find_segments(torch.tensor([[0, 1, 2, 3]]), 2, "flash_attention_2") is None
+    with pytest.raises(ValueError, match=message):
+        find_segments(torch.tensor([[0, 1, 0, 1]]), 2, "flash_attention_2")
 
 
 @torch.no_grad()
-def test_bad_labels_raise(model):
-    with pytest.raises(ValueError, match=r"labels must be int64 \[2,3\] to match the logits, got float32 \[2, 3\]"):
-        model(IDS, labels=IDS.float())
-    for wrong in (500, -1):
-        with pytest.raises(ValueError, match=rf"labels must be in \[0, 500\) or -100 .*, got {wrong}"):
-            model(IDS, labels=IDS.masked_fill(torch.eye(2, 3).bool(), wrong))
-
-
-@torch.no_grad()
-def test_one_row_of_positions_applies_to_all_rows(model):
-    alone = model(IDS, position_ids=torch.arange(3)[None]).logits
-    torch.testing.assert_close(alone, model(IDS, position_ids=torch.arange(3).expand(2, -1)).logits)
-
-
-@torch.no_grad()
-def test_a_tuple_of_keys_and_values_raises_and_the_named_cache_works(model):
-    ids, pixels = random_ids(1, 6), random_pixels(1)
-    cache = model(ids[:, :5], pixels, use_cache=True).past_key_values
+def test_the_error_about_tuples_names_a_cache_that_works(model):
+    ids = random_ids(1, 6)
+    cache = model(ids[:, :5], PIXELS[:1], use_cache=True).past_key_values
     past = tuple((layer.keys, layer.values) for layer in cache.layers)
-    message = r"past_key_values must be a cache, got tuple. TrafficVLMCache\(past_key_values\) makes one"
-    for given in ({"input_ids": ids[:, 5:]}, {"input_ids": ids[:, 5:], "pixel_values": pixels}):
-        with pytest.raises(ValueError, match=message):
-            model(**given, past_key_values=past)
-    with pytest.raises(ValueError, match=message):
-        model.generate(input_ids=ids, pixel_values=pixels, past_key_values=past, max_new_tokens=2)
-    step = model(ids[:, 5:], pixels, past_key_values=TrafficVLMCache(past)).logits[:, 0]
-    torch.testing.assert_close(step, model(ids, pixels).logits[:, 5], atol=1e-5, rtol=1e-5)
+    step = model(ids[:, 5:], PIXELS[:1], past_key_values=TrafficVLMCache(past)).logits[:, 0]
+    torch.testing.assert_close(step, model(ids, PIXELS[:1]).logits[:, 5], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @torch.no_grad()
 def test_dynamic_quantization_needs_float32():
-    ids, pixels, quantize = random_ids(1, 6), random_pixels(1), torch.ao.quantization.quantize_dynamic
+    inputs, quantize = {"input_ids": IDS, "pixel_values": PIXELS}, torch.ao.quantization.quantize_dynamic
     model = tiny_model(text={"initializer_range": 0.05})
-    quantized = quantize(model)
-    expected = model.score_yes_no(input_ids=ids, pixel_values=pixels)[0]
-    actual = quantized.score_yes_no(input_ids=ids, pixel_values=pixels)[0]
+    expected, quantized = torch.cat(model.score_yes_no(**inputs)), quantize(model)
+    actual = torch.cat(quantized.score_yes_no(**inputs))
     torch.testing.assert_close(actual, expected, atol=0.02, rtol=0)
     assert not torch.equal(actual, expected)
-    image = quantized.encode_images(pixels)
-    assert quantized.generate(input_ids=ids, encoded_images=image, max_new_tokens=3).shape[1] > 6
-    assert quantized.attention_maps(input_ids=ids, pixel_values=pixels).shape == (1, 6, 16, 16)
-    fused = quantized.fuse_for_inference().score_yes_no(input_ids=ids, pixel_values=pixels)[0]
-    torch.testing.assert_close(fused, actual)
+    assert quantized.generate(**inputs, max_new_tokens=3).shape[1] > 3
+    assert quantized.attention_maps(**inputs).shape == (2, 3, 16, 16)
+    torch.testing.assert_close(torch.cat(quantized.fuse_for_inference().score_yes_no(**inputs)), actual)
     with pytest.raises(ValueError, match=r"loaded in bfloat16: load it with dtype=torch.float32, then quantize it"):
-        quantize(model.bfloat16()).score_yes_no(input_ids=ids, pixel_values=pixels)
+        quantize(model.bfloat16()).score_yes_no(**inputs)
