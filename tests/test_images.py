@@ -1,0 +1,243 @@
+"""Images of any kind become RGB as an image viewer shows them; what cannot be read is named."""
+
+import base64
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageCms
+
+from traffic_vlm.images_traffic_vlm import to_rgb
+
+
+RGB, RED, GREEN, BLUE, WHITE = (200, 100, 50), (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
+EXIF_ORIENTATION = 0x0112
+
+
+def assert_color(image, color, position=(0, 0), tolerance=0):
+    assert image.mode == "RGB"
+    assert np.abs(np.subtract(image.getpixel(position), color)).max() <= tolerance, image.getpixel(position)
+
+
+# --- arrays and tensors ---
+
+HWC = np.broadcast_to(np.array(RGB, dtype=np.uint8), (6, 5, 3))
+ARRAYS = {
+    "HWC": (HWC, RGB),
+    "CHW": (HWC.transpose(2, 0, 1), RGB),
+    "tensor CHW": (torch.tensor(HWC.transpose(2, 0, 1).copy()), RGB),
+    "tensor 3x3x3 is CHW": (torch.tensor(HWC[:3, :3].transpose(2, 0, 1).copy()), RGB),
+    "array 3x3x3 is HWC": (HWC[:3, :3], RGB),
+    "unit floats": (HWC / 255, RGB),
+    "byte floats": (HWC.astype(np.float32), RGB),
+    "overshooting unit floats": (np.where(HWC == 200, 1.004, -0.003), RED),
+    "bfloat16": (torch.ones(3, 6, 5, dtype=torch.bfloat16, requires_grad=True), WHITE),
+    "uint16 RGB": (HWC.astype(np.uint16) * 257, RGB),
+    "bool HW": (np.ones((6, 5), dtype=bool), WHITE),
+    "gray 1HW": (np.full((1, 6, 5), 90, dtype=np.uint8), (90,) * 3),
+    "transparent RGBA": (np.zeros((6, 5, 4), dtype=np.uint8), WHITE),
+    "transparent CHW": (torch.zeros(4, 6, 5), WHITE),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_and_tensors(name):
+    array, seen = ARRAYS[name]
+    picture = to_rgb(array)
+    assert_color(picture, seen)
+    assert picture.size == ((3, 3) if "3x3" in name else (5, 6))
+
+
+@pytest.mark.parametrize("bits", [8, 10, 12, 16])
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
+def test_integers_are_scaled_by_their_type_and_maximum(tmp_path, bits, dtype):
+    top = 2**bits - 1
+    shades = np.arange(256).reshape(16, 16)
+    gray = np.rint(shades * (top / 255)).astype(dtype)
+    sources = [gray, torch.from_numpy(gray), Image.fromarray(gray)]
+    if dtype == np.uint16:
+        for name in ("gray.png", "gray.tif"):
+            sources[2].save(tmp_path / name)
+            sources.append(tmp_path / name)
+    is_guess = bits < 16 and (bits > 8 or dtype == np.uint16)
+    for source in sources:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            seen = np.asarray(to_rgb(source))
+        assert seen.shape == (16, 16, 3) and (seen == shades[..., None]).all()
+        assert [f"are read as 0..{top}" in str(one.message) for one in caught] == [True] * is_guess
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
+@pytest.mark.parametrize(("low", "high"), [(29_800, 30_310), (64_000, 65_535)])
+def test_a_narrow_band_of_16_bits_is_stretched_with_a_warning(tmp_path, dtype, low, high):
+    """Thermal cameras: at full range the picture would be one gray."""
+    gray = np.linspace(low, high, 256).round().reshape(16, 16).astype(dtype)
+    Image.fromarray(gray).save(tmp_path / "thermal.tif")
+    for source in (gray, tmp_path / "thermal.tif"):
+        with pytest.warns(UserWarning, match="span less than 1/32 of 0..65535.* stretched from black to white"):
+            seen = np.asarray(to_rgb(source))[..., 0]
+        assert np.abs(seen - np.arange(256).reshape(16, 16).astype(int)).max() <= 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # one value has no band
+        assert_color(to_rgb(np.full((4, 4), low, dtype)), (round(low / 257),) * 3)
+
+
+# --- modes and files of Pillow ---
+
+
+@pytest.mark.parametrize(
+    ("mode", "fill", "seen"),
+    [
+        ("1", 0, (0, 0, 0)),
+        ("RGBA", (0, 0, 0, 0), WHITE),
+        ("RGBA", (0, 0, 0, 102), (153, 153, 153)),
+        ("LA", (0, 0), WHITE),
+        ("CMYK", (0, 255, 255, 0), RED),
+        ("F", 0.5, (128, 128, 128)),
+        ("F", 90.0, (90, 90, 90)),
+        ("HSV", (0, 255, 255), RED),
+    ],
+)
+def test_modes(mode, fill, seen):
+    assert_color(to_rgb(Image.new(mode, (4, 3), fill)), seen)
+
+
+@pytest.mark.parametrize("name", ["palette.png", "palette.gif", "rgb_key.png", "gray_key.png"])
+def test_transparent_pixels_of_files_are_white(tmp_path, name):
+    """The left half of the picture is transparent, and its hidden color is not white."""
+    if name.startswith("palette"):
+        hidden, transparency = 0, 0
+        picture = Image.new("P", (8, 4), 1)
+        picture.putpalette([*GREEN, *BLUE])
+    else:  # one color means "transparent"
+        mode, hidden, seen = ("L", 90, 7) if name.startswith("gray") else ("RGB", GREEN, BLUE)
+        picture, transparency = Image.new(mode, (8, 4), seen), hidden
+    picture.paste(hidden, (0, 0, 4, 4))
+    picture.save(tmp_path / name, transparency=transparency)
+    for source in (tmp_path / name, str(tmp_path / name), Image.open(tmp_path / name)):
+        assert_color(to_rgb(source), WHITE)
+        assert_color(to_rgb(source), (7, 7, 7) if name.startswith("gray") else BLUE, (7, 0))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied(tmp_path, orientation):
+    upright = Image.new("RGB", (32, 16), BLUE)
+    upright.paste(RED, (0, 0, 16, 8))
+    back = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # the inverse transposition
+    stored = upright if orientation == 1 else upright.transpose(Image.Transpose(back[orientation]))
+    exif = Image.Exif()
+    exif[EXIF_ORIENTATION] = orientation
+    stored.save(tmp_path / "photo.jpg", exif=exif, quality=100, subsampling=0)
+    seen = to_rgb(tmp_path / "photo.jpg")
+    assert seen.size == (32, 16)
+    assert np.abs(np.asarray(seen, dtype=int) - np.asarray(upright, dtype=int)).max() <= 4
+
+
+def test_exif_after_the_pixels_of_a_png_is_applied_and_damaged_exif_ignored(tmp_path):
+    path, exif = tmp_path / "a.png", Image.Exif()
+    exif[EXIF_ORIENTATION] = 6
+    Image.new("RGB", (32, 16)).save(path, exif=exif)
+    png = path.read_bytes()
+    start = png.index(b"eXIf") - 4
+    stop = start + 12 + int.from_bytes(png[start : start + 4])
+    path.write_bytes(png[:start] + png[stop:-12] + png[start:stop] + png[-12:])
+    assert to_rgb(path).size == (16, 32)
+    Image.new("RGB", (8, 8), RGB).save(path, exif=b"Exif\x00\x00not a tiff header")
+    assert_color(to_rgb(path), RGB)
+
+
+SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+# Red and green have changed places; the description is not that of sRGB.
+SWAPPED = (
+    SRGB.replace(b"\0s\0R\0G\0B", b"\0w\0i\0d\0e")
+    .replace(b"rXYZ", b"?")
+    .replace(b"gXYZ", b"rXYZ")
+    .replace(b"?", b"gXYZ")
+)
+
+
+@pytest.mark.parametrize(
+    ("mode", "fill", "profile", "seen"),
+    [
+        ("RGB", GREEN, SWAPPED, RED),
+        ("RGBA", (*GREEN, 128), SWAPPED, (255, 127, 127)),
+        ("RGBA", (*GREEN, 0), SWAPPED, WHITE),
+        ("P", 1, SWAPPED, RED),
+        ("L", 90, SWAPPED, (90, 90, 90)),
+        ("LA", (90, 0), SWAPPED, WHITE),
+        ("RGB", GREEN, SRGB, GREEN),
+        ("RGB", GREEN, SWAPPED[:200], GREEN),  # damaged
+        ("RGB", GREEN, SWAPPED.replace(b"RGB ", b"GRAY", 1), GREEN),  # of another kind of image
+    ],
+)
+def test_colors_are_those_of_the_icc_profile(tmp_path, mode, fill, profile, seen):
+    picture = Image.new(mode, (4, 3), fill)
+    if mode == "P":
+        picture.putpalette([*RED, *GREEN])
+    picture.save(tmp_path / "a.png", icc_profile=profile)
+    once = to_rgb(tmp_path / "a.png")
+    for image in (once, to_rgb(once), to_rgb(Image.open(tmp_path / "a.png"))):  # applied once, however often read
+        assert_color(image, seen, tolerance=1)
+
+
+# --- sources ---
+
+
+def test_all_sources_give_the_same_picture(monkeypatch, tmp_path):
+    array = np.random.default_rng(1).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    picture, path = Image.fromarray(array), tmp_path / "scene.png"
+    picture.save(path)
+    encoded = base64.b64encode(path.read_bytes()).decode()
+    url = "https://a.test/b.png"
+    monkeypatch.setattr("transformers.image_utils.load_image", {url: picture}.__getitem__)
+    for source in (picture, array, path, str(path), encoded, "data:image/png;base64," + encoded, url):
+        assert np.array_equal(to_rgb(source), array)
+
+
+NAN = np.full((4, 4, 3), np.nan)
+OVER = np.linspace(0, 1.1, 16, dtype=np.float32).reshape(4, 4)  # an image times 1.1
+
+
+@pytest.mark.parametrize(
+    ("image", "error", "message"),
+    [
+        (NAN, ValueError, r"ndarray of shape \(4, 4, 3\).*NaN or infinite"),
+        (torch.tensor(NAN) + torch.inf, ValueError, r"Tensor of shape \(4, 4, 3\).*NaN or infinite"),
+        (np.zeros((7, 5, 2)), ValueError, r"shape \(7, 5, 2\).*channels"),
+        (np.zeros(4), ValueError, r"shape \(4,\).*expected \[H,W\]"),
+        (np.zeros((0, 4, 3)), ValueError, r"shape \(0, 4, 3\)"),
+        (Image.new("RGB", (0, 5)), ValueError, r"no pixels.*0 x 5"),
+        (np.full((4, 4), 65536), ValueError, r"int64 pixels must be in 0\.\.255 or 0\.\.65535, got 65536\.\.65536"),
+        (Image.new("I", (4, 4), -1), ValueError, r"int32 pixels .* got -1\.\.-1"),
+        (np.linspace(-2, 2.5, 16).reshape(4, 4), ValueError, r"0\.\.1 .*or 0\.\.255 .*not normalized, got -2\.\.2\.5"),
+        (OVER, ValueError, r"0\.\.1 \(up to 1\.05\) or 0\.\.255 \(the maximum above 16\), .* got 0\.\.1\.1"),
+        (Image.fromarray(OVER), ValueError, r"got 0\.\.1\.1"),
+        (np.linspace(0, 256, 16).reshape(4, 4), ValueError, r"got 0\.\.256"),
+        (np.full((4, 4), 1j), TypeError, r"complex128"),
+        ("no/such/file.png", ValueError, r"'no/such/file\.png'.*no such file"),
+        ({"path": "x.png"}, TypeError, r"must be a PIL image, an array, a tensor or a path, got dict"),
+        (None, TypeError, r"NoneType: None"),
+    ],
+)
+def test_bad_images_are_errors_that_name_the_value(image, error, message):
+    with pytest.raises(error, match=message):
+        to_rgb(image)
+
+
+def test_damaged_files_are_named(tmp_path, monkeypatch):
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    for name in ("cut.png", "cut.jpg"):
+        Image.fromarray(noise).save(tmp_path / name)
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:2000])
+    (tmp_path / "text.png").write_text("this is no image")
+    for name in ("cut.png", "cut.jpg", "text.png", "."):
+        with pytest.raises(ValueError, match=str(tmp_path / name)):
+            to_rgb(tmp_path / name)
+    with pytest.raises(ValueError, match=r"cut\.png"):
+        to_rgb(Image.open(tmp_path / "cut.png"))
+    Image.new("RGB", (64, 64)).save(tmp_path / "bomb.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(ValueError, match=r"bomb\.png.*decompression bomb"):
+        to_rgb(tmp_path / "bomb.png")
