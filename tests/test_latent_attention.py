@@ -76,29 +76,27 @@ def test_generation(latent_model):
 
 
 @torch.no_grad()
-def test_exported_graphs_equal_the_model(tmp_path):
+def test_graphs_for_export_equal_the_model(tmp_path, monkeypatch):
+    """The graph of a decoding step in ONNX, which has values of width 0; the others before they are exported."""
     for name in ("onnx", "onnxscript"):
         pytest.importorskip(name)
     onnxruntime = pytest.importorskip("onnxruntime")
-    from traffic_vlm.export.greedy import generate
-    from traffic_vlm.export.onnx import export_onnx
+    from traffic_vlm.export import greedy, onnx
 
     model = tiny_model(text=LATENT | {"num_hidden_layers": 1})
     model.set_attn_implementation("eager")
-    export_onnx(model, tmp_path)
-    vision, score, decode = (
-        onnxruntime.InferenceSession(tmp_path / f"{name}.onnx") for name in ("vision", "score", "decode")
-    )
-    pixels, text = random_pixels(1), model.config.get_text_config()
-    keys, values = vision.run(None, {"pixel_values": pixels.numpy()})
-    images = {"image_keys": keys, "image_values": values}
+    graphs, pixels, text = onnx.make_graphs(model), random_pixels(1), model.config.get_text_config()
+    images = dict(zip(("image_keys", "image_values"), graphs["vision"].module(pixels)))
     packed = pack([random_ids(4, seed=1), random_ids(6, seed=2)])
-    names = ("input_ids", "position_ids", "segment_ids", "question_ends")
-    [p_yes], _ = score.run(None, {name: packed[name].numpy() for name in names} | images)
-    close(torch.from_numpy(p_yes), model.score_yes_no(**packed, pixel_values=pixels)[0], 1e-4)
-    ids = random_ids(1, 4)
+    del packed["attention_mask"]
+    [p_yes], _ = graphs["score"].module(**packed, **images)
+    close(p_yes, model.score_yes_no(**packed, pixel_values=pixels)[0], 1e-4)
+    monkeypatch.setattr(onnx, "make_graphs", lambda model: {"decode": graphs["decode"]})
+    onnx.export_onnx(model, tmp_path)
+    decode = onnxruntime.InferenceSession(tmp_path / "decode.onnx")
+    ids, images = random_ids(1, 4), {name: tensor.numpy() for name, tensor in images.items()}
     ends = {"end": text.eos_token_id, "pad": text.pad_token_id, "suppressed": [0, 1, 2, 3]}
-    answers, _ = generate(decode, ids.numpy(), images, (1, *text.cache_shape), 6, **ends)
+    answers, _ = greedy.generate(decode, ids.numpy(), images, (1, *text.cache_shape), 6, **ends)
     assert np.array_equal(answers, model.generate(ids, pixel_values=pixels, **GREEDY)[:, 4:])
 
 
