@@ -3,17 +3,22 @@
 import json
 
 import pytest
+import torch
 from transformers import SiglipConfig, SiglipVisionConfig
 
-from tiny import tiny_config, tiny_text_config
+from tiny import TINY_TOWER, tiny_config, tiny_text_config
 from traffic_vlm.attention_traffic_vlm import TrafficVLMSelfAttention
-from traffic_vlm.configuration_traffic_vlm import AUTO_MAP, TrafficVLMConfig, TrafficVLMTextConfig
-from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
+from traffic_vlm.configuration_traffic_vlm import (
+    AUTO_MAP,
+    PATCH_TOWER,
+    TrafficVLMConfig,
+    TrafficVLMTextConfig,
+    TrafficVLMVisionConfig,
+)
+from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMTextModel
 
 
-def count(module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
-
+# --- sizes ---
 
 ATTENTION, NORMS = 2 * 512 * 512 + 2 * 512 * 128, 3 * 512
 SMALL = 500 * 512 + 4 * (2 * ATTENTION + 3 * 512 * 2048 + NORMS) + 512
@@ -25,29 +30,19 @@ VIT = 3 * 16 * 16 * 768 + 768 + 196 * 768 + 3 * VIT_LAYER + 2 * 768  # patches, 
 @pytest.mark.parametrize(
     ("config", "tower", "decoder"),
     [
-        (TrafficVLMConfig(), 18_790_144, SMALL),
         (TrafficVLMConfig.medium(), 18_790_144, MEDIUM),
         (TrafficVLMConfig.with_patch_tower(), VIT, SMALL),
         (TrafficVLMConfig({"model_type": "siglip_vision_model", "num_hidden_layers": 3}), VIT, SMALL),
     ],
-    ids=["small", "medium", "patches", "siglip"],
+    ids=["medium", "patches", "siglip"],
 )
 def test_numbers_of_parameters(config, tower, decoder):
-    model = TrafficVLMForConditionalGeneration(config)
-    assert (count(model.model.vision_tower), count(model.model.text_model)) == (tower, decoder)
+    with torch.device("meta"):
+        model = TrafficVLMForConditionalGeneration(config)
+    parts = (model.model.vision_tower, model.model.text_model)
+    assert [part.num_parameters() for part in parts] == [tower, decoder]
     width = config.text_config.hidden_size
-    assert count(model) == tower + decoder + 768 * width + width  # the head is the embedding table
-
-
-def test_presets_can_be_changed():
-    config = TrafficVLMConfig.with_patch_tower(vision_config={"image_size": 448}, text_config={"num_hidden_layers": 2})
-    assert (config.vision_config.image_size, config.vision_config.num_hidden_layers) == (448, 3)
-    assert config.text_config.num_hidden_layers == 2
-    again = TrafficVLMConfig(**config.to_dict())
-    assert again.vision_config.conv_widths == [] and again.to_dict() == config.to_dict()
-    with pytest.raises(ValueError, match="image_size=450, patch_size=16"):
-        TrafficVLMConfig.with_patch_tower(vision_config={"image_size": 450})
-    assert TrafficVLMConfig.medium(text_config={"num_hidden_layers": 2}).text_config.hidden_size == 768
+    assert model.num_parameters() == tower + decoder + 768 * width + width  # the head is the embedding table
 
 
 def test_grouped_query_attention_halves_the_projections():
@@ -58,114 +53,141 @@ def test_grouped_query_attention_halves_the_projections():
     assert sizes == [786_432, 393_216]
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"num_key_value_heads": 3}, ["num_attention_heads=4", "num_key_value_heads=3"]),
-        ({"head_dim": 7}, ["head_dim=7"]),
-        ({"head_dim": None, "hidden_size": 30}, ["hidden_size=30", "num_attention_heads=4"]),
-        ({"hidden_size": 0}, ["hidden_size=0"]),
-        ({"num_hidden_layers": 2.5}, ["num_hidden_layers=2.5"]),
-        ({"vocab_size": 5}, ["no_token_id=5", "vocab_size=5"]),
-        ({"eos_token_id": 500}, ["eos_token_id=500", "vocab_size=500"]),
-        ({"pad_token_id": -1}, ["pad_token_id=-1"]),
-        ({"hidden_dropout": 1.0}, ["hidden_dropout=1.0"]),
-        ({"hidden_act": "sliu"}, ["hidden_act='sliu'"]),
-        ({"rms_norm_eps": 0.0}, ["rms_norm_eps=0.0"]),
-        ({"encoder_hidden_size": 0}, ["encoder_hidden_size=0"]),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, ["yarn"]),
-        ({"rope_theta": -1.0}, ["rope_theta=-1.0"]),
-        ({"rope_theta": float("inf")}, ["rope_theta=inf"]),
-        ({"rms_norm_eps": "1e-6"}, ["rms_norm_eps='1e-6'"]),  # YAML reads 1e-6 as a string
-        ({"hidden_dropout": "a"}, ["hidden_dropout='a'"]),
-        ({"initializer_range": 0.0}, ["initializer_range=0.0"]),
-        ({"yes_token_id": 5}, ["yes_token_id=5", "no_token_id=5"]),
-        ({"eos_token_id": []}, ["eos_token_id=[]"]),
-        ({"eos_token_id": [3, 500]}, ["eos_token_id=[3, 500]"]),
-    ],
-)
-def test_invalid_text_config_names_the_fields(fields, named):
-    with pytest.raises(ValueError) as error:
-        tiny_text_config(**fields)
-    assert all(name in str(error.value) for name in named), error.value
+def test_presets_can_be_changed():
+    config = TrafficVLMConfig.with_patch_tower(vision_config={"image_size": 448}, text_config={"num_hidden_layers": 2})
+    assert (config.vision_config.image_size, config.vision_config.num_hidden_layers) == (448, 3)
+    assert config.text_config.num_hidden_layers == 2
+    assert TrafficVLMConfig(**config.to_dict()).to_dict() == config.to_dict()
+    assert TrafficVLMConfig.medium(text_config={"num_hidden_layers": 2}).text_config.hidden_size == 768
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"vision": {"image_size": 225}}, ["image_size=225", "patch_size=16"]),
-        ({"vision": {"image_size": 8}}, ["image_size=8", "patch_size=16"]),
-        ({"vision": {"num_attention_heads": 5}}, ["hidden_size=24", "num_attention_heads=5"]),
-        ({"yes_no_temperature": 0.0}, ["yes_no_temperature=0.0"]),
-        ({"vision": {"num_channels": 0}}, ["num_channels=0"]),
-        ({"vision": {"model_type": "vit", "image_size": [224, 225]}}, ["image_size=[224, 225]", "patch_size=16"]),
-        ({"yes_no_temperature": float("nan")}, ["yes_no_temperature=nan"]),
-        ({"text": {"encoder_hidden_size": None}}, ["encoder_hidden_size=None"]),
-    ],
-)
-def test_invalid_config_names_the_fields(fields, named):
-    with pytest.raises(ValueError) as error:
-        tiny_config(**fields)
-    assert all(name in str(error.value) for name in named), error.value
+# --- fields of one configuration that belong to the other ---
 
 
-def test_saving_and_loading_keeps_fields_and_a_complete_auto_map(tmp_path):
-    config = tiny_config(text={"rope_interleaved": True, "rope_theta": 500.0}, yes_no_temperature=1.5)
-    config.auto_map["AutoModel"] = "somebody/repository--modeling_traffic_vlm.TrafficVLMForConditionalGeneration"
-    config.save_pretrained(tmp_path)
-    saved = json.loads((tmp_path / "config.json").read_text())
-    assert saved["auto_map"] == AUTO_MAP
-    assert "auto_map" not in saved["text_config"]
-    loaded = TrafficVLMConfig.from_pretrained(tmp_path)
-    assert loaded.to_dict() == config.to_dict()
-    assert loaded.text_config.rope_parameters == {"rope_type": "default", "rope_theta": 500.0}
-
-
-def test_decision_file_has_the_temperature(tmp_path):
-    tiny_config(yes_no_temperature=1.7).save_pretrained(tmp_path)
-    decision = json.loads((tmp_path / "decision.json").read_text())
-    assert decision["temperature"] == {"noul": 1.7}
-    assert decision["labels"] == {"noul": ["[YES]", "[NO]"]}
-
-
-def test_encoder_hidden_size_is_the_projector_width():
-    assert TrafficVLMTextConfig().encoder_hidden_size == 768
-    assert tiny_config().text_config.encoder_hidden_size == 32
-    assert tiny_config(text={"encoder_hidden_size": 768}).text_config.encoder_hidden_size == 32
-
-
-def test_tie_word_embeddings_can_be_set_on_either_config():
+def test_fields_of_the_full_model_and_its_decoder_agree():
+    assert tiny_config(text={"encoder_hidden_size": 768}).text_config.encoder_hidden_size == 32  # the projector's
     assert not tiny_config(tie_word_embeddings=False).text_config.tie_word_embeddings
     assert not tiny_config(text={"tie_word_embeddings": False}).tie_word_embeddings
-
-
-def test_max_position_embeddings_is_that_of_the_decoder():
     config = tiny_config()
     config.max_position_embeddings = 64
     assert config.text_config.max_position_embeddings == config.max_position_embeddings == 64
+    assert config.id2label == {0: "no", 1: "yes"} and tiny_config(num_labels=3).num_labels == 3
 
 
-def test_text_config_loads_from_a_full_model_folder(tmp_path):
-    config = tiny_config()
-    config.save_pretrained(tmp_path)
-    loaded = TrafficVLMTextConfig.from_pretrained(tmp_path).to_dict()
-    assert loaded.items() >= config.to_dict()["text_config"].items()
-    assert "auto_map" not in loaded  # the full model's would be wrong
-
-
-def test_default_labels_are_no_and_yes():
-    assert tiny_config().id2label == {0: "no", 1: "yes"}
-    assert tiny_config(num_labels=3).num_labels == 3
-
-
-def test_vision_config_can_be_any_of_transformers():
+def test_the_tower_can_be_any_of_transformers():
     both = SiglipConfig(vision_config={"hidden_size": 24, "num_attention_heads": 2, "num_hidden_layers": 2})
     assert TrafficVLMConfig(vision_config=both).vision_config.num_hidden_layers == 2  # from one of text and vision
     given = SiglipVisionConfig(hidden_size=24, num_attention_heads=2)
     config = TrafficVLMConfig(vision_config=given)
     assert (config.vision_config.hidden_size, config.vision_config.num_hidden_layers) == (24, 12)
     assert not config.vision_config.vision_use_head  # its pooling head would be unused
-    assert getattr(given, "vision_use_head", True)
-    assert TrafficVLMConfig(vision_config={"model_type": "vit", "hidden_size": 96}).vision_config.model_type == "vit"
+    assert getattr(given, "vision_use_head", True)  # the caller's is unchanged
     with pytest.raises(ValueError, match="hidden_size=None, image_size=None"):
         TrafficVLMConfig(vision_config={"model_type": "resnet"})  # returns feature maps, not tokens
+
+
+# --- saving ---
+
+
+def test_a_saved_configuration_is_complete(tmp_path):
+    config = tiny_config(text={"rope_interleaved": True, "rope_theta": 500.0}, yes_no_temperature=1.5)
+    config.auto_map["AutoModel"] = "somebody/repository--modeling_traffic_vlm.TrafficVLMForConditionalGeneration"
+    config.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["auto_map"] == AUTO_MAP and "auto_map" not in saved["text_config"]
+    loaded = TrafficVLMConfig.from_pretrained(tmp_path)
+    assert loaded.to_dict() == config.to_dict()
+    assert loaded.text_config.rope_parameters == {"rope_type": "default", "rope_theta": 500.0}
+    assert json.loads((tmp_path / "decision.json").read_text())["temperature"] == {"noul": 1.5}
+    text = TrafficVLMTextConfig.from_pretrained(tmp_path).to_dict()
+    assert text.items() >= config.to_dict()["text_config"].items()
+    assert "auto_map" not in text  # the full model's would be wrong
+
+
+# --- invalid fields ---
+
+
+def assert_names(error, named):
+    assert all(name in str(error.value) for name in named.split(" & ")), error.value
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"num_key_value_heads": 3}, "num_attention_heads=4 & num_key_value_heads=3"),
+        ({"head_dim": 7}, "head_dim=7"),
+        ({"head_dim": None, "hidden_size": 30}, "hidden_size=30 & num_attention_heads=4"),
+        ({"hidden_size": 0}, "hidden_size=0"),
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers=2.5"),
+        ({"vocab_size": 5}, "no_token_id=5 & vocab_size=5"),
+        ({"eos_token_id": [3, 500]}, "eos_token_id=[3, 500] & vocab_size=500"),
+        ({"eos_token_id": []}, "eos_token_id=[]"),
+        ({"pad_token_id": -1}, "pad_token_id=-1"),
+        ({"yes_token_id": 5}, "yes_token_id=5 & no_token_id=5"),
+        ({"hidden_dropout": 1.0}, "hidden_dropout=1.0"),
+        ({"hidden_act": "sliu"}, "hidden_act='sliu'"),
+        ({"rms_norm_eps": "1e-6"}, "rms_norm_eps='1e-6'"),  # YAML reads 1e-6 as a string
+        ({"initializer_range": 0.0}, "initializer_range=0.0"),
+        ({"encoder_hidden_size": 0}, "encoder_hidden_size=0"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "yarn"),
+        ({"rope_theta": float("inf")}, "rope_theta=inf"),
+        ({"kv_latent_size": 0}, "kv_latent_size=0"),
+        ({"kv_latent_size": 128.0}, "kv_latent_size=128.0"),
+        ({"image_latent_size": 0}, "image_latent_size=0"),
+        ({"rope_head_dim": 31}, "rope_head_dim=31"),
+    ],
+)
+def test_invalid_text_config_names_the_fields(fields, named):
+    with pytest.raises(ValueError) as error:
+        tiny_text_config(**fields)
+    assert_names(error, named)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"conv_depths": [2, 3]}, "conv_depths=[2, 3] & conv_widths=[8, 8, 8, 12, 12, 16]"),
+        ({"conv_widths": []}, "conv_widths=[] & conv_depths=[1, 1, 2, 1]"),
+        ({"conv_widths": [8, 0, 8, 12, 12, 16]}, "conv_widths[1]=0"),
+        ({"conv_kernel_sizes": [3, 3, 4, 3]}, "conv_kernel_sizes=[3, 3, 4, 3]"),
+        ({"conv_strides": [4, 2, 2, 1]}, "conv_strides=[4, 2, 2, 1]"),
+        ({"conv_strides": [2, 1, 1, 2], "patch_size": 4}, "conv_strides=[2, 1, 1, 2]"),
+        ({"patch_size": 8}, "patch_size=8 & conv_strides=[2, 2, 2, 2]"),
+        (PATCH_TOWER | {"patch_size": 0}, "patch_size=0"),
+        ({"hidden_act": "sliu"}, "hidden_act='sliu'"),
+        ({"neck": "mixer"}, "neck='mixer'"),
+        ({"neck_width": 15}, "neck_width=15 & num_attention_heads=2"),
+    ],
+)
+def test_invalid_vision_config_names_the_fields(fields, named):
+    with pytest.raises(ValueError) as error:
+        TrafficVLMVisionConfig(**(TINY_TOWER | fields))
+    assert_names(error, named)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"vision": {"image_size": 225}}, "image_size=225 & patch_size=16"),
+        ({"vision": {"image_size": 8}}, "image_size=8 & patch_size=16"),
+        ({"vision": {"num_attention_heads": 5}}, "hidden_size=24 & num_attention_heads=5"),
+        ({"vision": {"num_channels": 0}}, "num_channels=0"),
+        ({"vision": {"model_type": "vit", "image_size": [224, 225]}}, "image_size=[224, 225] & patch_size=16"),
+        ({"yes_no_temperature": 0.0}, "yes_no_temperature=0.0"),
+        ({"yes_no_temperature": float("nan")}, "yes_no_temperature=nan"),
+        ({"text": {"encoder_hidden_size": None}}, "encoder_hidden_size=None"),
+    ],
+)
+def test_invalid_config_names_the_fields(fields, named):
+    with pytest.raises(ValueError) as error:
+        tiny_config(**fields)
+    assert_names(error, named)
+
+
+def test_fields_changed_after_building_the_config_are_checked():
+    text, config = tiny_text_config(), tiny_config()
+    text.num_key_value_heads, config.yes_no_temperature = 3, -1.0
+    with pytest.raises(ValueError, match="num_key_value_heads=3"):
+        TrafficVLMTextModel(text)
+    with pytest.raises(ValueError, match=r"yes_no_temperature=-1\.0"):
+        TrafficVLMForConditionalGeneration(config)

@@ -1,4 +1,4 @@
-"""The vision tower: shapes, image sizes, positions, batches, gradients, and its configuration."""
+"""The vision tower: image sizes, positions, gradients, statistics, and parity with SigLIP."""
 
 import pytest
 import torch
@@ -8,7 +8,6 @@ from tiny import TINY_TEXT, TINY_TOWER
 from traffic_vlm.configuration_traffic_vlm import PATCH_TOWER, TrafficVLMConfig, TrafficVLMVisionConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.vision_traffic_vlm import (
-    TrafficVLMConvBlock,
     TrafficVLMDepthwiseConv2d,
     TrafficVLMVisionModel,
     patch_coordinates,
@@ -43,20 +42,6 @@ def test_tokens_are_in_row_major_order():
     assert len(rows) < 20 * 20 / 2
 
 
-def test_batch_equals_single_image():
-    tower, batch = tiny_tower(), pixels(3, 3, 64, 64)
-    torch.testing.assert_close(
-        tower(batch).last_hidden_state[1:2], tower(batch[1:2]).last_hidden_state, atol=1e-5, rtol=1e-5
-    )
-
-
-def test_patch_coordinates_do_not_depend_on_the_grid_size():
-    like = torch.zeros(1)
-    small, large = patch_coordinates(3, 3, 4, like), patch_coordinates(9, 9, 4, like)
-    torch.testing.assert_close(small[4], large[40])  # center
-    assert len({tuple(row) for row in large.tolist()}) == 81  # all positions differ
-
-
 def test_position_embedding_is_added_after_the_layers():
     tower = tiny_tower()
     torch.nn.init.zeros_(tower.norm.weight)
@@ -64,6 +49,8 @@ def test_position_embedding_is_added_after_the_layers():
     tokens = tower(pixels(1, 3, 64, 96)).last_hidden_state
     positions = patch_coordinates(4, 6, tower.NUM_WAVES, tokens)
     torch.testing.assert_close(tokens[0], tower.place_of_token(positions))
+    small, large = (patch_coordinates(size, size, 4, tokens) for size in (3, 9))
+    torch.testing.assert_close(small[4], large[40])  # the center, whatever the size of the image
     assert 0.8 < TrafficVLMVisionModel(TrafficVLMVisionConfig()).place_of_token(positions).std() < 1.2
 
 
@@ -98,29 +85,6 @@ def test_depthwise_gradients_in_bfloat16_equal_those_of_torch(kernel_size, strid
         torch.testing.assert_close(actual, expected, rtol=0.02, atol=0.02 * expected.abs().max().item())
 
 
-def test_residual_block_adds_its_input_if_shapes_match():
-    x = pixels(1, 4, 8, 8)
-    for width, stride in ((4, 1), (6, 1), (4, 2)):
-        block = TrafficVLMConvBlock(4, width, expansion=2, kernel_size=3, stride=stride).eval()
-        block.project[1].weight.data.zero_()
-        torch.testing.assert_close(block(x), x if (width, stride) == (4, 1) else torch.zeros_like(block(x)))
-
-
-def test_three_feature_maps_contribute_to_the_tokens():
-    config = TrafficVLMVisionConfig(**TINY_TOWER)
-    tower = tiny_tower()
-    grids = tower.convolutions(pixels(1, 3, 64, 96))
-    assert [tuple(grid.shape[1:]) for grid in grids] == [(8, 8, 12), (12, 4, 6), (16, 2, 3)]
-    assert tower.convolutions.widths == (8, 12, config.conv_widths[-1])
-    plain = tower(pixels(1, 3, 64, 96)).last_hidden_state
-    for name in ("from_finer", "from_same", "from_coarser"):
-        weight = getattr(tower, name).weight
-        kept = weight.data.clone()
-        weight.data.zero_()
-        assert not torch.allclose(tower(pixels(1, 3, 64, 96)).last_hidden_state, plain)
-        weight.data.copy_(kept)
-
-
 def test_each_coarse_position_contributes_to_the_four_patches_it_covers():
     tower = tiny_tower()
     tower.layers, tower.norm = torch.nn.ModuleList(), torch.nn.Identity()
@@ -135,29 +99,12 @@ def test_each_coarse_position_contributes_to_the_four_patches_it_covers():
             torch.testing.assert_close(tokens[row, column], coarse[:, row // 2, column // 2])
 
 
-def test_every_parameter_gets_a_gradient_and_images_give_different_tokens():
-    tower = tiny_tower().train()
-    tower(pixels(2, 3, 64, 64)).last_hidden_state.square().sum().backward()
-    assert all(parameter.grad is not None for parameter in tower.parameters())
-    tokens = tower.eval()(pixels(2, 3, 64, 64)).last_hidden_state
-    assert (tokens[0] - tokens[1]).abs().max() > 1e-3
-
-
 TINY_PATCHES = TINY_TOWER | PATCH_TOWER
 
 
 def patch_tower(seed: int = 0, **fields) -> TrafficVLMVisionModel:
     torch.manual_seed(seed)
     return TrafficVLMVisionModel(TrafficVLMVisionConfig(**(TINY_PATCHES | fields))).eval()
-
-
-@pytest.mark.parametrize(("height", "width"), [(224, 224), (64, 96), (16, 16), (320, 240)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_patch_tower_reads_images_of_any_size(height, width, dtype):
-    tower = patch_tower().to(dtype)
-    tokens = tower(pixels(2, 3, height, width).to(dtype)).last_hidden_state
-    assert tokens.shape == (2, height // 16 * (width // 16), 24) and tokens.dtype == dtype
-    assert tokens.isfinite().all()
 
 
 def test_patch_tower_equals_siglip():
@@ -191,20 +138,6 @@ def test_patch_tower_equals_siglip():
         torch.testing.assert_close(tower(image).last_hidden_state, theirs, atol=1e-4, rtol=1e-4)
 
 
-def test_positions_of_the_patch_tower_are_interpolated():
-    """Patches half as large are half as far apart: a table that counts rows gives 0, 0.25, 0.75, 1.25, ..."""
-    embedding = patch_tower().patches
-    for parameter in embedding.projection.parameters():
-        parameter.data.zero_()
-    rows = torch.arange(14.0)[:, None].expand(14, 14)
-    embedding.position.weight.data.copy_(rows.reshape(-1, 1).expand(-1, 24))
-    same, larger = embedding(pixels(1, 3, 224, 224)), embedding(pixels(1, 3, 448, 448))
-    assert torch.equal(same[0, 5], rows)
-    expected = ((torch.arange(28.0) + 0.5) / 2 - 0.5)[:, None].expand(28, 28)
-    # The bicubic kernel of torch (a = -0.75) bends a ramp by less than 0.05.
-    torch.testing.assert_close(larger[0, 5, 4:-4], expected[4:-4], atol=0.05, rtol=0)
-
-
 def test_weights_of_the_patch_tower_load_for_another_image_size(tmp_path):
     torch.manual_seed(0)
     model = TrafficVLMForConditionalGeneration(TrafficVLMConfig(TINY_PATCHES, TINY_TEXT)).train()
@@ -222,48 +155,10 @@ def test_weights_of_the_patch_tower_load_for_another_image_size(tmp_path):
     assert loaded.generate(input_ids=torch.tensor([[7, 8]]), pixel_values=image, max_new_tokens=2).shape[1] > 2
 
 
-def test_saving_and_loading_in_the_full_model(tmp_path):
-    torch.manual_seed(0)
-    model = TrafficVLMForConditionalGeneration(TrafficVLMConfig(TINY_TOWER, TINY_TEXT))
-    model.train().get_image_features(pixels(2, 3, 256, 256))  # updates the batch normalization statistics
-    model.eval().save_pretrained(tmp_path)
-    loaded = TrafficVLMForConditionalGeneration.from_pretrained(tmp_path)
-    assert loaded.config.vision_config.conv_widths == TINY_TOWER["conv_widths"]
-    image = pixels(1, 3, 256, 256)
-    features = [one.get_image_features(image).pooler_output for one in (loaded, model)]
-    assert torch.equal(*features)
-
-
-def test_forward_does_not_change_the_weights_layout(tmp_path):
+def test_a_pass_does_not_change_the_layout_of_weights(tmp_path):
     tower = tiny_tower()
     tower(pixels(1, 3, 32, 32))
-    assert all(weight.is_contiguous() for weight in tower.parameters())
     save_file(tower.state_dict(), tmp_path / "tower.safetensors")  # fails for other layouts
-    assert (
-        torch.nn.utils.parameters_to_vector(tower.parameters()).numel() == tower.num_parameters()
-    )  # and so does this
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"conv_depths": [2, 3]}, ["conv_depths=[2, 3]", "conv_widths=[8, 8, 8, 12, 12, 16]"]),
-        ({"patch_size": 8}, ["patch_size=8", "conv_strides=[2, 2, 2, 2]"]),
-        ({"conv_widths": []}, ["conv_widths=[]", "conv_depths=[1, 1, 2, 1]"]),
-        (PATCH_TOWER | {"patch_size": 0}, ["patch_size=0"]),
-        ({"conv_strides": [4, 2, 2, 1]}, ["conv_strides=[4, 2, 2, 1]"]),
-        ({"conv_strides": [2, 1, 1, 2], "patch_size": 4}, ["conv_strides=[2, 1, 1, 2]"]),
-        ({"conv_kernel_sizes": [3, 3, 4, 3]}, ["conv_kernel_sizes=[3, 3, 4, 3]"]),
-        ({"conv_widths": [8, 0, 8, 12, 12, 16]}, ["conv_widths[1]=0"]),
-        ({"hidden_act": "sliu"}, ["hidden_act='sliu'"]),
-        ({"neck": "mixer"}, ["neck='mixer'"]),
-        ({"neck_width": 15}, ["neck_width=15", "num_attention_heads=2"]),
-    ],
-)
-def test_invalid_vision_config_names_the_fields(fields, named):
-    with pytest.raises(ValueError) as error:
-        TrafficVLMVisionConfig(**(TINY_TOWER | fields))
-    assert all(name in str(error.value) for name in named)
 
 
 def running_statistics(tower: TrafficVLMVisionModel) -> dict[str, torch.Tensor]:
@@ -281,6 +176,7 @@ def test_checkpointing_counts_each_batch_once(reentrant):
         tower(pixels(4, 3, 64, 64).requires_grad_()).last_hidden_state.square().sum().backward()
         found.append((running_statistics(tower), [weight.grad for weight in tower.parameters()]))
     torch.testing.assert_close(found[1], found[0])
+    assert all(gradient.any() for gradient in found[0][1])
     before = running_statistics(tiny_tower())
     assert all(not torch.equal(value, before[name]) for name, value in found[0][0].items())
 
