@@ -57,14 +57,6 @@ def test_an_answer_does_not_depend_on_other_questions_and_images(processor, buil
     torch.testing.assert_close(together[42:43], alone, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("build", MODELS)
-def test_exactly_new_tokens_are_generated(processor, build):
-    model = build(CONFIG, processor, **CPU)
-    prompt = model.prompt(PIXELS[:1], benchmark.OPEN_QUESTION)
-    tokens = benchmark.generate_run(model.model, prompt, 4)()
-    assert tokens.shape == (1, prompt["input_ids"].shape[1] + 4)
-
-
 def test_runs_are_timed_in_turns():
     order = []
     runs = {name: lambda name=name: order.append(name) or torch.ones(300, 300).exp() for name in "ab"}
@@ -75,37 +67,18 @@ def test_runs_are_timed_in_turns():
 
 
 def test_a_row_for_each_workload_has_times_and_ratios(tiny, run_script, capsys):
-    options = ["--images", 2, "--questions", 1, 3, "--new_tokens", 2, "--min_run_time", 0.001]
-    run_script("benchmark.py", "speed", *tiny, *options)
+    options = ["--images", 2, "--questions", 1, 3, "--new_tokens", 2, "--min_run_time", 0.001, "--compiled", "true"]
+    with torch._dynamo.config.patch(disable=True):  # compiling takes a minute
+        run_script("benchmark.py", "speed", *tiny, *options)
     table = read_table(capsys.readouterr().out)
     rows = ["2 images × 1 question", "2 images × 3 questions", "2 tokens", "from files to the first answer"]
     assert [*table] == rows
-    for cells in table.values():
-        assert [*cells] == ["Traffic VLM", "PaliGemma"]
-        (ours, one), (peer, ratio) = (map(float, re.findall(r"[\d.]+", cell)) for cell in cells.values())
+    for row, cells in table.items():
+        (ours, one), (peer, ratio) = (
+            map(float, re.findall(r"[\d.]+", cells[name])) for name in ("Traffic VLM", "PaliGemma")
+        )
         assert one == 1 and ratio == pytest.approx(peer / ours, rel=0.1)
-
-
-def test_several_folders_are_compared_in_one_table(tiny, tmp_path, run_script, capsys):
-    text = TINY_TEXT | {"kv_latent_size": 12, "rope_head_dim": 6}
-    latent = TrafficVLMForConditionalGeneration(TrafficVLMConfig(CONFIG.vision_config.to_dict(), text))
-    folders = [tiny[1], save_folder(latent, tmp_path / "latent")]
-    options = ["--questions", 1, "--new_tokens", 1, "--min_run_time", 0.001]
-    run_script("benchmark.py", "speed", *tiny, "--model", *folders, *options)
-    columns = read_table(capsys.readouterr().out)["1 token"]
-    assert [*columns] == [f"Traffic VLM {tiny[1].name}", "Traffic VLM latent", "PaliGemma"]
-
-
-@pytest.mark.slow
-def test_compiled_models_have_columns(tiny, run_script, capsys):
-    torch._dynamo.utils.counters.clear()
-    options = ["--questions", 1, "--new_tokens", 4, "--min_run_time", 0.001, "--compiled", "true"]
-    run_script("benchmark.py", "speed", *tiny, *options)
-    table = read_table(capsys.readouterr().out)
-    assert table["1 image × 1 question"]["Traffic VLM, compiled"] == "–"
-    assert "ms" in table["1 image × 1 question"]["PaliGemma, compiled"]
-    assert "ms" in table["4 tokens"]["Traffic VLM, compiled"]
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+        assert ("ms" in cells["Traffic VLM, compiled"]) == (row == "2 tokens")
 
 
 def test_the_peak_of_a_run_is_that_of_its_tensors():
@@ -132,12 +105,6 @@ def test_the_memory_of_training(tiny, run_script, capsys):
     assert count == pytest.approx((1e9 - state) / (plain * 1e6), rel=0.05)
 
 
-def test_training_data_are_measured(run_script, capsys):
-    run_script("benchmark.py", "data", "--num_images", 4, "--batch_size", 2, "--num_workers", 0)
-    images, questions, _ = (float(part.split()[0]) for part in capsys.readouterr().out.split(", "))
-    assert images > 0 and 1 <= questions <= 16
-
-
 def test_a_running_service_is_measured(run_script, capsys):
     bodies = []
 
@@ -160,8 +127,3 @@ def test_a_running_service_is_measured(run_script, capsys):
     assert len({body["image"] for body in bodies}) == len(bodies), "no image is sent twice"
     assert clients.startswith("clients: ") and long_callers.startswith("long callers: ")
     assert sum("errors {503: 1}" in line for line in (clients, long_callers)) == 1
-
-
-def test_a_service_that_does_not_answer_is_an_error(run_script, capsys):
-    run_script("benchmark.py", "service", "--url", "http://127.0.0.1:9", "--clients", 1, "--seconds", 0.1)
-    assert "errors {0: " in capsys.readouterr().out

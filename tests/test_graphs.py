@@ -10,7 +10,7 @@ import torch
 
 from tiny import TINY_TEXT, TINY_TOWER, close, each_attention, pack, random_ids, random_pixels
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
-from traffic_vlm.graphs_traffic_vlm import KEPT, Graphs, Recorded, bucket
+from traffic_vlm.graphs_traffic_vlm import KEPT, Graphs, Recorded
 from traffic_vlm.greedy_traffic_vlm import GreedyText
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 
@@ -168,9 +168,8 @@ def test_changed_weights_count(device):
             after = recorded.score_yes_no(pixel_values=pixels, **inputs)[0]
             close(after, plain.score_yes_no(pixel_values=pixels, **inputs)[0], 1e-4)
         assert not torch.equal(after, before)
-        assert (
-            any(one in passes for one in recorded.graphs.passes.values()) == is_in_place
-        )  # the others read old memory
+        is_kept = any(one in passes for one in recorded.graphs.passes.values())
+        assert is_kept == is_in_place  # the others read old memory
         before = after
     with pytest.raises(ValueError, match="weights that have changed"):
         recorded.score_yes_no(encoded_images=images, **inputs)
@@ -206,16 +205,15 @@ def test_a_recorded_function_keeps_what_it_reads():
 @torch.no_grad()
 def test_recorded_functions_read_no_values(attention):
     """A graph cannot be recorded, nor compiled as a whole, if the CPU reads a value within."""
-    recorded, plain = make(text=attention)
+    recorded, plain = make(text=attention | {"num_hidden_layers": 1})
     pixels, inputs = random_pixels(1), questions(5, 4)
     prompt = {"input_ids": random_ids(1, 6), "pixel_values": pixels, "max_new_tokens": 6}
     recorded.score_yes_no(pixel_values=pixels, **inputs), recorded.generate(**prompt)
     for one in recorded.graphs.passes.values():
         for part in (one.read, one.step) if isinstance(one, GreedyText) else (one,):
             part.function = torch.compile(part.function, fullgraph=True, backend="eager")
-    close(
-        recorded.score_yes_no(pixel_values=pixels, **inputs)[0], plain.score_yes_no(pixel_values=pixels, **inputs)[0]
-    )
+    scores = [model.score_yes_no(pixel_values=pixels, **inputs)[0] for model in (recorded, plain)]
+    close(*scores)
     assert torch.equal(recorded.generate(**prompt), plain.generate(**prompt))
 
 
@@ -236,11 +234,6 @@ def test_fused_on_a_cpu_nothing_is_recorded():
     for _ in range(3):
         model.score_yes_no(pixel_values=random_pixels(1), **questions(5))
     assert not model.graphs.passes
-
-
-@pytest.mark.parametrize(("count", "size"), [(1, 16), (16, 16), (17, 32), (33, 48), (49, 64), (130, 192)])
-def test_bucket(count, size):
-    assert bucket(count, 16) == size
 
 
 @needs_cuda

@@ -31,13 +31,6 @@ def names():
     return variables
 
 
-def test_angles_of_rope(names):
-    row = names["angles"][3]  # position 10
-    assert row[0] == 10.0
-    assert row[8].item() == pytest.approx(10 * 10000 ** (-16 / 64))
-    assert row[31].item() == pytest.approx(10 * 10000 ** (-62 / 64))
-
-
 def test_scores_depend_on_the_difference_of_positions_only(names):
     scores = names["scores"]
     assert scores[10, 8] == pytest.approx(scores[3, 1], abs=1e-6)
@@ -48,13 +41,6 @@ def test_scores_depend_on_the_difference_of_positions_only(names):
 def test_attention_by_hand_is_that_of_the_module(names):
     assert names["attention_error"] < 1e-4 < names["by_hand"].abs().max()
     assert names["absorbed_error"] < 1e-9 < names["with_keys"].abs().max()
-
-
-def test_masks_hide_later_words_padding_and_other_questions(names):
-    causal, padded, packed = names["visible"].values()
-    assert torch.equal(causal, torch.ones(7, 7).tril().bool())
-    assert not padded[:, :2].any() and torch.equal(padded[2:, 2:], torch.ones(5, 5).tril().bool())
-    assert packed.sum() == 6 + 10 and not packed[3:, :3].any() and not packed[:3, 3:].any()
 
 
 def test_the_cache_grows_by_one_word_a_step_and_changes_no_logits(names):
@@ -85,8 +71,3 @@ def test_stored_outputs_belong_to_these_cells(names):
         assert stored[concept][0] == name and stored[concept][1].split(":")[0] == file
         # The line of the definition, or of a decorator above it.
         assert name.rsplit(".", 1)[-1] in "".join((ROOT / file).read_text("utf-8").splitlines()[line - 1 : line + 2])
-
-
-def test_the_file_is_small_and_has_its_pictures():
-    assert NOTEBOOK.stat().st_size < 400_000
-    assert sum("image/png" in output.get("data", {}) for output in OUTPUTS) == 2

@@ -5,20 +5,16 @@ import json
 import pyarrow.parquet as pq
 import pytest
 import torch
-from PIL import Image
 
 from tiny import ROOT
 
 
-for name in ("fastapi_offline", "gradio", "httpx", "onnxruntime", "ray"):
+for name in ("fastapi_offline", "gradio", "httpx", "ray"):
     pytest.importorskip(name)
 
 from starlette.testclient import TestClient  # noqa: E402
 from transformers import AutoModel, AutoProcessor, pipeline  # noqa: E402
 
-from traffic_vlm.export.onnx import export  # noqa: E402
-from traffic_vlm.export.runtime import ExportedModel  # noqa: E402
-from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline  # noqa: E402
 from traffic_vlm.serving.api import build_app  # noqa: E402
 from traffic_vlm.serving.labeling import Labeler, LabelOptions, find_parts  # noqa: E402
 from traffic_vlm.serving.page import Page  # noqa: E402
@@ -70,7 +66,7 @@ def test_ask(expected, run_script, capsys):
 
 def test_page(vqa, expected):
     page = Page(vqa)
-    *_, items = page.answer(page.encode(PHOTOGRAPH), QUESTIONS)
+    *_, items = page.answer(page.encode(PHOTOGRAPH), QUESTIONS)  # an encoded image
     assert items == expected
 
 
@@ -93,16 +89,3 @@ def test_labels(expected, tmp_path):
     assert report["images"] == total == 1 and not report["bad"]
     rows = pq.read_table(options.output_dir).to_pylist()
     assert [{name: row[name] for name in ("question", "answer", "score", "p_yes")} for row in rows] == expected
-
-
-def test_exported_graphs(vqa, expected, tmp_path, run_script, capsys):
-    export(ROOT, tmp_path / "onnx", ["onnx"])
-    model = ExportedModel(tmp_path / "onnx", vqa.model.config)
-    assert TrafficVLMPipeline(model, processor=vqa.processor, device="cpu")(PHOTOGRAPH, QUESTIONS) == expected
-    capsys.readouterr()
-    run_script("ask_onnx.py", tmp_path / "onnx", PHOTOGRAPH, *QUESTIONS, "--json")
-    assert json.loads(capsys.readouterr().out)["answers"] == expected
-
-
-def test_an_encoded_image(vqa, expected):
-    assert vqa(vqa.encode(Image.open(PHOTOGRAPH)), QUESTIONS) == expected

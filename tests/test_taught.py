@@ -17,7 +17,6 @@ from traffic_vlm.evaluation.taught import asked_often, update_taught, word_gains
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
-from traffic_vlm.tokenization_traffic_vlm import is_content_word
 from traffic_vlm.training.auxiliary.head import QueryHead
 from traffic_vlm.training.collator import SupervisedCollator
 from traffic_vlm.training.tower import save_tower
@@ -36,8 +35,7 @@ def test_untaught_words_are_reported_like_unknown_ones(tmp_path):
     processor.taught = taught("car", "cone")
     processor.save_pretrained(tmp_path)
     processor = TrafficVLMProcessor.from_pretrained(tmp_path)
-    assert processor.untaught_words("Is there a car or a cone on the road?") == ["road"]
-    assert processor.untaught_words(["Is there a car?", "Where is the bus?"]) == ["bus"]
+    assert processor.untaught_words(["Is there a car or a cone?", "Where is the bus?"]) == ["bus"]
     with pytest.warns(UserWarning, match="words that the model was not taught, or not reliably: 'bus'"):
         processor(text="Is there a bus?")
     with pytest.raises(ValueError, match="words that the model was not taught, or not reliably: 'bus'"):
@@ -60,11 +58,6 @@ def test_untaught_words_are_reported_like_unknown_ones(tmp_path):
 def test_wrong_lists_are_refused(processor, lists, message):
     with pytest.raises(ValueError, match=message):
         TrafficVLMProcessor(processor.image_processor, processor.tokenizer, taught=lists)
-
-
-def test_content_words():
-    assert all(map(is_content_word, ("car", "wet", "roundabout")))
-    assert not any(map(is_content_word, ("the", "50", "?", "[YES]", "'s")))
 
 
 # --- counts of training ---
@@ -179,10 +172,9 @@ def yolo_folder(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("min_questions", [200, 5])
-def test_known_words_stay_known_after_a_short_training(start, tmp_path, run_script, monkeypatch, min_questions):
+def test_known_words_stay_known_after_a_short_training(start, tmp_path, run_script, monkeypatch):
     """README's own flow: a dataset of one's own, a training from the shipped weights, a question."""
-    monkeypatch.setattr("traffic_vlm.evaluation.taught.MIN_ASKED", min_questions)
+    monkeypatch.setattr("traffic_vlm.evaluation.taught.MIN_ASKED", 5)
     source, mine = yolo_folder(tmp_path / "city"), str(tmp_path / "mine")
     run_script("make_dataset.py", "--source", source, "--output_dir", mine, "--num_workers", "1")
     learn(start, tmp_path / "out", "--train_dataset", mine, "--num_train_epochs", "1")
@@ -205,18 +197,14 @@ def test_a_training_from_scratch_knows_what_it_taught_and_measured(tmp_path, mon
     options += ["--hidden_size", "32", "--num_hidden_layers", "1", "--intermediate_size", "48"]
     options += ["--images_per_epoch", "32", "--max_eval_images", "48"]
     learn(None, tmp_path / "evaluated", *options)
-    learn(None, tmp_path / "not", *options, "--eval_strategy", "no", *NO_BEST)
     found = TrafficVLMProcessor.from_pretrained(tmp_path / "evaluated").taught
     state = json.loads((tmp_path / "evaluated/checkpoint-8/trainer_state.json").read_text())
     counts = np.array(state["stateful_callbacks"]["WordCounts"]["attributes"]["counts"])
     asked = asked_often(counts, TrafficVLMProcessor.from_pretrained(ROOT).tokenizer)
     assert found["photographs"] == [] and set(found["rendered"]) < set(asked)  # the others show no gain
-    assert TrafficVLMProcessor.from_pretrained(tmp_path / "not").taught is None
 
 
 def test_own_questions_answered_in_words_are_marked(start, tmp_path):
     options = ["--max_steps", "1", "--eval_strategy", "no", *NO_BEST]
     learn(start, tmp_path / "out", "--train_dataset", str(own_folder(tmp_path / "mine")), *options)
     assert TrafficVLMProcessor.from_pretrained(tmp_path / "out").own_questions
-    learn(tmp_path / "out", tmp_path / "more", *options)  # rendered scenes
-    assert TrafficVLMProcessor.from_pretrained(tmp_path / "more").own_questions
