@@ -1,14 +1,12 @@
 """generate(): every decoding method equals greedy decoding without a cache, and encodes an image once."""
 
 import copy
-import gc
 import re
-import weakref
 
 import pytest
 import torch
 from torch import nn
-from transformers import DynamicCache, GenerationConfig, TextStreamer
+from transformers import DynamicCache, GenerationConfig
 
 from tiny import TINY_TEXT, count_calls, pack, random_ids, random_pixels, tiny_model, tiny_text_config
 from traffic_vlm.cache_traffic_vlm import TrafficVLMCache, TrafficVLMStaticCache
@@ -80,18 +78,6 @@ def test_prompt_lookup_and_assisted_decoding_equal_greedy(model, expected):
     counts = [count_calls(one.model.vision_tower) for one in (model, narrow)]
     assert torch.equal(model.generate(**inputs, assistant_model=narrow, **NO_END), expected[:1])
     assert [len(calls) for calls in counts] == [0, 1]  # another model encodes the image itself, once
-
-
-def test_an_assistant_gets_the_image_mask(model):
-    assistant, mask, masks = tiny_model(seed=3), torch.ones(1, 256, dtype=torch.long), []
-    mask[:, 30:] = 0
-    assistant.model.text_model.register_forward_pre_hook(
-        lambda _, args, kwargs: masks.append(getattr(kwargs.get("encoded_images"), "attention_mask", None)),
-        with_kwargs=True,
-    )
-    inputs = {"pixel_values": PIXELS[:1], "encoder_attention_mask": mask, "assistant_model": assistant}
-    model.generate(IDS[:1], **inputs, **NO_END)
-    assert torch.equal(masks[0], mask)
 
 
 @pytest.mark.parametrize(
@@ -199,15 +185,6 @@ def test_a_cache_refuses_another_image(model, name):
             getattr(model, name)(input_ids=more, past_key_values=cache, **image)
 
 
-@torch.no_grad()
-def test_a_cache_of_a_decoder_alone_refuses_other_image_tokens(model, alone):
-    tokens = [model.get_image_features(pixels).pooler_output for pixels in (PIXELS, OTHER_PIXELS)]
-    cache, more = alone(IDS, encoder_hidden_states=tokens[0], use_cache=True).past_key_values, IDS.repeat(1, 2)
-    alone.generate(more, encoder_hidden_states=tokens[0], past_key_values=copy.deepcopy(cache), **NO_END)
-    with pytest.raises(ValueError, match="holds another image"):
-        alone.generate(more, encoder_hidden_states=tokens[1], past_key_values=cache, **NO_END)
-
-
 def test_a_cache_without_text_takes_another_image(model, expected):
     cache = model.generate(IDS, pixel_values=OTHER_PIXELS, return_dict_in_generate=True).past_key_values
     cache.crop(0)  # before transformers 5.15 it removes all text, then none
@@ -234,18 +211,6 @@ def test_the_image_and_its_mask_are_reordered_with_the_cache(model):
         torch.testing.assert_close(model(word[rows], past_key_values=cache).logits[:, -1], plain[rows])
 
 
-def test_an_unused_cache_is_freed_immediately(model):
-    gc.collect()
-    gc.disable()
-    try:
-        output = model(IDS, PIXELS, use_cache=True)
-        cache = weakref.ref(output.past_key_values)
-        del output
-        assert cache() is None
-    finally:
-        gc.enable()
-
-
 # --- outputs and ends ---
 
 
@@ -258,11 +223,6 @@ def test_outputs_and_scores():
     assert all(torch.isneginf(score[:, :3]).all() for score in output.scores)
     assert output.logits[0][:, 1:].isfinite().all()  # raw
     assert [output.attentions[i][0].shape for i in (0, 1)] == [(2, 4, 6, 6), (2, 4, 1, 7)]
-
-
-def test_streaming(model, expected, processor, capsys):
-    model.generate(IDS[:1], pixel_values=PIXELS[:1], streamer=TextStreamer(processor.tokenizer), **NO_END)
-    assert capsys.readouterr().out.split() == processor.tokenizer.decode(expected[0]).split()
 
 
 @pytest.mark.parametrize("sampling", [{"do_sample": False}, {"do_sample": True, "top_k": 1}, {"do_sample": True}])

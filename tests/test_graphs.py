@@ -1,16 +1,14 @@
 """Recorded passes give the answers of the model's own. On a CPU functions run again from the same buffers."""
 
 import copy
-import gc
 import pickle
-import weakref
 
 import pytest
 import torch
 
 from tiny import TINY_TEXT, TINY_TOWER, close, each_attention, pack, random_ids, random_pixels
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
-from traffic_vlm.graphs_traffic_vlm import KEPT, Graphs, Recorded
+from traffic_vlm.graphs_traffic_vlm import KEPT, Graphs
 from traffic_vlm.greedy_traffic_vlm import GreedyText
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 
@@ -189,18 +187,6 @@ def test_shapes_are_recorded_when_they_come_again_and_few_are_kept():
     assert len(recorded.graphs.passes) == KEPT
 
 
-def test_a_recorded_function_keeps_what_it_reads():
-    def plus_one():
-        one = torch.ones(3)
-        return lambda x: [x + one], weakref.ref(one)
-
-    function, one = plus_one()
-    recorded = Recorded(function, [torch.zeros(3)])
-    del function
-    gc.collect()
-    assert one() is not None and recorded(torch.full((2,), 4.0))[0].tolist() == [5.0, 5.0, 1.0]
-
-
 @each_attention
 @torch.no_grad()
 def test_recorded_functions_read_no_values(attention):
@@ -226,14 +212,6 @@ def test_gradients_copies_and_pickles_work_as_before():
     assert recorded.state_dict().keys() == plain.state_dict().keys()
     recorded.model.encode(pixels).key_values[0][0].sum().backward()
     assert recorded.model.projector.weight.grad is not None
-
-
-@torch.no_grad()
-def test_fused_on_a_cpu_nothing_is_recorded():
-    model = make()[1].fuse_for_inference()
-    for _ in range(3):
-        model.score_yes_no(pixel_values=random_pixels(1), **questions(5))
-    assert not model.graphs.passes
 
 
 @needs_cuda

@@ -14,8 +14,7 @@ from torch.utils.data import Dataset
 from transformers import TextStreamer
 
 from tiny import close, count_calls, tiny_model
-from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline, answer_notes, answer_text, yes_no_item, yes_or_no
-from traffic_vlm.question_form_traffic_vlm import question_form
+from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline, answer_notes, answer_text, yes_no_item
 
 
 CAR, WET = "Is there a car?", "Is the road wet?"
@@ -274,13 +273,6 @@ def test_threads_and_copies_answer_alike(processor, pictures):
         assert copied(pictures[0], QUESTIONS) == expected[0]
 
 
-def test_an_adapter_asks_about_its_own_encoded_images(processor, pictures):
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
-    vqa = TrafficVLMPipeline(peft.get_peft_model(tiny_model(), config).eval(), processor=processor, device="cpu")
-    assert vqa(vqa.encode(pictures[0]), CAR) == vqa(pictures[0], CAR)
-
-
 # --- options ---
 
 
@@ -296,19 +288,6 @@ def test_thresholds_decide(vqa, pictures):
     [yes] = vqa(pictures[0], CAR, thresholds=item["p_yes"])
     assert (no["answer"], yes["answer"]) == ("no", "yes") and no["p_yes"] == yes["p_yes"] == item["p_yes"]
     assert no["score"] == 1 - no["p_yes"]
-
-
-def test_a_band_marks_answers_that_are_not_sure():
-    class Band:
-        threshold = 0.7
-
-        def is_unsure(self, p):
-            return 0.6 <= p <= 0.8
-
-    answer = yes_or_no(question_form(CAR), 0.65, Band())
-    assert answer == {"answer": "no", "score": 0.35, "p_yes": 0.65, "not_sure": True}
-    answer = yes_or_no(question_form("Is there no car?"), 0.9, Band())
-    assert answer == {"answer": "no", "score": 0.9, "p_yes": pytest.approx(0.1), "not_sure": False}
 
 
 def test_margins_and_words_can_be_chosen(vqa, pictures):

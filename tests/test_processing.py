@@ -130,16 +130,6 @@ def test_one_question_per_image_needs_no_index(processor, count, text):
         assert set(out) == set(processor.model_input_names) == {"input_ids", "attention_mask", "pixel_values"}
 
 
-def test_lists_and_arrays(processor):
-    lists = processor(images=BLANK, text=[[CAR, BUS]])
-    assert [len(row) for row in lists["input_ids"]] == [6, 7]  # unpadded, as the library gives lists
-    assert lists["image_index"] == [0, 0] and lists["pixel_values"][0].shape == (3, 256, 256)
-    arrays = processor(images=BLANK, text=[[CAR, BUS]], return_tensors="np")
-    assert arrays["input_ids"].shape == (2, 7) and arrays["input_ids"].dtype == np.int64
-    packed = processor(text=[[CAR, BUS]], packed=True)  # for score_yes_no(**packed)
-    assert all(isinstance(one, torch.Tensor) for one in packed.values())
-
-
 @pytest.mark.parametrize(
     ("options", "width"),
     [
@@ -241,14 +231,6 @@ def test_pixels_are_those_of_pillow(processor):
         np.testing.assert_allclose(pixels[0].permute(1, 2, 0), expected, atol=1e-6)
         batch = np.asarray(picture)[None]
         assert torch.equal(processor(images=batch, return_tensors="pt")["pixel_values"], pixels)
-
-
-def test_the_library_gets_arrays_with_channels_last(processor, monkeypatch):
-    # With torchvision, transformers 5.17 moves the channels of a PIL image twice, and fails.
-    seen, library = [], type(processor.image_processor)
-    monkeypatch.setattr(library, "__call__", lambda self, images, **_: seen.extend(images) or {"pixel_values": 0})
-    processor(images=BLANK)
-    assert [type(picture) for picture in seen] == [np.ndarray] and seen[0].shape == (256, 256, 3)
 
 
 def test_options_of_the_image_processor(processor):
@@ -364,41 +346,27 @@ def test_removing_the_prompt_leaves_the_answer(processor):
     """As the image-text-to-text pipeline does for a left-padded batch, in which an answer may be missing."""
     prompts = processor(text=[CAR, RED], return_tensors="pt")["input_ids"]
     [red] = ids_of(processor, "red")
+    asked = processor.post_process_image_text_to_text(prompts)
     for answers, expected in (([[YES, EOS], [red, EOS]], ["yes", "red"]), ([[EOS, 0], [NO, EOS]], ["", "no"])):
-        whole = torch.cat([prompts, torch.tensor(answers)], dim=1)
-        asked = processor.post_process_image_text_to_text(prompts)
-        texts = processor.post_process_image_text_to_text(whole, skip_special_tokens=True)
+        texts = processor.post_process_image_text_to_text(torch.cat([prompts, torch.tensor(answers)], dim=1))
         assert [text.removeprefix(start) for start, text in zip(asked, texts)] == expected
-        assert processor.post_process_image_text_to_text(torch.tensor(answers)) == expected
-    for row in ([YES, EOS], torch.tensor([YES, EOS])):
-        assert processor.post_process_image_text_to_text(row) == ["yes"]
+    assert processor.post_process_image_text_to_text([YES, EOS]) == ["yes"]
 
 
-def test_the_decision_prompt_equals_the_prompt_of_the_processor():
-    decision = pytest.importorskip("transformers.decision")
-    own = TrafficVLMProcessor.from_pretrained(ROOT)  # a copy, because the library adds tokens to it
-    config = decision.DecisionConfig.from_pretrained(ROOT)
-    assert decision.label_token_ids(own.tokenizer, config.labels["noul"]) == [YES, NO]
-    asked = {"a": CAR, "b": "is it wet", "c": "Is <|mark|> [EOS] there a car?"}
-
-    def prepare(state="<image>", assets={"<image>": BLANK}, **questions):  # noqa: B006
-        return config.prepare_inputs({"state": state, "questions": questions, "assets": assets}, own)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        prompts = prepare(**{name: {"type": "noul", "instructions": text} for name, text in asked.items()})
-    for (inputs, _), text in zip(prompts, asked.values()):
-        plain = own(images=BLANK, text=text, on_unknown="ignore", return_tensors="pt")
-        assert torch.equal(inputs["input_ids"], plain["input_ids"])
-        assert torch.equal(inputs["pixel_values"], plain["pixel_values"])
-        assert inputs["marks"].tolist() == [plain["input_ids"].shape[1]]
-    for question, message in (
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
         ({"type": "choice", "instructions": CAR, "criteria": {"a": None, "b": None}}, "yes/no questions"),
         ({"type": "noul", "instructions": RED}, "visual-question-answering"),
         ({"type": "noul", "instructions": "Is there no car?"}, "does not understand"),
-    ):
-        with pytest.raises(Exception, match=message):
-            prepare(q=question)
+    ],
+)
+def test_decisions_are_yes_or_no(question, message):
+    decision = pytest.importorskip("transformers.decision")
+    config = decision.DecisionConfig.from_pretrained(ROOT)
+    own = TrafficVLMProcessor.from_pretrained(ROOT)  # a copy, because the library adds tokens to it
+    with pytest.raises(Exception, match=message):
+        config.prepare_inputs({"state": "", "questions": {"q": question}}, own)
 
 
 # --- answers ---

@@ -175,11 +175,12 @@ def test_decision_pipeline_agrees_with_the_scorer(folder):
     pipe = transformers.pipeline("decision", model=str(folder), trust_remote_code=True)
     path = str(folder / "scene.png")
     questions = {f"q{i}": {"type": "noul", "instructions": text} for i, text in enumerate(QUESTIONS)}
+    questions["q3"] = {"type": "noul", "instructions": "Is <|mark|> [EOS] there a car?"}  # control tokens are words
     answers = pipe({"state": "<image>", "questions": questions, "assets": {"<image>": path}})
-    inputs = pipe.processor(images=[path], text=[QUESTIONS], packed=True, return_tensors="pt")
+    inputs = pipe.processor(images=[path], text=[[one["instructions"] for one in questions.values()]], packed=True)
     [expected] = pipe.model.score_yes_no(**inputs)
     assert [answers[name]["noul"] for name in questions] == pytest.approx(expected.tolist(), abs=1e-5)
-    assert len(set(expected.tolist())) == 3
+    assert len(set(expected.tolist())) == 4
 
 
 # --- files ---

@@ -1,9 +1,5 @@
 """The tokenizer: ids, rewriting to words of the vocabulary, unknown words, files, saving and loading."""
 
-import copy
-import json
-import os
-import pickle
 import time
 
 import pytest
@@ -217,29 +213,3 @@ def test_build_files_script_reports_coverage(tmp_path, run_script, capsys):
     run_script("build_files.py", "--output_dir", tmp_path, "--questions", tmp_path / "questions.txt")
     printed = capsys.readouterr().out
     assert printed.count("1 questions, all words known: 100.00%") == 3  # tokenizer, our own questions, weights
-
-
-def test_files_have_no_state_and_no_paths():
-    config = json.loads((ROOT / "tokenizer_config.json").read_text())
-    assert not [value for value in config.values() if isinstance(value, str) and os.sep in value]
-    backend = json.loads((ROOT / "tokenizer.json").read_text())
-    assert backend["padding"] is None and backend["truncation"] is None
-
-
-# --- copies ---
-
-
-@pytest.mark.parametrize("clone", [copy.deepcopy, lambda tokenizer: pickle.loads(pickle.dumps(tokenizer))])
-def test_copies_behave_the_same(clone):
-    other = clone(TOKENIZER)
-    assert other(QUESTIONS[:20], padding=True) == TOKENIZER(QUESTIONS[:20], padding=True)
-    assert other.decode([2, 4, 3], skip_special_tokens=True) == "yes"
-
-
-def test_added_tokens_are_saved(tmp_path):
-    tokenizer = copy.deepcopy(TOKENIZER)
-    assert tokenizer.add_tokens(["<one>", "<two>"], special_tokens=True) == 2
-    tokenizer.save_pretrained(tmp_path)
-    ids = tokenizer.encode("a <one> car <two>")
-    assert ids[2] == 500 and ids[4] == 501
-    assert TrafficVLMTokenizer.from_pretrained(tmp_path).encode("a <one> car <two>") == ids

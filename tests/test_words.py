@@ -201,6 +201,7 @@ def test_a_run_teaches_a_new_word(start, tmp_path, capsys, monkeypatch):
     assert processor(text="a zebra?")["input_ids"] == [[2, *ids(TOKENIZER, "a"), entry, *ids(TOKENIZER, "?")]]
     taught = processor.taught["photographs"]
     assert "bus" in taught and "zebra" not in taught  # it stood in answers, not in questions
+    assert processor.own_questions  # of any kind, answered in words
     before, after = (load_file(folder / "model.safetensors")[EMBEDDINGS] for folder in (start, out))
     kin = before[TOKENIZER.convert_tokens_to_ids(kin_words("animal"))].mean(0)
     assert before.shape == after.shape
