@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 
-from tiny import TINY_TEXT, TINY_TOWER, close, each_attention, pack, random_ids, random_pixels
+from tiny import TINY_TEXT, TINY_TOWER, close, each_attention, pack, random_ids, random_pixels, stack
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.graphs_traffic_vlm import KEPT, Graphs
 from traffic_vlm.greedy_traffic_vlm import GreedyText
@@ -30,15 +30,6 @@ def make(device="cpu", text=None, **options):
 
 def questions(*lengths: int, padding: int = 0) -> dict[str, torch.Tensor]:
     return pack([random_ids(length, seed=length) for length in lengths], padding)
-
-
-def stack(*rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Packed rows of one length and different numbers of questions as one batch."""
-    most = max(row["question_ends"].shape[1] for row in rows)
-    pad = torch.nn.functional.pad
-    ends = [pad(one["question_ends"], (0, most - one["question_ends"].shape[1]), value=-1) for one in rows]
-    rows = tuple(row | {"question_ends": ends[i]} for i, row in enumerate(rows))
-    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
 
 def kinds(model) -> list[str]:
@@ -100,16 +91,6 @@ def test_greedy_text(attention, settings, device):
     for _ in range(2):
         assert torch.equal(recorded.generate(**inputs), plain.generate(**inputs))
     assert kinds(recorded).count("text") == 2  # one for each end
-
-
-@torch.no_grad()
-def test_greedy_text_ends_with_the_room_of_its_cache():
-    recorded, _ = make()
-    images = [one[0] for one in zip(*recorded.encode_images(random_pixels(1)).key_values)]
-    stacked = [torch.stack([one] * TINY_TEXT["num_hidden_layers"]) for one in images]
-    text = GreedyText(recorded.graphs, 1, 16, 16, (3,), stacked)
-    with pytest.raises(ValueError, match="16 new tokens, got 17"):
-        text.generate(17, torch.ones(1, 3 * 16 + 1, dtype=torch.long), *stacked)
 
 
 @torch.no_grad()

@@ -187,18 +187,6 @@ def test_given_position_ids_are_used(attention):
 
 @each_implementation
 @torch.no_grad()
-def test_prepared_masks_are_used_unchanged(implementation):
-    model = tiny_decoder()
-    model.set_attn_implementation(implementation)
-    ids, mask = random_ids(2, 6), torch.ones(6, 6, dtype=torch.bool).tril().expand(2, 1, 6, 6)
-    expected = model(ids).last_hidden_state
-    close(model(ids, attention_mask=mask).last_hidden_state, expected)
-    added = torch.zeros(2, 1, 6, 6).masked_fill(~mask, torch.finfo(torch.float32).min)
-    close(model(ids, attention_mask=added).last_hidden_state, expected)
-
-
-@each_implementation
-@torch.no_grad()
 def test_the_encoder_mask_hides_image_tokens_and_is_kept_in_the_cache(implementation, vision):
     decoder = tiny_decoder()
     decoder.set_attn_implementation(implementation)

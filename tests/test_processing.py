@@ -33,11 +33,10 @@ def test_every_ending_gives_the_same_prompt(processor):
     assert processor(text="[SOS] " + CAR)["input_ids"] == expected  # as chat templates write it
 
 
-@pytest.mark.parametrize("token", ["[PAD]", "[EOS]", "[SOS]", "[UNK]"])
-def test_control_tokens_in_questions_are_unknown_words(processor, token):
-    [ids] = processor(text=f"is there {token} a car", on_unknown="ignore")["input_ids"]
-    [expected] = processor(text="is there xyzzy a car", on_unknown="ignore")["input_ids"]
-    assert ids == expected
+def test_control_tokens_in_questions_are_unknown_words(processor):
+    words = ["[PAD]", "[EOS]", "[SOS]", "[UNK]", "xyzzy"]
+    rows = processor(text=[f"is there {word} a car" for word in words], on_unknown="ignore")["input_ids"]
+    assert all(row == rows[-1] for row in rows)
 
 
 @pytest.mark.parametrize(

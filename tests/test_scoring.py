@@ -12,22 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tiny import TINY_TOWER, close, count_calls, each_attention, pack, random_ids, random_pixels, tiny_model
+from tiny import TINY_TOWER, close, count_calls, each_attention, pack, random_ids, random_pixels, stack, tiny_model
 from traffic_vlm import scoring_traffic_vlm
 from traffic_vlm.checks_traffic_vlm import packed_mask
 from traffic_vlm.scoring_traffic_vlm import EncodedImages
 
 
 QUESTIONS = [random_ids(4, seed=1), random_ids(3, seed=2)]
-
-
-def stack(rows):
-    """Packed rows, each of its own length and number of questions, as one batch."""
-    most = max(row["question_ends"].shape[1] for row in rows)
-    for row in rows:
-        ends = row["question_ends"]
-        row["question_ends"] = nn.functional.pad(ends, (0, most - ends.shape[1]), value=-1)
-    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
 
 # --- P(yes) ---
@@ -58,7 +49,7 @@ def test_packed_scores_equal_those_of_questions_asked_alone(model, lengths, shif
     pixels = random_pixels(3)
     questions = [[random_ids(n, seed=10 * i + j) for j, n in enumerate(row)] for i, row in enumerate(lengths)]
     width = max(map(sum, lengths)) + left
-    batch = stack([pack(row, width - sum(map(len, row))) for row in questions])
+    batch = stack(*(pack(row, width - sum(map(len, row))) for row in questions))
     batch["segment_ids"] = batch["segment_ids"] + shift
     index = torch.tensor([2, 0, 2])[: len(lengths)]
     scores = model.score_yes_no(**batch, pixel_values=pixels, image_index=index)

@@ -162,3 +162,12 @@ def pack(questions: list[torch.Tensor], padding: int = 0) -> dict[str, torch.Ten
         "segment_ids": torch.cat([pads, *segments])[None],
         "question_ends": (torch.tensor(lengths).cumsum(0) - 1 + padding)[None],
     }
+
+
+def stack(*rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Packed rows of one length and different numbers of questions as one batch."""
+    most = max(row["question_ends"].shape[1] for row in rows)
+    pad = torch.nn.functional.pad
+    ends = [pad(one["question_ends"], (0, most - one["question_ends"].shape[1]), value=-1) for one in rows]
+    rows = tuple(row | {"question_ends": ends[i]} for i, row in enumerate(rows))
+    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
