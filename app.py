@@ -38,11 +38,11 @@ def main() -> None:
         from traffic_vlm.serving.page import build_page, launch
 
         blocks = build_page(options.load(), options.part_of_image)
-        launch(blocks)
         try:
+            launch(blocks)
             while True:
                 time.sleep(3600)
-        finally:
+        finally:  # also if it was interrupted while it started
             blocks.close()  # deletes uploads, and says that it ends
     except ModuleNotFoundError as error:
         sys.exit('the page needs gradio: pip install "traffic_vlm[demo]"' if error.name == "gradio" else str(error))
