@@ -81,9 +81,6 @@ def test_own_questions_get_defaults(tmp_path):
                 ("questions", None, "None"),
                 ("questions", "Is it night?", "'Is it night"),
                 ("answers", [None], r"\[None\]"),
-                ("answers", [3], r"\[3\]"),
-                ("answers", [True], r"\[True\]"),
-                ("answers", "yes", "'yes'"),
             ]
         ],
         ("[1]\n", ":1: is not a JSON object"),
@@ -114,7 +111,7 @@ NAMES = ["test_drive/1.png", "2.train.png", "dev/3.JPG", "evaluation.png"]
 
 
 @pytest.mark.parametrize("format", ["jsonl", "csv"])
-@pytest.mark.parametrize("name", ["own", "test", "my [1] train*"])
+@pytest.mark.parametrize("name", ["own", "my [1] test*"])
 def test_all_own_questions_are_read_whatever_the_names(tmp_path, capsys, name, format):
     text = "\r\n".join(row(f".\\{image}", ["Is it\u2028night?"]) for image in NAMES)
     folder = write_own(tmp_path / name, *NAMES, "left_out.png", text=b"\xef\xbb\xbf" + text.encode())
