@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -92,46 +91,37 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.mark.slow
-def test_a_run_killed_twice_gives_the_same_files(tmp_path):
-    """Each time it is killed before a third file gets its name."""
-    options = {"num_images": 6, "images_per_file": 1, "num_workers": 1}
+def test_a_killed_run_continues_and_gives_the_same_files(tmp_path):
+    """It is killed before a third file gets its name."""
+    options = {"num_images": 4, "images_per_file": 1, "num_workers": 1}
     kill = """
 def kill(event, arguments):
     if event == "os.rename" and str(arguments[1]).endswith(".parquet") and next(numbers) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
 sys.addaudithook(kill)
 """
-    before: dict[Path, int] = {}
-    for complete in (2, 4):
-        killed = start(tmp_path / "set", kill, **options)
-        assert "Error" not in killed.communicate(timeout=60)[1] and killed.returncode == -signal.SIGKILL
-        after = {path: path.stat().st_mtime_ns for path in (tmp_path / "set").glob("data/*.parquet")}
-        assert len(after) == complete and before.items() <= after.items()  # complete files are not written again
-        assert all(pq.read_table(path).num_rows == 1 for path in after)
-        before = after
+    killed = start(tmp_path / "set", kill, **options)
+    assert "Error" not in killed.communicate(timeout=60)[1] and killed.returncode == -signal.SIGKILL
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "set").glob("data/*.parquet")}
+    assert len(before) == 2 and all(pq.read_table(path).num_rows == 1 for path in before)
     reports = [make(tmp_path / name, **options) for name in ("set", "never_stopped")]
     assert reports[0] == reports[1] and before == {path: path.stat().st_mtime_ns for path in before}
     rows = [load(tmp_path / name).to_list() for name in ("set", "never_stopped")]
-    assert rows[0] == rows[1] and len(rows[0]) == 6
+    assert rows[0] == rows[1] and len(rows[0]) == 4
     assert not list(tmp_path.rglob("*.tmp"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("end", "started"), [("SIGTERM", 2), ("SIGINT", 3), ("SIGKILL", 3)], ids=["SIGTERM", "SIGINT", "SIGKILL"]
-)
-def test_workers_end_with_a_run_that_is_stopped_while_it_starts_them(tmp_path, end, started):
-    """The signal arrives as soon as a worker is forked: `started` of two, and of one that connects them."""
-    stop = f"next(numbers) == {started} and signal.raise_signal(signal.{end})"
+def test_workers_end_with_a_run_that_is_stopped_while_it_starts_them(tmp_path):
+    """The signal arrives as soon as the second worker is forked."""
+    stop = "next(numbers) == 3 and signal.raise_signal(signal.SIGINT)"
     process = start(tmp_path / "set", f"os.register_at_fork(after_in_parent=lambda: {stop})")
     try:
         said = process.communicate(timeout=60)[1]  # until the last process ends: workers inherit the pipes
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    number = getattr(signal, end)
-    is_told = "stopped; the same command continues this run" in said
-    assert (process.returncode, is_told) == ((-number, False) if end == "SIGKILL" else (128 + number, True)), said
+    assert process.returncode == 130 and "stopped; the same command continues this run" in said
 
 
 def test_sources_are_mixed_and_problems_are_counted(tmp_path):
@@ -210,17 +200,6 @@ def test_a_folder_alone_is_read_by_the_names_of_its_classes(tmp_path, capsys, fo
     assert make(tmp_path / "second", source=[f"{draft}={folder}"], split="val", num_images=None)["images"] == 2
 
 
-def test_a_draft_is_never_replaced(tmp_path):
-    folder, draft = tmp_path / "a/mine", tmp_path / "out_mine.json"
-    for path in (folder, tmp_path / "b/mine"):
-        write_unmapped(path, "yolo")
-        assert "mine is read as yolo" in draft_mapping(path, draft)  # the same draft
-    data = folder / "data.yaml"
-    data.write_text(data.read_text().replace("forklift", "van"))
-    with pytest.raises(DataError, match=r"out_mine.json differs from the draft .* the folder has changed"):
-        draft_mapping(folder, draft)
-
-
 def test_folders_of_a_data_yaml_are_inside_of_its_folder(tmp_path):
     folder = tmp_path / "mine"
     write_unmapped(folder, "yolo")  # with train: ../images/train
@@ -235,48 +214,12 @@ def test_folders_of_a_data_yaml_are_inside_of_its_folder(tmp_path):
         draft_mapping(folder, tmp_path / "new.json")
 
 
-def test_drafted_coco_ids_are_compared_as_numbers(tmp_path):
-    write_unmapped(tmp_path / "mine", "coco")
-    for path in tmp_path.glob("mine/annotations/instances_*.json"):
-        path.write_text(re.sub(r'"category_id": (\d)', r'"category_id": \1.0', path.read_text()))
-    draft_mapping(tmp_path / "mine", tmp_path / "draft.json")
-    assert set(load_mapping(tmp_path / "draft.json").classes) == {"car", "motor bike"}
-
-
-@pytest.mark.parametrize(
-    ("format", "name"),
-    [("yolo", "data.yaml"), ("coco", "annotations/instances_val2017.json"), ("voc", "Annotations/1.xml")],
-)
-def test_nothing_is_drafted_from_a_link_out_of_the_folder(tmp_path, format, name):
-    write_unmapped(tmp_path / "mine", format)
-    (tmp_path / "mine" / name).symlink_to((tmp_path / "mine" / name).rename(tmp_path / "outside"))
-    with pytest.raises(DataError, match=f"{name} leads to {tmp_path}/outside, which is outside of"):
+def test_nothing_is_drafted_from_a_link_out_of_the_folder(tmp_path):
+    write_unmapped(tmp_path / "mine", "yolo")
+    (tmp_path / "mine/data.yaml").symlink_to((tmp_path / "mine/data.yaml").rename(tmp_path / "outside"))
+    with pytest.raises(DataError, match=f"data.yaml leads to {tmp_path}/outside, which is outside of"):
         draft_mapping(tmp_path / "mine", tmp_path / "draft.json")
     assert not (tmp_path / "draft.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({}, "has none of a data.yaml with image folders, COCO JSON files or Pascal VOC XML files"),
-        ({"data.yaml": "names: [car]\ntrain: nowhere"}, "data.yaml: train, val and test are no folders"),
-        ({"data.yaml": "- car"}, "data.yaml: class names cannot be read: it has none"),
-        (
-            {"data.yaml": "names: [forklift]\ntrain: ."},
-            r"none of its classes \(forklift\) .* 'classes' of .*out_mine.json, and",
-        ),
-        ({"Annotations/1.xml": "<annotation/>"}, "has none of its 1 images"),
-        (
-            {"a/1.xml": "<annotation/>", "a/1.png": "", "b/1.xml": "<annotation/>", "b/1.png": ""},
-            "a and .*/b both have the split train",
-        ),
-    ],
-    ids=["empty", "no image folder", "no names", "no known class", "no image", "two folders of a split"],
-)
-def test_a_folder_that_cannot_be_read_says_why(tmp_path, files, message):
-    write_texts(tmp_path / "mine", files)
-    with pytest.raises(DataError, match=message):
-        make(tmp_path / "out", source=[str(tmp_path / "mine")])
 
 
 def test_each_source_and_split_has_its_own_images(tmp_path):
@@ -304,19 +247,19 @@ def test_a_folder_with_something_else_is_left_alone(synthetic, tmp_path, run_scr
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"README.md": "mine", "file": "mine"}
 
 
-@pytest.mark.parametrize("content", ["", "{", "3"])
-def test_damaged_files_of_a_run_are_named(synthetic, tmp_path, content):
+def test_damaged_files_of_a_run_are_named(synthetic, tmp_path):
     folder = shutil.copytree(synthetic, tmp_path / "set")
     path = folder / "data" / "train-00001.parquet"
-    for damaged in (skipped_path(path), path):
+    for damaged, message in (
+        (skipped_path(path), f"is damaged .*; delete {path} and run"),
+        (path, f"is damaged .*; delete {path} and run"),
+        (folder / ".options.json", f"is damaged .*, or delete {folder} to start over"),
+    ):
         complete = damaged.read_bytes()
-        damaged.write_text(content)
-        with pytest.raises(DataError, match=rf"{damaged}.* is damaged .*; delete {path} and run"):
+        damaged.write_text("{")
+        with pytest.raises(DataError, match=rf"{damaged}.* {message}"):
             make(folder)
         damaged.write_bytes(complete)
-    (folder / ".options.json").write_text(content)
-    with pytest.raises(DataError, match=rf"options\.json is damaged .*, or delete {folder} to start over"):
-        make(folder)
 
 
 def test_rows_do_not_depend_on_the_number_of_processes(tmp_path, monkeypatch):
@@ -327,19 +270,11 @@ def test_rows_do_not_depend_on_the_number_of_processes(tmp_path, monkeypatch):
     assert rows[0] == rows[1] and len(rows[0]) == 24
 
 
-@pytest.mark.parametrize("changed", ["annotation", "image", "list"])
-def test_a_source_that_has_changed_is_noticed(tmp_path, changed):
+def test_a_source_that_has_changed_is_noticed(tmp_path):
     source = coco(tmp_path / "mine")
     make(tmp_path / "set", source=[source])
     path = tmp_path / "mine" / "train.json"
-    annotations = json.loads(path.read_text())
-    if changed == "image":
-        Image.new("RGB", (80, 60)).save(tmp_path / "mine" / "train" / "2.png")
-    elif changed == "annotation":
-        annotations["annotations"][1]["bbox"][0] += 1
-    else:
-        annotations["images"].pop()
-    path.write_text(json.dumps(annotations))
+    path.write_text(path.read_text().replace("[25, 20, 30, 30]", "[26, 20, 30, 30]"))
     with pytest.raises(DataError, match=r"images of .*mine: .* before, .* now.*choose another folder, or delete"):
         make(tmp_path / "set", source=[source])
 
@@ -373,7 +308,7 @@ def test_settled_questions_have_as_many_yes_as_no_for_each_kind_and_class():
         return yes_minus_no((tuple(getattr(one, name) for name in names), one.answer) for one in questions)
 
     rng, balancer = random.Random(0), Balancer()
-    asked = [ask(GroundTruth(render(seed)[1]), rng, 16, balancer) for seed in range(60)]
+    asked = [ask(GroundTruth(render(seed)[1]), rng, 16, balancer) for seed in range(30)]
     settled, kind = rebalance(asked), ("question_type", "category")
     assert all(set(kept) <= set(questions) for kept, questions in zip(settled, asked))
     assert any(leads(asked, *kind).values()) and not any(leads(settled, *kind).values())
@@ -383,23 +318,14 @@ def test_settled_questions_have_as_many_yes_as_no_for_each_kind_and_class():
     assert all(0 <= after[question_id] / (before[question_id] or 1) <= 1 for question_id in before)
 
 
-def test_several_files_together_are_balanced(tmp_path):
-    """But for 1 % of the questions: the only question of an image is kept."""
-    report = make(tmp_path, num_images=120, images_per_file=40, num_workers=2)
-    rows = load(tmp_path).select_columns(["question_types", "categories", "answers"])
-    leads = yes_minus_no(((kind, category), answer) for row in rows for kind, category, answer in zip(*row.values()))
-    assert len(rows) == 120 and sum(map(abs, leads.values())) <= 0.01 * report["questions"].total()
-    assert {question_type for question_type, _ in leads} > {"presence", "place", "count", "color", "relation"}
-
-
 def test_without_balance_yes_is_as_frequent_as_in_the_images(tmp_path):
     true = defaultdict(list)
-    for seed in range(20):
+    for seed in range(8):
         for one in enumerate_questions(GroundTruth(render(seed)[1])):
             if one.question_type == "presence":
                 true[f"presence/{one.category}"].append(one.answer == "yes")
     natural = {name: pytest.approx(sum(found) / len(found), abs=1e-3) for name, found in true.items()}
-    options = {"num_images": 20, "questions_per_image": 1000}  # so many are all that there are
+    options = {"num_images": 8, "questions_per_image": 1000}  # so many are all that there are
     balanced, asked_all = (make(tmp_path / str(on), balance=on, **options)["yes_rates"] for on in (True, False))
     assert {name: rate for name, rate in asked_all.items() if name.startswith("presence")} == natural
     assert {balanced[name] for name in natural if name in balanced} == {0.5}
@@ -421,8 +347,7 @@ def test_scene_labels_add_what_boxes_do_not_tell(tmp_path):
     path.write_text("\n".join(map(json.dumps, entries)))
     report = make(tmp_path / "out", source=[source], scene_labels=tmp_path / "labels")
     assert report["skipped"]["image without scene labels"] == 1 and report["images"] == 3
-    rows = load(tmp_path / "out")
-    scene = Scene.from_json(rows[0]["scene"])
+    scene = Scene.from_json(load(tmp_path / "out")[0]["scene"])
     assert scene.scene_attributes == {
         **{"weather": "rainy", "time of day": "day", "view": "other"},
         **{"road surface": "wet", "traffic density": "busy", "road type": "parking area"},
@@ -430,9 +355,6 @@ def test_scene_labels_add_what_boxes_do_not_tell(tmp_path):
     presence = {"truck": True, "train": False, "road construction": False}
     assert scene.presence.items() >= presence.items()
     assert not {"car", "vehicle", "bus"} & scene.presence.keys()  # boxed, of a boxed class, and unsure
-    crop = scene.cropped(0, 0, 40, 30)
-    assert crop.presence == {}  # also of what is absent, or "cropped" would mean "no"
-    assert crop.scene_attributes.keys() == scene.scene_attributes.keys() - {"view", "traffic density"}
     with pytest.raises(DataError, match=r"labels/other.jsonl does not exist; --scene_labels needs a file"):
         shutil.copytree(tmp_path / "mine", tmp_path / "other")
         make(tmp_path / "next", source=[source[:-4] + "other"], scene_labels=tmp_path / "labels")
