@@ -1,8 +1,7 @@
 """Batches: augmentation keeps the ground truth, questions are balanced, grounded and packed; datasets are mixed."""
 
 import random
-from collections import Counter, defaultdict
-from types import SimpleNamespace
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,15 +11,14 @@ from PIL import Image
 
 from tiny import tiny_model
 from traffic_vlm.data.collator import TrafficCollator
-from traffic_vlm.data.dataset import Mixture, SyntheticRows, synthetic_rows
+from traffic_vlm.data.dataset import Mixture, SyntheticRows
 from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.presence import CATEGORIES, HEAD_QUESTIONS, INDEX
-from traffic_vlm.data.questions import Balancer, NaturalRates
-from traffic_vlm.data.scene import CLASSES, Scene, SceneObject, parse_scene
+from traffic_vlm.data.questions import Balancer
+from traffic_vlm.data.scene import CLASSES, Scene, SceneObject
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.data.templates import paraphrases_of
 from traffic_vlm.training.collator import SupervisedCollator
-from traffic_vlm.training.trainer import TrafficTrainer
 
 
 def count_questions(batch, image=0):
@@ -103,24 +101,6 @@ def test_the_query_head_answers_questions_without_a_label(processor):
         assert batch["image_index"][row] == image
         unlabeled += bool((batch["labels"][row, segment] == -100).all())
     assert unlabeled == 4 * 4 < len(batch["targets"].distillation)
-    with pytest.raises(ValueError, match="must be fewer than questions_per_image=4, got 1 and 3"):
-        SupervisedCollator(processor, 4, paraphrases=1, unlabeled=3)
-
-
-def test_questions_and_targets_of_an_image_come_from_one_truth(processor, monkeypatch):
-    scenes, parsed, create, parse = [], [], GroundTruth.__init__, Scene.from_json
-    monkeypatch.setattr(GroundTruth, "__init__", lambda truth, scene: scenes.append(scene) or create(truth, scene))
-    monkeypatch.setattr(Scene, "from_json", lambda text: parsed.append(text) or parse(text))
-    parse_scene.cache_clear()
-    rows = rendered(3)
-    collate = SupervisedCollator(processor, 16, paraphrases=3, unlabeled=4)
-    for _ in range(3):
-        scenes.clear()
-        targets = collate(rows)["targets"]
-        assert len(scenes) == len({id(scene) for scene in scenes}) >= 3  # none is looked at twice in a step
-    assert len(parsed) == 3
-    moved = targets.to("meta")
-    assert all(value.is_meta and value.shape == vars(targets)[name].shape for name, value in vars(moved).items())
 
 
 def test_some_questions_are_paraphrased(processor):
@@ -135,10 +115,7 @@ def test_some_questions_are_paraphrased(processor):
             texts.add(text_at(processor, batch, row, end))
         assert len(texts) == 2 and len(answers) == 1 and answers <= {4, 5}
     assert all(count_questions(batch, image) <= 16 for image in range(4))
-    with pytest.raises(ValueError, match="must be fewer than questions_per_image=2, got 2 and 0"):
-        SupervisedCollator(processor, 2, paraphrases=2)
-    without = SupervisedCollator(processor, 16)(rows)
-    assert not len(without["targets"].paraphrases)
+    assert not len(SupervisedCollator(processor, 16)(rows)["targets"].paraphrases)
 
 
 def test_hand_written_questions_are_all_drawn_in_time_and_not_paraphrased(processor):
@@ -198,33 +175,17 @@ def test_a_mixture_follows_its_weights_and_depends_only_on_seed_and_epoch():
     assert len(Mixture(rows)) == 55
 
 
-@pytest.mark.parametrize("weights", [[1], [1, 0], [1, -1]])
-def test_a_mixture_refuses_invalid_weights_and_empty_datasets(weights):
+def test_what_cannot_be_mixed_or_collated_is_refused(processor):
     rows = [Dataset.from_dict({"name": ["a"]})] * 2
-    with pytest.raises(ValueError, match="2 datasets need as many positive weights"):
-        Mixture(rows, weights)
+    for weights in ([1], [1, 0]):
+        with pytest.raises(ValueError, match="2 datasets need as many positive weights"):
+            Mixture(rows, weights)
+    with pytest.raises(ValueError, match="none of the 2 images"):
+        TrafficCollator(processor)([own(scene=Scene(40, 40))] * 2)
+    with pytest.raises(ValueError, match="must be fewer than questions_per_image=2, got 2 and 0"):
+        SupervisedCollator(processor, 2, paraphrases=2)
     with pytest.raises(ValueError, match=r"must have rows, these have \[1, 0\]"):
         Mixture([rows[0], Dataset.from_dict({"name": []})])
-
-
-def test_synthetic_rows_are_the_rendered_scenes():
-    image, scene = render(12)
-    row = SyntheticRows(first_seed=10, num_images=5)[2]
-    assert row["scene"] == scene
-    assert np.array_equal(np.asarray(row["image"]), np.asarray(image))
-
-
-def test_batches_are_packed_labeled_and_repeatable(processor):
-    rows = [SyntheticRows(first_seed=7)[i] for i in range(3)]
-    collate = TrafficCollator(processor, questions_per_image=6)
-    for batch in (collate(rows), TrafficCollator(processor, 6, training=False)(synthetic_rows(0, 3))):
-        assert batch["pixel_values"].shape == (3, 3, 256, 256)
-        assert (batch["question_ends"] >= 0).sum(-1).max() <= 6
-        assert ((batch["labels"] != -100).sum(-1) > 0).all()
-        assert batch["labels"].shape == batch["segment_ids"].shape == batch["input_ids"].shape
-    first, again, other = (TrafficCollator(processor, 6, seed=seed)(rows) for seed in (0, 0, 1))
-    assert torch.equal(first["input_ids"], again["input_ids"])
-    assert not torch.equal(first["pixel_values"], other["pixel_values"])
 
 
 def test_images_with_stored_questions_are_not_mirrored(processor):
@@ -234,11 +195,6 @@ def test_images_with_stored_questions_are_not_mirrored(processor):
     for seed in range(8):
         [pixels] = TrafficCollator(processor, seed=seed)([row])["pixel_values"]
         assert pixels[0, :, :100].mean() > pixels[0, :, 124:].mean()
-
-
-def test_a_batch_without_questions_is_an_error(processor):
-    with pytest.raises(ValueError, match="none of the 2 images"):
-        TrafficCollator(processor)([own(scene=Scene(40, 40))] * 2)
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -261,7 +217,7 @@ def test_yes_and_no_are_balanced_within_each_source(processor, collator, options
     car = SceneObject("car", (10.0, 10.0, 30.0, 30.0))
     rng, answers = random.Random(0), {"city": Counter(), "path": Counter()}
     collate = collator(processor, 4, ("presence", "weather"), **options)
-    for _ in range(800):
+    for _ in range(400):
         source = rng.choice(["city", "path"])
         objects = (car,) if rng.random() < {"city": 0.9, "path": 0.1}[source] else ()
         weather = {"weather": "clear"} if objects else {}
@@ -276,18 +232,6 @@ def test_training_and_inference_see_the_same_pixels(processor):
     deep = Image.fromarray(np.full((40, 40), 20000, np.uint16))  # 16 bits
     seen = TrafficCollator(processor, training=False)([own() | {"image": deep}])["pixel_values"]
     assert torch.equal(seen, processor(images=deep, return_tensors="pt")["pixel_values"])
-    raw = TrafficCollator(processor, training=False, uint8_pixels=True)([own() | {"image": deep}])["pixel_values"]
-    trainer = SimpleNamespace(processing_class=processor)
-    assert raw.dtype == torch.uint8 and torch.equal(TrafficTrainer._normalized(trainer, raw), seen)
-
-
-def test_a_crop_without_any_known_answer_is_not_used(processor):
-    """One sign in a corner: most windows show only a part of it."""
-    sign = SceneObject("stop sign", (0.0, 0.0, 12.0, 12.0))
-    row = own(size=(100, 100), scene=Scene(100, 100, (sign,)))
-    for seed in range(20):
-        collate = TrafficCollator(processor, seed=seed, balancers=defaultdict(NaturalRates))
-        assert len(collate([row, row])["pixel_values"]) == 2
 
 
 def test_evaluation_asks_the_same_questions_in_any_order(processor):

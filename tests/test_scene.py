@@ -1,15 +1,11 @@
 """Scenes: mirroring, cropping and JSON keep them consistent, and invalid fields are refused."""
 
-import re
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiny import ROOT
-from traffic_vlm.data.scene import CLASSES, Scene, SceneObject, is_a, read_classes
-from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer
+from traffic_vlm.data.scene import Scene, SceneObject, read_classes
 
 
 def grid(mask: np.ndarray) -> tuple[tuple[float, ...], ...]:
@@ -63,12 +59,6 @@ def test_a_road_to_the_left_turns_right_in_the_mirror_and_may_be_cut_off():
     assert scene.cropped(0, 0, 90, 100).scene_attributes == {"weather": "clear"}
 
 
-def test_without_removes_attributes():
-    unknown = example().without("color", "weather")
-    assert unknown.scene_attributes == unknown.attributed == unknown.objects[0].attributes == {}
-    assert example().without("value", "view") == example()
-
-
 def test_cropping_makes_attributes_that_may_be_cut_off_unknown():
     light = SceneObject("traffic light", (20.0, 0.0, 30.0, 30.0), attributes={"state": "red"})
     sign = SceneObject("speed limit sign", (40.0, 50.0, 60.0, 70.0), attributes={"value": "50"})
@@ -116,14 +106,9 @@ def test_patches_of_a_window_are_the_coverage_of_its_mask(corner, size):
     [
         (lambda: SceneObject("zeppelin", (0, 0, 1, 1)), "unknown class 'zeppelin'"),
         (lambda: SceneObject("car", (5, 0, 5, 1)), r"'car' must have left < right .*\(5, 0, 5, 1\)"),
-        (lambda: SceneObject("car", (0, 3, 5, 3)), r"top < bottom, got \(0, 3, 5, 3\)"),
         (lambda: SceneObject("car", (0, 0, 1, 1), attributes={"color": "loud"}), "color='loud' of 'car' is unknown"),
         (lambda: Scene(0, 10), "0 × 10"),
-        (lambda: Scene(10, 0), "10 × 0"),
-        *[
-            (lambda box=box: Scene(10, 10, (SceneObject("car", box),)), rf"{re.escape(str(box))} .* leaves its image")
-            for box in [(-1, 0, 5, 5), (0, -1, 5, 5), (0, 0, 11, 5), (0, 0, 5, 11)]
-        ],
+        (lambda: Scene(10, 10, (SceneObject("car", (0, 0, 11, 5)),)), r"\(0, 0, 11, 5\) .* leaves its image"),
         (lambda: Scene(10, 10, scene_attributes={"weather": "hot"}), "weather='hot' is unknown"),
         (lambda: Scene(10, 10, exhaustive=frozenset({"ufo"})), r"exhaustive classes \['ufo'\]"),
         (lambda: Scene(10, 10, presence={"ufo": True}), r"presence of unknown classes \['ufo'\]"),
@@ -136,12 +121,3 @@ def test_patches_of_a_window_are_the_coverage_of_its_mask(corner, size):
 def test_invalid_fields_are_refused(make, named):
     with pytest.raises(ValueError, match=named):
         make()
-
-
-def test_classes_are_words_of_the_vocabulary():
-    tokenizer = TrafficVLMTokenizer.from_pretrained(ROOT)
-    for singular, plural, wider in CLASSES.values():
-        assert tokenizer.unknown_words([singular, plural]) == []
-        assert wider is None or wider in CLASSES
-    assert is_a("car", "vehicle") and is_a("car", "car")
-    assert not is_a("vehicle", "car")

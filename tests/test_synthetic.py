@@ -17,10 +17,10 @@ from traffic_vlm.data.synthetic.figures import make_pedestrian
 from traffic_vlm.data.synthetic.labels import EXHAUSTIVE, describe_road
 from traffic_vlm.data.synthetic.light import Light
 from traffic_vlm.data.synthetic.mesh import Builder
-from traffic_vlm.data.synthetic.plan import CROSSWALK, STRIPES, Patch, Plan, Thing
+from traffic_vlm.data.synthetic.plan import Plan, Thing
 from traffic_vlm.data.synthetic.road import Road
 from traffic_vlm.data.synthetic.roadside import make_sign, make_traffic_light
-from traffic_vlm.data.synthetic.shapes import Reader, make_mesh
+from traffic_vlm.data.synthetic.shapes import make_mesh
 from traffic_vlm.data.synthetic.vehicles import make_vehicle, visible_from
 
 
@@ -81,21 +81,6 @@ def test_every_shape_of_the_files_can_be_built(group):
             assert low[:, 0] == pytest.approx(-high[:, 0]), f"{name} leans to one side"
 
 
-def test_parts_are_mirrored_repeated_and_chosen_by_pose_and_tag():
-    hand = [["plate", "skin", [1, 2], [0, {"pose": [1, 3]}]]]
-    both = {"with": "gloves", "mirrored": True, "parts": hand}
-    pile = {"without": "gloves", "repeated": 2, "step": [0, 5, 0], "parts": hand}
-    for tags, pose, low, high in (
-        ({"gloves"}, 0, (-2, 0), (2, 1)),
-        (set(), 0, (1, 0), (2, 6)),
-        (set(), 1, (1, 0), (2, 8)),
-    ):
-        mesh = Reader({"parts": [both, pile]}, tags, pose, "").mesh
-        assert (mesh.low[:2], mesh.high[:2], len(mesh.starts)) == (low, high, 2)
-    with pytest.raises(ValueError, match="'plat' is not a kind of part"):
-        Reader({"parts": [["plat"]]}, set(), 0, "")
-
-
 # Annotations
 
 
@@ -105,14 +90,6 @@ def test_a_seed_gives_one_image_and_scene():
     assert pairs[0][1] == pairs[1][1] != pairs[2][1]
     with pytest.raises(ValueError, match="size must be at least 16 pixels, got 8"):
         render(0, 8)
-
-
-def test_a_larger_image_shows_the_same_scene():
-    small, large = render(5)[1], render(5, 448)[1]
-    assert large.width == 448 and large.scene_attributes == small.scene_attributes
-    for item in (item for item in small.objects if item.is_instance and item.size > 100):
-        twins = [other for other in large.objects if other.category == item.category]
-        assert any(np.allclose(np.array(twin.box) / 2, item.box, atol=3) for twin in twins)
 
 
 def test_annotations_are_consistent(scenes):
@@ -236,7 +213,6 @@ def test_the_back_of_a_vehicle_shows_brake_lights_unless_lit_tail_lights_hide_th
     [
         ({}, "2", "straight"),
         ({"bend": 0.01}, "2", "right"),
-        ({"bend": -0.01}, "2", "left"),
         ({"bend": 0.002}, "2", None),
         ({"junction": (30.0, 4.0)}, "2", None),
         ({"left": -40.0}, None, "straight"),  # a part is out of view
@@ -259,26 +235,12 @@ def test_sun_casts_shadows_night_is_darker_and_fog_hides_more_with_distance():
     assert contrast[0] > contrast[1] > contrast[2]
 
 
-@pytest.mark.parametrize(("color", "known"), [("red", True), ("blue", True), ("gray", False), ("white", False)])
+@pytest.mark.parametrize(("color", "known"), [("red", True), ("gray", False)])
 def test_fog_makes_colors_unknown_first_those_without_a_hue(color, known):
     near, far = instances(plain(car(7, 0.0, color=color), car(45, 12.0, color=color), light=FOG))
     assert near.visible == 1.0 and not far.attributes and far.visible < 0.3
     [middle] = instances(plain(car(12, 1.5, color=color), light=replace(FOG, haze=0.035)))
     assert middle.visible > 0.7 and middle.attributes == ({"color": color} if known else {})
-
-
-@pytest.mark.parametrize(
-    ("z", "road", "haze", "clear"),
-    [(8, 100, 0.0, True), (8, 222, 0.0, False), (20, 100, 0.12, False), (30, 100, 0.0, False)],
-    ids=["clear", "white on snow", "fog", "less than 4 pixels high"],
-)
-def test_a_faint_or_flat_crosswalk_is_hardly_visible(z, road, haze, clear):
-    plan = plain(light=replace(NOON, haze=haze))
-    stripes = [plan.road.quad(x, x + 0.5, z - 1.5, z + 1.5) for x in range(-3, 3)]
-    area = Patch([plan.road.quad(-3, 3, z - 1.5, z + 1.5)], (road, road, road), CROSSWALK)
-    plan.patches = [area, Patch(stripes, (232, 232, 226), STRIPES)]
-    [item] = instances(plan)
-    assert item.visible == 1.0 if clear else item.visible < 0.3
 
 
 # Lights and signs
@@ -343,8 +305,3 @@ def test_every_class_and_value_appears_in_a_fair_share_of_the_scenes(scenes):
     for name in ("color", "state", "weather", "time of day"):
         values = shares[name].values()
         assert max(values) < 8 * min(values), name
-
-
-def test_scenes_range_from_empty_to_crowded(scenes):
-    vehicles = [sum(item.visible >= 0.3 for item in scene.of("vehicle")) for _, scene in scenes]
-    assert vehicles.count(0) > 8 and sum(count >= 8 for count in vehicles) > 8
