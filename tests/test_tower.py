@@ -3,10 +3,6 @@
 import io
 import json
 import re
-import runpy
-import subprocess
-import sys
-from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -17,25 +13,22 @@ import torch
 from PIL import Image
 from transformers import TrainerCallback, TrainingArguments
 
-from tiny import ROOT, TINY_TOWER
+from tiny import ROOT, TINY_TOWER, load_script
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
 from traffic_vlm.data.dataset import DatasetOptions, Mixture, make_dataset
 from traffic_vlm.data.formats import Problems
 from traffic_vlm.data.ground_truth import GroundTruth
-from traffic_vlm.data.grounding import object_patches
-from traffic_vlm.data.presence import CATEGORIES, HEAD_QUESTIONS, INDEX, REGIONS, patch_targets, region_targets
+from traffic_vlm.data.presence import CATEGORIES, HEAD_QUESTIONS, INDEX, REGIONS, region_targets
 from traffic_vlm.data.scene import Scene, SceneObject
-from traffic_vlm.data.scene_labels import SCENE_VALUES, SEEN, read_scene_labels, with_scene_labels
+from traffic_vlm.data.scene_labels import SCENE_VALUES, read_scene_labels, with_scene_labels
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.evaluation.metrics import auc, balanced_accuracy
 from traffic_vlm.files import DataError
 from traffic_vlm.training.auxiliary.head import (
-    AuxiliaryHead,
     BalancedLoss,
     PresenceLoss,
     QueryHead,
     load_training_head,
-    region_weights,
 )
 from traffic_vlm.training.frames import TowerImages, collate, fact_targets, find_facts, load_frames, pixels_of
 from traffic_vlm.training.resume import last_checkpoint
@@ -78,21 +71,6 @@ def labels_of(tmp_path, **fields):
     return next(read_scene_labels(path, Problems(strict=True)))[1]
 
 
-@pytest.mark.parametrize(("capability", "is_bfloat16"), [("AVX2", False), ("AVX512", True)])
-def test_bfloat16_is_used_where_it_is_fast(monkeypatch, capability, is_bfloat16):
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    used = []
-
-    def tower(pixels):
-        used.append(torch.is_autocast_enabled("cpu"))
-        return SimpleNamespace(last_hidden_state=pixels)
-
-    TowerModel.logits(
-        SimpleNamespace(tower=tower, head=lambda tokens, grid: grid, facts=len), torch.zeros(1, 32, 32, 3)
-    )
-    assert used == [is_bfloat16]
-
-
 # Targets
 
 
@@ -110,41 +88,22 @@ BOTH = cars(CAR, (210, 100, 240, 160))
         (cars(CAR), "vehicle", {}, [1, 1, -1, -1]),  # there may be others
         (cars(), "person", {}, [-1] * 4),
         (cars((10, 100, 15, 160)), "car", {}, [-1, -1, 0, 0]),  # tiny: 5 of 300 pixels are 3.7 of 224
-        (cars((10, 100, 30, 160)), "car", {}, [1, 1, 0, 0]),
         (cars(CAR, visible=0.2), "car", {}, [-1, -1, 0, 0]),  # hidden
         (BOTH, "car", {"window": (150, 0, 300, 300)}, [1, 0, 1, 0]),
-        (BOTH, "car", {"window": (48, 0, 180, 300)}, [-1, -1, 0, 0]),  # a quarter of it is visible
         (cars(CAR), "car", {"mirrored": True}, [1, 0, 0, 1]),
-        (mask({0}), "sky", {}, [1, 1, 0, 0]),
         (mask({0}), "sky", {"mirrored": True}, [1, 0, 0, 1]),
-        (mask({0}), "sky", {"window": (70, 0, 140, 140)}, [0] * 4),
         (mask({13}, 0.01), "sky", {}, [-1, 0, 0, -1]),  # too small an area
-        (mask({0}, visible=0.0), "sky", {}, [-1, -1, 0, 0]),
-        (mask({0}, category="pedestrian"), "pedestrian", {}, [1, 1, 0, 0]),
         (mask({0}, category="pedestrian"), "person", {}, [1, 1, 0, 0]),  # its superclass
         (mask({0}, category="pedestrian"), "rider", {}, [0] * 4),
         (RED_LIGHT, "red light", {}, [1, 1, 0, 0]),
-        (RED_LIGHT, "green light", {}, [0] * 4),
         (RED_LIGHT, "yellow light", {}, [-1] * 4),  # some sources do not label yellow lights
         (RED_LIGHT, "red light", {"window": (0, 60, 300, 300)}, [-1] * 4),  # the color of a cut light
-        (LIMIT, "speed limit 50", {}, [1, 1, 0, 0]),
         (LIMIT, "speed limit 30", {}, [0] * 4),
         (LIMIT, "speed limit 50", {"mirrored": True}, [-1] * 4),
     ],
 )
 def test_targets_follow_boxes_masks_window_and_mirroring(scene, category, change, expected):
     assert region_of(scene, category, **change) == expected
-
-
-def test_patches_follow_window_and_mirroring():
-    def patches(scene, category):
-        return patch_targets(scene, object_patches(scene, (4, 4)))[INDEX[category]]
-
-    scene = cars((0, 0, 75, 75))
-    assert patches(scene, "car")[0].tolist() == [1, 0, 0, 0] and not patches(scene, "car")[1:].any()
-    assert patches(scene.flipped(), "car")[0].tolist() == [0, 0, 0, 1]
-    assert (patches(scene.cropped(0, 0, 75, 75), "car") == 1).all()
-    assert (patches(scene, "person") == -1).all()
 
 
 def test_scene_labels_hold_for_the_whole_image_and_some_of_them_for_crops(tmp_path):
@@ -161,11 +120,8 @@ def test_scene_labels_hold_for_the_whole_image_and_some_of_them_for_crops(tmp_pa
     tiny = Scene(256, 256, (SceneObject("traffic light", (100, 20, 103, 24)),))
     assert region_of(tiny, "traffic light", labels_of(tmp_path))[0] == -1  # not seen, but there may be one
     assert region_of(scene, "road: wet", seen)[0] == -1 and region_of(scene, "time_of_day: day", seen)[0] == -1
-
-
-def test_views_that_scenes_do_not_tell_apart_are_unknown(tmp_path):
-    seen = labels_of(tmp_path, view="roadside")
-    assert [region_of(cars(), f"view: {name}", seen)[0] for name in ("driver", "camera", "roadside")] == [0, 0, -1]
+    roadside = labels_of(tmp_path, view="roadside")  # which scenes do not tell apart from some others
+    assert [region_of(scene, f"view: {name}", roadside)[0] for name in ("driver", "camera", "roadside")] == [0, 0, -1]
 
 
 @pytest.mark.parametrize("change", [lambda scene: scene, Scene.flipped, lambda scene: scene.cropped(20, 10, 200, 224)])
@@ -235,12 +191,10 @@ def frames(data):
     return load_frames(data / "train")
 
 
-def test_frames_are_shrunk_once_and_need_scenes(data, frames, tmp_path, monkeypatch):
+def test_frames_show_the_images(frames, data):
     assert len(frames) == 30 and frames.unique("source") == ["highway"]
     expected = np.asarray(Image.open(io.BytesIO(pq.read_table(data / "train/data").to_pylist()[7]["image"]["bytes"])))
     np.testing.assert_allclose(cv2.resize(pixels_of(frames[7]), (96, 96)), expected, atol=40)
-    monkeypatch.setattr("traffic_vlm.training.frames.resize", None)  # in another run they are not shrunk again
-    assert load_frames(data / "train")[7] == frames[7]
 
 
 def test_unusable_frames_are_named(data, tmp_path):
@@ -284,16 +238,13 @@ def test_augmentation_moves_objects_targets_and_facts_together(frames):
     assert found > 30
 
 
-def test_facts_are_the_questions_with_enough_yes_and_no():
+def test_facts_are_the_questions_with_enough_yes_and_no_and_their_targets_the_true_answers():
     ids = ["lane_count/lane count/is/3", "presence/car", "comparison/car/more/bus", "color/car/any/red"]
     rows = [(ids, [answer] * 4) for answer in ("yes", "no") for _ in range(25)]
     assert find_facts(rows) == ["color/car/any/red", "lane_count/lane count/is/3"]
     assert find_facts(rows[1:]) == []  # 24 yes
-
-
-def test_fact_targets_are_the_true_answers():
     scene = Scene(300, 300, scene_attributes={"lane count": "3", "view": "driver", "road shape": "left"})
-    facts = [*(f"lane_count/lane count/is/{number}" for number in (2, 3)), "color/car/any/red"]
+    facts = ["lane_count/lane count/is/2", "lane_count/lane count/is/3", "color/car/any/red"]
     facts += [f"road_shape/road shape/is/{way}" for way in ("left", "right")]
     for seen, expected in (
         (scene, [0, 1, -1, 1, 0]),
@@ -304,13 +255,6 @@ def test_fact_targets_are_the_true_answers():
 
 
 # Head and metrics
-
-
-def test_weights_of_the_thirds_add_up_to_the_whole_image():
-    weights = region_weights(1, 14)
-    torch.testing.assert_close(weights[1:].sum(0), weights[0])
-    torch.testing.assert_close(weights[1:].sum(1), torch.full((3,), 14 / 3))
-    assert weights[1, 4] == pytest.approx(2 / 3) and weights[2, 4] == pytest.approx(1 / 3)
 
 
 def test_a_third_depends_only_on_its_own_columns():
@@ -364,19 +308,9 @@ def test_a_fact_is_balanced_within_each_source_only():
     assert logits.grad[:, 0].tolist() == pytest.approx([-0.75 / 3, 0.375 / 3, 0.375 / 3, 0])
 
 
-def test_the_fact_head_reads_the_token_that_its_query_finds():
-    head, tokens = AuxiliaryHead(4, 1, 1), torch.zeros(1, 5, 4)
-    tokens[0, 3, 0] = tokens[0, 1, 1] = 1.0
-    head.load_state_dict(
-        {"query.weight": 50 * torch.eye(4)[:1], "value.weight": torch.ones(1, 4), "bias": torch.ones(1)}
-    )
-    assert head(tokens).tolist() == [[pytest.approx(2.0)]]
-
-
 def test_without_a_yes_in_a_source_its_no_has_no_weight():
-    loss, region = PresenceLoss(1), torch.zeros(2, len(CATEGORIES), 4, dtype=torch.int8)
-    logits = torch.zeros(region.shape, requires_grad=True)
-    loss((logits, torch.zeros(2, 4, 1)), region, torch.full((2, 1, 2, 2), -1), torch.zeros(2, dtype=int))[0].backward()
+    loss, logits = BalancedLoss(1, (1,)), torch.zeros(2, 1, requires_grad=True)
+    loss(logits, torch.zeros(2, 1, dtype=int), torch.zeros(2, dtype=int)).backward()
     assert not logits.grad.any()
 
 
@@ -389,7 +323,7 @@ def model_of(**fields):
     return TowerModel(tower, QueryHead(24), 1, 1)
 
 
-def train_tower(folder, frames, steps=150, stop=None, **options):
+def train_tower(folder, frames, steps, stop=None, **options):
     """A trainer that has trained, from the last checkpoint in a folder, up to step `stop`."""
     model, mixture = model_of(), Mixture([frames], None, 8 * steps)
     images = TowerImages(mixture, ["highway"], ["side/car/is/left"], small_images=8 * steps)
@@ -438,11 +372,11 @@ def test_answers_about_presence_are_a_table_of_evaluation(data, monkeypatch):
 
 
 def test_the_tower_and_the_head_of_a_model_are_trained_further():
-    script = runpy.run_path(str(ROOT / "scripts" / "train_tower.py"), run_name="train_tower")
+    script = load_script("train_tower")
     shipped = load_training_head(ROOT).state_dict()
 
     def made(**options):
-        model, new = script["make_model"](script["Options"](["a"], ["b"], **options), 1, 1)
+        model, new = script.make_model(script.Options(["a"], ["b"], **options), 1, 1)
         return model.tower, new, torch.equal(model.head.query.weight, shipped["query.weight"])
 
     tower, new, is_shipped = made()
@@ -454,9 +388,9 @@ def test_the_tower_and_the_head_of_a_model_are_trained_further():
 
 
 def test_a_tower_trains_and_is_saved(frames, tmp_path):
-    trainer = train_tower(tmp_path / "run", frames)
+    trainer = train_tower(tmp_path / "run", frames, steps=80, save_strategy="no")
     losses = [entry["region"] for entry in trainer.state.log_history if "region" in entry]
-    assert len(losses) == 150 and np.mean(losses[-10:]) < 0.5 * np.mean(losses[:10])
+    assert len(losses) == 80 and np.mean(losses[-10:]) < 0.6 * np.mean(losses[:10])
     last = trainer.model.head.bias.detach().clone()
     trainer.evaluate()
     assert torch.equal(trainer.model.head.bias, last)
@@ -484,35 +418,21 @@ def test_a_resumed_run_has_the_result_of_an_uninterrupted_one(frames, tmp_path):
     torch.testing.assert_close(resumed.average.values, whole.average.values)
 
 
-@pytest.mark.slow
-def test_the_script_trains_and_resumes(data, tmp_path):
-    def run(*arguments):
-        command = [sys.executable, ROOT / "scripts" / "train_tower.py", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
+def test_the_script_trains_resumes_and_names_wrong_options(data, tmp_path, run_script, monkeypatch, capsys):
+    for name in ("MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_"):
+        monkeypatch.setenv(name, "0")  # otherwise the script starts itself again, with these
     datasets = ("--train_dataset", data / "train", "--eval_dataset", data / "val")
     command = (*datasets, "--output_dir", tmp_path / "run", "--images", 8, "--batch_size", 4)
-    first = run(*command)
-    assert first.returncode == 0, first.stderr
+    run_script("train_tower.py", *command)
     text = (tmp_path / "run" / "report.md").read_text()
     assert "| highway | " in text and "| car | " in text and (tmp_path / "run" / "tower" / "config.json").exists()
-    assert "resuming from step 2 of 2" in run(*command).stdout
-    assert "something else (batch_size: 4 before, 2 now)" in run(*command[:-1], 2).stderr
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_workers": 0}, "--num_workers must be positive, got 0"),
-        ({"small_fraction": 2.0}, r"--small_fraction must be in 0..1, got 2.0"),
-        ({"train_weights": [1.0, 2.0]}, "1 datasets need as many positive weights"),
-    ],
-)
-def test_wrong_options_are_named(data, tmp_path, options, message):
-    script = runpy.run_path(str(ROOT / "scripts" / "train_tower.py"), run_name="train_tower")
-    with pytest.raises(ValueError, match=message):
-        script["train"](script["Options"]([data / "train"], [data / "val"], output_dir=tmp_path, **options))
-
-
-def test_categories_have_unique_names():
-    assert len(INDEX) == len(CATEGORIES) and set(SEEN) <= set(CATEGORIES)
+    run_script("train_tower.py", *command)
+    assert "resuming from step 2 of 2" in capsys.readouterr().out
+    for options, message in (
+        (("--batch_size", 2), "something else (batch_size: 4 before, 2 now)"),
+        (("--num_workers", 0), "--num_workers must be positive, got 0"),
+        (("--small_fraction", 2.0), "--small_fraction must be in 0..1, got 2.0"),
+        (("--train_weights", 1, 2), "1 datasets need as many positive weights"),
+    ):
+        with pytest.raises(SystemExit, match=re.escape(message)):
+            run_script("train_tower.py", *command, *options)
