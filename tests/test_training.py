@@ -6,9 +6,9 @@ import torch
 from PIL import Image
 from transformers import AutoModel, AutoProcessor, Trainer, TrainingArguments
 
-from tiny import TINY_TEXT, TINY_TOWER, tiny_config, tiny_model
+from tiny import TINY_TEXT, TINY_TOWER, tiny_model
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
-from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMForSequenceClassification
+from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 
 
 def frames(count: int = 8) -> list[dict]:
@@ -36,8 +36,7 @@ def arguments(folder, **options) -> TrainingArguments:
     return TrainingArguments(output_dir=str(folder), **(defaults | options))
 
 
-@pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize(("packed", "checkpointing"), [(True, False), (False, True)])
 def test_trainer_reduces_the_loss_and_saves_a_loadable_folder(packed, checkpointing, processor, tmp_path):
     def collate(rows):
         text, suffix = [["Is it day?", "Is it night?"]] * len(rows), []
@@ -63,29 +62,6 @@ def test_trainer_reduces_the_loss_and_saves_a_loadable_folder(packed, checkpoint
     assert expected > 0.5
 
 
-def test_trainer_evaluates_the_classification_head(processor, tmp_path):
-    torch.manual_seed(0)
-    model = TrafficVLMForSequenceClassification(tiny_config())
-
-    def collate(rows):
-        batch = processor(images=[row["image"] for row in rows], text=["Is it day?"] * len(rows), return_tensors="pt")
-        return {**batch, "labels": torch.tensor([row["answer"] == "yes" for row in rows]).long()}
-
-    def accuracy(prediction):
-        return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
-
-    trainer = Trainer(
-        model,
-        arguments(tmp_path, max_steps=15),
-        collate,
-        frames(),
-        frames(4),
-        compute_metrics=accuracy,
-    )
-    trainer.train()
-    assert trainer.evaluate()["eval_accuracy"] == 1.0
-
-
 def test_accumulated_gradients_equal_one_large_batch(processor):
     """Answers of different lengths: the loss is divided by the labeled tokens of all batches (num_items_in_batch)."""
     images = [row["image"] for row in frames(2)]
@@ -102,26 +78,9 @@ def test_accumulated_gradients_equal_one_large_batch(processor):
     torch.testing.assert_close(model.lm_head.weight.grad, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_autocast_trains_float32_weights(processor):
-    model = tiny_model()
-    batch = processor(images=frames(1)[0]["image"], text="Is it day?", suffix="yes", return_tensors="pt")
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = model(**batch).loss
-    loss.backward()
-    assert isinstance(model, TrafficVLMForConditionalGeneration)
-    assert loss.isfinite()
-    assert model.lm_head.weight.grad.dtype == torch.float32
-
-
-def with_lora(model):
-    from peft import LoraConfig, get_peft_model
-
-    return get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj", "lm_head"]))
-
-
 def test_lora_answers_the_same_after_its_adapter_is_loaded(processor, tmp_path):
     """An adapter holds no running statistics: those of the frozen tower must not move."""
-    from peft import PeftModel
+    from peft import LoraConfig, PeftModel, get_peft_model
 
     def base():
         torch.manual_seed(0)
@@ -131,7 +90,7 @@ def test_lora_answers_the_same_after_its_adapter_is_loaded(processor, tmp_path):
         images, suffix = [row["image"] for row in rows], [row["answer"] for row in rows]
         return processor(images=images, text=["Is it day?"] * len(rows), suffix=suffix, return_tensors="pt")
 
-    model = with_lora(base())
+    model = get_peft_model(base(), LoraConfig(r=4, target_modules=["q_proj", "v_proj", "lm_head"]))
     Trainer(model, arguments(tmp_path / "run"), collate, frames()).train()
     model.save_pretrained(tmp_path / "adapter")
     loaded = PeftModel.from_pretrained(base(), tmp_path / "adapter").eval()
@@ -141,14 +100,13 @@ def test_lora_answers_the_same_after_its_adapter_is_loaded(processor, tmp_path):
     assert (trained - before).abs() > 0.01
 
 
-@pytest.mark.parametrize("wrap", [lambda model: model, with_lora], ids=["full", "lora"])
-def test_label_smoothing_gives_the_loss_of_smoothed_answers(wrap, processor, tmp_path):
+def test_label_smoothing_gives_the_loss_of_smoothed_answers(processor, tmp_path):
     def collate(rows):
         images, suffix = [row["image"] for row in rows], [row["answer"] for row in rows]
         return processor(images=images, text=["Is it day?"] * len(rows), suffix=suffix, return_tensors="pt")
 
-    options = {"label_smoothing_factor": 0.1, "max_steps": 30, "eval_strategy": "steps", "eval_steps": 30}
-    trainer = Trainer(wrap(tiny_model()), arguments(tmp_path, **options), collate, frames(), frames(4))
+    options = {"label_smoothing_factor": 0.1, "max_steps": 20}
+    trainer = Trainer(tiny_model(), arguments(tmp_path, **options), collate, frames(), frames(4))
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert losses[-1] < losses[0]
