@@ -19,14 +19,11 @@ from traffic_vlm.data.questions import Question
 from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.data.templates import paraphrases_of
 from traffic_vlm.evaluation.grounding import (
-    GroundedQuestion,
-    grounded_questions,
     patches_in_boxes,
-    score_map,
     score_pointing,
     word_maps,
 )
-from traffic_vlm.evaluation.markdown import table, to_markdown
+from traffic_vlm.evaluation.markdown import to_markdown
 from traffic_vlm.evaluation.metrics import accuracy, balanced_accuracy, exact_match
 from traffic_vlm.evaluation.predict import ANSWERS, mean_image, normalize, perplexity, predict
 from traffic_vlm.evaluation.report import Options, evaluate_model, quick_metrics
@@ -36,7 +33,6 @@ from traffic_vlm.evaluation.robustness import (
     corrupted_accuracy,
     corruptions,
     paraphrase,
-    paraphrase_agreement,
 )
 from traffic_vlm.evaluation.thresholds import load_thresholds
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
@@ -186,14 +182,12 @@ def test_paraphrases_keep_the_question_id(rows):
     assert paraphrase({**rows[0], "question_ids": ["mine"] * len(rows[0]["question_ids"])}, 7)["questions"] == []
 
 
-def test_agreement_by_hand(model, processor, rows):
+def test_agreement_by_hand():
     """Pairs of x: 0.6-0.4 differ, 0.6-0.9 agree, 0.4-0.9 differ; of y, both no. The second image has no pair."""
     asked = [("1", "x", 0.6), ("1", "x", 0.4), ("1", "x", 0.9), ("1", "y", 0.1), ("1", "y", 0.3), ("2", "x", 0.7)]
     answers = pd.DataFrame(asked, columns=["image_id", "question_id", "p_yes"]).assign(source="a")
     mean = (0.2 + 0.3 + 0.5 + 0.2) / 4
     assert agreement(answers) == {"same answer": 0.5, "mean change": pytest.approx(mean), "pairs": 4}
-    pairs = paraphrase_agreement(model, processor, [rows[0], rows[3]])["pairs"]
-    assert pairs["all"] == pairs.drop("all").sum() > 30
 
 
 def test_contradictions_in_closed_form(monkeypatch, rows):
@@ -238,16 +232,6 @@ def test_patches_in_boxes():
     assert both.nonzero().tolist() == [[0, 0], [13, 13]]
 
 
-def test_maps_are_scored_by_their_highest_patch():
-    asked = GroundedQuestion("a", "car", "?", ((0, 0, 70, 70),), (140, 140))  # a quarter of the image
-    planted = torch.zeros(14, 14)
-    planted[3, 5] = 1.0
-    found = {"source": "a", "category": "car", "highest": 1.0, "center": 0.25, "random": 0.25}
-    assert score_map(asked, planted) == found  # one of four central patches is inside
-    assert score_map(asked, planted.flip(1))["highest"] == 0.0
-    assert score_map(asked, torch.full((14, 14), 1 / 196))["highest"] == 0.25  # an even map is as good as chance
-
-
 def street() -> dict:
     """An image with a car on the left and none elsewhere; one of the answers is wrong."""
     car = SceneObject("car", (10, 40, 45, 80))
@@ -262,13 +246,6 @@ def street() -> dict:
         Question("How many cars are there?", "1", "count", "car", "count/car/what"),
     ]
     return make_row(b"", scene, questions) | {"image": Image.new("RGB", (200, 100), "gray")}
-
-
-def test_grounded_questions_come_from_the_scene():
-    found = list(grounded_questions(street()))
-    assert [one.question for one in found] == ["Is there a car?", "Is there a car on the left?"]
-    assert all(one.boxes == ((10, 40, 45, 80),) and one.size == (200, 100) for one in found)
-    assert list(grounded_questions({**street(), "scene": None})) == []
 
 
 def test_word_maps_are_those_of_questions_asked_alone(model, processor, rows):
@@ -288,24 +265,24 @@ def test_word_maps_are_those_of_questions_asked_alone(model, processor, rows):
             torch.testing.assert_close(one, alone[position], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("patch", "accuracy"), [((8, 2), 1.0), ((8, 12), 0.0)])
-def test_a_planted_map_decides_the_pointing_accuracy(model, processor, patch, accuracy):
-    """The car fills rows 6 to 10 and columns 1 to 2 of the patches; only its word attends to `patch`."""
+def test_a_planted_map_decides_the_pointing_accuracy(model, processor):
+    """The car fills rows 6 to 10 and columns 1 to 2 of the patches; only its word attends to the planted patch."""
+    for patch, share in (((8, 2), 1.0), ((8, 12), 0.0)):
 
-    def attention_maps(input_ids, **inputs):
-        maps = torch.zeros(*input_ids.shape, 14, 14)
-        maps[..., 0, 0] = 0.5
-        planted = torch.zeros(14, 14)
-        planted[patch] = 1.0
-        maps[input_ids == processor.tokenizer.convert_tokens_to_ids("car")] = planted
-        return maps
+        def attention_maps(input_ids, patch=patch, **inputs):
+            maps = torch.zeros(*input_ids.shape, 14, 14)
+            maps[..., 0, 0] = 0.5
+            planted = torch.zeros(14, 14)
+            planted[patch] = 1.0
+            maps[input_ids == processor.tokenizer.convert_tokens_to_ids("car")] = planted
+            return maps
 
-    stand_in = types.SimpleNamespace(
-        attention_maps=attention_maps, encode_images=model.encode_images, device=model.device
-    )
-    results = score_pointing(stand_in, processor, [street()])
-    assert results[["source", "category", "highest"]].to_numpy().tolist() == [["mine", "car", accuracy]] * 2
-    assert results["random"][0] == pytest.approx(10 / 196)
+        planted = types.SimpleNamespace(
+            attention_maps=attention_maps, encode_images=model.encode_images, device=model.device
+        )
+        results = score_pointing(planted, processor, [street()])
+        assert results[["source", "category", "highest"]].to_numpy().tolist() == [["mine", "car", share]] * 2
+        assert results["random"][0] == pytest.approx(10 / 196)
 
 
 # The report
@@ -330,8 +307,6 @@ def test_a_report_holds_what_the_metrics_give(model, processor, rows):
     read = json.loads(json.dumps(report, allow_nan=False))
     assert read == report and to_markdown(read) == to_markdown(report)
     text = to_markdown(report)
-    headings = ("Yes or no", "Words", "Calibration", "Perplexity", "Contradictions", "Paraphrases", "Grounding")
-    assert all(f"## {title}\n" in text for title in headings)
     assert all(f"| {name} |" in text for name in (*tables["yes_no_by_kind"], *tables["yes_no_by_category"]))
 
 
@@ -351,21 +326,6 @@ def test_training_follows_the_metrics_of_the_report(model, processor, rows):
     assert one["balanced_accuracy"] == 0.5 and "exact_match" not in one  # a figure even for two questions
 
 
-def test_nothing_to_evaluate(model, processor, rows):
-    with pytest.raises(ValueError, match="no images"):
-        evaluate_model(model, processor, [])
-    row = {**rows[0], **{name: [] for name in LISTS}}
-    with pytest.raises(ValueError, match="none of the 1 images"):
-        evaluate_model(model, processor, [row], FEW)
-    assert quick_metrics(model, processor, [row]) == {}
-
-
-def test_a_markdown_table():
-    rows = {"a": {"difference": 0.12345, "n": 3}, "b": {"difference": math.nan, "n": None}}
-    expected = "| x | difference | n |\n| --- | --: | --: |\n| a | +0.123 | 3 |\n| b | – | – |"
-    assert table("x", rows) == expected
-
-
 # The script
 
 
@@ -375,16 +335,7 @@ def test_the_script_writes_a_report_plots_thresholds_and_the_temperature(
     model, output = tmp_path / "model", tmp_path / "report"
     shutil.copytree(model_folder, model)
     before = {file.name: file.read_bytes() for file in model.iterdir()}
-    options = (
-        "--model",
-        model,
-        "--dataset",
-        folder,
-        "--output_dir",
-        output,
-        "--train_dataset",
-        folder,
-    )
+    options = ("--model", model, "--dataset", folder, "--train_dataset", folder, "--output_dir", output)
     sizes = ("--batch_size", 3, "--corrupted_images", 2, "--paraphrased_images", 2)
     run_script("evaluate.py", *options, *sizes, "--bf16", "--write_temperature")
     names = {"report.json", "report.md", "reliability.png", "question_types.png"}
@@ -419,9 +370,6 @@ def test_the_script_writes_a_report_plots_thresholds_and_the_temperature(
     [
         ({"--dataset": "/nowhere"}, "no such dataset folder"),
         ({"--model": ROOT / "docs"}, "no file named model.safetensors"),
-        ({"--max_images": 0}, "--max_images must be at least 1, got 0"),
-        ({"--batch_size": 0}, "--batch_size must be at least 1, got 0"),
-        ({"--int8": "true"}, "--int8 needs --exported"),
         ({"--fit_on": "mine"}, "--fit_on must be one of unseen, known, rendered, all, got 'mine'"),
         ({"--fit_on": "unseen", "--max_images": 1}, "--fit_on unseen: there are no such sources, only rendered"),
     ],

@@ -9,19 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traffic_vlm.data.ground_truth import NONE, THIRDS
-from traffic_vlm.data.scene import ATTRIBUTES, CLASSES, COLORS, DIRECTIONS, LIGHT_STATES, SPEED_LIMITS, is_a
+from traffic_vlm.data.ground_truth import NONE
 from traffic_vlm.evaluation.compare import compare
 from traffic_vlm.evaluation.metrics import (
-    TEMPERATURES,
-    VALUES,
     accuracy,
     area_under_curve,
     at_temperature,
     auc,
     balanced_accuracy,
     balanced_error,
-    by_group,
     calibration_error,
     exact_match,
     fit_temperature,
@@ -128,12 +124,6 @@ def test_accuracy_precision_and_recall_by_hand():
     assert precision(rows[3:]) is None and recall(rows[1:3]) is None
 
 
-def test_metrics_of_groups_are_a_table():
-    found = by_group(table([*BY_HAND, *OTHER]), {"balanced accuracy": balanced_accuracy, "n": len}, "source", "truth")
-    assert list(found.index) == ["a / no", "a / yes", "b / no", "b / yes"] and list(found["n"]) == [29, 60, 10, 12]
-    assert found["balanced accuracy"].isna().all()  # only one of the two answers
-
-
 # Words
 
 
@@ -150,15 +140,6 @@ def test_metrics_of_words_by_hand():
     )
     assert (none_if_absent(absent), none_if_present(absent)) == (0.5, None)
     assert mean_recall(absent) is None
-
-
-def test_values_are_those_of_the_ground_truth():
-    assert VALUES["light_state"] == {*LIGHT_STATES, NONE} and VALUES["color"] == {*COLORS, NONE}
-    assert VALUES["status"] == {*ATTRIBUTES["status"], "with rider", "without rider", NONE}
-    assert VALUES["facing"] == set(DIRECTIONS) and VALUES["side"] == {*THIRDS, NONE}
-    signs = {name for name in CLASSES if is_a(name, "traffic sign")}
-    assert VALUES["sign_value"] == {*SPEED_LIMITS, *signs, NONE}
-    assert VALUES["count"] == {*"0123456", "many"}
 
 
 # Calibration
@@ -195,13 +176,6 @@ def test_a_planted_temperature_is_found(temperature):
     rows = with_margins(margins, truths)
     assert fit_temperature(rows) == pytest.approx(temperature, rel=0.01)
     assert calibration_error(at_temperature(rows, temperature)) < 0.01
-
-
-def test_temperatures_without_an_optimum_are_at_the_limits():
-    assert fit_temperature(with_margins([3.0, -3.0], [True, False])) == pytest.approx(TEMPERATURES[0], rel=1e-3)
-    assert fit_temperature(with_margins([3.0, -3.0], [False, True])) == pytest.approx(TEMPERATURES[1], rel=1e-3)
-    with pytest.raises(ValueError, match="there are none"):
-        fit_temperature(table(words("color", "red", "red")))
 
 
 def test_a_temperature_is_fitted_to_unseen_sources_and_tested_on_other_images():
