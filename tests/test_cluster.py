@@ -34,15 +34,6 @@ def test_missing_machines_are_an_error():
         share_machines([node(CPU=8, alive=False)], None, 2)
 
 
-@pytest.mark.parametrize("own", [None, "7"])
-def test_ray_serve_has_time_to_start_but_the_users_setting_counts(monkeypatch, own):
-    pytest.importorskip("ray")
-    name = "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"
-    monkeypatch.setattr(os, "environ", {} if own is None else {name: own})
-    load_ray("auto")
-    assert os.environ[name] == (own or "20")
-
-
 def test_only_ray_on_this_machine_gets_a_token_of_its_own_and_the_loopback_address(monkeypatch):
     pytest.importorskip("ray")
     settings = []
