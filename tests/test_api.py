@@ -1,16 +1,13 @@
 """The HTTP API: answers, streams, limits, the cache, fairness among callers, and its description."""
 
-import asyncio
 import base64
 import io
 import json
 import os
-import shutil
-import tempfile
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,7 +22,6 @@ from tiny import save_folder, tiny_model
 for name in ("cachetools", "fastapi", "fastapi_offline", "httpx", "prometheus_client"):
     pytest.importorskip(name)
 
-import httpx  # noqa: E402
 from starlette.testclient import TestClient  # noqa: E402
 
 from traffic_vlm.processing_traffic_vlm import ROW_TOKENS  # noqa: E402
@@ -33,7 +29,7 @@ from traffic_vlm.serving.api import build_app  # noqa: E402
 from traffic_vlm.serving.service import Settings, fill_pass  # noqa: E402
 
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "40"))  # of each operation
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "20"))  # of each operation
 QUESTIONS = ["Is there a car?", "What is ahead?", "Is it raining?"]
 AHEAD, RAINING = "What is ahead?", "Is it raining?"
 LONG = f"Is there a car{' or a bus' * 30}?"
@@ -171,11 +167,11 @@ def test_an_image_is_encoded_once_and_the_response_does_not_tell(client):
     assert other["image"] != first["image"] and other["answers"][0]["unknown_words"] == ["flamingo"]
 
 
-@pytest.mark.parametrize("limit", [{"cached_images": 1}, {"cached_images": 0}, {"cache_seconds": 0}])
-def test_the_cache_is_bounded_in_size_and_time(start, limit):
-    with start(**limit) as client:
-        assert [ask(client, png(seed)).status_code for seed in (1, 2, 1)] == [200, 200, 200]
-        assert metric(client, "images_total", cached="true") == 0
+def test_the_cache_is_bounded_in_size_and_time(start):
+    for limit in ({"cached_images": 1}, {"cached_images": 0}, {"cache_seconds": 0}):
+        with start(**limit) as client:
+            assert [ask(client, png(seed)).status_code for seed in (1, 2, 1)] == [200, 200, 200]
+            assert metric(client, "images_total", cached="true") == 0
 
 
 # Bad input
@@ -187,17 +183,11 @@ BAD_REQUESTS = {
     "no base64": ({"image": "…"}, "image: "),
     "empty image": ({"image": ""}, "is empty: it has 0 bytes"),
     "text as image": ({"image": base64_of(b"Is it raining?")}, "it is text. Readable are AVIF, "),
-    "PostScript": ({"image": base64_of(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n")}, "it is text"),
-    "PDF": ({"image": base64_of(b"%PDF-1.7 ...")}, "it is PDF. Readable are"),
     "truncated image": ({"image": base64_of(png()[:100])}, "is PNG, but damaged"),
     "large image": ({"image": base64_of(png(size=(100, 100)))}, "100 × 100 pixels; at most 9,000 in all"),
     "empty list": ({"questions": []}, "questions: List should have at least 1 item"),
-    "one string": ({"questions": RAINING}, "questions: Input should be a valid array"),
     "200 questions": ({"questions": [RAINING] * 200}, "200 questions: at most 64"),
     "empty question": ({"questions": [RAINING, " "]}, "question 2: the question '' has no word"),
-    "no word": ({"questions": ["..."]}, "question 1: the question '...' has no word"),
-    "unknown words": ({"questions": ["🚗🚗"]}, "no word of the question"),
-    "special token": ({"questions": ["[SOS]"]}, "the question '[SOS]' has no word"),
     "not taught": ({"questions": ["Who am I?"]}, "the model was not taught"),
     "too long": ({"questions": ["car " * 300]}, "with its answer, at most 128 are possible"),
     "far too long": ({"questions": ["car " * 600]}, "questions.0: String should have at most 2000 characters"),
@@ -214,14 +204,6 @@ def test_a_bad_request_is_refused_with_the_cause(client, changes, message):
         assert response.status_code == 422 and message in response.json()["detail"], response.text
 
 
-def test_60_megapixels_are_refused_before_they_are_decoded(start):
-    stream = io.BytesIO()
-    Image.new("L", (10_000, 6_000)).save(stream, "png")
-    with start() as client:
-        refused = ask(client, stream.getvalue())
-        assert refused.status_code == 422 and "10000 × 6000 pixels" in refused.json()["detail"]
-
-
 def test_a_bad_body_is_refused(client):
     def post(content, content_type):
         response = client.post("/v1/answer", content=content, headers={"content-type": content_type})
@@ -236,17 +218,6 @@ def test_a_bad_body_is_refused(client):
     for content_type in ("application/json", "multipart/form-data; boundary=a"):
         assert post(b"x" * 300_001, content_type) == 413
         assert post((b"x" * 100_000 for _ in range(4)), content_type) == 413  # without a content-length
-
-
-def test_an_upload_without_room_on_the_disk_is_refused(start, monkeypatch):
-    def no_room(file, *_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(tempfile.SpooledTemporaryFile, "rollover", no_room)
-    with start() as client:
-        refused = ask(client, png() + bytes(1_500_000))  # a form above 1 MB is written to the disk
-        assert refused.status_code == 503 and "No space left on device" in refused.json()["detail"]
-        assert ask(client).status_code == 200
 
 
 # Many callers
@@ -281,19 +252,6 @@ def test_a_failing_or_bad_request_does_not_fail_the_others(start, watch):
         assert ask(client).status_code == 200
 
 
-def test_a_pass_is_bounded_and_a_larger_request_takes_several(start, watch):
-    questions = [f"Is there a car{' or a bus' * i}?" for i in range(24)] + [AHEAD] * 8
-    with start(pass_tokens=1_000_000) as client:
-        expected = ask(client, questions=questions).json()["answers"]
-    with start(pass_tokens=200) as client:
-        seen, read = watch(client), client.app.state.service.pipe.read_question
-        answers = ask(client, questions=questions).json()["answers"]
-        sizes = [sum(len(read(one).input_ids) for row in rows for one in row) for rows in seen.passes]
-        assert len(sizes) > 5 and max(sizes) <= 200
-        assert max(row.count(AHEAD) for rows in seen.passes for row in rows) <= 5  # an answer has up to 32 tokens
-        assert answers == [close_to(item) for item in expected]
-
-
 @given(
     waiting=st.lists(st.lists(st.integers(3, 128), min_size=1, max_size=64), max_size=40),
     max_queries=st.integers(1, 20),
@@ -321,19 +279,6 @@ def test_a_short_request_waits_for_two_passes_at_most_and_long_ones_are_answered
         assert [one.result().status_code for one in [short, *requests]] == [200] * 9
         first = next(i for i, rows in enumerate(seen.passes) if [RAINING] in rows)
         assert first <= 2 and len(seen.passes) > 20  # the first pass was running when the short request came
-
-
-def test_a_burst_of_streams_does_not_delay_answers(start, watch):
-    with start() as client, ThreadPoolExecutor(8) as pool:
-        seen = watch(client)
-        seen.gate.clear()
-        streams = [pool.submit(ask, client, png(seed), [AHEAD], "/v1/generate") for seed in range(6)]
-        wait_until(lambda: seen.images and client.app.state.waiting == 6)
-        answer = pool.submit(ask, client, png(9), [RAINING])
-        wait_until(lambda: client.app.state.service.queue)
-        seen.gate.set()
-        assert [one.result().status_code for one in [answer, *streams]] == [200] * 7
-        assert seen.passes.index([[RAINING]]) <= 1
 
 
 def test_a_stream_without_a_word_in_time_ends_with_the_cause(start, watch):
@@ -371,27 +316,6 @@ def test_slow_requests_get_504_and_are_dropped(start, watch):
         assert metric(client, "waiting") == 0 and not client.app.state.service.queue
 
 
-def test_clients_with_slow_bodies_do_not_keep_others_out(model):
-    async def ask_beside_slow_clients():
-        gate = asyncio.Event()
-
-        async def slow_body():
-            yield b"{"
-            await gate.wait()
-
-        app = build_app(Settings(model, "cpu", threads=1, max_waiting=1))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://a", timeout=60) as client:
-            post = partial(client.post, "/v1/answer", headers={"content-type": "application/json"})
-            slow = [asyncio.create_task(post(content=slow_body())) for _ in range(8)]
-            await asyncio.sleep(0.1)
-            answer = await client.post("/v1/answer", json={"image": base64_of(png()), "questions": [RAINING]})
-            gate.set()
-            return [one.status_code for one in (answer, *await asyncio.gather(*slow))]
-
-    first, *others = asyncio.run(ask_beside_slow_clients())
-    assert first == 200 and set(others) <= {422, 503}
-
-
 # Other routes
 
 
@@ -417,42 +341,12 @@ def test_metrics_count_known_paths_only(client):
     assert float(counts['traffic_vlm_images_total{cached="false"}']) >= 1
 
 
-@pytest.mark.slow
-def test_the_docs_page_loads_nothing_from_outside_and_asks(client):
-    sync_api = pytest.importorskip("playwright.sync_api")
-    asked, outside = [], []
-
-    def respond(route):
-        request = route.request
-        url = httpx.URL(request.url)
-        if url.host != "traffic.example":
-            outside.append(request.url)
-            return route.abort()
-        body = request.post_data_buffer
-        if request.method == "POST":
-            asked.append(body.decode("latin-1").count('name="questions"'))
-        response = client.request(request.method, url.raw_path.decode(), headers=request.headers, content=body)
-        return route.fulfill(status=response.status_code, headers=dict(response.headers), body=response.content)
-
-    with sync_api.sync_playwright() as playwright:
-        chromium = shutil.which("chromium") or shutil.which("google-chrome")  # None: that of playwright
-        try:
-            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        except sync_api.Error as error:
-            pytest.skip(f"no browser: {error}")
-        page = browser.new_page()
-        page.set_default_timeout(20_000)
-        page.route("**/*", respond)
-        page.goto("http://traffic.example/")
-        page.locator("#operations-default-answer_v1_answer_post .opblock-summary-control").click()
-        page.get_by_role("button", name="Try it out").click()
-        page.locator('input[type="file"]').set_input_files({"name": "a.png", "mimeType": "image/png", "buffer": png()})
-        page.get_by_role("button", name="Add string item").click()
-        page.locator(".json-schema-form-item input").nth(1).fill(RAINING)
-        page.get_by_role("button", name="Execute").click()
-        page.locator(".live-responses-table .response-col_status", has_text="200").wait_for()
-        browser.close()
-    assert asked == [2] and not outside
+def test_the_docs_page_loads_nothing_from_outside(client):
+    page = client.get("/")
+    linked = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert linked and not any("//" in path for path in linked)
+    assert re.search(r'"validatorUrl": null', page.text)  # a website, which would get the address of this server
+    assert all(client.get(path).status_code == 200 for path in linked)
 
 
 @pytest.mark.slow
