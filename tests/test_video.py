@@ -2,14 +2,12 @@
 
 import itertools
 import wave
-from fractions import Fraction
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from clips import RATE, TCPServer, encode, grays, noise
-from tiny import ROOT
 
 
 av = pytest.importorskip("av", reason="videos need PyAV")
@@ -47,15 +45,6 @@ def test_every_frame_of_a_file_has_its_time(tmp_path, suffix):
     assert not source.notes and not source.problems
 
 
-def test_pixels_match_those_of_the_processor(tmp_path, processor):
-    example = np.asarray(Image.open(ROOT / "docs/example.jpg").convert("RGB").resize((640, 360)))
-    path = encode(tmp_path / "clip.mp4", [example] * 2)
-    [frame, _] = open_source(str(path)).frames(256, picture_size=same_size)
-    assert frame.picture.size == (640, 360)
-    both = processor(images=[frame.picture, frame.image], return_tensors="pt")["pixel_values"]
-    assert (both[0] - both[1]).abs().mean() < 0.5 / 127.5  # half of one of 255 levels
-
-
 def as_shown(picture, matrix):
     """The picture with each pixel moved to where the definition of the display matrix puts it."""
     (a, b, c, d), (y, x) = matrix, np.indices(picture.shape[:2])
@@ -83,24 +72,8 @@ def test_all_eight_orientations_are_shown_upright(tmp_path, matrix):
     assert np.asarray(frame.image).mean() == pytest.approx(expected[0, 0, 0], abs=5)
 
 
-def test_a_frame_with_exif_is_turned_by_its_angle(tmp_path):
-    exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned to the right
-    Image.fromarray(CORNERS).save(tmp_path / "frame.jpg", exif=exif)
-    (tmp_path / "frame.jpg").rename(tmp_path / "camera.mjpeg")
-    frame = next(open_source(str(tmp_path / "camera.mjpeg")).frames(32, picture_size=same_size))
-    expected = np.rot90(CORNERS, -1)
-    assert np.abs(np.asarray(frame.picture).astype(int) - expected).mean() < 5
-
-
 @pytest.mark.parametrize(
-    ("suffix", "thumbnails", "disposition"),
-    [
-        ("mp4", 1, 0),
-        ("mkv", 1, 0),
-        ("ts", 3, 0),
-        ("mp4", 1, Disposition.attached_pic),
-    ],
+    ("suffix", "thumbnails", "disposition"), [("mkv", 1, 0), ("ts", 3, 0), ("mp4", 1, Disposition.attached_pic)]
 )
 def test_the_stream_with_the_most_frames_is_read(tmp_path, suffix, thumbnails, disposition):
     path = tmp_path / f"drone.{suffix}"
@@ -176,7 +149,6 @@ def test_passwords_are_hidden():
     ("name", "message"),
     [
         ("missing.mp4", "missing.mp4: no such file, folder, camera or stream"),
-        ("text.mp4", "text.mp4: cannot be read as a video"),
         ("text.jpg", "text.jpg cannot be read as an image: it is text"),
         ("empty.mp4", "empty.mp4: cannot be read as a video"),
         ("cut.mp4", "cut.mp4: cannot be read as a video"),
@@ -192,8 +164,7 @@ def test_passwords_are_hidden():
 )
 def test_an_unusable_source_is_refused(tmp_path, monkeypatch, name, message):
     monkeypatch.chdir(tmp_path)
-    for file in ("text.mp4", "text.jpg"):
-        (tmp_path / file).write_text("This is not a video.\n" * 50)
+    (tmp_path / "text.jpg").write_text("This is not a video.\n" * 50)
     (tmp_path / "empty.mp4").touch()
     whole = encode(tmp_path / "whole.mp4", grays(range(0, 200, 10))).read_bytes()
     (tmp_path / "cut.mp4").write_bytes(whole[: len(whole) // 2])  # its index is at the end
@@ -223,7 +194,7 @@ FASTSTART, FRAGMENTS = {"movflags": "faststart"}, {"movflags": "frag_keyframe+em
         ("avi", "mpeg4", None),
     ],
 )
-@pytest.mark.parametrize("kept", [0.5, 0.93, 1.0])
+@pytest.mark.parametrize("kept", [0.93, 1.0])
 def test_a_missing_end_is_noticed(tmp_path, suffix, codec, options, kept):
     whole = encode(tmp_path / f"whole.{suffix}", noise(60), codec=codec, options=options).read_bytes()
     path = tmp_path / f"cut.{suffix}"
@@ -232,38 +203,6 @@ def test_a_missing_end_is_noticed(tmp_path, suffix, codec, options, kept):
     frames = len(list(source.frames(size=8)))
     assert frames == pytest.approx(60 * kept, abs=0 if kept == 1 else 9)
     assert ["the end is missing" in problem for problem in source.problems] == [True] * (kept < 1), source.problems
-
-
-@pytest.mark.parametrize("suffix", ["mp4", "mkv"])
-def test_a_long_last_frame_and_a_longer_sound_are_not_a_missing_end(tmp_path, suffix):
-    path = tmp_path / f"whole.{suffix}"
-    with av.open(str(path), "w") as container:
-        stream, sound = container.add_stream("libx264", rate=RATE), container.add_stream("aac", rate=8000)
-        stream.height, stream.width, stream.pix_fmt = 48, 64, "yuv420p"
-        stream.time_base = stream.codec_context.time_base = Fraction(1, RATE)
-        for pts in (5, 6, 7, 20):  # starts late, and one frame lasts 1.3 s
-            frame = av.VideoFrame.from_ndarray(noise(1)[0])
-            frame.pts = pts
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-        for index in range(30):
-            silence = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
-            silence.sample_rate, silence.pts = 8000, index * 1024
-            container.mux(sound.encode(silence))
-        container.mux(sound.encode())
-    source = open_source(str(path))
-    assert len(list(source.frames(size=8))) == 4
-    assert source.problems == []
-
-
-def test_damage_in_the_middle_costs_only_the_damaged_frames(tmp_path):
-    path = encode(tmp_path / "clip.ts", noise(40))
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2 : len(data) // 2 + 4000] = bytes(4000)
-    path.write_bytes(data)
-    frames = list(open_source(str(path)).frames(size=8))
-    assert 30 <= len(frames) <= 40
-    assert all(after.seconds >= before.seconds for before, after in itertools.pairwise(frames))
 
 
 def test_time_continues_where_a_second_recording_of_another_size_starts(tmp_path):

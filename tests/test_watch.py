@@ -5,6 +5,7 @@ Tiny random weights cannot see. Where times matter, the brightness of a frame is
 
 import csv
 import json
+import os
 import shutil
 import signal
 import time
@@ -13,12 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from clips import RATE, TCPServer, encode, grays, noise
-from tiny import ROOT, save_folder, start_process, tiny_model
-from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
+from tiny import ROOT, save_folder, tiny_model
 from traffic_vlm.question_form_traffic_vlm import question_form
 from traffic_vlm.question_traffic_vlm import yes_or_no
 from traffic_vlm.serving.events import Event
@@ -28,17 +27,13 @@ av = pytest.importorskip("av", reason="videos need PyAV")
 
 from traffic_vlm.serving import watcher  # noqa: E402
 from traffic_vlm.serving.annotation import (  # noqa: E402
-    CURSOR,
     MIN_COLUMN,
-    NO_EVENT,
-    TRACK,
     AnnotatedVideo,
     Panel,
     Row,
     shorten,
-    video_size,
 )
-from traffic_vlm.serving.timeline import AnswerColors, CsvLog, clock_time, read_curves  # noqa: E402
+from traffic_vlm.serving.timeline import AnswerColors, CsvLog, read_curves  # noqa: E402
 from traffic_vlm.serving.video import Frame, open_source  # noqa: E402
 
 
@@ -106,7 +101,7 @@ def test_the_frames_before_silence_or_an_error_are_kept(monkeypatch, end):
 
 def test_late_frames_of_a_live_source_are_dropped_and_counted():
     def frames():
-        for frame in make_frames([100] * 60):
+        for frame in make_frames([100] * 20):
             time.sleep(0.01)
             yield frame
 
@@ -114,8 +109,8 @@ def test_late_frames_of_a_live_source_are_dropped_and_counted():
     for [frame] in reader.batches(lambda: False):
         time.sleep(0.05)
         indices.append(frame.index)
-    assert len(indices) + reader.dropped == 60 and reader.dropped > 20
-    assert indices == sorted(set(indices)) and indices[-1] == 59  # the newest frame is never dropped
+    assert len(indices) + reader.dropped == 20 and reader.dropped > 5
+    assert indices == sorted(set(indices)) and indices[-1] == 19  # the newest frame is never dropped
 
 
 # What is written
@@ -142,18 +137,6 @@ def test_a_run_is_recorded(tmp_path):
         "Is there a bus?,yes,4.0,6.0,0.9216,True",
     ]
     assert Image.open(tmp_path / "timeline.png").width > 600
-
-
-def test_events_are_sorted_by_start(tmp_path):
-    """A pedestrian seen before and after a bus: that event begins first and ends last."""
-    recorder = make_recorder(tmp_path)
-    for frame in make_frames([0] * 60):
-        is_bus = 2 <= frame.seconds < 4
-        recorder.add([frame], [[an_item(QUESTIONS[0], "yes", 0.9, 0.9), an_item(QUESTIONS[1], "", 0.9, 0.9 * is_bus)]])
-    assert [row["question"] for row in read_csv(tmp_path / "events.csv")] == [QUESTIONS[1]]  # the only one that ended
-    recorder.close()
-    assert [float(row["start"]) for row in read_csv(tmp_path / "events.csv")] == [0.0, 2.0]
-    assert [event.start for _, event in recorder.events] == [0.0, 2.0]
 
 
 def test_thresholds_take_the_place_of_on_and_off(tmp_path):
@@ -185,7 +168,7 @@ def test_words_over_time_are_recorded(tmp_path, capsys):
     recorder.close()
     rows = read_csv(tmp_path / "timeline.csv")
     assert [row["answer"] for row in rows] == ["none"] * 10 + ["red"] * 20 + ["none"] * 10
-    assert all((row["score"], row["p_yes"]) == ("0.9", "") for row in rows)
+    assert {(row["score"], row["p_yes"]) for row in rows} == {("0.9", "")}
     assert (tmp_path / "events.csv").read_text().splitlines()[1:] == [f"{COLOR},red,1.0,3.0,0.9,False"]
     assert "0:01.0  begins  What color is the traffic light? red" in capsys.readouterr().out
     picture = np.asarray(Image.open(tmp_path / "timeline.png").convert("RGB")).astype(int)
@@ -230,14 +213,10 @@ def test_a_timeline_is_reduced_to_ranges(tmp_path, monkeypatch):
     assert mean[:, 1] == pytest.approx(np.full(10, 0.5))
 
 
-def test_clock_time():
-    assert [clock_time(seconds) for seconds in (0, 59.96, 3723.4)] == ["0:00.0", "1:00.0", "1:02:03.4"]
-
-
 # What is drawn
 
 
-@pytest.mark.parametrize("suffix", ["mp4", "mov", "mkv"])
+@pytest.mark.parametrize("suffix", ["mp4", "mkv"])
 def test_an_annotated_video_starts_at_0_and_hides_nothing(tmp_path, suffix):
     """A hundred questions stand below the road, which keeps its gray."""
     path = tmp_path / f"out.{suffix}"
@@ -255,34 +234,7 @@ def test_an_annotated_video_starts_at_0_and_hides_nothing(tmp_path, suffix):
     assert pixels.shape[1] == 640 and pixels[364:, :100].std() > 20
 
 
-def is_color(image, color):
-    """Which pixels [H,W] have a color."""
-    return (np.asarray(image) == np.asarray(Image.new("RGB", (1, 1), color))).all(-1)
-
-
-def test_strips_fill_behind_the_cursor():
-    """An event from 1 to 2 s of 4 s: half of the strip is drawn at 2 s, the second quarter in the event's color."""
-    panel = Panel(["Is there a bus?"], 420, 4.0)
-    for tenth in range(21):
-        image = panel.draw(tenth / 10, [Row("yes, 0.90", 1.0, ORANGE) if 10 <= tenth < 20 else Row("no, 0.50", 0.5)])
-    strip = image.crop((10, image.height - 12, 410, image.height - 11))  # at the foot of the strip
-    columns = [np.flatnonzero(is_color(strip, color)[0]) for color in (NO_EVENT, ORANGE, CURSOR, TRACK)]
-    extents = [(found.min(), found.max()) for found in columns]
-    for found, expected in zip(extents, [(0, 99), (100, 198), (199, 201), (202, 399)]):
-        assert found == pytest.approx(expected, abs=1)
-
-
-def test_strips_of_an_unknown_duration_are_squeezed():
-    panel = Panel(["Is there a bus?"], 420)
-    for second in range(91):  # an event during the first 30 s of what becomes 120 s
-        image = panel.draw(second, [Row("yes, 0.90", 1.0, ORANGE) if second < 30 else Row("no, 1.00", 0.0)])
-    strip = image.crop((10, image.height - 12, 410, image.height - 11))
-    assert np.flatnonzero(is_color(strip, ORANGE)[0]).tolist() == pytest.approx(list(range(100)), abs=1)
-    assert np.flatnonzero(is_color(strip, CURSOR)[0]).mean() == pytest.approx(300, abs=1)
-
-
-@pytest.mark.parametrize("width", [MIN_COLUMN, 640, 1280])
-@pytest.mark.parametrize("count", [1, 5, 9, 128])
+@pytest.mark.parametrize(("width", "count"), [(MIN_COLUMN, 1), (MIN_COLUMN, 128), (640, 5), (1280, 9), (1280, 128)])
 def test_every_question_has_a_row_and_long_text_is_shortened(width, count):
     """Nothing is drawn outside of the columns, and question and answer do not meet."""
     long = "Is there a very " + "very " * 100 + "long truck?"
@@ -328,21 +280,6 @@ def test_the_video_shows_events_from_their_start(tmp_path):
     assert [row.answer for row in recorder.video.frames[0][1]] == ["no, 0.92", "yes, 0.92"]
 
 
-@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("suffix", ["mp4", "mkv"])
-def test_a_full_disk_is_an_error_that_names_the_video(tmp_path, suffix):
-    path = tmp_path / f"seen.{suffix}"
-    path.symlink_to(FULL)
-    annotated = AnnotatedVideo(path, QUESTIONS, 10)
-    with pytest.raises(ValueError, match=rf"seen.{suffix}: cannot be written: No space left on device"):
-        for index, picture in enumerate(noise(60, (320, 320))):
-            annotated.add(index / 10, Image.fromarray(picture), ROWS)
-    annotated.add(9.9, Image.new("RGB", (320, 320)), ROWS)  # the frames that were pending
-    annotated.close()
-    with pytest.raises(OSError, match="No space left"):
-        CsvLog(FULL, ["frame"])
-
-
 def test_an_annotated_video_can_be_played_after_a_kill(tmp_path):
     annotated = AnnotatedVideo(tmp_path / "open.mp4", QUESTIONS, 10)
     picture = Image.fromarray(noise(1, (160, 160))[0])
@@ -351,15 +288,6 @@ def test_an_annotated_video_can_be_played_after_a_kill(tmp_path):
     shutil.copy(tmp_path / "open.mp4", tmp_path / "killed.mp4")
     annotated.close()
     assert 50 <= count_frames(tmp_path / "killed.mp4") < count_frames(tmp_path / "open.mp4") == 150
-
-
-@pytest.mark.parametrize(
-    ("size", "expected"),
-    [((640, 360), (640, 360)), ((3840, 2160), (1280, 720)), ((64, 48), (426, 320)), ((101, 1000), (128, 1280))],
-)
-def test_size_of_the_annotated_video(size, expected):
-    assert video_size(*size) == pytest.approx(expected, abs=2)
-    assert all(side % 2 == 0 for side in video_size(*size))
 
 
 # The model and the command
@@ -396,26 +324,23 @@ def asking(*questions):
     return [word for question in questions for word in ("--ask", question)]
 
 
-@pytest.mark.parametrize(
-    ("fps", "batch_size", "frames"), [(None, 8, range(20)), (5, 3, range(0, 20, 2)), (100, 1, range(20))]
-)
-def test_the_command_writes_everything(command, clip, tmp_path, fps, batch_size, frames):
+def test_the_command_writes_everything(command, clip, tmp_path):
     out = tmp_path / "out"
     files = ["--video", tmp_path / "seen.mkv"]
-    options = [*([] if fps is None else ["--fps", fps]), "--batch_size", batch_size, "--on", 0.01, "--off", 0.005]
+    options = ["--fps", 5, "--batch_size", 3, "--on", 0.01, "--off", 0.005]
     status, errors = command(clip, *asking(*QUESTIONS, "Is there a 🦄 zebra?"), *files, *options)
     assert status == 0, errors
-    assert f"{len(frames)} frames" in errors and "x real time" in errors
+    assert "10 frames" in errors and "x real time" in errors
     assert "unknown, so ignored: " in errors and "zebra" in errors
     rows = read_csv(out / "timeline.csv")
-    assert [int(row["frame"]) for row in rows[::3]] == list(frames)
+    assert [int(row["frame"]) for row in rows[::3]] == list(range(0, 20, 2))
     assert [row["question"] for row in rows[:2]] == QUESTIONS
     summary = json.loads((out / "summary.json").read_text())
-    assert (summary["frames"], summary["dropped"], summary["broken"], summary["problems"]) == (len(frames), 0, 0, [])
+    assert (summary["frames"], summary["dropped"], summary["broken"], summary["problems"]) == (10, 0, 0, [])
     assert summary["ended_by"] == "end of the source" and summary["frames_per_second"] > 0
     assert all(event["is_cut"] and event["end"] == pytest.approx(2.0) for event in summary["events"])
     assert {path.name for path in out.iterdir()} == set(watcher.FILES)
-    assert count_frames(tmp_path / "seen.mkv") == len(frames)
+    assert count_frames(tmp_path / "seen.mkv") == 10
 
 
 def test_an_earlier_run_is_replaced_only_with_overwrite(command, clip, tmp_path):
@@ -437,31 +362,21 @@ CAR = asking("Is there a car?")
     ("arguments", "message"),
     [
         (asking("Is there a car?", " "), "the question '' has no word"),
-        (asking("?!"), "the question '?!' has no word"),
-        (asking("🦄🦄"), "no word of the question '🦄🦄'"),
-        (asking("Is there a car? Is it wet?"), "contains 2 questions"),
         (asking("What is the meaning of life?"), "'What is the meaning of life?': the model was not taught"),
-        (asking("car " * 200), "at most 128"),
         ([*CAR, "--thresholds", "file"], "file: is not valid JSON"),
         ([*CAR, "--thresholds", "zero.json"], "got on=0 and off=0"),
         ([*CAR, "--thresholds", "zero.json", "--on", "0.7"], "--thresholds takes the place of --on and --off"),
         ([*CAR, "--video", "nowhere/seen.mp4"], "cannot be written"),
         ([*CAR, "--output_dir", "file"], "file: cannot be written to"),
-        (["text.mp4", *CAR], "text.mp4: cannot be read as a video"),
         (["text.jpg", *CAR], "text.jpg cannot be read as an image: it is text"),
-        (["empty.png", *CAR], "empty.png is empty: it has 0 bytes"),
         (["http://user:secret@127.0.0.1:9/stream", *CAR], "http://***@127.0.0.1:9/stream: no such camera or stream"),
-        (["missing.mp4", *CAR], "missing.mp4: no such file"),
-        (["/dev/video97", *CAR], "/dev/video97: no such camera or stream"),
         (["own.mp4", *CAR, "--video", "own.mp4"], "is the video to watch"),
     ],
 )
 def test_bad_input_is_an_error_that_keeps_earlier_files(command, clip, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    (tmp_path / "empty.png").touch()
-    for name in ("text.mp4", "text.jpg"):
-        (tmp_path / name).write_text("This is neither a video nor an image.")
+    (tmp_path / "text.jpg").write_text("This is not an image.")
     (tmp_path / "zero.json").write_text('{"default": {"threshold": 0}}')
     shutil.copy(clip, tmp_path / "own.mp4")
     (tmp_path / "out").mkdir()
@@ -474,32 +389,6 @@ def test_bad_input_is_an_error_that_keeps_earlier_files(command, clip, tmp_path,
     assert (tmp_path / "own.mp4").read_bytes() == clip.read_bytes()
 
 
-def test_a_run_that_fails_keeps_its_frames_and_names_the_error(command, clip, tmp_path, monkeypatch):
-    forward, calls = TrafficVLMPipeline.forward, []
-
-    def fail(pipe, *args, **options):
-        calls.append(1)
-        if len(calls) > 1:
-            raise OSError(28, "No space left on device")
-        return forward(pipe, *args, **options)
-
-    monkeypatch.setattr(TrafficVLMPipeline, "forward", fail)
-    status, errors = command(clip, *CAR, "--batch_size", 5)
-    assert status == 2 and "No space left" in errors
-    summary = json.loads((tmp_path / "out/summary.json").read_text())
-    assert (summary["ended_by"], summary["frames"]) == ("an error", 5)
-    assert len(read_csv(tmp_path / "out/timeline.csv")) == 5
-
-
-def test_damaged_weights_end_the_run_and_write_no_nan(command, clip, tmp_path):
-    model = tiny_model()
-    with torch.no_grad():
-        model.lm_head.weight[4:6] = float("nan")  # [YES] and [NO]
-    status, errors = command(clip, *CAR, "--model", save_folder(model, tmp_path / "damaged"))
-    assert status == 2 and "nan" in errors.lower()
-    assert not list((tmp_path / "out").iterdir())  # refused before the first frame
-
-
 def test_a_broken_file_keeps_its_beginning_and_exits_with_1(command, tmp_path):
     whole = encode(tmp_path / "whole.mkv", noise(40)).read_bytes()
     (tmp_path / "cut.mkv").write_bytes(whole[: len(whole) * 9 // 10])  # 0.4 s are missing
@@ -510,24 +399,26 @@ def test_a_broken_file_keeps_its_beginning_and_exits_with_1(command, tmp_path):
 
 
 def test_frames_that_cannot_be_read_cost_only_themselves(command, tmp_path):
-    """One is not an image, one is too large to be read; one of 60 megapixels is answered."""
+    """One is not an image, and one is too large to be read."""
     (tmp_path / "frames").mkdir()
     (tmp_path / "frames/1.jpg").write_text("not an image")
-    for name, side in (("2.png", 20_000), ("3.png", 7_746), ("4.png", 60)):
+    for name, side in (("2.png", 20_000), ("3.png", 60)):
         Image.new("1", (side, side)).save(tmp_path / "frames" / name)
     status, errors = command(tmp_path / "frames", *CAR, "--frame_rate", 1, "--video", tmp_path / "seen.mp4")
     assert status == 1
     assert "frames that cannot be read are skipped; the first error: 1.jpg cannot be read as an image" in errors
-    assert [row["frame"] for row in read_csv(tmp_path / "out/timeline.csv")] == ["2", "3"]
+    assert [row["frame"] for row in read_csv(tmp_path / "out/timeline.csv")] == ["2"]
     assert json.loads((tmp_path / "out/summary.json").read_text())["broken"] == 2
 
 
+@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 def test_a_full_disk_ends_the_run_with_2_and_keeps_the_timeline(command, tmp_path):
     (tmp_path / "seen.mp4").symlink_to(FULL)
     clip = encode(tmp_path / "clip.mp4", noise(40, (320, 320)))
     status, errors = command(clip, *CAR, "--video", tmp_path / "seen.mp4", "--overwrite", "--shortest", 0)
     assert status == 2 and "seen.mp4: cannot be written: No space left on device" in errors
-    assert len(read_csv(tmp_path / "out/timeline.csv")) > 5 and (tmp_path / "out/summary.json").exists()
+    assert len(read_csv(tmp_path / "out/timeline.csv")) > 5
+    assert json.loads((tmp_path / "out/summary.json").read_text())["ended_by"] == "an error"
 
 
 def test_a_password_is_nowhere(command, tmp_path):
@@ -541,51 +432,30 @@ def test_a_password_is_nowhere(command, tmp_path):
     assert "secret" not in errors and not any(b"secret" in text for text in texts)
 
 
-def test_a_lost_camera_ends_the_run_with_1(command, tmp_path, monkeypatch):
-    """A stream that sends some frames and falls silent: its frames are recorded, and the reason is named."""
-    monkeypatch.setattr("traffic_vlm.serving.watcher.SILENCE", 2.0)
-    data = encode(tmp_path / "clip.ts", grays([200] * 60)).read_bytes()
-    with TCPServer([data[: len(data) * 2 // 3]], hang_up=False) as address:
-        status, errors = command(address, *CAR)
-    assert status == 1 and "no frame for 2 s: the camera or stream is lost" in errors
-    assert len(read_csv(tmp_path / "out/timeline.csv")) >= 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGKILL", -9)])
-def test_finished_frames_survive_signals(folder, tmp_path, name, status):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_finished_frames_survive_signals(command, tmp_path, number, status):
     """On an endless live stream; the signal comes after the first lines of the timeline.
 
-    The run ignores SIGINT when it starts, as a shell's background job does.
+    The run ignores the signal when it starts, as a shell's background job ignores SIGINT.
     """
     data = encode(tmp_path / "clip.ts", grays([200] * 50)).read_bytes()
+    out, csv_path, deadline = tmp_path / "out", tmp_path / "out/timeline.csv", time.monotonic() + 120
 
     def endless():
-        while True:
+        is_sent = False
+        while time.monotonic() < deadline:
             yield data
-            time.sleep(0.2)
+            time.sleep(0.1)
+            if not is_sent and csv_path.exists() and csv_path.read_text().count("\n") > 20:
+                is_sent = True
+                os.kill(os.getpid(), number)
 
-    out, csv_path = tmp_path / "out", tmp_path / "out/timeline.csv"
-    options = [*asking(*QUESTIONS), "--output_dir", out, "--model", folder, "--video", tmp_path / "seen.mp4"]
-    options += ["--device", "cpu", "--threads", "1"]
+    signal.signal(number, signal.SIG_IGN)
     with TCPServer(endless()) as address:
-        process = start_process(
-            "watch.py", address, *options, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)
-        )
-        deadline = time.monotonic() + 300
-        while process.poll() is None and time.monotonic() < deadline:
-            if csv_path.exists() and csv_path.read_text().count("\n") > 20:
-                break
-            time.sleep(0.05)
-        process.send_signal(getattr(signal, name))
-        _, errors = process.communicate(timeout=200)
-    assert process.returncode == status, errors
-    if name == "SIGKILL":
-        assert csv_path.read_text().count("\n") > 20
-        return
-    assert "stopping: completing the files" in errors and "Traceback" not in errors
+        ended, errors = command(address, *asking(*QUESTIONS), "--video", tmp_path / "seen.mp4")
+    assert ended == status and "stopping: completing the files" in errors and "Traceback" not in errors
     frames = [int(row["frame"]) for row in read_csv(csv_path)]
     assert frames[::2] == frames[1::2] == sorted(set(frames))
     summary = json.loads((out / "summary.json").read_text())
-    assert (summary["ended_by"], summary["frames"] * 2) == (name, len(frames))
+    assert (summary["ended_by"], summary["frames"] * 2) == (number.name, len(frames))
     assert count_frames(tmp_path / "seen.mp4") == summary["frames"]
