@@ -4,18 +4,16 @@ import json
 import os
 import shutil
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageFont
+from PIL import Image
 
-from tiny import ROOT, save_folder, tiny_model
+from tiny import save_folder, tiny_model
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.images_traffic_vlm import Region
-from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.question_traffic_vlm import map_strength
 from traffic_vlm.serving.options import ModelOptions
-from traffic_vlm.serving.overlay import asked_word, draw_overlay, heat_over, wrap
+from traffic_vlm.serving.overlay import asked_word, draw_overlay, heat_over
 
 
 QUESTIONS = ["Is there a car?", "What is ahead?", "Please describe the scene.", "Is it raining?"]
@@ -44,35 +42,22 @@ def picture(tmp_path_factory):
         ("0,0,1,1", (0, 0, 50, 40)),
         ("0.7,0,0.3,1", (35, 0, 50, 40)),  # 0.7 + 0.3 is a little less than 1 in binary
         ("0.5,0.25,0.001,0.5", (25, 10, 26, 30)),  # never empty
-        ("0.9999999,0,0.0000001,1", (49, 0, 50, 40)),
     ],
 )
 def test_the_box_of_a_region_lies_in_the_image(text, box):
     assert Region.from_text(text).box(50, 40) == box
 
 
-@pytest.mark.parametrize(
-    "text", ["0,0,1.1,1", "0.5,0,0.6,1", "-0.1,0,0.5,1", "0,0,0,1", "0,0,nan,1", "0,0,1", "a,b,c,d"]
-)
-def test_a_region_outside_of_the_image_is_refused(text):
-    with pytest.raises(ValueError, match=r"region .*fractions"):
-        Region.from_text(text)
+def test_a_region_outside_of_the_image_is_refused():
+    for text in ("0,0,1.1,1", "0.5,0,0.6,1", "-0.1,0,0.5,1", "0,0,0,1", "0,0,nan,1", "0,0,1", "a,b,c,d"):
+        with pytest.raises(ValueError, match=r"region .*fractions"):
+            Region.from_text(text)
 
 
 def test_the_asked_word_is_the_first_noun(pipe):
     assert asked_word(pipe, "Is there a bus left of the car?")[1] == "bus"
     assert asked_word(pipe, "What color is the traffic light?")[1] == "light"
     assert asked_word(pipe, "Is it raining?")[1] not in ("?", "[SOS]")
-
-
-def test_heat_is_drawn_where_attention_is():
-    plain = Image.new("RGB", (140, 140), (0, 0, 255))
-    even = torch.full((14, 14), 1 / 196)
-    assert heat_over(plain, even).tobytes() == plain.tobytes()
-    point = torch.zeros(14, 14)
-    point[2, 11] = 1.0
-    warm = heat_over(plain, point)
-    assert warm.getpixel((115, 25))[0] > 100 > warm.getpixel((25, 115))[0]
 
 
 def test_maps_fade_where_nothing_is_there_to_be_seen():
@@ -85,20 +70,10 @@ def test_maps_fade_where_nothing_is_there_to_be_seen():
         ]
     ]  # fmt: skip
     assert strengths == pytest.approx([1, 1, 0.5, 0, 0.2, 1, 0.2, 0])
-    plain = Image.new("RGB", (140, 140), (0, 0, 255))
-    point = torch.zeros(14, 14)
+    plain, point = Image.new("RGB", (140, 140), (0, 0, 255)), torch.zeros(14, 14)
     point[2, 11] = 1.0
     reds = [heat_over(plain, point, strength).getpixel((115, 25))[0] for strength in (0, 0.5, 1)]
-    assert reds[0] == 0 < reds[1] < reds[2]
-
-
-def test_captions_of_an_overlay_are_wrapped():
-    font = ImageFont.load_default(14)
-    text = "Is there a pedestrian on the left side of the image, behind the car and next to the bus? " + "w" * 100
-    lines = wrap(text, font, 336)
-    assert len(lines) > 2 and all(font.getlength(line) <= 336 for line in lines)
-    assert "".join(lines).replace(" ", "") == text.replace(" ", "") and lines[0].endswith("image,")
-    assert wrap("Is there\na bus?", font, 336) == ["Is there a bus?"]
+    assert reds[0] == 0 < reds[1] < reds[2] > heat_over(plain, point).getpixel((25, 115))[0]
 
 
 def test_an_overlay_has_an_image_for_each_question(pipe, picture):
@@ -130,14 +105,6 @@ def test_the_script_prints_tables_and_json(pipe, picture, ask):
         assert row.split(item["question"])[1].strip().startswith(f"{item['answer']}, {item['score']:.2f}")
 
 
-def test_none_is_none_seen_only_in_the_table(ask, monkeypatch):
-    items = [{"question": QUESTIONS[1], "answer": "none", "score": 0.9, "p_yes": None}]
-    monkeypatch.setattr(TrafficVLMPipeline, "forward", lambda *args, **options: [items])
-    image = ROOT / "docs/example.jpg"
-    assert ask(image, QUESTIONS[1])[0].endswith("What is ahead?  none seen, 0.90\n")
-    assert json.loads(ask(image, QUESTIONS[1], "--json")[0])["answers"] == items
-
-
 def test_a_bad_question_does_not_prevent_the_answers_to_others(picture, tmp_path, ask):
     bad = {
         "zebra qux?": "the model knows no word of the question",
@@ -156,13 +123,6 @@ def test_a_bad_question_does_not_prevent_the_answers_to_others(picture, tmp_path
     items = json.loads(ask(picture, *arguments, "--json", status=1)[0])["answers"]
     assert ["problem" in item for item in items] == [True] * len(bad) + [False]
     assert items[-1]["unknown_words"] == ["zebra"]
-
-
-def test_a_region_is_asked_about_alone(pipe, picture, ask):
-    whole = Image.open(picture)
-    part = whole.crop((whole.width // 4, 0, whole.width // 4 * 3, whole.height // 2))
-    output, _ = ask(picture, QUESTIONS[0], "--region", "0.25,0,0.5,0.5", "--json")
-    assert json.loads(output)["answers"][0]["p_yes"] == pytest.approx(pipe(part, QUESTIONS[0])[0]["p_yes"])
 
 
 def test_images_and_questions_can_be_in_any_order(picture, tmp_path, monkeypatch, ask):
@@ -184,13 +144,6 @@ def test_images_and_questions_can_be_in_any_order(picture, tmp_path, monkeypatch
         assert found == [(image, questions) for image in images]
 
 
-def test_guessed_pixels_are_a_warning(tmp_path, ask):
-    Image.fromarray(np.full((48, 64), 4000, np.uint16)).save(tmp_path / "12_bit.png")
-    with pytest.warns(UserWarning, match=r"read as 0\.\.4095") as caught:
-        ask(tmp_path / "12_bit.png", "Is there a car?")
-    assert len(caught) == 1
-
-
 def test_each_image_has_its_overlay(picture, tmp_path, ask):
     (tmp_path / "more").mkdir()
     for path in (tmp_path / "scene.png", tmp_path / "more/scene.jpg"):
@@ -203,22 +156,22 @@ def test_each_image_has_its_overlay(picture, tmp_path, ask):
     assert "seen_1_scene.png is an image that is asked about" in errors
 
 
-def test_thresholds_decide_and_mark_answers(pipe, picture, tmp_path, ask):
-    [item] = pipe(picture, QUESTIONS[0])
-    thresholds = tmp_path / "thresholds.json"
-    thresholds.write_text(json.dumps({"default": {"threshold": item["p_yes"], "band": [0, 1]}}))
-    assert f"  yes, {item['p_yes']:.2f}, not sure" in ask(picture, QUESTIONS[0], "--thresholds", thresholds)[0]
-    output, _ = ask(picture, QUESTIONS[0], "--thresholds", thresholds, "--json")
-    [found] = json.loads(output)["answers"]
-    assert (found["answer"], found["not_sure"], found["score"]) == ("yes", True, found["p_yes"])
+def test_a_region_and_thresholds_are_those_of_the_pipeline(pipe, picture, tmp_path, ask):
+    whole = Image.open(picture)
+    part = whole.crop((whole.width // 4, 0, whole.width // 4 * 3, whole.height // 2))
+    [item], path = pipe(part, QUESTIONS[0]), tmp_path / "thresholds.json"
+    path.write_text(json.dumps({"default": {"threshold": item["p_yes"] - 1e-4, "band": [0, 1]}}))
+    options = (picture, QUESTIONS[0], "--region", "0.25,0,0.5,0.5", "--thresholds", path)
+    assert f"  yes, {item['p_yes']:.2f}, not sure" in ask(*options)[0]
+    [found] = json.loads(ask(*options, "--json")[0])["answers"]
+    assert (found["answer"], found["not_sure"]) == ("yes", True)
+    assert found["score"] == found["p_yes"] == pytest.approx(item["p_yes"], abs=1e-5)
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["scene.png", "missing.jpg"], 2, "missing.jpg: no such image"),
         (["text.jpg"], 1, "text.jpg"),
-        (["*.png", "--overlay", "out/all.png"], 2, "there is no folder out"),
         (["scene.png", "--overlay", "full/out.png"], 1, "Is a directory"),
         (["scene.png", "--model", "torn"], 2, "torn: the weights cannot be read"),
     ],

@@ -55,16 +55,6 @@ def no_loading(monkeypatch):
     monkeypatch.setattr("traffic_vlm.training.hub.check_loading", lambda staged: None)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("no_loading")
-def test_uploaded_files_load_in_a_new_process(saved, hub, tmp_path):
-    publish(saved, "me/model")
-    [(_, _, files)] = hub.commits
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    check_loading(tmp_path)
-
-
 @pytest.mark.usefixtures("no_loading")
 def test_script_uploads_the_listed_files_in_one_commit(saved, hub, run_script, capsys):
     run_script("push_to_hub.py", "me/model", "--model", saved, "--private", "--revision", "second-try")
@@ -127,18 +117,12 @@ def test_an_invalid_card_stops_the_upload(card, message, folder, hub):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("auto_map", {"AutoConfig": "missing.TrafficVLMConfig"}, "missing.py"),
-        ("num_hidden_layers", 3, "model.safetensors does not fit config.json: missing_keys .*layers.2"),
-    ],
-)
-def test_a_folder_that_does_not_load_is_refused(field, value, message, folder):
+def test_a_folder_that_does_not_load_is_refused(folder):
     config = json.loads((folder / "config.json").read_text())
-    (config["text_config"] if field in config["text_config"] else config)[field] = value
+    config["text_config"]["num_hidden_layers"] = 3
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(PublishError, match=f"does not load in a new process: .*{message}"):
+    message = "does not load in a new process: .*model.safetensors does not fit config.json: missing_keys .*layers.2"
+    with pytest.raises(PublishError, match=message):
         check_loading(folder)
 
 
@@ -197,16 +181,6 @@ def test_code_loads_without_pillow_heif(tmp_path):
     print(type(processor).__module__, processor(images={str(ROOT / "docs/night.jpg")!r}).pixel_values[0].shape)
     """
     assert new_process(code, tmp_path).startswith("transformers_modules.")
-
-
-def test_datasets_gives_a_processor_the_same_fingerprint_in_each_process(tmp_path):
-    """So `Dataset.map(processor)` finds what it computed before."""
-    code = f"""
-    from datasets.fingerprint import Hasher
-    from transformers import AutoProcessor
-    print(Hasher.hash(AutoProcessor.from_pretrained({str(ROOT)!r}, trust_remote_code=True)))
-    """
-    assert new_process(code, tmp_path) == new_process(code, tmp_path)
 
 
 @pytest.fixture

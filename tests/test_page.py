@@ -251,3 +251,4 @@ def test_the_page_in_a_browser(page, browser, photo, tmp_path, monkeypatch):
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
     tab.locator(".gallery-item").nth(1).click()
     rows.first.wait_for(state="detached")  # answers about another image
+    blocks.close()

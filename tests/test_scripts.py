@@ -18,9 +18,8 @@ EXTRAS = {"label.py": "ray", "serve.py": "ray", "watch.py": "av", "ask_onnx.py":
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_script_starts_from_any_folder(script, tmp_path):
     pytest.importorskip(EXTRAS.get(script, "torch"))
-    for folder in (ROOT, tmp_path):
-        shown = new_process(script, folder, "--help")
-        assert shown.startswith("usage: ") and f"python scripts/{script}" in shown
+    shown = new_process(script, tmp_path, "--help")
+    assert shown.startswith("usage: ") and f"python scripts/{script}" in shown
     assert not list(tmp_path.iterdir())
 
 
@@ -65,57 +64,38 @@ BAD_OPTIONS = [
     ("ask.py Q street", "there is no image: neither a file nor a folder is called 'Is there a car?'"),
     ("ask.py missing.jpg Q", "missing.jpg: no such image"),
     (f"{ASK} --model nowhere", "nowhere: no such folder"),
-    (f"{ASK} --model runs/nowhere", "runs/nowhere: no such folder, and it cannot"),
     (f"{ASK} --device abacus", "abacus"),
-    (f"{ASK} --device xpu", "xpu"),
     (f"{ASK} --threads 0", "--threads must be above 0, got 0"),
     (f"{ASK} --region 0,0,2,1", "region 0,0,2,1: x, y, width and height are fractions"),
     (f"{ASK} --thresholds nowhere.json", "nowhere.json: cannot be read: No such file"),
-    (f"{ASK} --overlay nowhere/seen.png", "there is no folder nowhere"),
     (f"{ASK} --overlay ./scene.png", "is an image that is asked about"),
     (f"{ASK} --overlay seen.jpg", "must be a PNG file, got 'seen.jpg'"),
-    ("ask_onnx.py . scene.png", "the following arguments are required: question"),
     ("ask_onnx.py . scene.png Q", "No such file"),
     ("benchmark.py fly", "invalid choice: 'fly'"),
     ("benchmark.py speed --questions 4 0", "--questions must be at least 1, got 0"),
-    ("benchmark.py speed --min_run_time 0", "--min_run_time must be at least 0.001, got 0.0"),
-    ("benchmark.py speed --threads 0", "--threads must be at least 1, got 0"),
     ("benchmark.py speed --model nowhere", "nowhere: there is no config.json"),
     ("benchmark.py memory --memory_gb 0.5", "--memory_gb must be at least 1.0, got 0.5"),
-    ("benchmark.py data --batch_size 0", "--batch_size must be at least 1, got 0"),
-    ("benchmark.py data --dataset nowhere", "no such dataset folder"),
-    ("benchmark.py service --clients 0", "--clients must be at least 1, got 0"),
     ("build_files.py --output_dir out --vocabulary words.txt", "must have 500 words, it has 2"),
     ("contact_sheet.py --columns 0", "--columns must be at least 1, got 0"),
-    ("contact_sheet.py --output .", "--output must be a PNG file"),
     (f"{EVALUATE} --max_images 0", "--max_images must be at least 1, got 0"),
     (f"{EVALUATE} --int8 true", "--int8 needs --exported"),
     ("export.py --output_dir out --format int8", "--format int8 is made from onnx"),
     ("export.py --output_dir .", "exists; choose another --output_dir"),
     ("export.py --output_dir out --model nowhere", "nowhere: no such folder"),
     (f"{LABEL} --ask zeppelin?", "the model knows no word of the question 'zeppelin?'"),
-    (f"{LABEL} --model nowhere", "nowhere"),
     (f"{LABEL} --actors 0", "--actors must be above 0, got 0"),
     (f"{DATASET} --source camvid", "camvid=FOLDER"),
-    (f"{DATASET} --source nonsense=/tmp", "nonsense"),
     (f"{DATASET} --source synthetic synthetic", "given twice: synthetic synthetic"),
-    (f"{DATASET} --source camvid=/tmp camvid=/tmp/", "given twice: camvid=/tmp camvid=/tmp/"),
     (f"{DATASET} --num_images 0", "have no usable image: --num_images is 0"),
-    (f"{DATASET} --num_workers 0", "--num_workers must be at least 1, got 0"),
     (f"{DATASET} --images_per_file -1", "--images_per_file must be at least 1, got -1"),
     (f"{DATASET} --split ../train", "like train or val.night, got '../train'"),
     ("push_to_hub.py name --model nowhere --dry_run", "nowhere is not a folder"),
     ("serve.py --max_waiting 0", "--max_waiting must be above 0, got 0"),
     ("serve.py --port 65536", "--host 127.0.0.1 --port 65536: "),
-    ("serve.py --host 203.0.113.7", "--host 203.0.113.7 --port 8000: "),
-    ("start_from_efficientnet.py", "the following arguments are required: --output_dir"),
     (f"{WATCH} --on 0.2", "on=0.2 and off=0.4"),
     (f"{WATCH} --shortest -1", "--shortest must be 0 or more, got -1.0"),
-    (f"{WATCH} --fps 0", "--fps must be above 0"),
     (f"{WATCH} --frame_rate nan", "--frame_rate must be above 0"),
-    (f"{WATCH} --batch_size none", "invalid int value"),
     (f"{WATCH} --video seen.gif", "must end in .mp4"),
-    ("watch.py scene.png --output_dir out", "the following arguments are required: --ask"),
 ]
 
 
@@ -139,12 +119,6 @@ def console_command(monkeypatch, *arguments):
     console.main()
 
 
-def test_usage_names_all_commands(monkeypatch, capsys):
-    console_command(monkeypatch)
-    shown = capsys.readouterr().out
-    assert shown.startswith("usage: traffic-vlm") and all(name in shown for name in console.COMMANDS)
-
-
 @pytest.mark.parametrize("name", console.COMMANDS)
 def test_each_command_has_help_with_its_default_values(name, monkeypatch, capsys):
     pytest.importorskip(EXTRAS.get(f"{name}.py", "torch"))
@@ -156,6 +130,9 @@ def test_each_command_has_help_with_its_default_values(name, monkeypatch, capsys
     assert "(default: " in shown
 
 
-def test_an_unknown_command_is_refused(monkeypatch):
+def test_usage_names_all_commands_and_others_are_refused(monkeypatch, capsys):
+    console_command(monkeypatch)
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: traffic-vlm") and all(name in shown for name in console.COMMANDS)
     with pytest.raises(SystemExit, match="no command 'fly'; it has ask, watch"):
         console_command(monkeypatch, "fly")
