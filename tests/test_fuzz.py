@@ -14,13 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from PIL import Image
 
-from tiny import TINY_TEXT, TINY_TOWER
-from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.data.formats import Problems, load_mapping, read_source
 from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.questions import ask
 from traffic_vlm.files import DataError
-from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -180,25 +177,6 @@ def test_model_inputs(model, inputs, method, data):
         result_of(model.generate, **inputs, max_new_tokens=2, **arguments)
         logits = []
     assert all(torch.isfinite(row).all() for row in logits)
-
-
-SMALL = st.sampled_from([0, 1, 2, 3, 4, 7, 8, 32, 33, -1, 0.5, None, "a", True, [], [1, 2]])
-TEXT_FIELDS = [*TINY_TEXT, "vocab_size", "rms_norm_eps", "pad_token_id", "eos_token_id", "max_position_embeddings"]
-VISION_FIELDS = [*TINY_TOWER, "image_size", "patch_size", "num_channels", "layer_norm_eps", "model_type"]
-FIELDS = ["yes_no_temperature", "tie_word_embeddings", "use_cache", "image_token_id"]
-
-
-@fuzz
-@given(*(st.dictionaries(st.sampled_from(names), SMALL, max_size=2) for names in (VISION_FIELDS, TEXT_FIELDS, FIELDS)))
-@torch.no_grad()
-def test_configurations(vision, text, fields):
-    tower = {"model_type": "traffic_vlm_vision", "num_hidden_layers": 1} | TINY_TOWER | vision
-    config = result_of(TrafficVLMConfig, tower, TINY_TEXT | text, **fields)
-    model = config and result_of(TrafficVLMForConditionalGeneration, config)
-    size = config and config.vision_config.image_size
-    if model is not None and isinstance(size, int):
-        pixels = torch.zeros(1, config.vision_config.num_channels, size, size)
-        result_of(model, torch.tensor([[config.get_text_config().vocab_size - 1]]), pixels)
 
 
 ANNOTATIONS = {
