@@ -217,7 +217,7 @@ def test_yes_and_no_are_balanced_within_each_source(processor, collator, options
     car = SceneObject("car", (10.0, 10.0, 30.0, 30.0))
     rng, answers = random.Random(0), {"city": Counter(), "path": Counter()}
     collate = collator(processor, 4, ("presence", "weather"), **options)
-    for _ in range(400):
+    for _ in range(800):
         source = rng.choice(["city", "path"])
         objects = (car,) if rng.random() < {"city": 0.9, "path": 0.1}[source] else ()
         weather = {"weather": "clear"} if objects else {}
