@@ -157,21 +157,12 @@ def test_ray_listens_on_this_machine_only_and_asks_for_a_token(server):
 
 
 @pytest.mark.slow
-def test_a_killed_replica_is_replaced(server):
-    [replica] = server.replicas()
-    replica.kill()
-    replica.wait(30)
-    assert server.ask().status_code == 200
-
-
-@pytest.mark.slow
 def test_a_signal_stops_the_service_and_nothing_is_left(server):
     started = server.processes()
     server.process.send_signal(signal.SIGTERM)
     output = server.process.communicate(timeout=60)[0].splitlines()
     assert server.process.returncode == 0 and output[-1] == "stopped"
-    expected = ("Set ray log level", "A worker died")  # the latter about the replica that a test kills
-    assert not [line for line in output[:-1] if not any(one in line for one in expected)]
+    assert all("Set ray log level" in line for line in output[:-1])
     psutil.wait_procs(started, timeout=10)
     assert not [process for process in started if process.is_running()] and not os.listdir(server.folder)
     os.rmdir(server.folder)
