@@ -14,6 +14,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from PIL import Image, UnidentifiedImageError
@@ -29,7 +30,8 @@ FORMATS = ("AVIF", "BMP", "DIB", "GIF", "HEIF", "JPEG", "JPEG2000", "MPO", "PNG"
 IMAGE_SUFFIXES = frozenset(suffix for suffix, name in Image.registered_extensions().items() if name in FORMATS)
 READABLE = sorted(set(FORMATS) & set(Image.OPEN))
 if "AVIF" in READABLE:  # one thread an image: the processes that read images would each start one for every core
-    importlib.import_module("PIL.AvifImagePlugin").DEFAULT_MAX_THREADS = 1
+    avif_plugin: Any = importlib.import_module("PIL.AvifImagePlugin")
+    avif_plugin.DEFAULT_MAX_THREADS = 1
 HEIC = "pip install pillow-heif reads HEIC"
 HEIC_SUFFIXES = (".heic", ".heif", ".hif")
 SYSTEM_FOLDERS = {"__MACOSX", "@eaDir"}  # macOS and Synology keep previews in them

@@ -599,8 +599,8 @@ def test_unknown_question_ids_are_refused():
 
 
 def test_the_question_type_of_the_docs_is_asked_answered_and_recognized(tmp_path):
-    """The lines of docs/fine-tuning.md, added to a copy of the package."""
-    section = (ROOT / "docs" / "fine-tuning.md").read_text().partition("## A question type of your own")[2]
+    """The lines of docs/data.md, added to a copy of the package."""
+    section = (ROOT / "docs" / "data.md").read_text().partition("## A question type of your own")[2]
     (_, new_type), (_, new_class) = re.findall(r"```(\w+)\n(.+?)```", section, re.DOTALL)[:2]
     package = tmp_path / "traffic_vlm"
     shutil.copytree(ROOT / "data", package / "data", ignore=shutil.ignore_patterns("__pycache__"))
