@@ -13,7 +13,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 from transformers import TextStreamer
 
-from tiny import close, count_calls, tiny_model
+from tiny import close, count_calls, tiny_model, yes_no_model
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline, answer_notes, answer_text, yes_no_item
 
 
@@ -118,6 +118,8 @@ def test_own_questions_have_answers_of_any_kind_and_are_streamed(pictures, proce
     [item] = vqa(pictures[0], "Who is driving?", streamer=streamer)
     assert item["answer"] and "problem" not in item
     assert capsys.readouterr().out.split()[0] == item["answer"].split()[0]
+    vqa = TrafficVLMPipeline(model=yes_no_model(), processor=processor, device="cpu")
+    assert vqa(pictures[0], "Who is driving?")[0]["answer"] is None  # never yes or no, which it would rather say
 
 
 @pytest.mark.parametrize(
