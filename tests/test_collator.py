@@ -188,6 +188,16 @@ def test_what_cannot_be_mixed_or_collated_is_refused(processor):
         Mixture([rows[0], Dataset.from_dict({"name": []})])
 
 
+def test_batches_of_training_have_one_size(processor):
+    """Images without a question are replaced by others of the batch, so that every batch has as many images."""
+    empty = own(scene=Scene(40, 40))
+    rows = [empty, own(["Is there a car?"]), empty, own(["Is it night?"])]
+    batch = TrafficCollator(processor)(rows)
+    assert len(batch["pixel_values"]) == 4
+    assert batch["segment_ids"].amax(1).tolist() == [1, 1, 1, 1]  # questions of each row, which has an image
+    assert len(TrafficCollator(processor, training=False)(rows)["pixel_values"]) == 2
+
+
 def test_images_with_stored_questions_are_not_mirrored(processor):
     image = Image.new("RGB", (40, 40), (200, 0, 0))
     image.paste((0, 0, 200), (20, 0, 40, 40))

@@ -183,6 +183,16 @@ def test_code_loads_without_pillow_heif(tmp_path):
     assert new_process(code, tmp_path).startswith("transformers_modules.")
 
 
+def test_datasets_gives_a_processor_the_same_fingerprint_in_each_process(tmp_path):
+    """So `Dataset.map(processor)` finds what it computed before."""
+    code = f"""
+    from datasets.fingerprint import Hasher
+    from transformers import AutoProcessor
+    print(Hasher.hash(AutoProcessor.from_pretrained({str(ROOT)!r}, trust_remote_code=True)))
+    """
+    assert new_process(code, tmp_path) == new_process(code, tmp_path)
+
+
 @pytest.fixture
 def web_page(tmp_path):
     """A folder like that of scripts/export.py --web."""
