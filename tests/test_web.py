@@ -194,8 +194,11 @@ def test_answers_are_those_of_python(model_folder, page, tab, monkeypatch):
 
 def wait_for_answers(tab, count):
     """The items that the page shows, when there are so many."""
-    tab.wait_for_function("count => document.querySelectorAll('li[data-item]').length == count", arg=count)
-    return [json.loads(row.get_attribute("data-item")) for row in tab.locator("#answers li").all()]
+    ready = """count => {
+        const items = [...document.querySelectorAll("li[data-item]")].map(row => JSON.parse(row.dataset.item));
+        return items.length == count && items;
+    }"""
+    return tab.wait_for_function(ready, arg=count).json_value()
 
 
 @pytest.mark.slow
