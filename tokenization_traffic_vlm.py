@@ -414,6 +414,7 @@ class TrafficVLMTokenizer(PreTrainedTokenizerFast):
             self._tokenizer = self._build_backend(vocab, added_words or {})
         if added_words:  # saved in tokenizer_config.json: the library may rebuild the tokenizer from its vocabulary
             kwargs["added_words"] = dict(added_words)
+        kwargs.pop("dtype", None)  # of the model, which pipelines pass on; a tokenizer could not be saved with it
         super().__init__(
             bos_token=bos_token,
             eos_token=eos_token,

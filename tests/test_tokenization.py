@@ -3,6 +3,7 @@
 import time
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -213,3 +214,9 @@ def test_build_files_script_reports_coverage(tmp_path, run_script, capsys):
     run_script("build_files.py", "--output_dir", tmp_path, "--questions", tmp_path / "questions.txt")
     printed = capsys.readouterr().out
     assert printed.count("1 questions, all words known: 100.00%") == 3  # tokenizer, our own questions, weights
+
+
+def test_the_dtype_of_a_pipeline_is_not_saved(tmp_path):
+    """Pipelines pass the dtype of the model on to the tokenizer."""
+    TrafficVLMTokenizer.from_pretrained(ROOT, dtype=torch.float32).save_pretrained(tmp_path)
+    assert "dtype" not in (tmp_path / "tokenizer_config.json").read_text()
