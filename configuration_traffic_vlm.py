@@ -457,7 +457,9 @@ class TrafficVLMConfig(PreTrainedConfig):
         decision = {"labels": {"noul": ["[YES]", "[NO]"]}, "temperature": {"noul": self.yes_no_temperature}}
         path = Path(save_directory) / "decision.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(decision, indent=2) + "\n", encoding="utf-8")
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(decision, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(path)
         super().save_pretrained(save_directory, *args, **kwargs)
 
 
