@@ -418,20 +418,13 @@ class TrafficVLMPipeline(Pipeline):
         return answers
 
     def _find_next_tokens(self, questions: Sequence[Question], prompt_length: int) -> Callable[..., list[int]]:
-        """A function for `generate()`: the tokens that can follow in the answer to each question.
-
-        They are those of its kind. No answer in words begins with yes or no.
-        """
-        config, vocabulary = self.text_config, self.processor.tokenizer.get_vocab()
-        every = list(range(config.vocab_size))
-        hidden = {config.yes_token_id, config.no_token_id, *config.suppressed_tokens}
-        words_only = [token for token in every if token not in hidden]
+        """A function for `generate()`: the tokens that can follow in the answer to each question."""
+        config, tokenizer = self.text_config, self.processor.tokenizer
+        vocabulary = tokenizer.get_vocab()
+        no_first = {config.yes_token_id, config.no_token_id, *config.suppressed_tokens}
 
         def find(row: int, ids: torch.Tensor) -> list[int]:
-            tokens = ids[prompt_length:].tolist()
-            words = questions[row].next_words(self.processor.tokenizer.convert_ids_to_tokens(tokens))
-            if words is None:  # any kind of answer
-                return every if tokens else words_only
-            return [vocabulary[word] for word in words if word in vocabulary]
+            words = tokenizer.convert_ids_to_tokens(ids[prompt_length:].tolist())
+            return questions[row].next_ids(words, vocabulary, no_first)
 
         return find

@@ -6,7 +6,7 @@
 Programs without torch, such as `scripts/ask_onnx.py`, answer by the same rules.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -81,9 +81,16 @@ class Question:
             return {"problem": HARDLY_LIKELY.format(answer=answer, score=score, kind=self.kind.name)}
         return {"answer": answer, "score": score}
 
-    def next_words(self, words: list[str]) -> set[str] | None:
-        """The words that can follow the first words of its answer, "[EOS]" among them; None for any word."""
-        return None if self.kind is None else self.kind.next_words(words)
+    def next_ids(self, words: list[str], vocabulary: Mapping[str, int], no_first: Collection[int]) -> list[int]:
+        """The ids of the tokens that can follow the first words of its answer.
+
+        Args:
+            vocabulary: token → id.
+            no_first: ids that no answer in words begins with, such as yes and no.
+        """
+        if self.kind is None:  # any word
+            return [index for index in vocabulary.values() if words or index not in no_first]
+        return [vocabulary[word] for word in self.kind.next_words(words) if word in vocabulary]
 
 
 def read_question(text: str, tokenize: Callable[[str], Prompt], limit: int, any_kind: bool = False) -> Question:

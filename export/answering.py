@@ -97,14 +97,10 @@ class ExportedPipeline:
     def answer_in_words(self, question: Question, images: dict[str, np.ndarray]) -> dict[str, Any]:
         """What the generated answer adds to the item of a question."""
         about, tokenizer = self.about, self.tokenizer
-        vocabulary, hidden = tokenizer.get_vocab(), {*about["yes_no"], *about["never"]}
-        words_only = [token for token in vocabulary.values() if token not in hidden]
+        vocabulary, no_first = tokenizer.get_vocab(), {*about["yes_no"], *about["never"]}
 
         def find_next(row: int, tokens: list[int]) -> list[int]:
-            words = question.next_words([str(tokenizer.id_to_token(token)) for token in tokens])
-            if words is not None:
-                return [vocabulary[word] for word in words if word in vocabulary]
-            return list(vocabulary.values()) if tokens and question.kind is None else words_only
+            return question.next_ids([str(tokenizer.id_to_token(token)) for token in tokens], vocabulary, no_first)
 
         tokens, logits = generate(
             self.decoder,

@@ -57,14 +57,8 @@ class Asking:
 
     def next_ids(self, question: Question, answer: str) -> str:
         """JSON of the tokens that can follow the first tokens of an answer in words."""
-        ids = json.loads(answer)
-        words = question.next_words([self.tokens[index] for index in ids])
-        if words is not None:
-            found = [self.vocabulary[word] for word in words if word in self.vocabulary]
-        elif ids:
-            found = [*self.vocabulary.values()]
-        else:  # no answer in words begins with yes or no
-            found = [index for index in self.vocabulary.values() if index not in self.about["yes_no"]]
+        words = [self.tokens[index] for index in json.loads(answer)]
+        found = question.next_ids(words, self.vocabulary, self.about["yes_no"])
         return json.dumps([index for index in found if index not in self.about["never"]])
 
     def yes_or_no(self, question: Question, p: float) -> str:
