@@ -251,6 +251,13 @@ def check_image_mask(encoder_attention_mask: torch.Tensor | None, key: torch.Ten
         raise ValueError(f"encoder_attention_mask must be [{images},{tokens}] (images, image tokens), got {shape}.")
 
 
+def check_no_image_options(**options: torch.Tensor | None) -> None:
+    """Raise `ValueError` if an option that says how an image is read was given without an image."""
+    for name, value in options.items():
+        if value is not None:
+            raise ValueError(f"{name} needs pixel_values or encoded_images.")
+
+
 def check_quantized(linear: Any, dtype: torch.dtype) -> None:
     """Raise `ValueError` if torch.ao has quantized this layer of a model whose other weights have another dtype."""
     is_quantized = callable(getattr(linear, "weight", None))  # a method in torch.ao, else a tensor

@@ -16,7 +16,7 @@ from transformers import Cache, GenerationConfig
 from transformers.generation import GenerationMixin, LogitsProcessorList, SuppressTokensLogitsProcessor
 
 from .cache_traffic_vlm import add_image_room, holds_image
-from .checks_traffic_vlm import check_cache, check_masks, check_prompt_ends, check_token_ids
+from .checks_traffic_vlm import check_cache, check_masks, check_no_image_options, check_prompt_ends, check_token_ids
 
 
 MAX_NEW_TOKENS = 32  # default for an answer: sentences have up to 24 words, and punctuation
@@ -61,14 +61,17 @@ class TrafficVLMGenerationMixin(GenerationMixin):
 
     def _encode_images_once(self, ids: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
         """Replace pixels in the arguments by `encoded_images` and `image_index`, a tensor that beams may repeat."""
-        names = ("pixel_values", "encoded_images", "encoder_attention_mask")
-        images = self.model.choose_images(*(kwargs.pop(name, None) for name in names))
-        image_index, text = kwargs.pop("image_index", None), kwargs.get("inputs_embeds") if ids is None else ids
+        pixels, images, mask, image_index = (
+            kwargs.pop(name, None)
+            for name in ("pixel_values", "encoded_images", "encoder_attention_mask", "image_index")
+        )
+        images = self.model.choose_images(pixels, images, mask)
         if images is not None:
+            text = kwargs.get("inputs_embeds") if ids is None else ids
             image_index = images.check_index(image_index, len(images) if text is None else len(text))
             kwargs |= {"encoded_images": images, "image_index": image_index}
-        elif image_index is not None and not holds_image(kwargs.get("past_key_values")):
-            raise ValueError("image_index needs pixel_values or encoded_images.")
+        elif not holds_image(kwargs.get("past_key_values")):
+            check_no_image_options(image_index=image_index, encoder_attention_mask=mask)
 
     def _check_cached_image(self, cache: Any, kwargs: dict[str, Any]) -> None:
         """Raise ValueError if the arguments have another image than the cache."""

@@ -51,6 +51,7 @@ from .cache_traffic_vlm import KeyValues, TrafficVLMCache, TrafficVLMStaticCache
 from .checks_traffic_vlm import (
     check_decoder_inputs,
     check_labels,
+    check_no_image_options,
     check_pixels,
     check_quantized,
     count_positions,
@@ -501,9 +502,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         """
         images = self.choose_images(pixel_values, encoded_images, encoder_attention_mask)
         if images is None and not holds_image(past_key_values):
-            for name, value in (("image_index", image_index), ("encoder_attention_mask", encoder_attention_mask)):
-                if value is not None:
-                    raise ValueError(f"{name} needs pixel_values or encoded_images.")
+            check_no_image_options(image_index=image_index, encoder_attention_mask=encoder_attention_mask)
         # Settings of the full model's config also apply to the decoder.
         for name, default in (("use_cache", True), ("output_hidden_states", False), ("output_attentions", False)):
             if kwargs.get(name) is None and getattr(self.config, name, default) != default:

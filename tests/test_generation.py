@@ -293,6 +293,7 @@ RIGHT_PADDED = 'pass padding_side="left" to the processor'
         ({"max_new_tokens": 256}, "6 tokens and max_new_tokens=256 make 262 tokens"),
         ({"input_ids": IDS[:1, :1], "attention_mask": torch.ones(1, 121), "past_key_values": 120}, "make 129 tokens"),
         ({"pixel_value": PIXELS}, "pixel_value"),
+        ({"pixel_values": None, "encoder_attention_mask": torch.ones(1, 256)}, "encoder_attention_mask needs pixel_"),
         ({"forced_bos_token_id": 1}, "forced_bos_token_id=1 is a token that is never generated"),
         ({"forced_eos_token_id": 1}, "forced_eos_token_id=1"),
         ({"stop_strings": ["car"]}, "stop_strings need a tokenizer"),
