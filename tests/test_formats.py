@@ -518,6 +518,13 @@ def test_a_coco_file_beside_the_folder_of_its_images_is_found(tmp_path, name):
     assert mapping.exhaustive == {"car"} and len(read(tmp_path, mapping)[0]) == 1
 
 
+def test_a_coco_file_that_cannot_be_read_is_named(tmp_path):
+    for name, content in {"train/a.jpg": (280, 140), "train.json": coco(), "val.json": "{"}.items():
+        write(tmp_path / name, content)
+    assert "Left out: " in (text := draft_mapping(tmp_path, tmp_path / "draft" / "mapping.json"))
+    assert "val.json: cannot be read" in text
+
+
 def test_what_a_source_says_is_exhaustive_is_drafted(tmp_path):
     stated = ["vehicle", "bus", "motorcycle", "person", "green light", "red light", "sedan"]
     data = coco(categories=[{"id": i, "name": name} for i, name in enumerate([*stated, "hydrant"])])

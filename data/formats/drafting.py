@@ -255,6 +255,7 @@ def _find_coco(folder: Path, reasons: list[str]) -> Found:
         _add_split(found, folder, path, listed, {"annotations": path})
         kept = [name for name, key in names.items() if key in used or name in (exhaustive[-1] or ())]
         found.names = list(dict.fromkeys([*found.names, *kept]))
+    found.notes += [f"Left out: {reason}." for reason in reasons]
     if exhaustive and None not in exhaustive:
         found.exhaustive = set.intersection(*(names for names in exhaustive if names is not None))
     return found
