@@ -19,24 +19,17 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import minimize_scalar
 from scipy.special import expit
+from scipy.stats import rankdata
 
-from ..answer_kind_traffic_vlm import CLOSEST, COLOR, COUNT, DIRECTIONS, LIGHT, NONE, SIDE, SIGN, STATUS
-from ..data.ground_truth import UNNAMED
-from ..data.questions import SCENE_ATTRIBUTE_OF_TYPE
-from ..data.scene import SCENE_ATTRIBUTES
+from ..data.ground_truth import NONE
 
 
 BINS = 15  # of P(yes), for the calibration error
 MIN_ANSWERS = 10  # of yes and of no, or of a value: rates of fewer are too noisy
 TEMPERATURES = (0.05, 20.0)  # range of the search
-KINDS = {"light_state": LIGHT, "color": COLOR, "status": STATUS, "side": SIDE, "sign_value": SIGN, "closest": CLOSEST}
-VALUES: dict[str, frozenset[str]] = {  # of the answers to open questions, by question type
-    **{name: kind.values or frozenset() for name, kind in (KINDS | {"count": COUNT}).items()},
-    "facing": frozenset(DIRECTIONS),  # asked only about what is there, so never "none"
-    **{kind: frozenset(SCENE_ATTRIBUTES[name]) - UNNAMED for kind, name in SCENE_ATTRIBUTE_OF_TYPE.items()},
-}
-
 WITHOUT_IMAGE = "is_right_without_image"  # a column: whether the question is answered right about the mean image
+# Types of questions in words that are also asked about what is not there.
+CAN_BE_NONE = ("closest", "color", "light_state", "side", "sign_value", "status")
 
 Metric = Callable[[pd.DataFrame], float | int | None]
 
@@ -139,12 +132,11 @@ def auc(rows: pd.DataFrame) -> float | None:
 
 def area_under_curve(p_yes: Any, is_yes: Any) -> float:
     """Probability that a yes has a higher P(yes) than a no; ties count half. NaN without a yes or without a no."""
-    p, truth = np.asarray(p_yes, float), np.asarray(is_yes, bool)
-    yes, no = p[truth], np.sort(p[~truth])
-    if not len(yes) or not len(no):
+    ranks, truth = rankdata(p_yes), np.asarray(is_yes, bool)
+    yes, no = int(truth.sum()), int((~truth).sum())
+    if not yes or not no:
         return math.nan
-    below, up_to = np.searchsorted(no, yes, "left"), np.searchsorted(no, yes, "right")
-    return float((below + up_to).mean() / 2 / len(no))
+    return float(ranks[truth].sum() - yes * (yes + 1) / 2) / (yes * no)
 
 
 def accuracy(rows: pd.DataFrame) -> float | None:
@@ -181,27 +173,10 @@ def mean_recall(rows: pd.DataFrame) -> float | None:
     return mean(values[values["size"] >= MIN_ANSWERS]["mean"].groupby(level=0).mean())
 
 
-def none_if_absent(rows: pd.DataFrame) -> float | None:
-    """Fraction of "none" among the answers in words about something that is not there: it should be 1."""
-    rows = _can_be_none(rows)
-    return mean((rows["answer"] == NONE)[rows["truth"] == NONE])
-
-
-def none_if_present(rows: pd.DataFrame) -> float | None:
-    """Fraction of "none" among the answers in words about something that is there: it should be 0."""
-    rows = _can_be_none(rows)
-    return mean((rows["answer"] == NONE)[rows["truth"] != NONE])
-
-
-def _can_be_none(rows: pd.DataFrame) -> pd.DataFrame:
-    types = [name for name, values in VALUES.items() if NONE in values]
-    return rows[~is_yes_no(rows) & rows["question_type"].isin(types)]
-
-
-def own_type(rows: pd.DataFrame) -> float | None:
-    """Fraction of the answers in words that are a value of their question type: a color, a side, a number."""
-    rows = rows[~is_yes_no(rows) & rows["question_type"].isin(list(VALUES))]
-    return mean([answer in VALUES[name] for name, answer in zip(rows["question_type"], rows["answer"])])
+def none_if(rows: pd.DataFrame, is_there: bool) -> float | None:
+    """Fraction of "none" among the answers in words about something that is there (should be 0) or not (1)."""
+    asked = rows[~is_yes_no(rows) & rows["question_type"].isin(CAN_BE_NONE)]
+    return mean((asked["answer"] == NONE)[(asked["truth"] != NONE) == is_there])
 
 
 # Calibration
@@ -242,14 +217,9 @@ def fit_temperature(rows: pd.DataFrame) -> float:
     The likelihood has one peak in 1/T. It lies at the lower limit if all answers are right, and at the upper limit if
     answers and truth are unrelated.
 
-    Raises:
-        ValueError: no yes/no question has a probability.
+    Args:
+        rows: at least one row of `with_probability`.
     """
-    rows = with_probability(rows)
-    if rows.empty:
-        raise ValueError(
-            "a temperature can be fitted only to yes/no questions that have a probability; there are none"
-        )
     signed = rows["margin"].where(rows["truth"] == "yes", -rows["margin"]).to_numpy(float)  # of the true answer
 
     def loss(log_temperature: float) -> float:
@@ -286,8 +256,7 @@ WORDS: dict[str, Metric] = {
     "exact match": exact_match,
     "mean recall": mean_recall,
     "mean image": lambda rows: exact_match(rows.assign(is_right=rows[WITHOUT_IMAGE])),
-    "own type": own_type,
-    '"none" if not there': none_if_absent,
-    '"none" if there': none_if_present,
+    '"none" if not there': partial(none_if, is_there=False),
+    '"none" if there': partial(none_if, is_there=True),
     "questions": len,
 }

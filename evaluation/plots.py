@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from ..files import atomic_write
 
 
-MODEL, BASELINE, BEFORE = "#2166ac", "#b8bfc7", "#d6604d"
+AFTER, BEFORE, BASELINE = "#2166ac", "#d6604d", "#b8bfc7"
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -26,21 +25,16 @@ def draw_reliability(calibration: Mapping[str, Any], path: Path) -> None:
     Args:
         calibration: of a report.
     """
-    fitted = calibration["half_temperature"] or calibration["fitted_temperature"]
-    curves = {
-        f"temperature {calibration['temperature']:.2f}": ("before", BEFORE),
-        f"fitted, {fitted:.2f}": ("after", MODEL),
-    }
     figure = Figure(figsize=(5.2, 6.2), layout="constrained")
     upper, lower = figure.subplots(2, 1, height_ratios=(3, 1), sharex=True)
     upper.plot([0, 1], [0, 1], color="gray", linestyle="--")
-    for i, (name, (key, color)) in enumerate(curves.items()):
+    fitted = calibration["half_temperature"] or calibration["fitted_temperature"]
+    for key, temperature, color in (("before", calibration["temperature"], BEFORE), ("after", fitted, AFTER)):
         bins = pd.DataFrame(calibration[f"bins_{key}"]).astype(float)
         known = bins[bins["questions"] > 0]
-        label = f"{name}: error {calibration[f'ece_{key}']:.3f}"
+        label = f"{key}: temperature {temperature:.2f}, error {calibration[f'ece_{key}']:.3f}"
         upper.plot(known["p_yes"], known["yes_rate"], marker="o", color=color, label=label)
-        width = 1 / len(bins) / len(curves)
-        lower.bar(bins["low"] + (i + 0.5) * width, bins["questions"], width=0.9 * width, color=color)
+        lower.step(bins["low"], bins["questions"], where="post", color=color)
     upper.set(xlim=(0, 1), ylim=(0, 1), ylabel="yes rate", title="Reliability of P(yes)")
     upper.legend(loc="upper left")
     lower.set(xlabel="P(yes)", ylabel="questions")
@@ -48,25 +42,18 @@ def draw_reliability(calibration: Mapping[str, Any], path: Path) -> None:
 
 
 def draw_question_types(table: pd.DataFrame, path: Path) -> None:
-    """Plot the balanced accuracy of each question type above that of the mean image.
+    """Plot the balanced accuracy of each question type, with its standard error, and that of the mean image.
 
     Args:
         table: "yes_no_by_question_type" of a report.
     """
-    table = table[["balanced accuracy", "±", "mean image", "question ids"]].astype(float)
+    table = table[["balanced accuracy", "±", "mean image"]].astype(float)
     table = table.dropna(subset="balanced accuracy").sort_values("balanced accuracy").fillna(0)
-    figure = Figure(figsize=(7, 2 + 0.42 * len(table)), layout="constrained")
+    figure = Figure(figsize=(7, 2 + 0.3 * len(table)), layout="constrained")
     axes = figure.subplots()
-    axes.axvline(0.5, color="gray", linestyle="--", zorder=0.5)
-    y = np.arange(len(table))
-    axes.barh(
-        y + 0.19, table["balanced accuracy"], height=0.36, color=MODEL, label="model", xerr=table["±"], capsize=2
-    )
-    axes.barh(y - 0.19, table["mean image"], height=0.36, color=BASELINE, label="mean image")
-    axes.set_yticks(
-        y, [f"{name.replace('_', ' ')} ({count:.0f})" for name, count in zip(table.index, table["question ids"])]
-    )
-    axes.set(xlim=(0, 1), xlabel="balanced accuracy ± standard error (number of question ids in brackets)")
-    axes.set_title("By question type", loc="left")
+    names = table.index.str.replace("_", " ")
+    axes.barh(names, table["balanced accuracy"], xerr=table["±"], capsize=2, color=AFTER, label="model")
+    axes.plot(table["mean image"], names, "o", color=BASELINE, label="mean image")
+    axes.set(xlim=(0, 1), xlabel="balanced accuracy ± standard error", title="By question type")
     axes.legend(loc="lower right")
     save(figure, path)

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 import torch
 from PIL import Image
-from scipy.special import expit
 from tqdm import tqdm
 
 from ..data.folders import COLUMNS, LISTS
@@ -20,9 +19,10 @@ from ..data.ground_truth import NONE
 from ..data.scene import SYNTHETIC
 from ..images_traffic_vlm import to_rgb
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
+from .metrics import at_temperature
 
 
-KNOWN, UNSEEN, RENDERED = "known", "unseen", "rendered"  # kinds of sources
+KINDS = KNOWN, UNSEEN, RENDERED = "known", "unseen", "rendered"  # of sources
 UNSEEN_PREFIX = "unseen_"
 # The columns of the table, and their types.
 ANSWERS = {
@@ -65,7 +65,7 @@ def predict(
         generate_words: answer questions that ask for words; otherwise their answer is None.
         transform: changes each image, upright and RGB, before it is encoded.
         image: ask about this image in place of the rows' own; it is encoded once.
-        unseen: names of sources that the weights never saw, beside those that begin with "unseen_".
+        unseen: names of sources that the weights never saw, in addition to those that begin with "unseen_".
 
     Returns:
         a row for each question, in the order of the rows and of their questions, numbered from 0:
@@ -87,39 +87,23 @@ def predict(
     shared = None if image is None else pipe.encode(image)
 
     def ask(row: Row) -> dict[str, Any]:
-        about = shared
-        if about is None:
-            about = row["image"] if transform is None else transform(to_rgb(row["image"]))
-        return {"image": about, "question": list(row["questions"])}
+        picture = row["image"] if transform is None else transform(to_rgb(row["image"]))
+        return {"image": picture if shared is None else shared, "question": list(row["questions"])}
 
-    asked, compared = tee(with_questions(rows))
+    asked, answered = tee(with_questions(rows))
     answers = pipe(map(ask, asked), batch_size=batch_size, generate_words=generate_words, margins=True)
-    temperature = model.config.yes_no_temperature
-    found = [
-        one for items, row in zip(answers, compared) for one in _compare(row, items, processor, temperature, unseen)
-    ]
-    return pd.DataFrame(found, columns=list(ANSWERS), dtype=object).astype(ANSWERS)
-
-
-def _compare(
-    row: Row, items: Sequence[Mapping[str, Any]], processor: Any, temperature: float, unseen: Collection[str]
-) -> Iterator[dict[str, Any]]:
-    source = str(row["source"])
-    image = {"source": source, "kind": kind_of_source(source, unseen), "image_id": str(row["image_id"])}
-    names = ("question_type", "category", "question_id", "question")
-    columns = zip(row["question_types"], row["categories"], row["question_ids"], row["questions"])
-    for asked, truth, item in zip(columns, normalize(processor, row["answers"]), items, strict=True):
-        margin = item.get("margin", math.nan)
-        yield {
-            **image,
-            **dict(zip(names, asked)),
-            "truth": truth,
-            "answer": item.get("answer"),
-            "score": item.get("score"),
-            "p_yes": float(expit(np.float32(margin / temperature))),
-            "margin": margin,
-            "is_right": item.get("answer") == truth,
-        }
+    found = []
+    for row, items in zip(answered, answers):
+        source, truths = str(row["source"]), normalize(processor, row["answers"])
+        about = {"source": source, "kind": kind_of_source(source, unseen), "image_id": str(row["image_id"])}
+        names = ("question_type", "category", "question_id", "question", "truth")
+        columns = (row["question_types"], row["categories"], row["question_ids"], row["questions"], truths)
+        for values, item in zip(zip(*columns), items, strict=True):
+            given = {name: item.get(name) for name in ("answer", "score")}
+            found.append({**about, **dict(zip(names, values)), **given, "margin": item.get("margin", math.nan)})
+    table = pd.DataFrame(found, columns=list(ANSWERS), dtype=object)
+    table["is_right"] = table["answer"] == table["truth"]
+    return at_temperature(table.astype(ANSWERS), model.config.yes_no_temperature)
 
 
 def kind_of_source(source: str, unseen: Collection[str] = ()) -> str:
@@ -151,19 +135,6 @@ def with_questions(rows: Iterable[Row]) -> Iterator[Row]:
             yield row
 
 
-def batches(rows: Iterable[Row], batch_size: int) -> Iterator[list[Row]]:
-    """The rows of `with_questions` in lists of at most `batch_size`."""
-    asked = with_questions(rows)
-    while batch := list(islice(asked, batch_size)):
-        yield batch
-
-
-def encode(model: Any, processor: Any, images: Sequence[Image.Image]) -> Any:
-    """Encoded images, to ask many questions about each."""
-    pixels = processor(images=list(images), return_tensors="pt")["pixel_values"]
-    return model.encode_images(pixels.to(model.device))
-
-
 def normalize(processor: Any, answers: Sequence[str]) -> list[str]:
     """Answers as the tokenizer writes them: "gray" for "grey", [UNK] for a word outside the vocabulary.
 
@@ -190,31 +161,22 @@ def mean_image(rows: Iterable[Row], processor: Any) -> Image.Image:
 
 
 @torch.no_grad()
-def perplexity(model: Any, processor: Any, rows: Iterable[Row], batch_size: int = 16) -> pd.DataFrame:
-    """Perplexity of the true answers, their [EOS] included: a row for "all" and one for each source.
+def answer_loss(model: Any, processor: Any, rows: Iterable[Row], batch_size: int = 16) -> float | None:
+    """Mean cross-entropy of the tokens of the true answers, [EOS] included; None without questions.
 
-    Returns:
-        columns "perplexity", exp of the cross-entropy: the number of equally likely words that would be as uncertain;
-        "cross-entropy", the mean of -log P(token); "tokens". No rows without questions.
+    exp of it is the perplexity: the number of equally likely words that would be as uncertain.
     """
-    sums: list[tuple[str, float, int]] = []  # of each row of a batch
-    for batch in batches(rows, batch_size):
-        encoded = encode(model, processor, [to_rgb(row["image"]) for row in batch])
+    total, tokens, asked = 0.0, 0, with_questions(rows)
+    while batch := list(islice(asked, batch_size)):
         inputs = processor(
+            images=[to_rgb(row["image"]) for row in batch],
             text=[list(row["questions"]) for row in batch],
             suffix=[list(row["answers"]) for row in batch],
             packed=True,
             on_unknown="ignore",
             return_tensors="pt",
         ).to(model.device)
-        images = inputs.get("image_index", torch.arange(len(batch))).tolist()  # of each row
-        labels = inputs.pop("labels")[:, 1:]
-        logits = model(**inputs, encoded_images=encoded, use_cache=False).logits[:, :-1].float()
-        entropy = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")  # [R,L-1]
-        sources = [str(batch[image]["source"]) for image in images]
-        sums += zip(sources, entropy.sum(-1).tolist(), (labels >= 0).sum(-1).tolist())
-    table = pd.DataFrame(sums, columns=["source", "cross-entropy", "tokens"])
-    table = pd.concat([table.assign(source="all"), table]).groupby("source", sort=False).sum()
-    table["cross-entropy"] /= table["tokens"]
-    table.insert(0, "perplexity", np.exp(table["cross-entropy"]))
-    return table.loc[["all", *sorted(table.index.drop("all"))]] if len(table) else table
+        count = int((inputs["labels"] >= 0).sum())
+        total += float(model(**inputs, use_cache=False).loss) * count
+        tokens += count
+    return total / tokens if tokens else None

@@ -5,7 +5,6 @@ The questions of the first two are made here, for the images of a dataset; they 
 
 import random
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -17,16 +16,12 @@ from ..data.agreement import exclusions, implications
 from ..data.augment import add_noise, blur, compress, darken
 from ..data.folders import LISTS
 from ..data.templates import paraphrases_of
-from .metrics import balanced_accuracy, mean
+from .metrics import Metric, balanced_accuracy, by_group, mean
 from .predict import Transform, predict
 
 
 PARAPHRASES = 4  # of each question
 TOLERANCE = 0.1  # of a probability, beyond which two answers contradict each other
-BLUR_RADIUS = 2.0  # pixels of the model's input
-NOISE_DEVIATION = 25.0  # of 255
-BRIGHTNESS = 0.35
-JPEG_QUALITY = 15
 # Ids of questions that are asked together about each image.
 PROBES = (
     *(f"presence/{name}" for name in ("vehicle", "car", "bus", "truck", "motorcycle", "person", "pedestrian")),
@@ -38,6 +33,18 @@ PROBES = (
     *(f"weather/weather/is/{value}" for value in ("clear", "cloudy", "rainy", "snowy", "foggy")),
     *(f"traffic_density/traffic density/is/{value}" for value in ("empty", "light", "busy", "jam")),
 )
+# At the model's input size, and the same each time.
+CORRUPTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "blur, radius 2 pixels": lambda pixels: blur(pixels, 2.0),
+    "noise, deviation 25 of 255": lambda pixels: add_noise(pixels, 25.0, np.random.default_rng(0)),
+    "darkness, 35% of the light": lambda pixels: darken(pixels, 0.35),
+    "JPEG, quality 15": lambda pixels: compress(pixels, 15),
+}
+AGREEMENT: dict[str, Metric] = {
+    "same answer": lambda pairs: mean(pairs["same answer"]),
+    "mean change": lambda pairs: mean(pairs["change"]),
+    "pairs": len,
+}
 
 Row = Mapping[str, Any]
 
@@ -64,28 +71,27 @@ def paraphrase(row: Row, index: int) -> dict[str, Any]:
 
 
 def paraphrase_agreement(model: Any, processor: Any, rows: Iterable[Row], batch_size: int = 16) -> pd.DataFrame:
-    """Agreement of paraphrases about each image, see `agreement`: a row for "all" and one for each question type."""
-    asked = (paraphrase(row, index) for index, row in enumerate(rows))
-    answers = predict(model, processor, asked, generate_words=False, batch_size=batch_size)
-    groups = {"all": answers} | {str(name): members for name, members in answers.groupby("question_type")}
-    found = pd.DataFrame.from_dict({name: agreement(members) for name, members in groups.items()}, orient="index")
-    return found[found["pairs"] > 0]
-
-
-def agreement(answers: pd.DataFrame) -> dict[str, float | int | None]:
-    """How alike the answers are to all pairs of questions with one image and question id.
+    """How alike the answers to paraphrases about each image are: a row for "all" and one for each question type.
 
     Returns:
-        "same answer": fraction of pairs on the same side of P(yes) = 0.5; "mean change": mean absolute difference of
-        P(yes); "pairs": their number.
+        columns "same answer": fraction of pairs on the same side of P(yes) = 0.5; "mean change": mean absolute
+        difference of P(yes); "pairs": their number.
     """
-    groups = answers.dropna(subset="p_yes").groupby(["source", "image_id", "question_id"])["p_yes"]
-    pairs = [pair for _, values in groups for pair in combinations(values, 2)]
-    return {
-        "same answer": mean([(one >= 0.5) == (other >= 0.5) for one, other in pairs]),
-        "mean change": mean([abs(one - other) for one, other in pairs]),
-        "pairs": len(pairs),
-    }
+    asked = (paraphrase(row, index) for index, row in enumerate(rows))
+    pairs = paraphrase_pairs(predict(model, processor, asked, generate_words=False, batch_size=batch_size))
+    tables = [by_group(some, AGREEMENT, "question_type") for some in (pairs.assign(question_type="all"), pairs)]
+    return pd.concat(tables)
+
+
+def paraphrase_pairs(answers: pd.DataFrame) -> pd.DataFrame:
+    """Table with a row for each pair of answers about one image with one question id."""
+    keys = ["source", "image_id", "question_type", "question_id"]
+    pairs = [
+        (names[2], (one >= 0.5) == (other >= 0.5), abs(one - other))
+        for names, p_yes in answers.dropna(subset="p_yes").groupby(keys)["p_yes"]
+        for one, other in combinations(p_yes, 2)
+    ]
+    return pd.DataFrame(pairs, columns=["question_type", "same answer", "change"])
 
 
 def contradictions(model: Any, processor: Any, rows: Iterable[Row], batch_size: int = 16) -> pd.DataFrame:
@@ -94,56 +100,42 @@ def contradictions(model: Any, processor: Any, rows: Iterable[Row], batch_size: 
     Returns:
         a row for each pair of PROBES, the worst first ("Is there a red car? → Is there a car?" for a yes that implies
         another, "Is it day? ≠ Is it night?" for two that exclude each other): "contradict", the fraction of images.
-        No rows without images.
     """
     texts = [paraphrases_of(question_id)[0] for question_id in PROBES]
     lists = {name: [""] * len(texts) for name in LISTS} | {"questions": texts}
     asked = ({**lists, "image": row["image"], "source": "", "image_id": str(i)} for i, row in enumerate(rows))
     answers = predict(model, processor, asked, generate_words=False, batch_size=batch_size)
     p = answers["p_yes"].to_numpy().reshape(-1, len(texts))  # [images, probes]
-    if not len(p):
-        return pd.DataFrame({"contradict": []})
     excess = {f"{texts[i]} → {texts[j]}": p[:, i] - p[:, j] for i, j in implications(PROBES)}
     excess |= {f"{texts[i]} ≠ {texts[j]}": p[:, i] + p[:, j] - 1 for i, j in exclusions(PROBES)}
     found = pd.Series({name: float((values > TOLERANCE).mean()) for name, values in excess.items()})
     return found.sort_values(ascending=False, kind="stable").to_frame("contradict")
 
 
-def corruptions(processor: Any) -> dict[str, Transform]:
-    """Corruptions by name, the same each time. Each resizes an image to the model's input size first."""
-    size, resample = processor.image_processor.size, processor.image_processor.resample
-    changes: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-        f"blur, radius {BLUR_RADIUS:g} pixels": lambda pixels: blur(pixels, BLUR_RADIUS),
-        f"noise, deviation {NOISE_DEVIATION:g} of 255": lambda pixels: add_noise(
-            pixels, NOISE_DEVIATION, np.random.default_rng(0)
-        ),
-        f"darkness, {BRIGHTNESS:.0%} of the light": lambda pixels: darken(pixels, BRIGHTNESS),
-        f"JPEG, quality {JPEG_QUALITY}": lambda pixels: compress(pixels, JPEG_QUALITY),
-    }
-
-    def corrupt(image: Image.Image, change: Callable[[np.ndarray], np.ndarray]) -> Image.Image:
-        return Image.fromarray(change(np.asarray(image.resize((size["width"], size["height"]), resample))))
-
-    return {name: partial(corrupt, change=change) for name, change in changes.items()}
-
-
 def corrupted_accuracy(
     model: Any, processor: Any, rows: Iterable[Row], answers: pd.DataFrame, batch_size: int = 16
 ) -> pd.DataFrame:
-    """Balanced accuracy on images as they are and after each corruption.
+    """Balanced accuracy on images "as it is" and after each of CORRUPTIONS: a row for each.
 
     Args:
         answers: table of `predict` that holds those about the images as they are.
-
-    Returns:
-        a row for each condition: "balanced accuracy", and its "difference" to "as it is".
     """
     found = {
-        name: predict(model, processor, rows, generate_words=False, transform=corrupt, batch_size=batch_size)
-        for name, corrupt in corruptions(processor).items()
+        name: predict(
+            model, processor, rows, batch_size, generate_words=False, transform=corruption(change, processor)
+        )
+        for name, change in CORRUPTIONS.items()
     }
-    images = {pair for table in found.values() for pair in zip(table["source"], table["image_id"])}
-    original = answers[[pair in images for pair in zip(answers["source"], answers["image_id"])]]
-    values = pd.Series({name: balanced_accuracy(table) for name, table in {"as it is": original, **found}.items()})
-    values = values.astype(float)
-    return pd.DataFrame({"balanced accuracy": values, "difference": values - values["as it is"]})
+    images = pd.concat(found.values())[["source", "image_id"]].drop_duplicates()
+    found = {"as it is": answers.merge(images), **found}
+    return pd.DataFrame({"balanced accuracy": {name: balanced_accuracy(table) for name, table in found.items()}})
+
+
+def corruption(change: Callable[[np.ndarray], np.ndarray], processor: Any) -> Transform:
+    """A function that resizes an image to the model's input size and changes its pixels [H,W,3]."""
+    size, resample = processor.image_processor.size, processor.image_processor.resample
+
+    def corrupt(image: Image.Image) -> Image.Image:
+        return Image.fromarray(change(np.asarray(image.resize((size["width"], size["height"]), resample))))
+
+    return corrupt

@@ -22,16 +22,14 @@ from traffic_vlm.evaluation.metrics import (
     exact_match,
     fit_temperature,
     mean_recall,
-    none_if_absent,
-    none_if_present,
-    own_type,
+    none_if,
     precision,
     question_ids,
     recall,
     reliability,
 )
 from traffic_vlm.evaluation.predict import kind_of_source
-from traffic_vlm.evaluation.report import calibrate, rows_to_fit
+from traffic_vlm.evaluation.report import calibrate
 
 
 def table(rows: list[dict]) -> pd.DataFrame:
@@ -133,12 +131,12 @@ def test_metrics_of_words_by_hand():
     rows += words("color", "blue", "red", 5) + words("color", "gray", "none", 9) + words("count", "2", "2", 10)
     rows = table([*rows, *yes_no("x", "yes", 0, 1)])
     assert mean_recall(rows) == pytest.approx(13 / 16) and exact_match(rows) == 24 / 41
-    assert own_type(rows) == 38 / 41  # "left" is no color
-    assert none_if_present(rows) == 9 / 31 and none_if_absent(rows) is None  # a count is never "none"
+    assert none_if(rows, is_there=True) == 9 / 31  # a count is never "none"
+    assert none_if(rows, is_there=False) is None
     absent = table(
         words("light_state", NONE, NONE) + words("light_state", NONE, "red") + words("weather", "dry", "dry")
     )
-    assert (none_if_absent(absent), none_if_present(absent)) == (0.5, None)
+    assert (none_if(absent, is_there=False), none_if(absent, is_there=True)) == (0.5, None)
     assert mean_recall(absent) is None
 
 
@@ -189,14 +187,10 @@ def test_a_temperature_is_fitted_to_unseen_sources_and_tested_on_other_images():
     rows = pd.concat(parts, ignore_index=True)
     found = calibrate(rows, 1.0)
     assert found["fitted_on"] == ["unseen_city"] and found["half_temperature"] == pytest.approx(4, rel=0.2)
-    assert found["ece_before"] > 0.1 > 0.05 > found["ece_after"] and not found["at_limit"]
+    assert found["ece_before"] > 0.1 > 0.05 > found["ece_after"]
     assert found["questions_fitted"] + found["questions_tested"] == 2000
-    assert calibrate(rows, 1.0, "known")["fitted_temperature"] == pytest.approx(1, rel=0.1)
-    assert len(rows_to_fit(rows, "all")) == 4000 and len(rows_to_fit(parts[0])) == 2000
-    with pytest.raises(ValueError, match="--fit_on rendered: there are no such sources, only known, unseen"):
-        rows_to_fit(rows, "rendered")
-    alone = calibrate(rows[:1], 1.0)
-    assert alone["half_temperature"] is None and alone["at_limit"]
+    assert calibrate(parts[0], 1.0)["fitted_temperature"] == pytest.approx(1, rel=0.1)
+    assert calibrate(rows[:1], 1.0)["half_temperature"] is None
     assert calibrate(table(words("color", "red", "red")), 1.0) == {}
 
 

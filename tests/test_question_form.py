@@ -4,14 +4,21 @@ from itertools import product
 
 import pytest
 
+from traffic_vlm import answer_kind_traffic_vlm as kinds
 from traffic_vlm.answer_kind_traffic_vlm import END, OBJECTS, SIGN_NAMES, VEHICLE_NOUNS, VEHICLES, answer_kind
 from traffic_vlm.data import scene
 from traffic_vlm.data.ground_truth import MAX_COUNT, NONE
 from traffic_vlm.data.questions import SCENE_ATTRIBUTE_OF_TYPE
 from traffic_vlm.data.scene import CLASSES, SCENE_ATTRIBUTES, is_a
 from traffic_vlm.data.templates import FILLINGS, TYPES, paraphrases_of
-from traffic_vlm.evaluation.metrics import VALUES
 from traffic_vlm.question_form_traffic_vlm import is_yes_no_question, question_form, question_words
+
+
+# Answers to open questions, by question type.
+KINDS = {"light_state": kinds.LIGHT, "color": kinds.COLOR, "status": kinds.STATUS, "side": kinds.SIDE}
+KINDS |= {"sign_value": kinds.SIGN, "closest": kinds.CLOSEST, "count": kinds.COUNT}
+VALUES = {name: set(kind.values) for name, kind in KINDS.items()} | {"facing": set(kinds.DIRECTIONS)}
+VALUES |= {name: set(SCENE_ATTRIBUTES[attribute]) for name, attribute in SCENE_ATTRIBUTE_OF_TYPE.items()}
 
 
 def kind_of(processor, question):

@@ -78,7 +78,7 @@ BAD_OPTIONS = [
     ("build_files.py --output_dir out --vocabulary words.txt", "must have 500 words, it has 2"),
     ("contact_sheet.py --columns 0", "--columns must be at least 1, got 0"),
     (f"{EVALUATE} --max_images 0", "--max_images must be at least 1, got 0"),
-    (f"{EVALUATE} --int8 true", "--int8 needs --exported"),
+    (EVALUATE, "has neither data/SPLIT-00000.parquet"),
     ("export.py --output_dir out --format int8", "--format int8 is made from onnx"),
     ("export.py --output_dir .", "exists; choose another --output_dir"),
     ("export.py --output_dir out --model nowhere", "nowhere: no such folder"),
