@@ -5,8 +5,6 @@
     python scripts/benchmark.py speed --device cuda --images 64 --questions 16
     python scripts/benchmark.py speed --model . runs/latent     # also a folder of build_files.py with other sizes
     python scripts/benchmark.py memory --memory_gb 8            # of answers, and of training
-    python scripts/benchmark.py data --dataset runs/mine        # training that is faster waits for its images
-    python scripts/benchmark.py service --clients 100           # of a running scripts/serve.py
 
 PaliGemma is the class of transformers: SigLIP vision tower, linear projector, and a Gemma decoder that has the 256
 tokens of the image in its prompt. It has the widths and depths of the default configuration of Traffic VLM, whose own
@@ -19,30 +17,19 @@ medians, and the number in brackets is the time divided by that of the first mod
 Run nothing else meanwhile.
 """
 
-import argparse
-import base64
-import copy
-import json
 import os
 import platform
 import re
 import sys
-import tempfile
-import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, cycle, islice, product
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
 
-import numpy as np
 import torch
 import transformers
 from torch.profiler import ProfilerActivity, profile
@@ -50,6 +37,7 @@ from torch.utils.benchmark import Timer
 from transformers import CompileConfig, PaliGemmaConfig, PaliGemmaForConditionalGeneration
 
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
+from traffic_vlm.evaluation.markdown import table
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.options import option, option_parser
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
@@ -59,6 +47,7 @@ from traffic_vlm.scripts import command
 ROOT = Path(__file__).resolve().parent.parent
 ROUNDS = 5  # in which the models take turns
 RESERVED_GB = 1.0  # of a GPU, for the CUDA context, kernels and workspace; assumed
+TRAINING_QUESTIONS = 16  # about an image
 
 # PaliGemma reads the token ids of Traffic VLM's processor, and these for what its own processor adds.
 IMAGE, NEWLINE = 500, 501
@@ -75,89 +64,38 @@ CLASSES = (
 TEMPLATES = ["Is there a {}?", "Can you see a {}?", "Is there a {} on the left?", "Do you see a {} ahead?"]
 TEMPLATES += ["Is a {} crossing the street?"]
 OPEN_QUESTION = "What is ahead?"
-SIDES = ("left", "right")
-LONG_QUESTIONS = [f"Is there a car{' and a bus' * 34} on the {side}?" for side in SIDES * 32]  # 108 tokens each
-QUESTIONS_IN_WORDS = [f"What is on the {side}?" for side in SIDES * 32]
 
 Run = Callable[[], Any]  # does a workload once, with all inputs prepared
-
-
-def check_minimum(options: Any, **minima: float) -> None:
-    """Raise a ValueError for the first option, or element of a list, that is below its minimum."""
-    for name, minimum in minima.items():
-        value = getattr(options, name)
-        for one in value if isinstance(value, list) else [value]:
-            if one is not None and not one >= minimum:
-                raise ValueError(f"--{name} must be at least {minimum}, got {one}")
+Rows = dict[str, dict[str, str]]  # of a table: {row: {model: cell}}
 
 
 @dataclass
-class ModelOptions:
+class Options:
     model: list[Path] = field(
         default_factory=lambda: [ROOT], metadata={"help": "folders with the sizes (config.json) of Traffic VLM"}
     )
     peer: Path | None = option(None, "folder with the sizes of PaliGemma; by default those of TrafficVLMConfig()")
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["bfloat16", "float32"] = option("bfloat16", "bfloat16 is slow on a CPU without AVX-512 or AMX")
-    threads: int | None = option(None, "CPU threads; by default torch's choice")
+    questions: list[int] = field(default_factory=lambda: [1, 4, 16, 64], metadata={"help": "questions about an image"})
+    images: int = option(1, "speed: images of a pass")
+    new_tokens: int = option(32, "speed: tokens to generate about one image")
+    fused: bool = option(True, "speed: Traffic VLM after fuse_for_inference(), as the pipeline has it")
+    compiled: bool = option(False, "speed: also compiled PaliGemma, and compiled generation by Traffic VLM")
+    min_run_time: float = option(1.0, "speed: seconds that each model is timed in each of 5 rounds")
+    memory_gb: float = option(6.0, "memory: GB (10^9 bytes) of a GPU, for the images of a training step")
 
     def __post_init__(self) -> None:
-        check_minimum(self, threads=1)
+        minima = {"questions": 1, "images": 1, "new_tokens": 1, "min_run_time": 0.001, "memory_gb": RESERVED_GB}
+        for name, minimum in minima.items():
+            value = min(self.questions, default=0) if name == "questions" else getattr(self, name)
+            if not value >= minimum:
+                raise ValueError(f"--{name} must be at least {minimum}, got {value}")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("--device cuda: torch finds no GPU")
         for folder in (*self.model, self.peer or ROOT):
             if not (folder / "config.json").is_file():
                 raise ValueError(f"{folder}: there is no config.json")
-
-
-@dataclass
-class SpeedOptions(ModelOptions):
-    images: int = option(1, "images of a pass")
-    questions: list[int] = field(default_factory=lambda: [1, 4, 16, 64], metadata={"help": "questions about each"})
-    new_tokens: int = option(32, "tokens to generate about one image")
-    compiled: bool = option(False, "also compiled: PaliGemma, and generation by Traffic VLM")
-    min_run_time: float = option(1.0, "seconds that each model is timed in each of 5 rounds")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_minimum(self, images=1, questions=1, new_tokens=1, min_run_time=0.001)
-
-
-@dataclass
-class MemoryOptions(ModelOptions):
-    questions: int = option(16, "questions about an image")
-    memory_gb: float = option(6.0, "memory of a GPU in GB (10^9 bytes), for the images of a training step")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_minimum(self, questions=1, memory_gb=RESERVED_GB)
-
-
-@dataclass
-class DataOptions:
-    dataset: Path | None = option(None, "folder of make_dataset.py; by default scenes are drawn")
-    model: Path = option(ROOT, "folder with the processor")
-    num_images: int = option(512, "images to measure")
-    batch_size: int = option(32, "images in a batch")
-    num_workers: int = option(2, "processes that load; 0 loads in the main process")
-    questions_per_image: int = option(16, "maximum number of questions about an image")
-
-    def __post_init__(self) -> None:
-        check_minimum(self, num_images=1, batch_size=1, num_workers=0, questions_per_image=1)
-
-
-@dataclass
-class ServiceOptions:
-    url: str = "http://127.0.0.1:8000"
-    image: Path = option(ROOT / "docs/example.jpg", "image to ask about")
-    clients: int = option(100, "clients, each of which asks again as soon as it is answered")
-    questions: int = option(4, "questions of their requests")
-    long_callers: int = option(0, "more clients, with 64 questions of 108 tokens")
-    in_words: bool = option(False, "the 64 questions are short, and answered in words")
-    seconds: float = option(30.0, "time in which requests are sent")
-
-    def __post_init__(self) -> None:
-        check_minimum(self, clients=1, questions=1, long_callers=0, seconds=0)
 
 
 # --- the models ---
@@ -169,10 +107,6 @@ class TrafficVLM:
     def __init__(self, config: TrafficVLMConfig, processor: TrafficVLMProcessor, **placement: Any):
         self.model = with_random_weights(TrafficVLMForConditionalGeneration, config, **placement)
         self.processor = processor
-
-    def prepare(self) -> None:
-        """Change the model for inference as the pipeline does."""
-        self.model.fuse_for_inference()
 
     def inputs(self, pixel_values: torch.Tensor, questions: Sequence[str]) -> dict[str, torch.Tensor]:
         text = [list(questions)] * len(pixel_values)
@@ -214,9 +148,6 @@ class PaliGemma:
         )
         self.model = with_random_weights(PaliGemmaForConditionalGeneration, peer, **placement)
         self.processor, self.image_tokens = processor, (vision["image_size"] // vision["patch_size"]) ** 2
-
-    def prepare(self) -> None:
-        """Nothing to change for inference."""
 
     def inputs(self, pixel_values: torch.Tensor, questions: Sequence[str]) -> dict[str, torch.Tensor]:
         """Inputs of the model for N questions about each image: I·N rows, padded on the left."""
@@ -263,7 +194,7 @@ def with_random_weights(model_class: Any, config: Any, device: str, dtype: torch
     return model_class(config).to(device, dtype).eval()
 
 
-def build_models(options: ModelOptions, dtype: torch.dtype) -> tuple[dict[str, Any], torch.Tensor]:
+def build_models(options: Options, dtype: torch.dtype) -> tuple[dict[str, Any], torch.Tensor]:
     """The models by the names of their columns, and an image [1,3,H,W].
 
     Raises:
@@ -289,6 +220,17 @@ def make_questions(count: int) -> list[str]:
     return list(islice(cycle(template.format(name) for name, template in product(CLASSES, TEMPLATES)), count))
 
 
+def describe(options: Options, models: Mapping[str, Any]) -> str:
+    """What the measurements belong to: machine, versions, and parameters of the models."""
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
+    cpu = f"{names[0] if names else platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+    machine = torch.cuda.get_device_name() if options.device == "cuda" else cpu
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    counts = ", ".join(f"{name} {model.model.num_parameters() / 1e6:.1f} M" for name, model in models.items())
+    return f"{machine}, threads: {torch.get_num_threads()}, {versions}, {options.dtype}. {counts}."
+
+
 # --- speed ---
 
 
@@ -303,76 +245,48 @@ def generate_run(model: Any, inputs: Mapping[str, Any], new_tokens: int, compile
     return lambda: model.generate(**inputs, **options)
 
 
-def time_in_turns(runs: Mapping[str, Run], min_run_time: float) -> dict[str, float]:
-    """Median time of each run in seconds; in each of ROUNDS, each is repeated for at least `min_run_time` seconds."""
-    threads = torch.get_num_threads()
-    timers = {name: Timer("run()", globals={"run": run}, num_threads=threads) for name, run in runs.items()}
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for run in runs.values():
-        for _ in range(2):  # a compiled step is compiled again when a length changes
-            run()
+def time_in_turns(runs: Mapping[str, Run | None], min_run_time: float) -> dict[str, str]:
+    """Median time of each run in ms, with its ratio to that of the first; "–" for None.
+
+    In each of ROUNDS, each is repeated for at least `min_run_time` seconds.
+    """
+    threads, timers = torch.get_num_threads(), {}
+    for name, run in runs.items():
+        if run is not None:
+            run(), run()  # a compiled step is compiled again when a length changes
+            timers[name] = Timer("run()", globals={"run": run}, num_threads=threads)
+    times: dict[str, list[float]] = {name: [] for name in timers}
     for _ in range(ROUNDS):
         for name, timer in timers.items():
             times[name] += timer.blocked_autorange(min_run_time=min_run_time).times
-    return {name: median(values) for name, values in times.items()}
+    medians = {name: median(values) for name, values in times.items()}
+    first = next(iter(medians.values()))
+    cells = {name: f"{1e3 * value:,.1f} ms ({value / first:.2f})" for name, value in medians.items()}
+    return {name: cells.get(name, "–") for name in runs}
 
 
-def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count > 1)}"
-
-
-def print_row(title: str, cells: Sequence[str]) -> None:
-    print(f"| {' | '.join([title, *cells])} |", flush=True)
-
-
-def print_header(options: ModelOptions, models: Mapping[str, Any], columns: Sequence[str]) -> None:
-    """Print what the measurements belong to: machine, versions, and parameters of the models."""
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
-    cpu = f"{names[0] if names else platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
-    machine = torch.cuda.get_device_name() if options.device == "cuda" else cpu
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    counts = ", ".join(f"{name} {model.model.num_parameters() / 1e6:.1f} M" for name, model in models.items())
-    print(f"{machine}, {plural(torch.get_num_threads(), 'thread')}, {versions}, {options.dtype}. {counts}.\n")
-    print_row("", columns)
-    print_row("---", ["--:"] * len(columns))
-
-
-def measure_speed(options: SpeedOptions) -> None:
-    """Print a row for each number of questions, one for generated tokens, and one for loading."""
+def measure_speed(options: Options) -> Rows:
+    """A row for each number of questions, and one for generated tokens."""
     models, image = build_models(options, getattr(torch, options.dtype))
-    with tempfile.TemporaryDirectory() as folder:
-        for name, model in models.items():
-            model.model.save_pretrained(f"{folder}/{name}")
-            model.prepare()
-        kinds = {name: (model, False) for name, model in models.items()}
-        if options.compiled:
-            kinds |= {f"{name}, compiled": (model, True) for name, model in models.items()}
-        print_header(options, models, [*kinds])
-
-        def print_times(title: str, runs: Mapping[str, Run | None]) -> None:
-            seconds = time_in_turns({name: run for name, run in runs.items() if run}, options.min_run_time)
-            first = next(iter(seconds.values()))
-            cells = {name: f"{1e3 * value:,.1f} ms ({value / first:.2f})" for name, value in seconds.items()}
-            print_row(title, [cells.get(name, "–") for name in kinds])
-
-        def load(model: Any, files: str) -> None:
-            loaded = copy.copy(model)
-            loaded.model = type(model.model).from_pretrained(files, dtype=image.dtype).to(image.device).eval()
-            loaded.prepare()
-            loaded.yes_no(image, [OPEN_QUESTION])()
-
-        for count in options.questions:
-            images, questions = image.repeat(options.images, 1, 1, 1), make_questions(count)
-            runs = {name: model.yes_no(images, questions, compiled) for name, (model, compiled) in kinds.items()}
-            print_times(f"{plural(options.images, 'image')} × {plural(count, 'question')}", runs)
-        runs = {
-            name: generate_run(model.model, model.prompt(image, OPEN_QUESTION), options.new_tokens, compiled)
-            for name, (model, compiled) in kinds.items()
-        }
-        print_times(plural(options.new_tokens, "token"), runs)
-        runs = {name: partial(load, model, f"{folder}/{name}") for name, model in models.items()}
-        print_times("from files to the first answer", runs)
+    print(describe(options, models), flush=True)
+    if options.fused:
+        for model in models.values():
+            if isinstance(model, TrafficVLM):
+                model.model.fuse_for_inference()
+    kinds = {name: (model, False) for name, model in models.items()}
+    if options.compiled:
+        kinds |= {f"{name}, compiled": (model, True) for name, model in models.items()}
+    rows: Rows = {}
+    for count in options.questions:
+        images, questions = image.repeat(options.images, 1, 1, 1), make_questions(count)
+        runs = {name: model.yes_no(images, questions, compiled) for name, (model, compiled) in kinds.items()}
+        rows[f"images: {options.images}, questions: {count}"] = time_in_turns(runs, options.min_run_time)
+    runs = {
+        name: generate_run(model.model, model.prompt(image, OPEN_QUESTION), options.new_tokens, compiled)
+        for name, (model, compiled) in kinds.items()
+    }
+    rows[f"tokens: {options.new_tokens}"] = time_in_turns(runs, options.min_run_time)
+    return rows
 
 
 # --- memory ---
@@ -391,12 +305,12 @@ def peak_bytes(run: Run, device: str) -> int:
     return max(accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
 
 
-def training_bytes(model: Any, image: torch.Tensor, options: MemoryOptions) -> list[int]:
+def training_bytes(model: Any, image: torch.Tensor, options: Options) -> tuple[int, dict[str, int]]:
     """Bytes of training with AdamW: the state, and what one more image needs without and with checkpointing.
 
     The state is weights, gradients and moments in float32, after a step.
     """
-    optimizer, questions = torch.optim.AdamW(model.model.parameters()), make_questions(options.questions)
+    optimizer, questions = torch.optim.AdamW(model.model.parameters()), make_questions(TRAINING_QUESTIONS)
     model.model.train()
 
     def step(images: int) -> None:
@@ -415,135 +329,49 @@ def training_bytes(model: Any, image: torch.Tensor, options: MemoryOptions) -> l
     moments = [value for state in optimizer.state.values() for value in state.values()]
     gradients = [weight.grad for weight in model.model.parameters() if weight.grad is not None]
     state = sum(tensor.nbytes for tensor in (*model.model.parameters(), *model.model.buffers(), *moments, *gradients))
-    plain = an_image()
+    images = {"": an_image()}
     model.model.gradient_checkpointing_enable()
-    return [state, plain, an_image()]
+    return state, images | {", checkpointing": an_image()}
 
 
-def measure_memory(options: MemoryOptions) -> None:
-    """Print the memory of answers, with weights in the dtype, and of training in float32 or bfloat16 autocast."""
+def measure_memory(options: Options) -> Rows:
+    """Megabytes of answers, with weights in the dtype, and of training in float32 or bfloat16 autocast."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise the profiler prints each of its starts and stops
     warnings.filterwarnings("ignore", "`gradient_checkpointing", FutureWarning)  # renamed in transformers 5.23
     models, image = build_models(options, getattr(torch, options.dtype))
-    print_header(options, models, [f"{name}, MB" for name in models])
+    print(describe(options, models), flush=True)
+    rows: Rows = {}
 
-    def print_megabytes(title: str, sizes: Iterable[int]) -> None:
-        print_row(title, [f"{size / 1e6:,.1f}" for size in sizes])
+    def add(title: str, name: str, size: float) -> None:
+        rows.setdefault(f"{title}, MB", {})[name] = f"{size / 1e6:,.1f}"
 
-    weights = [(*model.model.parameters(), *model.model.buffers()) for model in models.values()]
-    print_megabytes("weights", [sum(tensor.nbytes for tensor in tensors) for tensors in weights])
-    for count in sorted({1, options.questions}):
-        runs = [model.yes_no(image, make_questions(count)) for model in models.values()]
-        peaks = [peak_bytes(run, options.device) for run in runs]
-        print_megabytes(f"{plural(count, 'question')} about an image, peak above that", peaks)
+    for name, model in models.items():
+        tensors = (*model.model.parameters(), *model.model.buffers())
+        add("weights", name, sum(tensor.nbytes for tensor in tensors))
+        for count in options.questions:
+            peak = peak_bytes(model.yes_no(image, make_questions(count)), options.device)
+            add(f"peak above that, questions about an image: {count}", name, peak)
     models, image = build_models(options, torch.float32)
-    found = [training_bytes(model, image, options) for model in models.values()]
-    states, *kinds = zip(*found)
-    print_megabytes("training: weights, gradients and AdamW", states)
-    for title, sizes in zip(("", ", checkpointing"), kinds):
-        print_megabytes(f"training: an image with {plural(options.questions, 'question')}{title}", sizes)
-        room = [(options.memory_gb - RESERVED_GB) * 1e9 - state for state in states]
-        counts = [f"{max(0, int(free // size)):,}" for free, size in zip(room, sizes)]
-        print_row(f"training: images a step in {options.memory_gb:g} GB{title}, computed", counts)
-
-
-# --- training data ---
-
-
-def measure_data(options: DataOptions) -> None:
-    """Print how many images a second are loaded, augmented and collated for training."""
-    from traffic_vlm.data.collator import TrafficCollator
-    from traffic_vlm.data.dataset import SyntheticRows
-    from traffic_vlm.data.folders import load_rows
-
-    torch.set_num_threads(1)
-    processor = TrafficVLMProcessor.from_pretrained(options.model)
-    loader = torch.utils.data.DataLoader(
-        SyntheticRows() if options.dataset is None else load_rows([options.dataset], prefer="train"),
-        batch_size=options.batch_size,
-        num_workers=options.num_workers,
-        collate_fn=TrafficCollator(processor, options.questions_per_image),
-        multiprocessing_context="fork" if options.num_workers else None,
-    )
-    batches = iter(loader)
-    skipped = max(1, options.num_workers)  # each worker prepares one while they start, which would take no time
-    for _ in islice(batches, skipped):
-        pass
-    images = questions = 0
-    start = time.perf_counter()
-    for batch in batches:
-        images += len(batch["pixel_values"])
-        questions += int((batch["question_ends"] >= 0).sum())
-        if images >= options.num_images:
-            break
-    if not images:
-        raise ValueError(f"--dataset {options.dataset}: no image after the first {skipped} x {options.batch_size}")
-    seconds = time.perf_counter() - start
-    print(f"{images / seconds:.0f} images per second, {questions / images:.1f} questions each, {seconds:.1f} s")
-
-
-# --- service ---
-
-
-def call_service(options: ServiceOptions, questions: Sequence[str], end: float) -> list[tuple[int, float]]:
-    """Status and seconds of each request of a client that asks until `end`. Status 0: no response."""
-    image, results = options.image.read_bytes(), []
-    while (begin := time.perf_counter()) < end:
-        encoded = base64.b64encode(image + os.urandom(8)).decode()  # not the image of an earlier request
-        body = json.dumps({"image": encoded, "questions": questions}).encode()
-        request = Request(f"{options.url}/v1/answer", body, {"Content-Type": "application/json"})
-        try:
-            with urlopen(request, timeout=300) as response:
-                response.read()
-                status = response.status
-        except HTTPError as error:
-            status = error.code
-        except URLError:
-            status = 0
-        results.append((status, time.perf_counter() - begin))
-    return results
-
-
-def measure_service(options: ServiceOptions) -> None:
-    """Print requests a second and their times: a line for the clients, and one for the long callers, if any."""
-    groups = {"clients": (options.clients, make_questions(options.questions))}
-    if options.long_callers:
-        groups["long callers"] = (options.long_callers, QUESTIONS_IN_WORDS if options.in_words else LONG_QUESTIONS)
-    begin = time.perf_counter()
-    with ThreadPoolExecutor(sum(count for count, _ in groups.values())) as pool:
-        end = begin + options.seconds
-        calls = {
-            name: [pool.submit(call_service, options, questions, end) for _ in range(count)]
-            for name, (count, questions) in groups.items()
-        }
-    took = time.perf_counter() - begin
-    for name, futures in calls.items():
-        results = [result for future in futures for result in future.result()]
-        seconds = [each for status, each in results if status == 200]
-        errors = dict(Counter(status for status, _ in results if status != 200))
-        p50, p99 = np.percentile(seconds or [float("nan")], [50, 99])
-        rate = f"{len(seconds) / took:.1f} requests/s, p50 {p50:.2f} s, p99 {p99:.2f} s"
-        print(f"{name}: {rate}, {len(results)} requests, errors {errors or 'none'}")
-
-
-MEASUREMENTS: dict[str, tuple[Any, Callable[[Any], None]]] = {
-    "speed": (SpeedOptions, measure_speed),
-    "memory": (MemoryOptions, measure_memory),
-    "data": (DataOptions, measure_data),
-    "service": (ServiceOptions, measure_service),
-}
+    for name, model in models.items():
+        state, images = training_bytes(model, image, options)
+        add("training: weights, gradients and AdamW", name, state)
+        for way, size in images.items():
+            add(f"training: an image with {TRAINING_QUESTIONS} questions{way}", name, size)
+            count = max(0, int(((options.memory_gb - RESERVED_GB) * 1e9 - state) // size))
+            rows.setdefault(f"training: images a step in {options.memory_gb:g} GB{way}, computed", {})[name] = str(
+                count
+            )
+    return rows
 
 
 @command()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("measurement", choices=MEASUREMENTS, help="--help after it shows its options")
-    option_types, measure = MEASUREMENTS[parser.parse_args(sys.argv[1:2]).measurement]
-    [options] = option_parser([option_types], __doc__).parse_args_into_dataclasses(sys.argv[2:])
+    measurements = {"speed": measure_speed, "memory": measure_memory}
+    parser = option_parser([Options], __doc__)
+    parser.add_argument("measurement", choices=measurements)
+    options, chosen = parser.parse_args_into_dataclasses()
     transformers.logging.set_verbosity_error()
-    if getattr(options, "threads", None):
-        torch.set_num_threads(options.threads)
-    measure(options)
+    print(table("", measurements[chosen.measurement](options)))
 
 
 if __name__ == "__main__":
