@@ -50,60 +50,36 @@ class Options(SizeOptions):
     questions: Path | None = option(None, "list of questions to measure the coverage on")
 
 
-def make_config(text_fields: dict[str, Any] | None = None) -> TrafficVLMConfig:
-    """The configuration of the repository's weights: its temperature and dtype are kept.
-
-    With `text_fields`, sizes of another decoder, it is the configuration of new weights.
-    """
-    weights = json.loads((ROOT / "config.json").read_text())
-    kept = {name: weights[name] for name in ("yes_no_temperature", "dtype") if name in weights and not text_fields}
-    return TrafficVLMConfig(VISION_TOWER, text_fields, architectures=["TrafficVLMForConditionalGeneration"], **kept)
-
-
-def read_vocabulary(path: Path) -> dict[str, int]:
-    """The ids of the words of a list. Lines that start with "# " are comments.
-
-    Raises:
-        ValueError: a word occurs twice, there are not 500 words, or the special tokens do not come first.
-    """
-    lines = path.read_text(encoding="utf-8").splitlines()
-    words = [word for line in lines if not line.startswith("# ") for word in line.split()]
-    repeated = [word for word, count in Counter(words).items() if count > 1]
-    if repeated:
-        raise ValueError(f"{path.name} has words that occur more than once: {repeated}")
-    if len(words) != VOCAB_SIZE:
-        raise ValueError(f"{path.name} must have {VOCAB_SIZE} words, it has {len(words)}")
-    first = SPECIAL_TOKENS + ANSWER_TOKENS
-    if words[: len(first)] != first:
-        raise ValueError(f"{path.name} must begin with {first}, it begins with {words[: len(first)]}")
-    return {word: index for index, word in enumerate(words)}
-
-
-def unreachable_words(tokenizer: TrafficVLMTokenizer) -> list[str]:
-    """The words of the vocabulary that no text produces, because the normalizer rewrites or splits them."""
-    words = [word for word in tokenizer.get_vocab() if word not in SPECIAL_TOKENS + ANSWER_TOKENS]
-    # "'s" exists only after a word.
-    texts = ["car" + word if word.startswith("'") else word for word in words]
-    tokens = [tokenizer.tokenize(text) for text in texts]
-    expected = [["car", word] if word.startswith("'") else [word] for word in words]
-    return [word for word, found, wanted in zip(words, tokens, expected) if found != wanted]
-
-
 def make_tokenizer(vocabulary: Path) -> TrafficVLMTokenizer:
-    """The tokenizer of a word list.
+    """The tokenizer of a word list, in which lines that start with "# " are comments.
 
     Raises:
-        ValueError: the list is invalid (see `read_vocabulary`) or has unreachable words.
+        ValueError: a word occurs twice, there are not 500 words, the special tokens do not come first, or no text
+            produces a word, because the normalizer rewrites or splits it.
     """
-    tokenizer = TrafficVLMTokenizer(read_vocabulary(vocabulary))
-    unreachable = unreachable_words(tokenizer)
-    if unreachable:
+    lines = vocabulary.read_text(encoding="utf-8").splitlines()
+    words = [word for line in lines if not line.startswith("# ") for word in line.split()]
+    first = SPECIAL_TOKENS + ANSWER_TOKENS
+    if repeated := [word for word, count in Counter(words).items() if count > 1]:
+        raise ValueError(f"{vocabulary.name} has words that occur more than once: {repeated}")
+    if len(words) != VOCAB_SIZE:
+        raise ValueError(f"{vocabulary.name} must have {VOCAB_SIZE} words, it has {len(words)}")
+    if words[: len(first)] != first:
+        raise ValueError(f"{vocabulary.name} must begin with {first}, it begins with {words[: len(first)]}")
+    tokenizer = TrafficVLMTokenizer({word: index for index, word in enumerate(words)})
+    # "'s" exists only after a word.
+    texts = {word: f"car{word}" if word.startswith("'") else word for word in words[len(first) :]}
+    if unreachable := [word for word, text in texts.items() if tokenizer.tokenize(text)[-1] != word]:
         raise ValueError(f"{vocabulary.name} has words that the normalizer rewrites or splits: {unreachable}")
     return tokenizer
 
 
-def build(output_dir: Path, tokenizer: TrafficVLMTokenizer, text_fields: dict[str, Any] | None = None) -> list[Path]:
+def build(output_dir: Path, tokenizer: TrafficVLMTokenizer, text_fields: dict[str, Any]) -> list[Path]:
     """The paths of all files, which are written. Each replaces an existing one in a single step.
+
+    Args:
+        text_fields: sizes of another decoder, for new weights; {} for the sizes of the repository's weights, whose
+            temperature, dtype and taught words are kept.
 
     Raises:
         ValueError: the folder has weights, and `text_fields` are other sizes.
@@ -111,20 +87,20 @@ def build(output_dir: Path, tokenizer: TrafficVLMTokenizer, text_fields: dict[st
     if text_fields and (output_dir / "model.safetensors").is_file():
         named = ", ".join(f"{name}={value}" for name, value in text_fields.items())
         raise ValueError(f"{output_dir} has weights, which do not fit {named}: choose another --output_dir")
-    config = make_config(text_fields)
+    kept = {} if text_fields else read_fields(ROOT / "config.json", "yes_no_temperature", "dtype")
+    config = TrafficVLMConfig(VISION_TOWER, text_fields, architectures=["TrafficVLMForConditionalGeneration"], **kept)
     token_ids = {name: getattr(config.text_config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     # The whole image is resized to a square (bicubic, no crop); pixels are scaled to [-1, 1].
     size = config.vision_config.image_size
     image_processor = SiglipImageProcessorPil(size={"height": size, "width": size})
     existing = output_dir / "processor_config.json"
-    weights = json.loads((existing if existing.is_file() else ROOT / existing.name).read_text())
-    names = () if text_fields else ("taught", "own_questions")
-    kept = {name: weights[name] for name in names if name in weights}
+    source = existing if existing.is_file() else ROOT / existing.name
+    taught = {} if text_fields else read_fields(source, "taught", "own_questions")
     parts = (
         config,
         GenerationConfig(**token_ids, max_new_tokens=MAX_NEW_TOKENS),
         # The processor marks its tokenizer and writes the tokenizer's files too: give it a copy, and write ours last.
-        TrafficVLMProcessor(image_processor, deepcopy(tokenizer), **kept),
+        TrafficVLMProcessor(image_processor, deepcopy(tokenizer), **taught),
         tokenizer,
     )
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -132,6 +108,12 @@ def build(output_dir: Path, tokenizer: TrafficVLMTokenizer, text_fields: dict[st
         for part in parts:
             part.save_pretrained(temporary)
         return [(Path(temporary) / name).replace(output_dir / name) for name in FILES]
+
+
+def read_fields(path: Path, *names: str) -> dict[str, Any]:
+    """The fields of a JSON file with these names, without those that it lacks."""
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    return {name: fields[name] for name in names if name in fields}
 
 
 @command("train")
@@ -142,7 +124,7 @@ def main() -> None:
         print(path)
     if options.questions is None:
         return
-    lists = json.loads((options.output_dir / "processor_config.json").read_text()).get("taught") or {}
+    lists = read_fields(options.output_dir / "processor_config.json", "taught").get("taught") or {}
     known = {
         "words of the vocabulary": set(tokenizer.get_vocab()),
         "words that our questions can teach": template_words(tokenizer),

@@ -177,10 +177,6 @@ def test_encoding_of_decoded_text_is_stable(words):
 # --- the word list and the files ---
 
 
-def test_every_word_of_the_vocabulary_is_reachable():
-    assert load_script("build_files").unreachable_words(TOKENIZER) == []
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
