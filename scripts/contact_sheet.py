@@ -19,38 +19,18 @@ from traffic_vlm.options import option, option_parser
 from traffic_vlm.scripts import command
 
 
-ROOT = Path(__file__).resolve().parent.parent
+COLUMNS, QUESTIONS = 6, 4  # scenes in a row, questions below each
 
 
 @dataclass
 class SheetOptions:
-    output: Path = option(ROOT / "docs" / "synthetic.png", "PNG file to write")
+    output: Path = option(Path(__file__).resolve().parent.parent / "docs" / "synthetic.png", "PNG file to write")
     num_images: int = option(24, "number of scenes")
-    questions_per_image: int = option(4, "questions below each scene")
     first_seed: int = option(20000, "seed of the first scene")
-    columns: int = option(6, "scenes in a row")
 
     def __post_init__(self) -> None:
-        for name, minimum in {"num_images": 1, "questions_per_image": 0, "columns": 1}.items():
-            if getattr(self, name) < minimum:
-                raise ValueError(f"--{name} must be at least {minimum}, got {getattr(self, name)}")
-        if self.output.suffix.lower() != ".png" or self.output.is_dir():
-            raise ValueError(f"--output must be a PNG file, got {str(self.output)!r}")
-
-
-def contact_sheet(items: list[tuple[Image.Image, list[str]]], path: Path, columns: int) -> None:
-    """Write images with lines of text below each as one PNG; make its folder if it is missing."""
-    width, height = items[0][0].size
-    step = height + 6 + 11 * max(len(lines) for _, lines in items)
-    rows = -(-len(items) // columns)
-    sheet = Image.new("RGB", (columns * (width + 6) + 6, rows * step + 6), "white")
-    pen = ImageDraw.Draw(sheet)
-    for index, (image, lines) in enumerate(items):
-        x, y = 6 + index % columns * (width + 6), 6 + index // columns * step
-        sheet.paste(image, (x, y))
-        pen.multiline_text((x, y + height + 1), "\n".join(lines), fill="black", font_size=10, spacing=1)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    sheet.save(path)
+        if self.num_images < 1:
+            raise ValueError(f"--num_images must be at least 1, got {self.num_images}")
 
 
 @command("data")
@@ -59,11 +39,18 @@ def main() -> None:
     rng, balancer, items = random.Random(options.first_seed), Balancer(), []
     for seed in range(options.first_seed, options.first_seed + options.num_images):
         image, scene = render(seed)
-        lines = []
-        for question in ask(GroundTruth(scene), rng, options.questions_per_image, balancer):
-            lines += textwrap.wrap(f"{question.text} {question.answer}", 40, subsequent_indent="   ")
-        items.append((image, lines))
-    contact_sheet(items, options.output, options.columns)
+        texts = [f"{one.text} {one.answer}" for one in ask(GroundTruth(scene), rng, QUESTIONS, balancer)]
+        items.append((image, [line for text in texts for line in textwrap.wrap(text, 40, subsequent_indent="   ")]))
+    width, height = items[0][0].size
+    step = height + 6 + 11 * max(len(lines) for _, lines in items)
+    rows = -(-len(items) // COLUMNS)
+    sheet = Image.new("RGB", (COLUMNS * (width + 6) + 6, rows * step + 6), "white")
+    pen = ImageDraw.Draw(sheet)
+    for index, (image, lines) in enumerate(items):
+        x, y = 6 + index % COLUMNS * (width + 6), 6 + index // COLUMNS * step
+        sheet.paste(image, (x, y))
+        pen.multiline_text((x, y + height + 1), "\n".join(lines), fill="black", font_size=10, spacing=1)
+    sheet.save(options.output)
     print(f"wrote {options.output}")
 
 

@@ -20,19 +20,10 @@ from traffic_vlm.scripts import command
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 
-# Names in the package → names in our convolutions. Their batch norms are numbered by the convolutions of a block.
-PATTERNS = {
-    r"^_conv_stem\.": "stem.0.",
-    r"^_bn0\.": "stem.1.",
-    r"^_conv_head\.": "head.0.",
-    r"^_bn1\.": "head.1.",
-    r"^_blocks\.(\d+)\._expand_conv\.": r"blocks.\1.expand.0.",
-    r"^_blocks\.(\d+)\._bn0\.": r"blocks.\1.expand.1.",
-    r"^_blocks\.(\d+)\._depthwise_conv\.": r"blocks.\1.filter.0.",
-    r"^_blocks\.(\d+)\._bn1\.": r"blocks.\1.filter.1.",
-    r"^_blocks\.(\d+)\._project_conv\.": r"blocks.\1.project.0.",
-    r"^_blocks\.(\d+)\._bn2\.": r"blocks.\1.project.1.",
-}
+# Names of layers in the package → in our convolutions. Batch norms are numbered by the convolutions of a block.
+OUTSIDE = {"_conv_stem": "stem.0", "_bn0": "stem.1", "_conv_head": "head.0", "_bn1": "head.1"}
+IN_BLOCK = {"_expand_conv": "expand.0", "_bn0": "expand.1", "_depthwise_conv": "filter.0", "_bn1": "filter.1"}
+IN_BLOCK |= {"_project_conv": "project.0", "_bn2": "project.1"}
 
 
 @dataclass
@@ -42,10 +33,10 @@ class Options:
 
 def convert_name(name: str) -> str | None:
     """Our name of a weight of the package; None for the classifier's."""
-    for pattern, replacement in PATTERNS.items():
-        if re.match(pattern, name):
-            return re.sub(pattern, replacement, name)
-    return None
+    block, layer, rest = re.fullmatch(r"_(blocks\.\d+\.)?_?(\w+)(\..+)", name).groups()
+    names = IN_BLOCK if block else OUTSIDE
+    found = names.get(f"_{layer}")
+    return f"{block or ''}{found}{rest}" if found else None
 
 
 @command("start")

@@ -76,7 +76,7 @@ BAD_OPTIONS = [
     ("benchmark.py speed --model nowhere", "nowhere: there is no config.json"),
     ("benchmark.py memory --memory_gb 0.5", "--memory_gb must be at least 1.0, got 0.5"),
     ("build_files.py --output_dir out --vocabulary words.txt", "must have 500 words, it has 2"),
-    ("contact_sheet.py --columns 0", "--columns must be at least 1, got 0"),
+    ("contact_sheet.py --num_images 0", "--num_images must be at least 1, got 0"),
     (f"{EVALUATE} --max_images 0", "--max_images must be at least 1, got 0"),
     (EVALUATE, "has neither data/SPLIT-00000.parquet"),
     ("export.py --output_dir out --format int8", "--format int8 is made from onnx"),
