@@ -14,6 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from ..data.grounding import class_words
 from ..data.scene import CLASSES
+from ..export import asking
 from ..files import atomic_write
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from ..question_traffic_vlm import answer_text, map_strength
@@ -27,17 +28,14 @@ LINE_HEIGHT = 22  # pixels of a line under an image
 
 
 def mapped_words(pipe: TrafficVLMPipeline, question: str) -> list[tuple[int, str]]:
-    """The content words of a question with their columns (places among its tokens); without any, all its words."""
-    tokens = enumerate(pipe.tokenizer.convert_ids_to_tokens(pipe.read_question(question).input_ids))
-    words = [(column, word) for column, word in tokens if word.isalpha()]
-    return [found for found in words if is_content_word(found[1])] or words
+    """The words of a question whose maps are shown, with their columns; the one that it is about comes first."""
+    tokens = pipe.tokenizer.convert_ids_to_tokens(pipe.read_question(question).input_ids)
+    return asking.mapped_words(tokens, is_content_word, NOUNS)
 
 
 def asked_word(pipe: TrafficVLMPipeline, question: str) -> tuple[int, str] | None:
-    """The word that a question is about with its column: the first known noun, otherwise the last word."""
-    words = mapped_words(pipe, question)
-    nouns = [found for found in words if found[1] in NOUNS]
-    return next(iter(nouns[:1] or words[-1:]), None)
+    """The word that a question is about with its column; None without words."""
+    return next(iter(mapped_words(pipe, question)), None)
 
 
 def attention_of_question(pipe: TrafficVLMPipeline, encoded: Any, question: str) -> torch.Tensor:

@@ -153,7 +153,7 @@ class Page:
         choices = [
             (f"{word} · {question}", f"{column}:{question}")
             for question in answered
-            for column, word in mapped_words(self.pipe, question)
+            for column, word in sorted(mapped_words(self.pipe, question))
         ]
         if not choices:
             return [], None
