@@ -144,16 +144,6 @@ def accuracy(rows: pd.DataFrame) -> float | None:
     return mean(rows["is_right"])
 
 
-def precision(rows: pd.DataFrame) -> float | None:
-    """Fraction of the answers yes that are right. It depends on how often yes is true."""
-    return accuracy(rows[is_yes_no(rows) & (rows["answer"] == "yes")])
-
-
-def recall(rows: pd.DataFrame) -> float | None:
-    """Fraction of the questions with the truth yes that are answered yes."""
-    return accuracy(rows[rows["truth"] == "yes"])
-
-
 # Words
 
 
@@ -247,8 +237,6 @@ YES_NO: dict[str, Metric] = {
     "AUC": auc,
     "calibration error": calibration_error,
     "accuracy": accuracy,
-    "precision": precision,
-    "recall": recall,
     "questions": len,
     "question ids": question_ids,
 }

@@ -6,7 +6,6 @@ words that a training asked ─────────────────�
 """
 
 import math
-from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,30 +22,11 @@ MIN_GAIN_QUESTIONS, MIN_OTHER_ANSWERS = 30, 10  # with a word, to measure its ga
 STANDARD_ERRORS = 2.0
 
 
-def word_questions(asked: Sequence[tuple[str, str]], processor: Any) -> dict[str, list[int]]:
-    """For each content word, the indices of the questions (text, right answer) that hold it.
+def word_gains(answers: pd.DataFrame, without_image: pd.Series, processor: Any) -> dict[str, dict[str, float]]:
+    """How much better the questions with each content word are answered than without the image.
 
     Words in fewer than 30 questions are left out, and those with fewer than 10 right answers other than the most
     frequent one: where it is always day, a model that sees nothing is right about the night, too.
-    """
-    tokenizer = processor.tokenizer
-    texts = list(dict.fromkeys(text for text, _ in asked))
-    ids = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-    words_of = {text: set(tokenizer.convert_ids_to_tokens(row)) for text, row in zip(texts, ids)}
-    found: defaultdict[str, list[int]] = defaultdict(list)
-    for index, (text, _) in enumerate(asked):
-        for word in filter(is_content_word, words_of[text]):
-            found[word].append(index)
-
-    def is_enough(indices: list[int]) -> bool:
-        [(_, most_frequent)] = Counter(asked[index][1] for index in indices).most_common(1)
-        return len(indices) >= MIN_GAIN_QUESTIONS and len(indices) - most_frequent >= MIN_OTHER_ANSWERS
-
-    return {word: indices for word, indices in sorted(found.items()) if is_enough(indices)}
-
-
-def word_gains(answers: pd.DataFrame, without_image: pd.Series, processor: Any) -> dict[str, dict[str, float]]:
-    """How much better the questions of each word of `word_questions` are answered than without the image.
 
     Args:
         answers: table of `predict`.
@@ -56,16 +36,17 @@ def word_gains(answers: pd.DataFrame, without_image: pd.Series, processor: Any) 
         {word: {"gain": mean difference of accuracy, "error": its standard error, "photographs": number of questions
         about photographs}}.
     """
-    differences = answers["is_right"].astype(float) - without_image.astype(float)
-    is_photograph = answers["source"] != SYNTHETIC
-    return {
-        word: {
-            "gain": float(differences.iloc[indices].mean()),
-            "error": float(differences.iloc[indices].std() / math.sqrt(len(indices))),
-            "photographs": int(is_photograph.iloc[indices].sum()),
-        }
-        for word, indices in word_questions(list(zip(answers["question"], answers["truth"])), processor).items()
-    }
+    words = {text: {*filter(is_content_word, processor.tokenizer.tokenize(text))} for text in set(answers["question"])}
+    table = pd.DataFrame({"truth": answers["truth"], "is_photograph": answers["source"] != SYNTHETIC})
+    table["gain"] = answers["is_right"].astype(float) - without_image.astype(float)
+    table["word"] = answers["question"].map(words).map(sorted)
+    found = {}
+    for word, rows in table.explode("word").groupby("word"):
+        others = len(rows) - rows["truth"].value_counts().max()
+        if len(rows) >= MIN_GAIN_QUESTIONS and others >= MIN_OTHER_ANSWERS:
+            gain, error = float(rows["gain"].mean()), float(rows["gain"].std() / math.sqrt(len(rows)))
+            found[str(word)] = {"gain": gain, "error": error, "photographs": int(rows["is_photograph"].sum())}
+    return found
 
 
 def asked_often(counts: np.ndarray, tokenizer: Any) -> dict[str, str]:

@@ -3,8 +3,6 @@
 thresholds.json → thresholds ─┐
 question → question type ─────┴→ threshold and band ── P(yes) → yes or no, sure or not
 
-The fit: P(yes) and truth of a question type → threshold → band around it
-
 Threshold: balanced accuracy (the mean of the fractions of yes and of no that are answered right) is computed at 0.01,
 0.02, ..., 0.99. Of all thresholds within one standard error of the best, the one closest to 0.5 is taken: with few
 questions the best one is chance.
@@ -12,8 +10,8 @@ questions the best one is chance.
 Band: below it the answers no, and above it the answers yes, reach a target accuracy. Each of the two accuracies counts
 one more right and one more wrong answer than there are, so that a few right answers are not enough.
 
-Accuracies and precision depend on how often yes is true. The questions of scripts/make_dataset.py have about as many
-yes as no; where yes is rarer, precision is lower.
+Precision and both accuracies hold where yes is as frequent as in the questions of the fit; where it is rarer, they are
+lower for yes.
 """
 
 import json
@@ -182,21 +180,20 @@ def fit_threshold(p_yes: Any, is_yes: Any, target_accuracy: float = TARGET_ACCUR
         p_yes, is_yes: P(yes) and truth of each question.
     """
     p, truth = np.asarray(p_yes, float), np.asarray(is_yes, bool)
-    yes, no = np.sort(p[truth]), np.sort(p[~truth])
-    if min(len(yes), len(no)) < MIN_ANSWERS:
+    if min(truth.sum(), (~truth).sum()) < MIN_ANSWERS:
         return None
-    threshold = _choose_threshold(yes, no)
-    right, wrong = int((yes >= threshold).sum()), int((no >= threshold).sum())
-    below = _band_width(threshold - no[no < threshold], threshold - yes[yes < threshold], target_accuracy)
-    above = _band_width(yes[yes >= threshold] - threshold, no[no >= threshold] - threshold, target_accuracy)
+    threshold = _choose_threshold(np.sort(p[truth]), np.sort(p[~truth]))
+    says_yes = p >= threshold
+    below = _band_width(threshold - p[~says_yes], ~truth[~says_yes], target_accuracy)
+    above = _band_width(p[says_yes] - threshold, truth[says_yes], target_accuracy)
     band = (round(max(0.0, threshold - below), 2), round(min(1.0, threshold + above), 2))
     return Threshold(
         threshold,
         band if below or above else None,
-        precision=round(right / (right + wrong), 4) if right + wrong else None,
-        recall=round(right / len(yes), 4),
-        yes=len(yes),
-        no=len(no),
+        precision=round(float(truth[says_yes].mean()), 4) if says_yes.any() else None,
+        recall=round(float(says_yes[truth].mean()), 4),
+        yes=int(truth.sum()),
+        no=int((~truth).sum()),
     )
 
 
@@ -213,15 +210,16 @@ def _choose_threshold(yes: np.ndarray, no: np.ndarray) -> float:
     return float(candidates[np.abs(candidates - 0.5).argmin()])
 
 
-def _band_width(right: np.ndarray, wrong: np.ndarray, target_accuracy: float) -> float:
+def _band_width(distances: np.ndarray, is_right: np.ndarray, target_accuracy: float) -> float:
     """How far the band must reach to one side, in steps of 0.01; 1 if the target is never reached.
 
     Args:
-        right, wrong: distances of the answers on this side to the threshold.
+        distances: of the answers on this side to the threshold.
+        is_right: whether each of them is right.
     """
     for width in np.arange(100) / 100:
         # Answers at the end of a band belong to it; the tolerance is for rounding.
-        counts = [int((values > width + 1e-9).sum()) if width else len(values) for values in (right, wrong)]
-        if (counts[0] + 1) / (sum(counts) + 2) >= target_accuracy:
+        outside = is_right[distances > width + 1e-9] if width else is_right
+        if (outside.sum() + 1) / (len(outside) + 2) >= target_accuracy:
             return float(width)
     return 1.0

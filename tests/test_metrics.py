@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from traffic_vlm.data.ground_truth import NONE
 from traffic_vlm.evaluation.compare import compare
 from traffic_vlm.evaluation.metrics import (
-    accuracy,
     area_under_curve,
     at_temperature,
     auc,
@@ -23,9 +22,7 @@ from traffic_vlm.evaluation.metrics import (
     fit_temperature,
     mean_recall,
     none_if,
-    precision,
     question_ids,
-    recall,
     reliability,
 )
 from traffic_vlm.evaluation.predict import kind_of_source
@@ -112,14 +109,6 @@ def test_auc_against_all_pairs():
     assert math.isnan(area_under_curve([0.5], [True]))
     rows = [{"truth": "yes" if yes else "no", "answer": "yes", "p_yes": x} for x, yes in zip(p, is_yes)]
     assert auc(table(rows)) == pytest.approx(np.mean(pairs))  # one question id of one source
-
-
-def test_accuracy_precision_and_recall_by_hand():
-    """Of three answers yes one is right, and one of three true yes is found; two of five are right."""
-    asked = [("yes", "yes"), ("no", "yes"), ("no", "yes"), ("yes", "no"), ("yes", None)]
-    rows = table([{"truth": truth, "answer": answer} for truth, answer in asked])
-    assert (precision(rows), recall(rows), accuracy(rows)) == (pytest.approx(1 / 3), pytest.approx(1 / 3), 0.2)
-    assert precision(rows[3:]) is None and recall(rows[1:3]) is None
 
 
 # Words
