@@ -36,19 +36,10 @@ def picture(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize(
-    "text, box",
-    [
-        ("0,0,1,1", (0, 0, 50, 40)),
-        ("0.7,0,0.3,1", (35, 0, 50, 40)),  # 0.7 + 0.3 is a little less than 1 in binary
-        ("0.5,0.25,0.001,0.5", (25, 10, 26, 30)),  # never empty
-    ],
-)
-def test_the_box_of_a_region_lies_in_the_image(text, box):
-    assert Region.from_text(text).box(50, 40) == box
-
-
-def test_a_region_outside_of_the_image_is_refused():
+def test_a_region_lies_in_the_image():
+    boxes = {"0,0,1,1": (0, 0, 50, 40), "0.5,0.25,0.001,0.5": (25, 10, 26, 30)}  # never empty
+    boxes["0.7,0,0.3,1"] = (35, 0, 50, 40)  # 0.7 + 0.3 is a little less than 1 in binary
+    assert {text: Region.from_text(text).box(50, 40) for text in boxes} == boxes
     for text in ("0,0,1.1,1", "0.5,0,0.6,1", "-0.1,0,0.5,1", "0,0,0,1", "0,0,nan,1", "0,0,1", "a,b,c,d"):
         with pytest.raises(ValueError, match=r"region .*fractions"):
             Region.from_text(text)
@@ -106,23 +97,13 @@ def test_the_script_prints_tables_and_json(pipe, picture, ask):
 
 
 def test_a_bad_question_does_not_prevent_the_answers_to_others(picture, tmp_path, ask):
-    bad = {
-        "zebra qux?": "the model knows no word of the question",
-        " ": "has no word",
-        "car " * 200: "at most 128 are possible",
-        "Is there a car? Is it snowing?": "contains 2 questions: ask them one by one",
-    }
-    asked = [*bad, "Is there a zebra?"]
-    arguments = [word for question in asked for word in ("--ask", question)]
-    _, *rows = ask(picture, *arguments, "--overlay", tmp_path / "out.png", status=1)[0].splitlines()
-    assert len(rows) == len(asked)
-    for row, message in zip(rows, bad.values()):
-        assert message in row
-    assert rows[-1].endswith("(unknown, so ignored: zebra)") and ("yes, " in rows[-1] or "no, " in rows[-1])
+    arguments = ("--ask", "zebra qux?", "--ask", "Is there a zebra?")
+    _, bad, good = ask(picture, *arguments, "--overlay", tmp_path / "out.png", status=1)[0].splitlines()
+    assert "the model knows no word of the question" in bad
+    assert good.endswith("(unknown, so ignored: zebra)") and ("yes, " in good or "no, " in good)
     assert 300 < Image.open(tmp_path / "out.png").width < 400  # of the one that was answered
-    items = json.loads(ask(picture, *arguments, "--json", status=1)[0])["answers"]
-    assert ["problem" in item for item in items] == [True] * len(bad) + [False]
-    assert items[-1]["unknown_words"] == ["zebra"]
+    bad, good = json.loads(ask(picture, *arguments, "--json", status=1)[0])["answers"]
+    assert "problem" in bad and "problem" not in good and good["unknown_words"] == ["zebra"]
 
 
 def test_images_and_questions_can_be_in_any_order(picture, tmp_path, monkeypatch, ask):
@@ -133,11 +114,9 @@ def test_images_and_questions_can_be_in_any_order(picture, tmp_path, monkeypatch
         Image.open(picture).save(name, "PNG")
     car, bus = "Is there a car?", "Is there a bus?"
     for words, images, questions in [
-        (["a.jpg", "b.JPG", car], ["a.jpg", "b.JPG"], [car]),
         (["a.jpg", car, "frames", "night", "*.JPG", bus], ["a.jpg", "frames/c.png", "night", "b.JPG"], [car, bus]),
         (["a.jpg", "b.JPG", "--ask", car, "--ask", "night"], ["a.jpg", "b.JPG"], [car, "night"]),
         (["--ask", bus, "a.jpg", car, "--device", "cpu", "b.JPG"], ["a.jpg", "b.JPG"], [car, bus]),
-        ([car, "a.jpg", bus], ["a.jpg"], [car, bus]),
     ]:
         lines = [json.loads(line) for line in ask(*words, "--json")[0].splitlines()]
         found = [(line["image"], [answer["question"] for answer in line["answers"]]) for line in lines]

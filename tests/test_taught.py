@@ -8,19 +8,15 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from test_train import TOWER, learn
 
-from tiny import ROOT, TINY_TEXT, load_script, save_folder
-from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig
+from tiny import ROOT, TINY_TEXT, TINY_TOWER, load_script, save_folder
+from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.evaluation.taught import asked_often, update_taught, word_gains
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
-from traffic_vlm.training.auxiliary.head import QueryHead
 from traffic_vlm.training.collator import SupervisedCollator
-from traffic_vlm.training.tower import save_tower
-from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 
 def taught(photographs: str = "", rendered: str = "") -> dict[str, list[str]]:
@@ -145,14 +141,6 @@ def test_a_larger_evaluation_renews_the_standing_and_nothing_else(tmp_path):
 # --- training ---
 
 
-@pytest.fixture(scope="module")
-def start(tmp_path_factory) -> Path:
-    """A folder with a tiny model and the project's processor, which has the lists of the shipped weights."""
-    torch.manual_seed(0)
-    model = TrafficVLMForConditionalGeneration(TrafficVLMConfig(TOWER, TINY_TEXT))
-    return save_folder(model, tmp_path_factory.mktemp("start"))
-
-
 def yolo_folder(folder: Path) -> Path:
     """A folder of 20 images with boxes of buses and cars, as somebody might have one."""
     for index in range(20):
@@ -165,12 +153,16 @@ def yolo_folder(folder: Path) -> Path:
     return folder
 
 
-def test_known_words_stay_known_after_a_short_training(start, tmp_path, run_script, monkeypatch):
+def test_known_words_stay_known_after_a_short_training(tmp_path, run_script, monkeypatch):
     """README's own flow: a dataset of one's own, a training from the shipped weights, a question."""
     monkeypatch.setattr("traffic_vlm.evaluation.taught.MIN_ASKED", 5)
-    source, mine = yolo_folder(tmp_path / "city"), str(tmp_path / "mine")
+    torch.manual_seed(0)
+    model = TrafficVLMForConditionalGeneration(TrafficVLMConfig(TINY_TOWER | {"image_size": 64}, TINY_TEXT))
+    start, mine = save_folder(model, tmp_path / "start"), tmp_path / "mine"
+    source = yolo_folder(tmp_path / "city")
     run_script("make_dataset.py", "--source", source, "--output_dir", mine, "--num_workers", "1")
-    learn(start, tmp_path / "out", "--train_dataset", mine, "--num_train_epochs", "1")
+    options = ("--model_name_or_path", start, "--train_dataset", mine, "--output_dir", tmp_path / "out")
+    run_script("train.py", *options, *"--num_train_epochs 1 --images_per_epoch 32 --report_to none --use_cpu".split())
     pipe = TrafficVLMPipeline(
         model=TrafficVLMForConditionalGeneration.from_pretrained(tmp_path / "out"),
         processor=TrafficVLMProcessor.from_pretrained(tmp_path / "out"),
@@ -179,19 +171,3 @@ def test_known_words_stay_known_after_a_short_training(start, tmp_path, run_scri
     bus, light, pothole = pipe(Image.new("RGB", (80, 60)), questions)
     assert "untaught_words" not in bus | light and pothole["untaught_words"] == ["pothole"]
     assert not pipe.processor.own_questions
-
-
-def test_a_training_from_scratch_knows_what_it_taught_and_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr("traffic_vlm.evaluation.taught.MIN_ASKED", 5)
-    torch.manual_seed(0)
-    tower = TrafficVLMVisionModel(TrafficVLMVisionConfig(**TOWER))
-    save_tower(torch.nn.ModuleDict({"tower": tower, "head": QueryHead(24)}), tmp_path / "tower")
-    options = ["--from_scratch", "true", "--vision_tower", str(tmp_path / "tower"), "--num_train_epochs", "1"]
-    options += ["--hidden_size", "32", "--num_hidden_layers", "1", "--intermediate_size", "48"]
-    options += ["--images_per_epoch", "32", "--max_eval_images", "48"]
-    learn(None, tmp_path / "evaluated", *options)
-    found = TrafficVLMProcessor.from_pretrained(tmp_path / "evaluated").taught
-    state = json.loads((tmp_path / "evaluated/checkpoint-8/trainer_state.json").read_text())
-    counts = np.array(state["stateful_callbacks"]["WordCounts"]["attributes"]["counts"])
-    asked = asked_often(counts, TrafficVLMProcessor.from_pretrained(ROOT).tokenizer)
-    assert found["photographs"] == [] and set(found["rendered"]) < set(asked)  # the others show no gain

@@ -34,19 +34,10 @@ def test_every_question_of_the_grammar_has_its_type():
     assert seen == set(QUESTION_TYPES)
 
 
-@pytest.mark.parametrize(
-    ("question", "question_type"),
-    [
-        ("Is there a bus left of the truck?", "relation"),
-        ("Is the traffic light red?", "light_state"),
-        ("Are there more than 7 cars?", "count"),
-        ("Is the bus late?", None),
-        ("Is there a bus and a car?", None),
-        ("", None),
-    ],
-)
-def test_the_type_of_a_free_question(question, question_type):
-    assert question_type_of(question) == question_type
+def test_the_type_of_a_free_question():
+    for question in ("Is the bus late?", "Is there a bus and a car?", ""):
+        assert question_type_of(question) is None
+    assert question_type_of("Are there more than 7 cars?") == "count"
 
 
 # The file
