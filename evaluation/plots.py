@@ -34,7 +34,7 @@ def draw_reliability(calibration: Mapping[str, Any], path: Path) -> None:
         known = bins[bins["questions"] > 0]
         label = f"{key}: temperature {temperature:.2f}, error {calibration[f'ece_{key}']:.3f}"
         upper.plot(known["p_yes"], known["yes_rate"], marker="o", color=color, label=label)
-        lower.step(bins["low"], bins["questions"], where="post", color=color)
+        lower.stairs(bins["questions"], [*bins["low"], 1.0], color=color)
     upper.set(xlim=(0, 1), ylim=(0, 1), ylabel="yes rate", title="Reliability of P(yes)")
     upper.legend(loc="upper left")
     lower.set(xlabel="P(yes)", ylabel="questions")
