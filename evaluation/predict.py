@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from ..data.folders import COLUMNS, LISTS
 from ..data.ground_truth import NONE
 from ..data.scene import SYNTHETIC
 from ..images_traffic_vlm import to_rgb
@@ -60,7 +59,7 @@ def predict(
     Args:
         model: a `TrafficVLMForConditionalGeneration` in evaluation mode, also with adapters, or an `ExportedModel`.
         processor: its `TrafficVLMProcessor`.
-        rows: rows with COLUMNS of `data.folders`.
+        rows: rows of `data.folders.load_rows`, or with its COLUMNS.
         batch_size: images encoded together.
         generate_words: answer questions that ask for words; otherwise their answer is None.
         transform: changes each image, upright and RGB, before it is encoded.
@@ -80,7 +79,7 @@ def predict(
         - is_right: whether the answer is the truth
 
     Raises:
-        ValueError: a row lacks a column or has lists of unequal lengths; batch_size below 1; a model in training mode.
+        ValueError: lists of a row have unequal lengths; batch_size below 1; a model in training mode.
         FloatingPointError: a logit is NaN or infinite.
     """
     pipe = TrafficVLMPipeline(model=model, processor=processor, device=model.device)
@@ -98,7 +97,7 @@ def predict(
         about = {"source": source, "kind": kind_of_source(source, unseen), "image_id": str(row["image_id"])}
         names = ("question_type", "category", "question_id", "question", "truth")
         columns = (row["question_types"], row["categories"], row["question_ids"], row["questions"], truths)
-        for values, item in zip(zip(*columns), items, strict=True):
+        for values, item in zip(zip(*columns, strict=True), items, strict=True):
             given = {name: item.get(name) for name in ("answer", "score")}
             found.append({**about, **dict(zip(names, values)), **given, "margin": item.get("margin", math.nan)})
     table = pd.DataFrame(found, columns=list(ANSWERS), dtype=object)
@@ -119,20 +118,9 @@ def kind_of_source(source: str, unseen: Collection[str] = ()) -> str:
 
 
 def with_questions(rows: Iterable[Row]) -> Iterator[Row]:
-    """The rows that have questions, with a progress bar in a terminal.
-
-    Raises:
-        ValueError: a row lacks a column or has lists of unequal lengths.
-    """
+    """The rows that have questions, with a progress bar in a terminal."""
     total = len(rows) if isinstance(rows, Sized) else None
-    for row in tqdm(rows, total=total, unit="image", disable=None, leave=False):
-        if missing := [name for name in COLUMNS if name not in row]:
-            raise ValueError(f"a row has no {', '.join(missing)}; evaluation needs the columns {', '.join(COLUMNS)}")
-        sizes = {name: len(row[name]) for name in LISTS}
-        if len(set(sizes.values())) > 1:
-            raise ValueError(f"the lists of row {row['image_id']!r} have unequal lengths: {sizes}")
-        if len(row["questions"]):
-            yield row
+    return (row for row in tqdm(rows, total=total, unit="image", disable=None, leave=False) if len(row["questions"]))
 
 
 def normalize(processor: Any, answers: Sequence[str]) -> list[str]:

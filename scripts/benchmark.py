@@ -4,7 +4,7 @@
     python scripts/benchmark.py speed --dtype float32 --compiled true
     python scripts/benchmark.py speed --device cuda --images 64 --questions 16
     python scripts/benchmark.py speed --model . runs/latent     # also a folder of build_files.py with other sizes
-    python scripts/benchmark.py memory --memory_gb 8            # of answers, and of training
+    python scripts/benchmark.py memory                          # of answers, and of training; minutes
 
 PaliGemma is the class of transformers: SigLIP vision tower, linear projector, and a Gemma decoder that has the 256
 tokens of the image in its prompt. It has the widths and depths of the default configuration of Traffic VLM, whose own
@@ -46,7 +46,6 @@ from traffic_vlm.scripts import command
 
 ROOT = Path(__file__).resolve().parent.parent
 ROUNDS = 5  # in which the models take turns
-RESERVED_GB = 1.0  # of a GPU, for the CUDA context, kernels and workspace; assumed
 TRAINING_QUESTIONS = 16  # about an image
 
 # PaliGemma reads the token ids of Traffic VLM's processor, and these for what its own processor adds.
@@ -83,10 +82,9 @@ class Options:
     fused: bool = option(True, "speed: Traffic VLM after fuse_for_inference(), as the pipeline has it")
     compiled: bool = option(False, "speed: also compiled PaliGemma, and compiled generation by Traffic VLM")
     min_run_time: float = option(1.0, "speed: seconds that each model is timed in each of 5 rounds")
-    memory_gb: float = option(6.0, "memory: GB (10^9 bytes) of a GPU, for the images of a training step")
 
     def __post_init__(self) -> None:
-        minima = {"questions": 1, "images": 1, "new_tokens": 1, "min_run_time": 0.001, "memory_gb": RESERVED_GB}
+        minima = {"questions": 1, "images": 1, "new_tokens": 1, "min_run_time": 0.001}
         for name, minimum in minima.items():
             value = min(self.questions, default=0) if name == "questions" else getattr(self, name)
             if not value >= minimum:
@@ -194,13 +192,13 @@ def with_random_weights(model_class: Any, config: Any, device: str, dtype: torch
     return model_class(config).to(device, dtype).eval()
 
 
-def build_models(options: Options, dtype: torch.dtype) -> tuple[dict[str, Any], torch.Tensor]:
+def build_models(options: Options) -> tuple[dict[str, Any], torch.Tensor]:
     """The models by the names of their columns, and an image [1,3,H,W].
 
     Raises:
         ValueError: their images have different sizes.
     """
-    placement: dict[str, Any] = {"device": options.device, "dtype": dtype}
+    placement: dict[str, Any] = {"device": options.device, "dtype": getattr(torch, options.dtype)}
     models: dict[str, Any] = {}
     for folder in options.model:
         name = "Traffic VLM" if len(options.model) == 1 else f"Traffic VLM {folder.resolve().name}"
@@ -265,10 +263,8 @@ def time_in_turns(runs: Mapping[str, Run | None], min_run_time: float) -> dict[s
     return {name: cells.get(name, "–") for name in runs}
 
 
-def measure_speed(options: Options) -> Rows:
+def measure_speed(options: Options, models: dict[str, Any], image: torch.Tensor) -> Rows:
     """A row for each number of questions, and one for generated tokens."""
-    models, image = build_models(options, getattr(torch, options.dtype))
-    print(describe(options, models), flush=True)
     if options.fused:
         for model in models.values():
             if isinstance(model, TrafficVLM):
@@ -305,7 +301,7 @@ def peak_bytes(run: Run, device: str) -> int:
     return max(accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
 
 
-def training_bytes(model: Any, image: torch.Tensor, options: Options) -> tuple[int, dict[str, int]]:
+def training_bytes(model: Any, image: torch.Tensor, options: Options) -> dict[str, int]:
     """Bytes of training with AdamW: the state, and what one more image needs without and with checkpointing.
 
     The state is weights, gradients and moments in float32, after a step.
@@ -329,39 +325,27 @@ def training_bytes(model: Any, image: torch.Tensor, options: Options) -> tuple[i
     moments = [value for state in optimizer.state.values() for value in state.values()]
     gradients = [weight.grad for weight in model.model.parameters() if weight.grad is not None]
     state = sum(tensor.nbytes for tensor in (*model.model.parameters(), *model.model.buffers(), *moments, *gradients))
-    images = {"": an_image()}
+    title = f"training: an image with {TRAINING_QUESTIONS} questions"
+    found = {"training: weights, gradients and AdamW": state, title: an_image()}
     model.model.gradient_checkpointing_enable()
-    return state, images | {", checkpointing": an_image()}
+    return found | {f"{title}, checkpointing": an_image()}
 
 
-def measure_memory(options: Options) -> Rows:
+def measure_memory(options: Options, models: dict[str, Any], image: torch.Tensor) -> Rows:
     """Megabytes of answers, with weights in the dtype, and of training in float32 or bfloat16 autocast."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise the profiler prints each of its starts and stops
     warnings.filterwarnings("ignore", "`gradient_checkpointing", FutureWarning)  # renamed in transformers 5.23
-    models, image = build_models(options, getattr(torch, options.dtype))
-    print(describe(options, models), flush=True)
-    rows: Rows = {}
-
-    def add(title: str, name: str, size: float) -> None:
-        rows.setdefault(f"{title}, MB", {})[name] = f"{size / 1e6:,.1f}"
-
+    sizes: dict[str, dict[str, int]] = {}
     for name, model in models.items():
         tensors = (*model.model.parameters(), *model.model.buffers())
-        add("weights", name, sum(tensor.nbytes for tensor in tensors))
+        sizes[name] = {"weights": sum(tensor.nbytes for tensor in tensors)}
         for count in options.questions:
-            peak = peak_bytes(model.yes_no(image, make_questions(count)), options.device)
-            add(f"peak above that, questions about an image: {count}", name, peak)
-    models, image = build_models(options, torch.float32)
-    for name, model in models.items():
-        state, images = training_bytes(model, image, options)
-        add("training: weights, gradients and AdamW", name, state)
-        for way, size in images.items():
-            add(f"training: an image with {TRAINING_QUESTIONS} questions{way}", name, size)
-            count = max(0, int(((options.memory_gb - RESERVED_GB) * 1e9 - state) // size))
-            rows.setdefault(f"training: images a step in {options.memory_gb:g} GB{way}, computed", {})[name] = str(
-                count
-            )
-    return rows
+            run = model.yes_no(image, make_questions(count))
+            sizes[name][f"peak above that, questions about an image: {count}"] = peak_bytes(run, options.device)
+        model.model.float()
+        sizes[name] |= training_bytes(model, image.float(), options)
+    titles = next(iter(sizes.values()))
+    return {f"{title}, MB": {name: f"{found[title] / 1e6:,.1f}" for name, found in sizes.items()} for title in titles}
 
 
 @command()
@@ -371,7 +355,9 @@ def main() -> None:
     parser.add_argument("measurement", choices=measurements)
     options, chosen = parser.parse_args_into_dataclasses()
     transformers.logging.set_verbosity_error()
-    print(table("", measurements[chosen.measurement](options)))
+    models, image = build_models(options)
+    print(describe(options, models), flush=True)
+    print(table("", measurements[chosen.measurement](options, models, image)))
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ BAD_OPTIONS = [
     ("benchmark.py fly", "invalid choice: 'fly'"),
     ("benchmark.py speed --questions 4 0", "--questions must be at least 1, got 0"),
     ("benchmark.py speed --model nowhere", "nowhere: there is no config.json"),
-    ("benchmark.py memory --memory_gb 0.5", "--memory_gb must be at least 1.0, got 0.5"),
+    ("benchmark.py memory --images 0", "--images must be at least 1, got 0"),
     ("build_files.py --output_dir out --vocabulary words.txt", "must have 500 words, it has 2"),
     ("contact_sheet.py --num_images 0", "--num_images must be at least 1, got 0"),
     (f"{EVALUATE} --max_images 0", "--max_images must be at least 1, got 0"),
