@@ -26,7 +26,7 @@ class Comparison:
         metric: "balanced accuracy", or "exact match" if no question is answered yes or no.
         before, after: its values in 0..1.
         error: standard error of their difference; None if there are too few images or answers to tell.
-        after_error: standard error of `after`; None like `error`.
+        is_guess: the model is not shown to be better than one that sees no image: 0.5, or no exact match at all.
         questions, images: numbers of those compared.
     """
 
@@ -34,7 +34,7 @@ class Comparison:
     before: float
     after: float
     error: float | None
-    after_error: float | None
+    is_guess: bool
     questions: int
     images: int
 
@@ -43,29 +43,25 @@ class Comparison:
         """Whether the difference exceeds two standard errors."""
         return self.error is not None and abs(self.after - self.before) > STANDARD_ERRORS * self.error
 
-    @property
-    def is_guess(self) -> bool:
-        """Whether the model is not shown to be better than one that sees no image: 0.5, or no exact match at all."""
-        if self.metric == "exact match":
-            return self.after == 0
-        return self.after_error is not None and self.after <= 0.5 + STANDARD_ERRORS * self.after_error
-
     def verdict(self, model: str = "the model") -> str:
         """A sentence on whether training made `model` better."""
         figures = f"{self.metric} {self.before:.3f} before, {self.after:.3f} after"
-        questions = f"{self.questions} questions about {self.images} images"
-        if self.error is not None:
-            figures += f" (difference {self.after - self.before:+.3f} ± {self.error:.3f}, {questions})"
+        if self.error is None:
+            figures += f", on too few questions to tell ({self.questions})"
+        else:
+            difference = f"difference {self.after - self.before:+.3f} ± {self.error:.3f}"
+            figures += f" ({difference}, {self.questions} questions about {self.images} images)"
         if self.is_shown and self.after < self.before:
-            advice = "The weights that it started from are better on these images."
-            return f"Training made {model} WORSE: {figures}. {advice}"
+            return (
+                f"Training made {model} WORSE: {figures}. The weights that it started from are better on these images."
+            )
         if self.is_guess:
             return f"The answers of {model} are no better than a guess: {figures}. It needs more images or epochs."
-        if self.error is None:
-            return f"No difference shown for {model}: {figures}, on too few questions to tell ({self.questions})."
-        if not self.is_shown:
-            return f"No difference shown for {model}: {figures}."
-        return f"Training made {model} better: {figures}."
+        return (
+            f"Training made {model} better: {figures}."
+            if self.is_shown
+            else f"No difference shown for {model}: {figures}."
+        )
 
 
 def compare(before: pd.DataFrame, after: pd.DataFrame) -> Comparison | None:
@@ -86,12 +82,14 @@ def compare(before: pd.DataFrame, after: pd.DataFrame) -> Comparison | None:
     images = len(chosen[["source", "image_id"]].drop_duplicates())
     # Fewer answers of one kind than this may all change in the same way by chance: their spread would say nothing.
     is_enough = min(images, chosen["truth"].value_counts().min()) >= MIN_ANSWERS
+    score = float(chosen["weight"] @ now)
+    margin = STANDARD_ERRORS * (clustered_error(chosen, now) or 0.0)
     return Comparison(
         metric,
         float(chosen["weight"] @ was),
-        float(chosen["weight"] @ now),
+        score,
         clustered_error(chosen, now - was) if is_enough else None,
-        clustered_error(chosen, now) if is_enough else None,
+        score == 0 if metric == "exact match" else is_enough and score <= 0.5 + margin,
         len(chosen),
         images,
     )
