@@ -52,19 +52,12 @@ class Arguments:
     dataset: list[Path] = field(metadata={"help": "dataset folders"})
     output_dir: Path = field(metadata={"help": "folder to write to"})
     split: str | None = option(None, "split to load; needed for folders with several")
-    unseen: list[str] = field(
-        default_factory=list, metadata={"help": "sources that training never saw, if not named unseen_..."}
-    )
-    train_dataset: list[Path] | None = field(
-        default=None,
-        metadata={"help": "datasets of training: the report counts the images that are near-duplicates of theirs"},
-    )
+    unseen: list[str] | None = option(None, "sources that training never saw, if not named unseen_...")
+    train_dataset: list[Path] | None = option(None, "datasets of training, to count near-duplicates of their images")
     max_images: int | None = option(None, "draw at most so many images")
     bf16: bool = option(False, "compute in bfloat16 (autocast)")
     write_temperature: bool = option(False, "write the fitted temperature of P(yes) to the model folder")
-    write_taught_words: bool = option(
-        False, "write the words that are answered better than without the image to processor_config.json"
-    )
+    write_taught_words: bool = option(False, "write the words that the model is taught to processor_config.json")
 
     def __post_init__(self) -> None:
         if self.max_images is not None and self.max_images < 1:
@@ -81,7 +74,7 @@ def evaluate(arguments: Arguments, options: Options) -> None:
     processor = load_processor(arguments.model)
     report: dict[str, Any] = {"model": arguments.model, "datasets": list(map(str, arguments.dataset))}
     with torch.autocast(device, torch.bfloat16, enabled=arguments.bf16):
-        answers = predict(model, processor, rows, options.batch_size, unseen=arguments.unseen)
+        answers = predict(model, processor, rows, options.batch_size, unseen=arguments.unseen or ())
         report |= evaluate_model(model, processor, rows, answers, options)
     if arguments.train_dataset:
         report["repeated"] = count_repeated(rows, load_rows(arguments.train_dataset, prefer="train"))

@@ -40,11 +40,3 @@ def test_every_weight_is_copied(tmp_path, monkeypatch, run_script):
     for name, value in ours.items():
         copied = saved[f"convolutions.{name}"]
         assert torch.equal(copied, value.to(copied.dtype))
-
-
-def test_missing_package_is_named(tmp_path, monkeypatch, capsys, run_script):
-    monkeypatch.setitem(sys.modules, PACKAGE, None)
-    run_script(SCRIPT, "--output_dir", tmp_path / "tower", status=2)
-    errors = capsys.readouterr().err
-    assert PACKAGE in errors and 'pip install "traffic_vlm[start]"' in errors
-    assert not (tmp_path / "tower").exists()
