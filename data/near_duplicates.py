@@ -71,9 +71,13 @@ def held_back(groups: Iterable[int], fraction: float, seed: int = 0) -> list[int
 
 
 def image_hashes(rows: Any) -> np.ndarray:
-    """Bits [N,64] of the images of a `datasets.Dataset`."""
-    found = [difference_hash(to_rgb(row["image"])) for row in rows.select_columns(["image"])]
-    return np.array(found, dtype=bool).reshape(-1, 64)
+    """Bits [N,64] of the images of a `datasets.Dataset`; `datasets` keeps those of a file for the next run."""
+    hashed = rows.select_columns(["image"]).map(_hash_row, remove_columns="image", desc="comparing images")
+    return np.array(hashed["bits"][:], dtype=bool).reshape(-1, 64)
+
+
+def _hash_row(row: Any) -> dict[str, np.ndarray]:
+    return {"bits": difference_hash(to_rgb(row["image"]))}
 
 
 def count_repeated(rows: Any, train_rows: Any) -> dict[str, int]:

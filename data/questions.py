@@ -36,12 +36,11 @@ class Question:
 
     Attributes:
         text: one of the paraphrases of the question.
-        answer: "yes", "no", or words of the vocabulary; without meaning if `is_labeled` is False.
+        answer: "yes", "no", or words of the vocabulary.
         question_type: one of QUESTION_TYPES.
         category: the class of objects, or the scene attribute that the question is about.
         question_id: `type/class/form/value`, the same for all paraphrases and all scenes.
         boxes: boxes in pixels of the objects that make the answer a yes; empty for other answers.
-        is_labeled: whether the true answer is known.
     """
 
     text: str
@@ -50,7 +49,6 @@ class Question:
     category: str
     question_id: str
     boxes: tuple[Box, ...] = ()
-    is_labeled: bool = True
 
     @property
     def key(self) -> Key:

@@ -1,16 +1,25 @@
 """The commands of this repository: `python scripts/NAME.py`, and some of them `traffic-vlm NAME`. See `command`."""
 
+import errno
 import functools
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from safetensors import SafetensorError
+
 from ..question_traffic_vlm import answer_notes, answer_text
 
 
-def command(extra: str | None = None) -> Callable[[Callable[[], int | None]], Callable[[], int]]:
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def command(
+    extra: str | None = None, resumes: bool = False
+) -> Callable[[Callable[[], int | None]], Callable[[], int]]:
     """Decorate the `main` of a script, which then returns an exit status.
 
     Errors that people can mend are one line and status 2, Ctrl-C is 130, and otherwise it is what `main` returns, or
@@ -19,6 +28,7 @@ def command(extra: str | None = None) -> Callable[[Callable[[], int | None]], Ca
 
     Args:
         extra: optional dependencies that the script needs: those of `pip install "traffic_vlm[EXTRA]"`.
+        resumes: the same command continues a stopped run; the lines about Ctrl-C and a full disk say so.
     """
 
     def decorate(main: Callable[[], int | None]) -> Callable[[], int]:
@@ -30,17 +40,33 @@ def command(extra: str | None = None) -> Callable[[Callable[[], int | None]], Ca
             try:
                 return main() or 0
             except ModuleNotFoundError as error:
-                print(f'{error}: pip install "traffic_vlm[{extra}]"' if extra else error, file=sys.stderr)
-            # RuntimeError: a missing device, or no memory on a GPU. FloatingPointError: damaged weights.
-            except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
-                print(error, file=sys.stderr)
+                line = f'{error}: pip install "traffic_vlm[{extra}]"' if extra else str(error)
             except KeyboardInterrupt:
+                if resumes:
+                    print("stopped; the same command resumes from the last checkpoint", file=sys.stderr)
                 return 130
+            except Exception as error:
+                line = str(error).strip()
+                if is_write_error(error):
+                    line = f"a file could not be written, the disk is full or the size of files is limited ({line})"
+                    line += "; complete checkpoints are kept, and the same command resumes" if resumes else ""
+                # RuntimeError: a missing device, or no memory on a GPU. FloatingPointError: damaged weights.
+                elif not isinstance(error, ValueError | OSError | RuntimeError | FloatingPointError | SafetensorError):
+                    raise
+                elif "Original Traceback" in line:  # of a data worker; its last line is the error itself
+                    line = line.splitlines()[-1]
+            print(line, file=sys.stderr)
             return 2
 
         return run
 
     return decorate
+
+
+def is_write_error(error: BaseException) -> bool:
+    """Whether a file could not be written, as on a full disk: torch, safetensors and tokenizers raise no OSError."""
+    pattern = rf"inline_container(?!.*StreamReader)|os error ({'|'.join(map(str, FULL_DISK))})\b"
+    return getattr(error, "errno", None) in FULL_DISK or re.search(pattern, str(error)) is not None
 
 
 def print_answers(image: str, items: Sequence[Mapping[str, Any]], as_json: bool) -> None:

@@ -29,7 +29,7 @@ from traffic_vlm.options import option, option_parser
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.scripts import command
 from traffic_vlm.tokenization_traffic_vlm import ANSWER_TOKENS, SPECIAL_TOKENS, TrafficVLMTokenizer
-from traffic_vlm.training.sizes import SizeOptions
+from traffic_vlm.training.options import SizeOptions
 from traffic_vlm.training.words import template_words
 
 

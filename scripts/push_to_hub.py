@@ -2,7 +2,7 @@
 
     python scripts/push_to_hub.py me/traffic-vlm --dry_run     # list the files and check them; takes seconds on a CPU
     python scripts/push_to_hub.py me/traffic-vlm
-    python scripts/push_to_hub.py me/my-streets --model runs/tuned --private --revision second-try
+    python scripts/push_to_hub.py me/my-streets --model runs/tuned --private
     python scripts/push_to_hub.py me/ask-my-streets --space runs/web   # the page of export.py --web, as a static Space
 
 Log in first with `hf auth login`, or set HF_TOKEN. After an interruption give the same command again: nothing is
@@ -13,7 +13,6 @@ loaded in a new process and answers a question.
 
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from traffic_vlm.options import option, option_parser
@@ -26,9 +25,7 @@ class PublishOptions:
     model: Path = option(Path(__file__).resolve().parent.parent, "model folder")
     space: Path | None = option(None, "upload this page of export.py --web, not the model")
     dry_run: bool = option(False, "list and check the files, but upload nothing")
-    output_dir: Path | None = option(None, "empty or new folder: keep the files here")
     private: bool = option(False, "make the repository private; refuse a public one")
-    revision: str | None = option(None, "branch, created if it is missing")
 
 
 @command("train")
@@ -36,12 +33,8 @@ def main() -> None:
     parser = option_parser([PublishOptions], __doc__)
     parser.add_argument("repo_id", help="name on the Hub: user/name, or a name in your own account")
     options = parser.parse_args()
-    hub = {"dry_run": options.dry_run, "private": options.private or None, "revision": options.revision}
-    if options.space:
-        url = publish_page(options.space, options.repo_id, **hub)
-    else:
-        report = partial(print, flush=True)
-        url = publish(options.model, options.repo_id, output_dir=options.output_dir, report=report, **hub)
+    publish_folder, folder = (publish_page, options.space) if options.space else (publish, options.model)
+    url = publish_folder(folder, options.repo_id, options.dry_run, private=options.private or None)
     print(f"uploaded: {url}" if url else "dry run: nothing was uploaded")
 
 

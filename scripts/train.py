@@ -26,12 +26,12 @@ import sys
 from dataclasses import dataclass, field
 
 import torch
-from safetensors import SafetensorError
 from transformers import TrainingArguments
 
 from traffic_vlm.options import option_parser
+from traffic_vlm.scripts import command
 from traffic_vlm.training.options import DataOptions, ModelOptions
-from traffic_vlm.training.run import is_write_error, train
+from traffic_vlm.training.run import train
 
 
 @dataclass
@@ -62,28 +62,15 @@ class Arguments(TrainingArguments):
         super().__post_init__()
 
 
+@command("train", resumes=True)
 def main() -> None:
     parser = option_parser((ModelOptions, DataOptions, Arguments), __doc__)
     model_options, data_options, arguments = parser.parse_args_into_dataclasses()
     # Attention to far patches and its gradients are often denormal in float32, and then products of matrices take
     # five times as long on a CPU. Threads inherit this setting, so it must come before the first product.
     torch.set_flush_denormal(True)
-    try:
-        train(arguments, model_options, data_options)
-    except KeyboardInterrupt:
-        sys.exit("stopped; the same command resumes from the last checkpoint")
-    except Exception as error:
-        text = str(error).strip()
-        if is_write_error(error):
-            sys.exit(
-                f"{arguments.output_dir}: a file could not be written, the disk is full or the size of files is "
-                f"limited ({text}); complete checkpoints are kept, and the same command resumes"
-            )
-        if not isinstance(error, ValueError | OSError | FloatingPointError | RuntimeError | SafetensorError):
-            raise
-        # The message of an error in a data worker is a traceback; its last line is the error itself.
-        sys.exit(text.splitlines()[-1] if "Original Traceback" in text else f"{type(error).__name__}: {text}")
+    train(arguments, model_options, data_options)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

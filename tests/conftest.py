@@ -105,8 +105,8 @@ def browser():
 
 @pytest.fixture
 def hub(monkeypatch):
-    """Replaces `HfApi` in `traffic_vlm.training.hub`: `hub.commits` lists (repository, branch, {path: content}),
-    and `hub.spaces` the repositories that are static Spaces."""
+    """Replaces `HfApi` in `traffic_vlm.training.hub`: `hub.commits` lists (repository, {path: content}), and
+    `hub.spaces` the repositories that are static Spaces."""
     api = create_autospec(HfApi, instance=True)
     api.commits, api.is_private, api.spaces = [], {}, []
 
@@ -116,9 +116,9 @@ def hub(monkeypatch):
         api.is_private.setdefault(repo_id, bool(private))
         return SimpleNamespace(repo_id=repo_id)
 
-    def create_commit(repo_id, operations, *, commit_message, repo_type, revision=None):
+    def create_commit(repo_id, operations, *, commit_message, repo_type):
         files = {operation.path_in_repo: Path(operation.path_or_fileobj).read_bytes() for operation in operations}
-        api.commits.append((repo_id, revision, files))
+        api.commits.append((repo_id, files))
         return SimpleNamespace(commit_url=f"https://huggingface.co/{repo_id}/commit/1")
 
     api.create_repo.side_effect = create_repo

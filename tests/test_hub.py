@@ -57,21 +57,19 @@ def no_loading(monkeypatch):
 
 @pytest.mark.usefixtures("no_loading")
 def test_script_uploads_the_listed_files_in_one_commit(saved, hub, run_script, capsys):
-    run_script("push_to_hub.py", "me/model", "--model", saved, "--private", "--revision", "second-try")
-    [(repo_id, revision, files)] = hub.commits
-    assert (repo_id, revision, files.keys()) == ("me/model", "second-try", EXPECTED)
+    run_script("push_to_hub.py", "me/model", "--model", saved, "--private")
+    [(repo_id, files)] = hub.commits
+    assert (repo_id, files.keys()) == ("me/model", EXPECTED)
     assert files["model.safetensors"] == (saved / "model.safetensors").read_bytes()
     assert files[".gitattributes"] == b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
     assert hub.is_private == {"me/model": True}
-    hub.create_branch.assert_called_once_with("me/model", repo_type="model", branch="second-try", exist_ok=True)
     assert "uploaded: https://huggingface.co/me/model/commit/1" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_dry_run_checks_everything_and_uploads_nothing(saved, hub, tmp_path, run_script, capsys):
-    run_script("push_to_hub.py", "me/model", "--model", saved, "--dry-run", "--output_dir", tmp_path / "kept")
+def test_dry_run_checks_everything_and_uploads_nothing(saved, hub, run_script, capsys):
+    run_script("push_to_hub.py", "me/model", "--model", saved, "--dry-run")
     assert not hub.mock_calls
-    assert {path.name for path in (tmp_path / "kept").iterdir()} == EXPECTED
     printed = capsys.readouterr().out
     assert f"{(saved / 'model.safetensors').stat().st_size:,}  model.safetensors" in printed
     assert "ok: the folder loads in a new process" in printed and "nothing was uploaded" in printed
@@ -152,7 +150,6 @@ def test_script_ends_with_one_line_about_the_error(saved, hub, run_script, monke
     for arguments, message in (
         (["me/model"], "uploading needs a token of the Hub: log in with `hf auth login`, or set HF_TOKEN"),
         (["no such/name!"], "Repo id"),
-        (["me/model", "--output_dir", saved], "is not an empty folder"),
     ):
         run_script("push_to_hub.py", "--model", saved, *arguments, status=2)
         [error] = capsys.readouterr().err.strip().splitlines()
@@ -206,8 +203,8 @@ def test_a_page_becomes_a_static_space(web_page, hub, run_script, capsys):
     run_script("push_to_hub.py", "me/page", "--space", web_page, "--dry_run")
     assert hub.commits == []
     run_script("push_to_hub.py", "me/page", "--space", web_page, "--private")
-    [(repo_id, revision, files)] = hub.commits
-    assert (repo_id, revision, hub.spaces) == ("me/page", None, ["me/page"])
+    [(repo_id, files)] = hub.commits
+    assert (repo_id, hub.spaces) == ("me/page", ["me/page"])
     assert files.keys() == {"page.json", "pinned/model-1/vision.onnx"}
     assert "uploaded: https" in capsys.readouterr().out
 

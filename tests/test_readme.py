@@ -22,8 +22,8 @@ COMMANDS = re.findall(r"python (scripts/\w+\.py)((?:[^`\n]|\\\n)*)", DOCUMENTS)
 # Where a script's options are, beside the script.
 OPTIONS = {
     "scripts/make_dataset.py": ["data/dataset.py"],
-    "scripts/train.py": ["training/options.py", "training/sizes.py"],
-    "scripts/build_files.py": ["training/sizes.py"],
+    "scripts/train.py": ["training/options.py"],
+    "scripts/build_files.py": ["training/options.py"],
     "scripts/ask.py": ["serving/options.py"],
     "scripts/serve.py": ["serving/options.py", "serving/service.py", "serving/deployment.py"],
     "scripts/watch.py": ["serving/options.py", "serving/watcher.py"],

@@ -10,24 +10,22 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, get_token
 from huggingface_hub.utils import validate_repo_id
 
 
 ROOT = Path(__file__).resolve().parent.parent
-MODEL_FILES = ("model.safetensors", "config.json", "generation_config.json", "decision.json")
-PROCESSOR_FILES = ("tokenizer.json", "tokenizer_config.json", "processor_config.json")
-TEMPLATES = ("chat_template.jinja", "decision_template.jinja")
+FILES = (
+    *("model.safetensors", "config.json", "generation_config.json", "decision.json"),
+    *("tokenizer.json", "tokenizer_config.json", "processor_config.json"),
+    *("chat_template.jinja", "decision_template.jinja"),
+)
 OPTIONAL_FILES = ("training_head.safetensors",)  # for further training
 ATTRIBUTES = "*.safetensors filter=lfs diff=lfs merge=lfs -text\n"  # .gitattributes on the Hub
-# Of the model folder if it has a README.md, else of this repository.
 CARD_FILES = ("README.md", "LICENSE*", "docs/**/*")
 CARD_FIELDS = ("license", "library_name", "pipeline_tag", "tags")
-COMMIT_MESSAGE = "Upload model, processor, code and model card"
 
 # Load a folder as a user without this package does, and answer a question about a blank image.
 LOADING_TEST = """
@@ -54,20 +52,74 @@ class PublishError(ValueError):
     """The model cannot be uploaded; the message gives the reasons."""
 
 
-def collect_files(model_folder: str | os.PathLike) -> dict[str, Path]:
-    """List the files to upload: path in the Hub repository → local path.
+def publish(
+    folder: Path, repo_id: str, dry_run: bool = False, token: str | None = None, private: bool | None = None
+) -> str | None:
+    """Collect, check and upload a model folder, and print its files and checks.
 
     Args:
-        model_folder: what `save_pretrained` of model and processor wrote. Its README.md, LICENSE files and docs/ are
-            uploaded if it has a README.md; otherwise those of this repository. The code is always this repository's.
+        dry_run: check everything, upload nothing.
+        token, private: see `push`.
+
+    Returns:
+        The URL of the commit; None after a dry run.
+
+    Raises:
+        PublishError: the model cannot be uploaded. OSError: the disk is full.
+    """
+    check_name(repo_id)
+    files = collect_files(folder)
+    with tempfile.TemporaryDirectory() as temporary:
+        staged = Path(temporary) / "staged"
+        for name, path in files.items():
+            print(f"{path.stat().st_size:>12,}  {name}", flush=True)
+            (staged / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, staged / name)
+        (staged / ".gitattributes").write_text(ATTRIBUTES)
+        check_card(staged)
+        check_loading(staged)
+        print("ok: the folder loads in a new process and answers a question", flush=True)
+        return None if dry_run else push(staged, repo_id, token, private)
+
+
+def publish_page(folder: Path, repo_id: str, dry_run: bool = False, private: bool | None = None) -> str | None:
+    """Upload a page that `scripts/export.py --web` wrote as a static Space; None after a dry run.
+
+    Raises:
+        PublishError: the folder is not such a page, a file of it is missing, or the upload fails.
+    """
+    check_name(repo_id)
+    try:
+        files = json.loads((folder / "page.json").read_text(encoding="utf-8"))["files"]
+    except FileNotFoundError as error:
+        raise PublishError(f"{folder} has no page.json: scripts/export.py --web writes such a folder") from error
+    missing = [name for paths in files.values() for name in paths if not (folder / "pinned" / name).is_file()]
+    if missing:
+        raise PublishError(f"{folder} has no pinned/{', '.join(missing)}")
+    return None if dry_run else push(folder, repo_id, private=private, space=True)
+
+
+def check_name(repo_id: str) -> None:
+    """Raise a PublishError if this cannot be the name of a repository."""
+    try:
+        validate_repo_id(repo_id)
+    except ValueError as error:
+        raise PublishError(str(error)) from error
+
+
+def collect_files(folder: Path) -> dict[str, Path]:
+    """The files to upload: path in the Hub repository → local path.
+
+    Args:
+        folder: what `save_pretrained` of model and processor wrote. Its README.md, LICENSE files and docs/ are
+            uploaded if it has a README.md; otherwise those of this repository. The code is this repository's.
 
     Raises:
         PublishError: no such folder, or a file is missing.
     """
-    folder = Path(model_folder)
     if not folder.is_dir():
         raise PublishError(f"{folder} is not a folder")
-    files = {name: folder / name for name in (*MODEL_FILES, *PROCESSOR_FILES, *TEMPLATES)}
+    files = {name: folder / name for name in FILES}
     files |= {name: folder / name for name in OPTIONAL_FILES if (folder / name).is_file()}
     files |= {path.name: path for path in (*ROOT.glob("*_traffic_vlm.py"), ROOT / "LICENSE")}
     card_folder = folder if (folder / "README.md").is_file() else ROOT
@@ -80,11 +132,7 @@ def collect_files(model_folder: str | os.PathLike) -> dict[str, Path]:
 
 
 def check_card(staged: Path) -> None:
-    """Check README.md: readable YAML metadata, the fields that the Hub shows, and the license file they name.
-
-    Raises:
-        PublishError: the metadata are invalid.
-    """
+    """Raise a PublishError unless README.md has readable metadata, the fields that the Hub shows, and its license."""
     try:
         metadata = ModelCard((staged / "README.md").read_text(encoding="utf-8")).data
     except Exception as error:  # YAML, encoding or evaluation results: each has its own class of errors
@@ -98,11 +146,7 @@ def check_card(staged: Path) -> None:
 
 
 def check_loading(staged: Path) -> None:
-    """Load the folder in a new process with an empty cache of remote code, and answer a question about a blank image.
-
-    Raises:
-        PublishError: it does not load; the message gives the first error.
-    """
+    """Raise a PublishError unless the folder loads in a new process, without a cache of remote code, and answers."""
     with tempfile.TemporaryDirectory() as cache:
         environment = os.environ | {"HF_HOME": cache, "HF_MODULES_CACHE": f"{cache}/modules", "HF_HUB_OFFLINE": "1"}
         command = [sys.executable, "-P", "-c", LOADING_TEST, str(staged.resolve())]
@@ -113,12 +157,7 @@ def check_loading(staged: Path) -> None:
 
 
 def push(
-    staged: Path,
-    repo_id: str,
-    token: str | None = None,
-    private: bool | None = None,
-    revision: str | None = None,
-    space: bool = False,
+    folder: Path, repo_id: str, token: str | None = None, private: bool | None = None, space: bool = False
 ) -> str:
     """Upload a folder in one commit and return the URL of the commit. The repository is created if it is missing.
 
@@ -127,7 +166,6 @@ def push(
     Args:
         token: of the Hub; default: `HF_TOKEN`, or the token that `hf auth login` saved.
         private: create a private repository, and refuse a public one.
-        revision: branch, created if it is missing; default: the main branch.
         space: the repository is a static Space, not a model.
 
     Raises:
@@ -136,92 +174,18 @@ def push(
     token = token or get_token()
     if not token:
         raise PublishError("uploading needs a token of the Hub: log in with `hf auth login`, or set HF_TOKEN")
-    paths = sorted(path for path in staged.rglob("*") if path.is_file())
-    operations = [CommitOperationAdd(path.relative_to(staged).as_posix(), path) for path in paths]
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    operations = [CommitOperationAdd(path.relative_to(folder).as_posix(), path) for path in paths]
     api, kind, sdk = HfApi(token=token), "space" if space else "model", "static" if space else None
     try:
         # The answer has the user's name, if it was missing.
         repo_id = api.create_repo(repo_id, repo_type=kind, space_sdk=sdk, private=private, exist_ok=True).repo_id
         if private and not api.repo_info(repo_id, repo_type=kind).private:
             raise PublishError(f"{repo_id} exists and is public; nothing was uploaded")
-        if revision:
-            api.create_branch(repo_id, repo_type=kind, branch=revision, exist_ok=True)
         # Not `upload_folder`: newer releases may split it into several commits, and the first would be incomplete.
-        message = "Upload the page" if space else COMMIT_MESSAGE
-        commit = api.create_commit(repo_id, operations, commit_message=message, repo_type=kind, revision=revision)
-        return commit.commit_url
+        message = "Upload the page" if space else "Upload model, processor, code and model card"
+        return api.create_commit(repo_id, operations, commit_message=message, repo_type=kind).commit_url
     except PublishError:
         raise
     except Exception as error:  # the classes of network errors differ between releases of huggingface_hub
         raise PublishError(f"uploading to {repo_id} failed: {type(error).__name__}: {error}") from error
-
-
-def publish(
-    model_folder: str | os.PathLike,
-    repo_id: str,
-    dry_run: bool = False,
-    *,
-    output_dir: str | os.PathLike | None = None,
-    report: Callable[[str], None] | None = None,
-    token: str | None = None,
-    private: bool | None = None,
-    revision: str | None = None,
-) -> str | None:
-    """Collect, check and upload a model folder.
-
-    Args:
-        dry_run: check everything, upload nothing.
-        output_dir: empty or new folder to keep the uploaded files in; default: a temporary folder.
-        report: called with one line for each file and each check.
-        token, private, revision: see `push`.
-
-    Returns:
-        The URL of the commit; None after a dry run.
-
-    Raises:
-        PublishError: the model cannot be uploaded. OSError: the disk is full.
-    """
-    report = report or (lambda line: None)
-    try:
-        validate_repo_id(repo_id)
-    except ValueError as error:
-        raise PublishError(str(error)) from error
-    files = collect_files(model_folder)
-    if files["README.md"].parent == ROOT != Path(model_folder).resolve():
-        report("note: the model folder has no README.md; the model card and licenses of this repository are used")
-    with tempfile.TemporaryDirectory() as temporary:
-        staged = Path(output_dir or Path(temporary) / "staged")
-        if staged.exists() and (not staged.is_dir() or any(staged.iterdir())):
-            raise PublishError(f"{staged} is not an empty folder")
-        for name, path in files.items():
-            report(f"{path.stat().st_size:>12,}  {name}")
-            (staged / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, staged / name)
-        (staged / ".gitattributes").write_text(ATTRIBUTES)
-        check_card(staged)
-        report("ok: README.md has valid metadata")
-        check_loading(staged)
-        report("ok: the folder loads in a new process and answers a question")
-        return None if dry_run else push(staged, repo_id, token, private, revision)
-
-
-def publish_page(folder: Path, repo_id: str, dry_run: bool = False, **options: Any) -> str | None:
-    """Upload a page that `scripts/export.py --web` wrote as a static Space; None after a dry run.
-
-    Args:
-        options: token, private and revision of `push`.
-
-    Raises:
-        PublishError: the folder is not such a page, a file of it is missing, or the upload fails.
-    """
-    try:
-        validate_repo_id(repo_id)
-        files = json.loads((folder / "page.json").read_text(encoding="utf-8"))["files"]
-    except FileNotFoundError as error:
-        raise PublishError(f"{folder} has no page.json: scripts/export.py --web writes such a folder") from error
-    except ValueError as error:
-        raise PublishError(str(error)) from error
-    missing = [name for paths in files.values() for name in paths if not (folder / "pinned" / name).is_file()]
-    if missing:
-        raise PublishError(f"{folder} has no pinned/{', '.join(missing)}")
-    return None if dry_run else push(folder, repo_id, space=True, **options)

@@ -1,19 +1,42 @@
 """Options of a training run: the model, the data, and which combinations are refused."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from transformers import TrainingArguments
 
+from ..configuration_traffic_vlm import MEDIUM_TEXT
 from ..data.questions import QUESTION_TYPES
 from ..data.scene import SYNTHETIC
 from ..options import option
-from .sizes import SizeOptions
-from .tower import is_tower_folder
 
 
-LOSSES = ("presence", "grounding", "intermediate", "consistency", "agreement", "distillation")  # auxiliary
+LOSSES = ("presence", "grounding", "intermediate", "consistency", "agreement")  # auxiliary
 SAVE_DTYPES = ("bfloat16", "float32")
 PATCH = "patch"  # a --vision_tower that starts from random weights
+TEXT_SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "kv_latent_size"),
+)
+
+
+@dataclass
+class SizeOptions:
+    """Sizes of a new decoder, for training from scratch and for building the JSON files."""
+
+    medium: bool = option(False, "the medium decoder, 6 layers of width 768: 60.6 M parameters in place of 18.1")
+    hidden_size: int | None = option(None, "width of the decoder")
+    intermediate_size: int | None = option(None, "width of its feed-forward layers")
+    num_hidden_layers: int | None = option(None, "number of its layers")
+    num_attention_heads: int | None = option(None, "number of its query heads")
+    num_key_value_heads: int | None = option(None, "number of its key/value heads: 1 is multi-query attention")
+    kv_latent_size: int | None = option(None, "multi-head latent attention with a latent of this size")
+
+    def text_fields(self) -> dict[str, Any]:
+        """Fields of the text configuration that were chosen, by name; {} for the default sizes."""
+        given = {name: getattr(self, name) for name in TEXT_SIZES}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        return (MEDIUM_TEXT if self.medium else {}) | chosen
 
 
 @dataclass
@@ -93,11 +116,10 @@ class DataOptions:
         "paraphrases",
     )
     agreement_weight: float = option(0.5, "weight of the agreement loss: no answers that contradict each other")
-    distillation_weight: float = option(
-        0.0,
-        "weight of the distillation loss: the probabilities of a trained query head, also where the true answer is "
-        "unknown, which is one in four questions",
-    )
+
+    def loss_weights(self) -> dict[str, float]:
+        """Weights of the auxiliary losses, by name."""
+        return {name: getattr(self, f"{name}_weight") for name in LOSSES}
 
 
 def check_options(model: ModelOptions, data: DataOptions, arguments: TrainingArguments) -> None:
@@ -119,11 +141,6 @@ def check_options(model: ModelOptions, data: DataOptions, arguments: TrainingArg
         ),
         (unknown, f"unknown --question_types {unknown}; expected some of {', '.join(QUESTION_TYPES)}"),
         (
-            base and model.vision_tower and not is_tower_folder(model.vision_tower),
-            f"with --model_name_or_path {base}, --vision_tower must be a folder of train_tower.py, got "
-            f"{model.vision_tower}",
-        ),
-        (
             base and model.from_scratch,
             f"pass either --model_name_or_path {base} or --from_scratch true, not both",
         ),
@@ -131,6 +148,10 @@ def check_options(model: ModelOptions, data: DataOptions, arguments: TrainingArg
             not base and not model.from_scratch,
             "training needs weights to start from: --model_name_or_path . for those of this folder. --from_scratch "
             "true starts from random ones, which takes many more images and hours",
+        ),
+        (
+            base and model.vision_tower == PATCH,
+            f"--vision_tower {PATCH} starts from random weights: it needs --from_scratch true",
         ),
         (
             base and sizes,
@@ -145,10 +166,6 @@ def check_options(model: ModelOptions, data: DataOptions, arguments: TrainingArg
         (
             model.average_decay and arguments.load_best_model_at_end,
             "--average_decay averages the weights of the whole run: add --load_best_model_at_end false",
-        ),
-        (
-            data.distillation_weight and model.lora_rank,
-            "--lora_rank keeps no query head: leave out --distillation_weight",
         ),
         (
             model.add_words and model.lora_rank,

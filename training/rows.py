@@ -33,16 +33,23 @@ def sources_of(datasets: Sequence[Any]) -> list[str]:
 
 
 def split_for_evaluation(rows: list[Any], held: list[Any], max_images: int) -> tuple[list[Any], Any, str]:
-    """Rows to train on, rows to evaluate on, and a note on how they were chosen.
+    """Rows to train on, rows to evaluate on, and a note on how far the latter repeat the former; it may be empty.
 
     Args:
         rows: datasets to train on.
-        held: datasets to evaluate on; if there are none, 10 % of `rows` are held back, or scenes are rendered.
+        held: datasets to evaluate on. If there are none, 10 % of each of `rows` are held back, always the same
+            ones; of rendered scenes, which are endless, others are rendered.
         max_images: to evaluate on, evenly spread over the datasets. Images are read on access.
     """
-    note = ""
+    note = describe_repeated(rows, held) if held else ""
     if not held:
-        rows, held = hold_back(rows)
+        kept = []
+        for dataset in rows:
+            if not isinstance(dataset, SyntheticRows):
+                dataset, part = split_rows(dataset, EVAL_FRACTION)
+                held = [*held, part]
+            kept.append(dataset)
+        rows = kept
         if held:
             note = (
                 f"{sum(map(len, held))} images, 10 %, are held back for evaluation, with all their near-duplicates. "
@@ -54,25 +61,8 @@ def split_for_evaluation(rows: list[Any], held: list[Any], max_images: int) -> t
     return rows, ConcatDataset(chosen), note
 
 
-def hold_back(datasets: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Split the same 10 % off each dataset for evaluation, so that neither part has near-duplicates of the other.
-
-    Synthetic sources are endless and stay whole.
-    """
-    kept, held = [], []
-    for dataset in datasets:
-        if not isinstance(dataset, SyntheticRows):
-            dataset, test = split_rows(dataset, EVAL_FRACTION)
-            held.append(test)
-        kept.append(dataset)
-    return kept, held
-
-
 def describe_repeated(rows: list[Any], held: list[Any]) -> str:
-    """A sentence that says how many evaluation images repeat training images; empty if none does.
-
-    Images repeat each other if their perceptual hashes are close, see `data.near_duplicates`.
-    """
+    """A sentence that says how many evaluation images are near-duplicates of training images; empty if none is."""
     photographs, tests = (
         [one.select_columns(columns) for one in some if not isinstance(one, SyntheticRows)]
         for some, columns in ((rows, ["image"]), (held, ["image", "source"]))

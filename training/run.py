@@ -1,7 +1,5 @@
 """A training run: open datasets, build the model, train, and save the finished folder."""
 
-import errno
-import re
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -11,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from transformers import TrainerState, TrainingArguments
+from transformers import TrainingArguments
 
 from ..data.dataset import Mixture
 from ..evaluation.compare import compare
@@ -19,21 +17,18 @@ from ..evaluation.predict import mean_image
 from ..evaluation.report import answer_metrics
 from ..evaluation.taught import asked_often, update_taught, word_gains
 from ..files import FILE_MODE
-from .auxiliary.head import save_training_head
-from .average import AverageWeights
 from .card import write_card
+from .checkpoints import AverageWeights, claim_run, last_checkpoint
 from .collator import SupervisedCollator
 from .hub import publish
-from .options import LOSSES, DataOptions, ModelOptions, check_options
-from .resume import claim_run, last_checkpoint
-from .rows import check_rows, describe_repeated, has_answers_in_words, open_datasets, sources_of, split_for_evaluation
+from .options import DataOptions, ModelOptions, check_options
+from .rows import check_rows, has_answers_in_words, open_datasets, sources_of, split_for_evaluation
 from .start import prepare_model, prepare_words, start_message
 from .trainer import BEFORE_FILE, StartEpoch, TrafficTrainer, unwrap
 
 
 MAY_CHANGE = ("attn_implementation", "compile_decoder", "from_scratch", "save_dtype")  # when a run is resumed
 ADAPTER = "adapter"  # folder of PEFT beside the merged weights
-QUESTIONS_PER_UNLABELED = 4
 QUESTIONS_PER_PARAPHRASE = 5  # 1 of 8 questions about an image is a paraphrase, 3 of 16, none of 4
 
 
@@ -59,8 +54,10 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
 
     rows = open_datasets(data_options.train_dataset, prefer="train")
     held = open_datasets(data_options.eval_dataset) if evaluates else []
-    sources = sources_of(rows)
-    model, processor = prepare_model(model_options, data_options, len(sources))
+    sources, loss_weights = sources_of(rows), data_options.loss_weights()
+    if model_options.lora_rank:
+        loss_weights["presence"] = 0.0  # it would train tower and head, which LoRA leaves as they are
+    model, processor = prepare_model(model_options, bool(loss_weights["presence"]), len(sources))
     checkpoint = arguments.resume_from_checkpoint or last_checkpoint(folder)
     prepare_words(unwrap(model), processor, model_options, [*rows, *held], checkpoint)
     for dataset in (*rows, *held):
@@ -69,15 +66,11 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     eval_rows, note = None, ""
     if evaluates:
         rows, eval_rows, note = split_for_evaluation(rows, held, data_options.max_eval_images)
-        if held and arguments.should_log:
-            note = describe_repeated(rows, held)
         if note:
             report(note)
+
     mixture = Mixture(rows, data_options.train_weights, data_options.images_per_epoch, arguments.seed)
     collator = make_collator(model, processor, data_options, arguments.seed, sources)
-    loss_weights = {name: getattr(data_options, f"{name}_weight") for name in LOSSES}
-    if model_options.lora_rank:
-        loss_weights["presence"] = 0.0  # it would train tower and head, which LoRA leaves as they are
     trainer = TrafficTrainer(
         model,
         arguments,
@@ -88,18 +81,25 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         loss_weights=loss_weights,
         callbacks=[StartEpoch(mixture, collator)],
     )
-    run(trainer, model_options.average_decay, checkpoint)
+    average = AverageWeights(unwrap(model), model_options.average_decay)
+    if average.decay:
+        trainer.add_callback(average)
+    if checkpoint:
+        report(f"resuming from {checkpoint}")
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    trainer.check_weights()
+    average.swap()  # there are none without a decay
     if trainer.is_world_process_zero():
         finish(trainer, processor, model_options, data_options, note)
         if push:
             token, private = arguments.hub_token, arguments.hub_private_repo
-            publish(folder, arguments.hub_model_id or folder.name, report=print, token=token, private=private)
+            publish(folder, arguments.hub_model_id or folder.name, token=token, private=private)
 
 
 def make_collator(
     model: Any, processor: Any, options: DataOptions, seed: int, sources: Sequence[str]
 ) -> SupervisedCollator:
-    """A collator that asks the paraphrases and unlabeled questions that the losses need."""
+    """A collator that asks the paraphrases that the consistency loss needs."""
     vision, num_questions = model.config.vision_config, options.questions_per_image
     return SupervisedCollator(
         processor,
@@ -108,27 +108,9 @@ def make_collator(
         seed=seed,
         grid=(vision.image_size // vision.patch_size,) * 2,
         paraphrases=num_questions // QUESTIONS_PER_PARAPHRASE if options.consistency_weight else 0,
-        unlabeled=num_questions // QUESTIONS_PER_UNLABELED if options.distillation_weight else 0,
         sources=sources,
         uint8_pixels=True,
     )
-
-
-def run(trainer: TrafficTrainer, average_decay: float, checkpoint: Path | str | None) -> None:
-    """Train, from a checkpoint if there is one; with `average_decay` the model has the averaged weights at the end."""
-    average = AverageWeights(unwrap(trainer.model), average_decay) if average_decay else None
-    if average is not None:
-        trainer.add_callback(average)
-    if checkpoint:
-        if trainer.args.should_log:
-            print(f"resuming from {checkpoint}")
-        trainer.word_counts.load(TrainerState.load_from_json(str(Path(checkpoint) / "trainer_state.json")))
-        if average is not None:
-            average.load(Path(checkpoint))
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    trainer.check_weights()
-    if average is not None:
-        average.swap()
 
 
 def finish(
@@ -192,18 +174,14 @@ def save_folder(model: Any, processor: Any, folder: Path, dtype: str) -> None:
     The model is converted to `dtype`; the training head stays in float32.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    training_head = model._modules.pop("training_head", None)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".save-") as temporary:
-        if hasattr(model, "training_head"):
-            save_training_head(model, Path(temporary))
+        if training_head is not None:
+            from .auxiliary.head import save_training_head
+
+            save_training_head(training_head["head"], Path(temporary))
         model.to(getattr(torch, dtype)).save_pretrained(temporary)
         processor.save_pretrained(temporary)
         for path in Path(temporary).iterdir():
-            path.chmod(FILE_MODE)
+            path.chmod(FILE_MODE)  # safetensors makes its files readable for their owner only
             shutil.move(path, folder / path.name)
-
-
-def is_write_error(error: BaseException) -> bool:
-    """Whether a file could not be written, as on a full disk: torch, safetensors and tokenizers raise no OSError."""
-    numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    pattern = rf"inline_container(?!.*StreamReader)|os error ({'|'.join(map(str, numbers))})\b"
-    return getattr(error, "errno", None) in numbers or re.search(pattern, str(error)) is not None

@@ -1,10 +1,10 @@
 """The model that a training run starts from: weights, tower, head, new words, and what of them is trained."""
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from transformers import BaseImageProcessor, PreTrainedConfig
+from transformers import AutoModel, BaseImageProcessor, PreTrainedConfig
 
 from ..attention_traffic_vlm import TrafficVLMAttention, TrafficVLMRMSNorm
 from ..configuration_traffic_vlm import PATCH_TOWER, TrafficVLMConfig, TrafficVLMVisionConfig
@@ -13,10 +13,8 @@ from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVL
 from ..processing_traffic_vlm import TrafficVLMProcessor
 from ..tokenization_traffic_vlm import TrafficVLMTokenizer
 from ..vision_traffic_vlm import TrafficVLMVisionModel
-from .auxiliary.head import QueryHead, add_training_head, load_training_head
-from .options import PATCH, DataOptions, ModelOptions
+from .options import PATCH, ModelOptions
 from .rows import own_questions
-from .tower import is_tower_folder, load_tower
 from .trainer import unwrap
 from .words import add_words
 
@@ -26,97 +24,104 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def start_message(options: ModelOptions) -> str:
     """A line that says which weights training starts from."""
-    if options.model_name_or_path:
-        tower = f" with the vision tower {options.vision_tower}, new to its decoder" if options.vision_tower else ""
-        return f"Fine-tuning {options.model_name_or_path}{tower}."
-    if options.trained_tower:
-        return (
-            f"Training from scratch with the vision tower {options.trained_tower}: the decoder's weights are random."
-        )
+    base, tower = options.model_name_or_path, options.trained_tower
+    if base:
+        return f"Fine-tuning {base}{f' with the vision tower {tower}, new to its decoder' if tower else ''}."
+    if tower:
+        return f"Training from scratch with the vision tower {tower}: the decoder's weights are random."
     return "Training from scratch: all weights are random."
 
 
-def prepare_model(model_options: ModelOptions, data_options: DataOptions, num_sources: int = 1) -> tuple[Any, Any]:
-    """The model with its training head, frozen and compiled as the options say, and its processor."""
-    model = build_model(model_options)
-    processor = TrafficVLMProcessor.from_pretrained(model_options.model_name_or_path or ROOT)
-    if not model_options.model_name_or_path:
+def prepare_model(options: ModelOptions, has_head: bool = True, num_sources: int = 1) -> tuple[Any, Any]:
+    """The model, frozen and compiled as the options say, and its processor.
+
+    Args:
+        has_head: add the query head, for the presence loss. LoRA leaves tower and head as they are.
+        num_sources: number of sources that the presence loss balances separately.
+    """
+    model, base = build_model(options), options.model_name_or_path
+    processor = TrafficVLMProcessor.from_pretrained(base or ROOT)
+    if not base:
         processor.taught, processor.own_questions = None, False
     size = model.config.vision_config.image_size
     processor.image_processor.size = {"height": size, "width": size}
-    for name, value in read_normalization(model_options.trained_tower).items():
+    for name, value in read_normalization(options.trained_tower).items():
         setattr(processor.image_processor, name, value)
-    if model_options.lora_rank:
-        model = add_lora(model, model_options.lora_rank)
-    elif data_options.presence_weight or data_options.distillation_weight:
-        head = find_head(model_options)
-        if head is None and data_options.distillation_weight:
-            raise ValueError("--distillation_weight needs a trained query head: pass --vision_tower TOWER")
-        add_training_head(model, head, num_sources)
+    if options.lora_rank:
+        model = add_lora(model, options.lora_rank)
+    elif has_head:
+        from .auxiliary.head import add_training_head, load_training_head
+
+        trained = options.trained_tower or base
+        add_training_head(model, load_training_head(trained) if trained else None, num_sources)
     full = unwrap(model)
-    if model_options.compile_decoder:
+    if options.compile_decoder:
         compile_decoder(full)
-    if model_options.freeze_vision:
+    if options.freeze_vision:
         full.model.vision_tower.requires_grad_(False)
-    if model_options.freeze_blocks is not None:
-        freeze_blocks(full.model.vision_tower, model_options.freeze_blocks)
+    if options.freeze_blocks is not None:
+        freeze_blocks(full.model.vision_tower, options.freeze_blocks)
     return model, processor
 
 
 def build_model(options: ModelOptions) -> Any:
-    """The model to train: from scratch, from weights, or with a vision tower of transformers or of our own."""
-    vision: dict[str, Any] = {} if options.image_size is None else {"image_size": options.image_size}
+    """The model to train, in float32: from weights or from scratch, and with another tower if the options name one.
+
+    Raises:
+        ValueError: the weights or the tower do not fit.
+    """
+    base, attention = options.model_name_or_path, {"attn_implementation": options.attn_implementation}
+    size = {} if options.image_size is None else {"image_size": options.image_size}
     text = options.text_fields()
     if options.hidden_dropout is not None:
         text["hidden_dropout"] = options.hidden_dropout
-    attention = {"attn_implementation": options.attn_implementation}
-    if options.model_name_or_path:
-        refuse_adapter(options.model_name_or_path, "--model_name_or_path")
-        config = TrafficVLMConfig.from_pretrained(options.model_name_or_path)
-        for name, value in vision.items():
-            setattr(config.vision_config, name, value)
-        for name, value in text.items():
-            setattr(config.text_config, name, value)
-        model = load_weights(options.model_name_or_path, config=config, dtype=torch.float32, **attention)
-        if options.vision_tower:
-            replace_tower(model, Path(options.vision_tower), vision)
-        return model
-    tower_fields = vision
-    if options.vision_tower == PATCH:
-        tower_fields = PATCH_TOWER | vision
-    elif options.vision_tower:
-        tower_fields = PreTrainedConfig.get_config_dict(options.vision_tower)[0]
-        if "vision_config" in tower_fields:  # a model with a text and a vision part
-            tower_fields["vision_config"] |= vision
-        else:
-            tower_fields |= vision
-        if "model_type" not in tower_fields:
-            raise ValueError(f"--vision_tower {options.vision_tower}: its config.json names no model_type")
-    config = TrafficVLMConfig(vision_config=tower_fields, text_config=text)
-    model = TrafficVLMForConditionalGeneration._from_config(config, **attention)
-    tower = model.model.vision_tower
-    if options.trained_tower and is_tower_folder(options.trained_tower):
-        tower.load_state_dict(load_tower(Path(options.trained_tower))["tower"].state_dict())
-    elif options.trained_tower:
-        model.model.vision_tower = type(tower).from_pretrained(
-            options.trained_tower, config=tower.config, dtype=torch.float32
-        )
+    tower = load_tower(options.trained_tower, size) if options.trained_tower else None
+    if base:
+        refuse_adapter(base, "--model_name_or_path")
+        config = TrafficVLMConfig.from_pretrained(base)
+        config.vision_config.update(size)
+        config.text_config.update(text)
+        model: Any = load_weights(base, config=config, dtype=torch.float32, **attention)
+    else:
+        new = (PATCH_TOWER if options.vision_tower == PATCH else {}) | size
+        config = TrafficVLMConfig(vision_config=tower.config if tower else new, text_config=text)
+        model = TrafficVLMForConditionalGeneration._from_config(config, **attention)
+    if tower:
+        width, expected = tower.config.hidden_size, model.config.vision_config.hidden_size
+        if width != expected:
+            raise ValueError(
+                f"--vision_tower {options.vision_tower} gives tokens of {width} numbers, the decoder reads {expected}"
+            )
+        model.config.vision_config, model.model.vision_tower = tower.config, tower
     return model
 
 
-def replace_tower(model: Any, folder: Path, fields: dict[str, Any]) -> None:
-    """Give a model the vision tower of a folder of `train_tower.py`; `fields` change the tower's configuration.
+def load_tower(name: str, fields: dict[str, Any] | None = None) -> Any:
+    """A trained vision tower in float32; `fields` change its configuration.
+
+    Args:
+        name: folder or Hub name of a tower of `train_tower.py`, of a Traffic VLM, or of a model of transformers.
 
     Raises:
-        ValueError: the tower's tokens have another width than the decoder reads.
+        OSError: there is no such model. ValueError: it has no vision tower, or not all of its weights.
     """
-    trained: Any = load_tower(folder)["tower"]
-    width = model.config.vision_config.hidden_size
-    if trained.config.hidden_size != width:
-        raise ValueError(f"{folder} gives tokens of {trained.config.hidden_size} numbers, the decoder reads {width}")
-    config = TrafficVLMVisionConfig.from_dict(trained.config.to_dict() | fields)
-    model.config.vision_config, model.model.vision_tower = config, TrafficVLMVisionModel(config)
-    model.model.vision_tower.load_state_dict(trained.state_dict())
+    try:
+        found = PreTrainedConfig.get_config_dict(name)[0]
+    except OSError as error:
+        raise OSError(f"{name}: there is no such model, neither a folder nor on the Hub") from error
+    if "model_type" not in found:
+        raise ValueError(f"{name}: its config.json names no model_type, so it is not a vision tower")
+    found.get("vision_config", found).update(fields or {})
+    if found["model_type"] == TrafficVLMConfig.model_type:
+        config = TrafficVLMConfig.from_dict(found)
+        return load_weights(name, config=config, dtype=torch.float32).model.vision_tower
+    config = TrafficVLMConfig(vision_config=found).vision_config
+    is_custom = config.model_type == TrafficVLMVisionConfig.model_type
+    tower_class: Any = TrafficVLMVisionModel if is_custom else AutoModel
+    tower, loaded = tower_class.from_pretrained(name, config=config, dtype=torch.float32, output_loading_info=True)
+    if missing := sorted(loaded["missing_keys"]):
+        raise ValueError(f"{name}: the vision tower has no weights {', '.join(missing[:3])} ({len(missing)} in all)")
+    return tower
 
 
 def freeze_blocks(tower: Any, blocks: int) -> None:
@@ -136,13 +141,6 @@ def freeze_blocks(tower: Any, blocks: int) -> None:
         convolutions.requires_grad_(False)
     for module in (convolutions.stem, *convolutions.blocks[:blocks]):
         module.requires_grad_(False)
-
-
-def find_head(options: ModelOptions) -> QueryHead | None:
-    """The query head that was trained with the tower or the weights to start from, if there is one."""
-    if options.trained_tower and is_tower_folder(options.trained_tower):
-        return cast(QueryHead, load_tower(Path(options.trained_tower))["head"])
-    return load_training_head(options.model_name_or_path) if options.model_name_or_path else None
 
 
 def read_normalization(vision_tower: str | None) -> dict[str, list[float]]:
@@ -177,11 +175,9 @@ def prepare_words(
     model: Any, processor: Any, options: ModelOptions, datasets: list[Any], checkpoint: Path | str | None
 ) -> None:
     """Add the words of --add_words to the tokenizer and the model; or take the tokenizer of a checkpoint."""
-    if not options.add_words:
-        return
-    if checkpoint:  # its weights are loaded later, and belong to its words
+    if options.add_words and checkpoint:  # its weights are loaded later, and belong to its words
         processor.tokenizer = TrafficVLMTokenizer.from_pretrained(str(checkpoint))
-    else:
+    elif options.add_words:
         texts = {text for dataset in datasets for pair in own_questions(dataset) for text in pair}
         taught = {word for words in (processor.taught or {}).values() for word in words}
         processor.tokenizer = add_words(model, processor.tokenizer, options.add_words, taught, texts)

@@ -1,6 +1,6 @@
 """The library's Trainer with auxiliary losses and our evaluation metrics.
 
-batch from `SupervisedCollator` → answer loss + presence, grounding, intermediate and consistency losses
+batch from `SupervisedCollator` → answer loss + presence, grounding, intermediate, consistency and agreement losses
 evaluation → `quick_metrics`, the same metrics as in `scripts/evaluate.py`
 """
 
@@ -19,15 +19,10 @@ from transformers.trainer_callback import ExportableState
 from ..evaluation.predict import predict
 from ..evaluation.report import quick_metrics
 from ..files import atomic_write
-from .watched import WatchedTrainer
+from .checkpoints import CheckedTrainer
 
 
 BEFORE_FILE = ".answers_before.parquet"  # beside the checkpoints: the answers before training
-
-
-def perplexity(loss: float) -> float:
-    """Perplexity exp(loss): the number of equally likely words that would be as uncertain."""
-    return math.exp(min(loss, 50.0))
 
 
 def unwrap(model: Any) -> Any:
@@ -35,12 +30,12 @@ def unwrap(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-class TrafficTrainer(WatchedTrainer):
+class TrafficTrainer(CheckedTrainer):
     """`Trainer` for batches of packed questions from `SupervisedCollator`. It evaluates on rows of a dataset.
 
     Args:
         loss_weights: weights of the auxiliary losses by name, of `options.LOSSES`; a loss with weight 0 or without a
-            weight is not computed. "presence" and "distillation" need a model with a training head.
+            weight is not computed. "presence" needs a model with a training head.
 
     Attributes:
         word_counts: numbers of the questions of the training so far, by word; see `SupervisedCollator`.
@@ -49,37 +44,34 @@ class TrafficTrainer(WatchedTrainer):
     def __init__(self, *args: Any, loss_weights: Mapping[str, float] | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.loss_weights = {name: weight for name, weight in (loss_weights or {}).items() if weight}
-        self.auxiliary: Any = None
+        self.recording: Any = nullcontext
         if self.loss_weights:  # a training without them loads none of their code
-            from .auxiliary import objective
+            from .auxiliary.losses import recording
 
-            self.auxiliary = objective
-        self.answer_losses: tuple[Any, Any] = (0.0, 0)  # sum and count since the last evaluation
+            self.recording = recording
+        self.sums: dict[str, tuple[Any, Any]] = {}  # {name: (sum, count)} since the last log
         self.word_counts = WordCounts()
         self.add_callback(self.word_counts)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        full = unwrap(self.accelerator.unwrap_model(model))
+        """The loss of the answers plus the weighted auxiliary losses. Each is also added to the means of the log."""
         targets = inputs.pop("targets", None)
-        self.word_counts.add(inputs.pop("word_counts", 0))
+        self.word_counts.counts = self.word_counts.counts + inputs.pop("word_counts", 0)
         inputs["pixel_values"] = self._normalized(inputs["pixel_values"])
         inputs["use_cache"], labels = False, inputs["labels"]  # label smoothing removes the labels
-        with self.auxiliary.recording(full) if self.auxiliary else nullcontext() as recorded:
+        with self.recording(unwrap(self.accelerator.unwrap_model(model))) as recorded:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        number = (labels[:, 1:] >= 0).sum()
-        self._count_answers(
-            outputs, loss, labels, number, number if num_items_in_batch is None else num_items_in_batch
-        )
-        # Without num_items_in_batch the library itself divides by the number of accumulated passes.
-        fraction = 1.0 if num_items_in_batch is None else 1.0 / self.current_gradient_accumulation_steps
-        if self.auxiliary and targets is not None:
+        self._count_answers(outputs, loss, labels, num_items_in_batch)
+        if self.loss_weights and targets is not None:
+            # Without num_items_in_batch the library itself divides by the number of accumulated passes.
+            fraction = 1.0 if num_items_in_batch is None else 1.0 / self.current_gradient_accumulation_steps
             with self.accelerator.autocast():
-                passed = self.auxiliary.Pass(full, recorded, outputs.logits, targets)
-                for name, value in passed.losses(self.loss_weights).items():
-                    self._add(f"{name}_loss", value)
-                    loss = loss + self.loss_weights[name] * fraction * value
+                losses = recorded.losses(self.loss_weights, outputs.logits, targets)
+            for name, value in losses.items():
+                self._add(f"{name}_loss", value)
+                loss = loss + self.loss_weights[name] * fraction * value
         return (loss, outputs) if return_outputs else loss
 
     def _normalized(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -92,19 +84,16 @@ class TrafficTrainer(WatchedTrainer):
         return (pixels * options.rescale_factor - mean) / std
 
     @torch.no_grad()
-    def _count_answers(
-        self, outputs: Any, loss: torch.Tensor, labels: torch.Tensor, number: torch.Tensor, divisor: Any
-    ) -> None:
-        """Add up the cross-entropy of the answers and the number of correct yes/no answers, for the log.
+    def _count_answers(self, outputs: Any, loss: torch.Tensor, labels: torch.Tensor, num_items: Any) -> None:
+        """Add the cross-entropy of the answers and the number of right yes/no answers to the means of the log.
 
         Args:
-            outputs, loss: of the model; with label smoothing only `loss` is there, the smoothed one.
-            number: of the answers' tokens. divisor: by which the model divided the sum over them.
+            loss: of the answers; with label smoothing the smoothed one, and `outputs` have none.
+            num_items: the number that the model divided the sum over the answers' tokens by; None for theirs.
         """
-        entropy = (loss if outputs.loss is None else outputs.loss).detach() * divisor
-        self._add("answer_loss", entropy, number)
-        total, count = self.answer_losses
-        self.answer_losses = (total + entropy, count + number)
+        number = (labels[:, 1:] >= 0).sum()
+        entropy = loss if outputs.loss is None else outputs.loss
+        self._add("answer_loss", entropy * (number if num_items is None else num_items), number)
         text = self.model.config.get_text_config()
         truth, guess = labels[:, 1:], outputs.logits[:, :-1]
         log_odds = guess[..., text.yes_token_id] - guess[..., text.no_token_id]
@@ -112,33 +101,47 @@ class TrafficTrainer(WatchedTrainer):
         right = (is_yes & (log_odds > 0)) | (is_no & (log_odds <= 0))
         self._add("yes_no_accuracy", right.sum(), (is_yes | is_no).sum())
 
-    def means(self, logs: dict[str, float]) -> dict[str, float]:
-        """The log with means, and with `words`, the perplexity of the answers, exp(answer_loss)."""
-        logs = super().means(logs)
-        if "answer_loss" in logs:
-            logs["words"] = round(perplexity(logs["answer_loss"]), 3)
-        return logs
+    def _add(self, name: str, value: torch.Tensor, count: torch.Tensor | int = 1) -> None:
+        """Add to a mean of the log. Values stay tensors until then: reading one would wait for the GPU."""
+        total, number = self.sums.get(name, (0.0, 0))
+        self.sums[name] = (total + value.detach(), number + count)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log training steps with the means since the last log, and `words`, the perplexity of the answers."""
+        if "loss" in logs:
+            means = {name: float(total) / max(1, int(count)) for name, (total, count) in self.sums.items()}
+            self.sums = {}
+            if "answer_loss" in means:
+                means["words"] = math.exp(min(means["answer_loss"], 50.0))
+            logs = logs | {name: round(mean, 4) for name, mean in means.items()}
+        super().log(logs, *args, **kwargs)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """The `quick_metrics` of the evaluation rows, with the prefix `eval_`. Before training, answers are kept.
 
-        Beside the `answer_loss` of these rows stand `train_answer_loss` and `train_words`, of the training steps since
-        the last evaluation, and `uniform_loss`, ln V, of a model that gives all V words the same probability.
+        Raises:
+            ValueError: the metric that selects the best checkpoint is not among them.
         """
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        batch_size, was_training = self.args.per_device_eval_batch_size, self.model.training
+        was_training = self.model.training
         answers = self.answers(self.model, rows)
         if self.state.global_step == 0 and self.is_world_process_zero():
             with atomic_write(Path(self.args.output_dir) / BEFORE_FILE) as temporary:
                 answers.to_parquet(temporary)
         with self.accelerator.autocast():
+            batch_size = self.args.per_device_eval_batch_size
             figures = quick_metrics(self.model, self.processing_class, rows, batch_size, answers)
         self.model.train(was_training)
-        self._check_best_metric(figures, rows)
-        if "answer_loss" in figures:
-            figures |= self._losses_to_compare()
+        best = (self.args.metric_for_best_model or "").removeprefix("eval_")
+        if best and best not in figures:
+            raise ValueError(
+                f"the metric {best}, which selects the best checkpoint, is not available for these {len(rows)} "
+                "evaluation images. Balanced accuracy needs questions that are answered yes for some images and no "
+                "for others: pass more images with --eval_dataset and --max_eval_images, or select the best "
+                f"checkpoint by another --metric_for_best_model: {', '.join(figures)}"
+            )
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
         self.log(metrics)
         self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -148,25 +151,6 @@ class TrafficTrainer(WatchedTrainer):
         """Table of `predict` in the precision of the training. The model is in evaluation mode from then on."""
         with self.accelerator.autocast():
             return predict(model.eval(), self.processing_class, rows, self.args.per_device_eval_batch_size, **options)
-
-    def _check_best_metric(self, figures: Mapping[str, float], rows: Any) -> None:
-        best = (self.args.metric_for_best_model or "").removeprefix("eval_")
-        if best and best not in figures:
-            other = f", or select the best checkpoint by --metric_for_best_model {' or '.join(figures)}"
-            raise ValueError(
-                f"the metric {best}, which selects the best checkpoint, is not available for these {len(rows)} "
-                "evaluation images. Balanced accuracy needs questions that are answered yes for some images and no "
-                f"for others: pass more images with --eval_dataset and --max_eval_images{other if figures else ''}"
-            )
-
-    def _losses_to_compare(self) -> dict[str, float]:
-        """What the held-out loss is compared with: the training loss since the last evaluation, and ln V."""
-        (total, count), self.answer_losses = self.answer_losses, (0.0, 0)
-        found = {"uniform_loss": math.log(self.model.config.get_text_config().vocab_size)}
-        if int(count):  # no training step before the first evaluation
-            loss = float(total) / int(count)
-            found |= {"train_answer_loss": loss, "train_words": perplexity(loss)}
-        return found
 
 
 class WordCounts(TrainerCallback, ExportableState):  # type: ignore[misc]
@@ -178,14 +162,11 @@ class WordCounts(TrainerCallback, ExportableState):  # type: ignore[misc]
     def __init__(self) -> None:
         self.counts: Any = np.zeros(1, np.int64)
 
-    def add(self, counts: Any) -> None:
-        self.counts = self.counts + counts
-
     def state(self) -> dict[str, Any]:
         return {"args": {}, "attributes": {"counts": self.counts.tolist()}}
 
-    def load(self, state: Any) -> None:
-        """Continue the counts of the `TrainerState` of a checkpoint."""
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Continue the counts of the checkpoint that training resumes from."""
         self.counts = np.array(state.stateful_callbacks["WordCounts"]["attributes"]["counts"])
 
 

@@ -1,13 +1,10 @@
 """The query head: presence of each category in the whole image, in its thirds and in its patches.
 
-    image tokens [B,P,C] → QueryHead → region logits [B,categories,4] ↔ PresenceLoss ↔ region targets
-                                     → patch logits [B,P,categories]  ↔              ↔ patch targets
+    image tokens [B,P,C] → QueryHead → region logits [B,categories,4] ─┐
+                                     → patch logits [B,P,categories]  ─┴→ PresenceLoss ← targets of `data/presence.py`
 
-Training a tower alone also has an auxiliary head: other yes/no questions about the whole image, such as the number of
-lanes.
-
-`training/tower.py` trains tower and heads alone. `training/run.py` adds the head to the full model while it trains; it
-is saved beside the weights as `training_head.safetensors`.
+`training/tower.py` trains it with a tower alone. `training/run.py` adds it to the full model while that trains. Either
+way it is saved beside the weights as `training_head.safetensors`.
 """
 
 from functools import cache
@@ -30,53 +27,36 @@ POSITIVE_WEIGHT = 4.0  # weight of patches that an object covers
 PATCH_WEIGHT = 2.0  # weight of the patch loss; the region loss has weight 1
 
 
-class QueryPool(nn.Module):
-    """Learned queries that attend to tokens, `num_queries` for each output; each has its own value projection."""
+class QueryHead(nn.Module):
+    """Presence by region and patch, from image tokens.
 
-    def __init__(self, hidden_size: int, num_outputs: int, num_queries: int):
-        super().__init__()
-        self.shape = (num_outputs, num_queries)
-        self.query = nn.Linear(hidden_size, num_outputs * num_queries, bias=False)
-        self.value = nn.Linear(hidden_size, num_outputs * num_queries, bias=False)
-        for layer in (self.query, self.value):
-            nn.init.normal_(layer.weight, std=0.02)
-
-    def pool(self, tokens: torch.Tensor, regions: torch.Tensor) -> torch.Tensor:
-        """What the queries find [B,outputs,R] in tokens [B,P,C]; `regions` [R,P] is the fraction of a patch inside."""
-        scores = self.query(tokens).float().transpose(1, 2)  # [B,outputs·queries,P]
-        values = self.value(tokens).float().transpose(1, 2)
-        found = [((scores + weights.log()).softmax(-1) * values).sum(-1) for weights in regions]
-        return torch.stack(found, -1).unflatten(1, self.shape).sum(2)
-
-
-class QueryHead(QueryPool):
-    """Presence by region: tokens [B,P,C] → logits [B,categories,4].
-
-    The queries of a category are used for the thirds of the image, too, where they attend only to the columns of that
-    third. So the appearance of a car is learned once for all regions.
+    Learned queries, `num_queries` for each category, attend to the tokens; each has its own value projection. For a
+    third of the image the same queries attend only to the columns of that third. So the appearance of a car is learned
+    once for all regions.
     """
 
     def __init__(self, hidden_size: int, num_categories: int = len(CATEGORIES), num_queries: int = 2):
-        super().__init__(hidden_size, num_categories, num_queries)
+        super().__init__()
+        self.query = nn.Linear(hidden_size, num_categories * num_queries, bias=False)
+        self.value = nn.Linear(hidden_size, num_categories * num_queries, bias=False)
         self.patch = nn.Linear(hidden_size, num_categories)
         self.bias = nn.Parameter(torch.zeros(num_categories, len(REGIONS)))
-        nn.init.normal_(self.patch.weight, std=0.02)
+        for layer in (self.query, self.value, self.patch):
+            nn.init.normal_(layer.weight, std=0.02)
         nn.init.constant_(self.patch.bias, -4.0)  # few categories are present in a patch
 
     def forward(self, tokens: torch.Tensor, grid: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Region logits [B,categories,4] and patch logits [B,P,categories] of tokens in `grid` (rows, columns)."""
-        return self.pool(tokens, region_weights(*grid, tokens.device)) + self.bias, self.patch(tokens)
+        """Region logits [B,categories,4] and patch logits [B,P,categories] of tokens [B,P,C].
 
-
-class AuxiliaryHead(QueryPool):
-    """Yes/no questions about the whole image: tokens [B,P,C] → logits [B,F]."""
-
-    def __init__(self, hidden_size: int, num_facts: int, num_queries: int = 2):
-        super().__init__(hidden_size, num_facts, num_queries)
-        self.bias = nn.Parameter(torch.zeros(num_facts))
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.pool(tokens, torch.ones(1, tokens.shape[1], device=tokens.device))[..., 0] + self.bias
+        Args:
+            grid: rows and columns of the patches.
+        """
+        scores = self.query(tokens).float().transpose(1, 2)  # [B,categories·queries,P]
+        values = self.value(tokens).float().transpose(1, 2)
+        inside = region_weights(*grid, tokens.device)
+        found = [((scores + weights.log()).softmax(-1) * values).sum(-1) for weights in inside]
+        regions = torch.stack(found, -1).unflatten(1, (len(self.bias), -1)).sum(2)
+        return regions + self.bias, self.patch(tokens)
 
 
 @cache
@@ -88,57 +68,23 @@ def region_weights(rows: int, columns: int, device: torch.device | str = "cpu") 
     return weights[:, None].expand(-1, rows, -1).flatten(1).to(device)
 
 
-class BalancedLoss(nn.Module):
-    """Binary cross-entropy of questions, with equal total weight of yes and no by running counts.
+class PresenceLoss(nn.Module):
+    """Binary cross-entropy of the regions, balanced between yes and no, and of the patches.
 
-    So P(yes) = 0.5 fits equally frequent answers. They are balanced within each source; otherwise the style of a
-    source would be evidence for an answer that is common in one source and rare in another. With `overall_weight`
-    they are also balanced over all sources, so that a category that never occurs in a source is learned as absent
-    there.
+    By running counts, yes and no have equal total weight for each category and region. So P(yes) = 0.5 fits equally
+    frequent answers. They are balanced within each source; otherwise the style of a source would be evidence for an
+    answer that is common in one source and rare in another. With OVERALL_WEIGHT they are also balanced over all
+    sources, so that a category that never occurs in a source is learned as absent there.
 
     Args:
         num_sources: number of sources that are balanced separately.
-        shape: of the questions about an image.
     """
 
-    counts: torch.Tensor
-
-    def __init__(self, num_sources: int, shape: tuple[int, ...], overall_weight: float = 0.0) -> None:
-        super().__init__()
-        self.overall_weight = overall_weight
-        # Of no and of yes, by source; the last row is of all sources.
-        self.register_buffer("counts", torch.zeros(num_sources + 1, 2, *shape))
-
-    def forward(
-        self, logits: torch.Tensor, targets: torch.Tensor, source: torch.Tensor, count: bool = True
-    ) -> torch.Tensor:
-        """The mean over known targets.
-
-        Args:
-            logits: [B,*shape]. targets: int8 [B,*shape] of 1, 0 or -1 for unknown.
-            source: index of each image's source [B].
-            count: whether to update the running counts.
-        """
-        answers = torch.stack([targets == 0, targets == 1], 1).float()  # [B,2,*shape]
-        if count:
-            by_source = DECAY * self.counts[:-1].index_add(0, source, answers * (1 - DECAY) / DECAY)
-            self.counts = torch.cat([by_source, by_source.sum(0, keepdim=True)])
-        # The total weight of yes, and of no: smaller where one is so rare that its weight would exceed MAX_WEIGHT.
-        both = torch.minimum(self.counts.sum(1) / 2, MAX_WEIGHT * self.counts.amin(1))
-        weight = both[:, None] / self.counts.clamp(min=1e-9)  # [sources + 1,2,*shape]
-        weights = (answers * (weight[source] + self.overall_weight * weight[-1])).sum(1)
-        entropy = nn.functional.binary_cross_entropy_with_logits(
-            logits, targets.clamp(min=0).float(), weights, reduction="sum"
-        )
-        return entropy / (targets >= 0).sum().clamp(min=1)
-
-
-class PresenceLoss(nn.Module):
-    """Binary cross-entropy of regions, balanced within sources and overall, and of patches."""
+    counts: torch.Tensor  # of no and of yes, by source; the last row is of all sources
 
     def __init__(self, num_sources: int = 1) -> None:
         super().__init__()
-        self.regions = BalancedLoss(num_sources, (len(CATEGORIES), len(REGIONS)), OVERALL_WEIGHT)
+        self.register_buffer("counts", torch.zeros(num_sources + 1, 2, len(CATEGORIES), len(REGIONS)))
 
     def forward(
         self,
@@ -146,24 +92,33 @@ class PresenceLoss(nn.Module):
         region: torch.Tensor,
         patch: torch.Tensor,
         source: torch.Tensor,
-        count: bool = True,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Region loss and patch loss, unweighted.
+    ) -> torch.Tensor:
+        """The mean over known regions, plus PATCH_WEIGHT times the mean over known patches.
 
         Args:
             logits: of `QueryHead`.
             region: int8 [B,categories,4]; patch: int8 [B,categories,rows,columns]; both 1, 0 or -1 for unknown.
-            source, count: as for `BalancedLoss`.
+            source: index of each image's source [B].
         """
-        regions = self.regions(logits[0], region, source, count)
+        answers = torch.stack([region == 0, region == 1], 1).float()  # [B,2,categories,4]
+        by_source = DECAY * self.counts[:-1].index_add(0, source, answers * (1 - DECAY) / DECAY)
+        self.counts = torch.cat([by_source, by_source.sum(0, keepdim=True)])
+        # The total weight of yes, and of no: smaller where one is so rare that its weight would exceed MAX_WEIGHT.
+        both = torch.minimum(self.counts.sum(1) / 2, MAX_WEIGHT * self.counts.amin(1))
+        weight = both[:, None] / self.counts.clamp(min=1e-9)  # [sources + 1,2,categories,4]
+        weights = (answers * (weight[source] + OVERALL_WEIGHT * weight[-1])).sum(1)
+        of_regions = _mean_entropy(logits[0], region, weights)
         patches = patch.flatten(2).transpose(1, 2)  # [B,P,categories]
-        known = patches >= 0
         # Unknown patches have weight 0. To select the known ones, the CPU would wait for the GPU.
-        weights = torch.where(patches == 1, POSITIVE_WEIGHT, known.float())
-        entropy = nn.functional.binary_cross_entropy_with_logits(
-            logits[1].float(), (patches == 1).float(), weights, reduction="sum"
-        )
-        return regions, entropy / known.sum().clamp(min=1)
+        weights = torch.where(patches == 1, POSITIVE_WEIGHT, (patches == 0).float())
+        return of_regions + PATCH_WEIGHT * _mean_entropy(logits[1], patches, weights)
+
+
+def _mean_entropy(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Weighted binary cross-entropy, divided by the number of known targets."""
+    truth = (targets == 1).float()
+    entropy = nn.functional.binary_cross_entropy_with_logits(logits.float(), truth, weights, reduction="sum")
+    return entropy / (targets >= 0).sum().clamp(min=1)
 
 
 def add_training_head(model: Any, head: QueryHead | None = None, num_sources: int = 1) -> None:
@@ -193,7 +148,6 @@ def load_training_head(name: str | Path) -> QueryHead | None:
     return head
 
 
-def save_training_head(model: Any, folder: Path) -> None:
-    """Remove the head from a full model and save it in a folder."""
-    training_head = model._modules.pop("training_head")
-    save_file(training_head["head"].state_dict(), folder / HEAD_FILE, {"format": "pt"})
+def save_training_head(head: QueryHead, folder: Path) -> None:
+    """Write the head to a folder, beside the weights that it was trained with."""
+    save_file(head.state_dict(), folder / HEAD_FILE, {"format": "pt"})

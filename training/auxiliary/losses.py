@@ -1,24 +1,21 @@
-"""Auxiliary losses, for training from few images.
+"""Auxiliary losses, for training from few images: a recorded forward pass is compared with `Targets`.
 
-    grounding: cross-attention of question words [N,P] ↔ patches of their objects
-    intermediate: mid-layer states of the decoder [N,C] → norm, lm_head ↔ the true value ("green" for "Is the light
-    red?")
-    consistency: log-odds of yes [N] ↔ log-odds of a paraphrase
-    distillation: P(yes) ↔ P of the query head for the same category and region
-    agreement: P(yes) of a question ≤ P(yes) of one that it implies; P(yes) of two that exclude each other ≤ 1 in sum
-
-These losses have no weights of their own; the presence loss of `head.py` has.
+presence: image tokens → query head (`head.py`) ↔ which categories are where
+grounding: cross-attention of question words [N,P] ↔ patches of their objects
+intermediate: mid-layer states of the decoder [N,C] → norm, lm_head ↔ the true value ("green" for "Is the light
+red?")
+consistency: log-odds of yes [N] ↔ log-odds of a paraphrase
+agreement: P(yes) of a question ≤ P(yes) of one that it implies; P(yes) of two that exclude each other ≤ 1 in sum
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-
-Words = tuple[torch.Tensor, torch.Tensor]  # rows [N] and columns [N] of tokens
+from ...data.targets import Targets
 
 
 def grounding_loss(maps: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
@@ -63,19 +60,8 @@ def agreement_loss(first: torch.Tensor, second: torch.Tensor, is_exclusion: torc
     return torch.where(is_exclusion, p + q - 1, p - q).clamp(min=0).sum() / max(1, len(p))
 
 
-def distillation_loss(log_odds: torch.Tensor, head_logits: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of P(yes) and the probabilities of the query head, mean over questions.
-
-    Args:
-        log_odds: log-odds of yes [N]. head_logits: of the query head for the same questions [N]; without gradient.
-    """
-    targets = head_logits.detach().float().sigmoid()
-    entropy = nn.functional.binary_cross_entropy_with_logits(log_odds.float(), targets, reduction="sum")
-    return entropy / max(1, len(targets))
-
-
-class Recorded:
-    """Intermediate results of a forward pass, with gradients.
+class ForwardPass:
+    """Intermediate results of a forward pass of a full model, with gradients. See `recording`.
 
     Attributes:
         image_tokens: [I,P,C] of the vision tower.
@@ -83,44 +69,81 @@ class Recorded:
         cross_attention: for each layer the module, its input states [B,L,C] and the image keys [B,K,P,D].
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: Any) -> None:
+        self.model = model
         self.image_tokens: Any = None
         self.mid_layer_states: Any = None
         self.cross_attention: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
 
-    def attention_maps(self, words: Words) -> torch.Tensor:
-        """Attention [N,P] of words to patches, the mean over heads and layers.
+    def attention_maps(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        """Attention [N,P] of the words at rows [N] and columns [N] to patches, the mean over heads and layers.
 
         It is computed after the pass; within it, gradient checkpointing would compute it twice.
         """
-        rows, columns = words
         maps = []
         for module, hidden_states, key in self.cross_attention:
             weights = module.attention_weights(hidden_states[rows, columns][:, None], key[rows])  # [N,H,1,P]
             maps.append(weights[:, :, 0].mean(1))
         return torch.stack(maps).mean(0)
 
+    def losses(self, names: Iterable[str], logits: torch.Tensor, targets: Targets) -> dict[str, torch.Tensor]:
+        """The auxiliary losses with these names, unweighted: each is a method.
+
+        Args:
+            logits: [R,L,V] of the pass.
+        """
+        return {name: getattr(self, name)(logits, targets) for name in names}
+
+    def presence(self, logits: torch.Tensor, targets: Targets) -> torch.Tensor:
+        """Presence loss; the model must have a training head."""
+        head, grid = self.model.training_head, targets.patch.shape[2:]
+        tokens = self.image_tokens[:, -grid.numel() :]  # leaves out a class token, if there is one
+        loss: torch.Tensor = head["loss"](
+            head["head"](tokens, tuple(grid)), targets.region, targets.patch, targets.source
+        )
+        return loss
+
+    def grounding(self, logits: torch.Tensor, targets: Targets) -> torch.Tensor:
+        maps = self.attention_maps(*targets.grounding_words.unbind(-1))
+        return grounding_loss(maps[:, -targets.grounding.shape[-1] :], targets.grounding)
+
+    def intermediate(self, logits: torch.Tensor, targets: Targets) -> torch.Tensor:
+        rows, columns, words = targets.intermediate.unbind(-1)
+        return intermediate_loss(self.model, self.mid_layer_states[rows, columns], words)
+
+    def consistency(self, logits: torch.Tensor, targets: Targets) -> torch.Tensor:
+        return consistency_loss(*self._log_odds(logits, targets.paraphrases))
+
+    def agreement(self, logits: torch.Tensor, targets: Targets) -> torch.Tensor:
+        return agreement_loss(*self._log_odds(logits, targets.agreement), targets.agreement[:, 4].bool())
+
+    def _log_odds(self, logits: torch.Tensor, pairs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-odds [N] of yes of two questions each, whose rows and columns are in the first four columns of pairs."""
+        text = self.model.config.get_text_config()
+        log_odds = logits[..., text.yes_token_id] - logits[..., text.no_token_id]
+        return log_odds[pairs[:, 0], pairs[:, 1]], log_odds[pairs[:, 2], pairs[:, 3]]
+
 
 @contextmanager
-def recording(model: Any) -> Iterator[Recorded]:
-    """Record the intermediate results of a full model's forward pass."""
-    recorded = Recorded()
+def recording(model: Any) -> Iterator[ForwardPass]:
+    """Record the forward pass of a full model inside the block."""
+    found = ForwardPass(model)
 
     def keep_tokens(module: nn.Module, args: Any, output: Any) -> None:
-        recorded.image_tokens = output.last_hidden_state
+        found.image_tokens = output.last_hidden_state
 
     def keep_states(module: nn.Module, args: Any, output: torch.Tensor) -> None:
-        recorded.mid_layer_states = output
+        found.mid_layer_states = output
 
     def keep_keys(module: Any, args: tuple[torch.Tensor, ...], output: Any) -> None:
-        recorded.cross_attention.append((module, *args[:2]))
+        found.cross_attention.append((module, *args[:2]))
 
     layers = model.get_decoder().layers
     handles = [model.model.vision_tower.register_forward_hook(keep_tokens)]
     handles += [layers[(len(layers) - 1) // 2].register_forward_hook(keep_states)]
     handles += [layer.cross_attn.register_forward_hook(keep_keys) for layer in layers]
     try:
-        yield recorded
+        yield found
     finally:
         for handle in handles:
             handle.remove()
