@@ -8,23 +8,13 @@ import sys
 import pytest
 
 from tiny import ROOT, new_process, tiny_model
-from traffic_vlm.training.hub import (
-    OPTIONAL_FILES,
-    PublishError,
-    check_card,
-    check_loading,
-    collect_files,
-    publish,
-    publish_page,
-    push,
-)
+from traffic_vlm.training.hub import PublishError, check_card, check_loading, collect_files, publish, push
 
 
 CODE = {path.name for path in ROOT.glob("*_traffic_vlm.py")}
-JSON = {"config.json", "generation_config.json", "decision.json"}
-JSON |= {"tokenizer.json", "tokenizer_config.json", "processor_config.json"}
-TEMPLATES = {"chat_template.jinja", "decision_template.jinja"}
-EXPECTED = CODE | JSON | TEMPLATES | {"model.safetensors", ".gitattributes", "README.md", "LICENSE"}
+EXPECTED = CODE | {"config.json", "generation_config.json", "decision.json", "tokenizer.json", "tokenizer_config.json"}
+EXPECTED |= {"processor_config.json", "chat_template.jinja", "decision_template.jinja", "model.safetensors"}
+EXPECTED |= {".gitattributes", "README.md", "LICENSE"}
 CARD = (
     "---\nlicense: mit\nlibrary_name: transformers\npipeline_tag: image-text-to-text\ntags: [traffic]\n---\n# Mine\n"
 )
@@ -76,11 +66,11 @@ def test_dry_run_checks_everything_and_uploads_nothing(saved, hub, run_script, c
 
 
 def test_card_licenses_and_docs_come_from_the_folder_of_the_card(folder):
-    for name in ("LICENSE_DATA.md", "docs/images/scene.png", *OPTIONAL_FILES, "notes.md"):
+    more = {"LICENSE_DATA.md", "docs/images/scene.png", "training_head.safetensors"}
+    for name in (*more, "notes.md"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("mine")
     files = collect_files(folder)
-    more = {"LICENSE_DATA.md", "docs/images/scene.png", *OPTIONAL_FILES}
     assert files.keys() == EXPECTED - {".gitattributes"} | more
     assert files["LICENSE"] == ROOT / "LICENSE" and files["README.md"] == folder / "README.md"
     (folder / "README.md").unlink()
@@ -90,26 +80,21 @@ def test_card_licenses_and_docs_come_from_the_folder_of_the_card(folder):
     check_card(ROOT)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-def test_a_missing_file_is_named(name, folder, hub):
-    (folder / name).unlink()
-    with pytest.raises(PublishError, match=f"has no {name}"):
-        publish(folder, "me/model")
-    assert not hub.mock_calls
-
-
 @pytest.mark.parametrize(
-    ("card", "message"),
+    ("name", "text", "message"),
     [
-        ("# No metadata\n", "the metadata have no license, library_name, pipeline_tag, tags"),
-        (CARD.replace("license: mit", "license: [mit"), "the metadata cannot be read: .*parsing"),
-        (CARD.replace("mit", 'other\nlicense_link: "MINE.md"'), "license_link names MINE.md, which is not among"),
+        ("tokenizer.json", None, "has no tokenizer.json"),
+        ("README.md", "# No metadata\n", "README.md: the metadata have no license, library_name, pipeline_tag, tags"),
+        ("README.md", CARD.replace("license: mit", "license: [mit"), "README.md: the metadata cannot be read: .*pars"),
+        ("README.md", CARD.replace("mit", 'other\nlicense_link: "A.md"'), "names A.md, which is not among the files"),
     ],
 )
 @pytest.mark.usefixtures("no_loading")
-def test_an_invalid_card_stops_the_upload(card, message, folder, hub):
-    (folder / "README.md").write_text(card)
-    with pytest.raises(PublishError, match=f"(?s)README.md: {message}"):
+def test_a_missing_file_or_an_invalid_card_stops_the_upload(name, text, message, folder, hub):
+    (folder / name).unlink()
+    if text:
+        (folder / name).write_text(text)
+    with pytest.raises(PublishError, match=f"(?s){message}"):
         publish(folder, "me/model")
     assert not hub.mock_calls
 
@@ -124,37 +109,55 @@ def test_a_folder_that_does_not_load_is_refused(folder):
         check_loading(folder)
 
 
-def test_private_models_are_not_uploaded_to_a_public_repository(saved, hub):
+def test_errors_of_the_hub_are_one_message(saved, hub, monkeypatch):
     hub.is_private["me/model"] = False
     with pytest.raises(PublishError, match="me/model exists and is public; nothing was uploaded"):
         push(saved, "me/model", private=True)
     assert not hub.commits
-
-
-def test_an_error_of_the_hub_is_one_message(saved, hub):
     hub.create_commit.side_effect = ConnectionError("connection reset")
     with pytest.raises(PublishError, match="uploading to me/model failed: ConnectionError: connection reset"):
         push(saved, "model")
-
-
-def test_offline_mode_is_named(saved, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_test")
+    monkeypatch.undo()
     with pytest.raises(PublishError, match="unset the `HF_HUB_OFFLINE`"):
-        push(saved, "me/model")
+        push(saved, "me/model", token="hf_test")
 
 
 @pytest.mark.usefixtures("no_loading")
-def test_script_ends_with_one_line_about_the_error(saved, hub, run_script, monkeypatch, capsys, tmp_path):
+def test_without_a_token_the_script_says_how_to_log_in(saved, hub, run_script, monkeypatch, capsys, tmp_path):
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
-    for arguments, message in (
-        (["me/model"], "uploading needs a token of the Hub: log in with `hf auth login`, or set HF_TOKEN"),
-        (["no such/name!"], "Repo id"),
-    ):
-        run_script("push_to_hub.py", "--model", saved, *arguments, status=2)
-        [error] = capsys.readouterr().err.strip().splitlines()
-        assert message in error
+    run_script("push_to_hub.py", "--model", saved, "me/model", status=2)
+    [error] = capsys.readouterr().err.strip().splitlines()
+    assert "uploading needs a token of the Hub: log in with `hf auth login`, or set HF_TOKEN" in error
     assert not hub.mock_calls
+
+
+@pytest.fixture
+def web_page(tmp_path):
+    """A folder like that of scripts/export.py --web."""
+    (tmp_path / "page/pinned/model-1").mkdir(parents=True)
+    (tmp_path / "page/pinned/model-1/vision.onnx").write_bytes(b"a graph")
+    (tmp_path / "page/page.json").write_text(json.dumps({"files": {"model": {"model-1/vision.onnx": 7}}}))
+    return tmp_path / "page"
+
+
+def test_a_page_becomes_a_static_space_and_an_incomplete_one_is_refused(web_page, hub, run_script, tmp_path, capsys):
+    run_script("push_to_hub.py", "me/page", "--space", web_page, "--dry_run")
+    assert hub.commits == []
+    run_script("push_to_hub.py", "me/page", "--space", web_page, "--private")
+    [(repo_id, files)] = hub.commits
+    assert (repo_id, hub.spaces) == ("me/page", ["me/page"])
+    assert files.keys() == {"page.json", "pinned/model-1/vision.onnx"}
+    (web_page / "pinned/model-1/vision.onnx").unlink()
+    for folder, message in (
+        (tmp_path, "page.json: scripts/export.py --web"),
+        (web_page, "pinned/model-1/vision.onnx"),
+    ):
+        run_script("push_to_hub.py", "me/page", "--space", folder, status=2)
+        assert f"has no {message}" in capsys.readouterr().err
+
+
+# The code that the Hub runs
 
 
 def test_code_imports_only_what_users_of_transformers_have():
@@ -170,51 +173,15 @@ def test_code_imports_only_what_users_of_transformers_have():
                 assert {module.partition(".")[0] for module in modules} <= allowed, f"{name}:{node.lineno}"
 
 
-def test_code_loads_without_pillow_heif(tmp_path):
+def test_code_loads_without_pillow_heif_and_has_the_same_fingerprint_in_each_process(tmp_path):
+    """By the fingerprint `Dataset.map(processor)` finds what it computed before."""
     code = f"""
     sys.modules["pillow_heif"] = None
+    from datasets.fingerprint import Hasher
     from transformers import AutoProcessor
     processor = AutoProcessor.from_pretrained({str(ROOT)!r}, trust_remote_code=True)
     print(type(processor).__module__, processor(images={str(ROOT / "docs/night.jpg")!r}).pixel_values[0].shape)
+    print(Hasher.hash(processor))
     """
-    assert new_process(code, tmp_path).startswith("transformers_modules.")
-
-
-def test_datasets_gives_a_processor_the_same_fingerprint_in_each_process(tmp_path):
-    """So `Dataset.map(processor)` finds what it computed before."""
-    code = f"""
-    from datasets.fingerprint import Hasher
-    from transformers import AutoProcessor
-    print(Hasher.hash(AutoProcessor.from_pretrained({str(ROOT)!r}, trust_remote_code=True)))
-    """
-    assert new_process(code, tmp_path) == new_process(code, tmp_path)
-
-
-@pytest.fixture
-def web_page(tmp_path):
-    """A folder like that of scripts/export.py --web."""
-    (tmp_path / "page/pinned/model-1").mkdir(parents=True)
-    (tmp_path / "page/pinned/model-1/vision.onnx").write_bytes(b"a graph")
-    (tmp_path / "page/page.json").write_text(json.dumps({"files": {"model": {"model-1/vision.onnx": 7}}}))
-    return tmp_path / "page"
-
-
-def test_a_page_becomes_a_static_space(web_page, hub, run_script, capsys):
-    run_script("push_to_hub.py", "me/page", "--space", web_page, "--dry_run")
-    assert hub.commits == []
-    run_script("push_to_hub.py", "me/page", "--space", web_page, "--private")
-    [(repo_id, files)] = hub.commits
-    assert (repo_id, hub.spaces) == ("me/page", ["me/page"])
-    assert files.keys() == {"page.json", "pinned/model-1/vision.onnx"}
-    assert "uploaded: https" in capsys.readouterr().out
-
-
-def test_an_incomplete_page_is_refused(web_page, hub, tmp_path):
-    (web_page / "pinned/model-1/vision.onnx").unlink()
-    for folder, repo_id, message in (
-        (tmp_path, "me/page", "has no page.json: scripts/export.py --web writes"),
-        (web_page, "me/page", r"has no pinned/model-1/vision\.onnx"),
-        (web_page, "not a name", "not a name"),
-    ):
-        with pytest.raises(PublishError, match=message):
-            publish_page(folder, repo_id)
+    printed = new_process(code, tmp_path)
+    assert printed.startswith("transformers_modules.") and printed == new_process(code, tmp_path)

@@ -127,7 +127,7 @@ BAD_OPTIONS = [
     (f"{DATASET} --num_images 0", "have no usable image: --num_images is 0"),
     (f"{DATASET} --images_per_file -1", "--images_per_file must be at least 1, got -1"),
     (f"{DATASET} --split ../train", "like train or val.night, got '../train'"),
-    ("push_to_hub.py name --model nowhere --dry_run", "nowhere is not a folder"),
+    ("push_to_hub.py name --model nowhere --dry_run", "nowhere has no model.safetensors, config.json"),
     ("train.py --output_dir out", "needs weights to start from: --model_name_or_path . for"),
     ("train_tower.py --train_dataset . --eval_dataset . --num_workers 0", "--num_workers must be positive, got 0"),
     ("serve.py --max_waiting 0", "--max_waiting must be above 0, got 0"),

@@ -28,14 +28,7 @@ from traffic_vlm.files import DataError
 from traffic_vlm.training.auxiliary.head import PATCH_WEIGHT, PresenceLoss, QueryHead, load_training_head
 from traffic_vlm.training.checkpoints import last_checkpoint
 from traffic_vlm.training.start import load_tower
-from traffic_vlm.training.tower import (
-    TowerImages,
-    TowerModel,
-    TowerTrainer,
-    answer_presence,
-    load_images,
-    pixels_of,
-)
+from traffic_vlm.training.tower import TowerImages, TowerModel, TowerTrainer, answer_presence, load_images, pixels_of
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 

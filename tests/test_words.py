@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_train import NO_BEST, TOWER, learn, own_folder, refuse
+from test_train import NO_EVAL, TOWER, learn, own_folder, refuse
 from tokenizers import Tokenizer
 
 from tiny import ROOT, TINY_TEXT, save_folder, tiny_model
@@ -184,21 +184,19 @@ def start(tmp_path_factory):
 
 def test_a_run_teaches_a_new_word(start, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("traffic_vlm.evaluation.taught.MIN_ASKED", 15)
-    mine, out = str(own_folder(tmp_path / "mine", "zebra")), tmp_path / "out"
-    options = ["--train_dataset", mine, "--eval_strategy", "no", *NO_BEST, "--num_train_epochs"]
-    assert "zebra. --add_words zebra teaches" in refuse(start, tmp_path / "not", *options, "1")
-    message = refuse(start, tmp_path / "not", *options, "1", "--add_words", "okapi", "emu", "gnu")
+    mine, out = own_folder(tmp_path / "mine", "zebra"), tmp_path / "out"
+    options = f"--train_dataset {mine} {NO_EVAL} --num_train_epochs"
+    assert "zebra. --add_words zebra teaches" in refuse(start, tmp_path / "not", f"{options} 1")
+    message = refuse(start, tmp_path / "not", f"{options} 1 --add_words okapi emu gnu")
     assert "--add_words has 3 words, but only 2 entries can be given away" in message
-    learn(start, out, *options, "1", "--add_words", "zebra:animal")
-    message = refuse(start, out, *options, "2", "--add_words", "zebra")
+    learn(start, out, f"{options} 1 --add_words zebra:animal")
+    message = refuse(start, out, f"{options} 2 --add_words zebra")
     assert "(add_words: ['zebra:animal'] before, ['zebra'] now)" in message
-    learn(start, out, *options, "2", "--add_words", "zebra:animal")
+    learn(start, out, f"{options} 2 --add_words zebra:animal")
     assert "resuming from" in capsys.readouterr().out
     processor, entry = TrafficVLMProcessor.from_pretrained(out), TOKENIZER.convert_tokens_to_ids("wrong")
-    assert processor.tokenizer.added_words == {"zebra": "wrong"} and processor.unknown_words("zebras, wrong") == [
-        "wrong"
-    ]
-    assert processor(text="a zebra?")["input_ids"] == [[2, *ids(TOKENIZER, "a"), entry, *ids(TOKENIZER, "?")]]
+    assert processor.tokenizer.added_words == {"zebra": "wrong"}
+    assert processor.unknown_words("zebras, wrong") == ["wrong"]
     taught = processor.taught["photographs"]
     assert "bus" in taught and "zebra" not in taught  # it stood in answers, not in questions
     assert processor.own_questions  # of any kind, answered in words

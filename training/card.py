@@ -12,8 +12,8 @@ from ..files import atomic_write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "<!-- Written by scripts/train.py"
-COPIED_FIELDS = ("language", "library_name", "pipeline_tag", "tags")
-LICENSE_FIELDS = ("license", "license_name", "license_link")
+COPIED_FIELDS = ("language", "library_name", "pipeline_tag", "tags")  # of our own card
+LICENSE_FIELDS = ("license", "license_name", "license_link")  # of the card of the base
 NO_LICENSE = {"license": "other", "license_name": "not-chosen-yet"}
 TEMPLATE = """---
 {metadata}
@@ -41,15 +41,6 @@ print(vqa("scene.jpg", ["Is there a pedestrian?", "What color is the traffic lig
 """
 
 
-def read_metadata(card: Path) -> dict[str, Any]:
-    """The metadata of a model card; {} if there are none or they cannot be read."""
-    try:
-        metadata = metadata_load(card)
-    except Exception:  # a broken card of the base model must not make a finished training run fail
-        return {}
-    return metadata if isinstance(metadata, dict) else {}
-
-
 def write_card(
     folder: Path,
     base: str | None,
@@ -73,8 +64,8 @@ def write_card(
     path, base_folder = folder / "README.md", Path(base or "")
     if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
         return
-    base_metadata = read_metadata(base_folder / "README.md") if base else {}
-    license = {name: base_metadata[name] for name in LICENSE_FIELDS if isinstance(base_metadata.get(name), str)}
+    found = read_metadata(base_folder / "README.md") if base else {}
+    license = {name: found[name] for name in LICENSE_FIELDS if isinstance(found.get(name), str)}
     link = license.get("license_link", "")
     if link == Path(link).name and (base_folder / link).is_file() and base_folder.resolve() != folder.resolve():
         folder.mkdir(parents=True, exist_ok=True)
@@ -93,3 +84,12 @@ def write_card(
         metrics="\n".join(["| on the evaluation images | before | after |", "|---|--:|--:|", *rows] if rows else []),
     )
     atomic_write_text(path, card)
+
+
+def read_metadata(card: Path) -> dict[str, Any]:
+    """The metadata of a model card; {} if there are none or they cannot be read: training must not fail at its end."""
+    try:
+        metadata = metadata_load(card)
+    except Exception:  # YAML and encoding have classes of errors of their own
+        return {}
+    return metadata if isinstance(metadata, dict) else {}

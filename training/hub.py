@@ -13,7 +13,6 @@ import tempfile
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, get_token
-from huggingface_hub.utils import validate_repo_id
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,7 +21,6 @@ FILES = (
     *("tokenizer.json", "tokenizer_config.json", "processor_config.json"),
     *("chat_template.jinja", "decision_template.jinja"),
 )
-OPTIONAL_FILES = ("training_head.safetensors",)  # for further training
 ATTRIBUTES = "*.safetensors filter=lfs diff=lfs merge=lfs -text\n"  # .gitattributes on the Hub
 CARD_FILES = ("README.md", "LICENSE*", "docs/**/*")
 CARD_FIELDS = ("license", "library_name", "pipeline_tag", "tags")
@@ -55,19 +53,14 @@ class PublishError(ValueError):
 def publish(
     folder: Path, repo_id: str, dry_run: bool = False, token: str | None = None, private: bool | None = None
 ) -> str | None:
-    """Collect, check and upload a model folder, and print its files and checks.
-
-    Args:
-        dry_run: check everything, upload nothing.
-        token, private: see `push`.
+    """Check and upload a model folder, and print its files; `token` and `private` are those of `push`.
 
     Returns:
-        The URL of the commit; None after a dry run.
+        The URL of the commit; None after a dry run, which uploads nothing.
 
     Raises:
         PublishError: the model cannot be uploaded. OSError: the disk is full.
     """
-    check_name(repo_id)
     files = collect_files(folder)
     with tempfile.TemporaryDirectory() as temporary:
         staged = Path(temporary) / "staged"
@@ -83,12 +76,7 @@ def publish(
 
 
 def publish_page(folder: Path, repo_id: str, dry_run: bool = False, private: bool | None = None) -> str | None:
-    """Upload a page that `scripts/export.py --web` wrote as a static Space; None after a dry run.
-
-    Raises:
-        PublishError: the folder is not such a page, a file of it is missing, or the upload fails.
-    """
-    check_name(repo_id)
+    """Upload a page that `scripts/export.py --web` wrote as a static Space. Returns and raises what `publish` does."""
     try:
         files = json.loads((folder / "page.json").read_text(encoding="utf-8"))["files"]
     except FileNotFoundError as error:
@@ -99,28 +87,17 @@ def publish_page(folder: Path, repo_id: str, dry_run: bool = False, private: boo
     return None if dry_run else push(folder, repo_id, private=private, space=True)
 
 
-def check_name(repo_id: str) -> None:
-    """Raise a PublishError if this cannot be the name of a repository."""
-    try:
-        validate_repo_id(repo_id)
-    except ValueError as error:
-        raise PublishError(str(error)) from error
-
-
 def collect_files(folder: Path) -> dict[str, Path]:
     """The files to upload: path in the Hub repository → local path.
 
-    Args:
-        folder: what `save_pretrained` of model and processor wrote. Its README.md, LICENSE files and docs/ are
-            uploaded if it has a README.md; otherwise those of this repository. The code is this repository's.
+    README.md, LICENSE files and docs/ are those of the folder if it has a README.md; otherwise, as the code, those of
+    this repository.
 
     Raises:
-        PublishError: no such folder, or a file is missing.
+        PublishError: a file is missing.
     """
-    if not folder.is_dir():
-        raise PublishError(f"{folder} is not a folder")
     files = {name: folder / name for name in FILES}
-    files |= {name: folder / name for name in OPTIONAL_FILES if (folder / name).is_file()}
+    files |= {path.name: path for path in folder.glob("training_head.safetensors")}  # for further training
     files |= {path.name: path for path in (*ROOT.glob("*_traffic_vlm.py"), ROOT / "LICENSE")}
     card_folder = folder if (folder / "README.md").is_file() else ROOT
     for pattern in CARD_FILES:
@@ -134,7 +111,7 @@ def collect_files(folder: Path) -> dict[str, Path]:
 def check_card(staged: Path) -> None:
     """Raise a PublishError unless README.md has readable metadata, the fields that the Hub shows, and its license."""
     try:
-        metadata = ModelCard((staged / "README.md").read_text(encoding="utf-8")).data
+        metadata = ModelCard.load(staged / "README.md").data
     except Exception as error:  # YAML, encoding or evaluation results: each has its own class of errors
         raise PublishError(f"README.md: the metadata cannot be read: {error}") from error
     missing = [name for name in CARD_FIELDS if not getattr(metadata, name, None)]
@@ -160,8 +137,6 @@ def push(
     folder: Path, repo_id: str, token: str | None = None, private: bool | None = None, space: bool = False
 ) -> str:
     """Upload a folder in one commit and return the URL of the commit. The repository is created if it is missing.
-
-    If an upload is interrupted, nothing changes on the Hub; the next attempt skips large files that arrived.
 
     Args:
         token: of the Hub; default: `HF_TOKEN`, or the token that `hf auth login` saved.

@@ -130,12 +130,9 @@ def freeze_blocks(tower: Any, blocks: int) -> None:
     Raises:
         ValueError: the tower has no convolutions, or `blocks` is negative.
     """
-    if blocks < 0:
-        raise ValueError(f"--freeze_blocks must be at least 0, got {blocks}")
-    if not hasattr(tower, "convolutions"):
-        raise ValueError(
-            f"--freeze_blocks needs a vision tower with convolutions; this {type(tower).__name__} has none"
-        )
+    if blocks < 0 or not hasattr(tower, "convolutions"):
+        needed = "a number of at least 0, and a vision tower with convolutions"
+        raise ValueError(f"--freeze_blocks {blocks} needs {needed}, this is a {type(tower).__name__}")
     convolutions = tower.convolutions
     if blocks >= len(convolutions.blocks):
         convolutions.requires_grad_(False)

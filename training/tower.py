@@ -24,7 +24,7 @@ from ..data.ground_truth import GroundTruth
 from ..data.grounding import object_patches
 from ..data.presence import CATEGORIES, REGIONS, patch_targets, region_targets
 from ..data.scene import parse_scene
-from ..evaluation.markdown import table
+from ..evaluation import markdown
 from ..evaluation.metrics import auc, balanced_accuracy, by_group
 from ..files import DataError, atomic_write_text
 from ..images_traffic_vlm import to_rgb
@@ -169,7 +169,7 @@ class TowerTrainer(CheckedTrainer):
         save_training_head(model.head, folder / "tower")
         self.average.swap()
         tables = [by_group(answers, FIGURES, name) for name in ("source", "category")]
-        text = "\n\n".join(table(one.index.name or "", one.to_dict("index")) for one in tables)
+        text = "\n\n".join(markdown.table(one.index.name or "", one.to_dict("index")) for one in tables)
         atomic_write_text(folder / "report.md", text + "\n")
         figures = {"eval_balanced_accuracy": balanced_accuracy(answers), "eval_auc": auc(answers)}
         metrics = {name: value for name, value in figures.items() if value is not None}
@@ -184,18 +184,15 @@ def answer_presence(model: TowerModel, rows: Any, batch_size: int = 32) -> pd.Da
     A question id is a category and a region, such as "car/left".
     """
     model.eval()
-    parts, device = [], next(model.parameters()).device
+    device, p_yes = next(model.parameters()).device, []
     for start in range(0, len(rows), batch_size):
-        some = [rows[i] for i in range(start, min(start + batch_size, len(rows)))]
-        pixels = torch.from_numpy(np.stack([pixels_of(row) for row in some]))
-        p_yes = model.logits(pixels.to(device))[0].float().sigmoid().cpu().numpy()  # [B,categories,4]
-        truth = np.stack([region_targets(GroundTruth(parse_scene(row["scene"]))) for row in some])
-        image, category, region = (truth >= 0).nonzero()
-        part = pd.DataFrame({"image_id": start + image, "p_yes": p_yes[truth >= 0], "is_yes": truth[truth >= 0] == 1})
-        part["source"] = np.array([row["source"] for row in some])[image]
-        part["category"], part["region"] = np.array(CATEGORIES)[category], np.array(REGIONS)[region]
-        parts.append(part)
-    found = pd.concat(parts, ignore_index=True)
-    found["question_id"] = found["category"] + "/" + found["region"]
-    found["truth"] = np.where(found["is_yes"], "yes", "no")
-    return found.assign(is_right=(found["p_yes"] > 0.5) == found["is_yes"])
+        some = range(start, min(start + batch_size, len(rows)))
+        pixels = torch.from_numpy(np.stack([pixels_of(rows[i]) for i in some]))
+        p_yes += list(model.logits(pixels.to(device))[0].float().sigmoid().cpu().numpy())  # [categories,4] each
+    truth = np.stack([region_targets(GroundTruth(parse_scene(row["scene"]))) for row in rows.select_columns("scene")])
+    image, category, region = known = (truth >= 0).nonzero()
+    table = pd.DataFrame({"image_id": image, "source": np.array(rows["source"])[image]})
+    table["category"], table["region"] = np.array(CATEGORIES)[category], np.array(REGIONS)[region]
+    table["question_id"] = table["category"] + "/" + table["region"]
+    table["p_yes"], table["truth"] = np.stack(p_yes)[known], np.where(truth[known] == 1, "yes", "no")
+    return table.assign(is_right=(table["p_yes"] > 0.5) == (table["truth"] == "yes"))
