@@ -42,6 +42,8 @@ class _OptionParser(HfArgumentParser):
 
 def option(default: Any, help: str) -> Any:
     """A field of a dataclass of options: its default, and what `--help` says."""
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata={"help": help})
     return field(default=default, metadata={"help": help})
 
 

@@ -513,7 +513,7 @@ def test_weights_and_heads_that_do_not_fit_are_refused(start, tmp_path):
     ("options", "message"),
     [
         ("--save_dtype int8", "--save_dtype must be one of bfloat16, float32, got 'int8'"),
-        ("--from_scratch true", "or --from_scratch true, not both"),
+        ("--from_scratch true", "--from_scratch true, not both"),
         ("--train_dataset no/such/folder", "no/such/folder: there is no such dataset folder"),
         ("--train_weights 1 2", "1 datasets need as many positive weights, got [1.0, 2.0]"),
         ("--image_size 60", "image_size=60"),
@@ -525,7 +525,7 @@ def test_weights_and_heads_that_do_not_fit_are_refused(start, tmp_path):
         ("--freeze_blocks -1", "--freeze_blocks -1 needs a number of at least 0"),
         ("--average_decay 1", "--average_decay must be in [0, 1), got 1.0"),
         ("--average_decay 0.9", "add --load_best_model_at_end false"),
-        ("--add_words okapi --lora_rank 2", "--lora_rank trains only LoRA matrices and no new words"),
+        ("--add_words okapi --lora_rank 2", "--lora_rank trains no new words"),
         ("--dataloader_persistent_workers true", "--dataloader_persistent_workers must be false"),
         ("--metric_for_best_model loss", "the metric loss, which selects the best checkpoint, is not"),
         ("--num_key_value_heads 1 --medium true", "have their own sizes: leave out hidden_size=768, "),
@@ -538,4 +538,4 @@ def test_invalid_options_are_refused(start, tmp_path, options, message):
 
 def test_several_gpus_in_one_process_are_refused(start, tmp_path, monkeypatch):
     monkeypatch.setattr(TrainingArguments, "n_gpu", 2)
-    assert "torchrun --nproc_per_node 2, or select one GPU" in refuse(start, tmp_path)
+    assert "torchrun --nproc_per_node 2, or set CUDA" in refuse(start, tmp_path)

@@ -1,6 +1,6 @@
 """Options of a training run: the model, the data, and which combinations are refused."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import TrainingArguments
@@ -59,12 +59,10 @@ class ModelOptions(SizeOptions):
         0.0, "save averaged weights (EMA) with this decay per step, such as 0.999; 0: the last ones"
     )
     hidden_dropout: float | None = option(None, "dropout of the decoder; default: as in the model's configuration")
-    add_words: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "new words of your questions, as WORD or WORD:KIN; each gets the entry of a word that was not "
-            "taught, and starts from the mean of a category or word that is its kin"
-        },
+    add_words: list[str] = option(
+        [],
+        "new words of your questions, as WORD or WORD:KIN; each gets the entry of a word that was not taught, and "
+        "starts from the mean of a category or word that is its kin",
     )
     attn_implementation: str = option(
         "sdpa", "attention of the decoder; on a CPU in bfloat16, eager trains 20 %% faster than sdpa"
@@ -85,35 +83,24 @@ class ModelOptions(SizeOptions):
 
 @dataclass
 class DataOptions:
-    train_dataset: list[str] = field(
-        default_factory=lambda: [SYNTHETIC],
-        metadata={
-            "help": "folders of make_dataset.py or of your own images, or synthetic for scenes rendered while training"
-        },
+    train_dataset: list[str] = option(
+        [SYNTHETIC], "folders of make_dataset.py or of your own images, or synthetic: scenes rendered while training"
     )
     train_weights: list[float] | None = option(None, "sampling weight of each train_dataset, any positive numbers")
-    eval_dataset: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "folders of images for evaluation; default: 10 %% of each train_dataset, or 64 synthetic images"
-        },
+    eval_dataset: list[str] = option(
+        [], "folders of images for evaluation; default: 10 %% of each train_dataset, or 64 synthetic images"
     )
     max_eval_images: int = option(500, "maximum number of images for evaluation, evenly spread over the datasets")
     images_per_epoch: int = option(8192, "images between two checkpoints")
     questions_per_image: int = option(8, "questions asked about each image")
-    question_types: list[str] = field(
-        default_factory=lambda: list(QUESTION_TYPES),
-        metadata={"help": f"question types to learn, of {' '.join(QUESTION_TYPES)}"},
-    )
+    question_types: list[str] = option([*QUESTION_TYPES], f"question types to learn, of {' '.join(QUESTION_TYPES)}")
     presence_weight: float = option(1.0, "weight of the presence loss: categories by region and patch")
     grounding_weight: float = option(0.5, "weight of the grounding loss: attention of question words to their objects")
     intermediate_weight: float = option(
         0.5, "weight of the intermediate loss: the true value, predicted from mid-layer states"
     )
     consistency_weight: float = option(
-        1.0,
-        "weight of the consistency loss: equal answers to paraphrases, which are one in five questions; 0 asks no "
-        "paraphrases",
+        1.0, "weight of the consistency loss: equal answers to paraphrases, one in five questions; 0 asks none"
     )
     agreement_weight: float = option(0.5, "weight of the agreement loss: no answers that contradict each other")
 
@@ -129,21 +116,13 @@ def check_options(model: ModelOptions, data: DataOptions, arguments: TrainingArg
     base, gpus = model.model_name_or_path, arguments.n_gpu
     refused = [
         # DataParallel would separate rows of text from their images.
-        (
-            gpus > 1,
-            f"one process cannot train on {gpus} GPUs: start it with torchrun --nproc_per_node {gpus}, or select one "
-            "GPU with CUDA_VISIBLE_DEVICES=0",
-        ),
+        (gpus > 1, f"start one process for each GPU: torchrun --nproc_per_node {gpus}, or set CUDA_VISIBLE_DEVICES=0"),
         (
             arguments.dataloader_persistent_workers,
-            "--dataloader_persistent_workers must be false: persistent workers would draw the images of the first "
-            "epoch in every epoch",
+            "--dataloader_persistent_workers must be false: such workers would draw the first epoch in every epoch",
         ),
         (unknown, f"unknown --question_types {unknown}; expected some of {', '.join(QUESTION_TYPES)}"),
-        (
-            base and model.from_scratch,
-            f"pass either --model_name_or_path {base} or --from_scratch true, not both",
-        ),
+        (base and model.from_scratch, f"pass --model_name_or_path {base} or --from_scratch true, not both"),
         (
             not base and not model.from_scratch,
             "training needs weights to start from: --model_name_or_path . for those of this folder. --from_scratch "
@@ -167,10 +146,7 @@ def check_options(model: ModelOptions, data: DataOptions, arguments: TrainingArg
             model.average_decay and arguments.load_best_model_at_end,
             "--average_decay averages the weights of the whole run: add --load_best_model_at_end false",
         ),
-        (
-            model.add_words and model.lora_rank,
-            "--lora_rank trains only LoRA matrices and no new words: leave out --add_words",
-        ),
+        (model.add_words and model.lora_rank, "--lora_rank trains no new words: leave out --add_words"),
         (
             data.questions_per_image < 1,
             f"--questions_per_image must be at least 1, got {data.questions_per_image}; scripts/train_tower.py trains "
