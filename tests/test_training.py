@@ -1,6 +1,5 @@
 """Fine-tuning with the library's Trainer: packed and plain batches, checkpoints that load by themselves."""
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -13,27 +12,26 @@ from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 
 def frames(count: int = 8) -> list[dict]:
     """Bright and dark images; the answer is yes for the bright ones."""
-    rows = []
-    for i in range(count):
-        bright = i % 2 == 0
-        pixels = np.full((40, 60, 3), 230 if bright else 20, dtype=np.uint8)
-        rows.append({"image": Image.fromarray(pixels), "answer": "yes" if bright else "no"})
-    return rows
+    bright, dark = (Image.new("RGB", (60, 40), (value,) * 3) for value in (230, 20))
+    return [{"image": image, "answer": answer} for image, answer in ((bright, "yes"), (dark, "no"))] * (count // 2)
 
 
 def arguments(folder, **options) -> TrainingArguments:
-    defaults = {
-        "max_steps": 12,
-        "per_device_train_batch_size": 4,
-        "learning_rate": 3e-3,
-        "weight_decay": 0.1,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "use_cpu": True,
-        "remove_unused_columns": False,  # the collator reads the images
-    }
+    defaults = {"max_steps": 12, "per_device_train_batch_size": 4, "learning_rate": 3e-3, "weight_decay": 0.1}
+    defaults |= {"logging_steps": 1, "save_strategy": "no", "report_to": "none", "use_cpu": True}
+    defaults |= {"remove_unused_columns": False}  # the collator reads the images
     return TrainingArguments(output_dir=str(folder), **(defaults | options))
+
+
+@pytest.fixture(scope="module")
+def collate(processor):
+    """A collator that asks one question about each image."""
+
+    def collate(rows):
+        images, suffix = [row["image"] for row in rows], [row["answer"] for row in rows]
+        return processor(images=images, text=["Is it day?"] * len(rows), suffix=suffix, return_tensors="pt")
+
+    return collate
 
 
 @pytest.mark.parametrize(("packed", "checkpointing"), [(True, False), (False, True)])
@@ -78,17 +76,13 @@ def test_accumulated_gradients_equal_one_large_batch(processor):
     torch.testing.assert_close(model.lm_head.weight.grad, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_lora_answers_the_same_after_its_adapter_is_loaded(processor, tmp_path):
+def test_lora_answers_the_same_after_its_adapter_is_loaded(processor, collate, tmp_path):
     """An adapter holds no running statistics: those of the frozen tower must not move."""
     from peft import LoraConfig, PeftModel, get_peft_model
 
     def base():
         torch.manual_seed(0)
         return TrafficVLMForConditionalGeneration(TrafficVLMConfig(TINY_TOWER, TINY_TEXT)).eval()
-
-    def collate(rows):
-        images, suffix = [row["image"] for row in rows], [row["answer"] for row in rows]
-        return processor(images=images, text=["Is it day?"] * len(rows), suffix=suffix, return_tensors="pt")
 
     model = get_peft_model(base(), LoraConfig(r=4, target_modules=["q_proj", "v_proj", "lm_head"]))
     Trainer(model, arguments(tmp_path / "run"), collate, frames()).train()
@@ -100,11 +94,7 @@ def test_lora_answers_the_same_after_its_adapter_is_loaded(processor, tmp_path):
     assert (trained - before).abs() > 0.01
 
 
-def test_label_smoothing_gives_the_loss_of_smoothed_answers(processor, tmp_path):
-    def collate(rows):
-        images, suffix = [row["image"] for row in rows], [row["answer"] for row in rows]
-        return processor(images=images, text=["Is it day?"] * len(rows), suffix=suffix, return_tensors="pt")
-
+def test_label_smoothing_gives_the_loss_of_smoothed_answers(collate, tmp_path):
     options = {"label_smoothing_factor": 0.1, "max_steps": 20}
     trainer = Trainer(tiny_model(), arguments(tmp_path, **options), collate, frames(), frames(4))
     trainer.train()
