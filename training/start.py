@@ -110,7 +110,7 @@ def load_tower(name: str, fields: dict[str, Any] | None = None) -> Any:
     except OSError as error:
         raise OSError(f"{name}: there is no such model, neither a folder nor on the Hub") from error
     if "model_type" not in found:
-        raise ValueError(f"{name}: its config.json names no model_type, so it is not a vision tower")
+        raise ValueError(f"{name}: no config.json there names a model_type, so it is not a vision tower")
     found.get("vision_config", found).update(fields or {})
     if found["model_type"] == TrafficVLMConfig.model_type:
         config = TrafficVLMConfig.from_dict(found)
