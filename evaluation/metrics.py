@@ -19,7 +19,6 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import minimize_scalar
 from scipy.special import expit
-from scipy.stats import rankdata
 
 from ..data.ground_truth import NONE
 
@@ -121,22 +120,16 @@ def question_ids(rows: pd.DataFrame) -> int:
 
 
 def auc(rows: pd.DataFrame) -> float | None:
-    """Area under the ROC curve: how often a yes has a higher P(yes) than a no. A mean like the balanced accuracy."""
-    chosen = counted(rows).dropna(subset="p_yes")
-    areas = {
-        name: area_under_curve(members["p_yes"], members["truth"] == "yes")
-        for name, members in chosen.groupby(["group", "unit"])
-    }
-    return mean(pd.Series(areas, dtype=float).groupby(level=0).mean()) if areas else None
+    """Area under the ROC curve: how often a yes has a higher P(yes) than a no; ties count half.
 
-
-def area_under_curve(p_yes: Any, is_yes: Any) -> float:
-    """Probability that a yes has a higher P(yes) than a no; ties count half. NaN without a yes or without a no."""
-    ranks, truth = rankdata(p_yes), np.asarray(is_yes, bool)
-    yes, no = int(truth.sum()), int((~truth).sum())
-    if not yes or not no:
-        return math.nan
-    return float(ranks[truth].sum() - yes * (yes + 1) / 2) / (yes * no)
+    It is a mean over question ids and sources, like the balanced accuracy.
+    """
+    rows = counted(rows).dropna(subset="p_yes")
+    units, is_yes = [rows["group"], rows["unit"]], rows["truth"] == "yes"
+    ranks = rows["p_yes"].groupby(units).rank()  # ties share their mean rank
+    yes, no = is_yes.groupby(units).sum(), (~is_yes).groupby(units).sum()
+    areas = (ranks.where(is_yes, 0).groupby(units).sum() - yes * (yes + 1) / 2) / (yes * no)
+    return mean(areas.groupby(level=0).mean())
 
 
 def accuracy(rows: pd.DataFrame) -> float | None:

@@ -26,18 +26,18 @@ UNSEEN_PREFIX = "unseen_"
 # The columns of the table, and their types.
 ANSWERS = {
     "source": str,
-    "kind": str,
+    "kind": str,  # see `kind_of_source`
     "image_id": str,
     "question_type": str,
     "category": str,
     "question_id": str,
-    "question": str,
-    "truth": str,
-    "answer": object,
-    "score": float,
-    "p_yes": float,
-    "margin": float,
-    "is_right": bool,
+    "question": str,  # the text that was asked
+    "truth": str,  # as the tokenizer writes it: "grey" becomes "gray"
+    "answer": object,  # None for a question with a problem, and for words that were not generated
+    "score": float,  # the probability of the answer; NaN without one
+    "p_yes": float,  # P(yes) at the model's temperature, also where the answer is in words; NaN for a problem
+    "margin": float,  # l_yes - l_no, without temperature; NaN for a problem
+    "is_right": bool,  # whether the answer is the truth
 }
 
 Transform = Callable[[Image.Image], Image.Image]
@@ -67,16 +67,7 @@ def predict(
         unseen: names of sources that the weights never saw, in addition to those that begin with "unseen_".
 
     Returns:
-        a row for each question, in the order of the rows and of their questions, numbered from 0:
-
-        - source, kind (see `kind_of_source`), image_id: of the image
-        - question_type, category, question_id, question (the text that was asked)
-        - truth: as the tokenizer writes it ("grey" becomes "gray")
-        - answer: None for a question with a problem, and for words that were not generated
-        - score: the probability of the answer; NaN without one
-        - p_yes: P(yes) at the model's temperature, also where the answer is in words; NaN for a problem
-        - margin: l_yes - l_no, without temperature; NaN for a problem
-        - is_right: whether the answer is the truth
+        the columns ANSWERS, and a row for each question in the order of the rows and their questions, numbered from 0.
 
     Raises:
         ValueError: lists of a row have unequal lengths; batch_size below 1; a model in training mode.
