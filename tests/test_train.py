@@ -536,6 +536,10 @@ def test_invalid_options_are_refused(start, tmp_path, options, message):
     assert not (tmp_path / "model.safetensors").exists()
 
 
+def test_training_without_weights_must_be_asked_for(tmp_path):
+    assert "needs weights to start from: --model_name_or_path . for" in refuse(None, tmp_path)
+
+
 def test_several_gpus_in_one_process_are_refused(start, tmp_path, monkeypatch):
     monkeypatch.setattr(TrainingArguments, "n_gpu", 2)
     assert "torchrun --nproc_per_node 2, or set CUDA" in refuse(start, tmp_path)
