@@ -8,7 +8,8 @@ The files are config.json, generation_config.json, decision.json, and those of t
 temperature and the dtype in config.json and the taught words in processor_config.json belong to the weights and are
 kept, unless other sizes are chosen. With --questions the script also prints how many words of a list of questions the
 tokenizer knows, how many of these training can teach, because they stand in our own questions or are function words,
-and how many the weights were taught: one question per line, in the last column if there are tabs.
+and how many the weights were taught: one question per line, in the last column if there are tabs. A folder with other
+weights is refused, since they have their own files.
 """
 
 import json
@@ -82,20 +83,20 @@ def build(output_dir: Path, tokenizer: TrafficVLMTokenizer, text_fields: dict[st
             temperature, dtype and taught words are kept.
 
     Raises:
-        ValueError: the folder has weights, and `text_fields` are other sizes.
+        ValueError: the folder has weights that these files do not belong to.
     """
-    if text_fields and (output_dir / "model.safetensors").is_file():
-        named = ", ".join(f"{name}={value}" for name, value in text_fields.items())
-        raise ValueError(f"{output_dir} has weights, which do not fit {named}: choose another --output_dir")
+    if (text_fields or output_dir.resolve() != ROOT) and (output_dir / "model.safetensors").is_file():
+        raise ValueError(
+            f"{output_dir} has weights, and the files would replace their own config.json and tokenizer: choose "
+            "another --output_dir"
+        )
     kept = {} if text_fields else read_fields(ROOT / "config.json", "yes_no_temperature", "dtype")
     config = TrafficVLMConfig(VISION_TOWER, text_fields, architectures=["TrafficVLMForConditionalGeneration"], **kept)
     token_ids = {name: getattr(config.text_config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     # The whole image is resized to a square (bicubic, no crop); pixels are scaled to [-1, 1].
     size = config.vision_config.image_size
     image_processor = SiglipImageProcessorPil(size={"height": size, "width": size})
-    existing = output_dir / "processor_config.json"
-    source = existing if existing.is_file() else ROOT / existing.name
-    taught = {} if text_fields else read_fields(source, "taught", "own_questions")
+    taught = {} if text_fields else read_fields(ROOT / "processor_config.json", "taught", "own_questions")
     parts = (
         config,
         GenerationConfig(**token_ids, max_new_tokens=MAX_NEW_TOKENS),
