@@ -33,7 +33,7 @@ from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.data.folders import load_rows
 from traffic_vlm.data.near_duplicates import count_repeated
 from traffic_vlm.evaluation.markdown import headline, to_markdown
-from traffic_vlm.evaluation.metrics import at_temperature
+from traffic_vlm.evaluation.metrics import at_temperature, with_probability
 from traffic_vlm.evaluation.plots import draw_question_types, draw_reliability
 from traffic_vlm.evaluation.predict import predict
 from traffic_vlm.evaluation.report import Options, evaluate_model, rows_to_fit
@@ -64,17 +64,25 @@ class Arguments:
             raise ValueError(f"--max_images must be at least 1, got {self.max_images}")
         if self.write_temperature:
             refuse_adapter(self.model, "--write_temperature")
+        for name in ("write_temperature", "write_taught_words"):
+            if getattr(self, name) and not (Path(self.model) / "processor_config.json").is_file():
+                raise ValueError(f"--{name} writes to the model folder: {self.model} has no processor_config.json")
 
 
 def evaluate(arguments: Arguments, options: Options) -> None:
     """Write the report of a model, and what the arguments ask for."""
     device, folder = "cuda" if torch.cuda.is_available() else "cpu", arguments.output_dir
     rows = load_rows(arguments.dataset, arguments.split, arguments.max_images)
+    sources, unseen = sorted(rows.unique("source")), arguments.unseen or []
+    for name in unseen:
+        if not any(name in (source, *source.split("/")) for source in sources):
+            others = ", ".join(sources)
+            raise DataError(f"--unseen {name}: none of the {len(rows)} images is of this source, only of {others}")
     model = load_weights(arguments.model, dtype=torch.float32).eval().to(device)
     processor = load_processor(arguments.model)
     report: dict[str, Any] = {"model": arguments.model, "datasets": list(map(str, arguments.dataset))}
     with torch.autocast(device, torch.bfloat16, enabled=arguments.bf16):
-        answers = predict(model, processor, rows, options.batch_size, unseen=arguments.unseen or ())
+        answers = predict(model, processor, rows, options.batch_size, unseen=unseen)
         report |= evaluate_model(model, processor, rows, answers, options)
     if arguments.train_dataset:
         report["repeated"] = count_repeated(rows, load_rows(arguments.train_dataset, prefer="train"))
@@ -88,8 +96,10 @@ def evaluate(arguments: Arguments, options: Options) -> None:
         temperature = calibration["fitted_temperature"]
         print(f"temperature of P(yes), fitted to {', '.join(calibration['fitted_on'])}: {temperature:.3f}")
     if arguments.write_temperature:
-        if not calibration:
-            raise DataError("--write_temperature needs yes/no questions, to fit a temperature to")
+        yes, no = ((with_probability(fitted)["truth"] == truth).sum() for truth in ("yes", "no"))
+        if min(yes, no) < MIN_ANSWERS:  # of one question, right or wrong, the fit is a limit of the search
+            needed = f"at least {MIN_ANSWERS} questions with the answer yes, and as many with no"
+            raise DataError(f"--write_temperature needs {needed}, got {yes} and {no}")
         write_temperature(Path(arguments.model), temperature)
         fitted = at_temperature(fitted, temperature)  # thresholds are for the model as it is now
     write_thresholds(fitted, folder / "thresholds.json")

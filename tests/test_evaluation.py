@@ -323,3 +323,21 @@ def test_the_script_writes_a_report_plots_thresholds_and_the_temperature(folder,
     config = json.loads(before["config.json"])
     assert json.loads(after["config.json"]) == config | {"yes_no_temperature": temperature}
     assert json.loads(after["decision.json"])["temperature"] == {"noul": temperature}
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--unseen sythetic", "--unseen sythetic: none of the 1 images is of this source, only of synthetic"),
+        ("--write_temperature", "--write_temperature needs at least 10 questions with the answer yes"),
+    ],
+)
+def test_the_script_fits_no_temperature_to_other_sources_or_few_questions(
+    folder, model, tmp_path, run_script, capsys, option, message
+):
+    model = save_folder(model, tmp_path / "model")
+    before = (model / "config.json").read_bytes()
+    options = ("--model", model, "--dataset", folder, "--output_dir", tmp_path / "out", "--max_images", 1)
+    sizes = ("--corrupted_images", 0, "--paraphrased_images", 0, "--grounding_images", 0)
+    run_script("evaluate.py", *options, *sizes, *option.split(), status=2)
+    assert message in capsys.readouterr().err and (model / "config.json").read_bytes() == before
