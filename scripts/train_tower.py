@@ -86,6 +86,7 @@ def train(options: Options) -> None:
         eval_steps=options.eval_steps,
         dataloader_num_workers=options.num_workers,
         dataloader_prefetch_factor=8,
+        dataloader_pin_memory=torch.accelerator.is_available(),  # torch warns that it does nothing on a CPU
         report_to="none",
     )
     images, model = TowerImages(mixture, sources), TowerModel(tower, head, len(sources))

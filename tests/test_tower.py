@@ -328,7 +328,9 @@ def test_a_tower_trains_and_its_averaged_weights_are_saved(rows, tmp_path):
     trainer.average.swap()
     assert not torch.equal(trainer.model.head.bias, last)
     torch.testing.assert_close(saved, (trainer.model.tower.state_dict(), trainer.model.head.state_dict()))
-    assert "| highway | " in (tmp_path / "report.md").read_text()
+    report = (tmp_path / "report.md").read_text()
+    assert report.startswith("| source | balanced accuracy |") and "\n| category | balanced accuracy |" in report
+    assert "| highway | " in report
 
 
 def test_a_resumed_run_has_the_result_of_an_uninterrupted_one(rows, tmp_path):

@@ -168,8 +168,8 @@ class TowerTrainer(CheckedTrainer):
         model.tower.save_pretrained(folder / "tower")
         save_training_head(model.head, folder / "tower")
         self.average.swap()
-        tables = [by_group(answers, FIGURES, name) for name in ("source", "category")]
-        text = "\n\n".join(markdown.table(one.index.name or "", one.to_dict("index")) for one in tables)
+        tables = {name: by_group(answers, FIGURES, name).to_dict("index") for name in ("source", "category")}
+        text = "\n\n".join(markdown.table(name, rows) for name, rows in tables.items())
         atomic_write_text(folder / "report.md", text + "\n")
         figures = {"eval_balanced_accuracy": balanced_accuracy(answers), "eval_auc": auc(answers)}
         metrics = {name: value for name, value in figures.items() if value is not None}
