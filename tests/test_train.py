@@ -376,10 +376,14 @@ def test_own_questions_are_trained_and_repeated_images_are_named(start, tmp_path
 
 def test_own_questions_are_checked(start, tmp_path):
     zebras, long = own_folder(tmp_path / "zebras", "zebra"), own_folder(tmp_path / "long", "car " * 130)
+    one, none = (own_folder(tmp_path / name, images=1) for name in ("one", "none"))
+    (none / "metadata.jsonl").write_text('{"file_name": "0.png", "questions": [], "answers": []}')
     for options, message in (
         (f"--train_dataset {zebras}", "not among the 500 of the vocabulary: zebra"),
         (f"--eval_dataset {zebras}", "not among the 500 of the vocabulary: zebra"),
         (f"--train_dataset {long}", "at most 128 are allowed"),
+        (f"--train_dataset {one}", "one image cannot be trained on and held back"),
+        (f"--eval_dataset {none}", "none of the 1 evaluation images has a question"),
     ):
         assert message in refuse(start, tmp_path / "out", options)
 

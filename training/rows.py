@@ -46,15 +46,17 @@ def split_for_evaluation(rows: list[Any], held: list[Any], max_images: int) -> t
         kept = []
         for dataset in rows:
             if not isinstance(dataset, SyntheticRows):
+                if len(dataset) < 2:
+                    raise ValueError("one image cannot be trained on and held back: pass others with --eval_dataset")
                 dataset, part = split_rows(dataset, EVAL_FRACTION)
                 held = [*held, part]
             kept.append(dataset)
         rows = kept
         if held:
             note = (
-                f"{sum(map(len, held))} images, 10 %, are held back for evaluation, with all their near-duplicates. "
-                "Frames of one drive are similar still: for a realistic evaluation pass images of other drives with "
-                "--eval_dataset"
+                f"{sum(map(len, held))} images, 10 %, are held back for evaluation, with all their near-duplicates in "
+                "the same folder. Frames of one drive are similar still: for a realistic evaluation pass images of "
+                "other drives with --eval_dataset"
             )
     held = held or [synthetic_rows(first_seed=1 << 40, num_images=min(max_images, 64))]
     chosen: list[Any] = [select_evenly(dataset, max(1, max_images // len(held))) for dataset in held]

@@ -134,6 +134,10 @@ class TrafficTrainer(CheckedTrainer):
             batch_size = self.args.per_device_eval_batch_size
             figures = quick_metrics(self.model, self.processing_class, rows, batch_size, answers)
         self.model.train(was_training)
+        if not figures:
+            raise ValueError(
+                f"none of the {len(rows)} evaluation images has a question: pass others with --eval_dataset"
+            )
         best = (self.args.metric_for_best_model or "").removeprefix("eval_")
         if best and best not in figures:
             raise ValueError(
