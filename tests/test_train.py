@@ -4,7 +4,6 @@ import json
 import math
 import resource
 import shutil
-import warnings
 from functools import partial
 from pathlib import Path
 
@@ -24,11 +23,13 @@ from traffic_vlm.data.synthetic import render
 from traffic_vlm.loading import load_weights
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.options import option_parser
+from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.training.auxiliary.head import HEAD_FILE, QueryHead, load_training_head, save_training_head
 from traffic_vlm.training.auxiliary.losses import grounding_loss
 from traffic_vlm.training.card import MARK, write_card
 from traffic_vlm.training.checkpoints import last_checkpoint
 from traffic_vlm.training.collator import SupervisedCollator
+from traffic_vlm.training.hub import check_loading
 from traffic_vlm.training.options import LOSSES, DataOptions, ModelOptions
 from traffic_vlm.training.rows import describe_repeated, split_for_evaluation
 from traffic_vlm.training.run import train
@@ -43,8 +44,8 @@ FAST = (
     "--logging_steps 1 --dataloader_num_workers 0 --learning_rate 1e-3 --warmup_steps 0 --lr_scheduler_type constant "
     "--save_dtype float32"
 )
-NO_BEST = "--load_best_model_at_end false"
-NO_EVAL = f"--eval_strategy no {NO_BEST}"
+NO_EVAL = "--eval_strategy no --load_best_model_at_end false"
+ONE_STEP = f"--max_steps 1 {NO_EVAL}"
 
 
 @pytest.fixture(scope="module")
@@ -117,28 +118,15 @@ def test_training_and_evaluations_are_logged(trained):
     assert all(max(entry[f"{name}_loss"] for entry in steps) > 0 for name in set(LOSSES) - {"agreement"})  # few pairs
     assert 0 <= steps[0]["yes_no_accuracy"] <= 1 and steps[0]["words"] > 1
     [events] = (trained / "runs").rglob("events.out.tfevents.*")
-    tags = EventAccumulator(str(events)).Reload().Tags()["scalars"]
-    assert {"train/answer_loss", "train/words", "eval/answer_loss", "eval/words"} <= set(tags)
+    assert {"train/words", "eval/words"} <= set(EventAccumulator(str(events)).Reload().Tags()["scalars"])
 
 
 @pytest.mark.slow
 def test_the_finished_folder_loads_by_itself(start, trained):
     assert {name.split(".")[1] for name in changes(start, trained)} == {"vision_tower", "projector", "text_model"}
     assert load_file(trained / "model.safetensors").keys() == weights(start).keys()  # without the training head
-    assert not weights(trained)["model.text_model.embed_tokens.weight"][0].any()  # no loss trains [PAD]
-    printed = new_process(
-        """
-        from PIL import Image
-        from transformers import AutoModel, AutoProcessor
-        model, info = AutoModel.from_pretrained(".", trust_remote_code=True, output_loading_info=True)
-        assert not info["missing_keys"] and not info["unexpected_keys"], info
-        processor = AutoProcessor.from_pretrained(".", trust_remote_code=True)
-        inputs = processor(images=Image.new("RGB", (80, 60)), text="Is there a car?", return_tensors="pt")
-        print(inputs["pixel_values"].shape[-1], float(model.score_yes_no(**inputs)[0]))
-        """,
-        trained,
-    )
-    assert printed.startswith("64 0.")
+    assert TrafficVLMProcessor.from_pretrained(trained).image_processor.size["height"] == 64
+    check_loading(trained)
 
 
 def test_training_continues_with_the_head_of_a_folder_or_the_hub(start, trained, tmp_path, monkeypatch):
@@ -154,22 +142,21 @@ def test_training_continues_with_the_head_of_a_folder_or_the_hub(start, trained,
 
 def test_another_run_in_the_same_folder_is_refused(start, trained):
     """It would resume from the last checkpoint of that run, train nothing, and save the old weights as its own."""
-    message = refuse(start, trained, f"{TRAINED} --presence_weight 2 --seed 7 --learning_rate 1e-3")
-    assert f"{trained} holds something else (presence_weight: 1.0 before, 2.0 now; learning_rate: 0.002 " in message
-    assert "seed: 42 before, 7 now)" in message
+    message = refuse(start, trained, f"{TRAINED} --presence_weight 2 --seed 7")
+    assert f"{trained} holds something else (presence_weight: 1.0 before, 2.0 now; seed: 42 before, 7 now)" in message
 
 
-@pytest.mark.slow
-def test_the_best_checkpoint_is_judged_and_pushed_to_the_hub_with_its_card(start, tmp_path, hub, capsys):
+def test_the_best_checkpoint_is_judged_and_pushed_to_the_hub_with_its_card(start, tmp_path, hub, capsys, monkeypatch):
+    monkeypatch.setattr("traffic_vlm.training.hub.check_loading", lambda staged: None)
     start, out = shutil.copytree(start, tmp_path / "start"), tmp_path / "out"
     for name in ("README.md", "LICENSE_WEIGHTS.md"):
         shutil.copy(ROOT / name, start)
     best_loss = "--metric_for_best_model answer_loss --greater_is_better false --save_total_limit 9"
     push = "--push_to_hub true --hub_model_id me/tuned"
-    learn(start, out, f"--learning_rate 0.3 --num_train_epochs 3 {best_loss} {push}")
+    learn(start, out, f"--learning_rate 0.3 --num_train_epochs 3 --images_per_epoch 4 {best_loss} {push}")
     logged = history(out, "eval_answer_loss")
     best = min(logged[1:], key=lambda entry: entry["eval_answer_loss"])
-    assert not changes(out / f"checkpoint-{best['step']}", out)
+    assert best is not logged[-1] and not changes(out / f"checkpoint-{best['step']}", out)
     before, after = (f"{entry['eval_balanced_accuracy']:.3f}" for entry in (logged[0], best))
     assert f"balanced accuracy {before} before, {after} after" in capsys.readouterr().out
     [(repo_id, pushed)] = hub.commits
@@ -179,7 +166,6 @@ def test_the_best_checkpoint_is_judged_and_pushed_to_the_hub_with_its_card(start
     card = pushed["README.md"].decode()
     assert "Fine-tuned from `start" in card and f"| balanced_accuracy | {before} | {after} |" in card
     assert "license_link: LICENSE_WEIGHTS.md" in card
-    assert {"LICENSE", "config.json", "processor_config.json", "modeling_traffic_vlm.py"} <= pushed.keys()
     assert not any("checkpoint" in name or "optimizer" in name for name in pushed)
 
 
@@ -196,27 +182,33 @@ def test_a_card_has_the_license_of_the_base_and_hand_written_cards_are_kept(tmp_
         (base / "README.md").write_bytes(b"---\n" + head + b"\n---\n")  # a broken card must not make a run fail
         write_card(tmp_path / "tuned", str(base), ["runs/a"], 20, "Better.", {}, {})
         assert MARK in (tmp_path / "tuned/README.md").read_text()
-    (base / "README.md").write_bytes(b"\xff mine")
     write_card(base, None, ["runs/a"], 20, "Better.", {}, {})
-    assert (base / "README.md").read_bytes() == b"\xff mine"
+    assert MARK not in (base / "README.md").read_text()
 
 
 # Ways to train
 
 
 @pytest.mark.slow
-def test_a_resumed_run_has_the_result_of_an_uninterrupted_one(start, tmp_path):
-    options = f"--num_train_epochs 2 {NO_EVAL} --dataloader_num_workers 1 --average_decay 0.5"
-    learn(start, tmp_path / "whole", options)
-    stopped = shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
+def test_weights_are_averaged_over_all_steps_and_a_resumed_run_equals_an_uninterrupted_one(start, tmp_path):
+    epochs = "--num_train_epochs 3 --images_per_epoch 4 --save_total_limit 3 --dataloader_num_workers 1"
+    options = f"{epochs} --average_decay 0.2 {NO_EVAL}"
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    learn(start, whole, options)
+    steps, average = [weights(whole / f"checkpoint-{step}") for step in (1, 2, 3)], weights(whole)
+    for name, first in steps[0].items():
+        if first.is_floating_point():  # weights and running statistics
+            expected = first.lerp(steps[1][name], 1 - 2 / 12).lerp(steps[2][name], 1 - 0.2)
+            torch.testing.assert_close(average[name], expected, msg=name)
+
+    shutil.copytree(whole, stopped)
     (stopped / "model.safetensors").unlink()
-    # As if killed while the second checkpoint was written: its last file is missing.
-    (stopped / "checkpoint-4" / "trainer_state.json").unlink()
+    (stopped / "checkpoint-3" / "trainer_state.json").unlink()  # as if killed before the last file was written
     learn(start, stopped, options)
-    assert not changes(tmp_path / "whole", stopped)
-    paths = [tmp_path / name / "checkpoint-4" / "trainer_state.json" for name in ("whole", "stopped")]
+    assert not changes(whole, stopped)
+    paths = [folder / "checkpoint-3" / "trainer_state.json" for folder in (whole, stopped)]
     counts, resumed = (json.loads(path.read_text())["stateful_callbacks"]["WordCounts"] for path in paths)
-    assert counts == resumed and torch.tensor(counts["attributes"]["counts"]).sum() > 100
+    assert counts == resumed and torch.tensor(counts["attributes"]["counts"]).sum() > 50
 
 
 @pytest.mark.slow
@@ -231,14 +223,9 @@ def test_two_processes_train_together(start, tmp_path):
 def test_bfloat16_checkpointing_accumulation_and_label_smoothing_train(start, tmp_path, capsys):
     """Without --use_cpu, which the library asks for."""
     options = "--bf16 --use_cpu false --gradient_checkpointing true --save_dtype bfloat16 --num_train_epochs 1"
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        learn(start, tmp_path, f"{options} --gradient_accumulation_steps 2 --label_smoothing_factor 0.1")
-    assert not [warning for warning in caught if "pin_memory" in str(warning.message)]
+    learn(start, tmp_path, f"{options} --gradient_accumulation_steps 2 --label_smoothing_factor 0.1 {NO_EVAL}")
     assert {name.split(".")[1] for name in changes(start, tmp_path)} == {"vision_tower", "projector", "text_model"}
-    printed = capsys.readouterr().out
-    assert f"Fine-tuning {start}." in printed and "no better than a guess: balanced accuracy" in printed
-    assert f"The model is in {tmp_path}" in printed and f"--model {tmp_path}" in printed
+    assert "better is not known: it was not evaluated." in capsys.readouterr().out
     dtypes = [{value.dtype for value in weights(folder).values()} for folder in (tmp_path, tmp_path / "checkpoint-1")]
     assert dtypes == [{torch.bfloat16, torch.int64}, {torch.float32, torch.int64}]
     modes = {path.stat().st_mode & 0o777 for path in tmp_path.iterdir() if path.suffix in (".json", ".safetensors")}
@@ -246,7 +233,7 @@ def test_bfloat16_checkpointing_accumulation_and_label_smoothing_train(start, tm
 
 
 def test_lora_keeps_its_adapter_beside_the_merged_weights(start, tmp_path):
-    learn(start, tmp_path, f"--num_train_epochs 1 --lora_rank 2 {NO_EVAL}")
+    learn(start, tmp_path, f"--lora_rank 2 {ONE_STEP}")
     changed = changes(start, tmp_path)
     assert changed and all(name.startswith("model.text_model.layers") for name in changed)
     assert not (tmp_path / "adapter" / "model.safetensors").exists()
@@ -277,17 +264,6 @@ def test_a_compiled_decoder_has_the_same_losses(start, processor, monkeypatch):
     torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5)
 
 
-def test_the_finished_weights_are_the_average_of_those_of_all_steps(start, tmp_path):
-    saving = "--save_strategy steps --save_steps 1 --save_total_limit 3"
-    learn(start, tmp_path, f"--max_steps 3 {saving} --average_decay 0.9 {NO_EVAL}")
-    steps = [weights(tmp_path / f"checkpoint-{step}") for step in (1, 2, 3)]
-    found = weights(tmp_path)
-    for name, first in steps[0].items():
-        if first.is_floating_point():  # weights and running statistics
-            expected = first.lerp(steps[1][name], 1 - 2 / 12).lerp(steps[2][name], 1 - 3 / 13)
-            torch.testing.assert_close(found[name], expected, msg=name)
-
-
 # What training starts from
 
 
@@ -305,8 +281,7 @@ def towers(tmp_path_factory) -> list[Path]:
 
 
 def test_a_decoder_continues_on_another_tower_that_is_frozen(start, towers, tmp_path, capsys):
-    options = f"--vision_tower {towers[0]} --image_size 64 --freeze_vision true"
-    learn(start, tmp_path / "out", f"{options} --max_steps 2 --eval_strategy steps --eval_steps 2 {NO_BEST}")
+    learn(start, tmp_path / "out", f"--vision_tower {towers[0]} --image_size 64 --freeze_vision true {ONE_STEP}")
     printed = capsys.readouterr().out
     assert f"{towers[0]}, new to its decoder." in printed and " the model with the new tower" in printed
     before, after = weights(start), weights(tmp_path / "out")
@@ -337,7 +312,7 @@ def test_a_tower_of_transformers_with_a_class_token_and_its_own_normalization(st
     model, processor = prepare_model(ModelOptions(vision_tower=str(tmp_path / "tower")))
     assert processor.image_processor.image_mean == pytest.approx([0.481, 0.458, 0.408], abs=1e-3)
     torch.testing.assert_close(model.model.vision_tower.state_dict(), tower.state_dict())
-    learn(start, tmp_path / "out", f"--vision_tower {tmp_path / 'tower'} --max_steps 1 {NO_EVAL}")
+    learn(start, tmp_path / "out", f"--vision_tower {tmp_path / 'tower'} {ONE_STEP}")
     assert {"presence_loss", "grounding_loss"} <= history(tmp_path / "out")[0].keys()
 
 
@@ -359,17 +334,16 @@ def own_folder(folder: Path, answer: str = "yes", images: int = 8) -> Path:
 
 def test_own_questions_are_trained_and_repeated_images_are_named(start, tmp_path, capsys):
     mine, other = own_folder(tmp_path / "mine" / "train"), own_folder(tmp_path / "other", images=20)
+    own_folder(tmp_path / "mine" / "val")
     for index in (2, 3, 5):
         Image.open(mine / f"{index}.png").resize((45, 40)).save(other / f"{index}.png")
-    shutil.copytree(mine, tmp_path / "mine" / "val")
     both = f"--train_dataset {tmp_path / 'mine'} synthetic --train_weights 1 1"
-    learn(start, tmp_path / "out", f"{both} --max_steps 4 --eval_dataset {other}")
+    learn(start, tmp_path / "out", f"{both} --max_steps 2 --eval_dataset {other}")
     note = "3 of the 20 evaluation images are near-duplicates of training images (other 3): their figures are too high"
     assert note in capsys.readouterr().out and note in (tmp_path / "out" / "README.md").read_text()
     assert history(tmp_path / "out", "eval_balanced_accuracy_other")
     counts = load_file(last_checkpoint(tmp_path / "out") / "model.safetensors")["training_head.loss.counts"]
     assert len(counts) == 3 and counts[1].any()  # of own images, of scenes, and of all
-    assert describe_repeated([SyntheticRows()], [load_rows([mine])]) == ""
     assert describe_repeated([load_rows([other]).select([0, 1])], [load_rows([mine])]) == ""
     assert "has the splits train, val" in refuse(start, tmp_path / "no", f"--eval_dataset {tmp_path / 'mine'}")
 
@@ -388,16 +362,11 @@ def test_own_questions_are_checked(start, tmp_path):
         assert message in refuse(start, tmp_path / "out", options)
 
 
-def test_a_tenth_is_held_back_and_images_are_compared_once(tmp_path, monkeypatch):
+def test_a_tenth_is_held_back_for_evaluation(tmp_path):
     mine, scenes = load_rows([own_folder(tmp_path / "mine", images=60)]), SyntheticRows()
-    (tmp_path / "stored/data").mkdir(parents=True)
-    mine.to_parquet(tmp_path / "stored/data/train-00000.parquet")
-    for again in (False, True):
-        if again:
-            monkeypatch.delattr("traffic_vlm.data.near_duplicates.difference_hash")
-        (kept, whole), evaluated, note = split_for_evaluation([load_rows([tmp_path / "stored"]), scenes], [], 24)
-        assert (len(kept), len(evaluated)) == (54, 6) and whole is scenes and "6 images, 10 %, are held back" in note
-        assert not {row["image_id"] for row in evaluated} & set(kept["image_id"])
+    (kept, whole), evaluated, note = split_for_evaluation([mine, scenes], [], 24)
+    assert (len(kept), len(evaluated)) == (54, 6) and whole is scenes and "6 images, 10 %, are held back" in note
+    assert not {row["image_id"] for row in evaluated} & set(kept["image_id"])
 
 
 # Losses
@@ -470,16 +439,18 @@ def test_no_step_waits_for_a_gpu_on_which_pixels_are_normalized(start, tmp_path,
 # Errors
 
 
-@pytest.mark.slow
-def test_a_full_disk_is_an_error_and_keeps_the_last_checkpoint(start, trained, tmp_path):
+def test_a_full_disk_is_an_error_and_keeps_the_last_checkpoint(start, trained, tmp_path, run_script, capsys):
     out = shutil.copytree(trained, tmp_path / "out")
     (out / "model.safetensors").unlink()
-    options = command(start, out, f"{TRAINED} --num_train_epochs 3 {NO_EVAL} --save_total_limit 1")
-    size = 400 << 10  # bytes, less than the optimizer's state
-    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
-    errors = new_process("train.py", tmp_path, *options, status=2, preexec_fn=limit)
+    options = f"{TRAINED} --num_train_epochs 3 {NO_EVAL} --save_total_limit 1 --report_to none"
+    _, largest = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400 << 10, largest))  # bytes, less than the optimizer's state
+    try:
+        run_script("train.py", *command(start, out, options), status=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
+    errors = capsys.readouterr().err
     assert "a file could not be written, the disk is full or" in errors and "the same command resumes" in errors
-    assert "Traceback" not in errors
     assert last_checkpoint(out) == out / "checkpoint-4" and not changes(trained / "checkpoint-4", out / "checkpoint-4")
     assert not (out / "model.safetensors").exists()
 
@@ -504,13 +475,13 @@ def test_nan_stops_training_before_a_checkpoint_is_written(start, tmp_path, monk
 
 
 def test_weights_and_heads_that_do_not_fit_are_refused(start, tmp_path):
-    other = shutil.copytree(start, tmp_path / "other")
-    save_file(weights(start) | {"model.projector.bias": torch.zeros(5)}, other / "model.safetensors", {"format": "pt"})
-    assert "another shape of model.projector.b" in refuse(other, tmp_path / "out")
-    shutil.copytree(start, tmp_path / "start")
-    save_file(QueryHead(24, num_categories=3).state_dict(), tmp_path / "start" / HEAD_FILE)
-    message = refuse(tmp_path / "start", tmp_path / "out")
-    assert "does not fit the 75 categories" in message and HEAD_FILE in message
+    for name, tensors, message in (
+        ("model.safetensors", weights(start) | {"model.projector.bias": torch.zeros(5)}, "another shape of model.pro"),
+        (HEAD_FILE, QueryHead(24, num_categories=3).state_dict(), "does not fit the 75 categories"),
+    ):
+        damaged = shutil.copytree(start, tmp_path / name)
+        save_file(tensors, damaged / name, {"format": "pt"})
+        assert message in refuse(damaged, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -540,10 +511,7 @@ def test_invalid_options_are_refused(start, tmp_path, options, message):
     assert not (tmp_path / "model.safetensors").exists()
 
 
-def test_training_without_weights_must_be_asked_for(tmp_path):
+def test_training_without_weights_or_on_several_gpus_in_one_process_is_refused(start, tmp_path, monkeypatch):
     assert "needs weights to start from: --model_name_or_path . for" in refuse(None, tmp_path)
-
-
-def test_several_gpus_in_one_process_are_refused(start, tmp_path, monkeypatch):
     monkeypatch.setattr(TrainingArguments, "n_gpu", 2)
     assert "torchrun --nproc_per_node 2, or set CUDA" in refuse(start, tmp_path)
