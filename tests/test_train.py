@@ -125,19 +125,10 @@ def test_training_and_evaluations_are_logged(trained):
 def test_the_finished_folder_loads_by_itself(start, trained):
     assert {name.split(".")[1] for name in changes(start, trained)} == {"vision_tower", "projector", "text_model"}
     assert load_file(trained / "model.safetensors").keys() == weights(start).keys()  # without the training head
+    torch.testing.assert_close(dict(load_training_head(trained).state_dict()), load_file(trained / HEAD_FILE))
+    assert load_training_head(start) is None
     assert TrafficVLMProcessor.from_pretrained(trained).image_processor.size["height"] == 64
     check_loading(trained)
-
-
-def test_training_continues_with_the_head_of_a_folder_or_the_hub(start, trained, tmp_path, monkeypatch):
-    snapshot = tmp_path / "models--me--tuned/snapshots/0123"
-    shutil.copytree(trained, snapshot, ignore=shutil.ignore_patterns("checkpoint-*", "runs"))
-    (tmp_path / "models--me--tuned/refs").mkdir()
-    (tmp_path / "models--me--tuned/refs/main").write_text("0123")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    for name in (str(trained), "me/tuned"):
-        torch.testing.assert_close(dict(load_training_head(name).state_dict()), load_file(trained / HEAD_FILE))
-    assert load_training_head(start) is None
 
 
 def test_another_run_in_the_same_folder_is_refused(start, trained):
@@ -490,7 +481,6 @@ def test_weights_and_heads_that_do_not_fit_are_refused(start, tmp_path):
         ("--save_dtype int8", "--save_dtype must be one of bfloat16, float32, got 'int8'"),
         ("--from_scratch true", "--from_scratch true, not both"),
         ("--train_dataset no/such/folder", "no/such/folder: there is no such dataset folder"),
-        ("--train_weights 1 2", "1 datasets need as many positive weights, got [1.0, 2.0]"),
         ("--image_size 60", "image_size=60"),
         ("--questions_per_image 0", "--questions_per_image must be at least 1, got 0"),
         ("--question_types presence colour", "unknown --question_types colour; expected some of presence"),
