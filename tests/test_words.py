@@ -9,21 +9,13 @@ from safetensors.torch import load_file
 from test_train import NO_EVAL, TOWER, learn, own_folder, refuse
 from tokenizers import Tokenizer
 
-from tiny import ROOT, TINY_TEXT, save_folder, tiny_model
-from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
+from tiny import ROOT, save_folder, tiny_model
 from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.questions import ask
 from traffic_vlm.data.synthetic import render
-from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer, is_content_word, plural_of
-from traffic_vlm.training.words import (
-    add_words,
-    entries_to_replace,
-    kin_words,
-    parse_words,
-    template_words,
-)
+from traffic_vlm.training.words import add_words, entries_to_replace, kin_words, parse_words, template_words
 
 
 TOKENIZER = TrafficVLMTokenizer.from_pretrained(ROOT)
@@ -37,14 +29,20 @@ def ids(tokenizer: TrafficVLMTokenizer, text: str) -> list[int]:
 # --- the tokenizer ---
 
 
-def test_a_new_word_has_the_entry_of_an_old_one():
+def test_new_words_have_the_entries_of_old_ones_also_when_saved(tmp_path):
     changed = TOKENIZER.replace_words({"forklift": "overturned", "tow": "stroller"})
     assert len(changed) == len(TOKENIZER) == 500
     assert ids(changed, "Forklift tow") == ids(TOKENIZER, "overturned stroller")
     assert changed.unknown_words("an overturned stroller") == ["overturned", "stroller"]
     assert changed.added_words == {"forklift": "overturned", "tow": "stroller"}
-    assert TOKENIZER.unknown_words("a forklift") == ["forklift"]  # the original is unchanged
-    assert TOKENIZER.added_words == {}
+    assert TOKENIZER.unknown_words("a forklift") == ["forklift"] and not TOKENIZER.added_words  # unchanged
+    changed.save_pretrained(tmp_path)
+    by_file = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    built = TrafficVLMTokenizer.from_pretrained(tmp_path)  # the library builds it from the vocabulary
+    text = "two forklifts tow a pram, upside down"
+    assert built.added_words == changed.added_words
+    assert ids(built, text) == ids(changed, text) == by_file.encode(text, add_special_tokens=False).ids
+    assert ids(built.replace_words({"gate": "wrong"}), text) == ids(changed, text)
 
 
 def test_synonyms_of_a_removed_word_are_unknown():
@@ -66,9 +64,8 @@ def test_the_plural_is_the_word_or_a_word_of_its_own():
     later = one.replace_words({"forklifts": "broken"})
     assert ids(later, "forklift forklifts") == ids(both, "forklift forklifts")
     assert ids(TOKENIZER.replace_words({"bu": "broken"}), "bus") == ids(TOKENIZER, "bus")  # known: no plural of "bu"
-    assert [plural_of(word) for word in ("car", "box", "bench", "ferry", "tray")] == [
-        *("cars", "boxes", "benches", "ferries", "trays")
-    ]
+    plurals = ["cars", "boxes", "benches", "ferries", "trays"]
+    assert [plural_of(word) for word in ("car", "box", "bench", "ferry", "tray")] == plurals
 
 
 def test_a_synonym_can_become_a_word():
@@ -78,32 +75,7 @@ def test_a_synonym_can_become_a_word():
     assert ids(changed, "pickup truck, lorries") == ids(TOKENIZER, "broken truck, trucks")
 
 
-def test_a_saved_tokenizer_keeps_its_words(tmp_path):
-    changed = TOKENIZER.replace_words({"forklift": "overturned", "tow": "stroller"})
-    changed.save_pretrained(tmp_path)
-    by_file = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    built = TrafficVLMTokenizer.from_pretrained(tmp_path)  # the library builds it from the vocabulary
-    text = "two forklifts tow a pram, upside down"
-    assert built.added_words == changed.added_words
-    assert ids(built, text) == ids(changed, text) == by_file.encode(text, add_special_tokens=False).ids
-    assert ids(built.replace_words({"gate": "wrong"}), text) == ids(changed, text)
-
-
-@pytest.mark.parametrize(
-    ("replacements", "message"),
-    [
-        ({"car": "broken"}, "'car' is in the vocabulary already"),
-        ({"fork lift": "broken"}, "'fork lift' is not a single word of lower-case letters"),
-        ({"Forklift": "broken"}, "'Forklift' is not a single word"),
-        ({"forklift": "zebra"}, "'zebra' has no entry"),
-        ({"forklift": "[YES]"}, "'\\[YES\\]' has no entry"),
-        ({"forklift": "broken", "tow": "broken"}, "'broken' has no entry"),
-        ({"isnt": "broken"}, "'isnt' is split or rewritten"),
-    ],
-)
-def test_invalid_replacements_are_refused(replacements, message):
-    with pytest.raises(ValueError, match=message):
-        TOKENIZER.replace_words(replacements)
+# --- the choice of entries ---
 
 
 # --- the choice of entries ---
@@ -134,12 +106,19 @@ def test_the_last_unused_words_of_the_vocabulary_go_first():
         (["fork-lift"], "'fork-lift' is not a single word of letters"),
         (["forklift:tractor"], "'tractor' is neither a category nor a word of the vocabulary"),
         (["forklift:[PAD]"], "neither a category"),
-        ([""], "'' is not a single word"),
+        ({"car": "broken"}, "'car' is in the vocabulary already"),
+        ({"fork lift": "broken"}, "'fork lift' is not a single word of lower-case letters"),
+        ({"Forklift": "broken"}, "'Forklift' is not a single word"),
+        ({"forklift": "zebra"}, "'zebra' has no entry"),
+        ({"forklift": "[YES]"}, "'[YES]' has no entry"),
+        ({"forklift": "broken", "tow": "broken"}, "'broken' has no entry"),
+        ({"isnt": "broken"}, "'isnt' is split or rewritten"),
     ],
 )
-def test_invalid_words_are_refused(options, message):
+def test_invalid_words_and_replacements_are_refused(options, message):
+    """Lists are the values of --add_words, dictionaries are replacements in the tokenizer."""
     with pytest.raises(ValueError) as error:
-        parse_words(options, TOKENIZER)
+        TOKENIZER.replace_words(options) if isinstance(options, dict) else parse_words(options, TOKENIZER)
     assert message in str(error.value)
 
 
@@ -169,12 +148,10 @@ def test_rows_start_from_the_mean_of_their_kin(tied):
 # --- training ---
 
 
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
+@pytest.fixture
+def start(tmp_path):
     """A folder with a tiny model and the project's processor, whose words are taught but for two."""
-    torch.manual_seed(0)
-    model = TrafficVLMForConditionalGeneration(TrafficVLMConfig(TOWER, TINY_TEXT))
-    folder = save_folder(model, tmp_path_factory.mktemp("start"))
+    folder = save_folder(tiny_model(vision=TOWER), tmp_path / "start")
     processor = TrafficVLMProcessor.from_pretrained(folder)
     taught = [word for word in TOKENIZER.get_vocab() if is_content_word(word) and word not in ("wrong", "smoke")]
     processor.taught = {"photographs": taught, "rendered": []}
