@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_train import NO_EVAL, TOWER, learn, own_folder, refuse
+from test_train import NO_EVAL, learn, own_folder, refuse
 from tokenizers import Tokenizer
 
 from tiny import ROOT, save_folder, tiny_model
@@ -151,7 +151,7 @@ def test_rows_start_from_the_mean_of_their_kin(tied):
 @pytest.fixture
 def start(tmp_path):
     """A folder with a tiny model and the project's processor, whose words are taught but for two."""
-    folder = save_folder(tiny_model(vision=TOWER), tmp_path / "start")
+    folder = save_folder(tiny_model(vision={"image_size": 64}), tmp_path / "start")
     processor = TrafficVLMProcessor.from_pretrained(folder)
     taught = [word for word in TOKENIZER.get_vocab() if is_content_word(word) and word not in ("wrong", "smoke")]
     processor.taught = {"photographs": taught, "rendered": []}
