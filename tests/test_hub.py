@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tiny import ROOT, new_process, tiny_model
-from traffic_vlm.training.hub import PublishError, check_card, check_loading, collect_files, publish, push
+from traffic_vlm.training.hub import PublishError, check_card, collect_files, publish, push
 
 
 CODE = {path.name for path in ROOT.glob("*_traffic_vlm.py")}
@@ -45,25 +45,19 @@ def no_loading(monkeypatch):
     monkeypatch.setattr("traffic_vlm.training.hub.check_loading", lambda staged: None)
 
 
-@pytest.mark.slow
-def test_the_script_checks_the_folder_and_uploads_the_listed_files_in_one_commit(saved, hub, run_script, capsys):
+@pytest.mark.usefixtures("no_loading")
+def test_the_script_uploads_the_listed_files_in_one_commit_and_none_in_a_dry_run(saved, hub, run_script, capsys):
+    run_script("push_to_hub.py", "me/model", "--model", saved, "--dry-run")
+    printed = capsys.readouterr().out
+    assert f"{(saved / 'model.safetensors').stat().st_size:,}  model.safetensors" in printed
+    assert "nothing was uploaded" in printed and not hub.mock_calls
     run_script("push_to_hub.py", "me/model", "--model", saved, "--private")
     [(repo_id, files)] = hub.commits
     assert (repo_id, files.keys()) == ("me/model", EXPECTED)
     assert files["model.safetensors"] == (saved / "model.safetensors").read_bytes()
     assert files[".gitattributes"] == b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
     assert hub.is_private == {"me/model": True}
-    printed = capsys.readouterr().out
-    assert "ok: the folder loads in a new process" in printed
-    assert "uploaded: https://huggingface.co/me/model/commit/1" in printed
-
-
-@pytest.mark.usefixtures("no_loading")
-def test_a_dry_run_lists_the_files_and_uploads_nothing(saved, hub, run_script, capsys):
-    run_script("push_to_hub.py", "me/model", "--model", saved, "--dry-run")
-    printed = capsys.readouterr().out
-    assert f"{(saved / 'model.safetensors').stat().st_size:,}  model.safetensors" in printed
-    assert "nothing was uploaded" in printed and not hub.mock_calls
+    assert "uploaded: https://huggingface.co/me/model/commit/1" in capsys.readouterr().out
 
 
 def test_card_licenses_and_docs_come_from_the_folder_of_the_card(folder):
@@ -101,13 +95,14 @@ def test_a_missing_file_or_an_invalid_card_stops_the_upload(name, text, message,
 
 
 @pytest.mark.slow
-def test_a_folder_that_does_not_load_is_refused(folder):
+def test_a_folder_that_does_not_load_is_not_uploaded(folder, hub):
     config = json.loads((folder / "config.json").read_text())
     config["text_config"]["num_hidden_layers"] = 3
     (folder / "config.json").write_text(json.dumps(config))
     message = "does not load in a new process: .*model.safetensors does not fit config.json: missing_keys .*layers.2"
     with pytest.raises(PublishError, match=message):
-        check_loading(folder)
+        publish(folder, "me/model")
+    assert not hub.mock_calls
 
 
 def test_errors_of_the_hub_are_one_message(saved, hub, monkeypatch):
