@@ -6,6 +6,8 @@ import shutil
 import sys
 
 import pytest
+from datasets.fingerprint import Hasher
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from tiny import ROOT, new_process, tiny_model
 from traffic_vlm.training.hub import PublishError, check_card, collect_files, publish, push
@@ -169,5 +171,7 @@ def test_code_loads_without_pillow_heif_and_has_the_same_fingerprint_in_each_pro
     print(type(processor).__module__, processor(images={str(ROOT / "docs/night.jpg")!r}).pixel_values[0].shape)
     print(Hasher.hash(processor))
     """
-    printed = new_process(code, tmp_path)
-    assert printed.startswith("transformers_modules.") and printed == new_process(code, tmp_path)
+    remote = get_class_from_dynamic_module("processing_traffic_vlm.TrafficVLMProcessor", str(ROOT))
+    first, fingerprint = new_process(code, tmp_path).splitlines()
+    assert first.startswith("transformers_modules.")
+    assert fingerprint == Hasher.hash(remote.from_pretrained(ROOT))
