@@ -3,6 +3,7 @@
 import json
 import math
 import resource
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -357,7 +358,10 @@ def test_a_tenth_is_held_back_for_evaluation(tmp_path):
     mine, scenes = load_rows([own_folder(tmp_path / "mine", images=60)]), SyntheticRows()
     (kept, whole), evaluated, note = split_for_evaluation([mine, scenes], [], 24)
     assert (len(kept), len(evaluated)) == (54, 6) and whole is scenes and "6 images, 10 %, are held back" in note
-    assert not {row["image_id"] for row in evaluated} & set(kept["image_id"])
+    assert not {row["image_id"] for row in evaluated} & set(kept["image_id"]) and "training images" not in note
+    twin = load_rows([own_folder(tmp_path / "twin", images=60)]).select(range(20, 60))  # 40 images of `mine`
+    _, _, note = split_for_evaluation([mine, twin], [], 24)
+    assert re.search(r"[1-9]\d* of the 10 evaluation images are near-duplicates of training images", note)
 
 
 # Losses
@@ -483,6 +487,9 @@ def test_weights_and_heads_that_do_not_fit_are_refused(start, tmp_path):
         ("--train_dataset no/such/folder", "no/such/folder: there is no such dataset folder"),
         ("--image_size 60", "image_size=60"),
         ("--questions_per_image 0", "--questions_per_image must be at least 1, got 0"),
+        ("--images_per_epoch 0", "--images_per_epoch must be at least 1, got 0"),
+        ("--max_eval_images 0", "--max_eval_images must be at least 1, got 0"),
+        ("--lora_rank -1", "--lora_rank must be at least 0, got -1"),
         ("--question_types presence colour", "unknown --question_types colour; expected some of presence"),
         ("--model_name_or_path no/such/model", "no/such/model"),
         ("--vision_tower no/tower", "no/tower: there is no such model"),

@@ -147,6 +147,14 @@ def check_options(model: ModelOptions, data: DataOptions, arguments: TrainingArg
             "--average_decay averages the weights of the whole run: add --load_best_model_at_end false",
         ),
         (model.add_words and model.lora_rank, "--lora_rank trains no new words: leave out --add_words"),
+        *[
+            (value < limit, f"--{name} must be at least {limit}, got {value}")
+            for name, value, limit in (
+                ("lora_rank", model.lora_rank, 0),
+                ("images_per_epoch", data.images_per_epoch, 1),
+                ("max_eval_images", data.max_eval_images, 1),
+            )
+        ],
         (
             data.questions_per_image < 1,
             f"--questions_per_image must be at least 1, got {data.questions_per_image}; scripts/train_tower.py trains "

@@ -58,6 +58,8 @@ def split_for_evaluation(rows: list[Any], held: list[Any], max_images: int) -> t
                 "the same folder. Frames of one drive are similar still: for a realistic evaluation pass images of "
                 "other drives with --eval_dataset"
             )
+            if repeated := describe_repeated(rows, held) if len(held) > 1 else "":  # images of another folder
+                note += f". {repeated}"
     held = held or [synthetic_rows(first_seed=1 << 40, num_images=min(max_images, 64))]
     chosen: list[Any] = [select_evenly(dataset, max(1, max_images // len(held))) for dataset in held]
     return rows, ConcatDataset(chosen), note

@@ -46,6 +46,7 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     report(start_message(model_options))
     options = asdict(model_options) | asdict(data_options)
     options |= {"learning_rate": arguments.learning_rate, "seed": arguments.seed}
+    options["holds_back_images"] = evaluates and not data_options.eval_dataset
     claim_run(folder, {name: value for name, value in options.items() if name not in MAY_CHANGE})
     torch.manual_seed(arguments.seed)
     push, arguments.push_to_hub = arguments.push_to_hub, False  # the finished folder is pushed, not each checkpoint
@@ -123,10 +124,10 @@ def finish(
         model.save_pretrained(folder / ADAPTER)
         model = model.merge_and_unload()
     answers = None if trainer.eval_dataset is None else trainer.answers(model, trainer.eval_dataset)
-    named = "the model with the new tower" if base and model_options.vision_tower else "the model"
-    verdict, before, after = judge(folder / BEFORE_FILE, answers, named)
     renew_taught(trainer, model, processor, answers, is_from_scratch=not base)
     save_folder(model, processor, folder, model_options.save_dtype)
+    named = "the model with the new tower" if base and model_options.vision_tower else "the model"
+    verdict, before, after = judge(folder / BEFORE_FILE, answers, named)
     story = f"{verdict}\n{note}.".removesuffix("\n.")
     write_card(folder, base, data_options.train_dataset, trainer.state.global_step, story, before, after)
     print(f"{verdict}\nThe model is in {folder}. Ask it:")
