@@ -2,8 +2,8 @@
 
 import json
 import math
-import resource
 import re
+import resource
 import shutil
 from functools import partial
 from pathlib import Path
