@@ -128,6 +128,7 @@ def test_the_finished_folder_loads_by_itself(start, trained):
     assert load_file(trained / "model.safetensors").keys() == weights(start).keys()  # without the training head
     torch.testing.assert_close(dict(load_training_head(trained).state_dict()), load_file(trained / HEAD_FILE))
     assert load_training_head(start) is None
+    assert json.loads((trained / "config.json").read_text())["use_cache"]
     assert TrafficVLMProcessor.from_pretrained(trained).image_processor.size["height"] == 64
     check_loading(trained)
 
@@ -136,6 +137,13 @@ def test_another_run_in_the_same_folder_is_refused(start, trained):
     """It would resume from the last checkpoint of that run, train nothing, and save the old weights as its own."""
     message = refuse(start, trained, f"{TRAINED} --presence_weight 2 --seed 7")
     assert f"{trained} holds something else (presence_weight: 1.0 before, 2.0 now; seed: 42 before, 7 now)" in message
+
+
+def test_images_that_were_held_back_are_not_trained_on_later(start, tmp_path):
+    mine, out = own_folder(tmp_path / "mine", images=20), tmp_path / "out"
+    learn(start, out, f"--train_dataset {mine} --max_steps 1 --metric_for_best_model accuracy")
+    message = refuse(start, out, f"--train_dataset {mine} --max_steps 2 {NO_EVAL}")
+    assert "holds_back_images: True before, False now" in message
 
 
 def test_the_best_checkpoint_is_judged_and_pushed_to_the_hub_with_its_card(start, tmp_path, hub, capsys, monkeypatch):

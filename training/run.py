@@ -12,6 +12,7 @@ import torch
 from transformers import TrainingArguments
 
 from ..data.dataset import Mixture
+from ..data.scene import SYNTHETIC
 from ..evaluation.compare import compare
 from ..evaluation.predict import mean_image
 from ..evaluation.report import answer_metrics
@@ -46,7 +47,8 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     report(start_message(model_options))
     options = asdict(model_options) | asdict(data_options)
     options |= {"learning_rate": arguments.learning_rate, "seed": arguments.seed}
-    options["holds_back_images"] = evaluates and not data_options.eval_dataset
+    has_photographs = set(data_options.train_dataset) != {SYNTHETIC}
+    options["holds_back_images"] = evaluates and not data_options.eval_dataset and has_photographs
     claim_run(folder, {name: value for name, value in options.items() if name not in MAY_CHANGE})
     torch.manual_seed(arguments.seed)
     push, arguments.push_to_hub = arguments.push_to_hub, False  # the finished folder is pushed, not each checkpoint
@@ -120,6 +122,7 @@ def finish(
     """Save the finished model with its card, and print the verdict."""
     folder, base = Path(trainer.args.output_dir), model_options.model_name_or_path
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
+    unwrap(model).config.use_cache = True  # the library's Trainer turns it off
     if model_options.lora_rank:
         model.save_pretrained(folder / ADAPTER)
         model = model.merge_and_unload()
