@@ -6,7 +6,7 @@
 Programs without torch, such as `scripts/ask_onnx.py`, answer by the same rules.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -162,6 +162,19 @@ def answer_notes(item: Mapping[str, Any]) -> list[str]:
     """What is to be said about the words of a question: one note on unknown words, one on untaught words."""
     notes = {"unknown_words": "unknown, so ignored", "untaught_words": "not taught, or not reliably, so guessed"}
     return [f"{note}: {', '.join(item[name])}" for name, note in notes.items() if item.get(name)]
+
+
+def words_to_map(
+    tokens: Iterable[str], is_content: Callable[[str], bool], nouns: Collection[str]
+) -> list[tuple[int, str]]:
+    """The content words of a question with their columns (places among its tokens); without any, all its words.
+
+    First comes the word that the question is about: the first of `nouns`, otherwise the last word.
+    """
+    words = [(column, word) for column, word in enumerate(tokens) if word.isalpha()]
+    words = [found for found in words if is_content(found[1])] or words
+    about = [found for found in words if found[1] in nouns][:1] or words[-1:]
+    return about + [found for found in words if found not in about]
 
 
 def map_strength(item: Mapping[str, Any]) -> float:

@@ -4,7 +4,7 @@ web/traffic_vlm.js calls `Asking`; texts of JSON go in and out. This module need
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..question_form_traffic_vlm import words_at
@@ -15,6 +15,7 @@ from ..question_traffic_vlm import (
     answer_text,
     map_strength,
     read_question,
+    words_to_map,
     yes_or_no,
 )
 
@@ -50,7 +51,7 @@ class Asking:
     def words(self, question: Question) -> str:
         """JSON of the words to show maps of: pairs of column and word, the word that is asked about first."""
         tokens = [self.tokens[index] for index in question.input_ids]
-        return json.dumps(mapped_words(tokens, self.page["content_words"].__contains__, self.page["nouns"]))
+        return json.dumps(words_to_map(tokens, self.page["content_words"].__contains__, self.page["nouns"]))
 
     def next_ids(self, question: Question, answer: str) -> str:
         """JSON of the tokens that can follow the first tokens of an answer in words."""
@@ -66,19 +67,6 @@ class Asking:
         """JSON of the item of a question that was answered in words, or has a problem."""
         more = {"problem": question.problem} if question.problem else question.answer_in_words(answer, score)
         return show(question.answer(**more))
-
-
-def mapped_words(
-    tokens: Iterable[str], is_content: Callable[[str], bool], nouns: Collection[str]
-) -> list[tuple[int, str]]:
-    """The content words of a question with their columns (places among its tokens); without any, all its words.
-
-    First comes the word that the question is about: the first of `nouns`, otherwise the last word.
-    """
-    words = [(column, word) for column, word in enumerate(tokens) if word.isalpha()]
-    words = [found for found in words if is_content(found[1])] or words
-    about = [found for found in words if found[1] in nouns][:1] or words[-1:]
-    return about + [found for found in words if found not in about]
 
 
 def as_typed(text: str, words: list[str]) -> Iterator[str]:

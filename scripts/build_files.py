@@ -69,8 +69,8 @@ def make_tokenizer(vocabulary: Path) -> TrafficVLMTokenizer:
         raise ValueError(f"{vocabulary.name} must begin with {first}, it begins with {words[: len(first)]}")
     tokenizer = TrafficVLMTokenizer({word: index for index, word in enumerate(words)})
     # "'s" exists only after a word.
-    texts = {word: f"car{word}" if word.startswith("'") else word for word in words[len(first) :]}
-    if unreachable := [word for word, text in texts.items() if tokenizer.tokenize(text)[-1] != word]:
+    expected = {word: ["car", word] if word.startswith("'") else [word] for word in words[len(first) :]}
+    if unreachable := [word for word, tokens in expected.items() if tokenizer.tokenize("".join(tokens)) != tokens]:
         raise ValueError(f"{vocabulary.name} has words that the normalizer rewrites or splits: {unreachable}")
     return tokenizer
 

@@ -14,10 +14,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 from ..data.grounding import class_words
 from ..data.scene import CLASSES
-from ..export import asking
 from ..files import atomic_write
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
-from ..question_traffic_vlm import answer_text, map_strength
+from ..question_traffic_vlm import answer_text, map_strength, words_to_map
 from ..tokenization_traffic_vlm import is_content_word
 
 
@@ -30,7 +29,7 @@ LINE_HEIGHT = 22  # pixels of a line under an image
 def mapped_words(pipe: TrafficVLMPipeline, question: str) -> list[tuple[int, str]]:
     """The words of a question whose maps are shown, with their columns; the one that it is about comes first."""
     tokens = pipe.tokenizer.convert_ids_to_tokens(pipe.read_question(question).input_ids)
-    return asking.mapped_words(tokens, is_content_word, NOUNS)
+    return words_to_map(tokens, is_content_word, NOUNS)
 
 
 def asked_word(pipe: TrafficVLMPipeline, question: str) -> tuple[int, str] | None:
