@@ -41,8 +41,8 @@ def split_for_evaluation(rows: list[Any], held: list[Any], max_images: int) -> t
             ones; of rendered scenes, which are endless, others are rendered.
         max_images: to evaluate on, evenly spread over the datasets. Images are read on access.
     """
-    note = describe_repeated(rows, held) if held else ""
-    if not held:
+    notes, is_given = [], bool(held)
+    if not is_given:
         kept = []
         for dataset in rows:
             if not isinstance(dataset, SyntheticRows):
@@ -53,16 +53,16 @@ def split_for_evaluation(rows: list[Any], held: list[Any], max_images: int) -> t
             kept.append(dataset)
         rows = kept
         if held:
-            note = (
+            notes.append(
                 f"{sum(map(len, held))} images, 10 %, are held back for evaluation, with all their near-duplicates in "
                 "the same folder. Frames of one drive are similar still: for a realistic evaluation pass images of "
                 "other drives with --eval_dataset"
             )
-            if repeated := describe_repeated(rows, held) if len(held) > 1 else "":  # images of another folder
-                note += f". {repeated}"
+    if is_given or len(held) > 1:  # what is held back has no near-duplicates in its own folder
+        notes.append(describe_repeated(rows, held))
     held = held or [synthetic_rows(first_seed=1 << 40, num_images=min(max_images, 64))]
     chosen: list[Any] = [select_evenly(dataset, max(1, max_images // len(held))) for dataset in held]
-    return rows, ConcatDataset(chosen), note
+    return rows, ConcatDataset(chosen), ". ".join(filter(None, notes))
 
 
 def describe_repeated(rows: list[Any], held: list[Any]) -> str:
