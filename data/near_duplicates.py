@@ -8,7 +8,7 @@ names drives or cameras, split by these; this is for sources that do not.
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,20 +53,25 @@ def near_duplicate_groups(hashes: np.ndarray, max_distance: int = MAX_DISTANCE) 
     return groups
 
 
-def held_back(groups: Iterable[int], fraction: float, seed: int = 0) -> list[int]:
-    """Indices of about `fraction` of the images (at least one), sorted: whole groups, drawn at random.
+def held_back(groups: Iterable[int], folders: Sequence[int], fraction: float, seed: int = 0) -> list[int]:
+    """Indices of about `fraction` of the images of each folder (at least one), sorted: whole groups, drawn at random.
 
-    A group that is larger than what is still to be held back is not drawn. If all are, as in a single video, nothing
-    is held back.
+    A group that is larger than what is still to be held back of one of its folders is not drawn. If all are, as in a
+    single video, nothing is held back.
+
+    Args:
+        groups, folders: numbers of the group and of the folder of each image.
     """
     members: dict[int, list[int]] = {}
     for index, group in enumerate(groups):
         members.setdefault(int(group), []).append(index)
-    missing = max(1, round(fraction * sum(map(len, members.values()))))
+    missing = {folder: max(1, round(fraction * count)) for folder, count in Counter(folders).items()}
     chosen: list[int] = []
     for some in random.Random(seed).sample(list(members.values()), len(members)):
-        if len(some) <= missing - len(chosen):
+        needed = Counter(folders[index] for index in some)
+        if all(count <= missing[folder] for folder, count in needed.items()):
             chosen += some
+            missing = {folder: count - needed[folder] for folder, count in missing.items()}
     return sorted(chosen)
 
 
@@ -92,16 +97,26 @@ def count_repeated(rows: Any, train_rows: Any) -> dict[str, int]:
     return dict(sorted(Counter(repeated).items()))
 
 
-def split_rows(rows: Any, fraction: float, seed: int = 0) -> tuple[Any, Any]:
-    """The rows to train on, and those held back: `fraction` of them, without near-duplicates among the former.
-
-    If nothing can be held back so, as all images look alike, rows are drawn one by one.
+def split_rows(datasets: Sequence[Any], fraction: float, seed: int = 0) -> tuple[list[Any], list[Any], int]:
+    """Hold back `fraction` of the rows of each dataset, without near-duplicates among those that stay in any of them.
 
     Args:
-        rows: a `datasets.Dataset` with the column "image".
+        datasets: each a `datasets.Dataset` with the column "image" and at least two rows.
+
+    Returns:
+        The rows that stay, the rows that are held back, and how many of the latter do have near-duplicates among the
+        former: all of a dataset in which every image looks like another, whose rows are drawn one by one.
     """
-    held = held_back(near_duplicate_groups(image_hashes(rows)), fraction, seed)
-    if not held:
-        parts = rows.train_test_split(fraction, seed=seed)
-        return parts["train"], parts["test"]
-    return rows.select(sorted(set(range(len(rows))) - set(held))), rows.select(held)
+    folders = [number for number, rows in enumerate(datasets) for _ in range(len(rows))]
+    groups = near_duplicate_groups(np.concatenate([image_hashes(rows) for rows in datasets]))
+    chosen = held_back(groups, folders, fraction, seed)
+    stay, held, repeated, first = [], [], 0, 0
+    for number, rows in enumerate(datasets):
+        indices = [index - first for index in chosen if folders[index] == number]
+        if not indices:
+            indices = sorted(random.Random(seed).sample(range(len(rows)), max(1, round(fraction * len(rows)))))
+            repeated += len(indices)
+        stay.append(rows.select(sorted(set(range(len(rows))) - set(indices))))
+        held.append(rows.select(indices))
+        first += len(rows)
+    return stay, held, repeated

@@ -1,7 +1,7 @@
 """Near-duplicates: hashes of hand-made images, chains of them, and a part of a dataset that is held back."""
 
 import numpy as np
-from datasets import Dataset, Features
+from datasets import Dataset
 from datasets import Image as ImageFeature
 from PIL import Image, ImageEnhance
 
@@ -46,21 +46,41 @@ def test_chains_are_one_group():
 
 def test_whole_groups_are_held_back():
     groups = [0] * 50 + [i // 2 for i in range(2, 52)]  # one of 50 images, 25 of 2
-    held = held_back(groups, 0.1)
-    assert len(held) == 10 and held == held_back(groups, 0.1) != held_back(groups, 0.1, seed=1)
+    held = held_back(groups, [0] * 100, 0.1)
+    assert len(held) == 10 and held == held_back(groups, [0] * 100, 0.1) != held_back(groups, [0] * 100, 0.1, seed=1)
     chosen = {groups[index] for index in held}
     assert 0 not in chosen and all((groups[i] in chosen) == (i in held) for i in range(100))
-    assert held_back([0] * 20, 0.1) == [] and len(held_back(range(4), 0.1)) == 1
+    assert held_back([0] * 20, [0] * 20, 0.1) == [] and len(held_back(range(4), [0] * 4, 0.1)) == 1
+
+
+def test_each_folder_holds_its_part_back():
+    """The second folder is one group, an image of which is in the first, too: it would be held back with this one."""
+    groups, folders = [*range(20), *[0] * 20], [0] * 20 + [1] * 20
+    held = [held_back(groups, folders, 0.1, seed) for seed in range(30)]
+    assert all(len(some) == 2 and max(some) < 20 and 0 not in some for some in held)
+
+
+def datasets_of_pairs() -> Dataset:
+    """Two images of each of 20 scenes."""
+    images = [image for seed in range(20) for image in (scene(seed), ImageEnhance.Contrast(scene(seed)).enhance(0.8))]
+    columns = {"image": images, "scene": [index // 2 for index in range(40)], "source": ["a", "b"] * 20}
+    return Dataset.from_dict(columns).cast_column("image", ImageFeature())
 
 
 def test_no_near_duplicates_stay_on_the_other_side():
-    images = [image for seed in range(20) for image in (scene(seed), ImageEnhance.Contrast(scene(seed)).enhance(0.8))]
-    columns = {"image": images, "scene": [index // 2 for index in range(40)]}
-    rows = Dataset.from_dict(columns).cast_column("image", ImageFeature())
-    kept, held = split_rows(rows, 0.2)
-    assert (len(kept), len(held)) == (32, 8) and not set(kept["scene"]) & set(held["scene"])
-    rows = rows.add_column("source", ["a", "b"] * 20)
+    rows = datasets_of_pairs()
+    for datasets in ([rows], [rows.select(range(0, 40, 2)), rows.select(range(1, 40, 2))]):  # of one folder, of two
+        stay, held, repeated = split_rows(datasets, 0.2)
+        assert sum(map(len, stay)) == 32 and sum(map(len, held)) == 8 and not repeated
+        assert not {name for part in stay for name in part["scene"]} & {
+            name for part in held for name in part["scene"]
+        }
+    (stay, some), (held, others), repeated = split_rows([rows.select([0, 1] * 10), rows.select(range(20, 40))], 0.1)
+    assert (len(stay), len(held), repeated) == (18, 2, 2)  # one group: drawn one by one
+    assert (len(some), len(others)) == (18, 2)
+
+
+def test_repeated_images_are_counted_by_source():
+    rows = datasets_of_pairs()
     others = rows.select([0, 3])  # of two scenes, each of which both sources show
     assert count_repeated(rows, others) == {"a": 2, "b": 2} and count_repeated(rows.select([6]), others) == {}
-    alike = Dataset.from_dict({"image": images[:2] * 10}, Features({"image": ImageFeature()}))
-    assert [len(part) for part in split_rows(alike, 0.1)] == [18, 2]  # a single group: drawn one by one

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import resource
 import shutil
 from functools import partial
@@ -364,12 +363,13 @@ def test_own_questions_are_checked(start, tmp_path):
 
 def test_a_tenth_is_held_back_for_evaluation(tmp_path):
     mine, scenes = load_rows([own_folder(tmp_path / "mine", images=60)]), SyntheticRows()
-    (kept, whole), evaluated, note = split_for_evaluation([mine, scenes], [], 24)
-    assert (len(kept), len(evaluated)) == (54, 6) and whole is scenes and "6 images, 10 %, are held back" in note
-    assert not {row["image_id"] for row in evaluated} & set(kept["image_id"]) and "training images" not in note
     twin = load_rows([own_folder(tmp_path / "twin", images=60)]).select(range(20, 60))  # 40 images of `mine`
-    _, _, note = split_for_evaluation([mine, twin], [], 24)
-    assert re.search(r"[1-9]\d* of the 10 evaluation images are near-duplicates of training images", note)
+    (kept, whole, others), evaluated, note = split_for_evaluation([mine, scenes, twin], [], 24)
+    assert (len(kept), len(others), len(evaluated)) == (54, 36, 10) and whole is scenes
+    assert "10 images, 10 %, are held back for evaluation, with all their near-duplicates." in note
+    assert not {row["image_id"] for row in evaluated} & {*kept["image_id"], *others["image_id"]}
+    _, _, note = split_for_evaluation([mine.select([0] * 20)], [], 24)
+    assert "but for 2 of folders in which all images look alike" in note
 
 
 # Losses

@@ -41,28 +41,28 @@ def split_for_evaluation(rows: list[Any], held: list[Any], max_images: int) -> t
             ones; of rendered scenes, which are endless, others are rendered.
         max_images: to evaluate on, evenly spread over the datasets. Images are read on access.
     """
-    notes, is_given = [], bool(held)
-    if not is_given:
-        kept = []
-        for dataset in rows:
-            if not isinstance(dataset, SyntheticRows):
-                if len(dataset) < 2:
-                    raise ValueError("one image cannot be trained on and held back: pass others with --eval_dataset")
-                dataset, part = split_rows(dataset, EVAL_FRACTION)
-                held = [*held, part]
-            kept.append(dataset)
-        rows = kept
-        if held:
-            notes.append(
-                f"{sum(map(len, held))} images, 10 %, are held back for evaluation, with all their near-duplicates in "
-                "the same folder. Frames of one drive are similar still: for a realistic evaluation pass images of "
-                "other drives with --eval_dataset"
-            )
-    if is_given or len(held) > 1:  # what is held back has no near-duplicates in its own folder
-        notes.append(describe_repeated(rows, held))
+    note, photographs = "", [dataset for dataset in rows if not isinstance(dataset, SyntheticRows)]
+    if held:
+        note = describe_repeated(rows, held)
+    elif photographs:
+        rows, held, note = hold_back(rows, photographs)
     held = held or [synthetic_rows(first_seed=1 << 40, num_images=min(max_images, 64))]
     chosen: list[Any] = [select_evenly(dataset, max(1, max_images // len(held))) for dataset in held]
-    return rows, ConcatDataset(chosen), ". ".join(filter(None, notes))
+    return rows, ConcatDataset(chosen), note
+
+
+def hold_back(rows: list[Any], photographs: list[Any]) -> tuple[list[Any], list[Any], str]:
+    """The datasets without what is held back of the `photographs` among them, what is, and a note on it."""
+    if min(map(len, photographs)) < 2:
+        raise ValueError("one image cannot be trained on and held back: pass others with --eval_dataset")
+    stay, held, repeated = split_rows(photographs, EVAL_FRACTION)
+    parts = iter(stay)
+    rows = [dataset if isinstance(dataset, SyntheticRows) else next(parts) for dataset in rows]
+    note = f"{sum(map(len, held))} images, 10 %, are held back for evaluation, with all their near-duplicates"
+    if repeated:
+        note += f", but for {repeated} of folders in which all images look alike, whose figures are too high"
+    note += ". Frames of one drive are similar still: for a realistic evaluation pass images of other drives with "
+    return rows, held, note + "--eval_dataset"
 
 
 def describe_repeated(rows: list[Any], held: list[Any]) -> str:
