@@ -59,6 +59,7 @@ class Arguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         self.use_cpu |= not torch.accelerator.is_available()  # otherwise the library refuses --bf16 on a CPU
+        self.load_best_model_at_end &= self.eval_strategy != "no"
         super().__post_init__()
 
 

@@ -44,7 +44,7 @@ FAST = (
     "--logging_steps 1 --dataloader_num_workers 0 --learning_rate 1e-3 --warmup_steps 0 --lr_scheduler_type constant "
     "--save_dtype float32"
 )
-NO_EVAL = "--eval_strategy no --load_best_model_at_end false"
+NO_EVAL = "--eval_strategy no"
 ONE_STEP = f"--max_steps 1 {NO_EVAL}"
 
 
