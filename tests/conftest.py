@@ -20,7 +20,7 @@ from huggingface_hub import HfApi
 from hypothesis import settings
 from transformers.utils import logging
 
-from tiny import ROOT, tiny_decoder, tiny_model
+from tiny import ROOT, TINY_TOWER, save_folder, tiny_decoder, tiny_model
 
 
 HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -54,6 +54,13 @@ def model():
 def decoder():
     """A tiny decoder with cross-attention to tokens of width 24; tests must not change it."""
     return tiny_decoder()
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory):
+    """A folder to train from: a tiny model of 64 pixels, and the project's processor; tests must not change it."""
+    vision = TINY_TOWER | {"model_type": "traffic_vlm_vision", "image_size": 64}
+    return save_folder(tiny_model(text={"hidden_dropout": 0.1}, vision=vision), tmp_path_factory.mktemp("start"))
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,11 @@
-"""Training runs of a tiny model: finished folders, resumed runs, and errors for invalid options and data."""
+"""Training runs: what a finished folder holds, ways to train, the data and losses of a run, and its errors."""
 
 import json
 import math
 import resource
 import shutil
 from functools import partial
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -15,182 +13,92 @@ from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel, TrainingArguments
 
-from tiny import ROOT, TINY_TEXT, TINY_TOWER, close, load_script, new_process, save_folder
-from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig
+from runs import NO_EVAL, ONE_STEP, changes, command, history, learn, own_folder, refuse, weights
+from tiny import ROOT, TINY_TOWER, close, new_process
+from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
 from traffic_vlm.data.dataset import SyntheticRows
 from traffic_vlm.data.folders import load_rows
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.loading import load_weights
-from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
-from traffic_vlm.options import option_parser
-from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.training.auxiliary.head import HEAD_FILE, QueryHead, load_training_head, save_training_head
 from traffic_vlm.training.auxiliary.losses import grounding_loss
 from traffic_vlm.training.card import MARK, write_card
 from traffic_vlm.training.checkpoints import last_checkpoint
 from traffic_vlm.training.collator import SupervisedCollator
-from traffic_vlm.training.hub import check_loading
-from traffic_vlm.training.options import LOSSES, DataOptions, ModelOptions
+from traffic_vlm.training.options import LOSSES, ModelOptions
 from traffic_vlm.training.rows import describe_repeated, split_for_evaluation
-from traffic_vlm.training.run import train
 from traffic_vlm.training.start import prepare_model, read_normalization
 from traffic_vlm.training.trainer import TrafficTrainer
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 
-TOWER = TINY_TOWER | {"image_size": 64}
-FAST = (
-    "--use_cpu --images_per_epoch 8 --per_device_train_batch_size 4 --questions_per_image 4 --max_eval_images 24 "
-    "--logging_steps 1 --dataloader_num_workers 0 --learning_rate 1e-3 --warmup_steps 0 --lr_scheduler_type constant "
-    "--save_dtype float32"
-)
-NO_EVAL = "--eval_strategy no"
-ONE_STEP = f"--max_steps 1 {NO_EVAL}"
+PARTS = {"vision_tower", "projector", "text_model"}
 
 
-@pytest.fixture(scope="module")
-def start(tmp_path_factory) -> Path:
-    """A folder with a tiny model and the project's processor."""
-    torch.manual_seed(0)
-    config = TrafficVLMConfig(TOWER, TINY_TEXT | {"hidden_dropout": 0.1})
-    return save_folder(TrafficVLMForConditionalGeneration(config), tmp_path_factory.mktemp("start"))
-
-
-def command(start: Path | None, output: Path, options: str) -> list[str]:
-    base = f"--model_name_or_path {start}" if start else ""
-    return f"{base} --output_dir {output} {FAST} {options}".split()
-
-
-def learn(start: Path | None, output: Path, options: str) -> None:
-    """Train with these options of scripts/train.py."""
-    parser = option_parser((load_script("train").Arguments, ModelOptions, DataOptions), None)
-    train(*parser.parse_args_into_dataclasses(command(start, output, options)))
-
-
-def refuse(start: Path | None, output: Path, options: str = "") -> str:
-    """The error message of a training run that is refused."""
-    with pytest.raises((ValueError, OSError)) as error:
-        learn(start, output, options)
-    return str(error.value)
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Weights of the model; checkpoints also hold the training head."""
-    tensors = load_file(folder / "model.safetensors")
-    return {name: value for name, value in tensors.items() if not name.startswith("training_head.")}
-
-
-def changes(start: Path, folder: Path) -> set[str]:
-    """The names of the weights that training has changed."""
-    before, after = weights(start), weights(folder)
-    assert before.keys() == after.keys()
-    return {name for name in after if not torch.equal(after[name], before[name].to(after[name].dtype))}
-
-
-def history(folder: Path, name: str = "loss") -> list[dict[str, float]]:
-    """The entries of the log that have a value with this name."""
-    state = json.loads((last_checkpoint(folder) / "trainer_state.json").read_text())
-    return [entry for entry in state["log_history"] if name in entry]
-
-
-# A finished run
-
-
-TRAINED = "--num_train_epochs 2 --learning_rate 2e-3 --questions_per_image 8"
-
-
-@pytest.fixture(scope="module")
-def trained(start, tmp_path_factory) -> Path:
-    """The folder of a finished run of two epochs with two steps each; tests must not change it."""
-    folder = tmp_path_factory.mktemp("trained")
-    learn(start, folder, TRAINED)
-    return folder
-
-
-def test_training_and_evaluations_are_logged(trained):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    evaluations, steps = history(trained, "eval_balanced_accuracy"), history(trained)
-    assert [entry["step"] for entry in evaluations] == [0, 2, 4] and len(steps) == 4
-    assert all(entry["eval_words"] == pytest.approx(math.exp(entry["eval_answer_loss"])) for entry in evaluations)
-    assert evaluations[2]["eval_answer_loss"] < evaluations[0]["eval_answer_loss"]
-    assert steps[3]["answer_loss"] < steps[0]["answer_loss"]
-    assert all(max(entry[f"{name}_loss"] for entry in steps) > 0 for name in set(LOSSES) - {"agreement"})  # few pairs
-    assert 0 <= steps[0]["yes_no_accuracy"] <= 1 and steps[0]["words"] > 1
-    [events] = (trained / "runs").rglob("events.out.tfevents.*")
-    assert {"train/words", "eval/words"} <= set(EventAccumulator(str(events)).Reload().Tags()["scalars"])
+# The finished folder
 
 
 @pytest.mark.slow
-def test_the_finished_folder_loads_by_itself(start, trained):
-    assert {name.split(".")[1] for name in changes(start, trained)} == {"vision_tower", "projector", "text_model"}
-    assert load_file(trained / "model.safetensors").keys() == weights(start).keys()  # without the training head
-    torch.testing.assert_close(dict(load_training_head(trained).state_dict()), load_file(trained / HEAD_FILE))
-    assert load_training_head(start) is None
-    assert json.loads((trained / "config.json").read_text())["use_cache"]
-    assert TrafficVLMProcessor.from_pretrained(trained).image_processor.size["height"] == 64
-    check_loading(trained)
-
-
-def test_another_run_in_the_same_folder_is_refused(start, trained):
-    """It would resume from the last checkpoint of that run, train nothing, and save the old weights as its own."""
-    message = refuse(start, trained, f"{TRAINED} --presence_weight 2 --seed 7")
-    assert f"{trained} holds something else (presence_weight: 1.0 before, 2.0 now; seed: 42 before, 7 now)" in message
-
-
-def test_images_that_were_held_back_are_not_trained_on_later(start, tmp_path):
-    mine, out = own_folder(tmp_path / "mine", images=20), tmp_path / "out"
-    learn(start, out, f"--train_dataset {mine} --max_steps 1 --metric_for_best_model accuracy")
-    message = refuse(start, out, f"--train_dataset {mine} --max_steps 2 {NO_EVAL}")
-    assert "holds_back_images: True before, False now" in message
-
-
-def test_the_best_checkpoint_is_judged_and_pushed_to_the_hub_with_its_card(start, tmp_path, hub, capsys, monkeypatch):
-    monkeypatch.setattr("traffic_vlm.training.hub.check_loading", lambda staged: None)
+def test_a_run_is_logged_judged_and_pushed_and_its_folder_loads_by_itself(start, tmp_path, hub, capsys):
+    """The checkpoint with the highest loss counts as the best here: the first one, not the last."""
     start, out = shutil.copytree(start, tmp_path / "start"), tmp_path / "out"
     for name in ("README.md", "LICENSE_WEIGHTS.md"):
         shutil.copy(ROOT / name, start)
-    best_loss = "--metric_for_best_model answer_loss --greater_is_better false --save_total_limit 9"
-    push = "--push_to_hub true --hub_model_id me/tuned"
-    learn(start, out, f"--learning_rate 0.3 --num_train_epochs 3 --images_per_epoch 4 {best_loss} {push}")
-    logged = history(out, "eval_answer_loss")
-    best = min(logged[1:], key=lambda entry: entry["eval_answer_loss"])
-    assert best is not logged[-1] and not changes(out / f"checkpoint-{best['step']}", out)
-    before, after = (f"{entry['eval_balanced_accuracy']:.3f}" for entry in (logged[0], best))
-    assert f"balanced accuracy {before} before, {after} after" in capsys.readouterr().out
+    options = "--num_train_epochs 2 --learning_rate 2e-3 --questions_per_image 8 --save_total_limit 9"
+    best = "--metric_for_best_model answer_loss --greater_is_better true"
+    learn(start, out, f"{options} {best} --push_to_hub true --hub_model_id me/tuned")
+
+    evaluations, steps = history(out, "eval_answer_loss"), history(out)
+    losses = [entry["eval_answer_loss"] for entry in evaluations]
+    assert [entry["step"] for entry in evaluations] == [0, 2, 4] and losses == sorted(losses, reverse=True)
+    assert [entry["eval_words"] for entry in evaluations] == pytest.approx([math.exp(loss) for loss in losses])
+    assert steps[3]["answer_loss"] < steps[0]["answer_loss"] and 0 <= steps[0]["yes_no_accuracy"] <= 1
+    assert all(max(entry[f"{name}_loss"] for entry in steps) > 0 for name in set(LOSSES) - {"agreement"})  # few pairs
+    assert list((out / "runs").rglob("events.out.tfevents.*"))
+
+    assert not changes(out / "checkpoint-2", out) and changes(out / "checkpoint-4", out)
+    assert {name.split(".")[1] for name in changes(start, out)} == PARTS
+    saved, prefix = load_file(out / "checkpoint-2" / "model.safetensors"), "training_head.head."
+    for name, value in load_training_head(out).state_dict().items():
+        assert torch.equal(saved[prefix + name], value), name
+    assert json.loads((out / "config.json").read_text())["use_cache"]
+
+    before, after = (f"{entry['eval_balanced_accuracy']:.3f}" for entry in evaluations[:2])
+    printed = capsys.readouterr().out
+    assert f"balanced accuracy {before} before, {after} after" in printed
+    assert "ok: the folder loads in a new process and answers a question" in printed
     [(repo_id, pushed)] = hub.commits
-    assert repo_id == "me/tuned"
+    assert repo_id == "me/tuned" and not any("checkpoint" in name or "optimizer" in name for name in pushed)
     for name in ("model.safetensors", "README.md", "LICENSE_WEIGHTS.md"):
         assert pushed[name] == (out / name).read_bytes()
     card = pushed["README.md"].decode()
-    assert "Fine-tuned from `start" in card and f"| balanced_accuracy | {before} | {after} |" in card
-    assert "license_link: LICENSE_WEIGHTS.md" in card
-    assert not any("checkpoint" in name or "optimizer" in name for name in pushed)
+    assert "Fine-tuned from `start` on `synthetic`, 4 steps" in card and "license_link: LICENSE_WEIGHTS.md" in card
+    assert f"| balanced_accuracy | {before} | {after} |" in card
 
 
 def test_a_card_has_the_license_of_the_base_and_hand_written_cards_are_kept(tmp_path):
+    def card(folder, base):
+        write_card(folder, base, ["runs/a", "runs/b"], 20, "Better.", {}, {})
+        return (folder / "README.md").read_text()
+
     for base in (None, "somebody/traffic-vlm", str(ROOT)):  # a license that cannot be read is not guessed
-        write_card(tmp_path, base, ["runs/a", "runs/b"], 20, "Better.", {}, {})
-        card = (tmp_path / "README.md").read_text()
-        assert "on `a`, `b`, 20 steps" in card and "Better." in card
-        assert ("Trained from scratch" in card) == (base is None)
-        assert ("not-chosen-yet" in card) == (base != str(ROOT)) == (not (tmp_path / "LICENSE_WEIGHTS.md").exists())
+        text = card(tmp_path, base)
+        assert ("Trained from scratch on `a`, `b`, 20 steps" in text) == (base is None)
+        assert ("not-chosen-yet" in text) == (base != str(ROOT)) == (not (tmp_path / "LICENSE_WEIGHTS.md").exists())
     base = tmp_path / "base"
     base.mkdir()
     for head in (b"license: [mit", b"license: mit\nlicense_link:", b"- mit", b"\xff", b"license_link: ../README.md"):
         (base / "README.md").write_bytes(b"---\n" + head + b"\n---\n")  # a broken card must not make a run fail
-        write_card(tmp_path / "tuned", str(base), ["runs/a"], 20, "Better.", {}, {})
-        assert MARK in (tmp_path / "tuned/README.md").read_text()
-    write_card(base, None, ["runs/a"], 20, "Better.", {}, {})
-    assert MARK not in (base / "README.md").read_text()
+        assert MARK in card(tmp_path / "tuned", str(base))
+    assert MARK not in card(base, None)
 
 
 # Ways to train
 
 
-@pytest.mark.slow
-def test_weights_are_averaged_over_all_steps_and_a_resumed_run_equals_an_uninterrupted_one(start, tmp_path):
-    epochs = "--num_train_epochs 3 --images_per_epoch 4 --save_total_limit 3 --dataloader_num_workers 1"
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_resumed_run_equals_an_uninterrupted_one_and_averages_all_steps(start, tmp_path, workers):
+    epochs = f"--num_train_epochs 3 --images_per_epoch 4 --save_total_limit 3 --dataloader_num_workers {workers}"
     options = f"{epochs} --average_decay 0.2 {NO_EVAL}"
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     learn(start, whole, options)
@@ -203,6 +111,8 @@ def test_weights_are_averaged_over_all_steps_and_a_resumed_run_equals_an_uninter
     shutil.copytree(whole, stopped)
     (stopped / "model.safetensors").unlink()
     (stopped / "checkpoint-3" / "trainer_state.json").unlink()  # as if killed before the last file was written
+    message = refuse(start, stopped, f"{options} --presence_weight 2 --seed 7")
+    assert f"{stopped} holds something else (presence_weight: 1.0 before, 2.0 now; seed: 42 before, 7 now)" in message
     learn(start, stopped, options)
     assert not changes(whole, stopped)
     paths = [folder / "checkpoint-3" / "trainer_state.json" for folder in (whole, stopped)]
@@ -223,7 +133,7 @@ def test_bfloat16_checkpointing_accumulation_and_label_smoothing_train(start, tm
     """Without --use_cpu, which the library asks for."""
     options = "--bf16 --use_cpu false --gradient_checkpointing true --save_dtype bfloat16 --num_train_epochs 1"
     learn(start, tmp_path, f"{options} --gradient_accumulation_steps 2 --label_smoothing_factor 0.1 {NO_EVAL}")
-    assert {name.split(".")[1] for name in changes(start, tmp_path)} == {"vision_tower", "projector", "text_model"}
+    assert {name.split(".")[1] for name in changes(start, tmp_path)} == PARTS
     assert "better is not known: it was not evaluated." in capsys.readouterr().out
     dtypes = [{value.dtype for value in weights(folder).values()} for folder in (tmp_path, tmp_path / "checkpoint-1")]
     assert dtypes == [{torch.bfloat16, torch.int64}, {torch.float32, torch.int64}]
@@ -231,7 +141,7 @@ def test_bfloat16_checkpointing_accumulation_and_label_smoothing_train(start, tm
     assert len(modes) == 1  # that of files made by `open`
 
 
-def test_lora_keeps_its_adapter_beside_the_merged_weights(start, tmp_path):
+def test_lora_trains_the_decoder_and_keeps_its_adapter_beside_the_merged_weights(start, tmp_path):
     learn(start, tmp_path, f"--lora_rank 2 {ONE_STEP}")
     changed = changes(start, tmp_path)
     assert changed and all(name.startswith("model.text_model.layers") for name in changed)
@@ -249,64 +159,58 @@ def test_convolution_blocks_can_be_frozen(start, blocks, frozen):
     assert all(weight.requires_grad for weight in tower.layers.parameters())
 
 
-def test_a_compiled_decoder_has_the_same_losses(start, processor, monkeypatch):
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # what traces, without C++
-    options = {"model_name_or_path": str(start), "hidden_dropout": 0.0}
-    models = [prepare_model(ModelOptions(**options, compile_decoder=given))[0] for given in (False, True)]
-    for text in ("Is there a car?", "Is there a car on the left?"):
-        inputs = processor(text=text, suffix="yes", return_tensors="pt")
-        losses = [model(pixel_values=torch.zeros(1, 3, 64, 64), **inputs).loss for model in models]
-        close(losses[1], losses[0])
-        for loss in losses:
-            loss.backward()
-    plain, compiled = ({name: weight.grad for name, weight in model.named_parameters()} for model in models)
-    torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-5)
+def test_a_compiled_decoder_has_the_same_gradients(start, processor, monkeypatch):
+    compiled, gradients = [], []
+    backend = lambda graph, inputs: compiled.append(graph) or graph  # noqa: E731 (traces, and needs no C++)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    for wanted in (False, True):
+        options = ModelOptions(model_name_or_path=str(start), hidden_dropout=0.0, compile_decoder=wanted)
+        model, _ = prepare_model(options)
+        for text in ("Is there a car?", "Is there a car on the left?"):
+            inputs = processor(text=text, suffix="yes", return_tensors="pt")
+            model(pixel_values=torch.zeros(1, 3, 64, 64), **inputs).loss.backward()
+        gradients.append({name: weight.grad for name, weight in model.named_parameters()})
+        assert bool(compiled) == wanted
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-5)
 
 
 # What training starts from
 
 
-@pytest.fixture(scope="module")
-def towers(tmp_path_factory) -> list[Path]:
-    """Folders as train_tower.py writes them, with tokens of 24 numbers, which the tiny decoder reads, and of 32."""
-    folders = []
-    for width in (24, 32):
-        torch.manual_seed(width)
-        fields = TINY_TOWER | {"hidden_size": width, "neck": "depthwise", "neck_width": 16}
-        folders.append(tmp_path_factory.mktemp("tower"))
-        TrafficVLMVisionModel(TrafficVLMVisionConfig(**fields)).save_pretrained(folders[-1])
-        save_training_head(QueryHead(width), folders[-1])
-    return folders
+def save_tower(folder, width):
+    """A folder as train_tower.py writes it, with tokens of this width. The tiny decoder reads 24 numbers."""
+    fields = TINY_TOWER | {"hidden_size": width, "neck": "depthwise", "neck_width": 16}
+    TrafficVLMVisionModel(TrafficVLMVisionConfig(**fields)).save_pretrained(folder)
+    save_training_head(QueryHead(width), folder)
+    return folder
 
 
-def test_a_decoder_continues_on_another_tower_that_is_frozen(start, towers, tmp_path, capsys):
-    learn(start, tmp_path / "out", f"--vision_tower {towers[0]} --image_size 64 --freeze_vision true {ONE_STEP}")
+def test_training_starts_from_a_tower_and_its_head_and_can_freeze_it(start, tmp_path, capsys):
+    folder, wide = save_tower(tmp_path / "tower", 24), save_tower(tmp_path / "wide", 32)
+    model, processor = prepare_model(ModelOptions(vision_tower=str(folder), image_size=64))  # from scratch
+    tower, head = model.model.vision_tower, model.training_head["head"]
+    torch.testing.assert_close(dict(tower.state_dict()), weights(folder))
+    torch.testing.assert_close(dict(head.state_dict()), load_file(folder / HEAD_FILE))
+    assert tower.dtype == torch.float32  # in bfloat16 small updates would vanish
+    assert model.config.vision_config.image_size == processor.image_processor.size["height"] == 64
+
+    learn(start, tmp_path / "out", f"--vision_tower {folder} --image_size 64 --freeze_vision true {ONE_STEP}")
     printed = capsys.readouterr().out
-    assert f"{towers[0]}, new to its decoder." in printed and " the model with the new tower" in printed
-    before, after = weights(start), weights(tmp_path / "out")
-    prefix = "model.vision_tower."
-    for name, value in weights(towers[0]).items():
+    assert f"{folder}, new to its decoder." in printed and " the model with the new tower" in printed
+    before, after, prefix = weights(start), weights(tmp_path / "out"), "model.vision_tower."
+    for name, value in weights(folder).items():
         assert torch.equal(after[prefix + name], value), name
     decoder = [name for name in before if not name.startswith(prefix)]
     assert 0 < max((after[name] - before[name]).abs().max() for name in decoder) < 0.1
-    message = refuse(start, tmp_path / "other", f"--vision_tower {towers[1]}")
+    message = refuse(start, tmp_path / "other", f"--vision_tower {wide}")
     assert "gives tokens of 32 numbers, the decoder reads 24" in message
-
-
-def test_training_from_scratch_starts_from_a_tower_and_its_head_at_another_image_size(towers):
-    model, _ = prepare_model(ModelOptions(vision_tower=str(towers[0]), image_size=64))
-    tower, head = model.model.vision_tower, model.training_head["head"]
-    torch.testing.assert_close(dict(tower.state_dict()), weights(towers[0]))
-    torch.testing.assert_close(dict(head.state_dict()), load_file(towers[0] / HEAD_FILE))
-    assert tower.dtype == torch.float32  # in bfloat16 small updates would vanish
-    assert model.config.vision_config.image_size == 64
 
 
 def test_a_tower_of_transformers_with_a_class_token_and_its_own_normalization(start, tmp_path):
     sizes = {"hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
     tower = CLIPVisionModel(CLIPVisionConfig(**sizes, image_size=64, patch_size=16))
     tower.save_pretrained(tmp_path / "tower")
-    assert read_normalization(str(tmp_path / "tower")) == read_normalization(None) == {}
+    assert read_normalization(str(tmp_path / "tower")) == {}
     CLIPImageProcessor().save_pretrained(tmp_path / "tower")
     model, processor = prepare_model(ModelOptions(vision_tower=str(tmp_path / "tower")))
     assert processor.image_processor.image_mean == pytest.approx([0.481, 0.458, 0.408], abs=1e-3)
@@ -315,20 +219,17 @@ def test_a_tower_of_transformers_with_a_class_token_and_its_own_normalization(st
     assert {"presence_loss", "grounding_loss"} <= history(tmp_path / "out")[0].keys()
 
 
+def test_weights_and_heads_that_do_not_fit_are_refused(start, tmp_path):
+    for name, tensors, message in (
+        ("model.safetensors", weights(start) | {"model.projector.bias": torch.zeros(5)}, "another shape of model.pro"),
+        (HEAD_FILE, QueryHead(24, num_categories=3).state_dict(), "does not fit the 75 categories"),
+    ):
+        damaged = shutil.copytree(start, tmp_path / name)
+        save_file(tensors, damaged / name, {"format": "pt"})
+        assert message in refuse(damaged, tmp_path / "out")
+
+
 # Data
-
-
-def own_folder(folder: Path, answer: str = "yes", images: int = 8) -> Path:
-    """A folder of images with hand-written questions and answers. No two images are alike."""
-    folder.mkdir(parents=True)
-    rng, lines = np.random.default_rng(len(str(folder))), []
-    for index in range(images):
-        cells = Image.fromarray(rng.integers(0, 255, (8, 9, 3), np.uint8))
-        cells.resize((90, 80), Image.Resampling.NEAREST).save(folder / f"{index}.png")
-        line = {"file_name": f"{index}.png", "questions": ["Is there a bus?", "What color is it?"]}
-        lines.append(json.dumps(line | {"answers": [answer, "red"] if index % 2 else ["no", "blue"]}))
-    (folder / "metadata.jsonl").write_text("\n".join(lines))
-    return folder
 
 
 def test_own_questions_are_trained_and_repeated_images_are_named(start, tmp_path, capsys):
@@ -347,6 +248,24 @@ def test_own_questions_are_trained_and_repeated_images_are_named(start, tmp_path
     assert "has the splits train, val" in refuse(start, tmp_path / "no", f"--eval_dataset {tmp_path / 'mine'}")
 
 
+def test_images_that_were_held_back_are_not_trained_on_later(start, tmp_path):
+    mine, out = own_folder(tmp_path / "mine", images=20), tmp_path / "out"
+    learn(start, out, f"--train_dataset {mine} --max_steps 1 --metric_for_best_model accuracy")
+    message = refuse(start, out, f"--train_dataset {mine} --max_steps 2 {NO_EVAL}")
+    assert "holds_back_images: True before, False now" in message
+
+
+def test_a_tenth_is_held_back_for_evaluation(tmp_path):
+    mine, scenes = load_rows([own_folder(tmp_path / "mine", images=60)]), SyntheticRows()
+    twin = load_rows([own_folder(tmp_path / "twin", images=60)]).select(range(20, 60))  # 40 images of `mine`
+    (kept, whole, others), evaluated, note = split_for_evaluation([mine, scenes, twin], [], 24)
+    assert (len(kept), len(others), len(evaluated)) == (54, 36, 10) and whole is scenes
+    assert "10 images, 10 %, are held back for evaluation, with all their near-duplicates." in note
+    assert not {row["image_id"] for row in evaluated} & {*kept["image_id"], *others["image_id"]}
+    _, _, note = split_for_evaluation([mine.select([0] * 20)], [], 24)
+    assert "but for 2 of folders in which all images look alike" in note
+
+
 def test_own_questions_are_checked(start, tmp_path):
     zebras, long = own_folder(tmp_path / "zebras", "zebra"), own_folder(tmp_path / "long", "car " * 130)
     one, none = (own_folder(tmp_path / name, images=1) for name in ("one", "none"))
@@ -359,17 +278,6 @@ def test_own_questions_are_checked(start, tmp_path):
         (f"--eval_dataset {none}", "none of the 1 evaluation images has a question"),
     ):
         assert message in refuse(start, tmp_path / "out", options)
-
-
-def test_a_tenth_is_held_back_for_evaluation(tmp_path):
-    mine, scenes = load_rows([own_folder(tmp_path / "mine", images=60)]), SyntheticRows()
-    twin = load_rows([own_folder(tmp_path / "twin", images=60)]).select(range(20, 60))  # 40 images of `mine`
-    (kept, whole, others), evaluated, note = split_for_evaluation([mine, scenes, twin], [], 24)
-    assert (len(kept), len(others), len(evaluated)) == (54, 36, 10) and whole is scenes
-    assert "10 images, 10 %, are held back for evaluation, with all their near-duplicates." in note
-    assert not {row["image_id"] for row in evaluated} & {*kept["image_id"], *others["image_id"]}
-    _, _, note = split_for_evaluation([mine.select([0] * 20)], [], 24)
-    assert "but for 2 of folders in which all images look alike" in note
 
 
 # Losses
@@ -442,20 +350,21 @@ def test_no_step_waits_for_a_gpu_on_which_pixels_are_normalized(start, tmp_path,
 # Errors
 
 
-def test_a_full_disk_is_an_error_and_keeps_the_last_checkpoint(start, trained, tmp_path, run_script, capsys):
-    out = shutil.copytree(trained, tmp_path / "out")
-    (out / "model.safetensors").unlink()
-    options = f"{TRAINED} --num_train_epochs 3 {NO_EVAL} --save_total_limit 1 --report_to none"
+def test_a_full_disk_is_an_error_and_keeps_the_last_checkpoint(start, tmp_path, run_script, capsys):
+    options = f"--images_per_epoch 4 --report_to none --save_total_limit 1 {NO_EVAL} --num_train_epochs"
+    learn(start, tmp_path, f"{options} 1")
+    kept = weights(tmp_path / "checkpoint-1")
+    (tmp_path / "model.safetensors").unlink()
     _, largest = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (400 << 10, largest))  # bytes, less than the optimizer's state
     try:
-        run_script("train.py", *command(start, out, options), status=2)
+        run_script("train.py", *command(start, tmp_path, f"{options} 2"), status=2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
     errors = capsys.readouterr().err
     assert "a file could not be written, the disk is full or" in errors and "the same command resumes" in errors
-    assert last_checkpoint(out) == out / "checkpoint-4" and not changes(trained / "checkpoint-4", out / "checkpoint-4")
-    assert not (out / "model.safetensors").exists()
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-1" and not (tmp_path / "model.safetensors").exists()
+    torch.testing.assert_close(weights(tmp_path / "checkpoint-1"), kept)
 
 
 def test_nan_stops_training_before_a_checkpoint_is_written(start, tmp_path, monkeypatch):
@@ -475,16 +384,6 @@ def test_nan_stops_training_before_a_checkpoint_is_written(start, tmp_path, monk
     assert all(weight.isfinite().all() for weight in weights(tmp_path).values())
     with pytest.raises(FloatingPointError, match="the loss is"):
         learn(start, tmp_path / "diverged", f"--learning_rate 1e30 --max_grad_norm 0 --max_steps 4 {NO_EVAL}")
-
-
-def test_weights_and_heads_that_do_not_fit_are_refused(start, tmp_path):
-    for name, tensors, message in (
-        ("model.safetensors", weights(start) | {"model.projector.bias": torch.zeros(5)}, "another shape of model.pro"),
-        (HEAD_FILE, QueryHead(24, num_categories=3).state_dict(), "does not fit the 75 categories"),
-    ):
-        damaged = shutil.copytree(start, tmp_path / name)
-        save_file(tensors, damaged / name, {"format": "pt"})
-        assert message in refuse(damaged, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

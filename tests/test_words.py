@@ -6,9 +6,9 @@ import random
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_train import NO_EVAL, learn, own_folder, refuse
 from tokenizers import Tokenizer
 
+from runs import NO_EVAL, learn, own_folder, refuse
 from tiny import ROOT, save_folder, tiny_model
 from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.questions import ask
