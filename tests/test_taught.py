@@ -1,7 +1,6 @@
 """Taught words: counted in training, judged by evaluation, saved in processor_config.json."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -9,8 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tiny import ROOT, TINY_TEXT, TINY_TOWER, load_script, save_folder
-from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
+from tiny import ROOT, load_script
 from traffic_vlm.evaluation.taught import asked_often, update_taught, word_gains
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
@@ -20,9 +18,6 @@ from traffic_vlm.training.collator import SupervisedCollator
 
 def taught(photographs: str = "", rendered: str = "") -> dict[str, list[str]]:
     return {"photographs": photographs.split(), "rendered": rendered.split()}
-
-
-# --- the lists in the processor ---
 
 
 def test_untaught_words_are_reported_like_unknown_ones(tmp_path):
@@ -48,16 +43,11 @@ def test_untaught_words_are_reported_like_unknown_ones(tmp_path):
             TrafficVLMProcessor(processor.image_processor, processor.tokenizer, taught=lists)
 
 
-# --- counts of training ---
-
-
 def test_words_are_counted_once_a_question_by_source_and_answer(processor):
+    questions = {"x": ["Is there a car or a car?", "What color is the bus?"], "synthetic": ["A car?"]}
+    answers = {"x": ["yes", "red"], "synthetic": ["no"]}
     image = Image.new("RGB", (40, 40))
-    asked = {"x": {"Is there a car or a car?": "yes", "What color is the bus?": "red"}, "synthetic": {"A car?": "no"}}
-    rows = [
-        {"image": image, "source": name, "questions": [*some], "answers": [*some.values()]}
-        for name, some in asked.items()
-    ]
+    rows = [{"image": image, "source": x, "questions": questions[x], "answers": answers[x]} for x in questions]
     counts = SupervisedCollator(processor, training=False)(rows)["word_counts"]
     of = dict(zip(processor.tokenizer.convert_ids_to_tokens(range(500)), counts.tolist()))
     assert of["car"] == [[1, 0, 0], [0, 1, 0]] and of["bus"] == of["color"] == [[0, 0, 1], [0, 0, 0]]
@@ -80,31 +70,30 @@ def test_words_asked_often_had_different_answers(processor):
     assert asked_often(counts, processor.tokenizer) == {"car": "photographs", "bus": "rendered", "van": "rendered"}
 
 
-# --- the rule ---
-
-
 @pytest.mark.parametrize(
-    ("gain", "was_taught", "is_taught"),
+    ("before", "kind", "gain", "after"),
     [
-        (None, True, True),  # too few questions to tell
-        (None, False, True),
-        (0.11, False, True),
-        (0.05, False, False),
-        (0.05, True, True),
-        (0.0, True, False),
+        (None, "rendered", None, "rendered"),  # None: too few questions to tell
+        (None, "rendered", 0.05, None),
+        (None, "rendered", 0.11, "rendered"),  # more than two standard errors of 0.05
+        (None, "photographs", 0.11, "photographs"),
+        ("rendered", "rendered", None, "rendered"),
+        ("rendered", "rendered", 0.05, "rendered"),
+        ("rendered", "rendered", 0.0, None),
+        ("rendered", "photographs", 0.05, "photographs"),
+        ("photographs", "rendered", 0.05, "photographs"),  # they count more than rendered scenes
+        ("photographs", "rendered", 0.0, None),
+        ("photographs", None, 0.0, "photographs"),  # it was not asked often
     ],
 )
-def test_a_word_that_was_asked_often_has_a_new_standing(gain, was_taught, is_taught):
+def test_a_word_that_was_asked_often_has_a_new_standing(before, kind, gain, after):
+    def lists(standing):  # of "bus"; "car" is not asked
+        words = {"photographs": ["car"], "rendered": []}
+        return {name: ["bus", *known] if name == standing else known for name, known in words.items()}
+
+    asked = {"bus": kind} if kind else {}
     gains = {} if gain is None else {"bus": {"gain": gain, "error": 0.05}}
-    before = taught("car bus" if was_taught else "car")
-    assert update_taught(before, {"bus": "photographs"}, gains)["photographs"] == ["bus", "car"][not is_taught :]
-    assert update_taught(before, {}, gains) == {kind: sorted(words) for kind, words in before.items()}
-
-
-def test_photographs_count_more_than_rendered_scenes():
-    before = taught("car", "cone dog")
-    asked = {"car": "rendered", "cone": "photographs", "dog": "rendered", "cow": "rendered"}
-    assert update_taught(before, asked, {}) == taught("car cone", "cow dog")
+    assert update_taught(lists(before), asked, gains) == lists(after)
     assert update_taught({}, {"car": "photographs"}, {}) == taught("car")
 
 
@@ -133,36 +122,23 @@ def test_a_larger_evaluation_renews_the_standing_and_nothing_else(tmp_path):
     assert after | {"taught": 0} == before | {"taught": 0}
 
 
-# --- training ---
-
-
-def yolo_folder(folder: Path) -> Path:
-    """A folder of 20 images with boxes of buses and cars, as somebody might have one."""
-    for index in range(20):
-        image, label = folder / f"images/train/{index}.png", folder / f"labels/train/{index}.txt"
-        for path in (image, label):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (80, 60), (10 * index, 0, 0)).save(image)
-        label.write_text(f"{index % 2} 0.5 0.5 0.3 0.4\n")
-    (folder / "data.yaml").write_text("train: images/train\nnames: [bus, car]\n")
-    return folder
-
-
-def test_known_words_stay_known_after_a_short_training(tmp_path, run_script, monkeypatch):
-    """README's own flow: a dataset of one's own, a training from the shipped weights, a question."""
+def test_known_words_stay_known_after_a_short_training(start, tmp_path, run_script, monkeypatch):
+    """README's own flow: a dataset of one's own, here in YOLO's format, a training, a question."""
     monkeypatch.setattr("traffic_vlm.evaluation.taught.MIN_ASKED", 5)
-    torch.manual_seed(0)
-    model = TrafficVLMForConditionalGeneration(TrafficVLMConfig(TINY_TOWER | {"image_size": 64}, TINY_TEXT))
-    start, mine = save_folder(model, tmp_path / "start"), tmp_path / "mine"
-    source = yolo_folder(tmp_path / "city")
-    run_script("make_dataset.py", "--source", source, "--output_dir", mine, "--num_workers", "1")
-    options = ("--model_name_or_path", start, "--train_dataset", mine, "--output_dir", tmp_path / "out")
+    city, mine, out = tmp_path / "city", tmp_path / "mine", tmp_path / "out"
+    images, labels = city / "images/train", city / "labels/train"
+    images.mkdir(parents=True)
+    labels.mkdir(parents=True)
+    (city / "data.yaml").write_text("train: images/train\nnames: [bus, car]\n")
+    for index in range(20):
+        Image.new("RGB", (80, 60), (10 * index, 0, 0)).save(images / f"{index}.png")
+        (labels / f"{index}.txt").write_text(f"{index % 2} 0.5 0.5 0.3 0.4\n")
+    run_script("make_dataset.py", "--source", city, "--output_dir", mine, "--num_workers", "1")
+    options = ("--model_name_or_path", start, "--train_dataset", mine, "--output_dir", out)
     run_script("train.py", *options, *"--num_train_epochs 1 --images_per_epoch 32 --report_to none --use_cpu".split())
-    pipe = TrafficVLMPipeline(
-        model=TrafficVLMForConditionalGeneration.from_pretrained(tmp_path / "out"),
-        processor=TrafficVLMProcessor.from_pretrained(tmp_path / "out"),
-    )
+    processor = TrafficVLMProcessor.from_pretrained(out)
+    pipe = TrafficVLMPipeline(TrafficVLMForConditionalGeneration.from_pretrained(out), processor=processor)
     questions = ["Is there a bus?", "Is the light red?", "Is there a pothole?"]
     bus, light, pothole = pipe(Image.new("RGB", (80, 60)), questions)
     assert "untaught_words" not in bus | light and pothole["untaught_words"] == ["pothole"]
-    assert not pipe.processor.own_questions
+    assert not processor.own_questions
