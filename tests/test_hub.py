@@ -41,14 +41,8 @@ def folder(saved, tmp_path):
     return shutil.copytree(saved, tmp_path / "model")
 
 
-@pytest.fixture
-def no_loading(monkeypatch):
-    """Skip the check that starts a process."""
-    monkeypatch.setattr("traffic_vlm.training.hub.check_loading", lambda staged: None)
-
-
-@pytest.mark.usefixtures("no_loading")
-def test_the_script_uploads_the_listed_files_in_one_commit_and_none_in_a_dry_run(saved, hub, run_script, capsys):
+def test_the_script_uploads_the_listed_files_in_one_commit(saved, hub, run_script, capsys, monkeypatch):
+    monkeypatch.setattr("traffic_vlm.training.hub.check_loading", lambda staged: None)  # it starts a process
     run_script("push_to_hub.py", "me/model", "--model", saved, "--dry-run")
     printed = capsys.readouterr().out
     assert f"{(saved / 'model.safetensors').stat().st_size:,}  model.safetensors" in printed
@@ -64,8 +58,8 @@ def test_the_script_uploads_the_listed_files_in_one_commit_and_none_in_a_dry_run
 
 def test_card_licenses_and_docs_come_from_the_folder_of_the_card(folder):
     more = {"LICENSE_DATA.md", "docs/images/scene.png", "training_head.safetensors"}
+    (folder / "docs/images").mkdir(parents=True)
     for name in (*more, "notes.md"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("mine")
     files = collect_files(folder)
     assert files.keys() == EXPECTED - {".gitattributes"} | more
@@ -78,36 +72,30 @@ def test_card_licenses_and_docs_come_from_the_folder_of_the_card(folder):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "message"),
+    ("name", "old", "new", "message"),
     [
-        ("tokenizer.json", None, "has no tokenizer.json"),
-        ("README.md", "# No metadata\n", "README.md: the metadata have no license, library_name, pipeline_tag, tags"),
-        ("README.md", CARD.replace("license: mit", "license: [mit"), "README.md: the metadata cannot be read: .*pars"),
-        ("README.md", CARD.replace("mit", 'other\nlicense_link: "A.md"'), "names A.md, which is not among the files"),
+        ("tokenizer.json", None, "", "has no tokenizer.json"),
+        ("README.md", CARD, "# Mine", "README.md: the metadata have no license, library_name, pipeline_tag, tags"),
+        ("README.md", "mit", "[mit", "README.md: the metadata cannot be read: .*pars"),
+        ("README.md", "mit", 'other\nlicense_link: "A.md"', "names A.md, which is not among the files"),
+        pytest.param(
+            *("config.json", '"num_hidden_layers": 2', '"num_hidden_layers": 3'),
+            "does not load in a new process: .*model.safetensors does not fit config.json: missing_keys .*layers.2",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
-@pytest.mark.usefixtures("no_loading")
-def test_a_missing_file_or_an_invalid_card_stops_the_upload(name, text, message, folder, hub):
-    (folder / name).unlink()
-    if text:
-        (folder / name).write_text(text)
+def test_an_incomplete_or_invalid_folder_is_not_uploaded(name, old, new, message, folder, hub):
+    if old is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text((folder / name).read_text().replace(old, new))
     with pytest.raises(PublishError, match=f"(?s){message}"):
         publish(folder, "me/model")
     assert not hub.mock_calls
 
 
-@pytest.mark.slow
-def test_a_folder_that_does_not_load_is_not_uploaded(folder, hub):
-    config = json.loads((folder / "config.json").read_text())
-    config["text_config"]["num_hidden_layers"] = 3
-    (folder / "config.json").write_text(json.dumps(config))
-    message = "does not load in a new process: .*model.safetensors does not fit config.json: missing_keys .*layers.2"
-    with pytest.raises(PublishError, match=message):
-        publish(folder, "me/model")
-    assert not hub.mock_calls
-
-
-def test_errors_of_the_hub_are_one_message(saved, hub, monkeypatch):
+def test_errors_of_the_hub_are_one_message(saved, hub, monkeypatch, tmp_path):
     hub.is_private["me/model"] = False
     with pytest.raises(PublishError, match="me/model exists and is public; nothing was uploaded"):
         push(saved, "me/model", private=True)
@@ -115,17 +103,13 @@ def test_errors_of_the_hub_are_one_message(saved, hub, monkeypatch):
     hub.create_commit.side_effect = ConnectionError("connection reset")
     with pytest.raises(PublishError, match="uploading to me/model failed: ConnectionError: connection reset"):
         push(saved, "model")
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
+    with pytest.raises(PublishError, match="log in with `hf auth login`, or set HF_TOKEN"):
+        push(saved, "me/model")
     monkeypatch.undo()
     with pytest.raises(PublishError, match="unset the `HF_HUB_OFFLINE`"):
         push(saved, "me/model", token="hf_test")
-
-
-@pytest.mark.usefixtures("no_loading")
-def test_without_a_token_the_script_says_how_to_log_in(saved, hub, run_script, monkeypatch, capsys, tmp_path):
-    monkeypatch.delenv("HF_TOKEN")
-    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
-    run_script("push_to_hub.py", "--model", saved, "me/model", status=2)
-    assert "log in with `hf auth login`, or set HF_TOKEN" in capsys.readouterr().err and not hub.mock_calls
 
 
 def test_a_page_becomes_a_static_space_and_an_incomplete_one_is_refused(tmp_path, hub, run_script, capsys):

@@ -37,35 +37,30 @@ def collate(processor):
 
 @pytest.mark.parametrize(("packed", "checkpointing"), [(True, False), (False, True)])
 def test_trainer_reduces_the_loss_and_saves_a_loadable_folder(packed, checkpointing, collate, processor, tmp_path):
-    options = {"gradient_checkpointing": checkpointing, "save_strategy": "steps", "save_steps": 24, "max_steps": 24}
-    options = arguments(tmp_path, **options)
+    options = arguments(tmp_path, gradient_checkpointing=checkpointing, save_strategy="steps", save_steps=12)
     trainer = Trainer(tiny_model(), options, partial(collate, packed=packed), frames(), processing_class=processor)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert losses[11] < 0.5 * losses[0]  # after 12 of 24 steps
-    assert trainer.model.lm_head.weight[0].abs().max() == 0
-    folder = tmp_path / "checkpoint-24"
+    assert losses[11] < 0.5 * losses[0]
+    folder = tmp_path / "checkpoint-12"
     model = AutoModel.from_pretrained(folder, trust_remote_code=True)
     loaded = AutoProcessor.from_pretrained(folder, trust_remote_code=True)
     inputs = loaded(images=[frames()[0]["image"]], text=[["Is it day?"]], packed=True, return_tensors="pt")
-    expected = trainer.model.eval().score_yes_no(**inputs)[0]
-    torch.testing.assert_close(model.score_yes_no(**inputs)[0], expected)
-    assert expected > 0.5
+    torch.testing.assert_close(model.score_yes_no(**inputs), trainer.model.eval().score_yes_no(**inputs))
 
 
 def test_accumulated_gradients_equal_one_large_batch(processor):
     """Answers of different lengths: the loss is divided by the labeled tokens of all batches (num_items_in_batch)."""
-    images = [row["image"] for row in frames(2)]
+    images, model = [row["image"] for row in frames(2)], tiny_model()
     text, suffix = ["Is it day?", "What is ahead?"], ["yes", "a red car and a bus"]
-    model = tiny_model()
     batch = processor(images=images, text=text, suffix=suffix, return_tensors="pt")
     model(**batch).loss.backward()
     expected = model.lm_head.weight.grad.clone()
     model.zero_grad()
     tokens = int((batch["labels"] != -100).sum())
-    for i in range(2):
-        part = processor(images=images[i], text=text[i], suffix=suffix[i], return_tensors="pt")
-        model(**part, num_items_in_batch=tokens).loss.backward()
+    for one in zip(images, text, suffix):
+        part = dict(zip(("images", "text", "suffix"), one))
+        model(**processor(**part, return_tensors="pt"), num_items_in_batch=tokens).loss.backward()
     torch.testing.assert_close(model.lm_head.weight.grad, expected, atol=1e-5, rtol=1e-4)
 
 
@@ -87,14 +82,14 @@ def test_lora_answers_the_same_after_its_adapter_is_loaded(processor, collate, t
 
 
 def test_label_smoothing_gives_the_loss_of_smoothed_answers(collate, tmp_path):
+    """The logit of [PAD] is far below all others: the loss must stay finite, and [PAD] hardly counts."""
     trainer = Trainer(tiny_model(), arguments(tmp_path, label_smoothing_factor=0.1), collate, frames(), frames(4))
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
-    batch = collate(frames(4))
-    logits = trainer.model.eval()(**batch).logits[:, :-1].detach()
+    after, batch = trainer.evaluate()["eval_loss"], collate(frames(4))
     learned = batch["labels"][:, 1:] != -100
-    logits, labels = logits[learned], batch["labels"][:, 1:][learned]
-    smoothed = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=0.1)
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(float(smoothed), rel=1e-4) and smoothed < before
-    without_pad = torch.nn.functional.cross_entropy(logits[:, 1:], labels - 1, label_smoothing=0.1)
-    assert smoothed == pytest.approx(float(without_pad), abs=0.03)
+    logits = trainer.model.eval()(**batch).logits[:, :-1][learned].detach()
+    labels = batch["labels"][:, 1:][learned]
+    cross_entropy = partial(torch.nn.functional.cross_entropy, label_smoothing=0.1)
+    assert after == pytest.approx(float(cross_entropy(logits, labels)), rel=1e-4) and after < before
+    assert after == pytest.approx(float(cross_entropy(logits[:, 1:], labels - 1)), abs=0.03)
