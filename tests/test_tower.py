@@ -281,7 +281,7 @@ def test_a_tower_learns_its_average_is_saved_and_a_resumed_run_has_the_same_resu
     trained = TowerModel(load_tower(str(whole / "tower")), load_training_head(whole / "tower"), 1)
     saved = trained.state_dict()
     torch.testing.assert_close({name: saved[name] for name in average}, average)
-    assert not torch.equal(average["head.bias"], last["head.bias"])
+    assert 0 < average["head.bias"].norm() < last["head.bias"].norm()  # it starts at 0, and the average follows
     images = TowerImages(Mixture([rows], None, 30, seed=1), ["highway"])
     batch = default_collate([images[index] for index in range(30)])
     with torch.no_grad():
