@@ -133,9 +133,13 @@ def test_rows_are_fitted_to_the_questions_and_the_loss_stays_the_same(processor)
     batch = collate([row | {"questions": q, "answers": a} for row, q, a in zip(rows, asked, answers)])
     assert len(collate.read(batch)) == 11 and batch["attention_mask"].float().mean() > 0.8
     del batch["targets"], batch["word_counts"]
+    options = {"packed": True, "row_tokens": "fit", "padding_side": "right"}
+    right = processor(images, asked, answers, return_tensors="pt", **options)
+    del right["question_spans"]
     model, alone = tiny_model(), processor(images, asked, answers, return_tensors="pt")
     with torch.no_grad():
-        assert model(**batch).loss.item() == pytest.approx(model(**alone).loss.item(), rel=1e-5)
+        expected = model(**alone).loss.item()
+        assert [model(**fitted).loss.item() for fitted in (batch, right)] == pytest.approx([expected] * 2, rel=1e-5)
 
 
 def test_hand_written_questions_are_all_drawn_in_time_neither_paraphrased_nor_mirrored(processor):
