@@ -14,8 +14,6 @@ from tiny import ROOT
 from traffic_vlm.data.formats import Problems, Record, check_sources, load_mapping, read_source
 from traffic_vlm.data.formats.drafting import draft_mapping
 from traffic_vlm.data.formats.mapping import LAYOUTS, SHIPPED, SourceMapping
-from traffic_vlm.data.ground_truth import GroundTruth
-from traffic_vlm.data.questions import enumerate_questions
 from traffic_vlm.data.scene import CLASSES, SceneObject
 from traffic_vlm.files import DataError
 from traffic_vlm.images_traffic_vlm import to_rgb
@@ -38,8 +36,9 @@ VALUES = {
     "state": {"from": "trafficLightColor", "values": {"G": "green", "NA": None}},
 }
 EXHAUSTIVE = frozenset({"car", "motorcycle", "pedestrian", "vehicle"})
+SIZE, BOX = (280, 140), [0, 0, 280, 140]
 BOM = b"\xef\xbb\xbf"
-NFC, NFD = "\u00e9", "e\u0301"
+NFC, NFD = "\u00e9", "e\u0301"  # two ways to write é in the name of a file
 
 
 def coco(*labels: tuple[str, Any], **more: Any) -> dict[str, Any]:
@@ -54,7 +53,12 @@ def coco(*labels: tuple[str, Any], **more: Any) -> dict[str, Any]:
     return {"images": images, "annotations": annotations, "categories": categories} | more
 
 
-def voc(*labels: Any, size: tuple[int, int] = (280, 140)) -> str:
+def named(name: Any) -> dict[str, Any]:
+    """COCO JSON of a car in an image that is written in this way."""
+    return coco(("Car", BOX), images=[{"id": 7, "file_name": name}])
+
+
+def voc(*labels: Any, size: tuple[int, int] = SIZE) -> str:
     """Pascal VOC XML of labels (class name, xmin, ymin, xmax, ymax, further XML)."""
     box = "<bndbox><xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax><ymax>{}</ymax></bndbox>"
     objects = [f"<object><name>{one[0]}</name>{box.format(*one[1:5])}{''.join(one[5:])}</object>" for one in labels]
@@ -63,6 +67,7 @@ def voc(*labels: Any, size: tuple[int, int] = (280, 140)) -> str:
 
 
 def frame(*labels: Any, **more: Any) -> dict[str, Any]:
+    """A frame of BDD100K."""
     return {"name": "a.jpg", "attributes": {"weather": "overcast"}, "labels": labels} | more
 
 
@@ -70,8 +75,6 @@ def bdd(category: str, *box: float, **attributes: Any) -> dict[str, Any]:
     return {"category": category, "box2d": dict(zip(("x1", "y1", "x2", "y2"), box)), "attributes": attributes}
 
 
-BOX = [0, 0, 280, 140]
-FRAMES = [json.dumps(frame(bdd("Car", *BOX), name=name), ensure_ascii=False) for name in ("a", "b\u2028")]
 XML, LINE, MASK = voc(("Car", 1, 1, 280, 140)), "0 0.5 0.5 1 1", np.ones((140, 280), np.uint8)
 FILES: dict[str, tuple[str, Any]] = {  # the label file of one car that fills the image
     "coco": ("labels.json", coco(("Car", BOX))),
@@ -83,32 +86,32 @@ FILES: dict[str, tuple[str, Any]] = {  # the label file of one car that fills th
 }
 
 
-def write(path: Path, content: Any) -> None:
-    """Write an image (array or size), text, bytes or JSON; None deletes the file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if content is None:
-        path.unlink()
-    elif isinstance(content, tuple):
-        Image.new("RGB", content).save(path)
-    elif isinstance(content, np.ndarray | Image.Image):
-        (content if isinstance(content, Image.Image) else Image.fromarray(content)).save(path)
-    elif isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        path.write_bytes((content if isinstance(content, str) else json.dumps(content)).encode())
+def write(folder: Path, files: dict[str, Any]) -> None:
+    """Write images (arrays, or sizes), texts, bytes or JSON; None deletes the file."""
+    for path, content in ((folder / name, content) for name, content in files.items()):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if content is None:
+            path.unlink(missing_ok=True)
+        elif isinstance(content, tuple):
+            Image.new("RGB", content).save(path)
+        elif isinstance(content, np.ndarray | Image.Image):
+            (content if isinstance(content, Image.Image) else Image.fromarray(content)).save(path)
+        elif isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            path.write_bytes((content if isinstance(content, str) else json.dumps(content)).encode())
 
 
 def source(folder: Path, format: str, files: dict[str, Any] | None = None, /, **keys: Any) -> SourceMapping:
     """Write a source with the image a.jpg, its label file, other files, and a mapping; return the mapping."""
-    for name, content in ({"images/a.jpg": (280, 140)} | dict([FILES[format]]) | (files or {})).items():
-        write(folder / name, content)
-    layout = {key: key for key in LAYOUTS[format]} | (
-        {"annotations": "labels.json"} if "js" in FILES[format][0] else {}
-    )
+    layout = {key: key for key in LAYOUTS[format]}
+    layout |= {"annotations": "labels.json"} if format in ("coco", "bdd100k") else {}
     raw = {"name": "test", "format": format, "splits": {"train": layout}, "classes": MEANINGS}
-    raw |= {"names": ["void", "Car", "man", "bench", "motor bike"] if format == "masks" else NAMES}
+    raw |= {"names": ["void", "Car", "man"]} if format == "masks" else {}
     raw |= {"exhaustive": sorted(EXHAUSTIVE)} | ({"values": VALUES} if format == "bdd100k" else {}) | keys
-    write(folder / "mapping.json", {key: value for key, value in raw.items() if value is not None})
+    written = {"images/a.jpg": SIZE, "mapping.json": {key: value for key, value in raw.items() if value is not None}}
+    written |= {"classes.txt": "\n".join(NAMES)} if format == "yolo" else {}
+    write(folder, written | dict([FILES[format]]) | (files or {}))
     return load_mapping(folder / "mapping.json")
 
 
@@ -124,56 +127,42 @@ def boxed(category: str, *box: float, **more: Any) -> SceneObject:
 # Input that is read
 
 
-def case(
-    format: str, content: Any, *objects: SceneObject, problem: str = "", uncertain: Any = (), files: Any = None
-) -> Any:
-    """A case of READ: the content of the label file; the objects, a counted problem, what is no longer exhaustive."""
-    return (
-        format,
-        {FILES[format][0]: content} | (files or {}),
-        list(objects),
-        {problem: 1} if problem else {},
-        uncertain,
-    )
-
-
-def named(name: Any) -> dict[str, Any]:
-    return coco(("Car", BOX), images=[{"id": 7, "file_name": name}])
+def case(format: str, files: dict[str, Any], *objects: SceneObject, problem: str = "", uncertain: Any = ()) -> Any:
+    """A case of READ: changed files; the objects, a counted problem, and what is no longer exhaustive."""
+    return format, files, list(objects), {problem: 1} if problem else {}, uncertain
 
 
 CAR, LEFT, RIGHT = boxed("car", *BOX), boxed("car", 0, 0, 140, 70), boxed("car", 140, 70, 280, 140)
-FILLED = boxed("car", 0, 0, 280, 140, area=280.0 * 140, coverage=((1.0,) * 14,) * 14, is_instance=False)
+CROWD, HIDDEN = replace(CAR, is_instance=False), replace(CAR, visible=0.7)
+FILLED = boxed("car", *BOX, area=280.0 * 140, coverage=((1.0,) * 14,) * 14, is_instance=False)
 HALF = replace(FILLED, area=140.0 * 140, box=(0.0, 0.0, 140.0, 140.0), coverage=((1.0,) * 7 + (0.0,) * 7,) * 14)
 OUTLINES = [[0, 0, 280, 0, 280, 140], [0, 140, 9, 140, 9, 99]]
 KEYPOINTS = {"data.yaml": "names: [Car]\nkpt_shape: [3, 2]"}
+FRAMES = [json.dumps(frame(bdd("Car", *BOX), name=name), ensure_ascii=False) for name in ("a", "b\u2028")]
 READ = [
-    case("coco", coco(("Car", [10, 20, 30, 40]), ("Motor-Bike", [-10, 0, 20, 10]), ("bench", [0, 0, 0, 0])),
+    case("coco", {"labels.json": coco(("Car", [10, 20, 30, 40]), ("Motor-Bike", [-10, 0, 20, 10]), ("bench", BOX))},
          boxed("car", 10, 20, 40, 60), boxed("motorcycle", 0, 0, 10, 10, visible=0.5)),
-    case("coco", coco(("Car", {"bbox": [20, 40, 60, 80], "area": 100, "iscrowd": 1, "segmentation": [[1]]}),
-                      ("Car", {"bbox": [20, 40, 60, 80], "area": 4800, "segmentation": []}),
-                      images=[{"id": 7, "file_name": "a.jpg", "width": 560, "height": 280}]),
+    case("coco", {"labels.json": coco(
+            ("Car", {"bbox": [20, 40, 60, 80], "area": 100, "iscrowd": 1, "segmentation": [[1]]}),
+            ("Car", {"bbox": [20, 40, 60, 80], "area": 4800, "segmentation": []}),
+            images=[{"id": 7, "file_name": "a.jpg", "width": 560, "height": 280}])},  # the image was halved
          boxed("car", 10, 20, 40, 60, area=25.0, is_instance=False), boxed("car", 10, 20, 40, 60)),
-    case("coco", coco(("hovercraft", BOX), ("Car", BOX)), CAR, problem="unknown class 'hovercraft'",
-         uncertain=CLASSES),
-    case("coco", coco(("minivan", BOX)), replace(CAR, category="vehicle"), uncertain={"car"}),
-    case("coco", coco(("DontCare", BOX)), uncertain={"car", "vehicle", "pedestrian"}),  # a region without labels
-    *[case("coco", named(name), CAR)
+    case("coco", {"labels.json": coco(("minivan", BOX))}, replace(CAR, category="vehicle"), uncertain={"car"}),
+    case("coco", {"labels.json": coco(("DontCare", BOX))}, uncertain={"car", "vehicle", "pedestrian"}),
+    case("coco", {"labels.json": coco(("Car", BOX), ("Car", BOX))}, CAR, problem="label listed twice"),
+    *[case("coco", {"labels.json": named(name)}, CAR)
       for name in ("./a.jpg", "images\\a.jpg", "C:\\data\\a.jpg", "/home/me/images/a.jpg", "a", "a.JPG", "%61.jpg")],
-    *[case("coco", named(a), CAR, files={f"images/{b}": (280, 140)}, problem="image not listed")
-      for a, b in [("my%20b.jpg", "my b.jpg"), ("b.png", "b.PNG"), (NFC, f"{NFD}.jpg"), (NFD, f"{NFC}.png")]],
-    case("coco", named("a.JPG"), CAR, files={"images/a.png": (9, 9)}, problem="image not listed"),
-    case("coco", coco(("Car", BOX), images=[{"id": i, "file_name": name} for i, name in [(8, "a.bmp"), (7, "a.jpg")]]),
-         CAR, files={"images/a.png": (9, 9)}, problem="two files of one name"),
-    *[case("coco", coco(("Car", {"bbox": BOX, "iscrowd": a})), CAR) for a in ("0", "false", None, False)],
-    *[case("coco", coco(("Car", {"bbox": BOX, "iscrowd": a})), replace(CAR, is_instance=False))
-      for a in (1, "1", "true", True, 1.0)],
-    *[case("coco", coco(("Car", {"bbox": a, "segmentation": OUTLINES})), CAR) for a in (None, [], ["0", 0, 280, 140])],
-    case("coco", coco(("Car", BOX), ("Car", BOX)), CAR, problem="label listed twice"),
-    *[case("coco", named("a.jpg") | {"annotations": [{"image_id": a, "category_id": a, "bbox": BOX}],
-                                     "categories": [{"id": 7, "name": "Car"}]}, CAR) for a in (7.0, "7", "7.0")],
-    *[case("coco", json.dumps(named("a")).encode(encoding), CAR) for encoding in ("utf-8-sig", "utf-16")],
-    case("coco", named("a.jpg"), CAR, files={"images/a_note": ""}, problem="files left out"),
-    *[case("yolo", text, LEFT) for text in [
+    *[case("coco", {"labels.json": named(a), f"images/{b}": SIZE}, CAR, problem="image not listed")
+      for a, b in [("my%20b.jpg", "my b.jpg"), ("b.png", "b.PNG"), (NFC, f"{NFD}.jpg"), ("a.JPG", "a.png")]],
+    *[case("coco", {"labels.json": coco(("Car", {"bbox": BOX, "iscrowd": a}))}, CAR) for a in ("0", "false", None)],
+    *[case("coco", {"labels.json": coco(("Car", {"bbox": BOX, "iscrowd": a}))}, CROWD) for a in (1, "true", 1.0)],
+    *[case("coco", {"labels.json": coco(("Car", {"bbox": a, "segmentation": OUTLINES}))}, CAR)
+      for a in (None, ["0", 0, 280, 140])],
+    *[case("coco", {"labels.json": named("a.jpg") | {
+         "annotations": [{"image_id": a, "category_id": a, "bbox": BOX}], "categories": [{"id": 7, "name": "Car"}]}},
+         CAR) for a in (7.0, "7", "7.0")],
+    *[case("coco", {"labels.json": json.dumps(named("a")).encode(a)}, CAR) for a in ("utf-8-sig", "utf-16")],
+    *[case("yolo", {"labels/a.txt": text}, LEFT) for text in [
         "0.0\t.25 .25 .5 .5  \r\n\r\n",
         BOM + b"0 0.25 0.25 0.5 0.5",
         "0 .25 .25 .5 .5 12",  # the id of a track
@@ -182,37 +171,40 @@ READ = [
         "0 0 0 .5 0 .5 .5 0 .5 .87 12",
         "0 .25 .25 .5 .5 .1 .2 2 .9 .9 0",  # keypoints with visibilities
     ]],
-    case("yolo", "0 -.1 0 .5 -.1 .5 .5 0 .5", replace(LEFT, visible=pytest.approx(25 / 36))),  # a corner is outside
-    case("yolo", "0 .25 .25 .5 .5 .9 1\n0 .75 .75 .5 .5 .9 2", LEFT, RIGHT),  # 1 is an id, as 2 is one
-    case("yolo", "0 0 0 .5 0 .5 .5 0 .5 .9 1\n0 .75 .75 .5 .5 .9 2", LEFT, RIGHT),
-    case("yolo", "0 .25 .5 .75 1 .25 1", boxed("car", 70, 70, 210, 140)),  # no box in the image: an outline
-    case("yolo", "0 .5 .5 .7 .5 .7 1 .5 1", boxed("car", 140, 70, 196, 140)),
-    *[case("yolo", f"0 .25 .25 .5 .5 {' .9 .9' * 3} {a}", LEFT, files=KEYPOINTS) for a in ("", ".87", ".87 1")],
-    case("yolo", ""),
-    case("yolo", f"{LINE}\n{LINE}", CAR, problem="label listed twice"),
-    *[case("yolo", LINE, CAR, files={a: BOM + b"Car\r\nman \r\n"}) for a in ("classes.txt", "labels/classes.txt")],
-    case("yolo", LINE, CAR, files={"data.yaml": BOM + b"names: [Car]", "labels/train.cache": ""}),
-    *[case(format, content, CAR, CAR, files={f"images/{a}.JPG": (280, 140), path.format(b): content})
-      for format, path, content in [("yolo", "labels/{}.txt", LINE), ("voc", "annotations/{}.xml", XML)]
-      for a, b in [(NFC, NFD), (NFD, NFC), ("b.1", "b.1")]],
-    case("voc", voc(("Car", 21, 41, 60, 120, "<truncated>1</truncated><difficult>0</difficult>"),
-                    ("man", 0, 0, 80, 80, "<difficult> 1 </difficult><part/>"), size=(560, 280)),  # halved
+    case("yolo", {"labels/a.txt": "0 -.1 0 .5 -.1 .5 .5 0 .5"}, replace(LEFT, visible=pytest.approx(25 / 36))),
+    case("yolo", {"labels/a.txt": "0 .25 .25 .5 .5 .9 1\n0 .75 .75 .5 .5 .9 2"}, LEFT, RIGHT),  # 1 is an id, as 2 is
+    case("yolo", {"labels/a.txt": "0 .25 .5 .75 1 .25 1"}, boxed("car", 70, 70, 210, 140)),  # an outline
+    *[case("yolo", KEYPOINTS | {"labels/a.txt": f"0 .25 .25 .5 .5 {' .9 .9' * 3} {a}"}, LEFT)
+      for a in ("", ".87", ".87 1")],
+    case("yolo", {"labels/a.txt": ""}),
+    *[case("yolo", files | {"labels/a.txt": "1 0.5 0.5 1 1"}, CAR) for files in [
+        {"classes.txt": BOM + b"man\r\nCar \r\n"},
+        {"classes.txt": None, "labels/classes.txt": "man\nCar"},
+        {"data.yaml": BOM + b"names: [man,\n  Car]  # two\npath: 1"},
+        {"data.yaml": "names: {3: man, 1: Car}"},
+    ]],
+    *[case(format, {f"images/{a}.JPG": SIZE, path.format(b): FILES[format][1]}, CAR, CAR)
+      for format, path in [("yolo", "labels/{}.txt"), ("voc", "annotations/{}.xml")]
+      for a, b in [(NFC, NFD), ("b.1", "b.1")]],
+    case("voc", {"annotations/a.xml": voc(
+            ("Car", 21, 41, 60, 120, "<truncated>1</truncated><difficult>0</difficult>"),
+            ("man", 0, 0, 80, 80, "<difficult> 1 </difficult><part/>"), size=(560, 280))},  # halved
          boxed("car", 10, 20, 30, 60, visible=0.7), boxed("pedestrian", 0, 0, 40, 40, visible=0.0)),
-    case("voc", voc((" Car", " 1 ", "1", 280, 140, "<truncated>\n1</truncated>")), replace(CAR, visible=0.7)),
-    case("voc", BOM + XML.encode(), CAR),
-    case("kitti", "Car 0.50 1 -1.57 10.0 20.0 30.0 40.0 1.5 1.6 3.7 1 2 10 0\n"
-                  "man 0.00 3 0.2 100 20 130 90 1.5 1.6 3.7 1 2 10 0\n"
-                  "DontCare -1 -1 -10 50 60 69 69 -1 -1 -1 -1000 -1000 -1000 -10\n",  # less than a patch of 20 × 10
+    case("voc", {"annotations/a.xml": voc((" Car", " 1 ", "1", 280, 140, "<truncated>\n1</truncated>"))}, HIDDEN),
+    case("voc", {"annotations/a.xml": BOM + XML.encode()}, CAR),
+    case("kitti", {"labels/a.txt": "Car 0.50 1 -1.57 10.0 20.0 30.0 40.0 1.5 1.6 3.7 1 2 10 0\n"
+                                   "man 0.00 3 0.2 100 20 130 90 1.5 1.6 3.7 1 2 10 0\n"
+                                   "DontCare -1 -1 -10 50 60 69 69\n"},  # less than a patch of 20 × 10
          boxed("car", 10, 20, 30, 40, visible=0.35), boxed("pedestrian", 100, 20, 130, 90, visible=0.0)),
-    case("kitti", BOM + b"Car 0 0 0 0 0 280 140\r\n", CAR),
-    case("kitti", "motor bike 0 0 0 0 0 280 140 1 1 1 1 1 1 1 0.9", replace(CAR, category="motorcycle")),
-    *[case("bdd100k", [frame(bdd("Car", *BOX, occluded=flag))], replace(CAR, visible=visible))
-      for flag, visible in [("true", 0.7), ("True", 0.7), (1, 0.7), ("false", 1.0), (None, 1.0)]],
-    case("bdd100k", {"frames": [frame(bdd("Car", *BOX))]}, CAR),
-    case("bdd100k", "\n".join(FRAMES), CAR, problem="missing image"),  # JSON lines; U+2028 ends none
-    case("masks", np.where(np.arange(280) < 140, MASK, 255).astype(np.uint8), HALF),  # 255: not labeled
-    *[case("masks", Image.new(mode, (280, 140), 1), FILLED) for mode in ("P", "1", "L", "I;16")],
-    case("masks", Image.new("RGB", (280, 140), (1, 1, 1)), FILLED),
+    case("kitti", {"labels/a.txt": BOM + b"motor bike 0 0 0 0 0 280 140 1 1 1 1 1 1 1 0.9\r\n"},
+         replace(CAR, category="motorcycle")),
+    *[case("bdd100k", {"labels.json": [frame(bdd("Car", *BOX, occluded=flag))]}, item)
+      for flag, item in [("true", HIDDEN), (1, HIDDEN), ("false", CAR), (None, CAR)]],
+    case("bdd100k", {"labels.json": {"frames": [frame(bdd("Car", *BOX))]}}, CAR),
+    case("bdd100k", {"labels.json": "\n".join(FRAMES)}, CAR, problem="missing image"),  # U+2028 ends no line
+    case("masks", {"masks/a.png": np.where(np.arange(280) < 140, MASK, 255).astype(np.uint8)}, HALF),  # 255: no label
+    *[case("masks", {"masks/a.png": Image.new(mode, SIZE, 1)}, FILLED) for mode in ("P", "1", "L", "I;16")],
+    case("masks", {"masks/a.png": Image.new("RGB", SIZE, (1, 1, 1))}, FILLED),
 ]  # fmt: skip
 
 
@@ -227,25 +219,7 @@ def test_input_that_people_have(tmp_path, format, files, objects, counts, uncert
         assert record.image == tmp_path / record.scene.image_id
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "name"),
-    [
-        ("classes.txt", "Car\nred light\n", "red light"),
-        ("data.yaml", "names: [Car,\n  red light]  # two\n", "red light"),
-        ("data.yaml", "names:\n  0: Car\n  1: 'red light'\npath: 1\n", "red light"),
-        ("data.yaml", "names: [Car, no]\n", "no"),  # not the boolean
-        # An id without a name is no class, and other ids keep theirs.
-        ("classes.txt", "Car\n\nred light\n\n", "id 1"),
-        ("data.yaml", "names: {0: Car, 2: red light}\n", "id 1"),
-    ],
-)
-def test_yolo_class_names(tmp_path, file, text, name):
-    files = {file: text, "labels/a.txt": "1 0.5 0.5 1 1\n"}
-    _, problems = read(tmp_path, source(tmp_path, "yolo", files, names=None, classes={}, exhaustive=[]))
-    assert problems.counts == {f"unknown class {name!r}": 1} and f"a.txt:1: class {name!r}" in problems.messages[0]
-
-
-def test_attributes_of_bdd100k(tmp_path):
+def test_attributes_and_scene_attributes_of_bdd100k(tmp_path):
     keys: dict[str, Any] = {"attributed": {"traffic light": ["state"]}, "scene_attributes": {"view": "driver"}}
     green, unknown = (bdd("light", 1, 2, 3, 4 + i, trafficLightColor=color) for i, color in enumerate(("G", "NA")))
     car = bdd("Car", 10, 20, 30, 40, occluded=True, truncated=True, trafficLightColor="NA")
@@ -255,24 +229,21 @@ def test_attributes_of_bdd100k(tmp_path):
     assert record.scene.objects == (boxed("car", 10, 20, 30, 40, visible=0.7**2), light) and not problems.counts
     assert record.scene.scene_attributes == {"view": "driver", "weather": "cloudy"}
     assert record.scene.attributed == {"traffic light": {"state"}}
-    files = {"labels.json": [frame(green, unknown, attributes={"weather": "undefined"})]}
-    [record], _ = read(tmp_path, source(tmp_path, "bdd100k", files, **keys))
+    write(tmp_path, {"labels.json": [frame(green, unknown, attributes={"weather": "undefined"})]})
+    [record], _ = read(tmp_path, load_mapping(tmp_path / "mapping.json"))
     assert not record.scene.attributed and record.scene.scene_attributes == {"view": "driver"}
-    assert [item.attributes for item in record.scene.objects] == [{"state": "green"}, {}]
 
 
-@pytest.mark.parametrize(
-    "presence", [{"absent": 2, "present": 10, "at": [280, 140]}, {"absent": 0.5, "present": 2.5, "at": [140, 70]}]
-)
-def test_sizes_of_masks(tmp_path, presence):
+def test_sizes_of_masks(tmp_path):
     mask = np.full((140, 280), 3, np.uint8)
     mask[20:35, 40:80] = 1  # rows 2 and half of 3, columns 2 and 3 of patches of 20 × 10
     mask[139, 279] = 2  # too small to be present
     mask[0, :5] = 4  # too small to be sure
     splits = {"train": {"images": "images", "masks": "masks", "classes": "classes.json"}}
     ids = {"categories": [{"id": 3, "name": "bench"}, {"id": 4, "name": "motor bike"}]}
+    presence = {"absent": 0.5, "present": 2.5, "at": [140, 70]}  # 2 and 10 pixels in this mask
     files = {"masks/a.png": mask, "classes.json": ids}
-    mapping = source(tmp_path, "masks", files, names=["void", "Car", "man"], splits=splits, presence=presence)
+    mapping = source(tmp_path, "masks", files, splits=splits, presence=presence)
     [record], problems = read(tmp_path, mapping)
     coverage = np.zeros((2, 14, 14))
     coverage[0, 2, 2:4], coverage[0, 3, 2:4], coverage[1, 0, 0] = 1.0, 0.5, 5 / 200
@@ -282,24 +253,12 @@ def test_sizes_of_masks(tmp_path, presence):
     assert record.scene.exhaustive == EXHAUSTIVE and not problems.counts
 
 
-def test_a_lost_light_makes_lights_uncertain(tmp_path):
-    files = {"labels.json": coco(("red light", [20, 20, 100, 100]), ("green light", [150, 20, 0, 40]))}
-    keys = {"exhaustive": ["traffic light"], "attributed": {"traffic light": ["state"]}}
-    [record], problems = read(tmp_path, source(tmp_path, "coco", files, **keys))
-    assert problems.counts == {"bad box": 1} and not record.scene.exhaustive and not record.scene.attributed
-    asked = [truth for truth in enumerate_questions(GroundTruth(record.scene)) if truth.question_type == "light_state"]
-    assert [(truth.question_id, truth.answer) for truth in asked] == [("light_state/traffic light/any/red", "yes")]
-
-
-# Images
-
-
-@pytest.mark.parametrize("name", ["a.jpg", "late.png", "a.webp", "a.tif", "a.avif"])
-def test_the_size_is_that_of_the_upright_image(tmp_path, name):
+@pytest.mark.parametrize(("name", "turn"), [("a.jpg", 6), ("late.png", 8), ("a.webp", 5), ("b.jpg", 7), ("a.tif", 6)])
+def test_the_size_is_that_of_the_upright_image(tmp_path, name, turn):
     images = [{"id": 7, "file_name": name, "width": 280, "height": 140}]
     mapping = source(tmp_path, "coco", {"labels.json": coco(("Car", [200, 20, 30, 40]), images=images)})
     exif, path = Image.Exif(), tmp_path / "images" / name
-    exif[0x0112] = 6
+    exif[0x0112] = turn
     Image.new("RGB", (140, 280)).save(path, exif=exif)
     if name == "late.png":  # its EXIF stands behind the pixels
         png = path.read_bytes()
@@ -307,44 +266,56 @@ def test_the_size_is_that_of_the_upright_image(tmp_path, name):
         stop = start + 12 + int.from_bytes(png[start : start + 4])
         path.write_bytes(png[:start] + png[stop:-12] + png[start:stop] + png[-12:])
     [record], _ = read(tmp_path, mapping)
-    assert (record.scene.width, record.scene.height) == (280, 140)
+    assert (record.scene.width, record.scene.height) == SIZE
     assert record.scene.objects == (boxed("car", 200, 20, 230, 60),)
     with Image.open(path) as photograph:
-        assert to_rgb(photograph).size == (280, 140)
+        assert to_rgb(photograph).size == SIZE
 
 
 def test_splits_select_images_and_patterns_give_scene_attributes(tmp_path):
     folders = {"images": "images", "labels": "labels"}
     more: dict[str, Any] = {"train": {"except": ["a*"]}, "dev": {"only": ["a*"]}, "val": {"list": "val.txt"}}
-    files = {f"images/{name}.jpg": (9, 9) for name in ("b1", "a2")} | {"val.txt": "b1 1\n\n", "labels/b1.txt": ""}
+    files = {"images/b1.jpg": SIZE, "images/a2.jpg": SIZE, "labels/b1.txt": "", "labels/a2.txt": ""}
     keys = {"scene_attributes_of": {"a*": {"time of day": "day"}, "a2": {"weather": "rainy"}}}
     splits = {split: folders | value for split, value in more.items()}
-    mapping = source(tmp_path, "kitti", files | {"labels/a2.txt": ""}, splits=splits, **keys)
-    records = {split: [record.scene for record in read(tmp_path, mapping, split)[0]] for split in splits}
-    found = {split: [(one.image_id[7:], one.scene_attributes) for one in scenes] for split, scenes in records.items()}
+    mapping = source(tmp_path, "kitti", files | {"val.txt": "b1 1\n\n"}, splits=splits, **keys)
+    scenes = {split: [record.scene for record in read(tmp_path, mapping, split)[0]] for split in splits}
+    found = {split: [(one.image_id[7:], one.scene_attributes) for one in part] for split, part in scenes.items()}
     b1, day = ("b1.jpg", {}), {"time of day": "day"}
     assert found == {"train": [b1], "dev": [("a.jpg", day), ("a2.jpg", day | {"weather": "rainy"})], "val": [b1]}
     with pytest.raises(DataError, match="no split 'test'; it has train, dev, val"):
         read_source(tmp_path, mapping, "test")
-    write(tmp_path / "val.txt", None)
+    assert len(read(tmp_path, replace(mapping, unlabeled="empty"), "dev")[0]) == 1
+    write(tmp_path, {"val.txt": None})
     assert "val.txt: cannot be read" in read(tmp_path, mapping, "val")[1].messages[0]
 
 
 # Bad input
 
-SKIPPED = None
-EVERYTHING = CLASSES.keys()
-CARS = {"car", "vehicle"}
-BAD_INPUT: list[tuple[str, Any, Any, str, Any]] = [
-    # format, label file or changed files, problem, part of the first message, and what is no longer exhaustive
-    ("coco", {"images/a.jpg": None}, "missing image", "labels.json: images[0] (7): image 'a.jpg' is missing", SKIPPED),
-    *[("coco", named(name), "missing image", f"image {name!r} is missing", SKIPPED)
+
+EVERYTHING, CARS = CLASSES.keys(), {"car", "vehicle"}
+
+
+def bad(
+    format: str, files: dict[str, Any], kind: str, message: str, uncertain: Any = None, count: int = 1
+) -> tuple[Any, ...]:
+    """A case of BAD_INPUT: changed files; the problem, its count, and a part of its first message.
+
+    `uncertain` is what is no longer exhaustive; None if the image is skipped.
+    """
+    return format, files, kind, count, message, uncertain
+
+
+BAD_INPUT = [
+    bad("coco", {"images/a.jpg": None}, "missing image", "labels.json: images[0] (7): image 'a.jpg' is missing"),
+    *[bad("coco", {"labels.json": named(name)}, "missing image", f"image {name!r} is missing")
       for name in ("b\\c.jpg", "../secret.jpg", "/etc/hosts")],
-    (*("coco", {"labels.json": named("a.bmp"), "images/a.png": (9, 9)}),
-     *("two files of one name", "image 'a.bmp' may be a.jpg or a.png in", SKIPPED)),
-    ("coco", {"images/a.jpg": b"no image"}, "corrupt image", "a.jpg cannot be opened", SKIPPED),
-    ("coco", {"images/a.jpg": (140, 280)}, "image size", "is 140 × 280, its annotation is for 280 × 140", SKIPPED),
-    *[("coco", coco(("Car", box)), "bad box", f"[0] (10): box {message}", CARS) for box, message in [
+    bad("coco", {"labels.json": named("a.bmp"), "images/a.png": SIZE}, "two files of one name",
+        "image 'a.bmp' may be a.jpg or a.png in"),
+    bad("coco", {"images/a.jpg": b"no image"}, "corrupt image", "a.jpg cannot be opened"),
+    bad("coco", {"images/a.jpg": (140, 280)}, "image size", "is 140 × 280, its annotation is for 280 × 140"),
+    *[bad("coco", {"labels.json": coco(("Car", box))}, "bad box", f"[0] (10): box {message}", CARS)
+      for box, message in [
         ([-50, 20, 30, 40], "[-50, 20, 30, 40] of 'Car' lies outside its image of 280 × 140"),
         ([10, 20, 0, 40], "[10, 20, 0, 40] of 'Car' has no size"),
         ([10, 20, float("nan"), 4], "[10, 20, nan, 4] of 'Car' is not four numbers"),
@@ -352,28 +323,30 @@ BAD_INPUT: list[tuple[str, Any, Any, str, Any]] = [
         (None, "None of 'Car' is not four numbers"),
         ({"segmentation": {"counts": "a1", "size": [9, 9]}}, "None of 'Car' is not four numbers"),
     ]],
-    (*("coco", coco(("hovercraft", [0, 0, 9, 9])), "unknown class 'hovercraft'"),
-     *("annotations[0] (10): class 'hovercraft' is not in the mapping of 'test'", EVERYTHING)),
-    (*("coco", coco(("Car", {"image_id": 99})), "annotation without image"),
-     *("annotations[0] (10): there is no image 99", EVERYTHING)),  # no label at all belongs to an image
-    *[("coco", coco(("Car", BOX), ("man", {"image_id": key})), "annotation without image", "(11): there is", lost)
-      for key, lost in [(99, ()), (None, EVERYTHING), (float("nan"), EVERYTHING), (7.5, EVERYTHING)]],  # 99: left out
+    bad("coco", {"labels.json": coco(("hovercraft", BOX))}, "unknown class 'hovercraft'",
+        "annotations[0] (10): class 'hovercraft' is not in the mapping of 'test'", EVERYTHING),
+    bad("coco", {"labels.json": coco(("Car", {"image_id": 99}))}, "annotation without image",
+        "annotations[0] (10): there is no image 99", EVERYTHING),  # no label at all belongs to an image
+    *[bad("coco", {"labels.json": coco(("Car", BOX), ("man", {"image_id": key}))}, "annotation without image",
+          "(11): there is", lost)
+      for key, lost in [(99, ()), (None, EVERYTHING), (float("nan"), EVERYTHING)]],  # 99: an image that was left out
     # Each of two entries of an image may lack the labels of the other.
-    *[("coco", coco(images=[{"id": i, "file_name": "a.jpg"} for i in ids]), {"bad record": 2}, message, SKIPPED)
+    *[bad("coco", {"labels.json": coco(images=[{"id": i, "file_name": "a.jpg"} for i in ids])}, "bad record", message,
+          count=2)
       for ids, message in [((1, 2), "[0] (1): image a.jpg is listed 2 times"), ((1, 1.0), "[0] (1): another image")]],
-    (*("bdd100k", [frame(name="./a.jpg"), frame(bdd("Car", *BOX))], {"bad record": 2}),
-     *("(./a.jpg): image a.jpg is listed 2 times", SKIPPED)),
-    *[("coco", text, "bad file", "labels.json: ", SKIPPED)
+    *[bad("coco", {"labels.json": text}, "bad file", "labels.json: ")
       for text in ("{", "[]", '{"images": {}, "annotations": 1, "categories": 2}')],
-    ("coco", coco(images=[3]), "bad record", "images[0]: is not a JSON object", SKIPPED),
-    *[(format, f"\n{row}\n", "bad record", f"labels/a.txt:2: {row!r} is not a", EVERYTHING) for format, row in [
+    bad("coco", {"labels.json": coco(images=[3])}, "bad record", "images[0]: is not a JSON object"),
+    *[bad(format, {"labels/a.txt": f"\n{row}\n"}, "bad record", f"labels/a.txt:2: {row!r} is not a", EVERYTHING)
+      for format, row in [
         ("yolo", "Car 0.5 0.5 1 1"),
         ("yolo", "0,0.5,0.5,1,1"),
         ("kitti", "Car 0 x 0 0 0 280 140"),
         ("kitti", "Car 0 0 0 1 2 nan 4"),
         ("kitti", "0 7 Car 0 0 0 1 2 3 4"),  # with frame and track, as KITTI's tracking labels
     ]],
-    *[("yolo", row, "bad box", f"labels/a.txt:1: box {row} of 'Car' {message}", CARS) for row, message in [
+    *[bad("yolo", {"labels/a.txt": row}, "bad box", f"labels/a.txt:1: box {row} of 'Car' {message}", CARS)
+      for row, message in [
         ("0 x 1 2 3", "is not four numbers"),
         ("0 0,5 0,5 1 1", "is not four numbers: decimals need a point"),
         ("0 140 70 20 30", "is not in fractions of the image"),
@@ -382,59 +355,70 @@ BAD_INPUT: list[tuple[str, Any, Any, str, Any]] = [
         ("0 0.5 0.5 0.2 0.2 0.9 1", "may be an outline, or end in a confidence and an id"),
         ("0 0.5 0.5 0.2 0.2 0.5 0.5 2", "may be an outline and one more number, or a box and keypoints"),
     ]],
-    (*("yolo", {"labels/a.txt": "0 0.5 0.5 1 1 0.5 0.5", "data.yaml": "names: [Car]\nkpt_shape: [2, 2]"}),
-     *("bad box", "has 6 numbers; by kpt_shape of data.yaml it needs 4 + 4", CARS)),
-    *[("yolo", {"data.yaml": text}, "bad file", f"data.yaml: {reason}", SKIPPED) for text, reason in [
-        *[(text, "class names cannot be read: ") for text in ("", "names: A", "names: [", "names: {x: A}", "- A")],
-        ("names: [Car]\nkpt_shape: 17", "kpt_shape is not [number of keypoints, 2 or 3]: 17"),
+    bad("yolo", {"labels/a.txt": "0 0.5 0.5 1 1 0.5 0.5", "data.yaml": "names: [Car]\nkpt_shape: [2, 2]"},
+        "bad box", "has 6 numbers; by kpt_shape of data.yaml it needs 4 + 4", CARS),
+    *[bad("yolo", {"data.yaml": text}, "bad file", "data.yaml: class names cannot be read: ")
+      for text in ("", "names: A", "names: [", "names: {x: A}")],
+    bad("yolo", {"data.yaml": "names: [Car]\nkpt_shape: 17"}, "bad file", "kpt_shape is not [number of keypoints, 2"),
+    *[bad("yolo", files | {"labels/a.txt": f"{i} 0.5 0.5 1 1"}, f"unknown class '{name}'",
+          f"labels/a.txt:1: class '{name}'", EVERYTHING)
+      for i, files, name in [
+        (-1, {}, "id -1"),
+        (1, {"data.yaml": "names: [Car, no]"}, "no"),  # not the boolean
+        (1, {"classes.txt": "Car\n\nred light\n\n"}, "id 1"),  # an id without a name is no class; others keep theirs
     ]],
-    *[(format, files, "two files of one name", f"{message} differ only in the suffix", SKIPPED)
+    bad("yolo", {"labels/b.txt": ""}, "annotation without image", "labels/b.txt: has no image in", ()),
+    *[bad(format, files, "two files of one name", f"{message} differ only in the suffix")
       for format, files, message in [
-        ("yolo", {"images/a.png": (9, 9)}, "images: a.jpg and a.png"),
-        ("voc", {"images/a.JPG": (9, 9)}, "images: a.JPG and a.jpg"),
+        ("yolo", {"images/a.png": SIZE}, "images: a.jpg and a.png"),
+        ("voc", {"images/a.JPG": SIZE}, "images: a.JPG and a.jpg"),
         ("kitti", {"labels/a.TXT": ""}, "labels: a.TXT and a.txt"),
         ("masks", {"masks/a.tif": MASK}, "masks: a.png and a.tif"),
     ]],
-    ("yolo", "-1 0.5 0.5 1 1", "unknown class 'id -1'", "labels/a.txt:1: class", EVERYTHING),
-    ("yolo", {"labels/b.txt": ""}, "annotation without image", "labels/b.txt: has no image in", ()),
-    ("kitti", {"images/b.png": (9, 9)}, "image without annotation", "images/b.png: has no annotation in", ()),
-    ("kitti", b"\xff\xfe\xff", "bad file", "labels/a.txt: cannot be read", SKIPPED),
-    ("masks", np.zeros((70, 140), np.uint8), "image size", "the mask is 140 × 70", SKIPPED),
-    ("masks", Image.new("RGB", (280, 140), "red"), "bad mask", "has colors (RGB) in", SKIPPED),
-    *[("masks", {"masks/a.tif": Image.new("F", (280, 140), a), "masks/a.png": None}, "bad mask", f"as {a}", SKIPPED)
+    bad("kitti", {"images/b.png": SIZE}, "image without annotation", "images/b.png: has no annotation in", ()),
+    bad("kitti", {"labels/a.txt": b"\xff\xfe\xff"}, "bad file", "labels/a.txt: cannot be read"),
+    bad("voc", {"annotations/a.xml": "<annotation>"}, "bad file", "a.xml: cannot be read: no element"),
+    bad("voc", {"annotations/a.xml": "<annotations/>"}, "bad file", "its root is <annotations>, not <anno"),
+    bad("voc", {"annotations/a.xml": voc(size=(9, 9))}, "image size", "280 × 140, its annotation is for 9 × 9"),
+    *[bad("voc", {"annotations/a.xml": voc(("Car", *box))}, "bad box", message, CARS)
+      for box, message in [((9, 9, "x", 9), "a.xml, object 0: box ['9', '9', 'x', '9'] of"),
+                           ((.1, .1, .5, .5), "the first pixel")]],
+    bad("bdd100k", {"labels.json": [frame(name="./a.jpg"), frame(bdd("Car", *BOX))]}, "bad record",
+        "(./a.jpg): image a.jpg is listed 2 times", count=2),
+    bad("bdd100k", {"labels.json": [frame(attributes={"weather": 3})]}, "unknown value", "(a.jpg): weather is 3", ()),
+    bad("bdd100k", {"labels.json": [frame(labels=3)]}, "bad record", "[0] (a.jpg): 'labels' is not a list"),
+    bad("bdd100k", {"labels.json": [frame(4)]}, "unknown class 'None'", "(a.jpg), label 0: class", EVERYTHING),
+    bad("bdd100k", {"labels.json": "[1, }"}, "bad file", "labels.json: cannot be read: Expecting value"),
+    bad("masks", {"masks/a.png": np.zeros((70, 140), np.uint8)}, "image size", "the mask is 140 × 70"),
+    bad("masks", {"masks/a.png": Image.new("RGB", SIZE, "red")}, "bad mask", "has colors (RGB) in"),
+    *[bad("masks", {"masks/a.tif": Image.new("F", SIZE, a), "masks/a.png": None}, "bad mask", f"such as {a}")
       for a in (0.5, float("inf"))],
-    ("masks", np.full((140, 280), 255, np.uint8), "unknown class 'id 255'", "a.png: ", EVERYTHING),
-    ("masks", np.full((140, 280), 9, np.uint8), "unknown class 'id 9'", "a.png: class", EVERYTHING),
-    ("masks", b"\x89PNG\r\n", "corrupt image", "a.png: mask cannot be decoded", SKIPPED),
-    ("bdd100k", [frame(attributes={"weather": 3})], "unknown value", "(a.jpg): weather is 3", ()),
-    ("bdd100k", [frame(labels=3)], "bad record", "[0] (a.jpg): 'labels' is not a list", SKIPPED),
-    ("bdd100k", [frame(4)], "unknown class 'None'", "(a.jpg), label 0: class", EVERYTHING),
-    ("bdd100k", "[1, }", "bad file", "labels.json: cannot be read: Expecting value", SKIPPED),
-    ("voc", "<annotation>", "bad file", "a.xml: cannot be read: no element", SKIPPED),
-    ("voc", voc(("Car", 9, 9, "x", 9)), "bad box", "a.xml, object 0: box ['9', '9', 'x', '9'] of", CARS),
-    ("voc", "<annotations/>", "bad file", "its root is <annotations>, not <anno", SKIPPED),
-    ("voc", voc(("Car", .1, .1, .5, .5)), "bad box", "the first pixel", CARS),
-    ("voc", voc(size=(9, 9)), "image size", "280 × 140, its annotation is for 9 × 9", SKIPPED),
+    *[bad("masks", {"masks/a.png": np.full((140, 280), a, np.uint8)}, f"unknown class 'id {a}'", "a.png: class",
+          EVERYTHING) for a in (9, 255)],
+    bad("masks", {"masks/a.png": b"\x89PNG\r\n"}, "corrupt image", "a.png: mask cannot be decoded"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("format", "files", "kind", "message", "uncertain"), BAD_INPUT)
-def test_bad_input(tmp_path, format, files, kind, message, uncertain):
-    mapping, label_file = source(tmp_path, format), FILES[format][0]
-    is_files = isinstance(files, dict) and "images" not in files
-    for name, content in (files if is_files else {label_file: files}).items():
-        write(tmp_path / name, content)
+@pytest.mark.parametrize(("format", "files", "kind", "count", "message", "uncertain"), BAD_INPUT)
+def test_bad_input(tmp_path, format, files, kind, count, message, uncertain):
+    mapping = source(tmp_path, format)
+    write(tmp_path, files)
     records, problems = read(tmp_path, mapping)
     problems.counts.pop("image not listed", None)
-    assert problems.counts == (kind if isinstance(kind, dict) else {kind: 1}) | (
-        {"empty source": 1} if uncertain is SKIPPED else {}
-    )
+    assert problems.counts == {kind: count} | ({"empty source": 1} if uncertain is None else {})
     assert message in problems.messages[0]
     exhaustive = [record.scene.exhaustive for record in records]
-    assert exhaustive == ([] if uncertain is SKIPPED else [EXHAUSTIVE - set(uncertain)])
+    assert exhaustive == ([] if uncertain is None else [EXHAUSTIVE - set(uncertain)])
     with pytest.raises(DataError) as error:
         list(read_source(tmp_path, mapping, problems=Problems(strict=True)))
     assert str(error.value) == problems.messages[0]
+
+
+def test_a_lost_light_makes_lights_and_their_states_uncertain(tmp_path):
+    files = {"labels.json": coco(("red light", [20, 20, 100, 100]), ("green light", [150, 20, 0, 40]))}
+    keys = {"exhaustive": ["traffic light"], "attributed": {"traffic light": ["state"]}}
+    [record], problems = read(tmp_path, source(tmp_path, "coco", files, **keys))
+    assert problems.counts == {"bad box": 1} and not record.scene.exhaustive and not record.scene.attributed
 
 
 def test_two_names_of_one_class_id_are_an_error(tmp_path):
@@ -461,7 +445,7 @@ def test_links_out_of_the_source_fifos_and_missing_folders(tmp_path, format):
             records, problems = read(tmp_path / "in", mapping)
             assert not records and message in problems.messages[0]
             assert problems.counts == {"refused file": 1, "empty source": 1}
-            path.unlink()
+            path.unlink(missing_ok=True)
         outside.rename(path)
     (tmp_path / "link").symlink_to(tmp_path / "in")  # the source itself may be a link
     assert len(read(tmp_path / "link", mapping)[0]) == 1
@@ -469,13 +453,12 @@ def test_links_out_of_the_source_fifos_and_missing_folders(tmp_path, format):
     assert not records and problems.counts == {"bad file": 1, "empty source": 1} and "nowhere/" in problems.messages[0]
 
 
-# Drafts
+# Drafts: mappings for folders that have none
 
 
 def draft(folder: Path, files: dict[str, Any]) -> SourceMapping:
     """The mapping that is drafted for a folder with these files."""
-    for name, content in files.items():
-        write(folder / name, content)
+    write(folder, files)
     draft_mapping(folder, folder / "draft.json")
     return load_mapping(folder / "draft.json")
 
@@ -486,14 +469,12 @@ A, B = "a/images/1.jpg", "b/images/2.jpg"
 @pytest.mark.parametrize(
     ("data", "files", "found"),
     [
-        ("train: [a/images, b/images]", {}, [A, B]),
-        ("train:\n- a\n- b/images", {}, [A, B]),
-        ("train: b", {}, [B]),
+        ("train: [a/images, b]", {}, [A, B]),
         ("path: /content/set\ntrain: b/images", {}, [B]),
         ("train: C:\\set\\b\\images", {}, [B]),
         ("train: ../b/images", {}, [B]),
-        ("train: c", {"c/images/3.jpg": (9, 9), "c/images/labels/3.txt": LINE}, ["c/images/3.jpg"]),
-        ("train: c", {"c/3.jpg": (9, 9), "c/3.txt": LINE}, ["c/3.jpg"]),
+        ("train: c", {"c/images/3.jpg": SIZE, "c/images/labels/3.txt": LINE}, ["c/images/3.jpg"]),
+        ("train: c", {"c/3.jpg": SIZE, "c/3.txt": LINE}, ["c/3.jpg"]),
         *[(f"train: {name}", {name: f"{line}\n\n"}, [A]) for name in ("train.txt", "./lists/train.txt")
           for line in ("./a/images/1.jpg", "/content/set/a/images/1.jpg", "a\\images\\1.jpg")],
         ("train: all.txt", {"all.txt": f"{B}\r\n{A}"}, [A, B]),
@@ -502,63 +483,64 @@ A, B = "a/images/1.jpg", "b/images/2.jpg"
 )  # fmt: skip
 def test_the_folders_and_lists_of_a_data_yaml_are_read(tmp_path, data, files, found):
     for name in (A, B):
-        files = {name: (9, 9), name.replace("images", "labels").replace("jpg", "txt"): LINE} | files
+        files = {name: SIZE, name.replace("images", "labels").replace("jpg", "txt"): LINE} | files
     mapping = draft(tmp_path, files | {"data.yaml": BOM + f"names: [Car, man]\n{data}".encode()})
     records, problems = read(tmp_path, mapping)
     assert [record.image.relative_to(tmp_path).as_posix() for record in records] == found
     assert all(record.scene.objects for record in records) and not problems.counts, problems.messages
 
 
-@pytest.mark.parametrize("name", ["1.jpg", "./1.jpg", "train\\1.jpg", "my%201.jpg", "1", "/data/train/1.jpg"])
+@pytest.mark.parametrize("name", ["./1.jpg", "train\\1.jpg", "my%201.jpg", "1", "/data/train/1.jpg"])
 def test_a_coco_file_beside_the_folder_of_its_images_is_found(tmp_path, name):
-    files: dict[str, Any] = {f"{split}/{'my ' * ('%' in name)}1.jpg": (280, 140) for split in ("train", "val")}
+    files: dict[str, Any] = {f"{split}/{'my ' * ('%' in name)}1.jpg": SIZE for split in ("train", "val")}
     for split in ("train", "val"):
         files[f"{split}.json"] = named(name.replace("train", split)) | {"info": {"exhaustive": ["Car"]}}
     mapping = draft(tmp_path, files)
     assert mapping.exhaustive == {"car"} and len(read(tmp_path, mapping)[0]) == 1
 
 
-def test_a_coco_file_that_cannot_be_read_is_named(tmp_path):
-    for name, content in {"train/a.jpg": (280, 140), "train.json": coco(), "val.json": "{"}.items():
-        write(tmp_path / name, content)
-    assert "Left out: " in (text := draft_mapping(tmp_path, tmp_path / "draft" / "mapping.json"))
-    assert "val.json: cannot be read" in text
-
-
 def test_what_a_source_says_is_exhaustive_is_drafted(tmp_path):
     stated = ["vehicle", "bus", "motorcycle", "person", "green light", "red light", "sedan"]
     data = coco(categories=[{"id": i, "name": name} for i, name in enumerate([*stated, "hydrant"])])
     data["annotations"] = [{"image_id": 7, "category_id": i, "bbox": [i, 0, 9, 9]} for i in range(8)]
-    mapping = draft(tmp_path, {"train/a.jpg": (280, 140), "train.json": data | {"info": {"exhaustive": stated}}})
+    files = {"train/a.jpg": SIZE, "train.json": data | {"info": {"exhaustive": stated}}, "val.json": "{"}
+    mapping = draft(tmp_path, files)
     assert mapping.exhaustive == {"vehicle", "bus", "motorcycle", "person"}  # not each car, nor yellow lights
     assert mapping.attributed == {"traffic light": {"state"}} and mapping.find("hydrant").category is None
     assert mapping.find("vehicle").maybe == frozenset() and mapping.find("motorcycle").maybe == {"person"}
+    notes = "".join(json.loads((tmp_path / "draft.json").read_text())["notes"])
+    assert f"Left out: {tmp_path}/val.json: cannot be read" in notes
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
         ({}, "has none of a data.yaml with image folders, COCO JSON files or Pascal VOC XML files"),
-        ({"data.yaml": "names: [car]\ntrain: nowhere"}, "data.yaml: train, val and test are no folders"),
-        (
-            {"data.yaml": "names: [forklift]\ntrain: ."},
-            r"none of its classes \(forklift\) .* 'classes' of .*draft.json, and",
-        ),
+        ({"data.yaml": "names: [A]\ntrain: [a, b]\nval: c.txt"}, "no lists of images: train: a, train: b, val: c.txt"),
+        ({"data.yaml": "names: [forklift]\ntrain: ."}, r"none of its classes \(forklift\) .* of .*draft.json, and"),
+        ({"data.yaml": "names: [car]\ntrain: c.txt", "c.txt": "1.jpg"}, r"has none of its 1 images, such as '1.jpg'"),
+        ({"data.yaml": "names: [car]\ntrain: [a, c.txt]", "c.txt": "", "a/1.jpg": SIZE}, "write all into one list"),
         ({"Annotations/1.xml": "<annotation/>"}, "has none of its 1 images"),
         ({"a.xml": "<annotation><object></annotation>"}, r"a\.xml: cannot be read: mismatched tag: line 1, column 22"),
         ({"a.json": "{'images': []}"}, r"a\.json: cannot be read: Expecting property name"),
-        ({"train.json": coco(images=[{"file_name": "c d.jpg"}])}, r"none of its 1 images, such as 'c d\.jpg'"),
-        ({"data.yaml": "names: [A]\ntrain: [a, b]\nval: c.txt"}, "no lists of images: train: a, train: b, val: c.txt"),
-        (
-            {"data.yaml": "names: [car]\ntrain: c.txt", "c.txt": "1.jpg"},
-            r"c\.txt: .* has none of its 1 images, such as '1.jpg'",
-        ),
-        ({"data.yaml": "names: [car]\ntrain: [a, c.txt]", "c.txt": "", "a/1.jpg": (9, 9)}, "write all into one list"),
     ],
 )
 def test_a_folder_that_cannot_be_drafted_says_why(tmp_path, files, message):
     with pytest.raises(DataError, match=message):
         draft(tmp_path, files)
+
+
+def test_a_draft_stays_inside_of_its_folder(tmp_path):
+    files = {"data.yaml": "names: [car]\ntrain: ../images\n", "images/1.jpg": SIZE, "labels/1.txt": LINE}
+    write(tmp_path, {"images/2.jpg": SIZE, "test/3.jpg": SIZE})
+    assert draft(tmp_path / "mine", files).splits["train"] == {"images": "images", "labels": "labels"}
+    write(tmp_path / "mine", {"data.yaml": files["data.yaml"] + "test: ../test\n"})
+    with pytest.raises(DataError, match=rf"data.yaml: test: \.\./test is outside of {tmp_path}/mine: "):
+        draft_mapping(tmp_path / "mine", tmp_path / "new.json")
+    (tmp_path / "mine/data.yaml").symlink_to((tmp_path / "mine/data.yaml").rename(tmp_path / "outside"))
+    with pytest.raises(DataError, match=f"data.yaml leads to {tmp_path}/outside, which is outside of"):
+        draft_mapping(tmp_path / "mine", tmp_path / "new.json")
+    assert not (tmp_path / "new.json").exists()
 
 
 # Mappings
@@ -590,27 +572,27 @@ def test_shipped_mappings_are_valid_and_differ_in_name():
         ({"classes": {"Car": "automobile"}}, "'Car': 'automobile' is not one of"),
         ({"classes": {"Car": {"class": None, "maybe": ["spaceship"]}}}, "'Car': 'spaceship' is not one of"),
         ({"classes": {"Car": {"class": "car", "color": "pink"}}}, "color of 'Car': 'pink' is not one of white"),
+        ({"classes": {"Car": {"color": "red"}}}, "'Car': {'color': 'red'} has no 'class'"),
         ({"classes": 3}, "'classes' must be a dict, got 3"),
         ({"classes": None}, "not a mapping file: it has no 'classes'"),
-        ({"classes": {"Car": {"color": "red"}}}, "'Car': {'color': 'red'} has no 'class'"),
+        ({"exhaustive": ["bus"]}, "exhaustive: 'bus' is not one of"),
+        ({"exhaustiv": []}, "keys: 'exhaustiv' is not one of name, format"),
         ({"attributed": {"car": ["mood"]}}, "attributed of 'car': 'mood' is not one of color"),
         ({"scene_attributes": {"view": "above"}}, "view: 'above' is not one of driver, camera"),
         ({"values": {"weather": {"from": "w", "values": {"x": "hot"}}}}, "weather: 'hot' is not one of"),
         ({"values": {"weather": {"from": "w"}}}, "values of 'weather' needs from and values"),
         ({"format": "labelme"}, "format: 'labelme' is not one of coco, yolo, voc"),
         ({"splits": {"train": {"images": "x"}}}, "split 'train' does not name its annotations"),
-        ({"exhaustiv": []}, "keys: 'exhaustiv' is not one of name, format"),
         ({"unlabeled": "no"}, "unlabeled: 'no' is not one of"),
         ({"presence": {"absent": 3}}, "presence needs absent, present and at"),
         ('{"classes": {"bike": "bicycle", "bike": "motorcycle"}}', "key 'bike' occurs twice, with 'bicycle' and"),
         ("{", "not a mapping file: Expecting"),
-        ("{}", "not a mapping file: it has no 'name' and no 'format' and no 'splits' and no 'classes'"),
     ],
 )
 def test_a_wrong_mapping(tmp_path, keys, message):
     with pytest.raises(DataError) as error:
         if isinstance(keys, str):
-            write(tmp_path / "mapping.json", keys)
+            write(tmp_path, {"mapping.json": keys})
             load_mapping(tmp_path / "mapping.json")
         source(tmp_path, "coco", **keys)
     assert f"{tmp_path / 'mapping.json'}: " in str(error.value) and message in str(error.value)
