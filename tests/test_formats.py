@@ -463,6 +463,46 @@ def draft(folder: Path, files: dict[str, Any]) -> SourceMapping:
     return load_mapping(folder / "draft.json")
 
 
+LABELS = {  # of the same images in three formats: 1 and 2 are for training, 3 is not
+    "yolo": {
+        "data.yaml": "train: images/train\nval: images/val\nnames: [car, motor_bike, forklift]",
+        **{f"labels/{split}.txt": f"{LINE}\n1 0.5 0.5 0.5 0.5" for split in ("train/1", "train/2", "val/3")},
+    },
+    "coco": {
+        **{
+            f"annotations/instances_{split}2017.json": {
+                "images": [{"id": i, "file_name": f"{i}.jpg"} for i in images],
+                "annotations": [{"image_id": i, "category_id": c, "bbox": BOX} for i in images for c in (1, 2)],
+                "categories": [
+                    {"id": 1, "name": "car"},
+                    {"id": 2, "name": "motor_bike"},
+                    {"id": 3, "name": "forklift"},
+                ],
+            }
+            for split, images in {"train": (1, 2), "val": (3,)}.items()
+        },
+        "annotations/captions_train2017.json": {"images": [], "annotations": []},
+    },
+    "voc": {
+        **{f"Annotations/{i}.xml": voc(("car", 1, 1, 280, 140), ("motor_bike", 1, 1, 9, 9)) for i in (1, 2, 3)},
+        "ImageSets/Main/train.txt": "1\n2",
+        "ImageSets/Main/val.txt": "3",
+    },
+}
+
+
+@pytest.mark.parametrize("format", LABELS)
+def test_the_classes_and_splits_of_a_folder_are_drafted(tmp_path, format):
+    folders = ["JPEGImages"] * 2 if format == "voc" else ["images/train", "images/val"]
+    images = {f"{folders[i == 3]}/{i}.jpg": SIZE for i in (1, 2, 3)}
+    mapping = draft(tmp_path, images | LABELS[format])
+    assert mapping.format == format and mapping.exhaustive == {"car"}  # not each motorcycle, perhaps
+    for split, names in {"train": ["1.jpg", "2.jpg"], "val": ["3.jpg"]}.items():
+        records, problems = read(tmp_path, mapping, split)
+        assert [record.image.name for record in records] == names and not problems.counts, problems.messages
+        assert [item.category for item in records[0].scene.objects] == ["car", "motorcycle"]
+
+
 A, B = "a/images/1.jpg", "b/images/2.jpg"
 
 
