@@ -8,97 +8,84 @@ from hypothesis import strategies as st
 from traffic_vlm.data.scene import Scene, SceneObject, read_classes
 
 
-def grid(mask: np.ndarray) -> tuple[tuple[float, ...], ...]:
-    """Coverage of 14 × 14 patches by a mask of 140 × 280 pixels."""
-    return tuple(map(tuple, mask.reshape(14, 10, 14, 20).mean((1, 3)).tolist()))
+MASK = np.zeros((140, 280))
+MASK[20:90, 40:200] = 1  # aligned with the patches of the image, so that their coverage is exact
+MASK[20:50, 40:120] = 0  # a corner of its box
 
 
-def example() -> Scene:
-    mask = np.zeros((140, 280))
-    mask[20:90, 40:200] = 1
-    return Scene(
-        280,
-        140,
-        objects=(
-            SceneObject("car", (10.0, 20.0, 50.0, 60.0), attributes={"color": "red"}),
-            SceneObject("bus", (200.0, 0.0, 280.0, 100.0), area=6000.0, visible=0.5),
-            SceneObject("tree", (40.0, 20.0, 200.0, 90.0), area=mask.sum(), coverage=grid(mask), is_instance=False),
-        ),
-        scene_attributes={"weather": "rainy"},
-        exhaustive=frozenset({"car", "bus", "vehicle"}),
-        attributed={"car": frozenset({"color"})},
-        source="test",
-        image_id="7",
-    )
+def patches(mask: np.ndarray) -> np.ndarray:
+    """Coverage [14,14] of the patches of a mask, each pixel of which is divided into 14 × 14."""
+    pixels = np.repeat(np.repeat(mask, 14, axis=0), 14, axis=1)
+    return pixels.reshape(14, len(mask), 14, len(mask[0])).mean((1, 3))
+
+
+COVERAGE = tuple(map(tuple, patches(MASK).tolist()))
+EXAMPLE = Scene(
+    280,
+    140,
+    objects=(
+        SceneObject("car", (10.0, 20.0, 50.0, 60.0), attributes={"color": "red"}),
+        SceneObject("bus", (200.0, 0.0, 280.0, 100.0), area=6000.0, visible=0.5),
+        SceneObject("tree", (40.0, 20.0, 200.0, 90.0), area=MASK.sum(), coverage=COVERAGE, is_instance=False),
+    ),
+    scene_attributes={"view": "driver", "weather": "rainy", "road shape": "left", "lane count": "2"},
+    exhaustive=frozenset({"car", "bus", "vehicle"}),
+    attributed={"car": frozenset({"color"})},
+    source="test",
+    image_id="7",
+    presence={"crosswalk": True},
+)
+LIGHT = SceneObject("traffic light", (20.0, 0.0, 30.0, 30.0), attributes={"state": "red"})
+SIGN = SceneObject("speed limit sign", (40.0, 50.0, 60.0, 70.0), attributes={"value": "50"})
+STATE, VALUE = {"traffic light": frozenset({"state"})}, {"speed limit sign": frozenset({"value"})}
+SIGNS = Scene(100, 100, (LIGHT, SIGN), attributed=STATE | VALUE)
 
 
 def test_json_gives_an_equal_scene_in_one_line():
-    assert Scene.from_json(example().to_json()) == example()
-    assert "\n" not in example().to_json()
+    assert Scene.from_json(EXAMPLE.to_json()) == EXAMPLE
+    assert "\n" not in EXAMPLE.to_json()
 
 
-def test_mirroring_moves_boxes_and_masks_to_the_other_side():
-    mirrored = example().flipped()
-    assert mirrored.flipped() == example()
+def test_mirroring_swaps_the_sides_and_makes_values_of_signs_unknown():
+    mirrored = EXAMPLE.flipped()
+    assert mirrored.flipped() == EXAMPLE
     assert mirrored.objects[0].box == (230.0, 20.0, 270.0, 60.0)
-    assert mirrored.objects[2].coverage[5] == example().objects[2].coverage[5][::-1]
-
-
-def test_mirroring_makes_values_of_signs_unknown():
-    sign = SceneObject("speed limit sign", (20.0, 20.0, 40.0, 40.0), attributes={"value": "60"})
-    light = SceneObject("traffic light", (50.0, 0.0, 60.0, 30.0), attributes={"state": "red"})
-    attributed = {"speed limit sign": frozenset({"value"}), "traffic light": frozenset({"state"})}
-    mirrored = Scene(100, 100, (sign, light), attributed=attributed).flipped()
-    assert [item.attributes for item in mirrored.objects] == [{}, {"state": "red"}]
-    assert mirrored.attributed == {"traffic light": frozenset({"state"})}
-
-
-def test_a_road_to_the_left_turns_right_in_the_mirror_and_may_be_cut_off():
-    scene = Scene(100, 100, (), {"road shape": "left", "lane count": "2", "weather": "clear"})
-    assert scene.flipped().scene_attributes == scene.scene_attributes | {"road shape": "right"}
-    assert scene.cropped(0, 0, 90, 100).scene_attributes == {"weather": "clear"}
-
-
-def test_cropping_makes_attributes_that_may_be_cut_off_unknown():
-    light = SceneObject("traffic light", (20.0, 0.0, 30.0, 30.0), attributes={"state": "red"})
-    sign = SceneObject("speed limit sign", (40.0, 50.0, 60.0, 70.0), attributes={"value": "50"})
-    attributed = {"traffic light": frozenset({"state"}), "traffic sign": frozenset({"value"})}
-    scene = Scene(100, 100, (light, sign), {"view": "driver", "weather": "clear"}, attributed=attributed)
-    cut = scene.cropped(0, 10, 100, 100)
-    assert [item.attributes for item in cut.objects] == [{}, {"value": "50"}]  # the red lamp is outside
-    assert cut.attributed == {"traffic sign": frozenset({"value"})}
-    assert scene.cropped(40, 0, 100, 100).attributed == attributed  # true of the remaining lights
-    assert cut.scene_attributes == {"weather": "clear"}  # near and far cannot be derived from a position in the window
-    assert scene.cropped(0, 0, 100, 100) == scene
+    assert mirrored.objects[2].coverage[5] == COVERAGE[5][::-1]
+    assert mirrored.scene_attributes == EXAMPLE.scene_attributes | {"road shape": "right"}
+    signs = SIGNS.flipped()
+    assert [item.attributes for item in signs.objects] == [{"state": "red"}, {}] and signs.attributed == STATE
 
 
 def test_cropping_cuts_boxes_and_reduces_their_visibility():
-    scene = example().cropped(30, 0, 240, 140)
+    scene = EXAMPLE.cropped(30, 0, 240, 140)
     car, bus, _ = scene.objects
     assert (car.box, car.visible) == ((0, 20.0, 20.0, 60.0), 0.5)
     assert (bus.box, bus.visible, bus.area) == ((170.0, 0, 210, 100.0), 0.25, 3000.0)
+    # Near, far and ahead depend on the position in the whole view of a driver.
     assert (scene.width, scene.height, scene.scene_attributes) == (210, 140, {"weather": "rainy"})
-    assert example().cropped(0, 100, 280, 140).objects == ()
-    whole = example().cropped(0, 0, 280, 140)
-    assert whole.objects[:2] == example().objects[:2]
-    np.testing.assert_allclose(whole.objects[2].coverage, example().objects[2].coverage, atol=1e-4)
+    assert scene.presence == EXAMPLE.presence and EXAMPLE.cropped(0, 0, 180, 140).presence == {}
+    assert EXAMPLE.cropped(0, 100, 280, 140).objects == ()
+
+
+def test_cropping_makes_attributes_that_may_be_cut_off_unknown():
+    cut = SIGNS.cropped(0, 10, 100, 100)
+    assert [item.attributes for item in cut.objects] == [{}, {"value": "50"}]  # the red lamp is outside
+    assert cut.attributed == VALUE
+    assert SIGNS.cropped(40, 0, 100, 100).attributed == STATE | VALUE  # true of the remaining lights
+    assert SIGNS.cropped(0, 0, 100, 100) == SIGNS
 
 
 @given(st.tuples(*[st.integers(0, 100)] * 2), st.tuples(st.integers(1, 180), st.integers(1, 40)))
 @settings(max_examples=50, deadline=None)
 def test_patches_of_a_window_are_the_coverage_of_its_mask(corner, size):
-    mask = np.zeros((140, 280))
-    mask[20:90, 40:200] = 1  # aligned with the patches of the image, so that their coverage is exact
     left, top = corner
     right, bottom = left + size[0], top + size[1]
-    part = mask[top:bottom, left:right]
-    trees = [item for item in example().cropped(left, top, right, bottom).objects if item.category == "tree"]
+    part = MASK[top:bottom, left:right]
+    trees = [item for item in EXAMPLE.cropped(left, top, right, bottom).objects if item.category == "tree"]
     assert bool(trees) == bool(part.any())
     if trees:
         assert trees[0].area == pytest.approx(part.sum(), rel=0.01, abs=1)
-        rows = np.repeat(np.repeat(part, 14, axis=0), 14, axis=1)  # divides into 14 × 14 patches of whole pixels
-        expected = rows.reshape(14, size[1], 14, size[0]).mean((1, 3))
-        np.testing.assert_allclose(trees[0].coverage, expected, atol=1e-3)
+        np.testing.assert_allclose(trees[0].coverage, patches(part), atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -112,8 +99,8 @@ def test_patches_of_a_window_are_the_coverage_of_its_mask(corner, size):
         (lambda: Scene(10, 10, scene_attributes={"weather": "hot"}), "weather='hot' is unknown"),
         (lambda: Scene(10, 10, exhaustive=frozenset({"ufo"})), r"exhaustive classes \['ufo'\]"),
         (lambda: Scene(10, 10, presence={"ufo": True}), r"presence of unknown classes \['ufo'\]"),
-        (lambda: example().cropped(0, 0, 300, 10), "300.* leaves the image of 280 × 140"),
-        (lambda: example().cropped(10, 0, 10, 10), "empty"),
+        (lambda: EXAMPLE.cropped(0, 0, 300, 10), "300.* leaves the image of 280 × 140"),
+        (lambda: EXAMPLE.cropped(10, 0, 10, 10), "empty"),
         (lambda: read_classes({"tram": "trams"}), "'tram' must be .*, got trams"),
         (lambda: read_classes({"tram": ["tram", "trams", "vehicel"]}), "vehicel"),
     ],
