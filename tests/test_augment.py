@@ -7,23 +7,21 @@ import numpy as np
 import pytest
 
 from traffic_vlm.data import augment as module
-from traffic_vlm.data.augment import HIDDEN, HIDING, augment, change_light, crop
+from traffic_vlm.data.augment import HIDDEN, augment, change_light, crop
 from traffic_vlm.data.scene import SYNTHETIC, Scene, SceneObject
 
 
-def colored() -> tuple[np.ndarray, Scene]:
-    """A red and a blue box, labeled as cars, in an image of half the width of its scene."""
-    image = np.full((224, 112, 3), 120, np.uint8)
-    image[90:140, 10:40], image[90:140, 75:105] = (220, 30, 30), (30, 30, 220)
-    boxes = {"red": (20.0, 90.0, 80.0, 140.0), "blue": (150.0, 90.0, 210.0, 140.0)}
-    cars = tuple(SceneObject("car", box, attributes={"color": name}) for name, box in boxes.items())
-    return image, Scene(224, 224, cars, exhaustive=frozenset({"car"}), attributed={"car": frozenset({"color"})})
+IMAGE = np.full((224, 112, 3), 120, np.uint8)  # a red and a blue box in an image of half the width of its scene
+IMAGE[90:140, 10:40], IMAGE[90:140, 75:105] = (220, 30, 30), (30, 30, 220)
+BOXES = {"red": (20.0, 90.0, 80.0, 140.0), "blue": (150.0, 90.0, 210.0, 140.0)}
+CARS = tuple(SceneObject("car", box, attributes={"color": name}) for name, box in BOXES.items())
+SCENE = Scene(224, 224, CARS, exhaustive=frozenset({"car"}), attributed={"car": frozenset({"color"})})
 
 
-def test_boxes_still_hold_their_colors():
+def test_boxes_move_with_the_pixels():
     rng, seen = np.random.default_rng(0), set()
     for _ in range(60):
-        image, scene = augment(*colored(), rng)
+        image, scene = augment(IMAGE, SCENE, rng)
         x, y = image.shape[1] / scene.width, image.shape[0] / scene.height
         assert x == pytest.approx(0.5, abs=0.02) and y == pytest.approx(1, abs=0.02)
         for item in scene.objects:
@@ -37,32 +35,31 @@ def test_boxes_still_hold_their_colors():
     assert len(seen) == 4  # both colors on both sides
 
 
-def fraction(condition, scene, crops=True, times=400):
-    image, rng = np.zeros((60, 60, 3), np.uint8), np.random.default_rng(0)
-    return sum(condition(augment(image, scene, rng, crops)[1]) for _ in range(times)) / times
-
-
-def test_rendered_scenes_are_cropped_less_often_and_numbers_mirrored_less_often():
-    def is_cropped(scene):
-        return (scene.width, scene.height) != (60, 60)
-
-    def is_mirrored(scene):
-        return scene.objects[0].box[0] > 20
-
-    assert 0.42 < fraction(is_cropped, Scene(60, 60)) < 0.58
-    assert 0.22 < fraction(is_cropped, Scene(60, 60, source=SYNTHETIC)) < 0.38
-    sign = SceneObject("speed limit sign", (0, 25, 20, 35))
-    assert 0.42 < fraction(is_mirrored, Scene(60, 60, (sign,)), crops=False) < 0.58
-    number = replace(sign, attributes={"value": "50"})
-    assert 0.12 < fraction(is_mirrored, Scene(60, 60, (number,)), crops=False) < 0.28
-
-
 def test_a_crop_is_the_part_of_the_image_that_its_scene_describes():
-    image, scene = colored()
-    part, known = crop(image, scene, (0, 80, 100, 150))
+    part, known = crop(IMAGE, SCENE, (0, 80, 100, 150))
     assert part.shape == (70, 50, 3) and (known.width, known.height) == (100, 70)
     assert [item.box for item in known.objects] == [(20, 10, 80, 60)]
     assert (part[15:55, 12:38] == (220, 30, 30)).all()
+
+
+SIGN = SceneObject("speed limit sign", (0, 25, 20, 35))
+NUMBER = replace(SIGN, attributes={"value": "50"})
+
+
+@pytest.mark.parametrize(
+    ("scene", "is_changed", "expected"),
+    [
+        (Scene(60, 60), lambda scene: (scene.width, scene.height) != (60, 60), 0.5),
+        (Scene(60, 60, source=SYNTHETIC), lambda scene: (scene.width, scene.height) != (60, 60), 0.3),
+        (Scene(60, 60, (SIGN,)), lambda scene: scene.objects[0].box[0] > 20, 0.5),
+        (Scene(60, 60, (NUMBER,)), lambda scene: scene.objects[0].box[0] > 20, 0.2),
+    ],
+    ids=["photographs are cropped", "rendered scenes are cropped", "signs are mirrored", "numbers are mirrored"],
+)
+def test_this_fraction_of(scene, is_changed, expected):
+    image, rng = np.zeros((60, 60, 3), np.uint8), np.random.default_rng(0)
+    changed = [is_changed(augment(image, scene, rng, crops=not scene.objects)[1]) for _ in range(400)]
+    assert np.mean(changed) == pytest.approx(expected, abs=0.08)
 
 
 SHADES = {
@@ -76,10 +73,9 @@ SHADES = {
 def test_colors_keep_their_names_under_other_light(name, shade):
     image, rng = np.full((16, 16, 3), shade, np.uint8), np.random.default_rng(1)
     hue, saturation, _ = colorsys.rgb_to_hsv(*np.array(shade) / 255)
-    for _ in range(100):
+    for _ in range(60):
         seen = change_light(image, rng).astype(float).mean((0, 1))
         assert min(SHADES, key=lambda other: ((np.array(SHADES[other]) - seen) ** 2).sum()) == name
-        assert np.abs(seen - shade).max() < 0.16 * 255
         if saturation > 0.5:
             turn = abs(colorsys.rgb_to_hsv(*seen / 255)[0] - hue)
             assert min(turn, 1 - turn) < 10 / 360
@@ -98,26 +94,14 @@ UNSEEN = {
 @pytest.mark.parametrize("name", HIDDEN)
 def test_what_a_change_hides_is_unknown(name, monkeypatch):
     monkeypatch.setattr(module, "HIDDEN", {name: (1.0, HIDDEN[name][1])})
-    image, scene = colored()
     light = SceneObject("traffic light", (100, 10, 110, 40), attributes={"state": "red"})
     attributes = {"weather": "clear", "time of day": "day", "road surface": "dry", "lane count": "3"}
     presence = {"red light": True, "glare": True, "animal": False}
-    scene = replace(scene, objects=(*scene.objects, light), scene_attributes=attributes, presence=presence)
-    seen, known = augment(image, scene, np.random.default_rng(0), crops=False)
-    assert not np.array_equal(seen, image)
+    scene = replace(SCENE, objects=(*CARS, light), scene_attributes=attributes, presence=presence)
+    seen, known = augment(IMAGE, scene, np.random.default_rng(0), crops=False)
     left = {*known.scene_attributes, *known.presence, *(name for item in known.objects for name in item.attributes)}
-    before = {*attributes, *presence, "color", "state"}
-    assert left == before - UNSEEN[name]
-    assert known.attributed == ({} if "color" in UNSEEN[name] else scene.attributed)
-
-
-def test_strong_changes_are_visible_and_repeatable():
-    image = np.random.default_rng(1).integers(0, 255, (64, 96, 3), np.uint8)
-    for name, change in HIDING.items():
-        changed = change(image, np.random.default_rng(3))
-        assert changed.shape == image.shape and changed.dtype == np.uint8
-        assert np.abs(changed.astype(float) - image).mean() > 2, name
-        assert np.array_equal(changed, change(image, np.random.default_rng(3)))
-    for seed in range(20):
-        once, again = (augment(image, Scene(96, 64), np.random.default_rng(seed))[0] for _ in range(2))
-        assert np.array_equal(once, again)
+    assert left == {*attributes, *presence, "color", "state"} - UNSEEN[name]
+    assert known.attributed == ({} if "color" in UNSEEN[name] else SCENE.attributed)
+    assert seen.shape == IMAGE.shape and seen.dtype == np.uint8
+    assert np.abs(seen.astype(float) - IMAGE).mean() > 2  # the change itself
+    assert np.array_equal(seen, augment(IMAGE, scene, np.random.default_rng(0), crops=False)[0])  # repeatable
