@@ -106,7 +106,7 @@ def test_annotations_are_consistent(scenes):
             assert all(names <= item.attributes.keys() for item in scene.objects if item.category == category)
 
 
-@pytest.mark.parametrize("seed", [0, 2, 4, 9])
+@pytest.mark.parametrize("seed", [0, 2, 4])
 def test_leaving_a_thing_out_changes_its_pixels_and_no_others(seed):
     plan = make_plan(seed)
     plan.light = replace(NOON, sun=0.0)
@@ -128,34 +128,25 @@ def test_leaving_a_thing_out_changes_its_pixels_and_no_others(seed):
     assert 0.7 * areas < changes < 1.3 * areas  # pixels on borders; black on black
 
 
-def test_area_box_and_visible_part_of_known_things():
-    [item] = instances(plain(board(2.0, 0.0, 10.0)))
-    # 2 m at 10 m with a focal length of one image: a fifth of the image; its foot 1.5 m below the horizon
-    assert item.box == pytest.approx((89.6, 100.8, 134.4, 145.6), abs=1)
-    assert item.area == pytest.approx(44.8**2, rel=0.05) and item.visible == 1.0
+@pytest.mark.parametrize("z", [5.0, 10.0, 20.0, 40.0])
+def test_box_and_area_of_a_known_square(z):
+    """It is 2 m high and stands on the ground, 1.5 m below the camera; its focal length is the size of the image."""
+    [item] = instances(plain(board(2.0, 0.0, z)))
+    side, foot = 224 * 2 / z, 112 + 224 * 1.5 / z
+    assert item.box == pytest.approx((112 - side / 2, foot - side, 112 + side / 2, foot), abs=1)
+    assert item.area == pytest.approx(side**2, rel=0.05, abs=1.2 * side) and item.visible == 1.0
+
+
+def test_what_is_cut_by_the_border_or_covered_is_less_visible():
     [cut] = instances(plain(car(10, 5.0)))
     assert cut.box[2] == 224 and 0.3 < cut.visible < 0.8
     assert instances(plain(car(-10), car(1.0))) == []  # behind the camera, and too near
-
-
-# Perspective
-
-
-def test_farther_is_smaller_and_higher():
-    boxes = [instances(plain(car(z, 1.0)))[0].box for z in (8, 12, 18, 30, 50)]
-    for near, far in itertools.pairwise(boxes):
-        assert far[3] - far[1] < near[3] - near[1] and far[2] - far[0] < near[2] - near[0]
-        assert 112 < far[3] < near[3]  # below the horizon
-
-
-def test_the_nearer_covers_the_farther_in_any_order():
     front, back = car(9, 0.0, color="blue"), car(16, 0.8, color="red")
-    results = []
-    for things in ((front, back), (back, front)):
-        items = {item.attributes["color"]: item for item in instances(plain(*things))}
+    plans = [plain(front, back), plain(back, front)]
+    for plan in plans:
+        items = {item.attributes["color"]: item for item in instances(plan)}
         assert items["blue"].visible == 1.0 and items["red"].visible < 0.8
-        results.append(pixels(plain(*things)))
-    assert (results[0] == results[1]).all()
+    assert (pixels(plans[0]) == pixels(plans[1])).all()
     bus = make_vehicle(plain(), -3.0, 10.5, "bus", "city", 0.0, False)  # nearer by its center, not beside the person
     items = {item.category: item for item in instances(plain(bus, make_pedestrian(plain(), -1.2, 14.0)))}
     assert items["pedestrian"].visible > 0.95
@@ -195,17 +186,17 @@ def test_a_car_has_the_color_of_its_name(color):
         assert counts.most_common(1)[0][0] == color
 
 
-def test_the_back_of_a_vehicle_shows_brake_lights_unless_lit_tail_lights_hide_them():
-    def seen(heading: float, **lights: bool) -> dict[str, str]:
-        return visible_from(plain(), 0.0, 8.0, heading, moving=True, **lights)
-
-    assert seen(0.0, brake=True, lit=False) == {
-        "facing": "away from us",
-        "brake lights": "on",
-    }  # it may be about to stop
-    assert seen(0.0, brake=True, lit=True) == {"facing": "away from us"}
-    assert seen(math.pi, brake=True, lit=False) == {"status": "moving", "facing": "toward us"}
-    assert seen(math.pi / 2, brake=False, lit=False) == {"status": "moving", "facing": "to the side"}
+@pytest.mark.parametrize(
+    ("heading", "brake", "lit", "seen"),
+    [
+        (0.0, True, False, {"facing": "away from us", "brake lights": "on"}),  # it may be about to stop
+        (0.0, True, True, {"facing": "away from us"}),  # lit tail lights hide the brake lights
+        (math.pi, True, False, {"status": "moving", "facing": "toward us"}),
+        (math.pi / 2, False, False, {"status": "moving", "facing": "to the side"}),
+    ],
+)
+def test_what_is_seen_of_a_moving_vehicle(heading, brake, lit, seen):
+    assert visible_from(plain(), 0.0, 8.0, heading, moving=True, brake=brake, lit=lit) == seen
 
 
 @pytest.mark.parametrize(
@@ -274,12 +265,10 @@ def speed_limit(z: float, value: str) -> Thing:
 
 
 def test_values_of_signs_are_legible_when_near_and_look_different():
-    for z, legible in ((5.0, True), (30.0, False)):
-        [item] = instances(plain(speed_limit(z, "50")))
-        assert ("value" in item.attributes) == legible
-    white = {"field": (248, 248, 246)}
+    known = [instances(plain(speed_limit(z, "50")))[0].attributes for z in (5.0, 30.0)]
+    assert known == [{"value": "50"}, {}]
     signs = [speed_limit(4.0, value) for value in SPEED_LIMITS]
-    images = [pixels(plain(replace(sign, palette=sign.palette | white))) for sign in signs]
+    images = [pixels(plain(replace(one, palette=one.palette | {"field": (248, 248, 246)}))) for one in signs]
     for one, other in itertools.combinations(images, 2):
         assert (np.abs(one - other).max(axis=2) > 60).sum() > 40
 
