@@ -172,19 +172,28 @@ def related(name: str, item: SceneObject, anchor: SceneObject, scene: Scene) -> 
     left, _, right, bottom = (edge / length for edge, length in zip(item.box, size))
     other_left, _, other_right, other_bottom = (edge / length for edge, length in zip(anchor.box, size))
     depth, gap = other_bottom - bottom, max(other_left - right, left - other_right)
-    offset = left + right - other_left - other_right  # twice that of the centers
-    sides = {"left": right <= other_left + 0.02, "right": left >= other_right - 0.02}
+    offset = left + right - other_left - other_right  # twice that of the centers; equal centers may be rounded
     surely = {
-        **sides,
+        "left": offset < 1e-9 and right <= other_left + 0.02,
+        "right": offset > -1e-9 and left >= other_right - 0.02,
         "behind": depth >= 0.08 and gap < 0,
         "front": depth <= -0.08 and gap < 0,
         "closer": depth <= -0.08,
         "next to": -0.02 <= gap <= 0.06 and abs(depth) <= 0.05,
-        **{f"back {side}": is_there and depth >= 0.08 for side, is_there in sides.items()},
-        **{f"front {side}": is_there and depth <= -0.08 for side, is_there in sides.items()},
     }
-    surely_not = {"left": offset > -1e-9, "right": offset < 1e-9, "closer": depth > 0}  # equal centers may be rounded
-    return surely[name], surely_not.get(name, not surely[name])
+    surely_not = {
+        "left": offset > -1e-9,
+        "right": offset < 1e-9,
+        "behind": depth <= -0.08,
+        "front": depth >= 0.08,
+        "closer": depth >= 0.08,
+        "next to": gap >= 0.25 or abs(depth) >= 0.16,
+    }
+    way, _, third = name.partition(" ")
+    if third in ("left", "right"):  # "back left"
+        step = depth if way == "back" else -depth
+        return surely[third] and step >= 0.08, surely_not[third] or step <= 0
+    return surely[name], surely_not[name]
 
 
 def attribute(q: Asked) -> bool:
