@@ -22,10 +22,10 @@ import platform
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, cycle, islice, product
+from itertools import accumulate, chain, cycle, islice, product
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -45,12 +45,11 @@ from traffic_vlm.scripts import command
 
 
 ROOT = Path(__file__).resolve().parent.parent
-ROUNDS = 5  # in which the models take turns
+ROUNDS, SECONDS = 5, 1.0  # the models take turns so many times, each for so long
 TRAINING_QUESTIONS = 16  # about an image
 
 # PaliGemma reads the token ids of Traffic VLM's processor, and these for what its own processor adds.
-IMAGE, NEWLINE = 500, 501
-PEER_VOCABULARY = 512
+IMAGE, NEWLINE, PEER_VOCABULARY = 500, 501, 512
 PEER_VISION_LAYERS = 3  # gives about as many parameters as Traffic VLM's default tower and cross-attention have
 VISION_FIELDS = ("hidden_size", "intermediate_size", "num_attention_heads", "image_size", "patch_size")
 TEXT_FIELDS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
@@ -70,28 +69,23 @@ Rows = dict[str, dict[str, str]]  # of a table: {row: {model: cell}}
 
 @dataclass
 class Options:
-    model: list[Path] = field(
-        default_factory=lambda: [ROOT], metadata={"help": "folders with the sizes (config.json) of Traffic VLM"}
-    )
-    peer: Path | None = option(None, "folder with the sizes of PaliGemma; by default those of TrafficVLMConfig()")
+    model: list[Path] = option([ROOT], "folders with the sizes (config.json) of Traffic VLM")
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["bfloat16", "float32"] = option("bfloat16", "bfloat16 is slow on a CPU without AVX-512 or AMX")
-    questions: list[int] = field(default_factory=lambda: [1, 4, 16, 64], metadata={"help": "questions about an image"})
+    questions: list[int] = option([1, 4, 16, 64], "questions about an image")
     images: int = option(1, "speed: images of a pass")
     new_tokens: int = option(32, "speed: tokens to generate about one image")
     fused: bool = option(True, "speed: Traffic VLM after fuse_for_inference(), as the pipeline has it")
     compiled: bool = option(False, "speed: also compiled PaliGemma, and compiled generation by Traffic VLM")
-    min_run_time: float = option(1.0, "speed: seconds that each model is timed in each of 5 rounds")
 
     def __post_init__(self) -> None:
-        minima = {"questions": 1, "images": 1, "new_tokens": 1, "min_run_time": 0.001}
-        for name, minimum in minima.items():
-            value = min(self.questions, default=0) if name == "questions" else getattr(self, name)
-            if not value >= minimum:
-                raise ValueError(f"--{name} must be at least {minimum}, got {value}")
+        lowest = {"questions": min(self.questions), "images": self.images, "new_tokens": self.new_tokens}
+        for name, value in lowest.items():
+            if value < 1:
+                raise ValueError(f"--{name} must be at least 1, got {value}")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("--device cuda: torch finds no GPU")
-        for folder in (*self.model, self.peer or ROOT):
+        for folder in self.model:
             if not (folder / "config.json").is_file():
                 raise ValueError(f"{folder}: there is no config.json")
 
@@ -99,70 +93,81 @@ class Options:
 # --- the models ---
 
 
-class TrafficVLM:
+class Model:
+    """What both models have: pixels are [I,3,H,W], and each of N questions is asked about each of the I images.
+
+    Their `inputs` are the arguments of `forward`. Their `yes_no` is a run that returns P(yes) [I·N], None if there is
+    no compiled one.
+    """
+
+    model: Any
+    processor: TrafficVLMProcessor
+
+    def prompt(self, pixel_values: torch.Tensor, question: str) -> dict[str, torch.Tensor]:
+        """The arguments of `generate` for one image."""
+        return self.inputs(pixel_values, [question])
+
+    def loss(self, pixel_values: torch.Tensor, questions: Sequence[str]) -> torch.Tensor:
+        """The loss of a training step on all tokens of the questions."""
+        inputs = self.inputs(pixel_values, questions)
+        is_text = (inputs["attention_mask"] > 0) & (inputs["input_ids"] != IMAGE)
+        return self.model(**inputs, labels=inputs["input_ids"].where(is_text, -100), use_cache=False).loss
+
+
+class TrafficVLM(Model):
     """The model of this repository: an image is encoded once, all questions about it are packed into one row."""
 
-    def __init__(self, config: TrafficVLMConfig, processor: TrafficVLMProcessor, **placement: Any):
-        self.model = with_random_weights(TrafficVLMForConditionalGeneration, config, **placement)
-        self.processor = processor
+    def __init__(self, config: TrafficVLMConfig, processor: TrafficVLMProcessor):
+        self.model, self.processor = TrafficVLMForConditionalGeneration(config).eval(), processor
 
     def inputs(self, pixel_values: torch.Tensor, questions: Sequence[str]) -> dict[str, torch.Tensor]:
         text = [list(questions)] * len(pixel_values)
         packed = self.processor(text=text, packed=True, on_unknown="ignore", return_tensors="pt")
-        return {**packed.to(self.model.device), "pixel_values": pixel_values}
+        return {**packed.to(pixel_values.device), "pixel_values": pixel_values}
+
+    def prompt(self, pixel_values: torch.Tensor, question: str) -> dict[str, torch.Tensor]:
+        inputs = self.processor(text=question, on_unknown="ignore", return_tensors="pt")
+        return {**inputs.to(pixel_values.device), "pixel_values": pixel_values}
 
     def yes_no(self, pixel_values: torch.Tensor, questions: Sequence[str], compiled: bool = False) -> Run | None:
-        """A run that returns P(yes) [I·N] of N questions about each image [I,3,H,W]; there is no compiled one."""
         inputs = self.inputs(pixel_values, questions)
         return None if compiled else lambda: torch.cat(self.model.score_yes_no(**inputs))
 
-    def prompt(self, pixel_values: torch.Tensor, question: str) -> dict[str, torch.Tensor]:
-        """Inputs of `generate` for one image and one question."""
-        inputs = self.processor(text=question, on_unknown="ignore", return_tensors="pt").to(self.model.device)
-        return {**inputs, "pixel_values": pixel_values}
 
-    def loss(self, pixel_values: torch.Tensor, questions: Sequence[str]) -> torch.Tensor:
-        """The loss of a training step on N questions about each image."""
-        inputs = self.inputs(pixel_values, questions)
-        return self.model(**inputs, labels=inputs["input_ids"], use_cache=False).loss
-
-
-class PaliGemma:
+class PaliGemma(Model):
     """A PaliGemma with the widths and depths of a configuration of Traffic VLM. It computes no more than is read.
 
     A row is `<image>*256 <bos> question \\n`; image and question see each other in both directions.
     """
 
-    def __init__(self, config: TrafficVLMConfig, processor: TrafficVLMProcessor, **placement: Any):
+    def __init__(self, config: TrafficVLMConfig, processor: TrafficVLMProcessor):
         vision = {name: getattr(config.vision_config, name) for name in VISION_FIELDS}
+        vision |= {"num_hidden_layers": PEER_VISION_LAYERS, "vision_use_head": False}
         text = {name: getattr(config.text_config, name) for name in TEXT_FIELDS}
-        vision |= {"model_type": "siglip_vision_model", "vision_use_head": False}
         peer = PaliGemmaConfig(
-            vision_config=vision | {"num_hidden_layers": PEER_VISION_LAYERS},
+            vision_config=vision | {"model_type": "siglip_vision_model"},
             text_config=text | {"model_type": "gemma", "vocab_size": PEER_VOCABULARY},
             image_token_index=IMAGE,
             projection_dim=text["hidden_size"],
             hidden_size=text["hidden_size"],
         )
-        self.model = with_random_weights(PaliGemmaForConditionalGeneration, peer, **placement)
-        self.processor, self.image_tokens = processor, (vision["image_size"] // vision["patch_size"]) ** 2
+        self.model, self.processor = PaliGemmaForConditionalGeneration(peer).eval(), processor
+        self.image_tokens = (vision["image_size"] // vision["patch_size"]) ** 2
 
     def inputs(self, pixel_values: torch.Tensor, questions: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Inputs of the model for N questions about each image: I·N rows, padded on the left."""
         pad = self.model.config.text_config.pad_token_id
         question_ids = self.processor(text=list(questions), on_unknown="ignore")["input_ids"]
         rows = [[IMAGE] * self.image_tokens + [*ids, NEWLINE] for ids in question_ids] * len(pixel_values)
         length = max(map(len, rows))
         input_ids = torch.tensor([[pad] * (length - len(row)) + row for row in rows], device=pixel_values.device)
         return {
-            "input_ids": input_ids,
+            "input_ids": input_ids,  # [I·N,L], padded on the left
             "attention_mask": (input_ids != pad).long(),
             "token_type_ids": torch.zeros_like(input_ids),
             "pixel_values": pixel_values.repeat_interleave(len(questions), 0),
         }
 
     def yes_no(self, pixel_values: torch.Tensor, questions: Sequence[str], compiled: bool = False) -> Run:
-        """A run that returns P(yes) [I·N] of N questions about each image [I,3,H,W]."""
         inputs = self.inputs(pixel_values, questions)
         no_yes = self.processor.tokenizer.convert_tokens_to_ids(["[NO]", "[YES]"])
         mode = "reduce-overhead" if pixel_values.is_cuda else "default"
@@ -175,42 +180,26 @@ class PaliGemma:
 
         return run
 
-    def prompt(self, pixel_values: torch.Tensor, question: str) -> dict[str, torch.Tensor]:
-        """Inputs of `generate` for one image and one question."""
-        return self.inputs(pixel_values, [question])
 
-    def loss(self, pixel_values: torch.Tensor, questions: Sequence[str]) -> torch.Tensor:
-        """The loss of a training step on N questions about each image."""
-        inputs = self.inputs(pixel_values, questions)
-        is_text = (inputs["attention_mask"] > 0) & (inputs["input_ids"] != IMAGE)
-        return self.model(**inputs, labels=inputs["input_ids"].where(is_text, -100), use_cache=False).loss
-
-
-def with_random_weights(model_class: Any, config: Any, device: str, dtype: torch.dtype) -> Any:
-    """A model in eval mode."""
+def build_models(options: Options) -> dict[str, Model]:
+    """The models with random weights, by the titles of their columns. PaliGemma, the last one, sees images of the
+    same size as the others."""
     torch.manual_seed(0)
-    return model_class(config).to(device, dtype).eval()
-
-
-def build_models(options: Options) -> tuple[dict[str, Any], torch.Tensor]:
-    """The models by the names of their columns, and an image [1,3,H,W].
-
-    Raises:
-        ValueError: their images have different sizes.
-    """
-    placement: dict[str, Any] = {"device": options.device, "dtype": getattr(torch, options.dtype)}
-    models: dict[str, Any] = {}
+    models: dict[str, Model] = {}
     for folder in options.model:
-        name = "Traffic VLM" if len(options.model) == 1 else f"Traffic VLM {folder.resolve().name}"
         config, processor = TrafficVLMConfig.from_pretrained(folder), TrafficVLMProcessor.from_pretrained(folder)
-        models[name] = TrafficVLM(config, processor, **placement)
-    peer = TrafficVLMConfig.from_pretrained(options.peer) if options.peer else TrafficVLMConfig()
-    models["PaliGemma"] = PaliGemma(peer, processor, **placement)
-    sizes = {name: model.model.config.vision_config.image_size for name, model in models.items()}
-    if len(set(sizes.values())) > 1:
-        raise ValueError(f"the models have images of different sizes: {sizes}")
-    [size] = set(sizes.values())
-    return models, torch.randn(1, 3, size, size).to(**placement)
+        name = "Traffic VLM" if len(options.model) == 1 else f"Traffic VLM {folder.resolve().name}"
+        models[name] = TrafficVLM(config, processor)
+    models["PaliGemma"] = PaliGemma(TrafficVLMConfig({"image_size": config.vision_config.image_size}), processor)
+    for model in models.values():
+        model.model.to(options.device, getattr(torch, options.dtype))
+    return models
+
+
+def random_images(model: Model, count: int) -> torch.Tensor:
+    """Pixels [count,3,H,W] in the size, dtype and place that a model takes."""
+    size = model.model.config.vision_config.image_size
+    return torch.randn(count, 3, size, size).to(model.model.device, model.model.dtype)
 
 
 def make_questions(count: int) -> list[str]:
@@ -218,7 +207,7 @@ def make_questions(count: int) -> list[str]:
     return list(islice(cycle(template.format(name) for name, template in product(CLASSES, TEMPLATES)), count))
 
 
-def describe(options: Options, models: Mapping[str, Any]) -> str:
+def describe(options: Options, models: Mapping[str, Model]) -> str:
     """What the measurements belong to: machine, versions, and parameters of the models."""
     info = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
@@ -232,22 +221,37 @@ def describe(options: Options, models: Mapping[str, Any]) -> str:
 # --- speed ---
 
 
-def generate_run(model: Any, inputs: Mapping[str, Any], new_tokens: int, compiled: bool = False) -> Run:
+def measure_speed(options: Options, models: Mapping[str, Model]) -> Rows:
+    """Milliseconds: a row for each number of questions, and one for generated tokens."""
+    columns = {name: (model, False) for name, model in models.items()}
+    if options.compiled:
+        columns |= {f"{name}, compiled": (model, True) for name, model in models.items()}
+    for model in models.values():
+        if options.fused and isinstance(model, TrafficVLM):
+            model.model.fuse_for_inference()
+    images, rows = random_images(next(iter(models.values())), options.images), {}
+    for count in options.questions:
+        questions = make_questions(count)
+        runs = {name: model.yes_no(images, questions, compiled) for name, (model, compiled) in columns.items()}
+        rows[f"images: {options.images}, questions: {count}"] = time_in_turns(runs)
+    runs = {name: generate_run(model, images[:1], options.new_tokens, some) for name, (model, some) in columns.items()}
+    return rows | {f"tokens: {options.new_tokens}": time_in_turns(runs)}
+
+
+def generate_run(model: Model, image: torch.Tensor, new_tokens: int, compiled: bool) -> Run:
     """A run that greedily generates `new_tokens` tokens; `compiled` selects a static cache and a compiled step."""
     options: dict[str, Any] = {"do_sample": False, "min_new_tokens": new_tokens, "max_new_tokens": new_tokens}
     if compiled:
         options |= {"cache_implementation": "static", "compile_config": CompileConfig()}
-        if model.device.type == "cpu":
+        if image.device.type == "cpu":
             options["compile_config"] = CompileConfig(mode="default")  # the library's default is for CUDA graphs
             options["compile_config"]._compile_all_devices = True  # otherwise the library compiles on GPUs only
-    return lambda: model.generate(**inputs, **options)
+    inputs = model.prompt(image, OPEN_QUESTION)
+    return lambda: model.model.generate(**inputs, **options)
 
 
-def time_in_turns(runs: Mapping[str, Run | None], min_run_time: float) -> dict[str, str]:
-    """Median time of each run in ms, with its ratio to that of the first; "–" for None.
-
-    In each of ROUNDS, each is repeated for at least `min_run_time` seconds.
-    """
+def time_in_turns(runs: Mapping[str, Run | None]) -> dict[str, str]:
+    """Median time of each run in ms, with its ratio to that of the first; "–" for None."""
     threads, timers = torch.get_num_threads(), {}
     for name, run in runs.items():
         if run is not None:
@@ -256,36 +260,35 @@ def time_in_turns(runs: Mapping[str, Run | None], min_run_time: float) -> dict[s
     times: dict[str, list[float]] = {name: [] for name in timers}
     for _ in range(ROUNDS):
         for name, timer in timers.items():
-            times[name] += timer.blocked_autorange(min_run_time=min_run_time).times
+            times[name] += timer.blocked_autorange(min_run_time=SECONDS).times
     medians = {name: median(values) for name, values in times.items()}
     first = next(iter(medians.values()))
     cells = {name: f"{1e3 * value:,.1f} ms ({value / first:.2f})" for name, value in medians.items()}
     return {name: cells.get(name, "–") for name in runs}
 
 
-def measure_speed(options: Options, models: dict[str, Any], image: torch.Tensor) -> Rows:
-    """A row for each number of questions, and one for generated tokens."""
-    if options.fused:
-        for model in models.values():
-            if isinstance(model, TrafficVLM):
-                model.model.fuse_for_inference()
-    kinds = {name: (model, False) for name, model in models.items()}
-    if options.compiled:
-        kinds |= {f"{name}, compiled": (model, True) for name, model in models.items()}
+# --- memory ---
+
+
+def measure_memory(options: Options, models: Mapping[str, Model]) -> Rows:
+    """Megabytes of answers, with weights in the dtype, and of training in float32 or bfloat16 autocast."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise the profiler prints each of its starts and stops
+    warnings.filterwarnings("ignore", "`gradient_checkpointing", FutureWarning)  # renamed in transformers 5.23
     rows: Rows = {}
-    for count in options.questions:
-        images, questions = image.repeat(options.images, 1, 1, 1), make_questions(count)
-        runs = {name: model.yes_no(images, questions, compiled) for name, (model, compiled) in kinds.items()}
-        rows[f"images: {options.images}, questions: {count}"] = time_in_turns(runs, options.min_run_time)
-    runs = {
-        name: generate_run(model.model, model.prompt(image, OPEN_QUESTION), options.new_tokens, compiled)
-        for name, (model, compiled) in kinds.items()
-    }
-    rows[f"tokens: {options.new_tokens}"] = time_in_turns(runs, options.min_run_time)
+    for name, model in models.items():
+        sizes = {"weights": count_bytes(model.model.parameters(), model.model.buffers())}
+        for count in options.questions:
+            run = model.yes_no(random_images(model, 1), make_questions(count))
+            sizes[f"peak above that, questions about an image: {count}"] = peak_bytes(run, options.device)
+        model.model.float()
+        sizes |= training_bytes(model, autocast=options.dtype == "bfloat16")
+        for title, size in sizes.items():
+            rows.setdefault(f"{title}, MB", {})[name] = f"{size / 1e6:,.1f}"
     return rows
 
 
-# --- memory ---
+def count_bytes(*tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in chain(*tensors))
 
 
 def peak_bytes(run: Run, device: str) -> int:
@@ -301,51 +304,35 @@ def peak_bytes(run: Run, device: str) -> int:
     return max(accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
 
 
-def training_bytes(model: Any, image: torch.Tensor, options: Options) -> dict[str, int]:
+def training_bytes(model: Model, autocast: bool) -> dict[str, int]:
     """Bytes of training with AdamW: the state, and what one more image needs without and with checkpointing.
 
     The state is weights, gradients and moments in float32, after a step.
     """
-    optimizer, questions = torch.optim.AdamW(model.model.parameters()), make_questions(TRAINING_QUESTIONS)
+    optimizer, device = torch.optim.AdamW(model.model.parameters()), model.model.device.type
+    images, questions = random_images(model, 3), make_questions(TRAINING_QUESTIONS)
     model.model.train()
 
-    def step(images: int) -> None:
-        with torch.autocast(options.device, torch.bfloat16, enabled=options.dtype == "bfloat16"):
-            loss = model.loss(image.repeat(images, 1, 1, 1), questions)
+    def step(count: int) -> None:
+        with torch.autocast(device, torch.bfloat16, enabled=autocast):
+            loss = model.loss(images[:count], questions)
         loss.backward()
 
-    def an_image() -> int:
+    def bytes_of_an_image() -> int:
         # The peak of one image can be in a layer with large buffers, not where all that is saved exists.
-        two, three = (peak_bytes(partial(step, images), options.device) for images in (2, 3))
+        two, three = (peak_bytes(partial(step, count), device) for count in (2, 3))
         return three - two
 
     step(1)
     optimizer.step()
     optimizer.zero_grad(set_to_none=False)  # gradients belong to the state
-    moments = [value for state in optimizer.state.values() for value in state.values()]
-    gradients = [weight.grad for weight in model.model.parameters() if weight.grad is not None]
-    state = sum(tensor.nbytes for tensor in (*model.model.parameters(), *model.model.buffers(), *moments, *gradients))
+    moments = (value for state in optimizer.state.values() for value in state.values())
+    gradients = (weight.grad for weight in model.model.parameters() if weight.grad is not None)
+    state = count_bytes(model.model.parameters(), model.model.buffers(), moments, gradients)
     title = f"training: an image with {TRAINING_QUESTIONS} questions"
-    found = {"training: weights, gradients and AdamW": state, title: an_image()}
+    found = {"training: weights, gradients and AdamW": state, title: bytes_of_an_image()}
     model.model.gradient_checkpointing_enable()
-    return found | {f"{title}, checkpointing": an_image()}
-
-
-def measure_memory(options: Options, models: dict[str, Any], image: torch.Tensor) -> Rows:
-    """Megabytes of answers, with weights in the dtype, and of training in float32 or bfloat16 autocast."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise the profiler prints each of its starts and stops
-    warnings.filterwarnings("ignore", "`gradient_checkpointing", FutureWarning)  # renamed in transformers 5.23
-    sizes: dict[str, dict[str, int]] = {}
-    for name, model in models.items():
-        tensors = (*model.model.parameters(), *model.model.buffers())
-        sizes[name] = {"weights": sum(tensor.nbytes for tensor in tensors)}
-        for count in options.questions:
-            run = model.yes_no(image, make_questions(count))
-            sizes[name][f"peak above that, questions about an image: {count}"] = peak_bytes(run, options.device)
-        model.model.float()
-        sizes[name] |= training_bytes(model, image.float(), options)
-    titles = next(iter(sizes.values()))
-    return {f"{title}, MB": {name: f"{found[title] / 1e6:,.1f}" for name, found in sizes.items()} for title in titles}
+    return found | {f"{title}, checkpointing": bytes_of_an_image()}
 
 
 @command()
@@ -355,9 +342,9 @@ def main() -> None:
     parser.add_argument("measurement", choices=measurements)
     options, chosen = parser.parse_args_into_dataclasses()
     transformers.logging.set_verbosity_error()
-    models, image = build_models(options)
+    models = build_models(options)
     print(describe(options, models), flush=True)
-    print(table("", measurements[chosen.measurement](options, models, image)))
+    print(table("", measurements[chosen.measurement](options, models)))
 
 
 if __name__ == "__main__":
