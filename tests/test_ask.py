@@ -151,10 +151,10 @@ def test_a_region_and_thresholds_are_those_of_the_pipeline(pipe, folder, ask):
     options = ("scene.png", CAR, "--region", "0.25,0,0.5,1", "--thresholds", "thresholds.json")
     assert f"  yes, {item['p_yes']:.2f}, not sure" in ask(*options)[0]
     [found] = json.loads(ask(*options, "--json", "--overlay", "part.png")[0])["answers"]
-    width, height = Image.open("part.png").size
-    assert width < height  # of the region
     assert (found["answer"], found["not_sure"]) == ("yes", True)
     assert found["score"] == found["p_yes"] == pytest.approx(item["p_yes"], abs=1e-5)
+    ask("scene.png", CAR, "--overlay", "whole.png")
+    assert Image.open("part.png").height > Image.open("whole.png").height  # half as wide as the square image
 
 
 @pytest.mark.parametrize(
