@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from .metrics import MIN_ANSWERS, clustered_error, counted, is_yes_no
+from . import MIN_ANSWERS, STANDARD_ERRORS
+from .metrics import clustered_error, counted, is_yes_no
 
 
 KEYS = ["source", "image_id", "question", "truth"]
-STANDARD_ERRORS = 2.0  # that a difference must exceed
 
 
 @dataclass(frozen=True)

@@ -57,10 +57,8 @@ def grounded_questions(row: Mapping[str, Any]) -> Iterator[tuple[str, str, list[
         return
     true = enumerate_questions(GroundTruth(scene))
     boxes = {one.question_id: one.boxes for one in true if one.answer == "yes" and one.boxes}
-    for question, answer, category, question_id in zip(
-        row["questions"], row["answers"], row["categories"], row["question_ids"]
-    ):
-        if answer == "yes" and question_id in boxes and category in CLASSES:
+    for question, category, question_id in zip(row["questions"], row["categories"], row["question_ids"]):
+        if question_id in boxes and category in CLASSES:
             size = (scene.width, scene.height) * 2
             yield question, category, [tuple(np.divide(box, size).tolist()) for box in boxes[question_id]]
 

@@ -21,10 +21,10 @@ from scipy.optimize import minimize_scalar
 from scipy.special import expit
 
 from ..data.ground_truth import NONE
+from . import MIN_ANSWERS
 
 
 BINS = 15  # of P(yes), for the calibration error
-MIN_ANSWERS = 10  # of yes and of no, or of a value: rates of fewer are too noisy
 TEMPERATURES = (0.05, 20.0)  # range of the search
 WITHOUT_IMAGE = "is_right_without_image"  # a column: whether the question is answered right about the mean image
 # Types of questions in words that are also asked about what is not there.

@@ -15,9 +15,9 @@ import pandas as pd
 
 from ..data.folders import select_evenly
 from ..options import option
-from . import metrics
+from . import MIN_ANSWERS, metrics
 from .grounding import POINTING, score_pointing
-from .metrics import MIN_ANSWERS, WITHOUT_IMAGE, WORDS, YES_NO, by_group, is_yes_no
+from .metrics import WITHOUT_IMAGE, WORDS, YES_NO, by_group, is_yes_no
 from .predict import KINDS, UNSEEN, answer_loss, mean_image, predict
 from .robustness import contradictions, corrupted_accuracy, paraphrase_agreement
 from .taught import word_gains

@@ -15,11 +15,11 @@ import pandas as pd
 from ..data.scene import SYNTHETIC
 from ..processing_traffic_vlm import TAUGHT_ON
 from ..tokenization_traffic_vlm import is_content_word
+from . import MIN_ANSWERS, STANDARD_ERRORS
 
 
 MIN_ASKED = 200  # questions with a word, for it to be asked often
-MIN_GAIN_QUESTIONS, MIN_OTHER_ANSWERS = 30, 10  # with a word, to measure its gain
-STANDARD_ERRORS = 2.0
+MIN_GAIN_QUESTIONS = 30  # with a word, to measure its gain
 
 
 def word_gains(answers: pd.DataFrame, without_image: pd.Series, processor: Any) -> dict[str, dict[str, float]]:
@@ -43,7 +43,7 @@ def word_gains(answers: pd.DataFrame, without_image: pd.Series, processor: Any) 
     found = {}
     for word, rows in table.explode("word").groupby("word"):
         others = len(rows) - rows["truth"].value_counts().max()
-        if len(rows) >= MIN_GAIN_QUESTIONS and others >= MIN_OTHER_ANSWERS:
+        if len(rows) >= MIN_GAIN_QUESTIONS and others >= MIN_ANSWERS:
             gain, error = float(rows["gain"].mean()), float(rows["gain"].std() / math.sqrt(len(rows)))
             found[str(word)] = {"gain": gain, "error": error, "photographs": int(rows["is_photograph"].sum())}
     return found

@@ -25,13 +25,13 @@ import numpy as np
 from ..data.question_types import question_type_of
 from ..data.questions import QUESTION_TYPES
 from ..files import DataError
+from . import MIN_ANSWERS
 
 
 if TYPE_CHECKING:
     import pandas as pd  # serving only loads thresholds, without pandas
 
 
-MIN_ANSWERS = 10  # yes, and no, to fit a threshold
 TARGET_ACCURACY = 0.9  # of answers outside the band
 GRID = np.arange(1, 100) / 100
 
@@ -71,10 +71,6 @@ class Threshold:
             _check_fraction("band", limit)
         if not self.band[0] <= self.threshold <= self.band[1]:
             raise ValueError(f"band must include the threshold {self.threshold}, got {self.band!r}")
-
-    def answer(self, p_yes: float) -> str:
-        """The answer, "yes" or "no"."""
-        return "yes" if p_yes >= self.threshold else "no"
 
     def is_unsure(self, p_yes: float) -> bool:
         """Whether P(yes) lies in the band."""

@@ -32,18 +32,22 @@ from transformers.utils import logging
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.data.folders import load_rows
 from traffic_vlm.data.near_duplicates import count_repeated
+from traffic_vlm.evaluation import MIN_ANSWERS
 from traffic_vlm.evaluation.markdown import headline, to_markdown
 from traffic_vlm.evaluation.metrics import at_temperature, with_probability
 from traffic_vlm.evaluation.plots import draw_question_types, draw_reliability
 from traffic_vlm.evaluation.predict import predict
 from traffic_vlm.evaluation.report import Options, evaluate_model, rows_to_fit
 from traffic_vlm.evaluation.taught import MIN_GAIN_QUESTIONS, update_taught
-from traffic_vlm.evaluation.thresholds import MIN_ANSWERS, fit_thresholds
+from traffic_vlm.evaluation.thresholds import fit_thresholds
 from traffic_vlm.files import DataError, atomic_write, atomic_write_text
 from traffic_vlm.loading import load_processor, load_weights, refuse_adapter
 from traffic_vlm.options import option, option_parser
 from traffic_vlm.processing_traffic_vlm import TAUGHT_ON
 from traffic_vlm.scripts import command
+
+
+NEEDED = f"at least {MIN_ANSWERS} questions with the answer yes, and as many with no"  # to fit P(yes)
 
 
 @dataclass
@@ -98,8 +102,7 @@ def evaluate(arguments: Arguments, options: Options) -> None:
     if arguments.write_temperature:
         yes, no = ((with_probability(fitted)["truth"] == truth).sum() for truth in ("yes", "no"))
         if min(yes, no) < MIN_ANSWERS:  # of one question, right or wrong, the fit is a limit of the search
-            needed = f"at least {MIN_ANSWERS} questions with the answer yes, and as many with no"
-            raise DataError(f"--write_temperature needs {needed}, got {yes} and {no}")
+            raise DataError(f"--write_temperature needs {NEEDED}, got {yes} and {no}")
         write_temperature(Path(arguments.model), temperature)
         fitted = at_temperature(fitted, temperature)  # thresholds are for the model as it is now
     write_thresholds(fitted, folder / "thresholds.json")
@@ -122,7 +125,7 @@ def write_thresholds(answers: pd.DataFrame, path: Path) -> None:
     thresholds = fit_thresholds(answers)
     if thresholds is None:
         path.unlink(missing_ok=True)
-        print(f"no {path.name}: it needs at least {MIN_ANSWERS} questions with the answer yes, and as many with no")
+        print(f"no {path.name}: it needs {NEEDED}")
         return
     atomic_write_text(path, json.dumps(thresholds.to_dict(), indent=1, allow_nan=False))
     print(f"wrote {path}")
