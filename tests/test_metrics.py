@@ -15,7 +15,6 @@ from traffic_vlm.evaluation.metrics import (
     balanced_error,
     calibration_error,
     exact_match,
-    fit_temperature,
     mean_recall,
     none_if,
     question_ids,
@@ -127,26 +126,19 @@ def test_calibration_error_by_hand():
     assert list(reliability(probable([0.0, 0.5, 1.0], ["no"] * 3), bins=2)["questions"]) == [1, 2]  # 0.5 opens a bin
 
 
-def drawn(temperature: float, source: str = "a", count: int = 4000) -> list[dict]:
+def drawn(temperature: float, source: str = "a") -> list[dict]:
     """Questions whose truth is yes as often as P(yes) at this temperature says."""
     rng = np.random.default_rng(0)
-    logits = rng.uniform(-4, 4, count)
-    truths = np.where(rng.random(count) < 1 / (1 + np.exp(-logits)), "yes", "no")
+    logits = rng.uniform(-4, 4, 4000)
+    truths = np.where(rng.random(4000) < 1 / (1 + np.exp(-logits)), "yes", "no")
     return [{"truth": truth, "margin": temperature * x, "source": source} for truth, x in zip(truths, logits)]
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
-def test_a_planted_temperature_is_found(temperature):
-    rows = table(drawn(temperature))
-    assert fit_temperature(rows) == pytest.approx(temperature, rel=0.1)
-    assert calibration_error(at_temperature(rows, temperature)) < 0.03
 
 
 def test_a_temperature_is_fitted_to_unseen_sources_and_tested_on_other_images():
     """Margins are four times too large on the unseen source, and right on the known one."""
     rows = at_temperature(table(drawn(1) + drawn(4, "unseen_city")), 1.0)
     found = calibrate(rows, 1.0)
-    assert found["fitted_on"] == ["unseen_city"] and found["half_temperature"] == pytest.approx(4, rel=0.2)
+    assert found["fitted_on"] == ["unseen_city"] and found["half_temperature"] == pytest.approx(4, rel=0.1)
     assert found["ece_before"] > 0.1 > 0.05 > found["ece_after"]
     tested = sum(one["questions"] for one in found["bins_before"])
     assert tested == found["questions_tested"] == 4000 - found["questions_fitted"] != 2000
