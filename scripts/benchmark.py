@@ -310,12 +310,12 @@ def training_bytes(model: Model, autocast: bool) -> dict[str, int]:
     The state is weights, gradients and moments in float32, after a step.
     """
     optimizer, device = torch.optim.AdamW(model.model.parameters()), model.model.device.type
-    images, questions = random_images(model, 3), make_questions(TRAINING_QUESTIONS)
+    image, questions = random_images(model, 1), make_questions(TRAINING_QUESTIONS)
     model.model.train()
 
     def step(count: int) -> None:
         with torch.autocast(device, torch.bfloat16, enabled=autocast):
-            loss = model.loss(images[:count], questions)
+            loss = model.loss(image.repeat(count, 1, 1, 1), questions)
         loss.backward()
 
     def bytes_of_an_image() -> int:
