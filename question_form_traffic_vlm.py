@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import dropwhile
 
+from .wordings_traffic_vlm import NO_APOSTROPHES, QUESTION_END, rephrase, simplify
 
-QUESTION_END = " .?!…。？！"  # removed from the end of a question and replaced by one "?"
-_NO_APOSTROPHES = str.maketrans("", "", "'\u2018\u2019\u02bc\u2032\u00b4\u0060\"\u201c\u201d")
 
 # Chat templates put these characters around control tokens in user text.
 _CONTROL_MARKERS = str.maketrans("", "", "\U000f0000\U000f0001")
@@ -63,12 +62,6 @@ _PAIR = re.compile(
     rf"(?!are there|is there|can|do ).*\b(?:{_PAIRS})\b"
     r"|(?:is|was) (?:it|this|that) an? \w+(?: \w+)? or \w+(?: \w+){0,2}$"
 )
-# Without a verb, or as a request: "Weather?", "Tell me the number of cars".
-_TOPIC = re.compile(
-    r"(?!is |are |do |does |has |have )(?:and |what about )?"
-    r"(?:(?:please )?(?:(?:can|could|would) you )?(?:please )?(?:tell|give|show)(?: me| us)? )?(?:the )?"
-    r"(?:weather|speed limit|time of day|number of .*|(?:\w+ ){0,2}colou?rs?(?: of .*)?)"
-)
 
 # Clauses, to find "answer yes or no" and second questions. A hyphen between spaces separates, as a dash does.
 _SEPARATOR = re.compile(r"(\s*(?:[.?!…。？！,;:()\[\]\n]|\s-\s|[\u2013\u2014])\s*)")
@@ -100,9 +93,10 @@ _STARTS_WITH_NO = re.compile(
 _NEGATIONS = frozenset(
     "not never none nobody nothing neither nor nowhere without cannot hardly barely scarcely rarely".split()
 )
-# "It is raining, isn't it?" asks whether it is raining.
+# "It is raining, isn't it?" and "It is raining, right?" ask whether it is raining.
 _TAG = re.compile(
-    r",\s*(?:\w+n['\u2019]?t|is|are|does|do|has|can|was|were) (?:it|there|they|he|she|that)(?: not)?\W*$",
+    r",\s*(?:\w+n['\u2019]?t|is|are|does|do|has|can|was|were) (?:it|there|they|he|she|that)(?: not)?\W*$"
+    r"|(?<!\bleft),\s*(?:right|correct|yes|true)\W*$",
     re.IGNORECASE,
 )
 _OR_NOT = re.compile(r"(whether)? or not\b", re.IGNORECASE)
@@ -136,7 +130,7 @@ def question_form(question: str) -> QuestionForm:
     """Read the form of a question, by its words alone."""
     question = question.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be tokenized
     text, is_yes_no = _without_instruction(question)
-    text = _TAG.sub("", _OR_NOT.sub(r"\1", text))  # "Is it wet or not?"
+    text = rephrase(_TAG.sub("", _OR_NOT.sub(r"\1", text)))  # "Is it wet or not?"
     is_yes_no = is_yes_no or is_yes_no_question(text)
     if not has_word(text):
         return QuestionForm(text, is_yes_no, problem=NO_WORD.format(text=question[:80]))
@@ -152,7 +146,7 @@ def question_form(question: str) -> QuestionForm:
 
 def _without_instruction(text: str) -> tuple[str, bool]:
     """A question without "answer yes or no" in any wording, and whether it was there."""
-    plain = text.translate(_NO_APOSTROPHES)
+    plain = text.translate(NO_APOSTROPHES)
     if not _YES_OR_NO.search(plain):
         return text, False
     clauses = _SEPARATOR.split(_YES_OR_NO.sub(" ", plain))  # clause, separator, clause, ...
@@ -164,7 +158,7 @@ def _without_instruction(text: str) -> tuple[str, bool]:
 
 def _count_questions(text: str) -> int:
     """The number of questions in a text: 2 for "Is there a car? Is it snowing?" and "Is there a car, and where?"."""
-    text = _AND_ASKS.sub("; ", text.casefold().translate(_NO_APOSTROPHES))
+    text = _AND_ASKS.sub("; ", text.casefold().translate(NO_APOSTROPHES))
     first, *rest = _SEPARATOR.split(text)  # clause, separator, clause, ...
     count = int(_is_question(_without_fillers(first)))
     for separator, clause in zip(rest[::2], rest[1::2]):
@@ -222,11 +216,10 @@ def is_yes_no_question(text: str) -> bool:
     or with a request ("describe", "say if") decides. Text without any of them ("a red car") counts as a yes/no
     question. Alternatives ("Is the light red or green?") do not.
     """
-    text = " ".join(text.casefold().translate(_NO_APOSTROPHES).split()).strip(QUESTION_END)
+    text = simplify(rephrase(text))
     if "yes or no" in text:
         return True
-    plain = text.removeprefix("please ").removesuffix(", please")
-    if _PROPERTY.match(text) or _TOPIC.fullmatch(plain) or _ALTERNATIVES.fullmatch(plain) or _PAIR.match(plain):
+    if _PROPERTY.match(text) or _ALTERNATIVES.fullmatch(text) or _PAIR.match(text):
         return False
     clauses = [words for clause in re.split(f"[,;:{QUESTION_END.strip()}]", text) if (words := clause.split())]
     decisions = (_asks_yes_no(words, words is clauses[-1]) for words in clauses)
@@ -238,7 +231,7 @@ def _asks_yes_no(words: list[str], is_last: bool) -> bool | None:
     words = list(dropwhile(_FILLERS.__contains__, words)) or [""]
     if words[0] in _AUXILIARIES and words[1:2] == ["you"]:  # "Could you describe it?" is a request
         rest = list(dropwhile(_FILLERS.__contains__, words[2:]))
-        is_request = bool(_REQUESTS & set(rest[:1])) or _asks_for_words(rest, _SAYING - {"see"})
+        is_request = bool((_REQUESTS - {"find"}) & set(rest[:1])) or _asks_for_words(rest, _SAYING - {"see"})
         return not is_request
     first = words[0]
     if first in _AUXILIARIES:

@@ -60,6 +60,62 @@ _TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 _SPELLING += [(f"{_START}{ten} (?=(?:{'|'.join(_NUMBERS[1:10])}){_END})", str(n)) for n, ten in enumerate(_TENS, 2)]
 _SPELLING += [(f"(?<=[2-9])one{_END}", "1")]
 
+# Taught words: regular expression of phrases that the weights misread. "Is it a rainy day?" was answered as "Is it
+# day?", and "a road sign" as "a road".
+_PHRASES = {
+    # weather, time of day, road and traffic
+    "rainy": "a rainy day|wet weather|(?<=weather )wet|pouring",
+    "snowy": "a snowy day",
+    "foggy": "a (?:foggy|misty|hazy) day",
+    "cloudy": "an? (?:cloudy|overcast) day|(?<=sky )gr[ae]y|gr[ae]y outside",
+    "sunny": "a sunny day",
+    "clear": "a clear day|(?<=sky )blue",
+    "rain": "rainfall",
+    "fog": "foggy conditions",
+    "it day": r"it (?:still )?(?:light|bright)(?: out(?:side|doors)?)?(?= ?[?.]?$)",
+    "is the road": "are the (?:roads|streets)(?= (?:wet|dry|snowy|icy|empty|busy))",
+    "road": "pavement(?= (?:look )?(?:wet|dry|snowy|icy))",
+    "road empty": "(?:road|street) (?:clear|free|deserted)(?! of)",
+    "are there any vehicles": "is there (?:any )?traffic(?=(?: here| (?:in|on|at) [^?.]*)? ?[?.]?$)",
+    "see any vehicles": "see (?:any )?traffic(?=(?: here| (?:in|on|at) [^?.]*)? ?[?.]?$)",
+    "heavy traffic": "(?:a lot of|lots of|dense) traffic",
+    "light traffic": "(?:only )?(?:a )?little traffic",
+    "there a traffic jam": "there (?:any |a )?(?:traffic )?(?:congestion|gridlock|tailback|jam)",
+    "a city street": "an urban (?:road|street)",
+    "city street": "(?:urban|city) (?:road|street)",
+    "rural road": "country road",
+    "road construction": "(?:an? )?(?:road )?(?:construction|work) (?:zone|site|area|works?)"
+    r"|(?<=there )construction(?= (?:here|ahead|in|on|at)| ?[?.]?$)",
+    # numbers
+    "many": "(?:a lot|lots|plenty) of|numerous",
+    "any": "(?:at least|even) one(?! of)|one or more|some",
+    "more than one": "multiple",
+    "more than 2": "several",
+    # objects
+    "traffic sign": "(?:road|street) sign",
+    "traffic signs": "(?:road|street) signs",
+    "crosswalk": "pedestrian crosswalk|(?<=there a )(?:pedestrian )?crossing(?! the| a)(?: for pedestrians)?",
+    "truck": "heavy (?:goods )?vehicle|hgv|semi(?: truck)?",
+    "trucks": "heavy (?:goods )?vehicles|hgvs|semis",
+    "bus": "coach|shuttle",
+    "buses": "coaches|shuttles",
+    "bicycle": "cycle|push bike",
+    "bicycles": "cycles|push bikes",
+    "riding a bicycle": "cycling",
+    # ways to ask
+    "can you see": "does (?:anyone|the camera|the driver) see",
+    "where": "where exactly|whereabouts",
+    "ahead": "up ahead",
+    "on": "over on",
+    "we": "we got",
+    "you": "you got",
+    "have": "have got",
+    "has": "has got",
+    "now": "right now|at (?:the|this) moment",
+    "here": "right (?:here|there)",
+    "straight": "right(?= (?:in front|ahead))",
+}
+
 # Word of the vocabulary: regular expression of its synonyms. A plural "s" is kept: "bikes" becomes "bicycles".
 _SYNONYMS = {
     # road users and vehicles
@@ -79,7 +135,7 @@ _SYNONYMS = {
     "backpack": "rucksack",
     "object": "obj|element|thing",
     # roads and roadside objects
-    "road": "roadway|carriageway",
+    "road": "roadway|carriageway|asphalt|tarmac",
     "highway": "motorway|freeway|expressway",
     "crosswalk": "zebra crossing",
     "sidewalk": "pavement|footpath|footway|walkway",
@@ -109,7 +165,7 @@ _SYNONYMS = {
     "location": "position",
     "video": "clip",
     "time": "moment",
-    "type": "kind",
+    "type": "kind|sort",
     "accident": "incident|mishap",
     "hazard": "danger",
     "risk": "probability|likelihood|chance",
@@ -183,7 +239,7 @@ _WHOLE_WORDS = {
     "foggy": "misty|hazy",
     "night": "night ?time",
     "day": "day ?(?:time|light)",
-    "dusk": "sunset|twilight",
+    "dusk": "sunset|twilight|evening",
     "dawn": "sunrise",
     # motion and actions
     "moving": "(?:in )?motion",
@@ -212,7 +268,7 @@ _WHOLE_WORDS = {
     "going": "getting(?= to )",
     "going on": "happening|occurring",
     "with": "carrying|holding",
-    "see": "observe|notice|perceive|detect",
+    "see": "observe|notice|perceive|detect|find|spot|recogni[sz]e",
     "seen": "observed|noticed|perceived|detected|spotted",
     "visible": "shown|displayed|depicted|(?<!at )present",
     "view": "observations?|visibility",
@@ -325,7 +381,7 @@ def _rewrites(vocab: Collection[str], added_words: Mapping[str, str]) -> list[tu
     With `added_words` no rule writes a word that they replaced or rewrites one of them, and their plurals become them.
     """
     removed = set(added_words.values()) - set(vocab)
-    rewrites = list(_SPELLING)
+    rewrites = [*_SPELLING, *((f"{_START}(?:{phrases}){_END}", words) for words, phrases in _PHRASES.items())]
     for word, synonyms in _SYNONYMS.items():
         plural = "" if f"{word}s" in removed else "s?"
         rewrites.append((f"{_START}(?:{synonyms})(?={plural}{_END})", word))

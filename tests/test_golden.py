@@ -3,6 +3,7 @@
 The numbers belong to the weights: whoever commits other weights looks at the photographs and writes new ones.
 """
 
+import numpy as np
 import pytest
 import torch
 from transformers import pipeline
@@ -64,3 +65,18 @@ def test_shipped_weights_answer_right(dtype, tolerance):
             else:
                 assert item["p_yes"] == pytest.approx(p_yes, abs=tolerance)
                 assert item["score"] == (item["p_yes"] if answer == "yes" else 1 - item["p_yes"])
+
+
+def test_other_wordings_get_the_answers_of_the_taught_ones():
+    """The same are 95 % of yes and no, and 82 % in words; without the rules for wordings it was 89 % and 45 %."""
+    lines = (ROOT / "tests" / "data" / "wordings.txt").read_text().splitlines()[1:]
+    pairs = [tuple(part.strip() for part in line.split("|")) for line in lines]
+    vqa = pipeline("visual-question-answering", model=str(ROOT), dtype=torch.float32)
+    photographs = [str(ROOT / "docs" / f"{name}.jpg") for name in GOLDEN]
+    found = {True: [], False: []}  # whether answers are the same, for yes or no and for words
+    for taught, others in zip(
+        vqa(photographs, [one for one, _ in pairs]), vqa(photographs, [one for _, one in pairs])
+    ):
+        for one, other in zip(taught, others):
+            found[one["p_yes"] is not None].append(one["answer"] == other["answer"])
+    assert np.mean(found[True]) > 0.93 and np.mean(found[False]) > 0.75

@@ -63,10 +63,82 @@ def templates():
                     yield kind.name, is_open, text
 
 
+# A taught question, and others that mean the same, which the weights would read as something else or not at all.
+WORDINGS = """
+Is it rainy?|Is it a rainy day?|Is it wet weather?|Is it pouring?
+Is the weather rainy?|Is the weather wet?
+Is it cloudy?|Is it an overcast day?|Is it gray outside?
+Is the sky clear?|Is the sky blue?
+Is it day?|Is it light outside?|is it still light|Is it bright outside?
+Is the road wet?|Are the roads wet, yes or no?|Is the pavement wet?
+Is the road empty?|Is the street deserted?|Is the road free?
+Are there any vehicles?|Is there any traffic?|Is there traffic?
+Can you see any vehicles?|Can you see any traffic?
+Is there heavy traffic?|Is there a lot of traffic?
+Is there a traffic jam?|Is there congestion?|Is there a jam?
+Is there road construction?|Is there a work zone?|Is there construction?|Is there road construction work?
+Is this a city street?|Is this an urban road?|Is this a city road?
+Is any car visible?|Is at least one car visible?|Is some car visible?
+Are there any buses?|Are there one or more buses?|Are there any coaches?
+Are there more than 2 cars?|Are there several cars?
+Is there a traffic sign?|Is there a road sign?|Is there a street sign?
+Is there a crosswalk?|Is there a pedestrian crossing?|Is there a crossing for pedestrians?
+Is there a truck?|Is there a heavy vehicle?|Is there a truck, yes?
+There is a truck.|There is a truck, right?
+Can you see a bus?|Does the camera see a bus?
+What is the weather?|Weather?|Tell me the weather.|Identify the weather.|And the weather, please?
+What is the traffic like?|Traffic density?|What are the traffic conditions?|Is traffic heavy or light?
+What is the road like?|How does the road look?|Is the road wet or dry?|Road conditions?
+What time of day is it?|Is it day or night?|When was this photo taken?|Which part of the day is it?
+What color is the traffic light?|Traffic light color?|Is the light red or green?|What's the signal's colour?
+What is the color of the bus?|Color of the bus?|Please give me the color of the bus.
+How many cars are there?|How many cars?|Number of cars?|Tell me the number of the cars.|How many cars in total?
+What is the status of the car?|What is the car doing?|Is the car parked or moving?
+Where is the bus?|What's the position of the bus?|Is the bus on the left or on the right?|Where can I find the bus?
+Which traffic sign is there?|What sign is this?
+Are there more cars than buses?|Do cars outnumber buses?|Are there fewer buses than cars?
+Are more cars visible than buses?|Are fewer buses visible than cars?
+Is there any stop sign in the image?|stop sign in view|a stop sign in this photo?
+Is the road wet?|Is it a wet road?|wet road
+Is there a traffic jam?|Is the traffic stuck?
+Is this a highway?|Are we on the highway?
+Where is the bus?|bus location|the position of the bus
+What type of road is it?|road type
+"""
+
+
+@pytest.mark.parametrize("line", WORDINGS.strip().splitlines())
+def test_other_wordings_are_asked_as_taught(processor, line):
+    taught, *others = processor.prompt_ids([question_words(question_form(text).text) for text in line.split("|")])
+    for text, ids in zip(line.split("|")[1:], others):
+        assert processor.tokenizer.decode(ids) == processor.tokenizer.decode(taught), text
+        assert question_form(text).is_yes_no == question_form(line.split("|")[0]).is_yes_no, text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("Is a pedestrian crossing the street?", "Is there a pedestrian crossing the road?", "Is the light on?"),
+        *(
+            "Is traffic light?",
+            "Is there a traffic light?",
+            "Is there a construction vehicle?",
+            "Is it on the left, right?",
+        ),
+        *("Is the sidewalk wet?", "Is the road clear of snow?", "At least one of them?", "How many lanes?"),
+    ],
+)
+def test_words_of_another_meaning_stay(processor, text):
+    asked, typed = processor.prompt_ids([question_words(question_form(text).text), question_words(text)])
+    assert asked == typed
+    assert not {"crosswalk", "empty", "any", "day"} & set(processor.tokenizer.decode(asked).split())
+
+
 def test_every_template_is_one_question_that_is_asked_as_it_stands():
     for _, is_open, text in templates():
         form = question_form(text)
-        assert (form.is_yes_no, form.is_negated, form.problem, form.text) == (not is_open, False, None, text)
+        assert (form.is_yes_no, form.is_negated, form.problem) == (not is_open, False, None)
+        assert form.text == text or "fewer" in text  # which is asked as "more"
     for question_type, attribute in SCENE_ATTRIBUTE_OF_TYPE.items():  # a value may be two: "bridge or tunnel"
         for value in set(SCENE_ATTRIBUTES[attribute]) - {"other"}:
             for text in paraphrases_of(f"{question_type}/{attribute}/is/{value}"):
@@ -116,7 +188,7 @@ def test_kinds_know_the_classes_of_scenes():
         ("How fast are we allowed to drive?", "a speed limit"),
         *((text, None) for text in ("Who is driving?", "Where are we?", "What brand is the car?", "Why?")),
         *((text, None) for text in ("Is it a bus or a truck?", "is this a car or truck?", "Should I stop or go?")),
-        *((text, None) for text in ("What is the meaning of life?", "How far is the car?", "What is the car doing?")),
+        *((text, None) for text in ("What is the meaning of life?", "How far is the car?", "What is it doing?")),
     ],
 )
 def test_kinds_of_other_wordings(processor, question, kind):

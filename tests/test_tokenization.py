@@ -6,9 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_question_form import templates
 
 from tiny import ROOT, load_script
 from traffic_vlm.data.coverage import measure_coverage, read_questions
+from traffic_vlm.data.scene import CLASSES
 from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer
 from traffic_vlm.training.words import template_words
 
@@ -21,6 +23,13 @@ WORDS = [word for word in TOKENIZER.get_vocab() if word not in SPECIAL_IDS]
 
 
 # --- ids ---
+
+
+def test_phrases_of_people_do_not_change_taught_questions(monkeypatch):
+    """What training asks has the ids that it had without these rules; the templates' classes and values alike."""
+    texts = sorted({text for _, _, text in templates()} | {name for noun in CLASSES.values() for name in noun[:2]})
+    monkeypatch.setattr("traffic_vlm.tokenization_traffic_vlm._PHRASES", {})
+    assert TOKENIZER(texts)["input_ids"] == TrafficVLMTokenizer(TOKENIZER.get_vocab())(texts)["input_ids"]
 
 
 def test_special_tokens_and_answers():
