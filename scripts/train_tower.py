@@ -95,7 +95,8 @@ def train(options: Options) -> None:
     if checkpoint is not None:
         print(f"resuming from {checkpoint.name.replace('checkpoint-', 'step ')} of {steps}")
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    print(trainer.evaluate())
+    if not any("eval_auc" in entry for entry in trainer.state.log_history if entry["step"] == steps):
+        trainer.evaluate()
 
 
 @command("train", resumes=True)

@@ -174,6 +174,7 @@ class TowerTrainer(CheckedTrainer):
         figures = {"eval_balanced_accuracy": balanced_accuracy(answers), "eval_auc": auc(answers)}
         metrics = {name: value for name, value in figures.items() if value is not None}
         self.log(metrics)
+        self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
 
