@@ -266,7 +266,8 @@ def test_a_tower_learns_its_average_is_saved_and_a_resumed_run_has_the_same_resu
     save_training_head(head, tmp_path / "start")
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     command = ["--train_dataset", dataset, "--eval_dataset", dataset, "--start_from", tmp_path / "start"]
-    command += ["--images", 192, "--batch_size", 8, "--save_steps", 12, "--learning_rate", 0.01, "--output_dir"]
+    command += ["--images", 192, "--batch_size", 8, "--save_steps", 12, "--eval_steps", 12]
+    command += ["--learning_rate", 0.01, "--output_dir"]
     run_script("train_tower.py", *command, whole)
     shutil.copytree(whole / "checkpoint-12", stopped / "checkpoint-12")
     run_script("train_tower.py", *command, stopped, "--num_workers", 2)
@@ -277,6 +278,8 @@ def test_a_tower_learns_its_average_is_saved_and_a_resumed_run_has_the_same_resu
         for name in ("model.safetensors", "average.safetensors")
     )
     torch.testing.assert_close(resumed, [last, average])
+    log = json.loads((whole / "checkpoint-24" / "trainer_state.json").read_text())["log_history"]
+    assert [entry["step"] for entry in log if "eval_auc" in entry] == [12, 24]  # each once
 
     trained = TowerModel(load_tower(str(whole / "tower")), load_training_head(whole / "tower"), 1)
     saved = trained.state_dict()
