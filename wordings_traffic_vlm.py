@@ -1,8 +1,8 @@
 """Questions in other words: what people type becomes the question that the weights were taught.
 
-    "Weather?"                     → "What is the weather"
-    "Is the road wet or dry?"      → "What is the road like"
-    "Are there fewer cars than buses?" → "Are there more buses than cars"
+    "Weather?"                → "What is the weather"
+    "Is the road wet or dry?" → "What is the road like"
+    "Do cars outnumber buses" → "Are there more cars than buses"
 
 Only questions whose every word is accounted for are changed. Phrases within a question ("a rainy day", "a road sign")
 are rewritten by the tokenizer. docs/words.md has what both bring.
@@ -73,8 +73,6 @@ _REPHRASED = {
         r"do (.+) outnumber (.+)",
         r"is the number of (.+) (?:higher|greater|larger|bigger) than (?:the number|that) of (.+)",
     ),
-    # "Fewer" was taught, but learned badly.
-    r"\1more \4\3 than \2\5": (r"(.*\b)(?:fewer|less) ([\w ]+?)( visible|) than ([\w ]+?)(| in (?:the|this) \w+)",),
     r"Is there any \1": (r"is (?:any|one) of the (?:vehicles|objects) an? (.+)",),
     "Which traffic sign is there": (r"(?:what|which) (?:traffic )?sign is (?:this|it|that)",),
     "What type of road is it": (r"what road type is (?:it|this)|(?:the )?road type|type of (?:the )?road",),

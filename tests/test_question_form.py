@@ -96,8 +96,7 @@ How many cars are there?|How many cars?|Number of cars?|Tell me the number of th
 What is the status of the car?|What is the car doing?|Is the car parked or moving?
 Where is the bus?|What's the position of the bus?|Is the bus on the left or on the right?|Where can I find the bus?
 Which traffic sign is there?|What sign is this?
-Are there more cars than buses?|Do cars outnumber buses?|Are there fewer buses than cars?
-Are more cars visible than buses?|Are fewer buses visible than cars?
+Are there more cars than buses?|Do cars outnumber buses?
 Is there any stop sign in the image?|stop sign in view|a stop sign in this photo?
 Is the road wet?|Is it a wet road?|wet road
 Is there a traffic jam?|Is the traffic stuck?
@@ -137,8 +136,7 @@ def test_words_of_another_meaning_stay(processor, text):
 def test_every_template_is_one_question_that_is_asked_as_it_stands():
     for _, is_open, text in templates():
         form = question_form(text)
-        assert (form.is_yes_no, form.is_negated, form.problem) == (not is_open, False, None)
-        assert form.text == text or "fewer" in text  # which is asked as "more"
+        assert (form.is_yes_no, form.is_negated, form.problem, form.text) == (not is_open, False, None, text)
     for question_type, attribute in SCENE_ATTRIBUTE_OF_TYPE.items():  # a value may be two: "bridge or tunnel"
         for value in set(SCENE_ATTRIBUTES[attribute]) - {"other"}:
             for text in paraphrases_of(f"{question_type}/{attribute}/is/{value}"):
