@@ -130,7 +130,9 @@ def question_form(question: str) -> QuestionForm:
     """Read the form of a question, by its words alone."""
     question = question.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be tokenized
     text, is_yes_no = _without_instruction(question)
-    text = rephrase(_TAG.sub("", _OR_NOT.sub(r"\1", text)))  # "Is it wet or not?"
+    text = _TAG.sub("", _OR_NOT.sub(r"\1", text))  # "Is it wet or not?"
+    if not is_yes_no or is_yes_no_question(rephrase(text)):  # "Traffic: yes or no?" is not "What is the traffic like?"
+        text = rephrase(text)
     is_yes_no = is_yes_no or is_yes_no_question(text)
     if not has_word(text):
         return QuestionForm(text, is_yes_no, problem=NO_WORD.format(text=question[:80]))

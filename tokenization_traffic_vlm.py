@@ -60,60 +60,77 @@ _TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 _SPELLING += [(f"{_START}{ten} (?=(?:{'|'.join(_NUMBERS[1:10])}){_END})", str(n)) for n, ten in enumerate(_TENS, 2)]
 _SPELLING += [(f"(?<=[2-9])one{_END}", "1")]
 
+_AT_END = r"(?=(?:,? please)? ?[?.]?$)"
+_HERE_AT_END = r"(?=(?: here| (?:in|on|at) [^?.,]*)?(?:,? please)? ?[?.]?$)"
+_NO_OBJECT = "(?! (?:light|sign|signal|cone|island|camera))"  # not "a lot of traffic lights"
+_NO_TURN = (
+    "(?<!the |to |turn |turns |turning |turned |go |goes |going |steer |keep |look |or )"  # not "turn right here"
+)
+_GOT = r"got(?= (?:an?|any|the|its|his|her|their|no|to|right|priority|\d+)\b)"  # not "got stuck"
 # Taught words: regular expression of phrases that the weights misread. "Is it a rainy day?" was answered as "Is it
 # day?", and "a road sign" as "a road".
 _PHRASES = {
     # weather, time of day, road and traffic
-    "rainy": "a rainy day|wet weather|(?<=weather )wet|pouring",
+    "rainy": "a rainy day|wet weather|(?<=weather )wet|(?<=it )pouring(?: down)?(?: with)?(?: rain)?",
     "snowy": "a snowy day",
     "foggy": "a (?:foggy|misty|hazy) day",
-    "cloudy": "an? (?:cloudy|overcast) day|(?<=sky )gr[ae]y|gr[ae]y outside",
+    "cloudy": "an? (?:cloudy|overcast) day|(?<=sky )gr[ae]y|(?<=it )gr[ae]y outside",
     "sunny": "a sunny day",
     "clear": "a clear day|(?<=sky )blue",
     "rain": "rainfall",
     "fog": "foggy conditions",
-    "it day": r"it (?:still )?(?:light|bright)(?: out(?:side|doors)?)?(?= ?[?.]?$)",
+    "it day": rf"it (?:still )?(?:light|bright)(?: out(?:side|doors)?)?{_AT_END}",
     "is the road": "are the (?:roads|streets)(?= (?:wet|dry|snowy|icy|empty|busy))",
     "road": "pavement(?= (?:look )?(?:wet|dry|snowy|icy))",
-    "road empty": "(?:road|street) (?:clear|free|deserted)(?! of)",
-    "are there any vehicles": "is there (?:any )?traffic(?=(?: here| (?:in|on|at) [^?.]*)? ?[?.]?$)",
-    "see any vehicles": "see (?:any )?traffic(?=(?: here| (?:in|on|at) [^?.]*)? ?[?.]?$)",
-    "heavy traffic": "(?:a lot of|lots of|dense) traffic",
-    "light traffic": "(?:only )?(?:a )?little traffic",
-    "there a traffic jam": "there (?:any |a )?(?:traffic )?(?:congestion|gridlock|tailback|jam)",
+    # Not "the sky above the road clear", nor "the road clear of snow".
+    "road empty": r"(?<=(?:is|was) (?:the|this|our) )(?:road|street) (?:clear|free|deserted)"
+    r"(?! (?:of|for|to|from|enough|and|or)\b)",
+    "are there any vehicles": f"(?<!why )is there (?:any )?traffic{_HERE_AT_END}",
+    "see any vehicles": f"see (?:any )?traffic{_HERE_AT_END}",
+    "heavy traffic": f"(?:a lot of|lots of|dense) traffic{_NO_OBJECT}",
+    "light traffic": f"(?:only )?(?:a )?little traffic{_NO_OBJECT}",
+    "is there a traffic jam": "are there (?:any )?(?:traffic )?jams",
+    "there a traffic jam": "there (?:any |a |much |a lot of )?(?:traffic )?(?:congestion|gridlock|tailback|jam)",
     "a city street": "an urban (?:road|street)",
     "city street": "(?:urban|city) (?:road|street)",
     "rural road": "country road",
     "road construction": "(?:an? )?(?:road )?(?:construction|work) (?:zone|site|area|works?)"
-    r"|(?<=there )construction(?= (?:here|ahead|in|on|at)| ?[?.]?$)",
+    rf"|(?<=there )construction(?:(?= (?:here|ahead|in|on|at))|{_AT_END})",
     # numbers
-    "many": "(?:a lot|lots|plenty) of|numerous",
-    "any": "(?:at least|even) one(?! of)|one or more|some",
-    "more than one": "multiple",
+    "many": "(?:a lot|(?<!parking )lots|plenty) of|numerous",
+    "any": r"(?:at least|even) one(?! (?:of|or|and|more|hundred|third|half|way|meter|metre|mile|second|minute)\b)"
+    "|one or more(?! than)|some",
+    "more than one": r"multiple(?! (?:lane|vehicle|car)\b)",
     "more than 2": "several",
     # objects
     "traffic sign": "(?:road|street) sign",
     "traffic signs": "(?:road|street) signs",
-    "crosswalk": "pedestrian crosswalk|(?<=there a )(?:pedestrian )?crossing(?! the| a)(?: for pedestrians)?",
-    "truck": "heavy (?:goods )?vehicle|hgv|semi(?: truck)?",
-    "trucks": "heavy (?:goods )?vehicles|hgvs|semis",
-    "bus": "coach|shuttle",
-    "buses": "coaches|shuttles",
-    "bicycle": "cycle|push bike",
+    # Not "a pedestrian crossing our path", and ahead of us it may be a person.
+    "crosswalk": "pedestrian crosswalk|(?<=there a )(?:pedestrian )?crossing(?: for pedestrians)?"
+    f"(?:{_AT_END}|(?= (?:here|visible|sign)| (?:in|on) th(?:e|is) (?:image|picture|photo|scene|frame)))"
+    "|(?<=there a )crossing(?= ahead)",
+    "crosswalks": "pedestrian crossings",
+    "trucks": "heavy goods vehicles|hgvs|semis|semi(?: trailer)? trucks",
+    "truck": "heavy goods vehicle|hgv|semi(?: trailer)? truck|semi(?! (?:trailer|auto|circ|trans|detached))",
+    "buses": "coaches|shuttles|(?:coach|shuttle) buses",
+    "bus": "(?:coach|shuttle)(?: bus)?",
+    "motorcycle": "motor cycle",
+    "motorcycles": "motor cycles",
+    "bicycle": "(?<!light |signal )cycle|push bike|cycling(?= (?:lane|path|track|route))",
     "bicycles": "cycles|push bikes",
     "riding a bicycle": "cycling",
     # ways to ask
-    "can you see": "does (?:anyone|the camera|the driver) see",
+    "can you see": "does (?:anyone|the camera) see",
     "where": "where exactly|whereabouts",
     "ahead": "up ahead",
-    "on": "over on",
-    "we": "we got",
-    "you": "you got",
-    "have": "have got",
-    "has": "has got",
-    "now": "right now|at (?:the|this) moment",
-    "here": "right (?:here|there)",
-    "straight": "right(?= (?:in front|ahead))",
+    "on": "(?<!ed |ing |pull |turn |roll |flip |run )over on(?= the (?:left|right))",
+    "we": "(?<=have )we got",
+    "you": "(?<=have )you got",
+    "have": f"have {_GOT}",
+    "has": f"has {_GOT}",
+    "now": f"{_NO_TURN}right now|at (?:the|this) moment",
+    "here": f"{_NO_TURN}right here",
+    "straight": f"{_NO_TURN}right(?= (?:in front|ahead))",
 }
 
 # Word of the vocabulary: regular expression of its synonyms. A plural "s" is kept: "bikes" becomes "bicycles".

@@ -1,5 +1,6 @@
 """What questions ask for: yes or no, or a kind of words; two questions in one, and negations."""
 
+import time
 from itertools import product
 
 import pytest
@@ -12,6 +13,7 @@ from traffic_vlm.data.questions import SCENE_ATTRIBUTE_OF_TYPE
 from traffic_vlm.data.scene import CLASSES, SCENE_ATTRIBUTES, is_a
 from traffic_vlm.data.templates import FILLINGS, TYPES, paraphrases_of
 from traffic_vlm.question_form_traffic_vlm import is_yes_no_question, question_form, question_words
+from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer
 
 
 # Answers to open questions, by question type.
@@ -65,7 +67,7 @@ def templates():
 
 # A taught question, and others that mean the same, which the weights would read as something else or not at all.
 WORDINGS = """
-Is it rainy?|Is it a rainy day?|Is it wet weather?|Is it pouring?
+Is it rainy?|Is it a rainy day?|Is it wet weather?|Is it pouring?|Is it pouring rain?
 Is the weather rainy?|Is the weather wet?
 Is it cloudy?|Is it an overcast day?|Is it gray outside?
 Is the sky clear?|Is the sky blue?
@@ -73,23 +75,27 @@ Is it day?|Is it light outside?|is it still light|Is it bright outside?
 Is the road wet?|Are the roads wet, yes or no?|Is the pavement wet?
 Is the road empty?|Is the street deserted?|Is the road free?
 Are there any vehicles?|Is there any traffic?|Is there traffic?
+Can you see a bus now?|Can you see a bus right now?
+Is there a motorcycle?|Is there a motor cycle?
+Are there many traffic lights?|Are there a lot of traffic lights?
 Can you see any vehicles?|Can you see any traffic?
 Is there heavy traffic?|Is there a lot of traffic?
-Is there a traffic jam?|Is there congestion?|Is there a jam?
+Is there a traffic jam?|Is there congestion?|Is there a jam?|Are there any traffic jams?
 Is there road construction?|Is there a work zone?|Is there construction?|Is there road construction work?
 Is this a city street?|Is this an urban road?|Is this a city road?
 Is any car visible?|Is at least one car visible?|Is some car visible?
-Are there any buses?|Are there one or more buses?|Are there any coaches?
+Are there any buses?|Are there one or more buses?|Are there any coaches?|Are there any shuttle buses?
 Are there more than 2 cars?|Are there several cars?
 Is there a traffic sign?|Is there a road sign?|Is there a street sign?
 Is there a crosswalk?|Is there a pedestrian crossing?|Is there a crossing for pedestrians?
-Is there a truck?|Is there a heavy vehicle?|Is there a truck, yes?
+Is there a truck?|Is there a heavy goods vehicle?|Is there a semi-trailer truck?|Is there a truck, yes?
 There is a truck.|There is a truck, right?
 Can you see a bus?|Does the camera see a bus?
 What is the weather?|Weather?|Tell me the weather.|Identify the weather.|And the weather, please?
 What is the traffic like?|Traffic density?|What are the traffic conditions?|Is traffic heavy or light?
 What is the road like?|How does the road look?|Is the road wet or dry?|Road conditions?
 What time of day is it?|Is it day or night?|When was this photo taken?|Which part of the day is it?
+What is the status of the car?|The car’s status?
 What color is the traffic light?|Traffic light color?|Is the light red or green?|What's the signal's colour?
 What is the color of the bus?|Color of the bus?|Please give me the color of the bus.
 How many cars are there?|How many cars?|Number of cars?|Tell me the number of the cars.|How many cars in total?
@@ -101,7 +107,7 @@ Is there any stop sign in the image?|stop sign in view|a stop sign in this photo
 Is the road wet?|Is it a wet road?|wet road
 Is there a traffic jam?|Is the traffic stuck?
 Is this a highway?|Are we on the highway?
-Where is the bus?|bus location|the position of the bus
+Where is the bus?|bus location|What's the bus's location?|the position of the bus
 What type of road is it?|road type
 """
 
@@ -114,23 +120,55 @@ def test_other_wordings_are_asked_as_taught(processor, line):
         assert question_form(text).is_yes_no == question_form(line.split("|")[0]).is_yes_no, text
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("Is a pedestrian crossing the street?", "Is there a pedestrian crossing the road?", "Is the light on?"),
-        *(
-            "Is traffic light?",
-            "Is there a traffic light?",
-            "Is there a construction vehicle?",
-            "Is it on the left, right?",
-        ),
-        *("Is the sidewalk wet?", "Is the road clear of snow?", "At least one of them?", "How many lanes?"),
-    ],
-)
-def test_words_of_another_meaning_stay(processor, text):
-    asked, typed = processor.prompt_ids([question_words(question_form(text).text), question_words(text)])
-    assert asked == typed
-    assert not {"crosswalk", "empty", "any", "day"} & set(processor.tokenizer.decode(asked).split())
+OTHER_MEANINGS = """
+Is a pedestrian crossing the street?|Is there a pedestrian crossing the road?
+Is there a pedestrian crossing our path?|Is there a pedestrian crossing ahead?|Is the light on?
+Is traffic light?|Is there a traffic light?|Is it a heavy vehicle?|Is there a construction vehicle?
+Is it on the left, right?|Is the sidewalk wet?|Is the road clear of snow?|How many lanes?
+Is the sky above the road clear?|Are the lines on the road clear?|At least one of them?
+Is it at least one meter away?|Is the speed limit at least one hundred?|Are there one or more than two cars?
+Is there less traffic than before?|Are there fewer cars on the left than on the right?
+Are there fewer cars than 3?|Are there more or fewer cars than buses?|Is the car less visible than the bus?
+Is the car turning left or right?|Is the road going to the left or to the right?
+Is the car on the left or is the bus on the right?|On which side of the bus is the car?|Number of the bus?
+Am I in position?|What does the driver have to do?|What is the car going to be doing?
+Is the car parked or stopped or moving?|Can I turn right here?|Should we turn right now?
+Can I turn right ahead?|On the right there is a bus?|Why is there traffic?
+Is there a car on the right ahead of us?|We got a ticket, why?|Which car has got stuck?
+Has the car turned over on the road?|Can we pull over on the left?|Is smoke pouring from the car?
+Does the driver see the pedestrian?|The car is in view.|3 cars in the image|Is anything in view?
+anything in view|It changed color|Is this a multiple lane road?
+"""
+
+
+@pytest.mark.parametrize("line", OTHER_MEANINGS.strip().splitlines())
+def test_words_of_another_meaning_stay(processor, line, monkeypatch):
+    monkeypatch.setattr("traffic_vlm.tokenization_traffic_vlm._PHRASES", {})
+    without_phrases = TrafficVLMTokenizer(processor.tokenizer.get_vocab())
+    for text in line.split("|"):
+        asked, typed = question_words(question_form(text).text), question_words(text)
+        assert processor.tokenizer.tokenize(asked) == without_phrases.tokenize(typed), text
+
+
+def test_a_question_with_an_instruction_is_not_asked_for_words():
+    for text in ("Traffic: yes or no?", "Speed limit, yes or no?", "Is the road wet or dry? Answer yes or no."):
+        form = question_form(text)
+        assert form.is_yes_no and "what" not in form.text.lower(), text
+
+
+def test_long_texts_are_read_in_linear_time(processor):
+    begin = time.monotonic()
+    for words in (
+        "fewer cars than ",
+        "is there traffic in ",
+        "the car left or ",
+        "a lot of ",
+        "number of cars ",
+        "right ",
+    ):
+        text = words * (10_000 // len(words))
+        question_form(text), processor.tokenizer.tokenize(text)
+    assert time.monotonic() - begin < 10
 
 
 def test_every_template_is_one_question_that_is_asked_as_it_stands():
