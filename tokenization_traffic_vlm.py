@@ -412,6 +412,9 @@ def _rewrites(vocab: Collection[str], added_words: Mapping[str, str]) -> list[tu
         spared = [word for word in (*added_words, *plurals) if replace.normalize_str(word) != word]
         if spared:  # "scooter" was a synonym of "motorcycle"
             pattern = f"(?!(?:{'|'.join(spared)}){_END})(?:{pattern})"
+        elif inner := [word for word in added_words if re.search(rf"(?<![^\W\d_]){word}(?![^\W\d_])", pattern)]:
+            # "congestion" within a phrase: "is there congestion" stays, "is there gridlock" is a traffic jam.
+            pattern = rf"(?!(?:\S+ ){{0,5}}(?:{'|'.join(inner)}){_END})(?:{pattern})"
         if not removed & set(replacement.split()):
             kept.append((pattern, replacement))
     return kept + [(f"{_START}{plural}{_END}", word) for plural, word in plurals.items()]

@@ -57,6 +57,13 @@ def test_synonyms_of_a_removed_word_are_unknown():
     assert unknown == ["pram", "fire", "engine", "reason", "bikes", "upside"]
 
 
+def test_a_new_word_stays_within_the_phrases_that_held_it():
+    changed = TOKENIZER.replace_words({"congestion": "pothole", "coach": "glare"})
+    assert changed.tokenize("Is there congestion?") == ["is", "there", "congestion", "?"]
+    assert changed.tokenize("Is there gridlock?") == TOKENIZER.tokenize("Is there congestion?")
+    assert changed.tokenize("coaches, shuttles") == ["coach", ",", "buses"]
+
+
 def test_words_of_our_own_questions_are_never_given_away():
     rng, protected = random.Random(0), template_words(TOKENIZER)
     for seed in range(6):
