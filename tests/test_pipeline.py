@@ -147,6 +147,8 @@ def test_words_that_are_unknown_or_untaught_are_named(pictures, processor, monke
     vqa = TrafficVLMPipeline(model=tiny_model(), processor=processor, device="cpu")
     [item, plain] = vqa(pictures[0], ["Is there a purple bus?", CAR])
     assert item["unknown_words"] == ["purple"] and item["untaught_words"] == ["bus"] and item["answer"]
+    [reworded] = vqa(pictures[0], ["Where can I find the Zeppelin?"])
+    assert reworded["unknown_words"] == ["Zeppelin"]  # as typed
     assert answer_notes(item) == ["unknown, so ignored: purple", "not taught, or not reliably, so guessed: bus"]
     assert set(plain) == FIELDS and answer_notes(plain) == []
 
