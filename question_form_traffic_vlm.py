@@ -146,6 +146,12 @@ def question_form(question: str) -> QuestionForm:
     return QuestionForm(positive, is_yes_no, is_negated=count == 1)
 
 
+def question_as_asked(text: str) -> str:
+    """The words in which the pipeline asks a question, for training; as typed if "no" would turn its answer around."""
+    form = question_form(text)
+    return text if form.problem or form.is_negated else form.text
+
+
 def _without_instruction(text: str) -> tuple[str, bool]:
     """A question without "answer yes or no" in any wording, and whether it was there."""
     plain = text.translate(NO_APOSTROPHES)

@@ -164,6 +164,12 @@ def test_batches_of_training_have_one_size(processor):
     assert len(TrafficCollator(processor, training=False)(rows)["pixel_values"]) == 2
 
 
+def test_own_questions_are_trained_in_the_words_in_which_they_are_asked(processor):
+    row = {"image": Image.new("RGB", (32, 32)), "questions": ["What is the driver doing?"], "answers": ["walking"]}
+    batch = TrafficCollator(processor)([row])
+    assert "what is the status of the driver? walking" in processor.tokenizer.decode(batch["input_ids"][0])
+
+
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_batch_keeps_questions_when_the_balancer_rejects_all(processor, stored):
     """Always the same answer is true: the balancer soon rejects every question."""

@@ -11,6 +11,7 @@ from ..data.dataset import SyntheticRows, synthetic_rows
 from ..data.folders import load_rows, select_evenly, source_names
 from ..data.near_duplicates import count_repeated, split_rows
 from ..data.scene import SYNTHETIC
+from ..question_form_traffic_vlm import question_as_asked
 from ..tokenization_traffic_vlm import ANSWER_TOKENS
 
 
@@ -99,11 +100,12 @@ def check_rows(rows: Any, processor: Any) -> None:
 
 
 def own_questions(rows: Any) -> list[tuple[str, str]]:
-    """The different questions of a dataset with their answers; [] if they come from our templates."""
+    """The different questions of a dataset, as they will be asked, with their answers; [] if they are of templates."""
     if "scene" in getattr(rows, "column_names", ("scene",)):
         return []
     texts = rows.select_columns(["questions", "answers"])
-    return list({pair: None for row in texts for pair in zip(row["questions"], row["answers"])})
+    pairs = dict.fromkeys(pair for row in texts for pair in zip(row["questions"], row["answers"]))
+    return [(question_as_asked(text), answer) for text, answer in pairs]
 
 
 def has_answers_in_words(rows: Any, processor: Any) -> bool:
