@@ -63,9 +63,8 @@ _SPELLING += [(f"(?<=[2-9])one{_END}", "1")]
 _AT_END = r"(?=(?:,? please)? ?[?.]?$)"
 _HERE_AT_END = r"(?=(?: here| (?:in|on|at) [^?.,]*)?(?:,? please)? ?[?.]?$)"
 _NO_OBJECT = "(?! (?:light|sign|signal|cone|island|camera))"  # not "a lot of traffic lights"
-_NO_TURN = (
-    "(?<!the |to |turn |turns |turning |turned |go |goes |going |steer |keep |look |or )"  # not "turn right here"
-)
+# Not "turn right here", nor "on the right ahead".
+_NO_TURN = "(?<!the |to |turn |turns |turning |turned |go |goes |going |steer |keep |look |or )"
 _GOT = r"got(?= (?:an?|any|the|its|his|her|their|no|to|right|priority|\d+)\b)"  # not "got stuck"
 # Taught words: regular expression of phrases that the weights misread. "Is it a rainy day?" was answered as "Is it
 # day?", and "a road sign" as "a road".
@@ -106,9 +105,9 @@ _PHRASES = {
     "traffic sign": "(?:road|street) sign",
     "traffic signs": "(?:road|street) signs",
     # Not "a pedestrian crossing our path", and ahead of us it may be a person.
-    "crosswalk": "pedestrian crosswalk|(?<=there a )(?:pedestrian )?crossing(?: for pedestrians)?"
+    "crosswalk": "pedestrian crosswalk|(?<=there a |there any )(?:pedestrian )?crossing(?: for pedestrians)?"
     f"(?:{_AT_END}|(?= (?:here|visible|sign)| (?:in|on) th(?:e|is) (?:image|picture|photo|scene|frame)))"
-    "|(?<=there a )crossing(?= ahead)",
+    "|(?<=there a |there any )crossing(?= ahead)",
     "crosswalks": "pedestrian crossings",
     "trucks": "heavy goods vehicles|hgvs|semis|semi(?: trailer)? trucks",
     "truck": "heavy goods vehicle|hgv|semi(?: trailer)? truck|semi(?! (?:trailer|auto|circ|trans|detached))",

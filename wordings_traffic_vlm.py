@@ -56,7 +56,8 @@ _REPHRASED = {
     ),
     "What time of day is it": (
         r"(?:at )?(?:which|what) (?:time of the day|part of (?:the )?day) (?:is this|was (?:this|the) \w+ taken)",
-        r"(?:which|what) (?:time|part) of the day is it|when was (?:this|the) \w+ taken|what is the lighting",
+        r"(?:which|what) (?:time|part) of the day is it|what is the lighting",
+        r"when was (?:this|the) (?:image|picture|photo|photograph|video|frame) taken",
         r"(?:is it )?(?:day|night)(?:time)? or (?:day|night)(?:time)?",
     ),
     "What color is the traffic light": (
@@ -77,7 +78,7 @@ _REPHRASED = {
     r"Where is \1": (
         r"what is the (?:position|location) of (.+)",
         r"(?:in|on) (?:which|what) (?:part|side) of the (?:image|picture|photo|frame|scene) is (.+)",
-        r"where can (?:(?:i|we) (?:find|see)|you find) (.+)",
+        r"where can (?:(?:i|we) (?:find|see)|you find) ((?!what|which|how|if).+)",
         rf"is (the (?!{_TURNS})[\w ]+?) (?:(?:on|to) the )?{_LEFT} or (?:(?:on|to) )?(?:the )?{_LEFT}",
     ),
     r"Which side is \1": (r"what side is (.+)",),

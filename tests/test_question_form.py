@@ -87,6 +87,7 @@ Is any car visible?|Is at least one car visible?|Is some car visible?
 Are there any buses?|Are there one or more buses?|Are there any coaches?|Are there any shuttle buses?
 Are there more than 2 cars?|Are there several cars?
 Is there a traffic sign?|Is there a road sign?|Is there a street sign?
+Is there any crosswalk?|Is there any pedestrian crossing?
 Is there a crosswalk?|Is there a pedestrian crossing?|Is there a crossing for pedestrians?
 Is there a truck?|Is there a heavy goods vehicle?|Is there a semi-trailer truck?|Is there a truck, yes?
 There is a truck.|There is a truck, right?
