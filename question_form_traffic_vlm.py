@@ -32,7 +32,7 @@ _SIGN_WORDS = {">": "more than", "<": "less than", ">=": "at least", "\u2265": "
 _SIGN_WORDS |= {"\u2264": "at most", "-": "minus", "\u2212": "minus", "\u2013": "minus"}
 
 # The words that `is_yes_no_question` looks for at the beginning of a clause, without apostrophes.
-_QUESTION_WORDS = frozenset("what which who whom whose where when why how".split())
+_QUESTION_WORDS = frozenset("what which who whom whose where whereabouts when why how".split())
 _QUESTION_WORDS |= {word + ending for word in _QUESTION_WORDS for ending in ("s", "re", "d", "ll")}
 _AUXILIARIES = frozenset(
     "is are was were am do does did has have had can could will would shall should may might must".split()

@@ -84,8 +84,8 @@ _PHRASES = {
     # Not "the sky above the road clear", nor "the road clear of snow".
     "road empty": r"(?<=(?:is|was) (?:the|this|our) )(?:road|street) (?:clear|free|deserted)"
     r"(?! (?:of|for|to|from|enough|and|or)\b)",
-    "are there any vehicles": f"(?<!why )is there (?:any )?traffic{_HERE_AT_END}",
-    "see any vehicles": f"see (?:any )?traffic{_HERE_AT_END}",
+    "are there any vehicles": f"(?<!why )is there (?:any |some )?traffic{_HERE_AT_END}",
+    "see any vehicles": f"see (?:any |some )?traffic{_HERE_AT_END}",
     "heavy traffic": f"(?:a lot of|lots of|dense) traffic{_NO_OBJECT}",
     "light traffic": f"(?:only )?(?:a )?little traffic{_NO_OBJECT}",
     "is there a traffic jam": "are there (?:any )?(?:traffic )?jams",
@@ -97,10 +97,10 @@ _PHRASES = {
     rf"|(?<=there )construction(?:(?= (?:here|ahead|in|on|at))|{_AT_END})",
     # numbers
     "many": "(?:a lot|(?<!parking )lots|plenty) of|numerous",
-    "any": r"(?:at least|even) one(?! (?:of|or|and|more|hundred|third|half|way|meter|metre|mile|second|minute)\b)"
+    "any": r"(?:at least|even) one(?!,? (?:of|or|and|more|hundred|third|half|way|meter|metre|mile|second|minute)\b)"
     "|one or more(?! than)|some",
     "more than one": r"multiple(?! (?:lane|vehicle|car)\b)",
-    "more than 2": "several",
+    "more than 2": "several(?! (?:hundred|more))",
     # objects
     "traffic sign": "(?:road|street) sign",
     "traffic signs": "(?:road|street) signs",

@@ -29,6 +29,7 @@ _WORD = rf"(?!(?:{_OTHERS})\b)\w+"
 _NOUN = rf"({_WORD}(?: {_WORD}){{0,2}})"
 _NOUNS = rf"(?:{_WORD} ){{0,2}}(?!(?:{_OTHERS})\b)(?:\w+(?<!bu)s|people|children|men|women|deer|sheep)"
 _HERE = r"(?:,? (?:in|on|of) (?:the|this) (?:image|picture|photo|frame|scene))?"
+_VIEW = "(?:(?:the|this) (?:image|picture|photo|frame|scene)|view|sight)"
 _LEFT = "(?:left|right)(?: side)?"
 # "Is the car turning left or right?" asks for a direction, not for a place.
 _TURNS = r"(?:.*\b)?(?:(?!parking|standing|building)\w+ing|turn|curve|bend|road|street|arrow)\b"
@@ -72,7 +73,7 @@ _REPHRASED = {
         rf"is (the (?!.*\bor\b.*\bor\b)[\w ]+) {_STATES} or {_STATES}(?: still)?",
     ),
     r"Where is the \1": (
-        rf"(?:what is )?(?:the )?{_NOUN} (?:position|location)",
+        rf"(?:what is )?(?:the )?(?!.*\blane ){_NOUN} (?:position|location)",
         r"(?:the )?(?:position|location) of (?:the )?([\w ]+)",
     ),
     r"Where is \1": (
@@ -96,9 +97,8 @@ _REPHRASED = {
     "Is this a highway": (r"(?:are we )?on (?:a|the) (?:highway|freeway|motorway|expressway)",),
     "Is it sunny": (r"is the sun (?:out|shining)|sunshine",),
     "Is there a traffic jam": (r"is (?:the )?traffic (?:jammed|stuck|at a standstill)",),
-    r"Is there any \1 in the image": (
-        rf"(?:an? |any |the )?{_NOUN} in (?:(?:the|this) (?:image|picture|photo|frame|scene)|view|sight)",
-    ),
+    r"Is there any \1 in the image": (rf"(?:an? |any |the )?{_NOUN} in {_VIEW}",),
+    r"Is there \1 in the image": (rf"((?:any|some)(?:one|body|thing)) in {_VIEW}",),
 }
 _REPHRASING = [(re.compile(pattern), taught) for taught, patterns in _REPHRASED.items() for pattern in patterns]
 
@@ -118,4 +118,4 @@ def simplify(text: str) -> str:
     text = re.sub(r"(?<=\w)['\u2018\u2019]s (?=(?:colou?r|status|state|position|location)\b)", " ", text.casefold())
     text = " ".join(text.translate(NO_APOSTROPHES).split()).strip(QUESTION_END)
     text = re.sub(r"^(what|where|how|when)s\b", r"\1 is", text)
-    return text.removeprefix("please ").removesuffix(", please")
+    return re.sub(",? please$", "", text.removeprefix("please "))

@@ -74,7 +74,7 @@ Is the sky clear?|Is the sky blue?
 Is it day?|Is it light outside?|is it still light|Is it bright outside?
 Is the road wet?|Are the roads wet, yes or no?|Is the pavement wet?
 Is the road empty?|Is the street deserted?|Is the road free?
-Are there any vehicles?|Is there any traffic?|Is there traffic?
+Are there any vehicles?|Is there any traffic?|Is there traffic?|Is there some traffic?
 Can you see a bus now?|Can you see a bus right now?
 Is there a motorcycle?|Is there a motor cycle?
 Are there many traffic lights?|Are there a lot of traffic lights?
@@ -99,16 +99,18 @@ What time of day is it?|Is it day or night?|When was this photo taken?|Which par
 What is the status of the car?|The car’s status?
 What color is the traffic light?|Traffic light color?|Is the light red or green?|What's the signal's colour?
 What is the color of the bus?|Color of the bus?|Please give me the color of the bus.
-How many cars are there?|How many cars?|Number of cars?|Tell me the number of the cars.|How many cars in total?
+How many cars are there?|How many cars?|Number of cars?|number of cars please
+How many cars are there?|Tell me the number of the cars.|How many cars in total?
 What is the status of the car?|What is the car doing?|Is the car parked or moving?
 Where is the bus?|What's the position of the bus?|Is the bus on the left or on the right?|Where can I find the bus?
 Which traffic sign is there?|What sign is this?
 Are there more cars than buses?|Do cars outnumber buses?
+Is there a person in the image?|anyone in the photo
 Is there any stop sign in the image?|stop sign in view|a stop sign in this photo?
 Is the road wet?|Is it a wet road?|wet road
 Is there a traffic jam?|Is the traffic stuck?
 Is this a highway?|Are we on the highway?
-Where is the bus?|bus location|What's the bus's location?|the position of the bus
+Where is the bus?|bus location|Whereabouts is the bus?|What's the bus's location?|the position of the bus
 What type of road is it?|road type
 """
 
@@ -138,7 +140,7 @@ Can I turn right ahead?|On the right there is a bus?|Why is there traffic?
 Is there a car on the right ahead of us?|We got a ticket, why?|Which car has got stuck?
 Has the car turned over on the road?|Can we pull over on the left?|Is smoke pouring from the car?
 Does the driver see the pedestrian?|The car is in view.|3 cars in the image|Is anything in view?
-anything in view|It changed color|Is this a multiple lane road?
+What is the lane position?|It changed color|Is this a multiple lane road?
 """
 
 
