@@ -107,9 +107,11 @@ def rephrase(text: str) -> str:
     """The question that was taught in place of one that means the same; other texts stay as they are."""
     if len(text) > 200:  # some patterns take a time that grows with the square of the length
         return text
+    simple = simplify(text)
     for pattern, taught in _REPHRASING:
-        if match := pattern.fullmatch(simplify(text)):
+        if match := pattern.fullmatch(simple):
             text = match.expand(taught)
+            simple = simplify(text)
     return text
 
 
