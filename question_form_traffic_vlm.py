@@ -99,6 +99,7 @@ _TAG = re.compile(
     r"|(?<!\bleft),\s*(?:right|correct|yes|true)\W*$",
     re.IGNORECASE,
 )
+_GREETING = re.compile(r"^\W*(?:hi|hello|hey)(?: there)?\b[\s,.!]*(?=\w)", re.IGNORECASE)
 _OR_NOT = re.compile(r"(whether)? or not\b", re.IGNORECASE)
 _WITHOUT_RIDER = re.compile(r"\bwithout (?:an? )?riders?\b", re.IGNORECASE)  # was taught
 
@@ -129,7 +130,7 @@ class QuestionForm:
 def question_form(question: str) -> QuestionForm:
     """Read the form of a question, by its words alone."""
     question = question.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be tokenized
-    text, is_yes_no = _without_instruction(question)
+    text, is_yes_no = _without_instruction(_GREETING.sub("", question))
     text = _TAG.sub("", _OR_NOT.sub(r"\1", text))  # "Is it wet or not?"
     if not is_yes_no or is_yes_no_question(rephrase(text)):  # "Traffic: yes or no?" is not "What is the traffic like?"
         text = rephrase(text)

@@ -86,6 +86,7 @@ Is this a city street?|Is this an urban road?|Is this a city road?
 Is any car visible?|Is at least one car visible?|Is some car visible?
 Are there any buses?|Are there one or more buses?|Are there any coaches?|Are there any shuttle buses?
 Are there more than 2 cars?|Are there several cars?
+Is there a bus?|Hi, is there a bus?|Hello there! Is there a bus?|hey is there a bus
 Is there a traffic sign?|Is there a road sign?|Is there a street sign?
 Is there any crosswalk?|Is there any pedestrian crossing?
 Is there a crosswalk?|Is there a pedestrian crossing?|Is there a crossing for pedestrians?
