@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # An installed package has no docs/.
 EXAMPLES = [path for name in ("crossing", "night", "truck") if (path := ROOT / "docs" / f"{name}.jpg").is_file()]
 RULES = (
-    *(f"{name}_traffic_vlm.py" for name in ("answer_kind", "question_form", "question", "wordings")),
+    *(f"{name}_traffic_vlm.py" for name in ("answer_kind", "question_form", "question")),
     "export/asking.py",
 )
 ASK_OUTPUTS = ["p_yes", "log_probs", "keys", "values", "maps"]
