@@ -17,7 +17,6 @@ medians, and the number in brackets is the time divided by that of the first mod
 Run nothing else meanwhile.
 """
 
-import gc
 import os
 import platform
 import re
@@ -294,7 +293,6 @@ def count_bytes(*tensors: Iterable[torch.Tensor]) -> int:
 
 def peak_bytes(run: Run, device: str) -> int:
     """Peak bytes of all tensors that a run allocates, without those that exist before it."""
-    gc.collect()  # garbage that is freed within the run would be subtracted
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
