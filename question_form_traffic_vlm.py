@@ -73,7 +73,7 @@ _REQUEST = (
 )
 # Words that are no part of a noun: "bus stop location", but not "should we hold position".
 _OTHERS = (
-    "(?:is|are|was|were|am|do|does|did|has|have|had|can|could|will|would|shall|should|may|might|must)(?:nt)?|cant|wont|"
+    f"{'|'.join(sorted(_AUXILIARIES))}|"
     "whats?|which|who|where|why|how|when|say|tell|list|name|count|see|describe|please|there|it|i|we|you|they|he|she|"
     "the|an?|any|this|that|these|those|its|my|our|your|in|on|at|of|to|from|for|with|by|as|and|or|than|no|not|if|"
     r"more|most|fewer|less|many|several|some|all|every|each|both|(?:any|some|every|no)(?:one|body|thing)|\d+|"
@@ -82,12 +82,16 @@ _OTHERS = (
 _WORD = rf"(?!(?:{_OTHERS})\b)\w+"
 _NOUN = rf"({_WORD}(?: {_WORD}){{0,2}})"
 _NOUNS = rf"(?:{_WORD} ){{0,2}}(?!(?:{_OTHERS})\b)(?:\w+(?<!bu)s|people|children|men|women|deer|sheep)"
-_HERE = r"(?:,? (?:in|on|of) (?:the|this) (?:image|picture|photo|frame|scene))?"
-_VIEW = "(?:(?:the|this) (?:image|picture|photo|frame|scene)|view|sight)"
+_PICTURE = "(?:image|picture|photo|frame|scene)"
+_HERE = f"(?:,? (?:in|on|of) (?:the|this) {_PICTURE})?"
+_VIEW = f"(?:(?:the|this) {_PICTURE}|view|sight)"
 _LEFT = "(?:left|right)(?: side)?"
 # "Is the car turning left or right?" asks for a direction, not for a place.
 _TURNS = r"(?:.*\b)?(?:(?!parking|standing|building)\w+ing|turn|curve|bend|road|street|arrow)\b"
 _STATES = "(?:parked|moving|stopped|driving|standing|walking)"
+_POSSESSIVE = re.compile(r"(?<=\w)['\u2018\u2019]s (?=(?:colou?r|status|state|position|location)\b)", re.IGNORECASE)
+_CONTRACTION = re.compile(r"^(what|where|how|when)s\b", re.IGNORECASE)
+_PLEASE = re.compile("^please |,? please$", re.IGNORECASE)
 # Taught form: regular expressions of simplified questions that mean the same. They are tried in this order, and what
 # one returns is tried on the next ones.
 _REPHRASED = {
@@ -132,7 +136,7 @@ _REPHRASED = {
     ),
     r"Where is \1": (
         r"what is the (?:position|location) of (.+)",
-        r"(?:in|on) (?:which|what) (?:part|side) of the (?:image|picture|photo|frame|scene) is (.+)",
+        rf"(?:in|on) (?:which|what) (?:part|side) of the {_PICTURE} is (.+)",
         r"where can (?:(?:i|we) (?:find|see)|you find) ((?!what|which|how|if).+)",
         rf"is (the (?!{_TURNS})[\w ]+?) (?:(?:on|to) the )?{_LEFT} or (?:(?:on|to) )?(?:the )?{_LEFT}",
     ),
@@ -154,7 +158,9 @@ _REPHRASED = {
     r"Is there any \1 in the image": (rf"(?:an? |any |the )?{_NOUN} in {_VIEW}",),
     r"Is there \1 in the image": (rf"((?:any|some)(?:one|body|thing)) in {_VIEW}",),
 }
-_REPHRASING = [(re.compile(pattern), taught) for taught, patterns in _REPHRASED.items() for pattern in patterns]
+_REPHRASING = [
+    (re.compile(pattern, re.IGNORECASE), taught) for taught, patterns in _REPHRASED.items() for pattern in patterns
+]
 
 # Clauses, to find "answer yes or no" and second questions. A hyphen between spaces separates, as a dash does.
 _SEPARATOR = re.compile(r"(\s*(?:[.?!…。？！,;:()\[\]\n]|\s-\s|[\u2013\u2014])\s*)")
@@ -225,10 +231,9 @@ def question_form(question: str) -> QuestionForm:
     question = question.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be tokenized
     text, is_yes_no = _without_instruction(_GREETING.sub("", question))
     text = _TAG.sub("", _OR_NOT.sub(r"\1", text))  # "Is it wet or not?"
-    if not is_yes_no or is_yes_no_question(
-        _rephrase(text)
-    ):  # "Traffic: yes or no?" is not "What is the traffic like?"
-        text = _rephrase(text)
+    asked = _rephrase(text)
+    if not is_yes_no or is_yes_no_question(asked):  # "Traffic: yes or no?" is not "What is the traffic like?"
+        text = asked
     is_yes_no = is_yes_no or is_yes_no_question(text)
     if not has_word(text):
         return QuestionForm(text, is_yes_no, problem=NO_WORD.format(text=question[:80]))
@@ -320,7 +325,7 @@ def is_yes_no_question(text: str) -> bool:
     or with a request ("describe", "say if") decides. Text without any of them ("a red car") counts as a yes/no
     question. Alternatives ("Is the light red or green?") do not.
     """
-    text = _simplify(_rephrase(text))
+    text = _simplify(_rephrase(text)).casefold()
     if "yes or no" in text:
         return True
     if _PROPERTY.match(text) or _ALTERNATIVES.fullmatch(text) or _PAIR.match(text):
@@ -343,11 +348,9 @@ def _rephrase(text: str) -> str:
 
 
 def _simplify(text: str) -> str:
-    """Lower-case text with single spaces, without apostrophes, "please" and the mark at its end: "what is it"."""
-    text = re.sub(r"(?<=\w)['\u2018\u2019]s (?=(?:colou?r|status|state|position|location)\b)", " ", text.casefold())
-    text = " ".join(text.translate(_NO_APOSTROPHES).split()).strip(QUESTION_END)
-    text = re.sub(r"^(what|where|how|when)s\b", r"\1 is", text)
-    return re.sub(",? please$", "", text.removeprefix("please "))
+    """Text with single spaces, without apostrophes, "please" and the mark at its end: "what is it"."""
+    text = " ".join(_POSSESSIVE.sub(" ", text).translate(_NO_APOSTROPHES).split()).strip(QUESTION_END)
+    return _PLEASE.sub("", _CONTRACTION.sub(r"\1 is", text))
 
 
 def _asks_yes_no(words: list[str], is_last: bool) -> bool | None:

@@ -6,7 +6,6 @@
 Programs without torch, such as `scripts/ask_onnx.py`, answer by the same rules.
 """
 
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -114,8 +113,6 @@ def read_question(text: str, tokenize: Callable[[str], Prompt], limit: int, any_
     if len(ids) >= limit:  # an answer has one token at least
         return Question(text, form, problem=TOO_LONG.format(size=len(ids), limit=limit, text=text[:80]))
     unknown, untaught = map(tuple, notes)
-    as_typed = {word.casefold(): word for word in reversed(re.findall(r"\w+", text))}  # other wordings are lower-case
-    unknown = tuple(as_typed.get(word.casefold(), word) for word in unknown)
     if unknown and not any(token.isalnum() for token in tokens):
         return Question(text, form, unknown_words=unknown, problem=NO_KNOWN_WORD.format(text=text[:80]))
     is_limited = not (form.is_yes_no or any_kind)

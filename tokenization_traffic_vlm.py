@@ -61,7 +61,7 @@ _SPELLING += [(f"{_START}{ten} (?=(?:{'|'.join(_NUMBERS[1:10])}){_END})", str(n)
 _SPELLING += [(f"(?<=[2-9])one{_END}", "1")]
 
 _AT_END = r"(?=(?:,? please)? ?[?.]?$)"
-_HERE_AT_END = r"(?=(?: here| (?:in|on|at) [^?.,]*)?(?:,? please)? ?[?.]?$)"
+_HERE_AT_END = rf"(?=(?: here| (?:in|on|at) [^?.,]*)?{_AT_END})"
 _NO_OBJECT = "(?! (?:light|sign|signal|cone|island|camera))"  # not "a lot of traffic lights"
 # Not "turn right here", nor "on the right ahead".
 _NO_TURN = "(?<!the |to |turn |turns |turning |turned |go |goes |going |steer |keep |look |or )"
@@ -102,8 +102,6 @@ _PHRASES = {
     "more than one": r"multiple(?! (?:lane|vehicle|car)\b)",
     "more than 2": "several(?! (?:hundred|more))",
     # objects
-    "traffic sign": "(?:road|street) sign",
-    "traffic signs": "(?:road|street) signs",
     # Not "a pedestrian crossing our path", and ahead of us it may be a person.
     "crosswalk": "pedestrian crosswalk|(?<=there a |there any )(?:pedestrian )?crossing(?: for pedestrians)?"
     f"(?:{_AT_END}|(?= (?:here|visible|sign)| (?:in|on) th(?:e|is) (?:image|picture|photo|scene|frame)))"
@@ -164,6 +162,7 @@ _SYNONYMS = {
     "barrier": "guard ?rail|railing|crash barrier",
     "pole": "(?<!lamp )post(?! office)|pillar|bollard",
     "building": "house|shop|store|tower|skyscraper",
+    "traffic sign": "(?:road|street) sign",
     "sign": "signboard|signpost|billboard|(?<!on )board",
     "license": "licence|(?:number|registration)(?= plate)",
     "traffic light": "stop ?light|traffic signal",

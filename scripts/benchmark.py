@@ -79,7 +79,7 @@ class Options:
     compiled: bool = option(False, "speed: also compiled PaliGemma, and compiled generation by Traffic VLM")
 
     def __post_init__(self) -> None:
-        lowest = {"questions": min(self.questions), "images": self.images, "new_tokens": self.new_tokens}
+        lowest = {"questions": min(self.questions, default=0), "images": self.images, "new_tokens": self.new_tokens}
         for name, value in lowest.items():
             if value < 1:
                 raise ValueError(f"--{name} must be at least 1, got {value}")

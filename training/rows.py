@@ -42,18 +42,19 @@ def split_for_evaluation(rows: list[Any], held: list[Any], max_images: int) -> t
             ones; of rendered scenes, which are endless, others are rendered.
         max_images: to evaluate on, evenly spread over the datasets. Images are read on access.
     """
-    note, photographs = "", [dataset for dataset in rows if not isinstance(dataset, SyntheticRows)]
+    note = ""
     if held:
         note = describe_repeated(rows, held)
-    elif photographs:
-        rows, held, note = hold_back(rows, photographs)
+    elif not all(isinstance(dataset, SyntheticRows) for dataset in rows):
+        rows, held, note = hold_back(rows)
     held = held or [synthetic_rows(first_seed=1 << 40, num_images=min(max_images, 64))]
     chosen: list[Any] = [select_evenly(dataset, max(1, max_images // len(held))) for dataset in held]
     return rows, ConcatDataset(chosen), note
 
 
-def hold_back(rows: list[Any], photographs: list[Any]) -> tuple[list[Any], list[Any], str]:
-    """The datasets without what is held back of the `photographs` among them, what is, and a note on it."""
+def hold_back(rows: list[Any]) -> tuple[list[Any], list[Any], str]:
+    """The datasets without what is held back of the photographs among them, what is, and a note on it."""
+    photographs = [dataset for dataset in rows if not isinstance(dataset, SyntheticRows)]
     if min(map(len, photographs)) < 2:
         raise ValueError("one image cannot be trained on and held back: pass others with --eval_dataset")
     stay, held, repeated = split_rows(photographs, EVAL_FRACTION)
