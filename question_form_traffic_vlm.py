@@ -195,7 +195,7 @@ _NEGATIONS = frozenset(
 # "It is raining, isn't it?" and "It is raining, right?" ask whether it is raining.
 _TAG = re.compile(
     r",\s*(?:\w+n['\u2019]?t|is|are|does|do|has|can|was|were) (?:it|there|they|he|she|that)(?: not)?\W*$"
-    r"|(?<!\bleft),\s*(?:right|correct|yes|true)\W*$",
+    r"|(?<!\bleft)(?<!\bcenter)(?<!\bmiddle)(?<!\bstraight),\s*(?:right|correct|yes|true)\W*$",
     re.IGNORECASE,
 )
 _GREETING = re.compile(r"^\W*(?:hi|hello|hey)(?: there)?\b[\s,.!]*(?=\w)", re.IGNORECASE)

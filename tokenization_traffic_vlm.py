@@ -96,7 +96,8 @@ _PHRASES = {
     "road construction": "(?:an? )?(?:road )?(?:construction|work) (?:zone|site|area|works?)"
     rf"|(?<=there )construction(?:(?= (?:here|ahead|in|on|at))|{_AT_END})",
     # numbers
-    "many": "(?:a lot|(?<!parking )lots|plenty) of|numerous",
+    "many": r"(?:a lot|(?<!parking )lots|plenty) of(?! (?:snow|rain|fog|ice|water|mud|smoke|dust|space|room)\b)"
+    "|numerous",
     "any": r"(?:at least|even) one(?!,? (?:of|or|and|more|hundred|third|half|way|meter|metre|mile|second|minute)\b)"
     "|one or more(?! than)|some",
     "more than one": r"multiple(?! (?:lane|vehicle|car)\b)",

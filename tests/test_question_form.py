@@ -128,7 +128,8 @@ OTHER_MEANINGS = """
 Is a pedestrian crossing the street?|Is there a pedestrian crossing the road?
 Is there a pedestrian crossing our path?|Is there a pedestrian crossing ahead?|Is the light on?
 Is traffic light?|Is there a traffic light?|Is it a heavy vehicle?|Is there a construction vehicle?
-Is it on the left, right?|Is the sidewalk wet?|Is the road clear of snow?|How many lanes?
+Is it on the left, right?|Is it left, center, right?|Is there a lot of snow?|Is there plenty of room?
+Is the sidewalk wet?|Is the road clear of snow?|How many lanes?
 Is the sky above the road clear?|Are the lines on the road clear?|At least one of them?
 Is it at least one meter away?|Is the speed limit at least one hundred?|Are there one or more than two cars?
 Is there less traffic than before?|Are there fewer cars on the left than on the right?
