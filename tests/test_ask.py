@@ -17,7 +17,7 @@ from traffic_vlm.serving.overlay import asked_word, heat_over
 
 
 CAR, BUS = "Is there a car?", "Is there a bus?"
-QUESTIONS = [CAR, "What is ahead?", "Please describe the scene.", "Is it raining?"]
+QUESTIONS = [CAR, "What color is the traffic light?", "How many cars are there?", "Is it raining?"]
 
 
 @pytest.fixture(scope="module")

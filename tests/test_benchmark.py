@@ -7,9 +7,8 @@ from multiprocessing import get_context
 import pytest
 import torch
 
-from tiny import ROOT, TINY_TEXT, TINY_TOWER
+from tiny import TINY_TEXT, TINY_TOWER
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
-from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.scripts import benchmark
 
 
@@ -70,20 +69,14 @@ def test_the_peak_of_a_run_is_that_of_its_tensors():
     assert benchmark.peak_bytes(run, "cpu") == 6_000_000
 
 
-def measure_training():
-    """The table of memory of tiny models, and the bytes of weights, buffers and AdamW's counts of Traffic VLM."""
-    processor = TrafficVLMProcessor.from_pretrained(ROOT)
-    models = {model_class.__name__: model_class(CONFIG, processor) for model_class in MODELS}
-    model = models["TrafficVLM"].model
-    weights, buffers = (sum(tensor.nbytes for tensor in found) for found in (model.parameters(), model.buffers()))
-    table = benchmark.measure_memory(benchmark.Options(questions=[3], dtype="float32"), models)
-    return table, weights, buffers, 4 * len(list(model.parameters()))
-
-
-def test_the_memory_of_training():
+def test_the_memory_of_training(models):
     # In a new process, as people measure: what other tests left behind would change the peaks.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        table, weights, buffers, counts = pool.submit(measure_training).result(timeout=120)
+        options = benchmark.Options(questions=[3], dtype="float32")
+        table = pool.submit(benchmark.measure_memory, options, models).result(timeout=120)
+    model = models["TrafficVLM"].model
+    weights, buffers = (sum(tensor.nbytes for tensor in found) for found in (model.parameters(), model.buffers()))
+    counts = 4 * len(list(model.parameters()))  # AdamW's steps
     found = {title: cells["TrafficVLM"] for title, cells in table.items()}
     assert found["weights, MB"] == f"{(weights + buffers) / 1e6:.1f}"
     assert found["training: weights, gradients and AdamW, MB"] == f"{(4 * weights + buffers + counts) / 1e6:.1f}"
