@@ -1,7 +1,7 @@
 """Train the vision tower without a decoder.
 
-    python scripts/train_tower.py --train_dataset runs/data/* --eval_dataset runs/dev/* --output_dir runs/tower
-    python scripts/train.py --model_name_or_path . --vision_tower runs/tower/tower --train_dataset runs/data/*
+    python scripts/train_tower.py --train_dataset runs/data/*/ --eval_dataset runs/dev/*/ --output_dir runs/tower
+    python scripts/train.py --model_name_or_path . --vision_tower runs/tower/tower --train_dataset runs/data/*/
 
 It learns the categories in images by region and patch. Datasets are folders of make_dataset.py, best one for each
 source. The same command resumes a stopped run from its last checkpoint. Every `--eval_steps` and at the end the
