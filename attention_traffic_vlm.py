@@ -76,7 +76,7 @@ def attention_weights(
     lowest = torch.finfo(scores.dtype).min
     if attention_mask is not None and attention_mask.dtype != torch.bool:
         scores = scores + attention_mask
-        attention_mask = attention_mask > lowest
+        attention_mask = attention_mask > lowest  # the same mask as bool: the added number is `lowest` at hidden keys
     if attention_mask is None:
         return scores.softmax(dim=-1, dtype=torch.float32)
     weights = scores.masked_fill(~attention_mask, lowest).softmax(dim=-1, dtype=torch.float32)
@@ -114,12 +114,13 @@ class TrafficVLMAttention(nn.Module):
         self.head_dim = config.head_dim
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = config.head_dim**-0.5
-        self.rope_interleaved = config.rope_interleaved  # reading a configuration takes as long as a small operation
+        self.rope_interleaved = config.rope_interleaved  # a copy: reading a configuration is slow in a decoding step
         self.q_proj = nn.Linear(config.hidden_size, config.num_attention_heads * config.head_dim, bias=False)
         self.add_key_value_projections(key_value_size)
         self.o_proj = nn.Linear(config.num_attention_heads * config.head_dim, config.hidden_size, bias=False)
 
     def add_key_value_projections(self, key_value_size: int) -> None:
+        """Called by the constructor, so that latent attention can have other projections."""
         size = self.config.num_key_value_heads * self.head_dim
         self.k_proj = nn.Linear(key_value_size, size, bias=False)
         self.v_proj = nn.Linear(key_value_size, size, bias=False)
@@ -138,10 +139,12 @@ class TrafficVLMAttention(nn.Module):
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """States [B,L,C], and the attention weights [B,H,L,S] if the implementation returns them, else None."""
         dropout = self.config.attention_dropout if self.training else 0.0
         implementation = self.config._attn_implementation
         if query.shape[2] == 1 and implementation == "sdpa":
-            # The query heads that share a key head become rows of one product, several times faster for one token.
+            # One token, as in a decoding step: the H/K query heads that share a key head become H/K rows of that head.
+            # Several times faster than H products of one row.
             query = query.unflatten(1, (key.shape[1], -1))[:, :, :, 0]  # [B,H,1,D] → [B,K,H/K,D]
             grouped = nn.functional.scaled_dot_product_attention(query, key, value, mask, dropout, scale=self.scaling)
             return self.output(grouped.flatten(1, 2)[:, None]), None  # [B,K,H/K,D] → [B,1,H,D] → [B,1,C]
@@ -223,7 +226,7 @@ class TrafficVLMCrossAttention(TrafficVLMAttention):
 
 
 class TrafficVLMHeadLinear(nn.Module):
-    """A linear map of its own for each head, without bias: [B,H,L,in] → [B,H,L,out]."""
+    """One linear map per head, without bias: [B,H,L,in] → [B,H,L,out]."""
 
     def __init__(self, num_heads: int, in_features: int, out_features: int):
         super().__init__()
@@ -237,7 +240,7 @@ class TrafficVLMHeadLinear(nn.Module):
 
 
 class TrafficVLMLatentAttention(TrafficVLMAttention):
-    """Multi-head latent attention (https://arxiv.org/abs/2405.04434), the base of its two kinds.
+    """Multi-head latent attention (https://arxiv.org/abs/2405.04434), the base of self-attention and cross-attention.
 
     A token s has one latent c_s = norm(W_D x_s), shared by all heads. Head i has the key W_UK_i c_s and the value
     W_UV_i c_s. Neither is ever computed, because its matrix can be moved to the side of the query or the output:
@@ -246,12 +249,14 @@ class TrafficVLMLatentAttention(TrafficVLMAttention):
         Σ_s w_s (W_UV_i c_s) = W_UV_i (Σ_s w_s c_s)         output of head i with attention weights w_s
 
     So the matrices are "absorbed", and what remains is multi-query attention: c_s is the one key and the one value of
-    all heads, and the only thing to cache: it is the cache's key, and the cache's value has width 0.
+    all heads, and the only thing to cache. It is cached as the key; the value in the cache has width 0.
 
-    LoRA adapts the linear layers, and refuses the two matrices of each head.
+    The two subclasses take `forward` from the grouped-query classes, and replace projections, `query`, `attend` and
+    `output`. LoRA can adapt their linear layers, but not the matrices of each head (`TrafficVLMHeadLinear`).
     """
 
     def add_latent_projections(self, key_value_size: int, latent_size: int) -> None:
+        """Add W_D, W_UK and W_UV for tokens of width `key_value_size`."""
         heads = self.config.num_attention_heads
         self.num_key_value_groups = heads  # all heads share one key
         self.latent_size = latent_size
@@ -271,8 +276,8 @@ class TrafficVLMLatentAttention(TrafficVLMAttention):
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        # The key of self-attention has further dimensions behind the latent. The value may have them, too, because
-        # `output` drops them: fast kernels need keys and values of one width, and a slice of the key would be slower.
+        # The key is also the value. In self-attention it has rotated dimensions behind the latent, which `output`
+        # drops: fast kernels need keys and values of one width, and a slice of the key would be slower.
         return super().attend(query, key, key, mask, **kwargs)
 
     def output(self, heads: torch.Tensor) -> torch.Tensor:
@@ -284,14 +289,14 @@ class TrafficVLMLatentAttention(TrafficVLMAttention):
 class TrafficVLMLatentSelfAttention(TrafficVLMLatentAttention, TrafficVLMSelfAttention):
     """Causal latent attention with decoupled RoPE.
 
-    RoPE would rotate q_i and W_UK_i c by angles that change with the positions, and W_UK_iᵀ could not be absorbed
-    through the rotations. So the latent has no position. Instead, each query and the one key have rope_head_dim
-    further dimensions, straight from the states, and only these are rotated:
+    RoPE would rotate q_i and W_UK_i c. A rotation that depends on the position would stand between q_i and W_UK_i, so
+    W_UK_i could not be absorbed. So the latent has no position. Instead, each query and the one key get rope_head_dim
+    more dimensions, computed from the states x by q_rope_proj and k_rope_proj, and only these are rotated:
 
         query of head i  [W_UK_iᵀ q_i ; rotated q_R_i]        key  [c ; rotated k_R]        value  c
 
-    The cache holds the key: kv_latent_size + rope_head_dim numbers for each token. The scale is that of the keys of
-    heads, 1/√(head_dim + rope_head_dim).
+    The cache holds the key: kv_latent_size + rope_head_dim numbers for each token. The scale is that of unabsorbed
+    queries and keys, 1/√(head_dim + rope_head_dim).
     """
 
     def add_key_value_projections(self, key_value_size: int) -> None:
@@ -305,7 +310,7 @@ class TrafficVLMLatentSelfAttention(TrafficVLMLatentAttention, TrafficVLMSelfAtt
     def query_key_value(
         self, hidden_states: torch.Tensor, rotary: Rotary
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """As in grouped-query attention; the key is [B,1,L,kv_latent_size + rope_head_dim], the value has width 0."""
+        """Queries [B,H,L,kv_latent_size + rope_head_dim], keys [B,1,L,the same] and values of width 0, of states."""
         query_rope = self.q_rope_proj(hidden_states).unflatten(-1, (-1, self.config.rope_head_dim)).transpose(1, 2)
         query_rope = apply_rotary(query_rope, rotary, self.rope_interleaved)  # [B,H,L,rope_head_dim]
         key_rope = apply_rotary(self.k_rope_proj(hidden_states)[:, None], rotary, self.rope_interleaved)

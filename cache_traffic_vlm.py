@@ -12,7 +12,7 @@ one head (K = 1), the vectors are the keys, and the values have width 0:
 
 The text part is the library's dynamic or static cache, so cropping, beams, compilation and offloading work as in the
 library. When rows of the text are reordered, selected or repeated, the rows of the image are, too. A cache that holds
-an image refuses another one, and is emptied of it by `reset()`, or by `crop` when no text is left.
+an image refuses another image. `reset()` removes the image, and so does `crop` if it leaves no text.
 """
 
 from collections.abc import Callable
@@ -41,11 +41,15 @@ class ImageCacheMixin:
         self.image_key_values, self.encoder_attention_mask = key_values, encoder_attention_mask
 
     def check_image(self, key: torch.Tensor) -> None:
-        """Raise `ValueError` unless the first layer's keys [B,K,P,D] of an image are, but for rounding, those held."""
+        """Raise `ValueError` if the cache holds another image than that of the first layer's keys [B,K,P,D].
+
+        Keys may differ by rounding.
+        """
         if self.image_key_values is None or is_torchdynamo_compiling():
             return
         held = self.image_key_values[0][0]
-        rounding = 1e-3 if torch.promote_types(held.dtype, key.dtype).itemsize > 2 else 3e-2  # of the largest number
+        # As a fraction of the largest key; 3e-2 if both are in 16 bits.
+        rounding = 1e-3 if torch.promote_types(held.dtype, key.dtype).itemsize > 2 else 3e-2
         if held.shape == key.shape:
             difference = (held.float() - key.to(held.device).float()).abs().max()
             if bool(difference <= rounding * held.float().abs().max()):
@@ -100,7 +104,7 @@ def add_image_room(cache: Cache) -> Any:
     """
     for image_class, text_class in ((TrafficVLMStaticCache, StaticCache), (TrafficVLMCache, DynamicCache)):
         if isinstance(cache, text_class):
-            image_cache = image_class.__new__(image_class)
+            image_cache = image_class.__new__(image_class)  # without the constructor, which would make new layers
             image_cache.__dict__.update(cache.__dict__)
             return image_cache
     raise ValueError(f"An image needs a dynamic or static cache, got {type(cache).__name__}.")

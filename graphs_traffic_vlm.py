@@ -2,14 +2,14 @@
 
 A large GPU computes the operations of a small model faster than the CPU can start them. A graph starts all of them at
 once, but repeats exactly what was recorded: the same shapes at the same addresses. So inputs are copied into buffers,
-and texts are padded to one of a few sizes:
+and texts are padded to one of a few sizes (`bucket`):
 
     encode_images   pixels [I,3,H,W] → keys and values of every decoder layer; one graph for each number of images
     answer          packed rows [B,L] → logits [B,N,V] at the ends of up to N questions in each row
 
-`greedy_traffic_vlm.py` does the same for texts. Recorded functions call the model's own modules: weights that change
-in place count at once, replaced ones are noticed. What is unusual (gradients, autocast, adapters, hidden image tokens)
-is left to the model's own passes.
+`greedy_traffic_vlm.py` does the same for generated texts. Recorded functions call the model's own modules. So weights
+that change in place take effect at once; if weights are replaced by other tensors, `Graphs` drops what it recorded.
+Unusual passes (gradients, autocast, adapters, hidden image tokens) are left to the model itself.
 """
 
 import threading
@@ -50,9 +50,14 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class Recorded:
-    """A function of tensors, repeated from buffers: on a GPU one CUDA graph, on a CPU, for tests, another call.
+    """A function of tensors, repeated on the contents of its buffers.
 
-    The function is kept, and with it all tensors that it reads: a graph would read the memory of those that are gone.
+    On a GPU this replays a CUDA graph; on a CPU, for tests, it calls the function again. The function is kept, and so
+    are all tensors that it reads: a graph reads their memory, which would otherwise be freed.
+
+    Args:
+        buffers: tensors that the function takes; each call copies its inputs into them.
+        pool: memory shared by all graphs; None on a CPU.
     """
 
     def __init__(self, function: Callable[..., Tensors], buffers: Sequence[torch.Tensor], pool: Any = None):
@@ -64,7 +69,7 @@ class Recorded:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(3):  # libraries prepare themselves in the first passes
+            for _ in range(3):  # in their first passes, libraries allocate and plan, which cannot be recorded
                 function(*buffers)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
@@ -72,10 +77,10 @@ class Recorded:
             self.outputs = function(*buffers)
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        """The outputs for inputs of any device and dtype; those smaller than their buffer fill its first part."""
+        """Copies of the outputs for inputs of any device and dtype. A smaller input fills the start of its buffer."""
         for buffer, new in zip(self.buffers, inputs, strict=True):
             if new.device.type == "cpu" and buffer.is_cuda:
-                new = new.pin_memory()  # not waited for
+                new = new.pin_memory()  # so that the copy need not be waited for
             buffer[tuple(map(slice, new.shape))].copy_(new, non_blocking=True)
         if self.graph is not None:
             self.graph.replay()
@@ -96,7 +101,9 @@ def answer(model: Any, length: int, text: torch.Tensor, keys: torch.Tensor, valu
     """Logits [B,N,V] at the ends of questions.
 
     Args:
-        text: [B,3L+N], token ids, positions, segments (0 at padding, which reads itself) and ends, side by side.
+        length: L.
+        text: [B,3L+N], token ids, positions, segments (0 at padding, which reads padding only) and ends, side by side:
+            one copy to the GPU instead of four.
         keys, values: [layers,B,K,P,D], of each row's image.
     """
     ids, positions, segments, ends = text.split([length, length, length, text.shape[1] - 3 * length], dim=1)
@@ -107,7 +114,13 @@ def answer(model: Any, length: int, text: torch.Tensor, keys: torch.Tensor, valu
 
 
 class Graphs:
-    """Recorded passes of a `TrafficVLMForConditionalGeneration`. Each method returns None where it cannot be used."""
+    """Recorded passes of a `TrafficVLMForConditionalGeneration`, by kind and shape.
+
+    `encode` and `answer` return None if there is no graph for their inputs: the model then computes its own pass.
+
+    Args:
+        uses_before: how often a shape is left to the model before it is recorded.
+    """
 
     def __init__(self, model: Any, devices: Sequence[str] = ("cuda",), uses_before: int = 1):
         self.model, self.devices, self.uses_before = model, devices, uses_before
@@ -123,8 +136,10 @@ class Graphs:
         return Graphs, (self.model, self.devices, self.uses_before)  # a copy records its own passes
 
     def is_usable(self) -> bool:
+        """Whether the model is in a state in which passes can be recorded and replayed."""
         model, device = self.model, self.model.device
         is_adapted = hasattr(model, "peft_config") or getattr(model, "_hf_peft_config_loaded", False)
+        # Graphs are recorded and replayed on the default stream of the current device.
         is_default = device.type != "cuda" or (
             device.index == torch.cuda.current_device() and torch.cuda.current_stream() == torch.cuda.default_stream()
         )
@@ -138,9 +153,9 @@ class Graphs:
         )
 
     def has_changed(self) -> bool:
-        """Whether weights were replaced since passes were recorded, which are then dropped.
+        """Whether weights were replaced by other tensors since the last call. If so, all recorded passes are dropped.
 
-        Called after a replay, while the GPU computes.
+        Called after a replay, so that it costs no time while the GPU computes; the caller then discards the outputs.
         """
         weights = [one for group in self.groups for one in group.values() if one is not None]
         addresses = [one.data_ptr() for one in weights]
@@ -162,7 +177,7 @@ class Graphs:
         """The recorded pass of a kind and shape; None if the shape is new, as recording takes ten times as long."""
         key = (*key, self.model.get_decoder().config._attn_implementation)
         if not self.groups:
-            self.has_changed()
+            self.has_changed()  # notes the weights that will be recorded
         if key not in self.passes:
             self.uses[key] += 1
             if self.uses[key] <= self.uses_before:
@@ -210,9 +225,12 @@ class Graphs:
         position_ids: torch.Tensor | None,
         segment_ids: torch.Tensor | None,
     ) -> torch.Tensor | None:
-        """Logits [Q,V] at the ends [B,N] of questions, -1 where a row has fewer, of checked text on the CPU.
+        """Logits [Q,V] of Q questions, row after row, of checked text on the CPU.
 
-        Without ends, a row is one question, which ends at the last token that is not padding.
+        Args:
+            image_of_row: [B], index of the image of each row.
+            ends: [B,N], the last token of each question, -1 if a row has fewer than N. Without ends, a row is one
+                question, which ends at the last token that is not padding.
         """
         visible = torch.ones_like(input_ids) if attention_mask is None else attention_mask.bool().long()
         if ends is None:
@@ -231,6 +249,7 @@ class Graphs:
             found = self.find("questions", *size, build=build)
             if found is None:
                 return None
+            # From 1 on, and 0 at padding.
             segments = visible if segment_ids is None else (segment_ids - segment_ids.min() + 1) * visible
             positions = count_positions(input_ids, visible, 0) if position_ids is None else position_ids
             parts = [pad(one, size[0], size[1]) for one in (input_ids, positions.expand(rows, -1), segments)]

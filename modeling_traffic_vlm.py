@@ -81,7 +81,7 @@ from .vision_traffic_vlm import TrafficVLMVisionModel
 
 logger = logging.get_logger(__name__)
 
-PAD_MARGIN = 100.0  # in a row of logits; exp(-100) is 0 in float32 beside any other word
+PAD_MARGIN = 100.0  # the logit of `[PAD]` is this much below the lowest one: exp(-100) added to another word's is 0
 
 
 class TrafficVLMMLP(nn.Module):
@@ -124,7 +124,7 @@ class TrafficVLMDecoderLayer(GradientCheckpointingLayer):
     def forward(
         self,
         x: torch.Tensor,
-        image_key: torch.Tensor | None,  # positional: reentrant checkpointing needs it for gradients
+        image_key: torch.Tensor | None,  # positional, as reentrant checkpointing has gradients for such tensors only
         image_value: torch.Tensor | None,
         rotary: Rotary,
         attention_mask: torch.Tensor | None = None,
@@ -163,7 +163,7 @@ def is_bfloat16_slow(device: torch.device) -> bool:
 class TrafficVLMPreTrainedModel(PreTrainedModel):
     """Base class of all models: loading, attention backends and access to the decoder."""
 
-    graphs: Any = None  # recorded passes, see `fuse_for_inference` of the full model
+    graphs: Any = None  # CUDA graphs, after `fuse_for_inference` of the full model
     config_class: Any = TrafficVLMConfig
     base_model_prefix = "model"
     input_modalities: tuple[str, ...] = ("image", "text")
@@ -284,6 +284,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         check_decoder_inputs(self.config, input_ids, inputs_embeds, *masks, past_key_values, output_attentions)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
+        # The caller gave no mask: hide `[PAD]`; if there is none, positions that start again begin a new text.
         if attention_mask is None and segment_ids is None and is_first_step(past_key_values):
             attention_mask = padding_mask(input_ids, self.config.pad_token_id)
             if attention_mask is None and position_ids is not None:
@@ -440,7 +441,10 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         return EncodedImages(key_values, attention_mask=attention_mask, pixel_values=pixel_values)
 
     def weights_version(self) -> str:
-        """Digest of the weights that encode images, computed again only after they have changed."""
+        """Digest of the weights that encode images: tower, projector, and projections of the image in each layer.
+
+        It is computed again only after they have changed.
+        """
         cross_attention = [layer.cross_attn for layer in self.text_model.layers]
         parts = [self.vision_tower, self.projector, *(p for c in cross_attention for p in c.image_projections)]
         state, digest = weights_state(parts), self._version[1]
@@ -472,7 +476,8 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
             encoded_images = replace(encoded_images, weights_version=None)  # check once, not in every later pass
         if encoder_attention_mask is not None:
             encoded_images = replace(encoded_images, attention_mask=encoder_attention_mask)
-        # The images may come from an autocast block. Weights may be offloaded (their device is meta) or quantized.
+        # Images encoded under autocast may have another dtype. The decoder's dtype is asked for, not that of a weight,
+        # which may be quantized; and images are not moved to its device, which is meta if weights are offloaded.
         if not torch.is_autocast_enabled(encoded_images.device.type):
             encoded_images = encoded_images.cast(self.text_model.dtype)
         return encoded_images
@@ -503,7 +508,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         images = self.choose_images(pixel_values, encoded_images, encoder_attention_mask)
         if images is None and not holds_image(past_key_values):
             check_no_image_options(image_index=image_index, encoder_attention_mask=encoder_attention_mask)
-        # Settings of the full model's config also apply to the decoder.
+        # The decoder reads its own config. What the full model's config changes from the default applies to it, too.
         for name, default in (("use_cache", True), ("output_hidden_states", False), ("output_attentions", False)):
             if kwargs.get(name) is None and getattr(self.config, name, default) != default:
                 kwargs[name] = not default
@@ -528,7 +533,8 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Logits [...,V] of states [...,C]; that of `[PAD]` is PAD_MARGIN below the lowest, and gets no gradient.
 
-        Its probability is 0, but its logarithm is finite: label smoothing adds up those of all words.
+        So `[PAD]` is never generated, and its embedding stays zero. Its log-probability is finite, because label
+        smoothing adds up those of all words.
         """
         logits, pad_token_id = self.lm_head(hidden_states), self.config.get_text_config().pad_token_id
         if pad_token_id is not None:
@@ -549,7 +555,7 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
         if labels is not None:
             check_labels(labels, logits)
             text_config = self.config.get_text_config()
-            labels = labels.masked_fill(labels == text_config.pad_token_id, -100)  # its logit is masked
+            labels = labels.masked_fill(labels == text_config.pad_token_id, -100)  # never a target
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=text_config.vocab_size, **kwargs)
         return CausalLMOutputWithCrossAttentions(
             loss=loss,

@@ -3,7 +3,7 @@
     vqa = pipeline("visual-question-answering", model=folder, trust_remote_code=True)
     vqa("scene.jpg", ["Is there a pedestrian?", "What color is the traffic light?"])
     # [{"question": "Is there a pedestrian?", "answer": "yes", "score": 0.94, "p_yes": 0.94},
-    #  {"question": "What color is the traffic light?", "answer": "red", "score": 0.82, "p_yes": None}]
+    #  {"question": "What color is the traffic light?", "answer": "red", "score": 0.73, "p_yes": None}]
 
     images ── opened and resized in threads, while the previous batch is answered ── encoded once ─┐
     questions ── read once each: form, words, problem ─────────────────────────────────────────┴→ one packed pass
@@ -173,7 +173,7 @@ class TrafficVLMPipeline(Pipeline):
             for one image a list with a dictionary for each question; for several images a list of these lists, for
             an iterator a generator of them. The keys are "question"; "answer", None if there is none; "score", the
             probability of the answer: for words the geometric mean of their probabilities; "p_yes", calibrated P(yes)
-            of yes/no questions, else None; "not_sure", if thresholds have a band; "unknown_words" and
+            of yes/no questions, else None; "not_sure" of these, with loaded thresholds; "unknown_words" and
             "untaught_words", if there are any; "problem", why a question was not answered. The problem of one question
             does not affect the others.
 

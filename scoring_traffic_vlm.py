@@ -44,7 +44,8 @@ class EncodedImages:
     """Cross-attention keys and values of images, computed once per image by `model.encode_images`.
 
     This is deliberately not a tensor: `generate()` repeats every tensor argument for beams. It must repeat
-    `image_index` but not the images. `torch.save` keeps it for other processes, which load the same model, then it.
+    `image_index` but not the images. `torch.save` stores it for other processes: load the model there first, because
+    that defines this class.
 
     Attributes:
         key_values: for each decoder layer the keys and values of I images, each [I,K,P,D]; with `image_latent_size`
@@ -81,7 +82,9 @@ class EncodedImages:
         return replace(self, key_values=tuple((key.to(dtype), value.to(dtype)) for key, value in self.key_values))
 
     def __getitem__(self, index: Any) -> "EncodedImages":
-        """Select images by an integer, a slice, or a list of integers; arrays and tensors of integers are both.
+        """Select images by a slice, or by an integer or a list of integers, also as an array or tensor.
+
+        One integer gives `EncodedImages` of one image.
 
         Raises:
             TypeError: another index. IndexError: an index out of range.
@@ -94,7 +97,7 @@ class EncodedImages:
             for i in indices.reshape(-1).tolist():
                 if not -len(self) <= i < len(self):
                     raise IndexError(f"image index {i} is out of range for {len(self)} images")
-            # A slice is a view.
+            # A slice gives a view, not a copy. It ends at None after the last image, -1, since -1 + 1 is 0.
             index = indices.long() if indices.ndim else slice(int(indices), int(indices) + 1 or None)
         return self._map(lambda tensor: tensor[index])
 
@@ -162,9 +165,9 @@ torch.serialization.add_safe_globals([EncodedImages])  # for `torch.load`, which
 
 
 def weights_state(parts: Sequence[torch.nn.Module]) -> list[Any]:
-    """What changes with the weights, buffers and active adapters of modules, without reading their values.
+    """A list that differs after a change of the weights, buffers or active adapters of modules.
 
-    Torch counts the changes in place of each tensor, except those through `.data`.
+    It is cheap, as no values are read: torch counts the changes in place of each tensor, except those through `.data`.
     """
     state: list[Any] = []
     for module in (module for part in parts for module in part.modules()):
@@ -221,14 +224,20 @@ def encode_images(
 def question_states(
     hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, question_ends: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """States [N,C] at the last token of each of N questions, without padding; packed rows follow one another."""
+    """States [N,C] at the last token of each of N questions, row after row.
+
+    Args:
+        attention_mask: [B,L], 0 at padding.
+        question_ends: [B,Q], the last token of each question of packed rows, -1 if a row has fewer. Without it, a row
+            is one question.
+    """
     if question_ends is not None:
         rows, questions = (question_ends >= 0).nonzero(as_tuple=True)
         return hidden_states[rows, question_ends[rows, questions]]
     if attention_mask is None:
         return hidden_states[:, -1]
     columns = torch.arange(1, hidden_states.shape[1] + 1, device=attention_mask.device)
-    last = (attention_mask * columns).argmax(-1)
+    last = (attention_mask * columns).argmax(-1)  # the last visible column of each row
     return hidden_states[torch.arange(last.shape[0], device=last.device), last]
 
 
@@ -292,7 +301,7 @@ def question_logits(
         chosen = {"encoded_images": images, "image_index": image_index}
         outputs = model.get_decoder()(input_ids.to(images.device), **moved, **chosen, use_cache=False)
         logits = model.compute_logits(question_states(outputs.last_hidden_state, attention_mask, question_ends))
-    if bool((image_of_question.diff() < 0).any()):
+    if bool((image_of_question.diff() < 0).any()):  # rows are not in the order of their images
         logits = logits[image_of_question.argsort(stable=True)]
     return list(logits.split(torch.bincount(image_of_question, minlength=len(images)).tolist()))
 
@@ -300,7 +309,7 @@ def question_logits(
 def check_question_ends(
     segment_ids: torch.Tensor, attention_mask: torch.Tensor | None, question_ends: torch.Tensor, limit: int
 ) -> None:
-    """Raise ValueError unless `question_ends` [R,Q] has exactly one column of each question of packed rows [R,L].
+    """Raise ValueError unless `question_ends` [B,Q] has exactly one column of each question of packed rows [B,L].
 
     A question is a run of equal `segment_ids`, of at most `limit` tokens.
     """
@@ -322,7 +331,7 @@ def check_question_ends(
 def yes_probability(logits: torch.Tensor, config: Any) -> torch.Tensor:
     """P(yes) = softmax([l_no, l_yes] / temperature)[1] in float32, of logits [...,V], with a full model's config."""
     text_config = config.get_text_config()
-    # A list of both as an index would be copied to a GPU, and waited for.
+    # `logits[..., [no, yes]]` would copy the two indices to a GPU, and wait for it.
     no_yes = torch.stack([logits[..., text_config.no_token_id], logits[..., text_config.yes_token_id]], -1).float()
     return (no_yes / config.yes_no_temperature).softmax(-1)[..., 1]
 
