@@ -48,8 +48,8 @@ class ImageCacheMixin:
         if self.image_key_values is None or is_torchdynamo_compiling():
             return
         held = self.image_key_values[0][0]
-        # As a fraction of the largest key; 3e-2 if both are in 16 bits.
-        rounding = 1e-3 if torch.promote_types(held.dtype, key.dtype).itemsize > 2 else 3e-2
+        # As a fraction of the largest key; 3e-2 if either is in 16 bits.
+        rounding = 1e-3 if min(held.element_size(), key.element_size()) > 2 else 3e-2
         if held.shape == key.shape:
             difference = (held.float() - key.to(held.device).float()).abs().max()
             if bool(difference <= rounding * held.float().abs().max()):

@@ -1,10 +1,11 @@
 """Train or fine-tune Traffic VLM with the library's Trainer.
 
-    # from scratch, on scenes rendered while training; takes a minute on a CPU and only shows that training works
-    python scripts/train.py --from_scratch true --output_dir runs/try --images_per_epoch 64 --num_train_epochs 2
     # fine-tune weights on your own labeled images (see make_dataset.py), in one or several processes
     python scripts/train.py --model_name_or_path . --train_dataset runs/mine --eval_dataset runs/mine_val --bf16
     torchrun --nproc_per_node 2 scripts/train.py --model_name_or_path . --train_dataset runs/mine
+    # from scratch, on scenes rendered while training; takes a minute on a CPU and only shows that training works
+    python scripts/train.py --from_scratch true --output_dir runs/try --images_per_epoch 64 --num_train_epochs 2 \\
+        --learning_rate 5e-4
     # teach a word of your own questions, which starts as the mean of all vehicles
     python scripts/train.py --model_name_or_path . --train_dataset runs/mine --add_words forklift:vehicle
     # start from a tower of train_tower.py, or from another one that is frozen; or train with LoRA
@@ -37,7 +38,7 @@ from traffic_vlm.training.run import train
 @dataclass
 class Arguments(TrainingArguments):
     output_dir: str = field(default="runs/train", metadata={"help": "folder for checkpoints and the finished model"})
-    learning_rate: float = 5e-4
+    learning_rate: float = 2.5e-4
     weight_decay: float = 0.05
     warmup_steps: float = 0.02
     lr_scheduler_type: str = "cosine"

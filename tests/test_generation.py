@@ -185,6 +185,15 @@ def test_a_cache_refuses_another_image(model, name):
             getattr(model, name)(input_ids=more, past_key_values=cache, **image)
 
 
+@torch.no_grad()
+def test_a_cache_takes_the_same_image_in_another_precision(model):
+    cache = model(IDS, PIXELS, use_cache=True).past_key_values
+    key, _ = cache.image_key_values[0]
+    cache.check_image(key.bfloat16())
+    with pytest.raises(ValueError, match="holds another image"):
+        cache.check_image(key[SWAP].bfloat16())
+
+
 def test_a_cache_without_text_takes_another_image(model, expected):
     cache = model.generate(IDS, pixel_values=OTHER_PIXELS, return_dict_in_generate=True).past_key_values
     cache.crop(0)  # before transformers 5.15 it removes all text, then none
