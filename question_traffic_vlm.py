@@ -15,7 +15,7 @@ from .question_form_traffic_vlm import NEGATED, NO_WORD, NOT_YES_NO, QuestionFor
 
 
 NO_KNOWN_WORD = "the model knows no word of the question {text!r}"
-TOO_LONG = "the question has {size} tokens or more; with its answer, at most {limit} are possible: {text!r}"
+TOO_LONG = "the question has {size}; with its answer, at most {limit} tokens are possible: {text!r}"
 UNKNOWN_KIND = (
     "the model was not taught questions like this one. In words it answers questions about colors, numbers, sides, "
     "lights, signs, objects, weather, time of day, road and traffic; it also answers yes/no questions"
@@ -23,7 +23,7 @@ UNKNOWN_KIND = (
 NOT_OF_ITS_KIND = "the model's answer {answer!r} is not {kind}"
 HARDLY_LIKELY = "the model has no answer: the likeliest of {kind}, {answer!r}, has a score of {score:.3f}"
 NO_ANSWER = "the model's answer is empty"
-MIN_SCORE = 0.05  # of an answer in words. Taught questions get 0.3 and more, others are often forced to a value
+MIN_SCORE = 0.05  # of an answer in words: 0.3 and more for taught questions; to others it is often a forced value
 
 
 class Prompt(NamedTuple):
@@ -65,14 +65,14 @@ class Question:
         problem: str | None = None,
         **more: Any,
     ) -> dict[str, Any]:
-        """The item that the pipeline returns, with what is to be said about the question."""
+        """The item that the pipeline returns: an answer or a problem, and unknown and untaught words."""
         item = {"question": self.text, "answer": answer, "score": score, "p_yes": p_yes, **more}
         notes = {"unknown_words": self.unknown_words, "untaught_words": self.untaught_words}
         item |= {name: list(words) for name, words in notes.items() if words}
         return item | ({"problem": problem} if problem else {})
 
     def answer_in_words(self, answer: str, score: float) -> dict[str, Any]:
-        """What an answer adds to the item: "answer" and "score", or a problem if it does not answer the question."""
+        """What an answer in words adds to the item: "answer" and "score", or "problem" if it is not of the kind."""
         if self.kind is None:  # any answer can be right
             return {"answer": answer, "score": score} if answer else {"problem": NO_ANSWER}
         if not self.kind.accepts(answer):
@@ -94,24 +94,25 @@ class Question:
 
 
 def read_question(text: str, tokenize: Callable[[str], Prompt], limit: int, any_kind: bool = False) -> Question:
-    """Check and tokenize a question.
+    """A question, checked and tokenized.
 
     Args:
-        tokenize: makes a prompt of words.
-        limit: number of tokens of a question with its answer.
+        tokenize: makes a prompt of the words of a question.
+        limit: maximum number of tokens of a question with its answer.
         any_kind: accept every question and every answer in words.
     """
     form = question_form(text)
     if form.problem:
         return Question(text, form, problem=form.problem)
     words = question_words(form.text)
-    if len(words) > 50 * limit:  # not tokenized, which takes long
-        return Question(text, form, problem=TOO_LONG.format(size=limit, limit=limit, text=text[:80]))
+    if len(words) > 50 * limit:  # tokenizing it would take long
+        size = f"{len(words):,} characters"
+        return Question(text, form, problem=TOO_LONG.format(size=size, limit=limit, text=text[:80]))
     ids, tokens, *notes = tokenize(words)
     if len(ids) <= 2:
         return Question(text, form, problem=NO_WORD.format(text=text[:80]))
     if len(ids) >= limit:  # an answer has one token at least
-        return Question(text, form, problem=TOO_LONG.format(size=len(ids), limit=limit, text=text[:80]))
+        return Question(text, form, problem=TOO_LONG.format(size=f"{len(ids)} tokens", limit=limit, text=text[:80]))
     unknown, untaught = map(tuple, notes)
     if unknown and not any(token.isalnum() for token in tokens):
         return Question(text, form, unknown_words=unknown, problem=NO_KNOWN_WORD.format(text=text[:80]))
@@ -178,9 +179,9 @@ def words_to_map(
 
 
 def map_strength(item: Mapping[str, Any]) -> float:
-    """The strength of a map, 0..1: 1 up to even odds that there is something to see, then in proportion to P(yes).
+    """The strength of a map, 0..1: twice the probability that there is something to see, at most 1.
 
-    For the answers "none" and "0" in words it is in proportion to 1 - score.
+    That is P(yes), of the positive question if it is negated, or 1 - score for "none" and "0". Other answers have 1.
     """
     p_seen = item["p_yes"]
     if p_seen is None:

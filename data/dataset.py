@@ -47,13 +47,14 @@ FEATURES = Features(
         **{name: Value("string") for name in ("source", "image_id", "scene")},
     }
 )
-COLUMN_OF = tuple(zip(LISTS, ("text", "answer", "question_type", "category", "question_id")))  # of `Question`
+# (column, attribute of `Question`)
+COLUMN_OF = tuple(zip(LISTS, ("text", "answer", "question_type", "category", "question_id")))
 SYNTHETIC_IMAGES = 1000  # by default
 BLOCK = 256  # images among which the answers are balanced
 NOTHING = "nothing to ask"  # the problem of an image without a possible question
 REPORT = ("source", "question_types", "categories", "answers")  # columns that the report counts
 JPEG_QUALITY = 92  # of synthetic images: about 20 kB each, without visible artifacts
-# With the hash of the files: without it `load_dataset` may load another folder of the same name from its cache.
+# `files` is a hash of the files: without it `load_dataset` may load another folder of the same name from its cache.
 CARD = """---
 configs:
   - config_name: default
@@ -76,7 +77,7 @@ class DatasetOptions:
         default_factory=lambda: [SYNTHETIC],
         metadata={
             "help": "synthetic, NAME=FOLDER with the name or path of a mapping file, or a FOLDER with data.yaml, COCO "
-            "or Pascal VOC files, for which a mapping file is drafted beside output_dir"
+            "or Pascal VOC files, for which a mapping file is drafted next to output_dir"
         },
     )
     scene_labels: Path | None = field(
@@ -159,7 +160,7 @@ def read_items(options: DatasetOptions, problems: Problems) -> dict[str, list[It
             offset = 0 if options.split == "train" else (1 + zlib.crc32(options.split.encode())) << 32
             items[source] = [offset + options.first_seed + i for i in range(count)]
     if not any(items.values()):
-        found = "; ".join(problems.messages[:3]) or "--num_images is 0"
+        found = "; ".join(problems.messages[:3]) or f"--num_images is {options.num_images}"
         raise DataError(f"the sources {options.source} have no usable image: {found}")
     return items
 
@@ -276,7 +277,11 @@ def skipped_path(path: Path) -> Path:
 
 
 def make_rows(blocks: Sequence[tuple[int, Sequence[Item]]], options: DatasetOptions) -> Iterator[dict[str, Any]]:
-    """Yield the rows of blocks, each with the index of its first image: FEATURES, and a "problem" or ""."""
+    """Yield rows of FEATURES and "problem", why a row is to be left out, or "".
+
+    Args:
+        blocks: (index of the first image in the dataset, images) of each block.
+    """
     for first, items in blocks:
         rng = random.Random(f"{options.seed}/{first // BLOCK}")
         balancer = Balancer() if options.balance else NaturalRates()
@@ -329,7 +334,7 @@ def _summarize(paths: Sequence[Path], problems: Problems) -> dict[str, Any]:
 
 
 def make_row(image: bytes, scene: Scene, questions: Sequence[Question]) -> dict[str, Any]:
-    """One row of FEATURES; the image as the bytes of a file."""
+    """One row of FEATURES. `image` is the content of an image file."""
     return {
         "image": {"bytes": image, "path": None},
         **{column: [getattr(question, name) for question in questions] for column, name in COLUMN_OF},
@@ -389,7 +394,7 @@ class Mixture(torch.utils.data.Dataset):
         sources: the datasets.
         weights: of each dataset, any positive numbers; by default the number of its rows.
         images_per_epoch: the number of images between two checkpoints; by default the number of all rows.
-        seed: of the draw.
+        seed: seed of the draw.
 
     Raises:
         ValueError: there is no dataset, one is empty, or the weights do not fit.

@@ -189,7 +189,7 @@ BAD_REQUESTS = {
     "200 questions": ({"questions": [RAINING] * 200}, "200 questions: at most 64"),
     "empty question": ({"questions": [RAINING, " "]}, "question 2: the question '' has no word"),
     "not taught": ({"questions": ["Who am I?"]}, "the model was not taught"),
-    "too long": ({"questions": ["car " * 300]}, "with its answer, at most 128 are possible"),
+    "too long": ({"questions": ["car " * 300]}, "with its answer, at most 128 tokens are possible"),
     "far too long": ({"questions": ["car " * 600]}, "questions.0: String should have at most 2000 characters"),
     "two questions": ({"questions": ["Is it wet? Is it dry?"]}, "ask them one by one"),
     "joined by a comma": ({"questions": ["Is there a car?,Is it wet?"]}, "in a form, one field `questions` for each"),

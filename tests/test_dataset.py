@@ -216,6 +216,7 @@ def test_each_source_and_split_has_its_own_images(mine, tmp_path):
         ({"source": ["synthetic", "synthetic"]}, "a source is given twice: synthetic synthetic"),
         ({"source": ["coco"]}, "'coco' is not a folder, and a mapping needs one"),
         ({"num_images": 0}, r"\['synthetic'\] have no usable image: --num_images is 0"),
+        ({"num_images": -5}, "--num_images is -5"),
         ({"num_workers": 0}, "--num_workers must be at least 1, got 0"),
         ({"split": "../train"}, "--split must be words with dots between, .* got '../train'"),
     ],
