@@ -1,6 +1,6 @@
 """Traffic VLM: a small vision-language model that encodes a traffic scene once and answers many questions about it.
 
-Importing this package registers its classes with transformers, so that its folders load without `trust_remote_code`:
+Importing this package registers its classes with transformers, so that models load without `trust_remote_code`:
 
     import traffic_vlm
     vqa = transformers.pipeline("visual-question-answering", model=folder)
@@ -50,7 +50,7 @@ def register() -> None:
     if TASK not in PIPELINE_REGISTRY.supported_tasks:
         auto_class = transformers.AutoModelForImageTextToText
         PIPELINE_REGISTRY.register_pipeline(TASK, TrafficVLMPipeline, auto_class, type="multimodal")
-    TrafficVLMConfig.pipelines = {}  # those that a folder names need its code
+    TrafficVLMConfig.pipelines = {}  # a pipeline that config.json names would need code from the folder
 
 
 register()

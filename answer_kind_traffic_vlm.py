@@ -62,7 +62,7 @@ class AnswerKind:
         return all(word in self.next_words(words[:i]) for i, word in enumerate(words))
 
     def next_words(self, words: list[str]) -> set[str]:
-        """The words that can follow the first words of an answer, END among them; none after other words."""
+        """The words, or END, that can follow the first words of an answer; empty if no answer begins with these."""
         if END in words:
             return {END}
         if self.values:
@@ -72,7 +72,7 @@ class AnswerKind:
 
 
 def _continuations(phrases: list[list[str]], words: list[str]) -> set[str]:
-    """The next words of the phrases that begin with these words and go on."""
+    """The word that follows these words, in each phrase that begins with them."""
     size = len(words)
     return {phrase[size] for phrase in phrases if phrase[:size] == words and len(phrase) > size}
 
@@ -120,8 +120,8 @@ SIDE = _one_of("a side", "left", "center", "right", NONE)
 OBJECTS = AnswerKind("a list of objects", nouns=VEHICLE_NOUNS + OTHER_NOUNS)
 ONLY_VEHICLES = AnswerKind("a list of vehicles", nouns=VEHICLE_NOUNS)
 
-# The first kind decides of which a pattern matches. The words are those of the vocabulary: the tokenizer has replaced
-# synonyms ("signal" by "light", "thing" by "object").
+# A question asks for the first kind with a matching pattern. The words are those of the vocabulary: the tokenizer has
+# replaced synonyms ("signal" by "light", "thing" by "object").
 PATTERNS: tuple[tuple[AnswerKind, tuple[str, ...]], ...] = (
     (LANES, (r"(how many|number of|count)( the)? lanes?",)),
     (COUNT, (r"how many", r"number of", r"^(please )?count", r"you (please )?count")),

@@ -5,8 +5,8 @@ Example of a packed row, "is it wet ? is it dark ?" with `[SOS]` before each que
     segment_ids   1 1 1 1 1 2 2 2 2 2      token 7 reads tokens 5, 6 and 7, but no later tokens (causal),
     position_ids  0 1 2 3 4 0 1 2 3 4      no other question (segment_ids) and no padding (attention_mask)
 
-Each public method checks its arguments once; what it calls trusts them. Shapes are always checked. Values only where
-reading them costs nothing (`is_readable`), and in the first step of a cache.
+Each public method checks its arguments once; what it calls trusts them. Shapes are always checked. Values are checked
+only where reading them costs nothing (`is_readable`), and those of a text only in the first step of a cache.
 """
 
 from typing import Any
@@ -24,10 +24,10 @@ MAX_PIXEL = 10.0  # of normalized pixels; the common means and standard deviatio
 
 
 def packed_mask(segment_ids: torch.Tensor, attention_mask: torch.Tensor | None, columns: int) -> torch.Tensor:
-    """The columns that each token of packed rows [B,L] reads: bool [B,1,L,columns], as in the example above.
+    """Bool mask [B,1,L,columns]: which columns each token of packed rows [B,L] reads, as in the example above.
 
-    The library's mask functions are evaluated entry by entry, which takes longer than a decoder layer. Columns beyond
-    the row, which a static cache has, are hidden.
+    Columns beyond the row, which a static cache has, are hidden. The library's own masks are evaluated entry by entry,
+    which takes longer than a decoder layer.
     """
     length = segment_ids.shape[1]
     seen = (segment_ids[:, :, None] == segment_ids[:, None]).tril()
@@ -54,7 +54,7 @@ def find_segments(position_ids: torch.Tensor, rows: int, attn_implementation: st
     A position that is not above the one before it begins a new text.
 
     Raises:
-        ValueError: they start again, and the attention implementation takes no mask of texts.
+        ValueError: positions start again, and the attention implementation takes no mask [B,1,L,S].
     """
     starts = nn.functional.pad(position_ids.diff(dim=-1) <= 0, (1, 0))
     takes_mask = attn_implementation in MASKED
@@ -66,7 +66,7 @@ def find_segments(position_ids: torch.Tensor, rows: int, attn_implementation: st
 
 
 def is_first_step(past_key_values: Cache | None) -> bool:
-    """Whether nothing is cached: later, a cache may hold padding, of which the new tokens tell nothing."""
+    """Whether nothing is cached. Later, the new tokens do not tell which of the cached ones are padding."""
     return past_key_values is None or (not is_torchdynamo_compiling() and int(past_key_values.get_seq_length()) == 0)
 
 
@@ -79,9 +79,9 @@ def padding_mask(input_ids: torch.Tensor | None, pad_token_id: int | None) -> to
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
-    """Whether values may be read to check them: not in compiled or recorded graphs, nor in training on another device.
+    """Whether values may be read to check them: not in compiled or recorded graphs, nor in training on a GPU.
 
-    There the CPU would wait for the device in each step. What the processor returns has been checked.
+    There the CPU would wait for the GPU in each step, to check what the processor returns, which is valid anyway.
     """
     if is_torchdynamo_compiling() or (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
         return False
@@ -89,7 +89,7 @@ def is_readable(tensor: torch.Tensor) -> bool:
 
 
 def on_cpu(*arrays: Any) -> list[Any]:
-    """Integer tensors on the CPU, where checks read them. Those of another device are copied, and waited for, once."""
+    """The arguments, with integer tensors of other devices as int64 on the CPU, copied in one transfer."""
     is_away = [isinstance(one, torch.Tensor) and one.device.type != "cpu" for one in arrays]
     away = [one for one, moves in zip(arrays, is_away) if moves]
     if not away:
@@ -223,10 +223,7 @@ def check_labels(labels: torch.Tensor, logits: torch.Tensor) -> None:
 
 
 def check_pixels(pixel_values: torch.Tensor, shape: tuple[int, int, int]) -> None:
-    """Raise `ValueError` for pixels that the processor cannot have made.
-
-    These are of another shape than [I,*shape], integers, beyond ±10, NaN or infinite.
-    """
+    """Raise `ValueError` unless pixels are floats [I,*shape] between -MAX_PIXEL and MAX_PIXEL."""
     if pixel_values.ndim != 4 or pixel_values.shape[1:] != shape:
         expected, given = ",".join(map(str, shape)), list(pixel_values.shape)
         raise ValueError(f"pixel_values must be [images,{expected}], got {given}.")
@@ -259,7 +256,7 @@ def check_no_image_options(**options: torch.Tensor | None) -> None:
 
 
 def check_quantized(linear: Any, dtype: torch.dtype) -> None:
-    """Raise `ValueError` if torch.ao has quantized this layer of a model whose other weights have another dtype."""
+    """Raise `ValueError` if torch.ao has quantized this layer of a model whose dtype is not float32."""
     is_quantized = callable(getattr(linear, "weight", None))  # a method in torch.ao, else a tensor
     if is_quantized and dtype != torch.float32 and not is_torchdynamo_compiling():
         raise ValueError(

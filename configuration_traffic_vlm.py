@@ -77,7 +77,7 @@ MEDIUM_TEXT = {
     "num_key_value_heads": 3,
 }
 CONV_LISTS = ("conv_widths", "conv_depths", "conv_kernel_sizes", "conv_strides")
-# A vision transformer on 16×16 patches: no convolutions, one layer more, and the size of its learned positions.
+# A vision transformer on 16×16 patches: no convolutions, one layer more; its positions are learned at 224 pixels.
 PATCH_TOWER: dict[str, Any] = {**{name: [] for name in CONV_LISTS}, "num_hidden_layers": 3, "image_size": 224}
 
 
@@ -92,14 +92,14 @@ class TrafficVLMTextConfig(PreTrainedConfig):
         num_hidden_layers: number of decoder layers.
         num_attention_heads, num_key_value_heads: query heads and key/value heads. Equal numbers give multi-head
             attention, 1 key/value head multi-query, a divisor in between grouped-query attention
-            (https://arxiv.org/abs/2305.13245). Latent attention has no key/value heads: with kv_latent_size the number
-            is that of cross-attention alone, with image_latent_size that of self-attention alone.
+            (https://arxiv.org/abs/2305.13245). Latent attention has no key/value heads: with kv_latent_size their
+            number applies to cross-attention only, with image_latent_size to self-attention only.
         kv_latent_size: size of the latent of multi-head latent attention (https://arxiv.org/abs/2405.04434), for
             instance 128; None means grouped-query self-attention. The cache holds kv_latent_size + rope_head_dim
             numbers for each token and layer.
-        rope_head_dim: with kv_latent_size, the number of dimensions of a head that RoPE rotates, even. Without it,
+        rope_head_dim: with kv_latent_size, the number of dimensions of a head that RoPE rotates, even. Otherwise
             RoPE rotates all of head_dim.
-        image_latent_size: as kv_latent_size, but of cross-attention; image tokens have no RoPE.
+        image_latent_size: size of the latent of cross-attention, which has no RoPE; None means grouped-query.
         head_dim: size of one head, even because RoPE rotates pairs; None means hidden_size / num_attention_heads.
         max_position_embeddings: maximum number of tokens of a question with its answer.
         rope_parameters: `{"rope_type": "default", "rope_theta": 10000.0}`; `rope_theta=` alone is accepted as well.
@@ -256,7 +256,7 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
             convolution and MLP).
         neck_width: width of the neck layers; None means `hidden_size`.
         num_hidden_layers, intermediate_size, num_attention_heads: number of neck layers, width of their MLPs, and
-            attention heads of transformer layers. With 0 layers the three feature maps are only added.
+            attention heads of transformer layers.
         image_size: side of the images, or (height, width). The weights do not depend on it.
         patch_size: side of a patch in pixels; with convolutions the product of the strides.
 
@@ -414,8 +414,8 @@ class TrafficVLMConfig(PreTrainedConfig):
         fields = {key: value for key, value in fields.items() if key not in ("auto_map", "model_type")}
         if fields.get("encoder_hidden_size", 0) is None:
             raise ValueError(
-                "text_config.encoder_hidden_size must not be None: the full model reads the image by cross-attention: "
-                "got encoder_hidden_size=None."
+                "text_config.encoder_hidden_size must not be None, as the full model reads the image by "
+                "cross-attention: got encoder_hidden_size=None."
             )
         fields["encoder_hidden_size"] = fields.get("hidden_size", 512)
         if tie_word_embeddings is not None:
@@ -434,7 +434,7 @@ class TrafficVLMConfig(PreTrainedConfig):
     def with_patch_tower(cls, **kwargs: Any) -> "TrafficVLMConfig":
         """A vision transformer of 3 layers and width 768 on 16×16 patches (22.0 M parameters), 40.5 M in all.
 
-        Positions are learned on 14 × 14 patches and interpolated, so images have any size that is a multiple of 16.
+        Positions are learned on 14 × 14 patches and interpolated, so sides of images are any multiples of 16 pixels.
         """
         return cls(vision_config=PATCH_TOWER | kwargs.pop("vision_config", {}), **kwargs)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 
-_UMASK = os.umask(0o022)  # reading it sets it
+_UMASK = os.umask(0o022)  # the only way to read the umask is to set it
 os.umask(_UMASK)
-FILE_MODE = 0o666 & ~_UMASK  # of files that `open` makes; safetensors makes its files readable for their owner only
+FILE_MODE = 0o666 & ~_UMASK  # that of files from `open`; files from safetensors would be for their owner only
 
 
 class DataError(ValueError):
@@ -85,7 +85,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def claim(folder: Path, options: dict[str, Any]) -> None:
-    """Note what the files of a folder are made of, in .options.json; a later call with other options is refused.
+    """Note in .options.json what the files of a folder are made of, or check that it is noted there.
 
     Raises:
         DataError: the folder was claimed with other options, or .options.json is damaged.

@@ -34,10 +34,10 @@ def fuse(model: nn.Module) -> None:
 
 
 class FusedForward:
-    """The forward pass of a module with packed weights, where it is possible; else the module's own.
+    """The forward pass of a module with packed weights, where that is possible; else the module's own pass.
 
-    The own pass is used with gradients, in training mode, under autocast, while compiling, on other devices than a
-    CPU, and for dtypes that oneDNN does not support.
+    The module's own pass is used with gradients, in training mode, under autocast, while compiling, on other devices
+    than a CPU, and for dtypes that oneDNN does not support.
     """
 
     def __init__(self, module: nn.Module, pack: Callable[[Any], Pass]):
@@ -52,7 +52,7 @@ class FusedForward:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if torch.is_grad_enabled() or self.module.training or is_torchdynamo_compiling():
             return type(self.module).forward(self.module, x)
-        # As module.parameters() and module.buffers(), which take as long as a small product.
+        # Not module.parameters() and module.buffers(), which take as long as a small product.
         found = chain.from_iterable((*part._parameters.values(), *part._buffers.values()) for part in self.parts)
         tensors = [tensor for tensor in found if tensor is not None]
         version = [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
@@ -73,13 +73,14 @@ def is_supported(weight: torch.Tensor) -> bool:
 
 
 def pack_linear(linear: nn.Linear) -> Pass:
+    """The forward pass of a linear layer, with its weight in oneDNN's layout."""
     weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
     bias = None if linear.bias is None else linear.bias.detach()
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 def pack_convolution(block: Any) -> Pass:
-    """Pack a `TrafficVLMConvNorm`; its batch normalization is folded into weight and bias in float32."""
+    """The forward pass of a `TrafficVLMConvNorm`, with normalization folded into weight and bias in float32."""
     convolution, norm, activation = block
     mean, variance = norm.running_mean.float(), norm.running_var.float()
     scale, shift = norm.weight.float(), norm.bias.float()

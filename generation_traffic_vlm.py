@@ -29,7 +29,10 @@ class TrafficVLMGenerationMixin(GenerationMixin):
     def generate(
         self, inputs: torch.Tensor | None = None, generation_config: Any = None, **kwargs: Any
     ) -> torch.Tensor | Any:
-        """As in the library, with `pixel_values` or `encoded_images`, and `image_index` [B] if rows share images.
+        """Token ids [B,L] of prompts and the answers that follow, or an output object of the library.
+
+        Takes the library's arguments, with `pixel_values` or `encoded_images`, and `image_index` [B] if rows share
+        images.
 
         Raises:
             ValueError: packed or right-padded rows; a prompt that ends in `[EOS]`; a number of images that does not
@@ -43,7 +46,7 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         check_cache(cache)
         ids = kwargs.get("input_ids") if inputs is None else inputs
         if isinstance(ids, torch.Tensor):
-            # Only what the library would fail on before the first pass; that pass checks the values.
+            # The first pass checks the rest. These would fail inside the library before it.
             check_token_ids(ids)
             if cache is None:
                 check_masks(ids, kwargs.get("attention_mask"), kwargs.get("position_ids"))
@@ -105,12 +108,12 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         return model_inputs
 
     def _prepare_generation_config(self, *args: Any, **kwargs: Any) -> tuple[GenerationConfig, dict[str, Any]]:
-        """As in the library, but a pipeline's own `max_new_tokens` that cannot fit is replaced by the model's.
+        """The library's result, but with the model's `max_new_tokens` where a pipeline's own cannot fit.
 
-        In older releases (transformers 5.5 to 5.10) a pipeline's default of 256 replaces the model's when it is built.
-        Pipelines pass `generation_config` by name, `generate()` by position.
+        When transformers 5.5 to 5.10 build a pipeline, its default of 256 replaces the model's.
         """
         prepared, rest = super()._prepare_generation_config(*args, **kwargs)
+        # `generate()` passes its configuration by position, pipelines pass theirs by name.
         is_given = args or kwargs.get("max_new_tokens") is not None
         if not is_given and (prepared.max_new_tokens or 0) >= self.config.max_position_embeddings:
             prepared.max_new_tokens = self.generation_config.max_new_tokens or MAX_NEW_TOKENS

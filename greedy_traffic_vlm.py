@@ -14,11 +14,11 @@ from .checks_traffic_vlm import check_token_ids, count_positions, on_cpu, packed
 from .graphs_traffic_vlm import Graphs, Tensors, bucket, pad
 
 
-CHECKED_STEPS = 16  # after so many new tokens the CPU waits for the GPU and reads whether all texts have ended
-# What generate() may be asked for in a greedy text; the library does everything else.
+CHECKED_STEPS = 16  # each time after so many tokens the CPU waits for the GPU, to read whether all texts have ended
+# Arguments of generate() that recorded passes can follow; with any other, the library generates the text.
 ARGUMENTS = {"input_ids", "attention_mask", "encoded_images", "image_index"}
 OPTIONS = {"do_sample", "num_beams", "use_cache", "max_new_tokens", "min_new_tokens"}
-# Fields that the model's own generation configuration may set as well.
+# What the model's generation configuration may set.
 FIELDS = OPTIONS | {"bos_token_id", "eos_token_id", "pad_token_id", "max_length", "transformers_version"}
 FIELDS |= {"_from_model_config"}
 
@@ -44,7 +44,10 @@ class BufferCache:
 
 
 class GreedyText:
-    """Recorded passes for up to `new_tokens` tokens after B prompts of up to `length` tokens, padded on the left."""
+    """Recorded passes for up to `new_tokens` tokens after B prompts of up to `length` tokens, padded on the left.
+
+    `images` are keys and values of images, of which only shapes and dtypes are used here.
+    """
 
     def __init__(self, graphs: Graphs, rows: int, length: int, new_tokens: int, eos: tuple[int, ...], images: Tensors):
         self.model, self.length, self.new_tokens = graphs.model, length, new_tokens
@@ -126,7 +129,7 @@ def recorded_text(
 ) -> torch.Tensor | None:
     """Prompts and greedy answers [B,L+N], as `model.generate` returns them, of prompts padded on the left.
 
-    None where only the library can do it.
+    None if only the library can generate them.
     """
     graphs, config = model.graphs, model.get_decoder().config
     settings = greedy_settings(model, generation_config, arguments)
@@ -162,7 +165,7 @@ def recorded_text(
 
 
 def greedy_settings(model: Any, generation_config: Any, arguments: dict[str, Any]) -> dict[str, Any] | None:
-    """The settings of a plain greedy text, or None."""
+    """The settings of `generate()`; None if they ask for anything but a plain greedy text."""
     own = {name: value for name, value in model.generation_config.to_diff_dict().items() if value}
     given = {name: value for name, value in arguments.items() if name not in ARGUMENTS and value is not None}
     if generation_config is not None or not (own.keys() <= FIELDS and given.keys() <= OPTIONS):

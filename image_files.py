@@ -29,13 +29,13 @@ MAX_BYTES = 200_000_000  # of a file: MAX_PIXELS without compression are 120 mil
 FORMATS = ("AVIF", "BMP", "DIB", "GIF", "HEIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
 IMAGE_SUFFIXES = frozenset(suffix for suffix, name in Image.registered_extensions().items() if name in FORMATS)
 READABLE = sorted(set(FORMATS) & set(Image.OPEN))
-if "AVIF" in READABLE:  # one thread an image: the processes that read images would each start one for every core
+if "AVIF" in READABLE:  # one thread: each of the processes that read images would start one for every core
     avif_plugin: Any = importlib.import_module("PIL.AvifImagePlugin")
     avif_plugin.DEFAULT_MAX_THREADS = 1
 HEIC = "pip install pillow-heif reads HEIC"
 HEIC_SUFFIXES = (".heic", ".heif", ".hif")
 SYSTEM_FOLDERS = {"__MACOSX", "@eaDir"}  # macOS and Synology keep previews in them
-# How files start that people take for images, or that Pillow may not read: an expression, and the format.
+# First bytes of files that people take for images, or that Pillow may not read: (expression, format).
 SIGNATURES = (
     (rb"....ftyp(avif|avis)", "AVIF"),
     (rb"....ftyp(heic|heix|hevc|heim|heis|mif1|msf1)", "HEIC"),
@@ -57,7 +57,7 @@ SIGNATURES = (
 
 
 def format_of(head: bytes) -> str:
-    """The format of a file by its first bytes: "HEIC", "text", or "of an unknown format"."""
+    """The format of a file by its first bytes: one of SIGNATURES, "text", or "of an unknown format"."""
     for pattern, name in SIGNATURES:
         if re.match(pattern, head, re.DOTALL):
             return name
@@ -100,6 +100,7 @@ def open_image(source: str | Path | bytes, name: str = "", max_pixels: int = MAX
 
 
 def _why_not(name: str, file_format: str) -> str:
+    """Why a file of this format cannot be read as an image."""
     hint = f" ({HEIC})" if file_format == "HEIC" and "HEIF" not in READABLE else ""
     is_readable = file_format.upper() in READABLE
     found = f"{file_format}, but damaged" if is_readable else file_format

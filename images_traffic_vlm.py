@@ -5,7 +5,7 @@ What is special here:
 - colors of another space (the ICC profile of a phone or a printer) become those of screens (sRGB);
 - 16-bit gray is scaled to 8 bits, where Pillow alone would clip values above 255 to white;
 - 16-bit gray of a narrow band, as a thermal camera has it, is stretched: at full range it would be one gray;
-- pixels are scaled by one rule for arrays, tensors and PIL images, and what it cannot decide is an error;
+- one rule scales the pixels of arrays, tensors and PIL images; where it cannot decide, there is an error;
 - an image that cannot be read is an error that names the file or the array;
 - files are read without torch and transformers, for `scripts/ask_onnx.py`.
 """
@@ -32,10 +32,11 @@ except ImportError:
 
 ORIENTATION = 0x0112  # the EXIF tag
 CHANNELS = (1, 3, 4)
-UNIT, BYTE = 1.05, 16  # floats up to UNIT are 0..1 (resampling can overshoot), above BYTE 0..255; between is an error
+# Floats with a maximum up to UNIT are 0..1 (resampling can overshoot), above BYTE 0..255; between is an error.
+UNIT, BYTE = 1.05, 16
 INTEGER_WHITES = (255, 1023, 4095, 65535)  # of 8, 10, 12 and 16 bits
 NARROW = 32  # 16-bit pixels that span less than a 32nd of their range, 8 of 256 grays, are stretched
-# Modes of images that fit the color space of an ICC profile; it is applied in the first.
+# Color space of an ICC profile: the modes of images that it fits. An image is converted to the first of these modes.
 PROFILED = {"RGB": ("RGB", "RGBA", "P", "PA", "L", "LA"), "GRAY": ("L", "LA"), "CMYK": ("CMYK",)}
 
 
@@ -54,7 +55,7 @@ class Region:
 
     def __post_init__(self) -> None:
         sides = ((self.left, self.width), (self.top, self.height))
-        # A little above 1 is rounding, as in 0.7 + 0.3.
+        # A little above 1 is rounding.
         if not all(start >= 0 and size > 0 and start + size <= 1 + 1e-6 for start, size in sides):
             text = ",".join(f"{value:g}" for value in (self.left, self.top, self.width, self.height))
             raise ValueError(f"region {text}: x, y, width and height are fractions, and x + width and y + height <= 1")
@@ -80,7 +81,7 @@ class Region:
         return cls(left, top, width, height)
 
     def crop(self, image: Image.Image) -> Image.Image:
-        """The part of an image."""
+        """The part of an image that is in the region."""
         return image.crop(self.box(*image.size))
 
     def box(self, width: int, height: int) -> tuple[int, int, int, int]:
@@ -96,9 +97,9 @@ def to_rgb(image: Any, channels_first: bool | None = None) -> Image.Image:
     Args:
         image: a PIL image of any mode, the path of an image file, a URL or base64 data, or an array or tensor of shape
             [H,W], [H,W,C] or [C,H,W] with C of 1 (gray), 3 (RGB) or 4 (RGBA). Booleans are black and white. Other
-            pixels are scaled by type and maximum: integers of 8, 10, 12 or 16 bits by the first that holds the maximum
-            (a warning says so where the type means another), floats are 0..1 up to 1.05 and 0..255 above 16. Integers
-            above 4095 that span less than 2048 are stretched from black to white, with a warning.
+            pixels are scaled by type and maximum: integers as 8, 10, 12 or 16 bits, the fewest that hold the maximum
+            (with a warning if the type suggests others); floats as 0..1 with a maximum up to 1.05, as 0..255 above 16.
+            Integers above 4095 that span less than 2048 are stretched from black to white, with a warning.
         channels_first: how to read an array whose first and last dimensions could both be channels; by default a
             tensor is [C,H,W] and an array [H,W,C].
 
@@ -231,7 +232,7 @@ def _to_uint8(array: np.ndarray) -> np.ndarray:
 
 
 def _float_white(dtype: np.dtype, low: float, high: float) -> int:
-    """The value of white of float pixels in low..high."""
+    """The value that is white in float pixels of low..high."""
     if low >= 1 - UNIT and high <= UNIT:
         return 1
     if low < 0 or not BYTE < high <= 255:
@@ -241,13 +242,13 @@ def _float_white(dtype: np.dtype, low: float, high: float) -> int:
 
 
 def _integer_white(dtype: np.dtype, low: float, high: float) -> int:
-    """The value of white of integer pixels in low..high: the type gives it, unless the maximum is far below."""
+    """The value that is white in integer pixels of low..high, with a warning if the type suggests another."""
     white = next((white for white in INTEGER_WHITES if high <= white), 0)
     if low < 0 or not white:
         raise ValueError(f"{dtype} pixels must be in 0..255 or 0..65535, got {low:g}..{high:g}")
     is_16_bit = dtype.kind == "u" and dtype.itemsize == 2
     if high > 0 and white not in ((65535,) if is_16_bit else (255, 65535)):
-        # Without the maximum, so that one warning is shown for all images of a camera.
+        # The maximum is not named: the text is then the same, and shown once, for all images of a camera.
         reading = f"{dtype} pixels of at most {white} are read as 0..{white}; convert to uint8 if this is wrong"
         warnings.warn(reading, stacklevel=2)
     return white

@@ -75,7 +75,7 @@ def check_finite(name: str | Path, model: TrafficVLMForConditionalGeneration) ->
 
 
 def base_of_adapter(name: str | Path) -> str | None:
-    """The base model of an adapter of PEFT, a folder or a name on the Hub; None if `name` has weights of its own."""
+    """The base model of an adapter of PEFT, a folder or a name on the Hub; None if `name` is a full model."""
     if os.path.isdir(name) and any(Path(name).glob("model*.safetensors")):
         return None
     path = find_adapter_config_file(str(name))
@@ -120,7 +120,7 @@ def merge_adapter(name: str | Path, base: str, **options: Any) -> TrafficVLMForC
 
 
 def load_processor(name: str | Path) -> TrafficVLMProcessor:
-    """The processor of a model; of an adapter that was saved without one, that of its base."""
+    """The processor of a model; for a folder of an adapter without a processor, that of its base."""
     if os.path.isdir(name) and not (Path(name) / "processor_config.json").exists() and (base := base_of_adapter(name)):
         return load_processor(base)
     return TrafficVLMProcessor.from_pretrained(name)

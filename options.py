@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 
 def silence_libraries() -> None:
-    """Show no progress bars and warnings of libraries; only those of images whose pixels `to_rgb` had to guess."""
+    """Hide progress bars, and all warnings except those of `to_rgb` about pixels whose range it had to guess."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     warnings.filterwarnings("ignore")
@@ -32,7 +32,7 @@ class _OptionParser(HfArgumentParser):
         namespace, unknown = super().parse_known_args(*args, **kwargs)
         lists = [action.dest for action in self._get_positional_actions() if action.nargs in ("*", "+")]
         if lists and not any(word.startswith("-") for word in unknown):
-            # argparse fills a list from one place only; in IMAGE --json QUESTION it would leave the question over.
+            # argparse fills a list from one place only: in IMAGE --json QUESTION, QUESTION is unknown to it.
             getattr(namespace, lists[-1]).extend(unknown)
             return namespace, []
         if unknown:

@@ -55,8 +55,8 @@ __all__ = [
     "yes_or_no",
 ]
 
-THREADS = 4  # that prepare images
-MAX_QUESTIONS = 4096  # that are kept
+THREADS = 4  # default number of threads that prepare images
+MAX_QUESTIONS = 4096  # questions that are kept once read
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ class Asked:
 
 @contextmanager
 def naming_image(index: int | None) -> Iterator[None]:
-    """Begin errors with the place of the image among several."""
+    """Begin the messages of errors with the index of the image, if it is one of several."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -98,8 +98,8 @@ def is_stream(images: Any) -> bool:
 class TrafficVLMPipeline(Pipeline):
     """Answer questions about images: the task `visual-question-answering`.
 
-    Args of the constructor and of each call, beside those of the library's pipelines (`device`, `dtype`, `batch_size`,
-    `num_workers`: here the threads that prepare images):
+    Args of the constructor and of each call, besides those of the library's pipelines (`device`, `dtype`, `batch_size`
+    and `num_workers`, here the number of threads that prepare images):
         region: the part of each image to ask about, as fractions (left, top, width, height); small objects are larger
             in it.
         thresholds: P(yes) from which the answer is yes: a number, or an object whose `for_question(text)` gives one
@@ -180,7 +180,7 @@ class TrafficVLMPipeline(Pipeline):
         Raises:
             ValueError, TypeError: no image, one that cannot be read, no question, or lists that do not fit together.
         """
-        # Before images are looked at: a misspelled name would be reported as a missing image.
+        # Before images are looked at: otherwise a misspelled "image" would be reported as a missing image.
         preprocess, forward, _ = self._sanitize_parameters(**kwargs)
         prepare: Callable[[Asked], Asked] = partial(self.preprocess, **(self._preprocess_params | preprocess))
         answer = partial(self.forward, **(self._forward_params | forward))
@@ -212,7 +212,7 @@ class TrafficVLMPipeline(Pipeline):
         return list(self._answer_batches(asked, *options))
 
     def _ask(self, image: Any, question: Any, index: int | None = None) -> Asked:
-        """An image with its questions, which are read."""
+        """An image, or what a dictionary holds, with its questions, checked and tokenized."""
         with naming_image(index):
             if isinstance(image, Mapping):
                 if "image" not in image or ("question" in image) == (question is not None):
@@ -233,7 +233,7 @@ class TrafficVLMPipeline(Pipeline):
             return Asked(image, [self.read_question(one) for one in questions], index)
 
     def encode(self, image: Any, region: Any = None) -> Any:
-        """Encode an image or a list of images once, to ask about them later: `vqa(vqa.encode(image), question)`.
+        """An image or a list of images, encoded once, to ask about them later: `vqa(vqa.encode(image), question)`.
 
         `region` is that of the pipeline by default.
         """
@@ -259,7 +259,7 @@ class TrafficVLMPipeline(Pipeline):
         return Prompt(ids, processor.tokenizer.convert_ids_to_tokens(ids), unknown, processor.untaught_ids(ids))
 
     def preprocess(self, inputs: Asked, region: Any = None) -> Asked:
-        """Open an image and make its pixels. Runs in threads."""
+        """The image with its pixels, unless it is encoded. Runs in threads."""
         with naming_image(inputs.index):
             if not is_encoded(inputs.image):
                 pixels = self.processor(images=[inputs.image], region=region, return_tensors="pt")["pixel_values"]

@@ -105,13 +105,13 @@ def _image_list(images: Any) -> list[Any]:
 
 
 def _nesting(value: Any) -> str:
-    """How strings are nested, as named in error messages."""
+    """How strings are nested, for error messages: "one string", "a nested list" or "a flat list"."""
     nested = isinstance(value, list | tuple) and any(isinstance(row, list | tuple) for row in value)
     return "one string" if isinstance(value, str) else "a nested list" if nested else "a flat list"
 
 
 def _rows(value: Any, name: str) -> list[list[str]]:
-    """``text`` or ``suffix`` as one list of strings per image. Errors call the argument `name`."""
+    """``text`` or ``suffix``, which errors call `name`, as one list of strings per image."""
     if isinstance(value, str):
         return [[value]]
     if not isinstance(value, list | tuple):
@@ -152,9 +152,10 @@ def _check_shape(text: Any, rows: list[list[str]], suffix: Any, answers: list[li
 
 
 def _fill_rows(lengths: list[int], limit: int, reorder: bool) -> list[list[int]]:
-    """Indices of the questions of each row of at most `limit` tokens, or of one longer question.
+    """Rows of indices of questions; a row has at most `limit` tokens, or one longer question.
 
-    In order, a question goes into the last row or a new one; reordered, the longest first, into the first with room.
+    A question goes into the last row, or a new one. With `reorder`, the longest question comes first, and each goes
+    into the first row with room.
     """
     rows: list[list[int]] = []
     room: list[int] = []
@@ -179,7 +180,7 @@ def _pack(images: list[list[Segment]], row_tokens: int | str) -> list[tuple[int,
 
     if row_tokens != "fit":
         return fill(int(row_tokens), reorder=False)
-    # All rows of the batch have the same width: choose the one with the fewest tokens in total, including padding.
+    # All rows of the batch have the same width: choose the width with the fewest tokens in total, including padding.
     widths = range(max(map(max, lengths)), max(map(sum, lengths)) + 1, 4)
     return min(((width, fill(width, reorder=True)) for width in widths), key=lambda pair: pair[0] * len(pair[1]))[1]
 
@@ -231,8 +232,8 @@ class TrafficVLMProcessor(ProcessorMixin):
         chat_template: a Jinja template; by default it makes a prompt of the last user message's text.
         taught: the content words that the weights were taught: {"photographs": [...], "rendered": [...]}, those of
             questions about photographs, and those of questions about rendered scenes only. None: nothing is known.
-        own_questions: whether the weights were taught questions in words of one's own, so that any answer to any
-            question can be right.
+        own_questions: whether the weights were taught a user's own questions. Then the pipeline accepts every kind
+            of question, and every answer in words.
 
     Raises:
         ValueError: `taught` has another form, or words that are not in the vocabulary.
@@ -295,7 +296,7 @@ class TrafficVLMProcessor(ProcessorMixin):
             on_unknown: "warn", "raise" or "ignore" if words are not in the vocabulary or, without `suffix`, not taught
                 (see `untaught_words`).
             region: the part of each image to read: a `Region`, or its left, top, width and height as fractions.
-            return_tensors: "pt", "np", or None for lists (packed: for "pt").
+            return_tensors: "pt", "np", or None for lists; with `packed`, None means "pt".
             kwargs: ``truncation=True`` shortens questions longer than ``max_length`` (at most
                 ``tokenizer.model_max_length``) instead of raising; ``padding`` (by default True if tensors are
                 returned), ``padding_side``, ``pad_to_multiple_of``; the options of the image processor. All are also
@@ -378,8 +379,8 @@ class TrafficVLMProcessor(ProcessorMixin):
         resample = options.get("resample", self.image_processor.resample)
         if options.get("do_resize", self.image_processor.do_resize) and {"height", "width"} <= set(size):
             pictures = [picture.resize((size["width"], size["height"]), resample) for picture in pictures]
-        # Set explicitly: the library would mistake an image of 1 or 3 rows for one with channels first. Then it wants
-        # arrays: with torchvision, transformers 5.17 moves the channels of a PIL image twice.
+        # Set explicitly: the library would mistake an image of 1 or 3 rows for one with channels first. With this
+        # option and torchvision, transformers 5.17 moves the channels of PIL images twice, but not those of arrays.
         options["input_data_format"] = "channels_last"
         arrays = [np.array(picture) for picture in pictures]
         return self.image_processor(arrays, return_tensors=return_tensors, **options)["pixel_values"]
@@ -428,7 +429,7 @@ class TrafficVLMProcessor(ProcessorMixin):
         self, images: list[list[Segment]], with_labels: bool, packed: bool, row_tokens: int | str, options: dict
     ) -> dict[str, Any]:
         """The text inputs that `__call__` returns, for the segments of each image."""
-        layout = _pack(images, row_tokens if packed else 1)  # one question is longer than 1 token, and so has a row
+        layout = _pack(images, row_tokens if packed else 1)  # no two questions fit into 1 token
         rows = [[images[image][index] for index in indices] for image, indices in layout]
         side = options.get("padding_side") or self.tokenizer.padding_side
         if side not in ("left", "right"):
@@ -444,7 +445,7 @@ class TrafficVLMProcessor(ProcessorMixin):
         if is_reordered or image_index != list(range(len(images))):
             data["image_index"] = image_index
         if is_reordered:
-            spans = {}  # of each question, by its image and place
+            spans = {}  # by the image of each question, and its index among those of the image
             for row, (image, indices) in enumerate(layout):
                 for index, end in zip(indices, inputs["question_ends"][row]):
                     spans[image, index] = [row, end + 1 - len(images[image][index][0]), end]
@@ -479,7 +480,7 @@ class TrafficVLMProcessor(ProcessorMixin):
         return BatchFeature(data, tensor_type="pt")
 
     def answer_kind(self, prompt: Sequence[int]) -> AnswerKind | None:
-        """The kind of answer in words that a prompt asks for; None if such questions were not taught."""
+        """The kind of answer in words that the ids of a prompt ask for; None if such questions were not taught."""
         return answer_kind(" ".join(self.tokenizer.convert_ids_to_tokens(prompt[1:-1])))
 
     def _report_words(self, texts: list[str], ids: list[list[int]], with_answers: bool, on_unknown: str) -> None:
@@ -520,7 +521,7 @@ class TrafficVLMProcessor(ProcessorMixin):
         return self.untaught_ids([token for words in ids for token in words])
 
     def untaught_ids(self, ids: Sequence[int]) -> list[str]:
-        """As `untaught_words`, of token ids."""
+        """The result of `untaught_words` for token ids."""
         if self.taught is None:
             return []
         known = {word for words in self.taught.values() for word in words}

@@ -71,7 +71,7 @@ _PAIR = re.compile(
 _REQUEST = (
     r"(?:and |what about )?(?:(?:(?:can|could|would) you )?(?:please )?(?:tell|give|show)(?: me| us)? )?(?:the )?"
 )
-# Words that are no part of a noun: "bus stop location", but not "should we hold position".
+# Words that are not part of a noun: "bus stop location", but not "should we hold position".
 _OTHERS = (
     f"{'|'.join(sorted(_AUXILIARIES))}|"
     "whats?|which|who|where|why|how|when|say|tell|list|name|count|see|describe|please|there|it|i|we|you|they|he|she|"
@@ -92,8 +92,8 @@ _STATES = "(?:parked|moving|stopped|driving|standing|walking)"
 _POSSESSIVE = re.compile(r"(?<=\w)['\u2018\u2019]s (?=(?:colou?r|status|state|position|location)\b)", re.IGNORECASE)
 _CONTRACTION = re.compile(r"^(what|where|how|when)s\b", re.IGNORECASE)
 _PLEASE = re.compile("^please |,? please$", re.IGNORECASE)
-# Taught form: regular expressions of simplified questions that mean the same. They are tried in this order, and what
-# one returns is tried on the next ones.
+# Taught form: regular expressions of simplified questions that mean the same. They are tried in this order, each on
+# what those before it have made of the question.
 _REPHRASED = {
     # Without a verb, or as a request: "Weather?", "Color of the bus?", "Tell me the number of cars".
     r"How many \1 are there": (
@@ -227,7 +227,7 @@ class QuestionForm:
 
 @lru_cache(maxsize=4096)  # the same questions are usually asked about many images
 def question_form(question: str) -> QuestionForm:
-    """Read the form of a question, by its words alone."""
+    """The form of a question, by its words alone."""
     question = question.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be tokenized
     text, is_yes_no = _without_instruction(_GREETING.sub("", question))
     text = _TAG.sub("", _OR_NOT.sub(r"\1", text))  # "Is it wet or not?"
@@ -248,7 +248,7 @@ def question_form(question: str) -> QuestionForm:
 
 
 def question_as_asked(text: str) -> str:
-    """The words in which the pipeline asks a question, for training; as typed if "no" would turn its answer around."""
+    """The words in which the pipeline asks a question, for training; its own words if negated or with a problem."""
     form = question_form(text)
     return text if form.problem or form.is_negated else form.text
 
@@ -279,12 +279,12 @@ def _count_questions(text: str) -> int:
 
 
 def _without_fillers(clause: str) -> list[str]:
-    """The words of a clause from the first one that tells something: "please, is it" is "is it"."""
+    """The words of a clause without fillers at its beginning: "please is it" is "is it"."""
     return list(dropwhile(_FILLERS.__contains__, clause.split()))
 
 
 def _is_question(words: list[str]) -> bool:
-    """Whether a clause can stand alone as a question. One of two words belongs to another: "is it"."""
+    """Whether a clause can stand alone as a question. Two words, such as "is it", belong to another clause."""
     if len(words) < 3:
         return False
     if words[0] in _AUXILIARIES:
@@ -336,7 +336,7 @@ def is_yes_no_question(text: str) -> bool:
 
 
 def _rephrase(text: str) -> str:
-    """The question that was taught in place of one that means the same; other texts stay as they are."""
+    """The taught question that means the same as a text; the text itself if there is none."""
     if len(text) > 200:  # some patterns take a time that grows with the square of the length
         return text
     simple = _simplify(text)
@@ -348,7 +348,7 @@ def _rephrase(text: str) -> str:
 
 
 def _simplify(text: str) -> str:
-    """Text with single spaces, without apostrophes, "please" and the mark at its end: "what is it"."""
+    """Text with single spaces, without apostrophes, "please" and closing punctuation: "what is it"."""
     text = " ".join(_POSSESSIVE.sub(" ", text).translate(_NO_APOSTROPHES).split()).strip(QUESTION_END)
     return _PLEASE.sub("", _CONTRACTION.sub(r"\1 is", text))
 

@@ -363,7 +363,7 @@ _WHOLE_WORDS |= {str(number): word for number, word in enumerate(_NUMBERS) if wo
 _WHOLE_WORDS |= {str(10 * number): word for number, word in enumerate(_TENS, start=2)}
 
 
-# Words of the vocabulary that are taught by many questions, and not judged.
+# Words of the vocabulary that many questions teach, so that they are never reported as untaught.
 FUNCTION_WORDS = frozenset(
     """
     a an the this that those it its they them their there here i me my we us you your
@@ -380,7 +380,7 @@ FUNCTION_WORDS = frozenset(
 
 
 def is_content_word(word: str) -> bool:
-    """Whether a word of the vocabulary is judged: not a function word, number, punctuation or special token."""
+    """Whether a word of the vocabulary is not a function word, number, punctuation or special token."""
     return word.isalpha() and word not in FUNCTION_WORDS
 
 
@@ -394,7 +394,8 @@ def plural_of(word: str) -> str:
 def _rewrites(vocab: Collection[str], added_words: Mapping[str, str]) -> list[tuple[str, str]]:
     """The rules of the normalizer, as (regular expression, replacement).
 
-    With `added_words` no rule writes a word that they replaced or rewrites one of them, and their plurals become them.
+    With `added_words`, no rule writes a word that was replaced, none rewrites an added word, and further rules rewrite
+    the plurals of added words to the words.
     """
     removed = set(added_words.values()) - set(vocab)
     rewrites = [*_SPELLING, *((f"{_START}(?:{phrases}){_END}", words) for words, phrases in _PHRASES.items())]
@@ -531,11 +532,11 @@ class TrafficVLMTokenizer(PreTrainedTokenizerFast):
 
         - Synonyms and spellings of an old word are no longer rewritten: they are unknown, like the old word.
         - The plural of a new word is read as the word ("forklifts"), unless it is a word of its own.
-        - A new word that was a synonym ("scooter" of "motorcycle") is one no longer.
+        - A new word that was a synonym ("scooter" of "motorcycle") is no longer one.
 
         Raises:
-            ValueError: a new word is in the vocabulary already, or is not a single word of letters; an old word is
-                not in the vocabulary, or is one of the first six entries.
+            ValueError: a new word is in the vocabulary already, or is not a single word of letters, or is split or
+                rewritten; an old word is not in the vocabulary, or is one of the first six entries.
         """
         vocab, fixed = self.get_vocab(), SPECIAL_TOKENS + ANSWER_TOKENS
         for new, old in replacements.items():

@@ -9,11 +9,11 @@ What is special here:
   more images than this project has. `docs/log.md` compares the two;
 - the convolutions are those of EfficientNet-Lite0, so training can start from weights pretrained on photographs;
 - each patch combines fine details (a lamp), its own content (a wheel) and its surroundings (a bus);
-- the output is that of a ViT with 16×16 patches, 256 tokens of width 768, so such a tower can replace this one;
+- the output has the shape of that of a ViT with 16×16 patches, 256 tokens of width 768, so a ViT can replace it;
 - position embeddings are computed from coordinates in 0..1, so the same weights read images of any size (training
   starts with small ones). They are added twice, because the neck layers may discard positions that questions such as
   "on the left?" need;
-- the only running statistics are those of batch normalization, which are constant after training and where frozen.
+- the only running statistics are those of batch normalization. They are constant after training, and if frozen.
 
 Without convolutions (`TrafficVLMConfig.with_patch_tower()`) the tower is a plain vision transformer:
 
@@ -50,10 +50,10 @@ class _DepthwiseConvolution(torch.autograd.Function):
         shape = ([ctx.stride] * 2, [ctx.padding] * 2, [1, 1], False, [0, 0], len(weight))
         needed = [*ctx.needs_input_grad[:2], False]  # no bias
         precise = (grads[0].float(), x.float(), weight.float(), None)
-        of_x, of_weight, _ = torch.ops.aten.convolution_backward(*precise, *shape, needed)
-        of_x = None if of_x is None else of_x.to(x.dtype)
-        of_weight = None if of_weight is None else of_weight.to(weight.dtype)
-        return of_x, of_weight, None, None
+        x_grad, weight_grad, _ = torch.ops.aten.convolution_backward(*precise, *shape, needed)
+        x_grad = None if x_grad is None else x_grad.to(x.dtype)
+        weight_grad = None if weight_grad is None else weight_grad.to(weight.dtype)
+        return x_grad, weight_grad, None, None
 
 
 class TrafficVLMDepthwiseConv2d(nn.Conv2d):
@@ -91,8 +91,8 @@ class TrafficVLMBatchNorm2d(nn.BatchNorm2d):
 
 
 def is_recomputing() -> bool:
-    """Whether this forward pass is within a backward pass, as gradient checkpointing repeats it."""
-    return torch._C._current_graph_task_id() != -1  # as torch.utils.checkpoint itself finds out
+    """Whether this forward pass runs inside a backward pass, where gradient checkpointing repeats it."""
+    return torch._C._current_graph_task_id() != -1  # the test of torch.utils.checkpoint itself
 
 
 class TrafficVLMConvNorm(nn.Sequential):
@@ -241,7 +241,7 @@ class TrafficVLMPatchEmbedding(nn.Module):
 
 def patch_coordinates(rows: int, columns: int, num_waves: int, like: torch.Tensor) -> torch.Tensor:
     """Sines and cosines [rows·columns, 4·num_waves] of the patch centers, in coordinates 0..1 for any grid."""
-    waves = math.pi * 2.0 ** (torch.arange(num_waves, device=like.device) / 2)  # first: half a turn per image
+    waves = math.pi * 2.0 ** (torch.arange(num_waves, device=like.device) / 2)  # the first: half a turn per image
     y = (torch.arange(rows, device=like.device) + 0.5)[:, None] / rows * waves
     x = (torch.arange(columns, device=like.device) + 0.5)[:, None] / columns * waves
     y, x = torch.cat([y.sin(), y.cos()], -1), torch.cat([x.sin(), x.cos()], -1)
@@ -249,6 +249,7 @@ def patch_coordinates(rows: int, columns: int, num_waves: int, like: torch.Tenso
     return grid.flatten(0, 1).to(like.dtype)
 
 
+# A layer takes tokens [B,P,C] and their grid (rows, columns), and returns tokens.
 NECK_LAYERS: dict[str, type[nn.Module]] = {
     "transformer": TrafficVLMVisionLayer,
     "depthwise": TrafficVLMDepthwiseLayer,
@@ -262,7 +263,7 @@ class TrafficVLMVisionModel(PreTrainedModel):
     main_input_name = "pixel_values"
     input_modalities = ("image",)
     supports_gradient_checkpointing = True
-    _no_split_modules = ["TrafficVLMVisionModel"]  # small, and its three feature maps are added
+    _no_split_modules = ["TrafficVLMVisionModel"]  # it is small, and adds feature maps of three places
     # Every implementation is accepted: attention here always calls torch's function, which picks the fastest kernel.
     _supports_sdpa = True
     _supports_flash_attn = True

@@ -15,12 +15,12 @@ from .templates import TYPES
 
 
 Pair = tuple[int, int]  # indices of two questions
-FORMS_OF_SCENE = [[name, "is"] for name in SCENE_ATTRIBUTES]
+FORMS_OF_SCENE = [[name, "is"] for name in SCENE_ATTRIBUTES]  # class and form of yes/no questions about these
 
 
 @lru_cache(maxsize=1 << 14)
 def implied_by(question_id: str) -> frozenset[str]:
-    """The ids of all questions whose answer is yes if the answer to this one is."""
+    """The ids of all questions whose answer must be yes if the answer to this one is yes."""
     question_type, category, form, value = (question_id.split("/") + [""] * 4)[:4]
     rule = TYPES[question_type].rule if question_type in TYPES else ""
     if rule not in ("presence", "place", "relation", "light_state", "attribute", "count"):

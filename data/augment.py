@@ -3,8 +3,8 @@
     (image, scene) → mirror → crop → light → weather → camera → (image, scene)
 
 What a change hides becomes unknown in the scene (`HIDDEN`): nobody sees the color of a car in a gray picture. Other
-changes are mild enough for colors to keep their names. Both trainings use `augment`; evaluation uses `darken`, `blur`,
-`add_noise` and `compress` with a fixed strength.
+changes are mild enough for colors to keep their names. Training uses `augment`, of the tower and of the full model;
+evaluation uses `darken`, `blur`, `add_noise` and `compress` with a fixed strength.
 
 Images are uint8 arrays [H,W,3]. Their size need not be that of the scene: the tower's frames are squeezed to squares.
 """
@@ -15,7 +15,7 @@ import numpy as np
 from .scene import SYNTHETIC, Scene
 
 
-MIRRORED, MIRRORED_NUMBERS = 0.5, 0.2  # fraction of images that are mirrored; of those with numbers to be read
+MIRRORED, MIRRORED_NUMBERS = 0.5, 0.2  # fraction of images that are mirrored; of images with signs that have a value
 # Fraction of photographs, and of rendered scenes, that are cropped: a crop hides the number of lanes and the shape of
 # the road, which only rendered scenes label.
 CROPPED, CROPPED_RENDERED = 0.5, 0.3
@@ -23,7 +23,7 @@ MIN_SIDE = 0.6  # of a crop, as a fraction of the width and of the height
 GAMMA = 1.18  # at most: a middle gray changes by 12 %
 CONTRAST = 0.15  # at most: the increase of the slope at middle gray
 SATURATION = 0.15  # at most: change of the distance of a color from its gray
-LIGHT_OF = ("color", "weather", "time of day", "road surface")
+LIGHT_OF = ("color", "weather", "time of day", "road surface")  # what other light hides
 # Chance of each change that hides something, and the attributes that it hides.
 HIDDEN: dict[str, tuple[float, tuple[str, ...]]] = {
     "darkness": (0.08, LIGHT_OF),
@@ -32,7 +32,7 @@ HIDDEN: dict[str, tuple[float, tuple[str, ...]]] = {
     "haze": (0.03, ("color", "weather", "glare")),
     "rain": (0.03, ("weather", "road surface")),
 }
-CAMERA = 0.2  # chance of blur, of noise and of JPEG artifacts
+CAMERA = 0.2  # chance of blur, the same of noise and of JPEG artifacts
 
 
 def augment(image: np.ndarray, scene: Scene, rng: np.random.Generator, crops: bool = True) -> tuple[np.ndarray, Scene]:
@@ -74,10 +74,10 @@ def crop(image: np.ndarray, scene: Scene, window: tuple[int, int, int, int]) -> 
 
 
 def change_light(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The image with other tones, as if by another camera, at times blurred, noisy or compressed.
+    """The image with other tones, as if from another camera; some images are also blurred, noisy or compressed.
 
-    No tone changes by more than a tenth of the range, none is clipped, and hues are preserved. So white, silver, gray
-    and black keep their names, and so do orange and yellow.
+    Tones change by at most a tenth of the range, without clipping, and hues hardly change. So white, silver, gray and
+    black keep their names, and so do orange and yellow.
     """
     tones = np.linspace(0, 1, 256) ** GAMMA ** rng.uniform(-1, 1)
     tones -= rng.uniform(-CONTRAST, CONTRAST) * np.sin(2 * np.pi * tones) / (2 * np.pi)  # black and white stay

@@ -19,8 +19,8 @@ from .templates import FILLINGS, TYPES, QuestionType
 # Every place or relation of an absent class has the answer "no", which adds nothing to its absence. `ask` considers
 # this fraction of the absent classes, so that most "no" answers are about objects that are somewhere else.
 ABSENT_FRACTION = 0.25
-# "What color is the car?" is a single key, with many keys of "Is the car red?", so it is listed this many times, and
-# may be asked this many times as often.
+# "What color is the car?" is one key among many like "Is the car red?". So it is listed this many times, and asked
+# more often.
 OPEN_QUESTION_COPIES = 3
 
 
@@ -111,7 +111,7 @@ class Candidates:
         return self._some([one for one in THINGS if self.truth.is_absent(one)])
 
     def pedestrian(self) -> list[str]:
-        """The only class of which scene labels say whether one is on the road."""
+        """ "pedestrian", the only class of which scene labels say whether one is on the road, if they say it."""
         return ["pedestrian"] if "pedestrian on the road" in self.truth.scene.presence else []
 
     def sign(self) -> list[str]:
@@ -142,7 +142,7 @@ class Candidates:
     def values(self, category: str) -> list[Key]:
         """What is asked about an attribute: ("what",), ("is", "red"), ("any", "red")."""
         true, forms, asked = self._true_values(category), self.kind.forms, self.kind.values_of(category)
-        if self.kind.rule == "attribute":  # the other rules also ask about several lights as about one
+        if self.kind.rule == "attribute":  # the other rules ask "is the traffic light red" of several lights, too
             several = len(self.truth.groups.get(category, NO_GROUP).clear) > 1
             forms -= {"what", "is"} if several else {"what_all", "are"}
         keys: list[Key] = []

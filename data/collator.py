@@ -57,10 +57,10 @@ class TrafficCollator:
 
     A row without `scene` (hand-written questions) is never mirrored or cropped, as its answers could change. A row
     without questions (of `SyntheticRows`) gets questions from its scene. Rows without any possible question are left
-    out; in training, others of the batch are repeated in their place. If no row of a batch is left, the batch is made
-    as without `training`, without balancing.
+    out; in training, others of the batch are repeated in their place. If no row of a batch is left, whole images with
+    the rows' own questions are used, or questions about their scenes that are not balanced.
 
-    Balancers exist as long as their worker.
+    Balancers live as long as their worker.
     """
 
     processor: Any
@@ -107,7 +107,7 @@ class TrafficCollator:
         self.balancers.clear()
 
     def generator(self) -> random.Random:
-        """The random number generator of this worker."""
+        """The random number generator of this worker and epoch."""
         if self.rng is None:
             worker = torch.utils.data.get_worker_info()
             self.rng = random.Random(f"{self.seed}/{self.epoch}/{0 if worker is None else worker.seed}")
@@ -124,7 +124,7 @@ class TrafficCollator:
         return batch
 
     def _prepare(self, row: dict[str, Any], rng: random.Random) -> Prepared:
-        """An augmented image with new questions; it is not cropped if a crop has no possible question."""
+        """An augmented image with new questions; not cropped if the crop has no possible question."""
         known = scene_of(row)
         if known is None:
             return self._with_stored_questions(row, None, rng)

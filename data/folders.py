@@ -144,7 +144,7 @@ def _read_own(folder: Path, split: str | None, prefer: str | None) -> Dataset:
         damaged = list(filter(None, pool.map(_image_problem, [row["image"] for row in rows])))
     if damaged:
         raise DataError(f"{folder}: {len(damaged)} images cannot be read: {'; '.join(damaged[:3])}")
-    if os.environ.get("RANK", "0") == "0":  # of several processes, one
+    if os.environ.get("RANK", "0") == "0":  # not in each of several processes
         note = f", and {len(seen - used)} images without a line are left out" if seen - used else ""
         files = ", ".join(path.relative_to(folder).as_posix() for path in paths)
         print(f"{folder}: {len(rows)} images with questions by {files}{note}", file=sys.stderr)

@@ -45,13 +45,14 @@ FAR_BOTTOM = 0.6
 FAR_HEIGHT = 0.2
 FAR_VISIBLE = 0.8
 DEPTH_STEP = 0.08  # fraction of the height, between the lower edges of two objects of which one is clearly behind
-# Next to each other are objects with a gap of at most the first fraction of the width, and lower edges that differ by
-# at most the first fraction of the height, and not from the second fractions on. The boxes hardly overlap.
+# Objects are next to each other if the gap between them, a fraction of the width, and the difference of their lower
+# edges, a fraction of the height, are at most the first values. From one of the second values on they are not. Their
+# boxes overlap by at most NEXT_OVERLAP of the width.
 NEXT_GAP, NEXT_STEP, NEXT_OVERLAP = (0.06, 0.25), (0.05, 0.16), 0.02
 
 MAX_WORDS = 24  # in a description
 MAX_LISTED = 4  # classes in an answer to "What is ahead?"
-# A sentence needs a class of each set labeled exhaustively: one that omits the cars or people of a street is wrong.
+# A list of objects needs a class of each set labeled exhaustively: without the cars or people of a street it is wrong.
 REQUIRED_FOR_SENTENCES = ({"vehicle", "car"}, {"person", "pedestrian"})
 
 # Stuff and things as in panoptic segmentation: surfaces and structures, and separate objects.
@@ -64,7 +65,7 @@ STUFF = frozenset(
 THINGS = tuple(category for category in CLASSES if category not in STUFF)
 UNCOUNTED = frozenset({"sky", "road", "sidewalk", "road construction", "lane line", "glare"})
 RIDDEN = ("motorcycle", "bicycle")
-# Of a driver's view, in which all objects are in front: the third of the image.
+# What "ahead" and the like mean in a driver's view, in which all objects are in front: a third of the image.
 EGO_REGIONS = {"ahead": "center", "front left": "left", "front right": "right"}
 # Objects on the ground: the lower edge of their box indicates their distance.
 GROUNDED = frozenset(
@@ -72,7 +73,7 @@ GROUNDED = frozenset(
     for category in THINGS
     if category == "cone" or any(is_a(category, w) for w in ("vehicle", "person", "animal"))
 )
-UNNAMED = {"other", "bridge or tunnel"}  # values that are no answer in words
+UNNAMED = {"other", "bridge or tunnel"}  # values that are not answers in words
 
 Box = tuple[float, float, float, float]
 Key = tuple[str, ...]  # a question id, split: (type, class, form, value), of two to four parts
@@ -167,11 +168,11 @@ class Group:
         return Group(clear, unclear)
 
     def present(self, is_complete: bool) -> "AnswerWithBoxes | None":
-        """Whether there is one. An object that is not clearly visible prevents a "no"."""
+        """Whether there is an object. One that is not clearly visible prevents a "no"."""
         return _any(self.clear, [True] * len(self.clear), is_complete and not self.unclear)
 
     def inside(self, region: str, is_complete: bool) -> "AnswerWithBoxes | None":
-        """Whether there is one in a region; one not clearly visible prevents a "no" only where it may be."""
+        """Whether an object is in a region. One not clearly visible prevents a "no" if it may be in the region."""
         is_complete = is_complete and all(seen.at(region) is False for seen in self.unclear)
         return _any(self.clear, [seen.at(region) for seen in self.clear], is_complete)
 
@@ -291,7 +292,7 @@ class GroundTruth:
         return {"status", "facing"} <= set(given) if attribute == "travel" else attribute in given
 
     def _rider(self, cycle: VisibleObject) -> str | None:
-        """Whether a rider's box is above that of a motorcycle or bicycle; None if a rider is only close."""
+        """ "with rider" if a rider's box is above the cycle's, "without rider" if no rider is close, else None."""
         if "rider" not in self.exhaustive or not cycle.is_instance:
             return None
         riders = self.groups.get("rider", NO_GROUP)
@@ -314,7 +315,7 @@ class GroundTruth:
         return _any(group.clear, has, self.is_absent(category) or complete)
 
     def _all_have(self, kind: QuestionType, category: str, form: str, value: str) -> AnswerWithBoxes | None:
-        """The answer about the value that all objects of a class share, including those not clearly visible.
+        """The answer about the value that all objects of a class share, even those not clearly visible; else None.
 
         In a class that is not labeled exhaustively, "the traffic light" may refer to the labeled one, if the source
         gives the value of every light that it labels. Questions about all lights are unknown there.
@@ -500,7 +501,7 @@ class GroundTruth:
 
 
 def _any(objects: Sequence[VisibleObject], holds: Sequence[bool | None], complete: bool) -> AnswerWithBoxes | None:
-    """Yes if something holds for one of the objects; no if for none and the objects are complete."""
+    """Yes if one of `holds` is True; no if all are False and the objects are complete; else None."""
     if True in holds:
         return AnswerWithBoxes("yes", [seen for seen, is_true in zip(objects, holds) if is_true])
     return NO if complete and None not in holds else None

@@ -1,9 +1,9 @@
-"""Near-duplicates: images of one scene, such as frames of one video, which must not be split.
+"""Near-duplicates: images of one scene, such as frames of one video, which are all held back from training, or none.
 
-images → difference hash of 8 × 8 bits → groups of images whose hashes are close → a part that is held back
+    images → difference hash of 8 × 8 bits → groups of images whose hashes are close → a part that is held back
 
-A development part tells how a model does on new images only if training has no neighbors of its frames. Where a source
-names drives or cameras, split by these; this is for sources that do not.
+A development part shows how a model does on new images only if training has no neighbors of its frames. Where a source
+names drives or cameras, split by these; this module is for other sources.
 """
 
 import random
@@ -60,7 +60,7 @@ def held_back(groups: Iterable[int], folders: Sequence[int], fraction: float, se
     single video, nothing is held back.
 
     Args:
-        groups, folders: numbers of the group and of the folder of each image.
+        groups, folders: for each image, the number of its group and of its folder.
     """
     members: dict[int, list[int]] = {}
     for index, group in enumerate(groups):
@@ -76,7 +76,7 @@ def held_back(groups: Iterable[int], folders: Sequence[int], fraction: float, se
 
 
 def image_hashes(rows: Any) -> np.ndarray:
-    """Bits [N,64] of the images of a `datasets.Dataset`; `datasets` keeps those of a file for the next run."""
+    """Bits [N,64] of the images of a `datasets.Dataset`. `datasets` caches them if it was loaded from files."""
     hashed = rows.select_columns(["image"]).map(_hash_row, remove_columns="image", desc="comparing images")
     return np.array(hashed["bits"][:], dtype=bool).reshape(-1, 64)
 
@@ -104,8 +104,8 @@ def split_rows(datasets: Sequence[Any], fraction: float, seed: int = 0) -> tuple
         datasets: each a `datasets.Dataset` with the column "image" and at least two rows.
 
     Returns:
-        The rows that stay, the rows that are held back, and how many of the latter do have near-duplicates among the
-        former: all of a dataset in which every image looks like another, whose rows are drawn one by one.
+        The rows that stay, the rows that are held back, and how many of these may have near-duplicates among the rows
+        that stay: those of datasets without a group small enough to hold back, whose rows are drawn one by one.
     """
     folders = [number for number, rows in enumerate(datasets) for _ in range(len(rows))]
     groups = near_duplicate_groups(np.concatenate([image_hashes(rows) for rows in datasets]))

@@ -61,7 +61,7 @@ def region_targets(truth: GroundTruth) -> np.ndarray:
     scene, region = truth.scene, np.full((len(CATEGORIES), len(REGIONS)), -1, np.int8)
     for key, place in KEYS.items():
         region[place] = _to_target(truth.find(key))
-    for field, (attribute, values) in SCENE_ATTRIBUTE_OF.items():  # several views of scene labels are "other"
+    for field, (attribute, values) in SCENE_ATTRIBUTE_OF.items():  # values that become "other" have no question
         known = scene.scene_attributes.get(attribute)
         for value, asked in values.items():
             place = INDEX[f"{field}: {value}"], 0
@@ -108,7 +108,7 @@ def patch_targets(scene: Scene, covered: np.ndarray) -> np.ndarray:
 
 
 def _exhaustive(scene: Scene) -> np.ndarray:
-    """Whether the source labels every object of a category [C]."""
+    """Bool [C]: whether the source labels every object of each category."""
     exhaustive = np.zeros(len(CATEGORIES), bool)
     exhaustive[[INDEX[name] for name in scene.exhaustive if name in INDEX]] = True
     if "state" in scene.attributed.get("traffic light", ()):  # some sources do not label yellow lights

@@ -114,7 +114,7 @@ class Balancer:
         return count > self._mean(key), count / OPEN_QUESTION_COPIES
 
     def _surplus(self, key: Key, answer: str) -> int:
-        """The maximum over a key and its prefixes of how many more times yes, or no, was counted than the other."""
+        """How many more times this answer was counted than the opposite: the maximum over a key and its prefixes."""
         return max(self._imbalance(prefix, answer) for prefix in _prefixes(key))
 
     def _mean(self, key: Key) -> float:
@@ -158,10 +158,11 @@ def ask(
         rng: source of random numbers. The result depends only on the arguments, with the states of `rng` and
             `balancer`.
         count: maximum number of questions. There are fewer where the scene has fewer or the balancer accepts fewer.
-        balancer: balances answers over all scenes, and prefers those that it was asked least; by default this scene
+        balancer: balances answers over all scenes, and prefers those that it has counted least; by default this scene
             is balanced by itself.
         question_types: question types to ask, in proportion to their weights.
-        presuppose: also ask for the color, state, value or side of objects that are not there; the answer is "none".
+        presuppose: whether to ask for the color, state, value or side of objects that are not there, too; the answer
+            is "none".
     """
     balancer = Balancer() if balancer is None else balancer
     weights = {name: TYPES[name].weight for name in question_types}

@@ -229,6 +229,7 @@ class Scene:
 
     @classmethod
     def from_json(cls, text: str) -> "Scene":
+        """The scene that `to_json` wrote."""
         fields = json.loads(text)
         fields["objects"] = tuple(_object_from_json(**item) for item in fields["objects"])
         fields["exhaustive"] = frozenset(fields["exhaustive"])

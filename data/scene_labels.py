@@ -36,8 +36,9 @@ class SceneLabels:
 
     Attributes:
         values: {field: value} of SCENE_VALUES, without unknown ones; "none" where no road or place is in view.
-        present: categories that are visible. unsure: categories that may be.
-        asked: all categories that the annotators checked; those in neither list are absent.
+        present: categories that are visible.
+        unsure: categories that may be visible.
+        asked: all categories that the annotators checked; those in neither of the other two are absent.
     """
 
     values: dict[str, str]

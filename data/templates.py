@@ -24,7 +24,7 @@ from .scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES
 # Nouns without article and plural: "sky", not "a sky" or "skies".
 MASS_NOUNS = {"sky", "road construction", "glare"}
 NOUN_SLOTS, PLURALS = ("car", "cars", "bus", "buses"), ("cars", "buses")
-OTHER = "other"  # in lists by class or value: all that are not listed
+OTHER = "other"  # as a key of a table by class or value: all that the table does not list
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class QuestionType:
 
     @cached_property
     def forms(self) -> frozenset[str]:
-        """ "what", "is", "any", ..., of which there are templates."""
+        """The forms that have templates: "what", "is", "any", ..., or names in capitals such as "PLACE"."""
         return frozenset(pattern.split("/")[1] for pattern in self.templates if "/" in pattern)
 
     def values_of(self, category: str) -> Sequence[str]:
@@ -67,7 +67,7 @@ class QuestionType:
         return found[min(found)] if found else ()
 
     def _fits(self, part: str, value: str) -> bool:
-        if part == "VALUE":  # of a list of numbers, all others are known, too
+        if part == "VALUE":  # if all known values are numbers, any number fits
             return value in self.known_values or (value.isdecimal() and all(map(str.isdecimal, self.known_values)))
         return part == value or part.isupper()
 
@@ -187,7 +187,7 @@ def with_article(words: str) -> str:
 
 
 def amount(number: int, category: str, adjective: str = "", is_exact: bool = True) -> str:
-    """ "a red car", "2 cars", or "cars" if there may be more than `number`."""
+    """ "a red car" for one object; for more "2 cars", or "cars" if there may be more than `number`."""
     singular, plural, _ = CLASSES[category]
     noun = singular if number == 1 else plural
     noun = f"{adjective} {noun}" if adjective else noun
