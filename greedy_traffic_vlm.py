@@ -64,9 +64,7 @@ class GreedyText:
         self.suppressed = torch.isin(vocabulary, torch.tensor(list(config.suppressed_tokens), device=device))
         buffers = [torch.zeros_like(one) for one in images]
         self.cache = BufferCache(tuple(zip(*buffers)))
-        heads, widths = config.num_key_value_heads, (config.head_dim, config.head_dim)
-        if config.kv_latent_size is not None:
-            heads, widths = 1, (config.kv_latent_size + config.rope_head_dim, 0)
+        heads, *widths = config.cache_shape
         for layer in range(config.num_hidden_layers):
             shapes = [(rows, heads, len(columns), width) for width in widths]
             self.cache.layers[layer] = [torch.zeros(s, dtype=self.model.dtype, device=device) for s in shapes]

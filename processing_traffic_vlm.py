@@ -412,7 +412,7 @@ class TrafficVLMProcessor(ProcessorMixin):
                     f"question {index} has {len(words) + len(answer) + 2} tokens ({what}), at most {longest} are "
                     f"allowed: {typed[index][:80]!r}... (truncation=True shortens the question)"
                 )
-            segments.append((self._prompt(words if len(words) <= room else words[:room]), answer))
+            segments.append((self._prompt(words[:room]), answer))
         ordered = iter(segments)
         return [[next(ordered) for _ in row] for row in rows]
 
