@@ -19,7 +19,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ..answer_kind_traffic_vlm import MANY, MAX_COUNT, NONE
-from .scene import CLASSES, UNBOXED, Scene, SceneObject, is_a
+from .scene import CLASSES, UNBOXED, Scene, SceneObject, classes_of, is_a
 from .templates import TYPES, QuestionType, amount, enumeration
 
 
@@ -209,10 +209,9 @@ class GroundTruth:
             if patches < NOTHING:
                 continue
             seen = VisibleObject(item, scene, patches)
-            for category in (item.category, CLASSES[item.category][2]):
-                if category is not None:
-                    group = self.groups.setdefault(category, Group())
-                    (group.clear if seen.clear else group.unclear).append(seen)
+            for category in classes_of(item.category):
+                group = self.groups.setdefault(category, Group())
+                (group.clear if seen.clear else group.unclear).append(seen)
         # A class that is known to be absent has no object, so its labels are complete.
         absent = {name for name, is_present in scene.presence.items() if not is_present} - UNBOXED
         self.exhaustive = scene.exhaustive | absent & CLASSES.keys() - self.groups.keys()

@@ -10,7 +10,7 @@ answers for them, as it does for the decoder, so both learn the same. In a patch
 import numpy as np
 
 from .ground_truth import MIN_VISIBLE, NO_GROUP, THIRDS, AnswerWithBoxes, GroundTruth
-from .scene import CLASSES, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, Scene
+from .scene import CLASSES, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, Scene, classes_of
 from .scene_labels import CLASS_OF, SCENE_ATTRIBUTE_OF, SCENE_VALUES, SEEN, SEEN_BY_DRIVERS
 
 
@@ -93,7 +93,7 @@ def patch_targets(scene: Scene, covered: np.ndarray) -> np.ndarray:
     unknown = np.full((len(CATEGORIES), *covered.shape[1:]), -1)
     patch = np.where(_exhaustive(scene)[:, None, None], 0, unknown).astype(np.int8)
     for item, fraction in zip(scene.objects, covered):
-        names = [item.category, CLASSES[item.category][2]]
+        names: list[str | None] = [*classes_of(item.category)]
         is_clear = item.visible >= MIN_VISIBLE
         if item.coverage is None:
             names += [LIGHTS.get(item.attributes.get("state", "")), LIMITS.get(item.attributes.get("value", ""))]

@@ -301,6 +301,13 @@ def given_to_all(
     return kept
 
 
+@lru_cache(maxsize=len(CLASSES))
+def classes_of(category: str) -> tuple[str, ...]:
+    """A class and all that contain it: ("parked car", "car", "vehicle")."""
+    superclass = CLASSES[category][2]
+    return (category, *(classes_of(superclass) if superclass else ()))
+
+
 def is_a(category: str, wider: str) -> bool:
     """Whether a class is `wider` or one of its subclasses."""
-    return category == wider or CLASSES[category][2] == wider
+    return wider in classes_of(category)

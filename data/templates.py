@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from .scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES
+from .scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES, classes_of
 
 
 # Nouns without article and plural: "sky", not "a sky" or "skies".
@@ -54,8 +54,8 @@ class QuestionType:
 
     def values_of(self, category: str) -> Sequence[str]:
         """The values that are asked of a class."""
-        wider = CLASSES[category][2] if category in CLASSES else None
-        return next((self.values[name] for name in (category, wider or OTHER, OTHER) if name in self.values), ())
+        names = classes_of(category) if category in CLASSES else (category,)
+        return next((self.values[name] for name in (*names, OTHER) if name in self.values), ())
 
     def templates_of(self, key: Sequence[str]) -> Sequence[str]:
         """The templates of a question id, given as its parts after the type."""

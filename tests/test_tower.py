@@ -98,6 +98,7 @@ def test_what_is_known_of_regions(scene, category, expected):
         (CAR, "person", [-1, -1, -1]),
         (scene_of("car", (0, 0, 150, 100), labels=("car",)), "car", [1, 1, 0]),
         (scene_of("car", (0, 0, 130, 100), labels=("car",), visible=0.2), "car", [-1, -1, 0]),  # hidden
+        (scene_of("parked car", (0, 0, 150, 100), labels=("vehicle",)), "vehicle", [1, 1, 0]),
         (scene_of("car", (50, 0, 55, 100), labels=("car",)), "car", [-1, 0, 0]),  # 5 of 300 pixels are 3.7 of 224
         (RED_LIGHT, "red light", [1, 0, 0]),  # the patch of its center
         (RED_LIGHT, "green light", [0, 0, 0]),

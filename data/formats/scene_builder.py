@@ -14,7 +14,7 @@ from PIL import ExifTags, Image
 from ...files import open_inside
 from ...image_files import stem_of
 from ..patches import GRID
-from ..scene import CLASSES, Scene, SceneObject, given_to_all, is_a
+from ..scene import CLASSES, Scene, SceneObject, classes_of, given_to_all, is_a
 from .mapping import ClassMapping
 from .reading import Unusable, reading, to_flag
 from .source import Source
@@ -93,10 +93,10 @@ class SceneBuilder:
     def mark_uncertain(self, mapping: ClassMapping, lost: bool = False) -> None:
         """Mark what an object may be besides its category; also the category itself if the object is `lost`."""
         for category in mapping.maybe | ({mapping.category} if lost and mapping.category else set()):
-            broader = CLASSES[category][2]
             self.uncertain.add(category)
-            if broader and (lost or mapping.category is None or not is_a(mapping.category, broader)):
-                self.uncertain.add(broader)
+            for broader in classes_of(category)[1:]:
+                if lost or mapping.category is None or not is_a(mapping.category, broader):
+                    self.uncertain.add(broader)
 
     def add(
         self,
