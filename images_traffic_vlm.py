@@ -65,10 +65,13 @@ class Region:
         """A region from a region, four numbers, or a text that `from_text` reads. Other values raise `ValueError`."""
         if isinstance(value, str):
             return cls.from_text(value)
+        if isinstance(value, cls):
+            return value
         try:
-            return value if isinstance(value, cls) else cls(*map(float, value))
-        except TypeError as error:
+            left, top, width, height = map(float, value)
+        except (TypeError, ValueError) as error:
             raise ValueError(f"a region is left, top, width and height as fractions, got {value!r:.80}") from error
+        return cls(left, top, width, height)
 
     @classmethod
     def from_text(cls, text: str) -> "Region":

@@ -324,6 +324,7 @@ PICTURE = Image.new("RGB", (60, 40))
         ({"image": PICTURE}, None, {}, ValueError, 'one "question" in all'),
         ({"picture": PICTURE}, CAR, {}, ValueError, "got ['picture']"),
         (PICTURE, CAR, {"region": (0.5, 0, 0.6, 1)}, ValueError, "region 0.5,0,0.6,1"),
+        (PICTURE, CAR, {"region": (0, 0, "half", 1)}, ValueError, "as fractions, got (0, 0, 'half', 1)"),
         ("encoded", CAR, {"region": (0, 0, 0.5, 0.5)}, ValueError, "pass it to `encode`"),
         (PICTURE, CAR, {"thresholds": 1.5}, ValueError, "thresholds must be in 0..1, got 1.5"),
         (PICTURE, CAR, {"thresholds": ["0.8"]}, TypeError, "thresholds must be a number or loaded thresholds"),
