@@ -45,7 +45,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path to write to, and rename it to `path` at the end of the block. Creates missing folders.
 
     After an error inside the block the temporary file is removed and `path` is unchanged. Several writers of one file,
-    on one machine or many, each have a temporary file of their own; the last one to finish wins.
+    on one machine or many, each have their own temporary file; the last one to finish wins.
     The file's mode follows the umask.
     """
     path = Path(path)

@@ -104,7 +104,7 @@ class TrafficVLMPipeline(Pipeline):
             in it.
         thresholds: P(yes) from which the answer is yes: a number, or an object whose `for_question(text)` gives one
             for each question, as `traffic_vlm.evaluation.thresholds.Thresholds` does. "Is there no car?" is asked
-            as "Is there any car?", and the threshold is that of this question.
+            as "Is there any car?", and has its threshold.
         streamer: a streamer of transformers that gets the words of the answer to a single question.
         generate_words: False leaves out answers in words: their items have the answer None.
         margins: True adds "margin", l_yes - l_no without temperature, to each item that the model was asked.

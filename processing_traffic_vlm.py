@@ -230,8 +230,8 @@ class TrafficVLMProcessor(ProcessorMixin):
         image_processor: an image processor of transformers that returns pixels [I,3,256,256].
         tokenizer: the `TrafficVLMTokenizer`.
         chat_template: a Jinja template; by default it makes a prompt of the last user message's text.
-        taught: the content words that the weights were taught: {"photographs": [...], "rendered": [...]}, those of
-            questions about photographs, and those of questions about rendered scenes only. None: nothing is known.
+        taught: the content words that the weights were taught: {"photographs": [...], "rendered": [...]}, by questions
+            about photographs, or about rendered scenes only. None if they are not known.
         own_questions: whether the weights were taught a user's own questions. Then the pipeline accepts every kind
             of question, and every answer in words.
 

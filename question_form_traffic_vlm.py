@@ -55,7 +55,7 @@ _ALTERNATIVES = re.compile(
     r"(?:(?: \w+,)* \w+,? or \w+| .*\bor (?:on|in|at|by|of|to|from|an?|the) .*)"
 )
 
-# In these pairs of values, too: "Is traffic heavy or light?", "Day or night?".
+# Pairs of values of which one is the answer, too: "Is traffic heavy or light?", "Day or night?".
 _PAIRS = (
     "left or right,right or left,day or night,night or day,day or dusk,red or green,green or red,wet or dry,"
     "dry or wet,heavy or light,light or heavy,parked or moving,moving or parked,stop or go"

@@ -531,7 +531,7 @@ class TrafficVLMTokenizer(PreTrainedTokenizerFast):
         """A copy in which new words have the entries of old ones: {"forklift": "overturned"}.
 
         - Synonyms and spellings of an old word are no longer rewritten: they are unknown, like the old word.
-        - The plural of a new word is read as the word ("forklifts"), unless it is a word of its own.
+        - The plural of a new word is read as the word ("forklifts"), unless the vocabulary has the plural.
         - A new word that was a synonym ("scooter" of "motorcycle") is no longer one.
 
         Raises:

@@ -9,7 +9,7 @@ What is special here:
   more images than this project has. `docs/log.md` compares the two;
 - the convolutions are those of EfficientNet-Lite0, so training can start from weights pretrained on photographs;
 - each patch combines fine details (a lamp), its own content (a wheel) and its surroundings (a bus);
-- the output has the shape of that of a ViT with 16×16 patches, 256 tokens of width 768, so a ViT can replace it;
+- the output has the shape of a ViT's, one token of width 768 for each 16×16 patch, so a ViT can replace this tower;
 - position embeddings are computed from coordinates in 0..1, so the same weights read images of any size (training
   starts with small ones). They are added twice, because the neck layers may discard positions that questions such as
   "on the left?" need;

@@ -39,6 +39,7 @@ class Candidates:
     rng: random.Random | None = None
 
     def keys(self) -> list[Key]:
+        """All keys of the question type; some are listed several times, see OPEN_QUESTION_COPIES."""
         found: list[Key] = []
         for row in KEYS[self.kind.rule]:
             keys: list[Key] = [(self.kind.name,)]
@@ -77,7 +78,7 @@ class Candidates:
     # Classes
 
     def classes(self) -> list[str]:
-        """The classes in the scene, and those known to be absent, or with `rng` some of the latter."""
+        """The classes in the scene, and those known to be absent, or with `rng` some of these."""
         absent = [one for one in _in_order(self.truth.exhaustive) if one not in self.truth.groups]
         return [*self.truth.groups, *self._some(absent)]
 
@@ -142,7 +143,7 @@ class Candidates:
     def values(self, category: str) -> list[Key]:
         """What is asked about an attribute: ("what",), ("is", "red"), ("any", "red")."""
         true, forms, asked = self._true_values(category), self.kind.forms, self.kind.values_of(category)
-        if self.kind.rule == "attribute":  # the other rules ask "is the traffic light red" of several lights, too
+        if self.kind.rule == "attribute":  # the other rules ask about several lights as if they were one
             several = len(self.truth.groups.get(category, NO_GROUP).clear) > 1
             forms -= {"what", "is"} if several else {"what_all", "are"}
         keys: list[Key] = []

@@ -397,7 +397,7 @@ class Mixture(torch.utils.data.Dataset):
         seed: seed of the draw.
 
     Raises:
-        ValueError: there is no dataset, one is empty, or the weights do not fit.
+        ValueError: there is no dataset, one is empty, or the weights are not one positive number for each.
     """
 
     def __init__(

@@ -209,7 +209,7 @@ def _choose_split(folder: Path, splits: Collection[str], split: str | None, pref
 
 
 def _add_defaults(rows: Dataset, source: str) -> Dataset:
-    """Add the columns that hand-written questions lack. Each text is a question id of its own."""
+    """Add the columns that hand-written questions lack. Each text is its own question id."""
     missing = [column for column in COLUMNS if column not in rows.column_names]
     questions = list(rows["questions"]) if missing else []
     own = [["own"] * len(texts) for texts in questions]

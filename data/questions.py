@@ -161,8 +161,7 @@ def ask(
         balancer: balances answers over all scenes, and prefers those that it has counted least; by default this scene
             is balanced by itself.
         question_types: question types to ask, in proportion to their weights.
-        presuppose: whether to ask for the color, state, value or side of objects that are not there, too; the answer
-            is "none".
+        presuppose: also ask for the color, state, value or side of absent objects; the answer is "none".
     """
     balancer = Balancer() if balancer is None else balancer
     weights = {name: TYPES[name].weight for name in question_types}

@@ -33,7 +33,7 @@ def read_classes(table: Mapping[str, Any]) -> dict[str, tuple[str, str, str | No
     """
     for name, nouns in table.items():
         if not isinstance(nouns, list) or len(nouns) not in (2, 3) or not set(nouns[2:]) <= table.keys():
-            form = "[singular, plural] or [singular, plural, superclass], the latter a class, too"
+            form = "[singular, plural] or [singular, plural, superclass], with a superclass that is a class"
             raise ValueError(f"classes.yaml: class {name!r} must be {form}, got {nouns}")
     return {name: (nouns[0], nouns[1], nouns[2] if len(nouns) == 3 else None) for name, nouns in table.items()}
 
