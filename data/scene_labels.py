@@ -16,6 +16,7 @@ from typing import Any
 from ..files import DataError
 from ..image_files import decode_text, plain_name
 from .formats import Problems
+from .formats.reading import split_lines
 from .scene import CLASSES, PRESENCE_ONLY, TABLES, Scene, is_a
 
 
@@ -56,13 +57,11 @@ def read_scene_labels(path: str | Path, problems: Problems) -> Iterator[tuple[st
         DataError: the file cannot be read, or a line is invalid and `problems` is strict.
     """
     try:
-        lines = decode_text(Path(path).read_bytes()).splitlines()
+        lines = split_lines(decode_text(Path(path).read_bytes()))
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
     asked = frozenset(SEEN) | (frozenset(SEEN_BY_DRIVERS) if Path(path).stem == "bdd100k" else frozenset())
-    for line_number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    for line_number, line in lines:
         try:
             yield _parse(json.loads(line), asked)
         except (ValueError, KeyError, TypeError, AttributeError) as error:

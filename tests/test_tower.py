@@ -111,8 +111,9 @@ def test_what_is_known_of_patches(scene, category, expected):
 
 def test_scene_labels_hold_for_the_whole_image_and_some_of_them_for_crops(tmp_path):
     def labeled(scene, **fields):
-        line = dict.fromkeys(SCENE_VALUES) | {"image": "a.jpg", "present": [], "unsure": []} | fields
-        (tmp_path / "source.jsonl").write_text(json.dumps(line))
+        line = dict.fromkeys(SCENE_VALUES) | {"image": "a\u2028.jpg", "present": [], "unsure": []} | fields
+        text = json.dumps(line, ensure_ascii=False)  # with a separator of lines that does not end a line of JSON
+        (tmp_path / "source.jsonl").write_text(text, encoding="utf-8")
         [(_, labels)] = read_scene_labels(tmp_path / "source.jsonl", Problems(strict=True))
         return with_scene_labels(scene, labels)
 
