@@ -29,10 +29,9 @@ class TrafficVLMGenerationMixin(GenerationMixin):
     def generate(
         self, inputs: torch.Tensor | None = None, generation_config: Any = None, **kwargs: Any
     ) -> torch.Tensor | Any:
-        """Token ids [B,L] of prompts and the answers that follow, or an output object of the library.
+        """Token ids [B,L] of prompts and their answers, or an output object of the library, with its arguments.
 
-        Takes the library's arguments, with `pixel_values` or `encoded_images`, and `image_index` [B] if rows share
-        images.
+        Images are `pixel_values` or `encoded_images`, with `image_index` [B] if rows share images.
 
         Raises:
             ValueError: packed or right-padded rows; a prompt that ends in `[EOS]`; a number of images that does not

@@ -47,8 +47,7 @@ FEATURES = Features(
         **{name: Value("string") for name in ("source", "image_id", "scene")},
     }
 )
-# (column, attribute of `Question`)
-COLUMN_OF = tuple(zip(LISTS, ("text", "answer", "question_type", "category", "question_id")))
+COLUMN_OF = tuple(zip(LISTS, ("text", "answer", "question_type", "category", "question_id")))  # (column, attribute)
 SYNTHETIC_IMAGES = 1000  # by default
 BLOCK = 256  # images among which the answers are balanced
 NOTHING = "nothing to ask"  # the problem of an image without a possible question
@@ -277,11 +276,7 @@ def skipped_path(path: Path) -> Path:
 
 
 def make_rows(blocks: Sequence[tuple[int, Sequence[Item]]], options: DatasetOptions) -> Iterator[dict[str, Any]]:
-    """Yield rows of FEATURES and "problem", why a row is to be left out, or "".
-
-    Args:
-        blocks: (index of the first image in the dataset, images) of each block.
-    """
+    """Yield rows of FEATURES and "problem", why a row is left out or "". A block is (index of first image, images)."""
     for first, items in blocks:
         rng = random.Random(f"{options.seed}/{first // BLOCK}")
         balancer = Balancer() if options.balance else NaturalRates()
