@@ -298,7 +298,7 @@ def _find_negations(text: str) -> list[str]:
     text = _WITHOUT_RIDER.sub("", text.casefold().replace("\u2019", "'"))
     words = re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)?", text)
     found = [w for w in words if w in _NEGATIONS or w.endswith(("n't", "'nt")) or w in _NEGATED_AUXILIARIES]
-    return found + ["no one"] * ("no one" in text)
+    return found + re.findall(r"\bno one\b", text)
 
 
 def spell_signs(text: str) -> str:
@@ -326,7 +326,7 @@ def is_yes_no_question(text: str) -> bool:
     question. Alternatives ("Is the light red or green?") do not.
     """
     text = _simplify(_rephrase(text)).casefold()
-    if "yes or no" in text:
+    if _YES_OR_NO.search(text):
         return True
     if _PROPERTY.match(text) or _ALTERNATIVES.fullmatch(text) or _PAIR.match(text):
         return False

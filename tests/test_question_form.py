@@ -43,6 +43,7 @@ On which side is the car?|In this picture how many cars are there?|Describe the 
 Can you tell me what color it is?|When?|Please say where the car is.|tell me on which side it is|Count the cars.
 Number of cars?|Is it day or night?|Is the light red, yellow or green?|Is the car on the left or on the right?
 The parked car is what?|There is a car; what is it doing?|Based on this scene, what should we do?
+Which object has eyes or nose?
 """
 
 
@@ -293,6 +294,7 @@ BUS = "is there a bus"
         # Nor are names of signs and words that are taught.
         ("Is there a no parking sign?", "is there a no parking sign"),
         ("Is the bicycle without a rider?", "is the bicycle without a rider"),
+        ("Is the casino one block away?", "is the casino one block away"),
     ],
 )
 def test_the_question_within_a_text(question, asked):
