@@ -128,7 +128,9 @@ def _read_own(folder: Path, split: str | None, prefer: str | None) -> Dataset:
         images = index_files(select_files(list_files(path.parent))[0])
         seen.update(path.parent / name for names in images.values() for name in names)
         for where, row in _read_metadata(path):
-            written = str(row.get("file_name"))
+            if "file_name" not in row:
+                raise DataError(f"{where}: has no file_name, only {', '.join(map(str, row)) or 'nothing'}")
+            written = str(row["file_name"])
             found = find_by_name(images, written)
             used.update(path.parent / name for name in found)
             if len(found) == 1:

@@ -140,6 +140,7 @@ def test_folders_of_splits_with_own_questions(tmp_path, capsys):
         (line(questions="Is it night?"), r":1 \(1.png\): questions must be a list of texts, got 'Is it"),
         (line(answers=[None]), r":1 \(1.png\): answers must be a list of texts, got \[None\]"),
         ("[1]\n", ":1: is not a JSON object"),
+        ('{"image": "1.png", "questions": []}', ":1: has no file_name, only image, questions"),
         ("\n{'a': 1}", ":2: is not valid JSON: Expecting property name"),
         (b"\xff", "metadata.jsonl: cannot be read: .*can't decode byte"),
         ("", "the dataset has no rows"),
