@@ -76,14 +76,14 @@ def read_templates(path: Path) -> tuple[dict[str, Any], dict[str, QuestionType]]
     """The fillings and the question types of a file like `templates.yaml`.
 
     Raises:
-        ValueError: an entry has an unknown field, class or slot.
+        ValueError: an entry has an unknown field, class or slot, or a weight that is not a number.
     """
     content = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)  # all words are texts: `on` is not true
     fillings, types = content["fillings"], {}
     for name, entry in content["types"].items():
         try:
             types[name] = _question_type(name, **entry)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: question type {name!r}: {error}") from error
         _check(types[name], fillings, path)
     return fillings, types

@@ -578,8 +578,9 @@ def test_the_question_type_of_the_docs_is_asked_answered_and_recognized(run_copy
         ("templates: {}, clases: []", "unexpected keyword argument 'clases'"),
         ("templates: {CLASS: ['Is it {colour}?']}", r"unknown slots \['colour'\]; expected some of .*car"),
         ("templates: {}, classes: [zebra]", r"unknown classes \['zebra'\]"),
+        ("templates: {}, weight: often", "could not convert string to float: 'often'"),
     ],
-    ids=["field", "slot", "class"],
+    ids=["field", "slot", "class", "weight"],
 )
 def test_a_mistake_in_a_question_type_is_named(tmp_path, lines, message):
     path = tmp_path / "mine.yaml"
