@@ -81,7 +81,7 @@ def padding_mask(input_ids: torch.Tensor | None, pad_token_id: int | None) -> to
 def is_readable(tensor: torch.Tensor) -> bool:
     """Whether values may be read to check them: not in compiled or recorded graphs, nor in training on a GPU.
 
-    There the CPU would wait for the GPU in each step, to check what the processor returns, which is valid anyway.
+    In training the CPU would wait for the GPU in each step to check what the processor returns, which is valid anyway.
     """
     if is_torchdynamo_compiling() or (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
         return False

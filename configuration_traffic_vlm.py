@@ -434,7 +434,7 @@ class TrafficVLMConfig(PreTrainedConfig):
     def with_patch_tower(cls, **kwargs: Any) -> "TrafficVLMConfig":
         """A vision transformer of 3 layers and width 768 on 16×16 patches (22.0 M parameters), 40.5 M in all.
 
-        Positions are learned on 14 × 14 patches and interpolated, so sides of images are any multiples of 16 pixels.
+        Positions are learned on 14 × 14 patches and interpolated, so sides of images can be any multiples of 16.
         """
         return cls(vision_config=PATCH_TOWER | kwargs.pop("vision_config", {}), **kwargs)
 

@@ -45,7 +45,7 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         check_cache(cache)
         ids = kwargs.get("input_ids") if inputs is None else inputs
         if isinstance(ids, torch.Tensor):
-            # The first pass checks the rest. These would fail inside the library before it.
+            # What would fail in the library before the first pass, which checks the rest.
             check_token_ids(ids)
             if cache is None:
                 check_masks(ids, kwargs.get("attention_mask"), kwargs.get("position_ids"))

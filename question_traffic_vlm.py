@@ -181,7 +181,7 @@ def words_to_map(
 def map_strength(item: Mapping[str, Any]) -> float:
     """The strength of a map, 0..1: twice the probability that there is something to see, at most 1.
 
-    That is P(yes), of the positive question if it is negated, or 1 - score for "none" and "0". Other answers have 1.
+    The probability is P(yes), of the positive question if negated; 1 - score for "none" and "0"; 1 for other words.
     """
     p_seen = item["p_yes"]
     if p_seen is None:

@@ -15,7 +15,7 @@ import numpy as np
 from .scene import SYNTHETIC, Scene
 
 
-MIRRORED, MIRRORED_NUMBERS = 0.5, 0.2  # fraction of images that are mirrored; of images with signs that have a value
+MIRRORED, MIRRORED_NUMBERS = 0.5, 0.2  # fraction of images that are mirrored: without and with values of signs
 # Fraction of photographs, and of rendered scenes, that are cropped: a crop hides the number of lanes and the shape of
 # the road, which only rendered scenes label.
 CROPPED, CROPPED_RENDERED = 0.5, 0.3
