@@ -132,6 +132,7 @@ def test_own_questions_have_answers_of_any_kind_and_are_streamed(pictures, proce
         ("qwerty zxcv", "knows no word of the question 'qwerty zxcv'"),
         ("Who is driving?", "not taught questions like this"),
         ("Is there a car " + "and a bus " * 60, "has 186 tokens; with its answer, at most 128 tokens are possible"),
+        ("car " * 100_000, "has 399,999 characters; with its answer"),
         ("a" * 7000, "has 7,000 characters; with its answer, at most 128 tokens are possible"),  # one word
     ],
 )
