@@ -34,7 +34,7 @@ from .tokenization_traffic_vlm import TrafficVLMTokenizer, is_content_word
 
 
 CHAT_TEMPLATE = """\
-{#- The prompt is the text of the last user message; the images travel beside the text. -#}
+{#- The prompt is the text of the last user message; images are passed separately. -#}
 {%- set found = namespace(content="", words=[]) -%}
 {%- for message in messages if message.role == "user" -%}
     {%- set found.content = message.content -%}
@@ -47,7 +47,7 @@ CHAT_TEMPLATE = """\
 """
 
 DECISION_TEMPLATE = """\
-{#- One yes/no question; the images travel beside the text. The library looks for images only in what a template
+{#- One yes/no question; images are passed separately. The library looks for images only in what a template
     names, so `state` is named, though the model reads no text but the question. -#}
 {%- set seen = state -%}
 {%- if question.type != "noul" -%}
