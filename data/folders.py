@@ -147,9 +147,9 @@ def _read_own(folder: Path, split: str | None, prefer: str | None) -> Dataset:
     if damaged:
         raise DataError(f"{folder}: {len(damaged)} images cannot be read: {'; '.join(damaged[:3])}")
     if os.environ.get("RANK", "0") == "0":  # not in each of several processes
-        note = f", and {len(seen - used)} images without a line are left out" if seen - used else ""
+        note = f"; without a line, and left out: {len(seen - used)}" if seen - used else ""
         files = ", ".join(path.relative_to(folder).as_posix() for path in paths)
-        print(f"{folder}: {len(rows)} images with questions by {files}{note}", file=sys.stderr)
+        print(f"{folder}: images with questions by {files}: {len(rows)}{note}", file=sys.stderr)
     columns = [column for column in (*COLUMNS, "scene") if rows and all(column in row for row in rows)]
     table = Dataset.from_dict({column: [row[column] for row in rows] for column in columns})
     return table.cast_column("image", Image()) if rows else table

@@ -117,7 +117,7 @@ def test_all_own_questions_are_read_whatever_the_names(tmp_path, capsys, metadat
     assert rows["questions"] == [["Is it\u2028night?"]] * 4 and rows["answers"] == [["yes"]] * 4
     assert [one["image"].size for one in rows] == [(8, 8)] * 4
     said = capsys.readouterr().err
-    assert f"{folder}: 4 images with questions by {metadata}, and 1 images without a line are left out" in said
+    assert f"{folder}: images with questions by {metadata}: 4; without a line, and left out: 1" in said
 
 
 def test_folders_of_splits_with_own_questions(tmp_path, capsys):

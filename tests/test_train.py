@@ -23,7 +23,7 @@ from traffic_vlm.loading import load_weights
 from traffic_vlm.training.auxiliary.head import HEAD_FILE, QueryHead, load_training_head, save_training_head
 from traffic_vlm.training.auxiliary.losses import grounding_loss
 from traffic_vlm.training.card import MARK, write_card
-from traffic_vlm.training.checkpoints import last_checkpoint
+from traffic_vlm.training.checkpoints import AVERAGE_FILE, last_checkpoint
 from traffic_vlm.training.collator import SupervisedCollator
 from traffic_vlm.training.options import LOSSES, ModelOptions
 from traffic_vlm.training.rows import describe_repeated, split_for_evaluation
@@ -111,6 +111,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_and_averages_all_steps(start,
     learn(start, stopped, options)
     assert not changes(whole, stopped)
     paths = [folder / "checkpoint-3" / "trainer_state.json" for folder in (whole, stopped)]
+    assert (paths[0].parent / AVERAGE_FILE).stat().st_mtime_ns < paths[0].stat().st_mtime_ns  # or a kill may lose it
     counts, resumed = (json.loads(path.read_text())["stateful_callbacks"]["WordCounts"] for path in paths)
     assert counts == resumed and torch.tensor(counts["attributes"]["counts"]).sum() > 50
 
@@ -120,7 +121,9 @@ def test_two_processes_train_together(start, tmp_path):
     flags = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     options = command(start, tmp_path, f"--num_train_epochs 1 {NO_EVAL}")
     new_process("train.py", tmp_path, *options, flags=flags, env={"OMP_NUM_THREADS": "1"})
-    assert history(tmp_path)[-1]["step"] == 1  # 8 images: one step of 2 processes × 4
+    [entry] = history(tmp_path)
+    assert entry["step"] == 1  # 8 images: one step of 2 processes × 4
+    assert entry["answer_loss"] < entry["loss"]  # which has the auxiliary losses, too
     assert weights(tmp_path).keys() == weights(start).keys()
 
 
@@ -129,7 +132,7 @@ def test_bfloat16_checkpointing_accumulation_and_label_smoothing_train(start, tm
     options = "--bf16 --use_cpu false --gradient_checkpointing true --save_dtype bfloat16 --num_train_epochs 1"
     learn(start, tmp_path, f"{options} --gradient_accumulation_steps 2 --label_smoothing_factor 0.1 {NO_EVAL}")
     assert {name.split(".")[1] for name in changes(start, tmp_path)} == PARTS
-    assert "better is not known: it was not evaluated." in capsys.readouterr().out
+    assert "better is not known: it was not evaluated, or all true" in capsys.readouterr().out
     dtypes = [{value.dtype for value in weights(folder).values()} for folder in (tmp_path, tmp_path / "checkpoint-1")]
     assert dtypes == [{torch.bfloat16, torch.int64}, {torch.float32, torch.int64}]
     modes = {path.stat().st_mode & 0o777 for path in tmp_path.iterdir() if path.suffix in (".json", ".safetensors")}
@@ -141,6 +144,8 @@ def test_lora_trains_the_decoder_and_keeps_its_adapter_beside_the_merged_weights
     changed = changes(start, tmp_path)
     assert changed and all(name.startswith("model.text_model.layers") for name in changed)
     assert not (tmp_path / "adapter" / "model.safetensors").exists()
+    processors = [(folder / "processor_config.json").read_text() for folder in (tmp_path, tmp_path / "adapter")]
+    assert processors[0] == processors[1]
     merged, again = (load_weights(folder).state_dict() for folder in (tmp_path, tmp_path / "adapter"))
     torch.testing.assert_close(again, merged)
 
@@ -233,8 +238,8 @@ def test_own_questions_are_trained_and_repeated_images_are_named(start, tmp_path
     for index in (2, 3, 5):
         Image.open(mine / f"{index}.png").resize((45, 40)).save(other / f"{index}.png")
     both = f"--train_dataset {tmp_path / 'mine'} synthetic --train_weights 1 1"
-    learn(start, tmp_path / "out", f"{both} --max_steps 2 --eval_dataset {other}")
-    note = "3 of the 20 evaluation images are near-duplicates of training images (other 3): their figures are too high"
+    learn(start, tmp_path / "out", f"{both} --max_steps 2 --eval_dataset {other} synthetic")
+    note = "3 of 20 evaluation images are near-duplicates of training images (other 3): their figures are too high"
     assert note in capsys.readouterr().out and note in (tmp_path / "out" / "README.md").read_text()
     assert history(tmp_path / "out", "eval_balanced_accuracy_other")
     counts = load_file(last_checkpoint(tmp_path / "out") / "model.safetensors")["training_head.loss.counts"]
@@ -255,7 +260,7 @@ def test_a_tenth_is_held_back_for_evaluation(tmp_path):
     twin = load_rows([own_folder(tmp_path / "twin", images=60)]).select(range(20, 60))  # 40 images of `mine`
     (kept, whole, others), evaluated, note = split_for_evaluation([mine, scenes, twin], [], 24)
     assert (len(kept), len(others), len(evaluated)) == (54, 36, 10) and whole is scenes
-    assert "10 images, 10 %, are held back for evaluation, with all their near-duplicates." in note
+    assert "10 of 100 images are held back for evaluation, with all their near-duplicates." in note
     assert not {row["image_id"] for row in evaluated} & {*kept["image_id"], *others["image_id"]}
     _, _, note = split_for_evaluation([mine.select([0] * 20)], [], 24)
     assert "but for 2 of folders in which all images look alike" in note
@@ -270,7 +275,7 @@ def test_own_questions_are_checked(start, tmp_path):
         (f"--eval_dataset {zebras}", "not among the 500 of the vocabulary: zebra"),
         (f"--train_dataset {long}", "at most 128 are allowed"),
         (f"--train_dataset {one}", "one image cannot be trained on and held back"),
-        (f"--eval_dataset {none}", "none of the 1 evaluation images has a question"),
+        (f"--eval_dataset {none}", "none of the evaluation images (1) has a question"),
     ):
         assert message in refuse(start, tmp_path / "out", options)
 
@@ -392,6 +397,9 @@ def test_nan_stops_training_before_a_checkpoint_is_written(start, tmp_path, monk
         ("--questions_per_image 0", "--questions_per_image must be at least 1, got 0"),
         ("--images_per_epoch 0", "--images_per_epoch must be at least 1, got 0"),
         ("--lora_rank -1", "--lora_rank must be at least 0, got -1"),
+        ("--lora_rank 2 --image_size 32", "an adapter of --lora_rank is for the weights of --model_name_or_path as"),
+        ("--grounding_weight -1", "--grounding_weight must be at least 0, got -1"),
+        ("--num_train_epochs 0", "--num_train_epochs must be above 0, got 0"),
         ("--question_types presence colour", "unknown --question_types colour; expected some of presence"),
         ("--model_name_or_path no/such/model", "no/such/model"),
         ("--vision_tower no/tower", "no/tower: there is no such model"),
@@ -412,5 +420,6 @@ def test_invalid_options_are_refused(start, tmp_path, options, message):
 
 def test_training_without_weights_or_on_several_gpus_in_one_process_is_refused(start, tmp_path, monkeypatch):
     assert "needs weights to start from: --model_name_or_path . for" in refuse(None, tmp_path)
+    assert f"--output_dir {start} is the folder of --model_name_or_path" in refuse(start, start)
     monkeypatch.setattr(TrainingArguments, "n_gpu", 2)
     assert "torchrun --nproc_per_node 2, or set CUDA" in refuse(start, tmp_path)

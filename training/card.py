@@ -67,7 +67,7 @@ def write_card(
     found = read_metadata(base_folder / "README.md") if base else {}
     license = {name: found[name] for name in LICENSE_FIELDS if isinstance(found.get(name), str)}
     link = license.get("license_link", "")
-    if link == Path(link).name and (base_folder / link).is_file() and base_folder.resolve() != folder.resolve():
+    if link == Path(link).name and (base_folder / link).is_file():
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(base_folder / link, folder / link)
     own = read_metadata(ROOT / "README.md")

@@ -44,31 +44,8 @@ def claim_run(folder: Path, options: dict[str, Any]) -> None:
     claim(folder, options)
 
 
-class CheckedTrainer(Trainer):
-    """The library's `Trainer`, which stops at NaN. To look at each step, the CPU would wait for the GPU.
-
-    Raises:
-        FloatingPointError: in training, if the loss of a log, or a weight of a checkpoint, is NaN or infinite; the
-            checkpoint is not written.
-    """
-
-    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        if not math.isfinite(logs.get("loss", 0.0)):
-            raise FloatingPointError(f"the loss is NaN or infinite at step {self.state.global_step}: {ADVICE}")
-        super().log(logs, *args, **kwargs)
-
-    def check_weights(self) -> None:
-        """Raise FloatingPointError if a weight is NaN or infinite, as after a gradient of NaN."""
-        if not all(bool(weight.isfinite().all()) for weight in self.model.parameters()):
-            raise FloatingPointError(f"weights are NaN or infinite at step {self.state.global_step}: {ADVICE}")
-
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        self.check_weights()
-        super()._save_checkpoint(*args, **kwargs)
-
-
 class AverageWeights(TrainerCallback):
-    """Averaged weights (EMA): `decay` × average + (1 - `decay`) × weights after each step, saved in each checkpoint.
+    """Averaged weights (EMA): `decay` × average + (1 - `decay`) × weights after each step.
 
     The running statistics of batch normalization are averaged, too: those of the last step belong to the last weights.
 
@@ -86,10 +63,10 @@ class AverageWeights(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Continue the average of the checkpoint that training resumes from."""
-        path = self._path(args, state)
+        path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / AVERAGE_FILE
         if path.is_file():
             self.values = load_file(path, str(next(self.model.parameters()).device))
-        elif state.global_step:  # killed while the file was written
+        elif state.global_step:  # a checkpoint of another folder
             print(f"{path} does not exist: the average starts again from this checkpoint")
 
     @torch.no_grad()
@@ -99,15 +76,6 @@ class AverageWeights(TrainerCallback):
         decay = min(self.decay, state.global_step / (state.global_step + 10))
         torch._foreach_lerp_([self.values[name] for name in weights], list(weights.values()), 1 - decay)
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            with atomic_write(self._path(args, state)) as temporary:
-                save_file(self.values, temporary)
-
-    @staticmethod
-    def _path(args: Any, state: Any) -> Path:
-        return Path(args.output_dir) / f"checkpoint-{state.global_step}" / AVERAGE_FILE
-
     @torch.no_grad()
     def swap(self) -> None:
         """Exchange the weights of the model and their averages."""
@@ -116,3 +84,42 @@ class AverageWeights(TrainerCallback):
             last = weights[name].clone()
             weights[name].copy_(value)
             value.copy_(last)
+
+
+class CheckedTrainer(Trainer):
+    """The library's `Trainer`, which stops at NaN, and averages weights if `average_decay` is not 0.
+
+    To look for NaN at each step, the CPU would wait for the GPU.
+
+    Attributes:
+        average: the averaged weights, which are in each checkpoint, too.
+
+    Raises:
+        FloatingPointError: in training, if the loss of a log, or a weight of a checkpoint, is NaN or infinite; the
+            checkpoint is not written.
+    """
+
+    def __init__(self, model: Any, *args: Any, average_decay: float = 0.0, **kwargs: Any):
+        super().__init__(model, *args, **kwargs)
+        self.average = AverageWeights(model, average_decay)
+        if average_decay:
+            self.add_callback(self.average)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        if not math.isfinite(logs.get("loss", 0.0)):
+            raise FloatingPointError(f"the loss is NaN or infinite at step {self.state.global_step}: {ADVICE}")
+        super().log(logs, *args, **kwargs)
+
+    def check_weights(self) -> None:
+        """Raise FloatingPointError if a weight is NaN or infinite, as after a gradient of NaN."""
+        if not all(bool(weight.isfinite().all()) for weight in self.model.parameters()):
+            raise FloatingPointError(f"weights are NaN or infinite at step {self.state.global_step}: {ADVICE}")
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self.check_weights()
+        if self.average.values and self.is_world_process_zero():
+            # First: older checkpoints are deleted as soon as the library has written its own files.
+            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+            with atomic_write(folder / AVERAGE_FILE) as temporary:
+                save_file(self.average.values, temporary)
+        super()._save_checkpoint(*args, **kwargs)

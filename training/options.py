@@ -154,12 +154,26 @@ def check_options(model: ModelOptions, data: DataOptions, arguments: TrainingArg
             "--average_decay averages the weights of the whole run: add --load_best_model_at_end false",
         ),
         (model.add_words and model.lora_rank, "--lora_rank trains no new words: leave out --add_words"),
+        (
+            model.lora_rank and (model.vision_tower or model.image_size or not base),
+            "an adapter of --lora_rank is for the weights of --model_name_or_path as they are: leave out "
+            "--vision_tower, --image_size and --from_scratch",
+        ),
+        (
+            base and os.path.realpath(base) == os.path.realpath(arguments.output_dir),
+            f"--output_dir {arguments.output_dir} is the folder of --model_name_or_path, whose weights would be lost",
+        ),
+        (
+            arguments.num_train_epochs <= 0 and arguments.max_steps <= 0,
+            f"--num_train_epochs must be above 0, got {arguments.num_train_epochs:g}",
+        ),
         *[
             (value < limit, f"--{name} must be at least {limit}, got {value}")
             for name, value, limit in (
                 ("lora_rank", model.lora_rank, 0),
                 ("images_per_epoch", data.images_per_epoch, 1),
                 ("max_eval_images", data.max_eval_images, 1),
+                *((f"{loss}_weight", weight, 0) for loss, weight in data.loss_weights().items()),
             )
         ],
         (

@@ -47,7 +47,10 @@ def split_for_evaluation(rows: list[Any], held: list[Any], max_images: int) -> t
         note = describe_repeated(rows, held)
     elif not all(isinstance(dataset, SyntheticRows) for dataset in rows):
         rows, held, note = hold_back(rows)
-    held = held or [synthetic_rows(first_seed=1 << 40, num_images=min(max_images, 64))]
+    held = [
+        synthetic_rows(first_seed=1 << 40, num_images=min(max_images, 64)) if isinstance(one, SyntheticRows) else one
+        for one in held or [SyntheticRows()]
+    ]
     chosen: list[Any] = [select_evenly(dataset, max(1, max_images // len(held))) for dataset in held]
     return rows, ConcatDataset(chosen), note
 
@@ -60,7 +63,8 @@ def hold_back(rows: list[Any]) -> tuple[list[Any], list[Any], str]:
     stay, held, repeated = split_rows(photographs, EVAL_FRACTION)
     parts = iter(stay)
     rows = [dataset if isinstance(dataset, SyntheticRows) else next(parts) for dataset in rows]
-    note = f"{sum(map(len, held))} images, 10 %, are held back for evaluation, with all their near-duplicates"
+    count, total = sum(map(len, held)), sum(map(len, photographs))
+    note = f"{count} of {total} images are held back for evaluation, with all their near-duplicates"
     if repeated:
         note += f", but for {repeated} of folders in which all images look alike, whose figures are too high"
     note += ". Frames of one drive are similar still: for a realistic evaluation pass images of other drives with "
@@ -81,8 +85,8 @@ def describe_repeated(rows: list[Any], held: list[Any]) -> str:
         return ""
     named = ", ".join(f"{name} {count}" for name, count in repeated.items())
     return (
-        f"{sum(repeated.values())} of the {len(test)} evaluation images are near-duplicates of training images "
-        f"({named}): their figures are too high"
+        f"{sum(repeated.values())} of {len(test)} evaluation images are near-duplicates of training images ({named}): "
+        "their figures are too high"
     )
 
 

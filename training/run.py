@@ -19,7 +19,7 @@ from ..evaluation.report import answer_metrics
 from ..evaluation.taught import asked_often, update_taught, word_gains
 from ..files import FILE_MODE
 from .card import write_card
-from .checkpoints import AverageWeights, claim_run, last_checkpoint
+from .checkpoints import claim_run, last_checkpoint
 from .collator import SupervisedCollator
 from .hub import publish
 from .options import DataOptions, ModelOptions, check_options
@@ -82,16 +82,14 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         eval_rows,
         processor,
         loss_weights=loss_weights,
+        average_decay=model_options.average_decay,
         callbacks=[StartEpoch(mixture, collator)],
     )
-    average = AverageWeights(unwrap(model), model_options.average_decay)
-    if average.decay:
-        trainer.add_callback(average)
     if checkpoint:
         report(f"resuming from {checkpoint}")
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     trainer.check_weights()
-    average.swap()  # there are none without a decay
+    trainer.average.swap()  # there are none without a decay
     if trainer.is_world_process_zero():
         finish(trainer, processor, model_options, data_options, note)
         if push:
@@ -123,11 +121,12 @@ def finish(
     folder, base = Path(trainer.args.output_dir), model_options.model_name_or_path
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     unwrap(model).config.use_cache = True  # the library's Trainer turns it off
-    if model_options.lora_rank:
-        model.save_pretrained(folder / ADAPTER)
-        model = model.merge_and_unload()
     answers = None if trainer.eval_dataset is None else trainer.answers(model, trainer.eval_dataset)
     renew_taught(trainer, model, processor, answers, is_from_scratch=not base)
+    if model_options.lora_rank:
+        model.save_pretrained(folder / ADAPTER)
+        processor.save_pretrained(folder / ADAPTER)
+        model = model.merge_and_unload()
     save_folder(model, processor, folder, model_options.save_dtype)
     named = "the model with the new tower" if base and model_options.vision_tower else "the model"
     verdict, before, after = judge(folder / BEFORE_FILE, answers, named)
@@ -152,7 +151,8 @@ def judge(
         comparison = compare(before, answers)
         if comparison is not None:
             return comparison.verdict(model), answer_metrics(before), answer_metrics(answers)
-    return f"Whether training made {model} better is not known: it was not evaluated.", {}, {}
+    reason = "it was not evaluated, or all true answers are the same"
+    return f"Whether training made {model} better is not known: {reason}.", {}, {}
 
 
 def renew_taught(

@@ -30,7 +30,7 @@ from ..files import DataError, atomic_write_text
 from ..images_traffic_vlm import to_rgb
 from ..modeling_traffic_vlm import is_bfloat16_slow
 from .auxiliary.head import PresenceLoss, QueryHead, save_training_head
-from .checkpoints import AverageWeights, CheckedTrainer
+from .checkpoints import CheckedTrainer
 
 
 SIDE, PATCH_SIDE = 256, 16
@@ -143,9 +143,7 @@ class TowerTrainer(CheckedTrainer):
     """`Trainer` of a `TowerModel` on `TowerImages`; it evaluates the averaged weights on rows of `load_images`."""
 
     def __init__(self, model: TowerModel, *args: Any, **kwargs: Any):
-        super().__init__(model, *args, **kwargs)
-        self.average = AverageWeights(model, EMA_DECAY)
-        self.add_callback(self.average)
+        super().__init__(model, *args, average_decay=EMA_DECAY, **kwargs)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """The names of matrices and kernels: biases and the weights of norms do not decay."""

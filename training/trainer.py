@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from torch import nn
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
@@ -63,7 +64,7 @@ class TrafficTrainer(CheckedTrainer):
         inputs["use_cache"], labels = False, inputs["labels"]  # label smoothing removes the labels
         with self.recording(unwrap(self.accelerator.unwrap_model(model))) as recorded:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        self._count_answers(outputs, loss, labels, num_items_in_batch)
+        self._count_answers(outputs.logits[:, :-1], labels[:, 1:])
         if self.loss_weights and targets is not None:
             # Without num_items_in_batch the library itself divides by the number of accumulated passes.
             fraction = 1.0 if num_items_in_batch is None else 1.0 / self.current_gradient_accumulation_steps
@@ -84,18 +85,17 @@ class TrafficTrainer(CheckedTrainer):
         return (pixels * options.rescale_factor - mean) / std
 
     @torch.no_grad()
-    def _count_answers(self, outputs: Any, loss: torch.Tensor, labels: torch.Tensor, num_items: Any) -> None:
+    def _count_answers(self, guess: torch.Tensor, truth: torch.Tensor) -> None:
         """Add the cross-entropy of the answers and the number of right yes/no answers to the means of the log.
 
+        The loss will not do: it is multiplied by the number of processes, and label smoothing changes it.
+
         Args:
-            loss: of the answers; with label smoothing the smoothed one, and `outputs` have none.
-            num_items: the number that the model divided the sum over the answers' tokens by; None for theirs.
+            guess: logits [R,L,V] of the tokens `truth` [R,L], which are negative where none is learned.
         """
-        number = (labels[:, 1:] >= 0).sum()
-        entropy = loss if outputs.loss is None else outputs.loss
-        self._add("answer_loss", entropy * (number if num_items is None else num_items), number)
+        entropy = nn.functional.cross_entropy(guess.flatten(0, 1).float(), truth.flatten(), reduction="sum")
+        self._add("answer_loss", entropy, (truth >= 0).sum())
         text = self.model.config.get_text_config()
-        truth, guess = labels[:, 1:], outputs.logits[:, :-1]
         log_odds = guess[..., text.yes_token_id] - guess[..., text.no_token_id]
         is_yes, is_no = truth == text.yes_token_id, truth == text.no_token_id
         right = (is_yes & (log_odds > 0)) | (is_no & (log_odds <= 0))
@@ -136,15 +136,15 @@ class TrafficTrainer(CheckedTrainer):
         self.model.train(was_training)
         if not figures:
             raise ValueError(
-                f"none of the {len(rows)} evaluation images has a question: pass others with --eval_dataset"
+                f"none of the evaluation images ({len(rows)}) has a question: pass others with --eval_dataset"
             )
         best = (self.args.metric_for_best_model or "").removeprefix("eval_")
         if best and best not in figures:
             raise ValueError(
-                f"the metric {best}, which selects the best checkpoint, is not available for these {len(rows)} "
-                "evaluation images. Balanced accuracy needs questions that are answered yes for some images and no "
-                "for others: pass more images with --eval_dataset and --max_eval_images, or select the best "
-                f"checkpoint by another --metric_for_best_model: {', '.join(figures)}"
+                f"the metric {best}, which selects the best checkpoint, is not available for the evaluation images "
+                f"({len(rows)}). Balanced accuracy needs questions that are answered yes for some images and no for "
+                "others: pass more images with --eval_dataset and --max_eval_images, or select the best checkpoint by "
+                f"another --metric_for_best_model: {', '.join(figures)}"
             )
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
         self.log(metrics)
