@@ -407,7 +407,7 @@ class Mixture(torch.utils.data.Dataset):
             raise ValueError(f"every dataset must have rows, these have {sizes}")
         weights = list(sizes if weights is None else weights)
         if len(weights) != len(sizes) or min(weights) <= 0:
-            raise ValueError(f"{len(sizes)} datasets need as many positive weights, got {weights}")
+            raise ValueError(f"weights must be positive numbers, one for each dataset ({len(sizes)}), got {weights}")
         self.sources, self.weights, self.sizes = list(sources), weights, sizes
         self.images_per_epoch = images_per_epoch or sum(sizes)
         self.seed, self.epoch = seed, 0

@@ -64,7 +64,14 @@ def load_rows(
 
 
 def source_names(folders: Sequence[Path]) -> list[str]:
-    """Name each folder by as few trailing path components as no other folder shares: "drive1/val", "drive2/val"."""
+    """Name each folder by as few trailing path components as no other folder shares: "drive1/val", "drive2/val".
+
+    Raises:
+        DataError: a folder is given twice, which would count its images twice.
+    """
+    paths = list(map(os.path.realpath, folders))
+    if twice := [str(folder) for folder, path in zip(folders, paths) if paths.count(path) > 1]:
+        raise DataError(f"{' and '.join(twice)}: a folder is given twice")
     names = []
     for parts in (folder.parts for folder in folders):
         others = [folder.parts for folder in folders if folder.parts != parts]

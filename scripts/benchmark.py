@@ -37,6 +37,7 @@ from torch.utils.benchmark import Timer
 from transformers import CompileConfig, PaliGemmaConfig, PaliGemmaForConditionalGeneration
 
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
+from traffic_vlm.data.folders import source_names
 from traffic_vlm.evaluation.markdown import table
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.options import option, option_parser
@@ -182,14 +183,13 @@ class PaliGemma(Model):
 
 
 def build_models(options: Options) -> dict[str, Model]:
-    """The models with random weights, by the titles of their columns. PaliGemma, the last one, sees images of the
-    same size as the others."""
+    """The models with random weights, by the titles of their columns. Each sees images of its own size, and
+    PaliGemma, the last one, of the size of the model before it."""
     torch.manual_seed(0)
     models: dict[str, Model] = {}
-    for folder in options.model:
+    for folder, name in zip(options.model, source_names([folder.resolve() for folder in options.model])):
         config, processor = TrafficVLMConfig.from_pretrained(folder), TrafficVLMProcessor.from_pretrained(folder)
-        name = "Traffic VLM" if len(options.model) == 1 else f"Traffic VLM {folder.resolve().name}"
-        models[name] = TrafficVLM(config, processor)
+        models["Traffic VLM" if len(options.model) == 1 else f"Traffic VLM {name}"] = TrafficVLM(config, processor)
     models["PaliGemma"] = PaliGemma(TrafficVLMConfig({"image_size": config.vision_config.image_size}), processor)
     for model in models.values():
         model.model.to(options.device, getattr(torch, options.dtype))
@@ -229,24 +229,26 @@ def measure_speed(options: Options, models: Mapping[str, Model]) -> Rows:
     for model in models.values():
         if options.fused and isinstance(model, TrafficVLM):
             model.model.fuse_for_inference()
-    images, rows = random_images(next(iter(models.values())), options.images), {}
+    rows: Rows = {}
     for count in options.questions:
-        questions = make_questions(count)
-        runs = {name: model.yes_no(images, questions, compiled) for name, (model, compiled) in columns.items()}
+        runs = {
+            name: model.yes_no(random_images(model, options.images), make_questions(count), compiled)
+            for name, (model, compiled) in columns.items()
+        }
         rows[f"images: {options.images}, questions: {count}"] = time_in_turns(runs)
-    runs = {name: generate_run(model, images[:1], options.new_tokens, some) for name, (model, some) in columns.items()}
+    runs = {name: generate_run(model, options.new_tokens, compiled) for name, (model, compiled) in columns.items()}
     return rows | {f"tokens: {options.new_tokens}": time_in_turns(runs)}
 
 
-def generate_run(model: Model, image: torch.Tensor, new_tokens: int, compiled: bool) -> Run:
+def generate_run(model: Model, new_tokens: int, compiled: bool) -> Run:
     """A run that greedily generates `new_tokens` tokens; `compiled` selects a static cache and a compiled step."""
     options: dict[str, Any] = {"do_sample": False, "min_new_tokens": new_tokens, "max_new_tokens": new_tokens}
     if compiled:
         options |= {"cache_implementation": "static", "compile_config": CompileConfig()}
-        if image.device.type == "cpu":
+        if model.model.device.type == "cpu":
             options["compile_config"] = CompileConfig(mode="default")  # the library's default is for CUDA graphs
             options["compile_config"]._compile_all_devices = True  # otherwise the library compiles on GPUs only
-    inputs = model.prompt(image, OPEN_QUESTION)
+    inputs = model.prompt(random_images(model, 1), OPEN_QUESTION)
     return lambda: model.model.generate(**inputs, **options)
 
 

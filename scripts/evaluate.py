@@ -93,7 +93,10 @@ def evaluate(arguments: Arguments, options: Options) -> None:
     write_report(report, folder)
     with atomic_write(folder / "predictions.parquet") as temporary:
         answers.to_parquet(temporary, index=False)
-    print(f"{report['images']} images, {report['questions']['yes_no']} yes/no questions\n{headline(report)}")
+    counts = report["questions"]
+    print(f"images: {report['images']}, yes/no questions: {counts['yes_no']}, in words: {counts['words']}")
+    if counts["yes_no"]:
+        print(headline(report))
     print(f"wrote {folder / 'report.md'}, report.json, predictions.parquet and plots")
     fitted, calibration = rows_to_fit(answers), report["calibration"]
     if calibration:

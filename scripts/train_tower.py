@@ -57,8 +57,7 @@ class Options:
 
 def train(options: Options) -> None:
     """Start or resume a training of the tower."""
-    parts = [load_images(folder) for folder in options.train_dataset]
-    held = concatenate_datasets([load_images(folder) for folder in options.eval_dataset])
+    parts, held = load_images(options.train_dataset), concatenate_datasets(load_images(options.eval_dataset))
     sources = sorted({name for rows in parts for name in rows.unique("source")})
     weights = options.train_weights or [len(rows) ** 0.5 for rows in parts]
     mixture = Mixture(parts, weights, options.images, options.seed)

@@ -36,7 +36,10 @@ def test_an_answer_does_not_depend_on_other_questions_and_images(models, name):
     torch.testing.assert_close(together[40:41], alone, atol=1e-5, rtol=0)
 
 
-def test_a_row_for_each_workload_has_times_and_ratios(models, monkeypatch):
+def test_a_row_for_each_workload_has_times_and_ratios(models, processor, monkeypatch):
+    """Also of models that see images of another size."""
+    smaller = TrafficVLMConfig(TINY_TOWER | {"hidden_size": 32, "image_size": 32}, TINY_TEXT)
+    models["PaliGemma"] = benchmark.PaliGemma(smaller, processor)
     monkeypatch.setattr(benchmark, "SECONDS", 0.001)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)  # compiling takes a minute
     options = benchmark.Options(images=2, questions=[1, 3], new_tokens=2, compiled=True)

@@ -226,8 +226,8 @@ def test_a_mixture_follows_its_weights_and_depends_only_on_seed_and_epoch():
 def test_what_cannot_be_mixed_or_collated_is_refused(processor):
     one, none = Dataset.from_dict({"name": ["a"]}), Dataset.from_dict({"name": []})
     for refused, message in (
-        (lambda: Mixture([one, one], [1]), "2 datasets need as many positive weights"),
-        (lambda: Mixture([one, one], [1, 0]), "2 datasets need as many positive weights"),
+        (lambda: Mixture([one, one], [1]), r"one for each dataset \(2\), got"),
+        (lambda: Mixture([one, one], [1, 0]), r"one for each dataset \(2\), got"),
         (lambda: Mixture([one, none]), r"must have rows, these have \[1, 0\]"),
         (lambda: TrafficCollator(processor)([own(scene=Scene(40, 40))] * 2), "none of the 2 images"),
         (lambda: SupervisedCollator(processor, 2, paraphrases=2), "fewer than questions_per_image=2, got 2"),

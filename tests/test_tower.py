@@ -162,7 +162,7 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rows(dataset):
-    return load_images(dataset)
+    return load_images([str(dataset)])[0]
 
 
 def test_rows_hold_the_images_and_unusable_ones_are_named(dataset, rows, tmp_path):
@@ -176,12 +176,14 @@ def test_rows_hold_the_images_and_unusable_ones_are_named(dataset, rows, tmp_pat
     (tmp_path / "broken/data").mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(stored, table.schema), tmp_path / "broken/data/train-00000.parquet")
     with pytest.raises(DataError, match=r"image 3.png cannot be read"):
-        load_images(tmp_path / "broken")
+        load_images([str(tmp_path / "broken")])
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     line = {"file_name": "a.png", "questions": ["Is there a car?"], "answers": ["no"]}
     (tmp_path / "metadata.jsonl").write_text(json.dumps(line))
     with pytest.raises(DataError, match="has no scenes"):
-        load_images(tmp_path)
+        load_images([str(tmp_path)])
+    with pytest.raises(DataError, match="a folder is given twice"):
+        load_images([str(dataset), f"{dataset}/data/.."])
 
 
 def test_augmentation_moves_objects_and_targets_together_and_depends_only_on_the_index(rows):

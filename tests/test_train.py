@@ -392,7 +392,7 @@ def test_nan_stops_training_before_a_checkpoint_is_written(start, tmp_path, monk
         ("--save_dtype int8", "--save_dtype must be one of bfloat16, float32, got 'int8'"),
         ("--from_scratch true", "--from_scratch true, not both"),
         ("--train_dataset no/such/folder", "no/such/folder: there is no such dataset folder"),
-        ("--train_dataset synthetic docs ./docs/../docs", "docs twice"),
+        ("--train_dataset synthetic docs ./docs/../docs", "docs and docs/../docs: a folder is given twice"),
         ("--image_size 60", "image_size=60"),
         ("--questions_per_image 0", "--questions_per_image must be at least 1, got 0"),
         ("--images_per_epoch 0", "--images_per_epoch must be at least 1, got 0"),

@@ -1,7 +1,6 @@
 """Options of a training run: the model, the data, and which combinations are refused."""
 
 import os
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,10 +115,6 @@ def check_options(model: ModelOptions, data: DataOptions, arguments: TrainingArg
     unknown = ", ".join(sorted(set(data.question_types) - set(QUESTION_TYPES)))
     sizes = ", ".join(f"{name}={value}" for name, value in model.text_fields().items())
     base, gpus = model.model_name_or_path, arguments.n_gpu
-    folders = [
-        (part, os.path.realpath(name)) for part in ("train", "eval") for name in getattr(data, f"{part}_dataset")
-    ]
-    twice = [f"--{part}_dataset has {name} twice" for (part, name), count in Counter(folders).items() if count > 1]
     refused = [
         # DataParallel would separate rows of text from their images.
         (gpus > 1, f"start one process for each GPU: torchrun --nproc_per_node {gpus}, or set CUDA_VISIBLE_DEVICES=0"),
@@ -127,7 +122,6 @@ def check_options(model: ModelOptions, data: DataOptions, arguments: TrainingArg
             arguments.dataloader_persistent_workers,
             "--dataloader_persistent_workers must be false: such workers would draw the first epoch in every epoch",
         ),
-        (twice, ", ".join(twice)),
         (unknown, f"unknown --question_types {unknown}; expected some of {', '.join(QUESTION_TYPES)}"),
         (base and model.from_scratch, f"pass --model_name_or_path {base} or --from_scratch true, not both"),
         (

@@ -19,7 +19,6 @@ from torch import nn
 
 from ..data.augment import augment
 from ..data.dataset import Mixture
-from ..data.folders import load_rows
 from ..data.ground_truth import GroundTruth
 from ..data.grounding import object_patches
 from ..data.presence import CATEGORIES, REGIONS, patch_targets, region_targets
@@ -31,6 +30,7 @@ from ..images_traffic_vlm import to_rgb
 from ..modeling_traffic_vlm import is_bfloat16_slow
 from .auxiliary.head import PresenceLoss, QueryHead, save_training_head
 from .checkpoints import CheckedTrainer
+from .rows import open_datasets
 
 
 SIDE, PATCH_SIDE = 256, 16
@@ -40,17 +40,18 @@ MIXUP_FRACTION = 0.6  # fraction of the run with mixed images
 FIGURES = {"balanced accuracy": balanced_accuracy, "AUC": auc, "answers": len}
 
 
-def load_images(folder: str | Path) -> Any:
-    """Rows of a dataset folder of `scripts/make_dataset.py`, with pixels, the bytes of uint8 [256,256,3], in place of
-    the image. `datasets` keeps them for the next run.
+def load_images(folders: Sequence[str]) -> list[Any]:
+    """Rows of each dataset folder of `scripts/make_dataset.py`, with pixels, the bytes of uint8 [256,256,3], in place
+    of the image. `datasets` keeps them for the next run.
 
     Raises:
-        DataError: the folder or an image cannot be read, or the rows have no scenes.
+        DataError: a folder or an image cannot be read, the rows have no scenes, or a folder is given twice.
     """
-    rows = load_rows([Path(folder)])
-    if "scene" not in rows.column_names:
-        raise DataError(f"{folder} has no scenes; make the dataset with make_dataset.py")
-    return rows.map(_shrink, remove_columns="image", writer_batch_size=100, desc=f"shrinking the images of {folder}")
+    found = open_datasets(folders)
+    for folder, rows in zip(folders, found):
+        if "scene" not in getattr(rows, "column_names", ()):
+            raise DataError(f"{folder} has no scenes; make the dataset with make_dataset.py")
+    return [rows.map(_shrink, remove_columns="image", writer_batch_size=100, desc="shrinking") for rows in found]
 
 
 def _shrink(row: Any) -> dict[str, bytes]:
@@ -160,6 +161,7 @@ class TowerTrainer(CheckedTrainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Metrics of the averaged weights, with the prefix `eval_`; report.md and tower/ are written."""
+        self.check_weights()  # or the tower of the last evaluation would be lost
         folder, model = Path(self.args.output_dir), self.average.model
         self.average.swap()
         answers = answer_presence(model, self.eval_dataset)
