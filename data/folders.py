@@ -143,17 +143,18 @@ def _read_own(folder: Path, split: str | None, prefer: str | None) -> Dataset:
             if len(found) == 1:
                 _check_questions(f"{where} ({written})", row)
                 row["image"] = str(path.parent / found[0])
+                row["answers"] = [text.strip(" .!") for text in row["answers"]]  # "Yes." would be an answer in words
                 rows.append(row)
             else:
                 reason = f"may be {' or '.join(found)}" if found else "is missing"
                 missing.append(f"{where}: image {written!r} {reason}")
     if missing:
-        raise DataError(f"{folder}: {len(missing)} images cannot be found: {'; '.join(missing[:3])}")
+        raise DataError(f"{folder}: cannot find {len(missing)} of its images: {'; '.join(missing[:3])}")
     with ThreadPoolExecutor() as pool:  # now: training would stop at a damaged image after hours
         damaged = list(filter(None, pool.map(_image_problem, [row["image"] for row in rows])))
     if damaged:
-        raise DataError(f"{folder}: {len(damaged)} images cannot be read: {'; '.join(damaged[:3])}")
-    if os.environ.get("RANK", "0") == "0":  # not in each of several processes
+        raise DataError(f"{folder}: cannot read {len(damaged)} of its images: {'; '.join(damaged[:3])}")
+    if os.environ.get("RANK", "0") == "0":  # of several processes, one
         note = f"; without a line, and left out: {len(seen - used)}" if seen - used else ""
         files = ", ".join(path.relative_to(folder).as_posix() for path in paths)
         print(f"{folder}: images with questions by {files}: {len(rows)}{note}", file=sys.stderr)

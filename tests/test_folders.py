@@ -107,7 +107,7 @@ def test_own_questions_get_defaults_and_the_names_of_their_folders(tmp_path):
 
 NAMES = ["test_drive/1.png", "2.train.png", "dev/3.JPG", "evaluation.png"]
 LINES = "\r\n".join(line(f".\\{name}", ["Is it\u2028night?"]) for name in NAMES)
-CSV = "\n".join(["file_name,questions,answers", *(f'{name},"[""Is it\u2028night?""]",yes' for name in NAMES)])
+CSV = "\n".join(["file_name,questions,answers", *(f'{name},"[""Is it\u2028night?""]",yes.' for name in NAMES)])
 
 
 @pytest.mark.parametrize(("metadata", "text"), [("metadata.jsonl", LINES), ("metadata.csv", CSV)])
@@ -145,9 +145,9 @@ def test_folders_of_splits_with_own_questions(tmp_path, capsys):
         ("\n{'a': 1}", ":2: is not valid JSON: Expecting property name"),
         (b"\xff", "metadata.jsonl: cannot be read: .*can't decode byte"),
         ("", "the dataset has no rows"),
-        (f"{line('7.png')}\n{line('7.png')}", "2 images cannot be found: .*:1: image '7.png' is missing"),
+        (f"{line('7.png')}\n{line('7.png')}", "cannot find 2 of its images: .*:1: image '7.png' is missing"),
         (line("x.gif"), r"image 'x.gif' may be x.bmp or x.png"),
-        (line("torn.jpg"), r"1 images cannot be read: torn\.jpg is JPEG, but damaged"),
+        (line("torn.jpg"), r"cannot read 1 of its images: torn\.jpg is JPEG, but damaged"),
     ],
 )
 def test_a_wrong_line_of_own_questions_is_named_before_the_run(tmp_path, text, message):

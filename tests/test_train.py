@@ -253,6 +253,10 @@ def test_images_that_were_held_back_are_not_trained_on_later(start, tmp_path):
     learn(start, out, f"--train_dataset {mine} --max_steps 1 --metric_for_best_model accuracy")
     message = refuse(start, out, f"--train_dataset {mine} --max_steps 2 {NO_EVAL}")
     assert "holds_back_images: True before, False now" in message
+    lines = (mine / "metadata.jsonl").read_text().splitlines()
+    (mine / "metadata.jsonl").write_text("\n".join(lines[1:]))
+    message = refuse(start, out, f"--train_dataset {mine} --max_steps 2 --metric_for_best_model accuracy")
+    assert "images: [20] before, [19] now" in message
 
 
 def test_a_tenth_is_held_back_for_evaluation(tmp_path):

@@ -89,7 +89,7 @@ class DataOptions:
     )
     train_weights: list[float] | None = option(None, "sampling weight of each train_dataset, any positive numbers")
     eval_dataset: list[str] = option(
-        [], "folders of images for evaluation; default: 10 %% of each train_dataset, or 64 synthetic images"
+        [], "folders for evaluation, or synthetic; default: 10 %% of each train_dataset, or 64 synthetic images"
     )
     max_eval_images: int = option(500, "maximum number of images for evaluation, evenly spread over the datasets")
     images_per_epoch: int = option(8192, "images between two checkpoints")

@@ -45,8 +45,11 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     folder, evaluates = Path(arguments.output_dir), arguments.eval_strategy != "no"
     report = print if arguments.should_log else lambda line: None
     report(start_message(model_options))
+    rows = open_datasets(data_options.train_dataset, prefer="train")
+    held = open_datasets(data_options.eval_dataset) if evaluates else []
     options = asdict(model_options) | asdict(data_options)
     options |= {"learning_rate": arguments.learning_rate, "seed": arguments.seed}
+    options["images"] = list(map(len, rows))  # of other numbers other images would be held back
     has_photographs = set(data_options.train_dataset) != {SYNTHETIC}
     options["holds_back_images"] = evaluates and not data_options.eval_dataset and has_photographs
     claim_run(folder, {name: value for name, value in options.items() if name not in MAY_CHANGE})
@@ -55,8 +58,6 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     arguments.eval_on_start = evaluates  # a baseline for later evaluations
     arguments.dataloader_pin_memory &= arguments.device.type != "cpu"  # torch warns that it does nothing there
 
-    rows = open_datasets(data_options.train_dataset, prefer="train")
-    held = open_datasets(data_options.eval_dataset) if evaluates else []
     sources, loss_weights = sources_of(rows), data_options.loss_weights()
     if model_options.lora_rank:
         loss_weights["presence"] = 0.0  # it would train tower and head, which LoRA leaves as they are
