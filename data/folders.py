@@ -142,7 +142,9 @@ def _read_own(folder: Path, split: str | None, prefer: str | None) -> Dataset:
             used.update(path.parent / name for name in found)
             if len(found) == 1:
                 _check_questions(f"{where} ({written})", row)
-                row["image"] = str(path.parent / found[0])
+                image = path.parent / found[0]
+                # A CSV file has a line for each question: lines about one image have one id.
+                row = {"image_id": image.relative_to(folder).as_posix(), **row, "image": str(image)}
                 row["answers"] = [text.strip(" .!") for text in row["answers"]]  # "Yes." would be an answer in words
                 rows.append(row)
             else:
@@ -202,8 +204,8 @@ def _check_questions(where: str, row: dict[str, Any]) -> None:
     """Raise a `DataError` if the questions and answers of a row do not belong together."""
     for column in ("questions", "answers"):
         texts = row.get(column)
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise DataError(f"{where}: {column} must be a list of texts, got {texts!r}")
+        if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip(" .!") for text in texts):
+            raise DataError(f"{where}: {column} must be a list of texts that are not empty, got {texts!r}")
     if len(row["questions"]) != len(row["answers"]):
         raise DataError(f"{where}: {len(row['questions'])} questions have {len(row['answers'])} answers")
 

@@ -99,7 +99,7 @@ def test_own_questions_get_defaults_and_the_names_of_their_folders(tmp_path):
     rows = load_rows(folders)
     text, own = ["Is there a car?"], ["own"]
     expected = {"questions": text, "answers": ["yes"], "question_types": own, "categories": own, "question_ids": text}
-    assert {**rows[0], "image": 0} == expected | {"image": 0, "source": "drive1/val", "image_id": "0"}
+    assert {**rows[0], "image": 0} == expected | {"image": 0, "source": "drive1/val", "image_id": "1.png"}
     assert rows["source"] == ["drive1/val", "drive2/val"] and load_rows(folders[:1])["source"] == ["val"]
     deep = [tmp_path / name for name in ("drive1/frames/val", "drive2/frames/val", "other")]
     assert source_names(deep) == ["drive1/frames/val", "drive2/frames/val", "other"]
@@ -137,9 +137,9 @@ def test_folders_of_splits_with_own_questions(tmp_path, capsys):
     ("text", "message"),
     [
         (f"{line()}\n{line('2.png', ['A?', 'B?'])}", r":2 \(2.png\): 2 questions have 1 answers"),
-        (line(questions=None), r":1 \(1.png\): questions must be a list of texts, got None"),
-        (line(questions="Is it night?"), r":1 \(1.png\): questions must be a list of texts, got 'Is it"),
-        (line(answers=[None]), r":1 \(1.png\): answers must be a list of texts, got \[None\]"),
+        (line(questions=None), r":1 \(1.png\): questions must be a list of texts that are not empty, got None"),
+        (line(questions="Is it night?"), r":1 \(1.png\): questions must be a list of texts that .* got 'Is it"),
+        (line(answers=["."]), r":1 \(1.png\): answers must be a list of texts that are not empty, got \['.'\]"),
         ("[1]\n", ":1: is not a JSON object"),
         ('{"image": "1.png", "questions": []}', ":1: has no file_name, only image, questions"),
         ("\n{'a': 1}", ":2: is not valid JSON: Expecting property name"),
