@@ -86,7 +86,7 @@ class TrafficCollator:
             prepared = [self._with_stored_questions(row, scene_of(row), rng) for row in rows]
         prepared = [item for item in prepared if item.questions]
         if not prepared:
-            raise ValueError(f"none of the {len(rows)} images of this batch has a question or a scene to ask about")
+            raise ValueError("no image of this batch has a question or a scene to ask about")
         if self.training:  # batches of one size: cuDNN plans the convolutions anew for each number of images
             prepared = list(islice(cycle(prepared), len(rows)))
         batch = self.processor(

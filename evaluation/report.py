@@ -93,7 +93,7 @@ def evaluate_model(model: Any, processor: Any, rows: Rows, answers: pd.DataFrame
         ValueError: no questions.
     """
     if answers.empty:
-        raise ValueError(f"none of the {len(rows)} images has a question to evaluate")
+        raise ValueError("no image has a question to evaluate")
     asking: dict[str, Any] = {"model": model, "processor": processor, "batch_size": options.batch_size}
     average = mean_image(select_evenly(rows, MEAN_IMAGES), processor)
     without_image = predict(rows=rows, image=average, **asking)["is_right"]

@@ -80,8 +80,7 @@ def evaluate(arguments: Arguments, options: Options) -> None:
     sources, unseen = sorted(rows.unique("source")), arguments.unseen or []
     for name in unseen:
         if not any(name in (source, *source.split("/")) for source in sources):
-            others = ", ".join(sources)
-            raise DataError(f"--unseen {name}: none of the {len(rows)} images is of this source, only of {others}")
+            raise DataError(f"--unseen {name}: no image is of this source, only of {', '.join(sources)}")
     model = load_weights(arguments.model, dtype=torch.float32).eval().to(device)
     processor = load_processor(arguments.model)
     report: dict[str, Any] = {"model": arguments.model, "datasets": list(map(str, arguments.dataset))}

@@ -64,7 +64,7 @@ def main() -> None:
         report = make_dataset(options)
     except OSError as error:
         raise OSError(f"{error}; complete files are kept, and the same command continues this run") from error
-    print(f"{report['images']} images, {report['questions'].total()} questions")
+    print(f"images: {report['images']}, questions: {report['questions'].total()}")
     for question_type, count in report["questions"].most_common():
         print(f"  {question_type:<14}{count:>8}")
     for name in ("skipped", "left_out"):

@@ -229,7 +229,7 @@ def test_what_cannot_be_mixed_or_collated_is_refused(processor):
         (lambda: Mixture([one, one], [1]), r"one for each dataset \(2\), got"),
         (lambda: Mixture([one, one], [1, 0]), r"one for each dataset \(2\), got"),
         (lambda: Mixture([one, none]), r"must have rows, these have \[1, 0\]"),
-        (lambda: TrafficCollator(processor)([own(scene=Scene(40, 40))] * 2), "none of the 2 images"),
+        (lambda: TrafficCollator(processor)([own(scene=Scene(40, 40))] * 2), "no image of this batch has a question"),
         (lambda: SupervisedCollator(processor, 2, paraphrases=2), "fewer than questions_per_image=2, got 2"),
     ):
         with pytest.raises(ValueError, match=message):

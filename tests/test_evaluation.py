@@ -308,7 +308,7 @@ def test_the_script_writes_report_answers_thresholds_and_temperature(
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--unseen sythetic", "--unseen sythetic: none of the 1 images is of this source, only of a"),
+        ("--unseen sythetic", "--unseen sythetic: no image is of this source, only of a"),
         ("--write_temperature", "--write_temperature needs at least 10 questions with the answer yes"),
     ],
 )

@@ -279,7 +279,7 @@ def test_own_questions_are_checked(start, tmp_path):
         (f"--eval_dataset {zebras}", "not among the 500 of the vocabulary: zebra"),
         (f"--train_dataset {long}", "at most 128 are allowed"),
         (f"--train_dataset {one}", "one image cannot be trained on and held back"),
-        (f"--eval_dataset {none}", "none of the evaluation images (1) has a question"),
+        (f"--eval_dataset {none}", "no evaluation image has a question"),
     ):
         assert message in refuse(start, tmp_path / "out", options)
 

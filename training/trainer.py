@@ -135,9 +135,7 @@ class TrafficTrainer(CheckedTrainer):
             figures = quick_metrics(self.model, self.processing_class, rows, batch_size, answers)
         self.model.train(was_training)
         if not figures:
-            raise ValueError(
-                f"none of the evaluation images ({len(rows)}) has a question: pass others with --eval_dataset"
-            )
+            raise ValueError("no evaluation image has a question: pass others with --eval_dataset")
         best = (self.args.metric_for_best_model or "").removeprefix("eval_")
         if best and best not in figures:
             raise ValueError(
