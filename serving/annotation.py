@@ -1,4 +1,4 @@
-"""A video with the questions and their answers below every frame, and a strip of time that fills behind a cursor."""
+"""A video with questions and answers below every frame, and for each question a strip that fills with time."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ SUFFIXES = (".mp4", ".mov", ".mkv")
 MAX_SIDE, MIN_SIDE = 1280, 320  # pixels: limits of the longer and of the shorter side of a frame
 TIME_BASE = Fraction(1, 90_000)
 FIRST_SPAN = 60.0  # seconds that the strips hold at first if the duration is unknown
-# Pixels. A column is as wide as most questions; strips of up to COLUMN_ROWS questions stay below each other.
+# Pixels, and rows: most questions fit into MIN_COLUMN, and up to COLUMN_ROWS questions stay in one column.
 MIN_COLUMN, COLUMN_ROWS, MARGIN, STRIP_HEIGHT = 400, 8, 10, 14
 PLAIN, DIM, BACKGROUND, TRACK, CURSOR = "#ebebeb", "#a0a0a0", "#181818", "#363636", "#ffffff"
 NO_EVENT = "#8a94a0"
 
 
 def video_size(width: int, height: int) -> tuple[int, int]:
-    """The target size of frames of this size: scaled to the limits, keeping the aspect ratio; even, as H.264 needs."""
+    """Width and height within the limits, in the proportion of a frame, and even, as H.264 needs."""
     largest = MAX_SIDE / max(width, height)
     scale = min(max(min(1.0, largest), MIN_SIDE / min(width, height)), largest)
     return max(2, 2 * round(width * scale / 2)), max(2, 2 * round(height * scale / 2))
@@ -53,23 +53,23 @@ class Row:
 
 
 class AnnotatedVideo:
-    """Writes an H.264 video in fragments: after a kill, all but the last seconds can be played.
+    """Writes an H.264 video, or MPEG-4 without libx264. After a kill, all but the last seconds can be played.
 
     Args:
         path: a .mp4, .mov or .mkv file.
         questions: Q questions; all are shown.
-        rate: frames per second, a hint to players. Every frame keeps its own time.
-        duration: seconds, if it is known.
+        rate: frames per second, a hint to players. Every frame has its own time stamp.
+        duration: seconds; None if unknown.
 
     Raises:
-        DataError: another file type, or a file that cannot be written; `add` and `close`, too.
+        DataError: the file has another type, or cannot be written. `add` and `close` raise it, too.
     """
 
     def __init__(self, path: Path, questions: Sequence[str], rate: float, duration: float | None = None):
         check_path(path)
         self.path, self.questions, self.duration = path, list(questions), duration
         self.rate = Fraction(rate).limit_denominator(1001)
-        self.stream: Any = None  # from the first frame, which has the size
+        self.stream: Any = None  # opened with the first frame, whose size it needs
         self.panel: Panel | None = None
         self.last, self.is_broken = -1, False  # time stamp of the last frame; whether writing failed
         options = {"flush_packets": "1"}
@@ -112,11 +112,11 @@ class AnnotatedVideo:
         self.stream.width, self.stream.height, self.stream.pix_fmt = width, height, "yuv420p"
         context = self.stream.codec_context
         self.stream.time_base = context.time_base = TIME_BASE
-        # A key frame every second. No B-frames: MP4 would start them later than at 0.
+        # A key frame every second. No B-frames: with them, an MP4 does not start at 0.
         context.gop_size, context.max_b_frames = max(1, round(self.rate)), 0
 
     def _encode(self, frame: av.VideoFrame | None) -> None:
-        if self.is_broken:  # to write on where writing failed crashes FFmpeg
+        if self.is_broken:  # FFmpeg crashes if it writes again after an error
             return
         try:
             self.container.mux(self.stream.encode(frame))
@@ -128,11 +128,11 @@ class AnnotatedVideo:
 class Panel:
     """Draws the time, and for each question its answer and a strip: the answers so far, from 0 to the duration.
 
-    Strips of an unknown duration are squeezed to half their width whenever they are full.
+    If the duration is unknown, strips are squeezed to half their width whenever they are full.
 
     Args:
         width: even, in pixels.
-        duration: seconds, if it is known.
+        duration: seconds; None if unknown.
     """
 
     def __init__(self, questions: Sequence[str], width: int, duration: float | None = None):
@@ -158,7 +158,7 @@ class Panel:
         self.last: tuple[int, Sequence[Row]] = (0, [])  # x and rows of the last frame
 
     def draw(self, seconds: float, rows: Sequence[Row]) -> Image.Image:
-        """The panel at a time, which must not decrease."""
+        """The panel, RGB, at a time in seconds, which must not decrease."""
         while seconds > self.span:
             self._squeeze()
         cursor = min(self.inner - 1, int(seconds / self.span * self.inner))

@@ -1,4 +1,4 @@
-"""The HTTP API of the service: an app of FastAPI for each replica, which `scripts/serve.py` runs on Ray Serve.
+"""The HTTP API of the service: a FastAPI app for each replica that `scripts/serve.py` runs on Ray Serve.
 
     request ─→ key ─→ body within limits ─→ free slot? ─→ image and questions checked ─→ `Service` ─→ answers
 
@@ -31,7 +31,7 @@ ONE_FIELD_EACH = "; in a form, one field `questions` for each"
 
 
 def decode_base64(value: Any) -> Any:
-    """The bytes of base64 text, which may be a data URL or have line breaks. An upload is bytes already."""
+    """The bytes of base64 text, which may be a data URL or have line breaks. An upload, bytes already, is returned."""
     if not isinstance(value, str):
         return value
     text = value.partition(",")[2] if value.startswith("data:") else value
@@ -45,14 +45,14 @@ ImageBytes = Annotated[
 
 
 class AnswerRequest(BaseModel):
-    """Questions about one image: a file of a form, or base64."""
+    """Questions about one image, which is a file in a form, or base64."""
 
     image: ImageBytes
     questions: Annotated[list[Text], FailFast(), Field(min_length=1, examples=[["Is there a car?"]])]
 
 
 class Answer(BaseModel):
-    """An item of the pipeline. The fields with defaults are there only if there is something to say."""
+    """An item of the pipeline. Fields with a default may be missing."""
 
     question: str
     answer: str | None
@@ -116,7 +116,7 @@ class Metrics:
 async def count_request(request: Request, call_next: Any) -> Response:
     """Middleware: count a request by path and status, and measure its seconds."""
     metrics, path = request.app.state.metrics, request.url.path
-    path = path if path in PATHS else "other"  # clients must not create metrics
+    path = path if path in PATHS else "other"  # otherwise clients could create any number of metrics
     begin, status = time.perf_counter(), 500
     try:
         response = await call_next(request)
@@ -132,7 +132,9 @@ async def check_key(
     header: Annotated[str | None, Security(APIKeyHeader(name="X-API-Key", auto_error=False))],
     bearer: Annotated[HTTPAuthorizationCredentials | None, Security(HTTPBearer(auto_error=False))],
 ) -> None:
+    """Dependency: refuse requests without the key. Raises an `HTTPException` 401."""
     given = header or (bearer.credentials if bearer else "")
+    # Starlette decodes headers as latin-1: this restores the bytes that were sent.
     if not hmac.compare_digest(given.encode("latin-1"), request.app.state.api_key.encode()):
         raise HTTPException(401, "an API key is needed: the header X-API-Key, or Authorization: Bearer")
 
@@ -141,7 +143,7 @@ async def read_body(request: Request) -> bytes | dict[str, Any]:
     """The body: JSON text, or the fields of a form.
 
     Raises:
-        HTTPException: 400, 413, 415, or 503 if a large upload finds no room on the disk.
+        HTTPException: 400, 413, 415, or 503 if the disk has no room for a large upload.
     """
     max_bytes, size = request.app.state.service.settings.max_bytes, 0
 
@@ -173,7 +175,7 @@ async def read_body(request: Request) -> bytes | dict[str, Any]:
 
 
 def read_query(service: Service, body: bytes | dict[str, Any]) -> Query:
-    """The query of a body. Takes long: not for the event loop.
+    """The query in a body. Slow, so it must not run in the event loop.
 
     Raises:
         HTTPException: 422.
@@ -194,7 +196,7 @@ def read_query(service: Service, body: bytes | dict[str, Any]) -> Query:
 async def receive_query(request: Request) -> AsyncIterator[Query]:
     """Dependency: the query of a request. It holds one of `max_waiting` slots until the response is complete.
 
-    Not before its body is here: clients that send theirs slowly would take all slots.
+    The slot is taken once the body has arrived: otherwise clients that send slowly would take all slots.
     """
     state, settings = request.app.state, request.app.state.service.settings
     async with asyncio.timeout(settings.seconds):
@@ -234,8 +236,8 @@ async def answer(request: Request, query: ReceivedQuery) -> JSONResponse:
 async def generate(request: Request, query: ReceivedQuery) -> StreamingResponse:
     """Answer one question after the other, with answers in words as they are generated.
 
-    Events: {"index", "text"}, the next piece of an answer in words to the question of this index; after its last
-    piece, and for a yes/no question alone, {"index", "question", "answer", ...}; or {"detail"} after an error.
+    Events: {"index", "text"}, a piece of the answer in words to the question with this index; {"index", "question",
+    "answer", ...}, its complete answer, the only event of a yes/no question; {"detail"}, if no token came in time.
     """
     service, metrics = request.app.state.service, request.app.state.metrics
     seconds = service.settings.seconds
@@ -265,7 +267,7 @@ def build_app(settings: Settings, api_key: str | None = None) -> FastAPI:
     Args:
         api_key: what requests to `/v1` and `/metrics` must send; None for no key.
     """
-    # Swagger UI comes from the package. Its validator is a website, which would be sent the address of this server.
+    # Swagger UI is served from a package. Its validator is a website, which would get the address of this server.
     app = FastAPIOffline(
         title="Traffic VLM",
         version="1",
@@ -274,7 +276,7 @@ def build_app(settings: Settings, api_key: str | None = None) -> FastAPI:
         swagger_ui_parameters={"validatorUrl": None},
     )
     app.state.service, app.state.metrics, app.state.api_key = Service(settings), Metrics(), api_key
-    app.state.waiting = 0  # requests whose body is here and whose response is not complete
+    app.state.waiting = 0  # requests whose body has arrived and whose response is not complete
     app.state.metrics.waiting.set_function(lambda: app.state.waiting)
     app.state.readers = ThreadPoolExecutor(4)  # decode images
     app.middleware("http")(count_request)

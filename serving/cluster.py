@@ -1,4 +1,4 @@
-"""Ray: start it, and share the machines among processes that hold a model each."""
+"""How Ray is started, and how its machines are shared among processes with a model each."""
 
 import atexit
 import contextlib
@@ -18,14 +18,14 @@ MAX_CONNECTIONS = 3
 
 
 def load_ray(address: str | None) -> Any:
-    """Ray, imported with our settings, which it reads when it is imported. Those of the user's environment come first.
+    """The module `ray`. On import it reads our settings from the environment; what the user has set there comes first.
 
-    Without an address, Ray will run on this machine for this command alone: it listens on the loopback interface, and
+    Without an address, Ray runs on this machine for this command alone: it listens on the loopback interface, and
     asks for a token that only the processes of the command know.
     """
     settings = {
-        "RAY_BACKEND_LOG_LEVEL": "fatal",  # else its messages tear the progress bar of labels
-        # The default of 5 s (three times that in all) is too short for the proxy to start on a busy machine.
+        "RAY_BACKEND_LOG_LEVEL": "fatal",  # otherwise its messages break up the progress bar of labels
+        # On a busy machine the proxy needs longer to start than the default of 5 s, which it gets three times.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
     }
     if address is None:
@@ -43,17 +43,17 @@ def load_ray(address: str | None) -> Any:
 
 
 def load_data() -> Any:
-    """The library Ray Data without its messages and progress bars."""
+    """The module `ray.data`, without its messages and progress bars."""
     import ray.data
 
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # its errors are raised, too
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # the errors that it logs are raised, too
     ray.data.DataContext.get_current().enable_progress_bars = False
     return ray.data
 
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Drop what is written to standard error by code in C++, which says there that it has read its log level."""
+    """Drop standard error, that of C++ code included: Ray's reports there that it has read its log level."""
     sys.stderr.flush()
     standard_error, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
@@ -68,14 +68,14 @@ def _silent() -> Iterator[None]:
 def start_ray(ray: Any, address: str | None) -> None:
     """Start Ray on this machine, or connect to the cluster at an address.
 
-    Ray on this machine has a temporary folder of its own, which is removed when the process ends.
+    On this machine, Ray gets a new temporary folder, which is removed when the process ends.
 
     Raises:
         OSError: Ray does not start, or there is no cluster.
     """
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
-        # Ray's own choice. On macOS, the path of Python's is too long for a socket.
+        # As Ray chooses it: on macOS, the path of Python's temporary folder is too long for a socket.
         parent = os.environ.get("RAY_TMPDIR") or ("/tmp" if sys.platform == "darwin" else None)
         options["include_dashboard"] = False  # would be eleven more processes
         options["_temp_dir"] = tempfile.mkdtemp(prefix="ray_", dir=parent)

@@ -27,16 +27,17 @@ class DeploymentOptions(Settings):
 
 
 def hold_port(host: str, port: int) -> socket.socket:
-    """A socket that no other server can share a port with, except for Ray Serve, which allows sharing (SO_REUSEPORT).
+    """A socket that reserves a port for this server.
 
-    Two of our servers would else share the port, and each would get half of the requests.
+    Ray Serve opens ports for sharing (SO_REUSEPORT): two servers on one port would each get half of the requests. So
+    this socket is bound without sharing, which fails if the port is in use, and only then shares it with Ray Serve.
 
     Raises:
         OSError: the port is in use or above 65535, or the address is not one of this machine.
     """
     holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier server do not matter
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # in spite of closed connections that linger
         holder.bind((host, port))
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -88,7 +89,7 @@ def serve(options: DeploymentOptions, on_start: Callable[[], None]) -> None:
             ray_serve.run(deployment.bind(), name=NAME)
             print(f"serving on http://{options.host}:{options.port}, described at /docs; Ctrl-C stops it", flush=True)
             threading.Event().wait()
-        finally:  # not serve.shutdown(): other applications may run on a cluster, and here it prints errors of its own
+        finally:  # not serve.shutdown(): a cluster may run other applications, and on this machine it prints errors
             ray_serve.delete(NAME)
     except ray.exceptions.RayError as error:
         raise OSError(f"Ray Serve does not start: {error}") from error

@@ -22,8 +22,8 @@ class Event:
 
     Attributes:
         start: seconds, where the answer began.
-        end: seconds, where it gave way to another one; None while the event lasts.
-        peak: highest P(yes) so far, or score of the answer in words.
+        end: seconds, where another answer began; None while the event lasts.
+        peak: highest P(yes) so far, or highest score of the answer in words.
         is_cut: the video ended before the answer did.
         answer: "yes", or words.
     """
@@ -59,7 +59,7 @@ class EventDetector:
         self.event: Event | None = None
         self._over: deque[Event] = deque(maxlen=2)  # the last events that have ended
         self._latest = Event(0.0, None, 0.0, answer="")  # the latest answer, "" for "no" and "none"
-        self._lost = 0.0  # seconds, where the answer of the current event last gave way
+        self._lost = 0.0  # seconds, where another answer last followed that of the current event
 
     def update(self, seconds: float, p: float, words: str | None = None) -> list[Event]:
         """Add the answer at a time, which must not decrease.
@@ -69,7 +69,7 @@ class EventDetector:
             words: the answer to a question that asks for words.
 
         Returns:
-            events that have begun (`end` is None) or ended since the last call, in that order of time.
+            events that have begun (`end` is None) or ended since the last call, in the order of time.
         """
         changes = self._advance(seconds)
         if words is None:

@@ -4,8 +4,8 @@
     parts without a file ──→ Ray Data: actors, each with a pipeline ──→ part-<digest of its sources>.parquet
 
 The file of a part appears complete or not at all, and its schema names the sources. The next run labels the sources
-that no file names: it continues a run that was killed, and new images get new parts. Parts of the same sources have
-the same name, so a process that outlives its run writes what the next run writes, too.
+that no file names: it continues a run that was killed, and new images get new parts. A part is named after its
+sources, so a process that outlives a killed run writes only files that the next run would write, too.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ from .options import ModelOptions, read_questions
 from .stored_images import READING_THREADS, count_images, is_temporary, list_input, read_source
 
 
-CLAIM = ".options.json"  # readers of Parquet folders skip hidden files only
+CLAIM = ".options.json"  # hidden, so that readers of Parquet folders skip it
 ANSWERING_FILES = (
     *("model*.safetensors", "config.json", "processor_config.json", "tokenizer.json"),
     *("adapter_model.*", "adapter_config.json"),
@@ -54,7 +54,7 @@ SCHEMA = pa.schema(
         "problem": pa.string(),  # of the image or of the answer
     }
 )
-NOT_SURE = pa.field("not_sure", pa.bool_())  # another column, with --thresholds
+NOT_SURE = pa.field("not_sure", pa.bool_())  # one more column with --thresholds
 
 
 @dataclass(kw_only=True)
@@ -79,7 +79,7 @@ class LabelOptions(ModelOptions):
             self.model = os.path.abspath(self.model)
 
     def shared(self, source: str) -> dict[str, Any]:
-        """What all labels of a folder have in common."""
+        """The options that all labels of a folder share."""
         return {
             "input": source,
             "questions": sorted(self.ask),
@@ -93,7 +93,7 @@ class LabelOptions(ModelOptions):
 
 
 def absolute(path: str) -> str:
-    """A local path as seen from any folder. URLs stay."""
+    """The absolute path of a local path; a URL unchanged."""
     return path if "://" in path else os.path.abspath(path)
 
 
@@ -102,7 +102,7 @@ def digest(content: bytes) -> str:
 
 
 def weights_digest(model: str) -> str:
-    """A digest of the files of a model that decide its answers; of the Hub's, as they were loaded."""
+    """A digest of the files of a model that determine its answers; of a Hub repository, of the cached files."""
     base = base_of_adapter(model)
     folder = Path(str(cached_file(model, "adapter_config.json" if base else "config.json"))).parent
     paths = sorted(path for pattern in ANSWERING_FILES for path in folder.glob(pattern))
@@ -111,13 +111,14 @@ def weights_digest(model: str) -> str:
 
 
 class Part(NamedTuple):
-    """What one file of labels is about. `images` is 0 if their number is not known."""
+    """The sources of one file of labels, all of one kind, and the number of their images, 0 if it is not known."""
 
     kind: str
     sources: list[str]
     images: int
 
     def name(self) -> str:
+        """The name of the file: a digest of the sources."""
         return f"part-{digest(os.fsencode(chr(0).join(self.sources)))}.parquet"
 
 
@@ -135,7 +136,7 @@ class LabelFolder:
             raise DataError(f"{url}: cannot be written to: {error}") from error
 
     def files(self, suffix: str) -> list[str]:
-        """The paths of the files that end so."""
+        """The paths of the files with this suffix."""
         return [name for name in self.fs.find(self.path, maxdepth=1) if name.endswith(suffix)]
 
     def sources(self) -> set[str]:
@@ -192,7 +193,7 @@ class StoredImagePipeline(TrafficVLMPipeline):
             if is_temporary(error, image.key):
                 raise
             problem = to_utf8(str(error) or type(error).__name__)
-        # Nothing is asked about the black image; a pass has pixels for each of its images.
+        # A pass needs pixels for each of its images: here a black image, about which nothing is asked.
         questions = [replace(question, problem=problem) for question in inputs.questions]
         return super().preprocess(replace(inputs, image=Image.new("RGB", (32, 32)), questions=questions))
 
@@ -203,7 +204,7 @@ def to_utf8(text: str) -> str:
 
 
 class Labeler:
-    """A function of Ray Data that labels parts. Its actor holds a model."""
+    """Labels parts. Ray Data makes one in each actor and calls it; it holds a model."""
 
     def __init__(self, options: LabelOptions):
         self.options, self.folder = options, LabelFolder(options.output_dir)
@@ -214,14 +215,14 @@ class Labeler:
         """Write the file of a part.
 
         Args:
-            row: "part", a `Part` as JSON, which also has names of files that are not UTF-8.
+            row: "part": a `Part` as JSON, which can hold file names that are not UTF-8.
 
         Returns:
-            "images", their number; "bad", the number of those with a problem; "failure", why the part has no file, or
-            ""; "notes" about images whose pixels were guessed, one a line.
+            "images": their number; "bad": the number of images with a problem; "failure": why the part has no file, or
+            ""; "notes": on images whose pixels were guessed, one per line.
         """
         part = Part(*json.loads(row["part"]))
-        with warnings.catch_warnings(record=True) as caught:  # Ray shows no output of its processes
+        with warnings.catch_warnings(record=True) as caught:  # Ray does not show what its processes print
             try:
                 images = list(self.label(part))
                 self.folder.write(part.name(), self.to_parquet(images, part.sources))
@@ -242,6 +243,7 @@ class Labeler:
             yield [{"key": to_utf8(image.key), **item} for item in items]
 
     def to_parquet(self, images: Sequence[list[dict[str, Any]]], sources: list[str]) -> bytes:
+        """A Parquet file of the rows of images, whose schema names the sources."""
         rows = [row for rows in images for row in rows]
         schema = self.schema.with_metadata({"sources": json.dumps(sources)})
         stream = io.BytesIO()
@@ -250,7 +252,7 @@ class Labeler:
 
 
 def check_questions(options: LabelOptions) -> list[str]:
-    """The questions, each once, read by the model before hours are spent on them.
+    """The questions without repeats, checked before hours are spent on them.
 
     Raises:
         OSError: there is no such model.
@@ -267,7 +269,7 @@ def check_questions(options: LabelOptions) -> list[str]:
 
 
 def find_parts(source: str, options: LabelOptions) -> tuple[list[Part], int]:
-    """The parts that have no labels yet, and the number of all images, 0 if it is not known. Claims the folder.
+    """The parts that have no labels yet, and the number of all images, 0 if it is not known. This claims the folder.
 
     Raises:
         DataError: the input or the folder cannot be used.
@@ -325,7 +327,7 @@ def label_parts(parts: Sequence[Part], options: LabelOptions) -> Iterator[dict[s
             threads=int(resources.get("num_cpus", options.threads)),
             actors=min(options.actors or room, len(parts)),
         )
-        if ray.util.client.ray.is_connected():  # with ray://, where Ray Data works on the cluster only
+        if ray.util.client.ray.is_connected():  # by ray://: Ray Data must then run in a process of the cluster
             remote = ray.remote(num_cpus=0)(Reports).remote(parts, options, resources)
             yield from iter(lambda: ray.get(remote.next.remote()), None)
         else:
@@ -338,11 +340,11 @@ def label_parts(parts: Sequence[Part], options: LabelOptions) -> Iterator[dict[s
 
 
 class Reports:
-    """What Ray Data's actors report. `resources` are those of one actor."""
+    """The reports of Ray Data's actors, one for each part. `resources` are those of one actor."""
 
     def __init__(self, parts: Sequence[Part], options: LabelOptions, resources: dict[str, float]):
         data, rows = load_data(), [{"part": json.dumps(part)} for part in parts]
-        dataset = data.from_items(rows, override_num_blocks=len(rows)).map(  # in blocks of one: each is reported alone
+        dataset = data.from_items(rows, override_num_blocks=len(rows)).map(  # a block of one row is reported when done
             Labeler,
             fn_constructor_args=[options],
             compute=data.ActorPoolStrategy(size=options.actors),
@@ -369,7 +371,7 @@ def show_progress(reports: Iterable[dict[str, Any]], parts: Sequence[Part], tota
             for message in {report["failure"], *report["notes"].split("\n")} - noted:
                 bar.write(message, file=sys.stderr)
                 noted.add(message)
-            if not total:  # the other tars probably have as many images as those before
+            if not total:  # an estimate: further tars have as many images as those so far
                 bar.total = round((bar.n + report["images"]) / count * len(parts))
             bar.set_postfix_str(f"{bad:,} with a problem", refresh=False)
             bar.update(report["images"])

@@ -45,12 +45,12 @@ class ModelOptions:
             if not 0 <= value < float("inf") or (value == 0 and name not in self.may_be_zero):
                 range_ = "0 or more" if name in self.may_be_zero else "above 0"
                 raise DataError(f"--{name} must be {range_}, got {value}")
-        # Read here: the machines of a cluster need not have the file.
+        # Read now, because the machines of a cluster need not have the file.
         self.loaded_thresholds = None if self.thresholds is None else load_thresholds(self.thresholds)
         self.part_of_image = None if self.region is None else Region.from_text(self.region)
 
     def load(self, pipeline: type[TrafficVLMPipeline] = TrafficVLMPipeline) -> TrafficVLMPipeline:
-        """The pipeline that answers, of this class, with these thresholds and this region.
+        """A pipeline of the given class, with the model, thresholds and region of these options.
 
         Raises:
             OSError: no such model, or it has no weights.
@@ -71,10 +71,10 @@ class ModelOptions:
 
 
 def read_questions(pipe: TrafficVLMPipeline, questions: Sequence[str]) -> list[Question]:
-    """The questions that a command asks about many images, read, each once.
+    """Questions to ask about many images, read, and without repeats.
 
     Raises:
-        DataError: one of them cannot be answered.
+        DataError: a question cannot be answered.
     """
     found = [pipe.read_question(text.strip()) for text in questions]
     for question in found:

@@ -1,7 +1,7 @@
 """Attention maps of words, drawn over the image: orange where a word of a question attends.
 
-The page shows one word at a time, `ask --overlay` the word that each question asks about. A map fades with the
-confidence that there is nothing to see.
+The page shows one word at a time, `ask --overlay` the word that each question is about. The surer the model is that
+there is nothing to see, the fainter is the map.
 """
 
 import re
@@ -27,24 +27,25 @@ LINE_HEIGHT = 22  # pixels of a line under an image
 
 
 def mapped_words(pipe: TrafficVLMPipeline, question: str) -> list[tuple[int, str]]:
-    """The words of a question whose maps are shown, with their columns; the one that it is about comes first."""
+    """(column, word) of each word of a question whose map is shown; the word that it is about comes first."""
     tokens = pipe.tokenizer.convert_ids_to_tokens(pipe.read_question(question).input_ids)
     return words_to_map(tokens, is_content_word, NOUNS)
 
 
 def asked_word(pipe: TrafficVLMPipeline, question: str) -> tuple[int, str] | None:
-    """The word that a question is about with its column; None without words."""
+    """(column, word) that a question is about; None if it has no words."""
     return next(iter(mapped_words(pipe, question)), None)
 
 
 def attention_of_question(pipe: TrafficVLMPipeline, encoded: Any, question: str) -> torch.Tensor:
-    """Maps [L,h,w], one of each token of a question about one encoded image; each sums to 1."""
+    """Maps [L,h,w], one for each token of a question about one encoded image; each sums to 1."""
     ids = torch.tensor([pipe.read_question(question).input_ids], device=pipe.device)
     return pipe.model.attention_maps(ids, encoded_images=encoded)[0].cpu()
 
 
 def heat_over(image: Image.Image, weights: torch.Tensor, strength: float = 1.0) -> Image.Image:
     """The image under a map [h,w] of this strength (0..1). A uniform map leaves the image unchanged."""
+    # The multiple of the mean attention, from 1 to FULL_HEAT, becomes an opacity of 0 to 190 of 255.
     heat = ((weights.float() * weights.numel() - 1) / (FULL_HEAT - 1)).clamp(0, 1) * 190 * strength
     mask = Image.fromarray(heat.round().to(torch.uint8).numpy()).resize(image.size, Image.Resampling.BICUBIC)
     return Image.composite(Image.new("RGB", image.size, HEAT), image, mask)
@@ -53,7 +54,7 @@ def heat_over(image: Image.Image, weights: torch.Tensor, strength: float = 1.0) 
 def draw_overlay(
     pipe: TrafficVLMPipeline, picture: Image.Image, encoded: Any, items: Sequence[Mapping[str, Any]], width: int = 336
 ) -> Image.Image:
-    """A sheet with the image once for each answer, under the map of the word that is asked about."""
+    """A sheet of copies of the image, one for each answer, under the map of the word that the question is about."""
     picture = picture.resize((width, max(1, round(width * picture.height / picture.width))))
     font = ImageFont.load_default(14)
     tiles = []
@@ -98,10 +99,10 @@ def save_overlay(
 
 
 def name_overlays(output: Path, images: Sequence[Path]) -> list[Path]:
-    """The file of the overlay of each image: `output`, or several numbered ones.
+    """The file to write for each image: `output` for a single one, otherwise numbered names.
 
     Raises:
-        ValueError: they cannot be written there.
+        ValueError: not a PNG, in a folder that does not exist, or the file of an image.
     """
     if output.suffix.lower() != ".png":
         raise ValueError(f"--overlay must be a PNG file, got {str(output)!r}")

@@ -80,7 +80,7 @@ def split_questions(text: str) -> list[str]:
 
 
 def add_question(question: str, text: str) -> tuple[str, None]:
-    """The questions with one more line, if it is not among them; and None, which empties the list's search field."""
+    """The text with a question as one more line, unless it has it; and None, which empties the list's search field."""
     lines = [line for line in text.splitlines() if line.strip()]
     return "\n".join(lines if question in lines else [*lines, question]), None
 
@@ -124,7 +124,7 @@ class Page:
         return EncodedPicture(encoded, picture)
 
     def answer(self, picture: EncodedPicture, questions: Sequence[str]) -> Iterator[list[Mapping[str, Any]]]:
-        """Yield the items of the questions: first all for yes or no, then again while the answers in words grow."""
+        """Yield the items of all questions: first with the answers yes and no, then again with each new word."""
         items = self.pipe(picture.encoded, questions, generate_words=False)
         yield items
         for i, item in enumerate(items):
@@ -133,7 +133,7 @@ class Page:
                     yield items
 
     def generate(self, picture: EncodedPicture, item: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        """Yield the item of a question in words with the answer so far, at last with all of it and its score."""
+        """Yield the item of a question with its answer in words so far; last, the complete item with its score."""
         streamer = TextIteratorStreamer(self.pipe.tokenizer, skip_prompt=True, skip_special_tokens=True)
         with ThreadPoolExecutor(1) as thread:
             generated = thread.submit(self.pipe, picture.encoded, item["question"], streamer=streamer)
@@ -147,7 +147,7 @@ class Page:
     def words(self, items: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, str]], str | None]:
         """The words of answered questions as choices (label, "column:question"), and the choice to show first.
 
-        The latter is the word that the question with the strongest map asks about; None without an answer.
+        The first choice is the word that the question with the strongest map is about; None if there are no choices.
         """
         answered = {item["question"]: item for item in items if item["answer"] is not None}
         choices = [
@@ -162,7 +162,7 @@ class Page:
         return choices, f"{found[0]}:{question}" if found else None
 
     def overlay(self, choice: str | None, picture: EncodedPicture | None) -> tuple[Image.Image | None, str]:
-        """The image with the attention of a word of `words` over it, and the caption; nothing without a choice."""
+        """The image under the attention of a word, one of `words`, and a caption; None and "" without a choice."""
         if choice is None or picture is None:
             return None, ""
         column, _, question = choice.partition(":")
@@ -254,14 +254,14 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
 
 
 def launch(blocks: gr.Blocks, **options: Any) -> str:
-    """The address of the page, which is served on this machine only unless GRADIO_SERVER_NAME says otherwise.
+    """Serve the page and return its address. Only this machine can reach it, unless GRADIO_SERVER_NAME is set.
 
     Raises:
         OSError: the port is in use.
     """
     port = os.environ.get("GRADIO_SERVER_PORT")  # if it is in use, Gradio would take another one
     options |= {"server_port": int(port) if port else None, "max_file_size": MAX_BYTES, "prevent_thread_lock": True}
-    # The default theme loads its fonts from elsewhere.
+    # The default theme would load its fonts from a website.
     theme = gr.themes.Default(font=("system-ui", "sans-serif"), font_mono=("ui-monospace", "monospace"))
     try:
         return blocks.launch(theme=theme, **options)[1]

@@ -49,13 +49,13 @@ class Settings(ModelOptions):
 
 @dataclass(eq=False)
 class Query:
-    """Questions about an image, with the answers so far, which are those to its first questions."""
+    """Questions about an image, and the answers to the first of them so far."""
 
     key: str  # hash of the image's bytes
     pixels: torch.Tensor  # [3,H,W]
     questions: list[str]
-    lengths: list[int]  # tokens of each question and of its answer in words
-    encoded: Any = None  # the image, from the first pass on
+    lengths: list[int]  # tokens of each question, with room for its answer in words
+    encoded: Any = None  # the encoded image, from the first pass on
     cached: bool = False  # whether the encoded image was in the cache
     answers: list[Answer] = field(default_factory=list)
     error: Exception | None = None
@@ -67,14 +67,15 @@ class Query:
 
 
 def fill_pass(waiting: Sequence[Sequence[int]], max_queries: int, max_tokens: int) -> list[int]:
-    """The number of questions in the next pass of each of the first queries that fit into it.
+    """How many questions of each query are in the next pass; queries that do not fit into it are left out at the end.
 
-    Rows are padded to the longest, and so are questions that are answered in words: a pass costs the larger of
-    queries x longest row and questions x longest question. A query gets one row of at most `ROW_TOKENS`.
+    Each query is one row of at most `ROW_TOKENS` tokens. All rows are padded to the longest one. Questions answered in
+    words also become rows, one each, padded to the longest question. So the cost of a pass in tokens is the larger of
+    (queries × longest row) and (questions × longest question).
 
     Args:
         waiting: the lengths of each query's questions, in the order in which queries are taken.
-        max_tokens: limit of that cost. A first question that is longer is a pass of its own.
+        max_tokens: limit of the cost, except for a pass of a single question.
     """
     counts: list[int] = []
     longest_row = longest_question = questions = 0
@@ -110,7 +111,7 @@ class Service:
         self.stream_turn = asyncio.Lock()
 
     def read(self, image: bytes, questions: Sequence[str]) -> Query:
-        """A query with its image decoded and its questions checked. Takes long: not for the event loop.
+        """A query with its image decoded and its questions checked. Slow, so it must not run in the event loop.
 
         Raises:
             ValueError: an image that cannot be read, a question that cannot be answered, or too many of them.
@@ -137,7 +138,7 @@ class Service:
         try:
             await done
         finally:
-            self.queue.pop(query, None)  # the request timed out, or its client left
+            self.queue.pop(query, None)  # also if the request timed out, or its client left
 
     async def _run_passes(self) -> None:
         """Answer the waiting queries, as many questions at a time as fit into one pass.
@@ -161,8 +162,8 @@ class Service:
     def _next_pass(self) -> list[tuple[Query, int]]:
         """The queries of the next pass, and how many of their questions it answers.
 
-        Every other pass begins with the shortest query, so that it does not wait for long ones; the others begin with
-        the oldest, so that each is answered at some time.
+        Every other pass begins with the shortest query, so that it need not wait for long ones. The others begin with
+        the oldest query, so that long ones get their turn.
         """
         self.passes += 1
         waiting = list(self.queue)
@@ -172,7 +173,7 @@ class Service:
         return list(zip(waiting, fill_pass(lengths, self.settings.batch_size, self.settings.pass_tokens)))
 
     def _answer(self, batch: Sequence[tuple[Query, int]]) -> None:
-        """Answer the next questions of these queries, so many of each. In the model's thread."""
+        """Answer the next questions of queries, as many of each as given. Runs in the model's thread."""
         try:
             self._encode([query for query, _ in batch])
             rows = [query.questions[len(query.answers) :][:count] for query, count in batch]
@@ -188,7 +189,7 @@ class Service:
             query.answers += row
 
     def _encode(self, queries: Sequence[Query]) -> None:
-        """Encode the images of these queries, or take them from the cache. In the model's thread."""
+        """Encode the images of queries, or take them from the cache. Runs in the model's thread."""
         new: dict[str, torch.Tensor] = {}
         for query in queries:
             if query.encoded is None:
@@ -210,10 +211,10 @@ class Service:
         await self._between_passes(self._encode, [query])
 
     async def stream(self, query: Query) -> AsyncIterator[tuple[int, str | Answer]]:
-        """Yield for each question its index with pieces of an answer in words, then its index with the whole answer.
+        """Yield (index of a question, piece) while its answer in words is generated, then (index, complete answer).
 
         Raises:
-            TimeoutError: no word in time.
+            TimeoutError: no token in time.
         """
         for i, question in enumerate(query.questions):
             streamer = AsyncTextIteratorStreamer(
@@ -226,18 +227,18 @@ class Service:
                         yield i, piece
                 yield i, await answer
             finally:
-                answer.cancel()  # if it has not started, there is no reader left
+                answer.cancel()  # if still waiting for its turn, it would be generated for nobody
 
     async def _generate(self, encoded: Any, question: str, streamer: AsyncTextIteratorStreamer) -> Answer:
         """The answer to a question about an encoded image. The streamer gets its words."""
         try:
             return (await self._between_passes(partial(self.pipe, streamer=streamer), encoded, question))[0]
         finally:
-            streamer.end()  # after yes or no, and after an error, nothing else does
+            streamer.end()  # a yes/no answer or an error would leave its reader waiting
 
     async def _between_passes(self, work: Callable[..., Any], *args: Any) -> Any:
-        """The result of work of a stream. Between two passes there is work of one stream only: the others wait."""
-        async with self.stream_turn, self.model_turn:  # a lock wakes those that wait in the order of arrival
+        """The result of a stream's work, done between two passes. Only one stream works between any two passes."""
+        async with self.stream_turn, self.model_turn:  # locks are given in the order of arrival
             return await self._in_model_thread(work, *args)
 
     async def _in_model_thread(self, work: Callable[..., Any], *args: Any) -> Any:

@@ -35,15 +35,15 @@ def list_input(source: str) -> tuple[str, list[str], str]:
         source: a folder, a glob, a file, or a text file with the paths of images; a path or a URL of fsspec.
 
     Raises:
-        DataError: no such files, files of several kinds, a link out of the input, or a FIFO.
+        DataError: no such files, files of several kinds, or an empty list. Links are followed.
     """
     try:
         fs, path = url_to_fs(source)
-        is_path = fs.exists(path)  # also with brackets in its name
+        is_path = fs.exists(path)  # a path may have brackets and not be a glob
         if is_path and path.endswith(".txt"):
             return "image", _read_list(fs.cat_file(path), source), ""
         matches = [path] if is_path else fs.glob(path) or fs.glob(escape_brackets(path))
-        # Nothing is found in a link to a missing file; its row has the error.
+        # `find` returns nothing for a link to a missing file: the link is kept, and its row gets the error.
         found_in = ([match] if fs.isfile(match) else fs.find(match) or [match] for match in matches)
         names = sorted({name for found in found_in for name in found})
     except (OSError, ValueError, ImportError) as error:
@@ -64,7 +64,7 @@ def _kind(name: str) -> str:
 
 
 def _read_list(content: bytes, source: str) -> list[str]:
-    """The images that a text file lists, one a line. Relative paths start at its folder."""
+    """The images that a text file lists, one per line. Relative paths start at its folder."""
     lines = content.decode("utf-8-sig", "surrogateescape").splitlines()
     names = dict.fromkeys(line.strip() for line in lines if line.strip())
     if not names:
@@ -73,7 +73,7 @@ def _read_list(content: bytes, source: str) -> list[str]:
 
 
 def count_images(kind: str, files: Sequence[str], columns: Sequence[str]) -> dict[str, int]:
-    """The sources with the number of their images, 0 for a tar: it is not known.
+    """The number of images of each source; 0 for a tar, as it is not known.
 
     Raises:
         DataError: a Parquet file is damaged, or lacks a column.
@@ -101,13 +101,13 @@ def _count_rows(path: str, columns: Sequence[str]) -> list[int]:
 
 
 class StoredImage(NamedTuple):
-    """An image that is not opened yet: its bytes, None if they are in the file that the key names, or a problem."""
+    """An image that is not opened yet. `content`: its bytes; None, if `key` is its file; or why there are none."""
 
     key: str
     content: bytes | str | None = None
 
     def open(self) -> Image.Image:
-        """Raises a ValueError if it is not an image, and an OSError if its file cannot be read."""
+        """The image. Raises a ValueError if it is not one, and an OSError if its file cannot be read."""
         name, content = os.path.basename(self.key), self.content
         if isinstance(content, str):
             raise DataError(content)
@@ -120,10 +120,10 @@ class StoredImage(NamedTuple):
 
 
 def read_source(kind: str, source: str, column: str, key_column: str | None) -> Iterator[StoredImage]:
-    """Yield the images of a source. A tar or row group that breaks off ends with its own name and the problem.
+    """Yield the images of a source. After damage, the last item has the name of the tar or row group and the problem.
 
     Args:
-        column, key_column: those of Parquet with the images and, unless file and row number suffice, with their keys.
+        column, key_column: Parquet columns of the images and of their keys; by default, keys are file and row number.
 
     Raises:
         OSError: a file cannot be read now, but perhaps later.
@@ -169,9 +169,9 @@ def _read_row_group(source: str, column: str, key_column: str | None) -> Iterato
 
 
 def is_temporary(error: Exception, path: str) -> bool:
-    """Whether reading a file may succeed later: a network or a disk has failed, or the whole folder has gone.
+    """Whether reading a file may succeed later: a network or a disk has failed, or its whole folder is missing.
 
-    Local errors without a number are about what was read. Remote errors can be anything.
+    A local error without an errno is about the content. Remote file systems raise any `OSError` for a lost connection.
     """
     if not isinstance(error, OSError):
         return False

@@ -19,7 +19,7 @@ LINE, RANGE, THRESHOLD = "#2166ac", "#a9c9e4", "#8a8a8a"
 COLORS = {"yes": "#f4a03c", "red": "#e8483c", "yellow": "#f2d13c", "green": "#3fb862"}  # of events
 OTHER_COLORS = ("#b07cd0", "#3fb8b0", "#d98cb3", "#a58a6a", "#5b9bd5", "#9aa5b1")
 MAX_TITLE = 80  # letters of a question
-MIN_LABEL = 0.015  # fraction of the picture's width for each letter of an answer
+MIN_LABEL = 0.015  # fraction of the width, per letter: a narrower event is drawn without its answer
 
 
 class CsvLog:
@@ -49,7 +49,7 @@ def clock_time(seconds: float) -> str:
 
 
 class AnswerColors(dict[str, str]):
-    """A color for each answer: its own, or the next one of the others."""
+    """A color for each answer: that of COLORS, or the next one of OTHER_COLORS."""
 
     def __missing__(self, answer: str) -> str:
         others = len(self.keys() - COLORS.keys())
@@ -86,7 +86,7 @@ def draw_timeline(
 
     Args:
         events: (question, event) for every event, each with an end.
-        thresholds: of each question on P(yes); none for a question answered in words.
+        thresholds: on P(yes), for each question; empty for a question answered in words.
     """
     seconds, low, mean, high = read_curves(timeline, len(questions))
     figure = Figure(figsize=(8, 0.9 + 0.85 * len(questions)), layout="constrained")

@@ -34,8 +34,8 @@ from ..images_traffic_vlm import Region
 MAX_PIXELS = 8192 * 8192  # per frame: twice an 8K video
 DEFAULT_RATE = 25.0  # frames per second of images, and of videos that declare no rate
 TIMEOUT = 10.0  # seconds without data after which a stream counts as lost
-# What a complete video may lack: frames of the duration that it declares for its pictures, or seconds of any other
-# duration, which can be that of the longer sound, or estimated.
+# By how much a complete video may be shorter than its duration: in frames if the file declares that of the pictures,
+# otherwise in seconds, as the duration may be that of a longer sound, or estimated.
 TOLERANCE_FRAMES = 1.5
 TOLERANCE = 1.5
 CAMERA_FORMATS = {"linux": "v4l2", "darwin": "avfoundation", "win32": "dshow"}
@@ -67,9 +67,9 @@ class Frame:
     """One frame to answer questions about.
 
     Attributes:
-        index: of the frame in the source, from 0. Frames that `fps` skips count too.
-        seconds: from the first frame.
-        image: RGB, size × size, squeezed.
+        index: of the frame in the source, from 0, with the frames that `fps` skips counted.
+        seconds: since the first frame.
+        image: RGB, size × size, whatever the proportion of the frame.
         picture: RGB, for the annotated video; None without it.
     """
 
@@ -120,7 +120,7 @@ class Source:
             picture_size: maps (width, height) of the first frame to the size of `Frame.picture`.
             region: the part of each frame that is `Frame.image`; `Frame.picture` is whole.
         """
-        resizers = VideoReformatter(), VideoReformatter()  # kept, as each keeps FFmpeg's tables for its size
+        resizers = VideoReformatter(), VideoReformatter()  # one for each size, as each caches FFmpeg's tables
         last_tick, shape = -1, None
         for index, seconds, pixels in self.decode():
             tick = index if fps is None else math.floor(seconds * fps + 1e-6)  # 30 times 1/30 s may be below 1 s
@@ -145,7 +145,7 @@ class Source:
 
 
 def orientation(pixels: av.VideoFrame) -> Transpose | None:
-    """How to turn a frame upright; None if it is. Phones record sideways or mirrored, and store how to show it."""
+    """How to turn a frame upright, as phones record sideways or mirrored and note it; None if it is upright."""
     try:
         matrix: Any = pixels.side_data.get("DISPLAYMATRIX")  # type: ignore[call-overload]
     except ValueError:  # PyAV cannot list the side data of frames with EXIF, but reads the angle
@@ -188,7 +188,7 @@ def open_source(name: str, frame_rate: float | None = None) -> Source:
         raise DataError(f"{name}: no such file, folder, camera or stream")
     suffix = path.suffix.lower()
     if path.is_file() and suffix not in MOVING_SUFFIXES and suffix in (*IMAGE_SUFFIXES, *HEIC_SUFFIXES):
-        open_image(path, max_pixels=MAX_PIXELS)  # raises an error: nothing would be left without its only image
+        open_image(path, max_pixels=MAX_PIXELS)  # raises an error now, as the source has no other image
         return ImageSource(name, [path], frame_rate)
     return VideoSource(name, frame_rate)
 
@@ -244,7 +244,7 @@ class VideoSource(Source):
             self.rate = float(declared)
         if not self.is_live:
             self.duration = self.container.duration / av.time_base if self.container.duration else None
-            self.stream.thread_type = "AUTO"  # threads over frames; they would delay a live source
+            self.stream.thread_type = "AUTO"  # several frames at a time, which would delay a live source
 
     def _open(self) -> Any:
         address, options, camera_format, timeout = self.address, {}, None, None
@@ -286,11 +286,11 @@ class VideoSource(Source):
         if len(streams) > 1:
             number = streams.index(stream) + 1
             self.notes.append(f"{self.name}: has {len(streams)} video streams; only number {number} ({size}) is read")
-        decoder.options = {"max_pixels": str(MAX_PIXELS)}  # the size may change later
+        decoder.options = {"max_pixels": str(MAX_PIXELS)}  # for later frames, whose size may differ
         return stream
 
     def _count_frames(self, streams: list[Any]) -> Counter[int]:
-        """Frames by index of the stream: as declared, or in the first packets of a file that declares none."""
+        """Number of frames by index of the stream: as declared, or in the first packets if a stream declares none."""
         counts = Counter({stream.index: stream.frames for stream in streams})
         if all(counts.values()) or not Path(self.address).is_file():
             return counts
@@ -304,19 +304,19 @@ class VideoSource(Source):
         index, seconds, end = -1, 0.0, 0.0
         last: float | None = None
         start = self.stream.start_time or 0
-        base = float(self.stream.time_base)  # after an error, the last frames come without it
+        base = float(self.stream.time_base)  # read now: the frames that follow an error do not have it
         with self.container:
             for index, pixels in enumerate(self._decode_packets()):
                 stamp = None if pixels.pts is None else pixels.pts * base
                 if stamp is not None and last is not None and stamp >= last:
                     seconds += stamp - last
-                elif index:  # also where a second recording starts within the file, and its time stamps at 0
+                elif index:  # no time stamp, or a smaller one: a second recording in the file starts at 0 again
                     seconds += 1 / self.rate
                 last = stamp
                 if pixels.pts is not None:  # the last frame of a recorded screen can last for seconds
                     end = max(end, (pixels.pts - start + (pixels.duration or 0)) * base)
                 yield index, seconds, pixels
-            # Before the container is closed, which frees what the stream declares.
+            # Called before the container is closed, which frees the stream.
             self._check_end(index + 1, max(end, seconds + 1 / self.rate))
 
     def _decode_packets(self) -> Iterator[av.VideoFrame]:
@@ -357,13 +357,13 @@ class VideoSource(Source):
                 )
 
     def _declared_seconds(self) -> float | None:
-        """The duration of the pictures that the file declares, however much of it is left; None if it does not.
+        """The duration of the pictures as the file declares it, even if its end is missing; None if it does not.
 
-        FFmpeg estimates the duration of other files by their last time stamps.
+        FFmpeg estimates the duration of other formats from the last time stamps.
         """
         stream, file_format = self.stream, self.container.format.name
         if "matroska" in file_format:
-            match = re.fullmatch(r"(\d+):(\d+):([\d.]+)", stream.metadata.get("DURATION", ""))  # to the end
+            match = re.fullmatch(r"(\d+):(\d+):([\d.]+)", stream.metadata.get("DURATION", ""))  # from 0
             end = match and 3600 * int(match[1]) + 60 * int(match[2]) + float(match[3])
             return end and end - float((stream.start_time or 0) * stream.time_base)
         ticks = {"avi": stream.frames, "mov,mp4,m4a,3gp,3g2,mj2": stream.duration}.get(file_format)

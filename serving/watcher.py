@@ -85,7 +85,7 @@ class WatchOptions(ModelOptions):
         return EventDetector(*self.event_limits(question), self.shortest)
 
     def is_unsure(self, question: str, p_yes: float) -> bool | None:
-        """Whether P(yes) is in the band of the question's threshold; None for an answer in words."""
+        """Whether P(yes) is in the band of the question's threshold; None without thresholds, or in words."""
         form = question_form(question)
         if self.loaded_thresholds is None or not form.is_yes_no:
             return None
@@ -124,7 +124,7 @@ class LiveReader:
         self._queue.put(end)
 
     def batches(self, should_stop: Callable[[], Any]) -> Iterator[list[Frame]]:
-        """Yield frames one by one until they end, none comes for SILENCE seconds, or `should_stop()` is true.
+        """Yield lists of one frame until frames end, none comes for SILENCE seconds, or `should_stop()` is true.
 
         Raises:
             Exception: whatever reading raised, after the frames before it.
@@ -194,7 +194,7 @@ class Recorder:
                 self._draw_until(frame.seconds - self.options.shortest)
 
     def _record(self, question: str, changes: Sequence[Event]) -> None:
-        """Print the events of a question that have begun or ended, and write the latter."""
+        """Print the events of a question that have begun or ended, and write those that have ended."""
         answer = "" if question_form(question).is_yes_no else " {.answer}"
         for event in changes:
             text = question + answer.format(event)
@@ -207,13 +207,13 @@ class Recorder:
             self.log.add([self._event_row(question, event)])
 
     def _event_row(self, question: str, event: Event) -> dict[str, Any]:
-        """An event as a row of events.csv. It is not sure if even its peak is not."""
+        """An event as a row of events.csv. The event is not sure if even P(yes) at its peak is not."""
         not_sure = self.options.is_unsure(question, event.peak)
         row = {"question": question, **asdict(event), "not_sure": not_sure}
         return {name: row[name] for name in self.event_columns}
 
     def _draw_until(self, seconds: float) -> None:
-        """Draw the frames up to a time, whose events are known, and those that are too many to wait."""
+        """Draw the pending frames up to a time, whose events are known, and the oldest of more than MAX_PENDING."""
         while self.pending and (self.pending[0][0].seconds <= seconds + TOLERANCE or len(self.pending) > MAX_PENDING):
             frame, items = self.pending.popleft()
             if self.video is None or frame.picture is None:
