@@ -43,7 +43,7 @@ def main() -> None:
             while True:
                 time.sleep(3600)
         finally:  # also if it was interrupted while it started
-            blocks.close()  # deletes uploads, and says that it ends
+            blocks.close()  # deletes uploads, and prints that the page ends
     except ModuleNotFoundError as error:
         sys.exit('the page needs gradio: pip install "traffic_vlm[demo]"' if error.name == "gradio" else str(error))
     except (OSError, ValueError, RuntimeError) as error:  # a wrong option, model or device, or no free port
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Ctrl+C, SIGTERM, and SIGINT to a background job, which shells let ignore it, all end the page in order.
+    # Ctrl+C and SIGTERM end the page in order, and so does SIGINT in background jobs, which ignore it by default.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):

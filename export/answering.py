@@ -16,14 +16,15 @@ from .greedy import generate, mean_probabilities
 
 
 class ExportedPipeline:
-    """What `TrafficVLMPipeline` is for a model, for a folder of `scripts/export.py`.
+    """Answers as `TrafficVLMPipeline` does, with the graphs that `scripts/export.py` wrote.
 
     Args:
         folder: folder of the graphs.
         int8: use the graphs with int8 weights.
 
     Raises:
-        ValueError: graphs are missing, or an earlier version wrote them. OSError: the folder cannot be read.
+        ValueError: graphs are missing, or an earlier version wrote them.
+        OSError: the folder cannot be read.
     """
 
     def __init__(self, folder: Path, int8: bool = False):
@@ -73,7 +74,7 @@ class ExportedPipeline:
         return Prompt(ids, ["[SOS]", *words.tokens, "?"], list(unknown.values()), untaught)
 
     def encode(self, picture: str) -> dict[str, np.ndarray]:
-        """Cross-attention keys and values [layers,1,K,P,D] of an image file, read as the processor does."""
+        """Cross-attention keys and values [layers,1,K,P,D] of an image file, resized as the processor does."""
         if not Path(picture).is_file():
             raise ValueError(f"{picture}: no such image")
         about = self.about

@@ -25,8 +25,7 @@ class Asking:
 
     Args:
         page: content of page.json.
-        tokenize: makes of a text the JSON of a list [id, token, word] for each token; the word is what the token was
-            made from.
+        tokenize: text → JSON of a list of [id, token, word], one per token; the token was made from the word.
         vocabulary: JSON of an object token → id.
     """
 
@@ -36,7 +35,7 @@ class Asking:
         self.tokens = {index: token for token, index in self.vocabulary.items()}
 
     def read(self, text: str) -> Question:
-        """Check and tokenize a question."""
+        """A question, checked and tokenized."""
         return read_question(text, self._prompt, self.about["max_tokens"], self.about["own_questions"])
 
     def _prompt(self, text: str) -> Prompt:
@@ -49,12 +48,12 @@ class Asking:
         return Prompt(ids, ["[SOS]", *tokens, "?"], list(unknown.values()), untaught)
 
     def words(self, question: Question) -> str:
-        """JSON of the words to show maps of: pairs of column and word, the word that is asked about first."""
+        """JSON of [column, word] for each word with a map; first the word that the question is about."""
         tokens = [self.tokens[index] for index in question.input_ids]
         return json.dumps(words_to_map(tokens, self.page["content_words"].__contains__, self.page["nouns"]))
 
     def next_ids(self, question: Question, answer: str) -> str:
-        """JSON of the tokens that can follow the first tokens of an answer in words."""
+        """JSON of the ids of the tokens that can follow those of an answer in words so far, `answer`, JSON of ids."""
         words = [self.tokens[index] for index in json.loads(answer)]
         found = question.next_ids(words, self.vocabulary, self.about["yes_no"])
         return json.dumps([index for index in found if index not in self.about["never"]])
@@ -70,7 +69,7 @@ class Asking:
 
 
 def as_typed(text: str, words: list[str]) -> Iterator[str]:
-    """Words in lower case as the text has them. A word that it does not have, because it was rewritten, stays."""
+    """Words of a text in lower case, as the text spells them. A word that was rewritten, so not in the text, stays."""
     place = 0
     for word in words:
         start = text.lower().find(word, place)
@@ -82,6 +81,6 @@ def as_typed(text: str, words: list[str]) -> Iterator[str]:
 
 
 def show(item: dict[str, Any]) -> str:
-    """JSON of an item of the pipeline with what is shown of it."""
+    """JSON of an item of the pipeline, with its text, its notes and the strength of its maps."""
     strength = map_strength(item) if item["answer"] else 0.0
     return json.dumps(item | {"text": answer_text(item), "notes": answer_notes(item), "strength": strength})

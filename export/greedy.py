@@ -26,7 +26,7 @@ def generate(
         cache_shape: number of layers, number of key-value heads, width of a key, and of a value.
         end, pad: token ids.
         suppressed: tokens that are never generated.
-        find_next: the tokens that can follow the new tokens of a row (row, tokens); None: all.
+        find_next: (row, its new tokens) → the tokens that can follow; without it, any token can.
 
     Returns:
         T new tokens [N,T], padded after the end, and their logits [N,T,V]; T is at most `max_new_tokens`.
@@ -39,7 +39,7 @@ def generate(
     while len(tokens) < max_new_tokens and unfinished.any():
         inputs = {"input_ids": ids, "past_keys": keys, "past_values": values, **images}
         found, keys, values = decode.run(None, inputs)
-        found[:, pad] = -np.inf  # meaningless
+        found[:, pad] = -np.inf  # the graph's value for it has no meaning
         logits.append(found.copy())
         found[:, suppressed] = -np.inf
         for row in range(len(ids)) if find_next else ():
@@ -52,7 +52,7 @@ def generate(
 
 
 def mean_probabilities(tokens: np.ndarray, logits: np.ndarray, pad: int) -> np.ndarray:
-    """The geometric mean [N] of the probabilities of the tokens of each answer, of the result of `generate`."""
+    """The geometric mean [N] of the probabilities of each answer's tokens, from what `generate` returns."""
     peak = logits.max(-1, keepdims=True)
     total = (np.log(np.exp(logits - peak).sum(-1, keepdims=True)) + peak)[..., 0]
     log_p = np.take_along_axis(logits, tokens[..., None], -1)[..., 0] - total

@@ -35,7 +35,7 @@ LIBRARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
 def fetch_libraries(folder: Path) -> dict[str, dict[str, int]]:
     """Write the libraries into folders like `pyodide-314.0.7`, and return the size in bytes of each file by library.
 
-    npm compares each package with the digest of its registry, and keeps it for the next time.
+    npm compares each package with the digest in its registry, and caches it.
 
     Raises:
         ValueError: npm is missing, or cannot fetch a package.

@@ -125,21 +125,21 @@ class DecodeGraph(DecoderGraph):
 
 
 class Graph(NamedTuple):
-    """What the exporters need of a graph."""
+    """A graph as a module, with what the exporters need to trace it."""
 
     module: nn.Module
-    inputs: dict[str, torch.Tensor]  # an example
+    inputs: dict[str, torch.Tensor]  # example inputs
     dynamic_shapes: dict[str, Any]
     outputs: list[str]
 
 
 def load(folder: str | Path) -> Any:
-    """Load the model in float32 with eager attention, as the graphs need it. Raises what `load_weights` does."""
+    """The model in float32 with eager attention, as the graphs need it. Raises what `load_weights` does."""
     return load_weights(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def make_graphs(model: Any) -> dict[str, Graph]:
-    """Build the three graphs of a model that `load` returned."""
+    """The three graphs, by name, of a model that `load` returned."""
     text, vision = model.config.get_text_config(), model.config.vision_config
     pixels = torch.zeros(2, 3, *height_and_width(vision.image_size))
     with torch.no_grad():
@@ -214,7 +214,7 @@ def save_onnx(graph: Graph, path: Path) -> None:
 
 
 def quantize(folder: Path) -> None:
-    """Write `NAME_int8.onnx` beside each ONNX file: int8 weights, inputs of products quantized at run time."""
+    """Write `NAME_int8.onnx` for each ONNX file: weights in int8, inputs of products quantized in each run."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -231,7 +231,7 @@ def quantize(folder: Path) -> None:
 
 
 def describe(model: Any, processor: Any) -> dict[str, Any]:
-    """What a program needs beside the graphs, as plain values: sizes, token ids, words and image preprocessing."""
+    """What a program needs besides the graphs, as plain values: sizes, token ids, words and image preprocessing."""
     text, images, tokenizer = model.config.get_text_config(), processor.image_processor, processor.tokenizer
     return {
         "graphs": NAMES,
@@ -260,7 +260,8 @@ def export(model_folder: Path, output_dir: Path, formats: Sequence[str]) -> list
     The folder appears when it is complete.
 
     Raises:
-        ValueError, OSError: the folder exists, or the model cannot be used. ModuleNotFoundError: a package is missing.
+        ValueError, OSError: int8 without onnx, the folder exists, or the model cannot be used.
+        ModuleNotFoundError: a package is missing.
     """
     if "int8" in formats and "onnx" not in formats:
         raise ValueError("--format int8 is made from onnx: pass --format onnx int8")

@@ -97,7 +97,7 @@ class ExportedModel:
         image_index: torch.Tensor | None = None,
         **unused: Any,
     ) -> list[torch.Tensor]:
-        """Return the logits [Q,V] of the first token of every answer, one tensor per packed row."""
+        """Logits [Q,V] of the first token of every answer, one tensor per packed row."""
         text = {"input_ids": input_ids, "position_ids": position_ids, "segment_ids": segment_ids}
         text["question_ends"] = question_ends
         index = range(len(input_ids)) if image_index is None else image_index.tolist()
@@ -107,7 +107,7 @@ class ExportedModel:
 
     @staticmethod
     def _find_next(find: Any, input_ids: torch.Tensor, rows: list[int], row: int, tokens: list[int]) -> list[int]:
-        """What `prefix_allowed_tokens_fn` says of the new tokens of a row of one batch of prompts."""
+        """Ids that can follow the new tokens of a row of a batch, which is `rows[row]` of all prompts."""
         return find(rows[row], torch.cat([input_ids[rows[row]], torch.tensor(tokens, dtype=torch.long)]))
 
     def generate(
@@ -122,7 +122,8 @@ class ExportedModel:
     ) -> GenerateDecoderOnlyOutput:
         """Greedy answers to left-padded prompts [N,L].
 
-        `prefix_allowed_tokens_fn` is that of the library: the tokens that can follow the ids of a row.
+        Args:
+            prefix_allowed_tokens_fn: (row, ids of its prompt and new tokens) → ids that can follow.
 
         Returns:
             sequences [N, L + max_new_tokens], padded on the right, and logits [N,V] for each new token.
@@ -131,7 +132,7 @@ class ExportedModel:
         text = self.config.get_text_config()
         answers = torch.full((len(input_ids), max_new_tokens), text.pad_token_id)
         logits = torch.zeros(len(input_ids), max_new_tokens, text.vocab_size)
-        for length in lengths.unique().tolist():  # the graph knows no padding: one batch for each length
+        for length in lengths.unique().tolist():  # the graph cannot hide padding: one batch for each length
             rows = (lengths == length).nonzero().flatten()
             found = generate(
                 self.sessions["decode"],

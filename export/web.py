@@ -74,7 +74,7 @@ class AskGraph(DecodeGraph):
 def pixels_graph(about: Mapping[str, Any]) -> Any:
     """An ONNX model: image [H,W,4] of any size, opaque RGBA in uint8 as a canvas has it → pixel_values [1,3,h,w].
 
-    It resizes as Pillow does, to one of 255 grays: browsers resize differently, each in its own way.
+    Browsers resize in different ways. The graph resizes as Pillow does; levels, of 255, differ by 1 at most.
 
     Args:
         about: what `describe` returns.
@@ -118,8 +118,8 @@ def pixels_graph(about: Mapping[str, Any]) -> Any:
 def store_in_less(path: Path) -> None:
     """Store the large weights of an ONNX file in fewer bits: matrices in 8, convolutions in 16.
 
-    They are multiplied in float32: in WebAssembly that is faster than products of integers, and more exact. Each
-    output channel of a matrix has its own scale. Convolutions in 8 bits would change P(yes) by up to 0.06.
+    Products are still of float32, which in WebAssembly is faster than integers, and more exact. Each output channel of
+    a matrix has its own scale. Convolutions in 8 bits would change P(yes) by up to 0.06.
     """
     import onnx
     from onnx import TensorProto, helper, numpy_helper
@@ -154,7 +154,7 @@ def store_in_less(path: Path) -> None:
 def browser_tokenizer(content: str) -> dict[str, Any]:
     """The content of a tokenizer.json for the JavaScript library, which has no vocabularies of whole words.
 
-    A vocabulary of word pieces without pieces is the same. Special tokens in a question are ordinary words.
+    A WordPiece vocabulary without word pieces does the same. Special tokens in a question become ordinary words.
     """
     tokenizer = json.loads(content)
     tokenizer["model"] |= {"type": "WordPiece", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
@@ -188,7 +188,8 @@ def export_page(model_folder: Path, output_dir: Path) -> list[Path]:
 
     Raises:
         ValueError, OSError: the folder exists; the model cannot be used; npm is missing or fails; or the browser
-            cannot resize images as the model needs it. ModuleNotFoundError: a package is missing.
+            cannot resize images as the model needs it.
+        ModuleNotFoundError: a package is missing.
     """
     with new_folder(output_dir) as folder:
         model, processor = load(model_folder), load_processor(model_folder)

@@ -12,7 +12,7 @@ const painted = () => new Promise((resolve) => requestAnimationFrame(() => setTi
 
 let model; // a TrafficVLM
 let picture; // {image: encoded, milliseconds, shown: bitmap}
-let turn = 0; // counts the pictures that were chosen: answers about earlier ones are dropped
+let turn = 0; // number of pictures chosen so far: answers about earlier ones are dropped
 let times = []; // of the answers about this picture, in milliseconds
 let work = Promise.resolve(); // the model does one thing at a time
 const next = (job) => (work = work.then(job));
@@ -47,7 +47,7 @@ async function start() {
   await forgetOldVersions();
 }
 
-/** Offline use and threads, where the browser allows them: with https, or on this computer. */
+/** Install the worker for offline use and threads, which browsers allow with https or on this computer. */
 async function installWorker() {
   try {
     await navigator.serviceWorker.register("worker.js");
@@ -62,6 +62,7 @@ async function installWorker() {
   await new Promise(() => {});
 }
 
+/** Delete cached folders that page.json does not name any more. */
 async function forgetOldVersions() {
   const folders = Object.values(model.page.files).flatMap(Object.keys).map((path) => path.split("/")[0]);
   const cache = await self.caches?.open("traffic-vlm");
@@ -103,7 +104,7 @@ function scaled(bitmap) {
   return createImageBitmap(bitmap, { resizeWidth, resizeHeight, resizeQuality: "high" });
 }
 
-/** The picture, under the attention map of a word, if one is given. */
+/** Draw the picture, under the attention map of a word if one is given. */
 function show(caption = "", map = null, strength = 1) {
   const { width, height } = picture.shown;
   const context = Object.assign($("canvas"), { width, height }).getContext("2d");
@@ -188,7 +189,7 @@ function suggest() {
   $("suggested").replaceChildren(...chips);
 }
 
-/** An answer with its probability, notes, and the words of the question that have a map. */
+/** Write into a row: the answer with its probability, notes, and the words of the question that have a map. */
 function fill(row, item) {
   row.dataset.item = JSON.stringify({ ...item, words: undefined });
   const [text, meter, score] = row.querySelector(".answer").children;
@@ -214,7 +215,7 @@ function fill(row, item) {
   row.querySelector(".words").append("Where it looked:", ...marks);
 }
 
-/** The speed, and what runs. */
+/** Show how fast the model is, and on what it runs. */
 function say() {
   const median = times.toSorted((a, b) => a - b)[times.length >> 1];
   const parts = picture ? [`Picture encoded in ${picture.milliseconds.toFixed(0)} ms`] : [];

@@ -4,11 +4,11 @@
 //   const image = await model.encode(await createImageBitmap(file));
 //   const item = await model.ask(image, "Is there a bus?");   // {answer: "yes", score: 0.97, p_yes: 0.97, ...}
 //
-// ONNX Runtime runs the graphs, Hugging Face's library the tokenizer. What a question asks for, which words can follow
-// in an answer and when it is yes is decided by the same Python modules as everywhere (traffic_vlm/export/asking.py).
+// ONNX Runtime runs the graphs, Hugging Face's library the tokenizer. The Python modules of the pipeline decide what a
+// question asks for, which words can follow in an answer, and when it is yes (traffic_vlm/export/asking.py).
 
 const PINNED = new URL("pinned/", import.meta.url);
-// Weights are stored in fewer bits. ONNX Runtime makes float32 of them once, on loading, rather than at each question.
+// Weights are stored in fewer bits. ONNX Runtime turns them into float32 once, on loading, not for each question.
 const EXPANDED = { session: { disable_quant_qdq: "1" } };
 
 export class TrafficVLM {
@@ -132,7 +132,7 @@ export class TrafficVLM {
     return [words.length ? this.tokenizer.decode(words) : "", Math.exp(total / answer.length)];
   }
 
-  /** Words of a question with their maps, which sum to 1. */
+  /** Words of a question, each with its map, which sums to 1. */
   #words(question, maps) {
     const size = maps.dims[2];
     return JSON.parse(this.asking.words(question)).map(([column, word]) => ({

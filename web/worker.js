@@ -14,7 +14,7 @@ async function fill() {
   await cache.addAll(SHELL);
 }
 
-/** Files under pinned/ never change: from the cache. The others: as the server has them now, offline from the cache. */
+/** Files under pinned/ never change, so they come from the cache; others come from the server if there is one. */
 async function answer(event) {
   const { url } = event.request;
   const cache = await caches.open("traffic-vlm");
