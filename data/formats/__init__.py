@@ -2,10 +2,10 @@
 
 - A mapping file says what the class names of a source mean, and which categories are labeled exhaustively. `drafting`
   writes one for a YOLO, COCO or Pascal VOC folder.
-- A label that is unclear or unusable limits only its own scene: see `SceneBuilder`.
-- Bad input is counted and skipped (`Problems`), or with `strict=True` an error that names the file and the line or
-  record.
-- Of an image only the header is read; masks are decoded.
+- A label that is unclear or unusable limits only the scene of its image: see `SceneBuilder`.
+- Bad input is counted and skipped (`Problems`); with `strict=True` it raises an error that names the file and the line
+  or record.
+- Only the header of an image is read; masks are decoded.
 - Files outside of the source are not read, not even through links.
 
 The module of each format has two functions: `list_images` yields the images of a `Source`, and `add_labels` adds the
@@ -30,7 +30,7 @@ READERS = {"coco": coco, "yolo": yolo, "voc": voc, "kitti": kitti, "bdd100k": bd
 def read_source(
     root: str | Path, mapping: SourceMapping | str | Path, split: str = "train", problems: Problems | None = None
 ) -> Iterator[Record]:
-    """Read the records of one split of a source, in the order of its annotations.
+    """Records of one split of a source, read one by one, in the order of its annotations.
 
     Args:
         root: the source's folder.

@@ -33,7 +33,7 @@ def add_labels(scene: SceneBuilder, frame: dict[str, Any]) -> None:
 
 
 def _translate(scene: SceneBuilder, names: Iterable[str], entry: dict[str, Any], where: str) -> dict[str, str]:
-    """Attributes in our words that a frame or label has, by the mapping's "values"."""
+    """{name: value} of those attributes that a frame or label has, in our words by the mapping's "values"."""
     translated, values = {}, scene.source.mapping.values
     for name in filter(values.__contains__, names):
         key, words = values[name]["from"], values[name]["values"]

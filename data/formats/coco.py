@@ -16,8 +16,8 @@ from .source import ImageEntry, Source
 def list_images(source: Source) -> Iterator[ImageEntry]:
     """Images; the annotation is (entry of the image, [(file and record, class name, label)], complete).
 
-    `complete` is False if a label of the file may belong to any image: its id is none that an image of this file has
-    or could have, or no label at all belongs to an image.
+    `complete` is False if the image may lack labels: it has no id, no label of the file belongs to an image, or the
+    image id of some label is of another type than the ids of the images.
 
     Raises:
         DataError: two categories have one id.
@@ -59,14 +59,14 @@ def add_labels(scene: SceneBuilder, annotation: tuple[dict[str, Any], list[Any],
     scene.scale_from(to_number(image.get("width")), to_number(image.get("height")))
     for where, name, label in labels:
         area = to_number(label.get("area")) * math.prod(scene.scale)
-        # Without an outline it is the area of the box, not of what is visible.
+        # Without an outline, "area" is that of the box, not of what is visible.
         is_known = label.get("segmentation") and 0 < area < math.inf
         fields: dict[str, Any] = {"is_instance": not to_flag(label.get("iscrowd"))}
         scene.add(name, corners_of(label), where, label.get("bbox"), area=area if is_known else None, **fields)
 
 
 def corners_of(label: dict[str, Any]) -> tuple[float, float, float, float]:
-    """Left, top, right and bottom by the "bbox" of a label; without one, by the outlines of its "segmentation".
+    """Left, top, right and bottom of the "bbox" of a label; without one, of the outlines of its "segmentation".
 
     All are NaN if neither can be read.
     """
@@ -82,7 +82,7 @@ def corners_of(label: dict[str, Any]) -> tuple[float, float, float, float]:
 
 
 def to_key(value: Any) -> int | str | None:
-    """An id as a number where it is one, as 1, 1.0 (pandas writes that) and "1" are; None if it is no id."""
+    """An id: a number for 1, 1.0 (pandas writes that) and "1", otherwise its text; None for any other value."""
     if isinstance(value, str):
         return int(value.partition(".")[0]) if re.fullmatch(r"[0-9]{1,18}(\.0*)?", value) else value
     if isinstance(value, int) and not isinstance(value, bool):

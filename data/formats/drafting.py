@@ -60,7 +60,7 @@ def draft_mapping(folder: Path, path: Path) -> str:
 
     Raises:
         DataError: the folder has none of these, or a link out of it; none of its classes has the name of one of our
-            categories; or `path` has something else, such as an edited draft.
+            categories; or `path` exists with other content, such as an edited draft.
     """
     reasons: list[str] = []
     for find in (_find_yolo, _find_coco, _find_voc):
@@ -98,13 +98,13 @@ def _draft_classes(found: Found) -> dict[str, Any]:
         stated = {normalize(name) for name in found.exhaustive}
         entries = [entry for name, entry in classes.items() if normalize(name) in stated]
         if {entry["state"] for entry in entries if _is_light(entry)} == set(LIGHT_STATES):
-            exhaustive.append("traffic light")  # lights of one color say nothing of the others
+            exhaustive.append("traffic light")  # only with all states: "redlight" does not cover green lights
         exhaustive = sorted(set(exhaustive) & {_category(entry) for entry in entries})
         says = "is labeled, as the source says"
         broad = {CLASSES[category][2] for category in exhaustive} & set(exhaustive)
         for name, category in classes.items():
             if not isinstance(category, dict) and category in broad:
-                classes[name] = {"class": category, "maybe": []}  # a vehicle that is none of those with a class
+                classes[name] = {"class": category, "maybe": []}  # such as a vehicle of none of the listed kinds
     draft: dict[str, Any] = {"classes": classes, "exhaustive": exhaustive}
     categories = {name: _category(entry) for name, entry in classes.items()}
     lights = [classes[name] for name, category in categories.items() if category == "traffic light"]
@@ -140,8 +140,8 @@ def match_classes(names: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
     """Match class names with our categories.
 
     Returns:
-        {class name: entry of a mapping's "classes"} of those that match, and the categories of which every object can
-        be assumed to be labeled. A synonym may be narrower than its category: "sedan" is a car, but not every car.
+        {class name: entry of a mapping's "classes"} for names that match, and the categories of which every object can
+        be assumed to be labeled. Synonyms do not count for the latter: a car need not be a "sedan".
     """
     own, others, tokenizer = _known_names()
     classes: dict[str, Any] = {}
@@ -189,7 +189,7 @@ def _find_yolo(folder: Path, _: list[str]) -> Found:
         if known := [place for place in places.values() if place is not None]:
             found.splits[split] = _yolo_layout(folder, f"{path}: {split}", split, known)
     if not found.splits:
-        message = f"{path}: train, val and test are no folders, and no lists of images"
+        message = f"{path}: train, val and test are neither folders nor lists of images"
         raise DataError(f"{message}: {', '.join(missing) or 'none is given'}; {BY_HAND.format(folder=folder)}")
     if missing:
         found.notes.append(f"Not found, and left out: {', '.join(missing)} of {path.name}.")
@@ -197,9 +197,9 @@ def _find_yolo(folder: Path, _: list[str]) -> Found:
 
 
 def _find_place(folder: Path, where: str, value: str, data: dict[str, Any]) -> Path | None:
-    """Path below `folder` that a value of data.yaml names; None if nothing is there."""
+    """Path, relative to `folder`, that a value of data.yaml names; None if it does not exist."""
     parts, root = PurePosixPath(plain_name(value)).parts, folder.resolve()
-    # Roboflow writes "../train/images" for "train/images" beside data.yaml, others the path on their machine.
+    # Roboflow writes "../train/images" for "train/images" next to data.yaml, others the path on their machine.
     options = [Path(plain_name(str(data.get("path", ""))), *parts), *(Path(*parts[i:]) for i in range(len(parts)))]
     found = [(root / option).resolve() for option in options if (root / option).exists()]
     inside = [option.relative_to(root) for option in found if option.is_relative_to(root)]
@@ -215,7 +215,7 @@ def _yolo_layout(folder: Path, where: str, split: str, places: list[Path]) -> di
     """Layout of a split with these folders, or with one list of images."""
     lists = [place for place in places if (folder / place).is_file()]
     if lists and len(places) > 1:
-        raise DataError(f"{where} has a list of images, {lists[0]}, beside others: write all into one list")
+        raise DataError(f"{where} has a list of images, {lists[0]}, and other entries: write all into one list")
     more: dict[str, Any] = {}
     if lists:
         listed = [line for _, line in read_lines(folder / lists[0], folder)]
@@ -225,7 +225,7 @@ def _yolo_layout(folder: Path, where: str, split: str, places: list[Path]) -> di
         images = Path(os.path.commonpath(places))
         if images not in places:
             more = {"only": [f"{glob.escape(place.relative_to(images).as_posix())}/*" for place in places]}
-    # As Ultralytics: in place of the last folder "images", otherwise beside the images.
+    # Like Ultralytics: in place of the last folder "images", otherwise in the folder of the images.
     labels = Path(replace_last(images.as_posix(), "images", "labels"))
     if not (folder / labels).is_dir() and (folder / images / "labels").is_dir():
         labels = images / "labels"
@@ -236,7 +236,7 @@ def _find_coco(folder: Path, reasons: list[str]) -> Found:
     """By COCO JSON files in a folder or one level below."""
     found = Found("coco")
     files = sorted([*folder.glob("*.json"), *folder.glob("*/*.json")])
-    # COCO itself has captions and keypoints of the same images beside these.
+    # COCO itself also has files of captions and keypoints of the same images.
     files = [path for path in files if path.name.startswith("instances_")] or files
     exhaustive: list[set[str] | None] = []
     for path in files:
@@ -302,7 +302,7 @@ def _add_split(found: Found, folder: Path, path: Path, listed: list[str], files:
 
 
 def _image_folder(folder: Path, path: Path, split: str, listed: list[str]) -> Path:
-    """The folder below `folder` that has most of the images which the file `path` lists."""
+    """The folder, relative to `folder`, with most of the images that the file `path` lists."""
     images = [PurePosixPath(name) for name in select_files(list_files(folder))[0]]
     counts: Counter[PurePosixPath] = Counter()
     for whole in (True, False):

@@ -1,4 +1,4 @@
-"""KITTI: a text file of boxes beside each image.
+"""KITTI: a text file of boxes for each image.
 
 A DontCare region is not labeled: its mapping is null, with "maybe" all categories that it may contain.
 """
@@ -25,7 +25,7 @@ def list_images(source: Source) -> Iterator[ImageEntry]:
 def add_labels(scene: SceneBuilder, path: Path) -> None:
     """Add lines of type, truncated, occluded, alpha, left, top, right, bottom; the rest of a line is ignored.
 
-    A type may be of several words, as "traffic light": it ends before the first number.
+    A type may have several words, such as "traffic light": it ends before the first number.
     """
     for where, line in read_lines(path, scene.source.root):
         fields = line.split()

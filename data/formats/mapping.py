@@ -48,7 +48,7 @@ LAYOUTS = {  # required keys of a split; "yolo" and "masks" may also have the fi
     "bdd100k": {"images", "annotations"},
     "masks": {"images", "masks"},
 }
-REQUIRED: dict[str, Any] = {"name": "", "format": "", "splits": {}, "classes": {}}  # and values of their types
+REQUIRED: dict[str, Any] = {"name": "", "format": "", "splits": {}, "classes": {}}  # each with a value of its type
 OPTIONAL: dict[str, Any] = {
     "exhaustive": [],
     "attributed": {},
@@ -145,7 +145,7 @@ def _check(where: str, found: Iterable[Any], allowed: Iterable[Any]) -> None:
 
 
 def _parse(raw: Any) -> SourceMapping:
-    """Mapping of the content of a file; ValueError, or any error of a value of a wrong type, if it is not valid."""
+    """The mapping in the content of a file. Raises ValueError, or whatever a value of a wrong type raises."""
     if not isinstance(raw, dict):
         raise ValueError(f"expected a JSON object, got a {type(raw).__name__}")
     if missing := [key for key in REQUIRED if key not in raw]:
@@ -197,7 +197,7 @@ def _parse(raw: Any) -> SourceMapping:
 
 
 def _parse_class(name: str, entry: Any, exhaustive: list[str]) -> ClassMapping:
-    """Parse one entry of "classes". By default a broad category may be any of its exhaustively labeled members."""
+    """The meaning of a class. By default, a broad category may be any of its exhaustively labeled members."""
     attributes = dict(entry) if isinstance(entry, dict) else {"class": entry}
     if "class" not in attributes:
         raise ValueError(f"{name!r}: {entry} has no 'class'")

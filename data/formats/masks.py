@@ -1,4 +1,4 @@
-"""Semantic masks: an image of class ids beside each image."""
+"""Semantic masks: an image of class ids for each image."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,16 +34,16 @@ def list_images(source: Source) -> Iterator[ImageEntry]:
 
 
 def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[int, str]]) -> None:
-    """Add an object for each category in a mask: all of its pixels together, which is not an instance.
+    """Add one object for each category in a mask: all of its pixels together, which are not an instance.
 
-    The mapping's "presence" sets the minimum size. A mask smaller than "absent" is no object. One smaller than
+    The mapping's "presence" sets the minimum size. An area smaller than "absent" is ignored. One smaller than
     "present" may be overlooked or an error: it gets `visible=0.0`, so that no question is about its category.
     """
     path, names = annotation
     mask = _read(scene, path)
     ids_of: dict[ClassMapping, list[int]] = {}
     found = set(np.unique(mask).tolist())
-    if IGNORED not in names and found - {0, IGNORED}:  # with 0 alone, 255 may be white for "yes"
+    if IGNORED not in names and found - {0, IGNORED}:  # in a mask of 0 and 255 only, 255 may be a class, in white
         found.discard(IGNORED)
     for class_id in map(int, sorted(found)):
         mapping = scene.find(names.get(class_id, f"id {class_id}"), scene.where)
@@ -71,7 +71,7 @@ def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[int, str]]) -> 
 
 
 def _read(scene: SceneBuilder, path: Path) -> np.ndarray:
-    """Class ids [H, W] of a mask; gray that is saved as RGB is read, too."""
+    """Class ids [H, W] of a mask, which may be gray saved as RGB."""
     with (
         reading(path, "mask cannot be decoded", "corrupt image"),
         open_inside(path, scene.source.root) as file,

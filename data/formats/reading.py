@@ -41,7 +41,7 @@ def reading(where: object, message: str = "cannot be read", kind: str = "bad fil
 
 
 def read_text(path: Path, root: Path) -> str:
-    """Text of a file below `root`. Raises `Unusable`, as all functions here."""
+    """Text of a file below `root`. Like all functions here that read a file, it raises `Unusable`."""
     with reading(path), open_inside(path, root) as file:
         return decode_text(file.read())
 
@@ -57,7 +57,7 @@ def split_lines(text: str) -> list[tuple[int, str]]:
 
 
 def read_json(path: Path, root: Path) -> Any:
-    """Value of a JSON file; of JSON lines a list."""
+    """Value of a JSON file; a list for JSON lines."""
     text = read_text(path, root)
     with reading(path):
         try:

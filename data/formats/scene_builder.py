@@ -1,4 +1,4 @@
-"""Labels of one image become its scene. Whatever is wrong with a label limits what the scene tells."""
+"""The scene of an image, from its labels. A label that is wrong or unclear limits what is known of the scene."""
 
 import math
 import os
@@ -34,7 +34,7 @@ class Record:
 
 @dataclass
 class SceneBuilder:
-    """Collects the labels of one image. A label that is unclear or unusable makes categories uncertain.
+    """Collects the labels of one image. A label that is wrong or unclear makes categories uncertain.
 
     An uncertain category is removed from the scene's `exhaustive` and `attributed`: "yes" can still be answered for
     it, but not "no", a count, or "only".
@@ -50,7 +50,7 @@ class SceneBuilder:
     uncertain: set[str] = field(default_factory=set)
     num_labels: int = 0  # including those of ignored classes
     scale: tuple[float, float] = (1.0, 1.0)  # from the units of the boxes to pixels of the image file
-    seen: set[Any] = field(default_factory=set)  # what tells objects apart
+    seen: set[Any] = field(default_factory=set)  # objects so far, to find labels that are listed twice
 
     def __post_init__(self) -> None:
         self.image = self.source.path("images") / self.name
@@ -79,10 +79,10 @@ class SceneBuilder:
         return mapping
 
     def scale_from(self, width: float, height: float) -> None:
-        """Set the scale for boxes in pixels of an image of this size; a size that is unknown is taken to be right.
+        """Set the scale for boxes in pixels of an image of this size; an unknown size, 0 or not finite, is ignored.
 
         Raises:
-            Unusable: the image was not just resized.
+            Unusable: the image has another proportion, so it was not only resized.
         """
         if 0 < width < math.inf and 0 < height < math.inf:
             scale_x, scale_y = self.scale = self.width / width, self.height / height
@@ -91,7 +91,7 @@ class SceneBuilder:
                 raise Unusable("image size", self.where, f"the image is {sizes}")
 
     def mark_uncertain(self, mapping: ClassMapping, lost: bool = False) -> None:
-        """Mark what an object may be besides its category; also the category itself if the object is `lost`."""
+        """Mark as uncertain what an object may be besides its category; if it is `lost`, its category as well."""
         for category in mapping.maybe | ({mapping.category} if lost and mapping.category else set()):
             self.uncertain.add(category)
             for broader in classes_of(category)[1:]:
@@ -117,7 +117,7 @@ class SceneBuilder:
             visible: the fraction of the box that is not hidden; what lies outside the image reduces it.
             attributes: added to those of the class mapping.
             wrong: why the box cannot be used; its class is known.
-            fields: others of the `SceneObject`.
+            fields: further fields of the `SceneObject`.
         """
         mapping = self.find(name, where)
         if mapping is None or (mapping.category is None and not mapping.maybe):
@@ -181,12 +181,12 @@ class SceneBuilder:
 
 
 def visible_by(*flags: Any) -> float:
-    """Fraction of an object that is visible by its flags "occluded" and "truncated"."""
+    """Visible fraction of an object, estimated from its flags "occluded" and "truncated"."""
     return VISIBLE_IF_FLAGGED ** sum(map(to_flag, flags))
 
 
 def _upright_size(image: Image.Image, file: BinaryIO) -> tuple[int, int]:
-    """Width and height of an open image as labeling tools show it: turned by its EXIF. Pixels are rarely decoded."""
+    """Width and height of an open image as labeling tools show it, turned by its EXIF. This rarely decodes pixels."""
     width, height = image.size
     try:
         if image.format == "PNG" and _has_late_text(file):
@@ -199,7 +199,7 @@ def _upright_size(image: Image.Image, file: BinaryIO) -> tuple[int, int]:
 
 
 def _has_late_text(file: BinaryIO) -> bool:
-    """Whether a PNG has text chunks behind its first pixels. Pillow reads them with the pixels only."""
+    """Whether a PNG has text chunks after its first pixels, which Pillow reads only with the pixels."""
     position, kinds = file.tell(), []
     file.seek(8)
     while len(header := file.read(8)) == 8:

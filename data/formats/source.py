@@ -16,7 +16,7 @@ from .reading import Unusable, read_json, read_lines
 
 
 ANNOTATIONS = (".txt", ".xml", ".json", ".jsonl", ".yaml", ".yml", ".csv")  # nobody takes them for images
-FOLDERS = ("labels", "annotations", "masks")  # of a split, beside "images"
+FOLDERS = ("labels", "annotations", "masks")  # of a split, besides "images"
 ImageEntry = tuple[str, str, Any]  # path below the image folder; file and record, for messages; annotation
 Entry = tuple[str, dict[str, Any]]  # file and record, for messages; JSON object
 
@@ -26,7 +26,7 @@ class Problems:
     """Problems found in the input: counts by kind, and the first `keep` messages.
 
     Attributes:
-        expected: kinds that are no errors, such as images of another split.
+        expected: kinds that are not errors, such as images of another split.
     """
 
     strict: bool = False
@@ -64,7 +64,7 @@ class Source:
         return self.root / self.layout[key]
 
     def records(self, file: str, *keys: str) -> list[list[Entry]]:
-        """Objects in each of these lists of a JSON file. A bare list, or JSON lines, is the first of the lists.
+        """The objects of each list `keys` of a JSON file. A file that is a list, or JSON lines, is the first list.
 
         Raises:
             Unusable: the file cannot be read, or lacks a list.
@@ -88,7 +88,7 @@ class Source:
         """Names {id: class name} of the mapping, and those `found` in a file of the source.
 
         Raises:
-            DataError: they name an id differently. Taking either would give every label of it a wrong category.
+            DataError: they name an id differently. The wrong one would give all labels with this id a wrong category.
         """
         listed = dict(enumerate(self.mapping.names))
         if any(normalize(listed[i]) != normalize(found[i]) for i in listed.keys() & found.keys()):
@@ -100,7 +100,7 @@ class Source:
 
     @cached_property
     def images(self) -> dict[str, list[str]]:
-        """Images of the split's folder, {path without suffix: [paths]}. Masks in a folder below it are no images."""
+        """Images of the split's folder, {path without suffix: [paths]}, without masks in a folder below it."""
         folder = self.path("images")
         below = [os.path.relpath(self.path(key), folder) + "/" for key in FOLDERS if key in self.layout]
         files = [name for name in list_files(folder) if not name.startswith(tuple(below))]
@@ -130,9 +130,9 @@ class Source:
         return stems
 
     def by_name(self, entries: Sequence[ImageEntry]) -> Iterator[ImageEntry]:
-        """Entries with the path of an image in place of its name as written.
+        """Entries with the path of the image in place of its name as written.
 
-        A name that no image has, that several may have, or that another entry names too, is a problem. Images that no
+        A name is a problem if no image has it, if several may have it, or if another entry has it, too. Images that no
         entry names are counted: they may belong to another split, or have lost their annotation.
         """
         folder, found = self.path("images"), [find_by_name(self.images, written) for written, _, _ in entries]
@@ -157,9 +157,9 @@ class Source:
             self.problems.add("image not listed", self.path("annotations"), message, expected=True, count=len(rest))
 
     def pairs(self, key: str, *suffixes: str) -> Iterator[ImageEntry]:
-        """Each image that has a file of the same path but for the suffix in the split's folder `key`.
+        """Entries of images with their file in the split's folder `key`. Their paths are equal except for the suffix.
 
-        Where both lie in folders of one folder, as a/images/1.jpg and a/labels/1.txt, these are the same path, too.
+        The folders may differ in one name: a/images/1.jpg and a/labels/1.txt belong together, too.
         """
         annotations: dict[str, list[str]] = {}
         for stem, names in index_files(select_files(list_files(self.path(key)), suffixes)[0]).items():
@@ -194,7 +194,7 @@ def list_files(folder: Path) -> list[str]:
 
 
 def replace_last(path: str, old: str, new: str) -> str:
-    """Path in which the last folder named `old` is `new`."""
+    """Path with its last folder named `old` renamed to `new`."""
     parts = list(PurePosixPath(path).parts)
     if old in parts:
         parts[len(parts) - 1 - parts[::-1].index(old)] = new

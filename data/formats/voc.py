@@ -1,4 +1,4 @@
-"""Pascal VOC: an XML file of boxes beside each image, as LabelImg and CVAT write them too."""
+"""Pascal VOC: an XML file of boxes for each image, which LabelImg and CVAT write, too."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +25,7 @@ def add_labels(scene: SceneBuilder, path: Path) -> None:
     for i, item in enumerate(root.iterfind("object")):
         written = [item.findtext(f"bndbox/{key}") for key in CORNERS]
         left, top, right, bottom = map(to_number, written)
-        # The first pixel is 1 in the original data and 0 by some tools.
+        # The first pixel is number 1 in the original data, and 0 for some tools.
         box = (max(left - 1, 0.0), max(top - 1, 0.0), right, bottom)
         visible = visible_by(item.findtext("occluded"), item.findtext("truncated"))
         if to_flag(item.findtext("difficult")):

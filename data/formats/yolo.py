@@ -1,14 +1,14 @@
-"""YOLO: a text file of boxes, outlines, oriented boxes or keypoints beside each image, and a file with class names.
+"""YOLO: a text file of boxes, outlines, oriented boxes or keypoints for each image, and a file with class names.
 
-The box of a line, by what stands behind its class id; numbers are fractions of the image's width and height:
+What can follow the class id of a line; numbers are fractions of the image's width and height:
 
     x y w h                       a box by its center
     x1 y1 x2 y2 x3 y3 ...         an outline, or the corners of an oriented box
-    ... confidence, id or both    written by detectors and trackers behind a box or an outline
+    ... confidence, id or both    after a box or an outline, written by detectors and trackers
     x y w h and K × D keypoints   if data.yaml has "kpt_shape: [K, D]", or each third number is a visibility, 0 to 2
 
-A last "0" or "1" may be a coordinate or an id: it is an id if other lines of the split have higher ones. Where that
-does not tell and the boxes differ much, and where numbers are no fractions, the line is a bad box.
+A last "0" or "1" may be a coordinate or an id: it is an id if other lines of the split have higher ones. If no line
+does, and the two boxes differ much, the line is a bad box. So is a line whose numbers are not fractions.
 """
 
 import math
@@ -33,7 +33,7 @@ UNKNOWN = (math.nan,) * 4
 
 def list_images(source: Source) -> Iterator[ImageEntry]:
     """Images; the annotation is (path of the text file, {id: class name}, numbers of keypoints, ids are written)."""
-    # LabelImg writes classes.txt beside the labels.
+    # LabelImg writes classes.txt into the folder of the labels.
     files = [*NAME_FILES, f"{source.layout['labels']}/classes.txt"]
     options = [source.root / name for name in ([source.layout["classes"]] if "classes" in source.layout else files)]
     path = next((path for path in options if path.is_file()), options[0])
@@ -73,9 +73,9 @@ def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[int, str], int 
 
 
 def read_data(path: Path, root: Path) -> dict[str, Any]:
-    """Keys of a data.yaml, with {id: class name} as "names", and "keypoints", how many numbers they have in a line.
+    """Keys of a data.yaml, with {id: class name} as "names"; "keypoints" is how many numbers of a line are keypoints.
 
-    Of a text file, the lines are the names. An id without a name, or with a blank one, is left out.
+    The lines of a text file are the names. An id without a name, or with a blank one, is left out.
 
     Raises:
         Unusable: it cannot be read, has no names, or its "kpt_shape" is not [number of keypoints, 2 or 3].
@@ -100,17 +100,17 @@ def read_data(path: Path, root: Path) -> dict[str, Any]:
 
 
 def box_of(numbers: list[str], keypoints: int | None, has_ids: Callable[[], bool]) -> Box:
-    """Left, top, right and bottom by the numbers behind a class id; the docstring of this module has the rule.
+    """Left, top, right and bottom from the numbers after a class id; the docstring of this module has the rule.
 
     Args:
-        keypoints: how many numbers all keypoints of a line have; None if data.yaml has no "kpt_shape".
+        keypoints: how many numbers of a line are keypoints; None if data.yaml has no "kpt_shape".
         has_ids: whether lines of the split end in ids of tracks.
 
     Returns:
         fractions of the image; NaN if one of the numbers cannot be read.
 
     Raises:
-        ValueError: the numbers can be no box, or different ones.
+        ValueError: the numbers cannot be a box, or can be different ones.
     """
     values = [to_number(number) for number in numbers]
     count = len(values)
@@ -124,7 +124,7 @@ def box_of(numbers: list[str], keypoints: int | None, has_ids: Callable[[], bool
 
 
 def _extra(numbers: list[str], values: list[float], has_ids: Callable[[], bool]) -> int:
-    """How many of the last numbers of a line are no coordinates: none, a confidence or an id, or both."""
+    """How many of the last numbers of a line are not coordinates: 1 for a confidence or an id, 2 for both, or 0."""
     count, last = len(values), values[-1]
     if count % 2:
         if count % 3 == 1 and _may_be_keypoints(values):
@@ -143,7 +143,7 @@ def _extra(numbers: list[str], values: list[float], has_ids: Callable[[], bool])
 
 
 def _around(values: list[float]) -> Box:
-    """The box of four numbers, by its center, or around the points of more."""
+    """The box given by its center and size, if there are four numbers, otherwise the box around points."""
     low, high = (-2, 2) if len(values) == 4 else (-0.5, 1.5)  # corners of an oriented box may lie outside
     if min(values) < low or max(values) > high:
         raise ValueError("is not in fractions of the image, 0 to 1")
@@ -171,7 +171,7 @@ def _has_visibilities(values: list[float]) -> bool:
 
 
 def _may_be_keypoints(values: list[float]) -> bool:
-    """Whether the first four numbers can be a box, and those behind it points in it, each with a visibility."""
+    """Whether the first four numbers can be a box, and the others points in it, each with a visibility."""
     x, y, width, height = values[:4]
     points = [point for point in zip(values[4::3], values[5::3], values[6::3]) if point[:2] != (0, 0)]
     are_near = (abs(left - x) <= width / 2 + 0.02 and abs(top - y) <= height / 2 + 0.02 for left, top, _ in points)
@@ -179,13 +179,13 @@ def _may_be_keypoints(values: list[float]) -> bool:
 
 
 def _ends_in_id(numbers: list[str]) -> bool | None:
-    """Whether the last two of an even number of numbers are a confidence and the id of a track, as "0.9 12".
+    """Whether the last two of an even number of numbers are a confidence and the id of a track, such as "0.9 12".
 
-    None if they may be coordinates, as "0.9 1".
+    None if they may also be coordinates, such as "0.9 1".
     """
     values = [to_number(number) for number in numbers]
     if len(values) < 6 or len(values) % 2 or _has_visibilities(values) or not 0 <= values[-2] <= 1:
         return False
-    if values[-1] > 1:  # no coordinate
+    if values[-1] > 1:  # not a coordinate
         return values[-1] % 1 == 0
     return None if numbers[-1].isdigit() else False
