@@ -23,11 +23,11 @@ class Crosswalk:
 
 
 def draw_backdrop(plan: Plan, size: int, dice: Dice) -> tuple[np.ndarray, list[Crosswalk]]:
-    """A canvas with ground, sky and skyline, uint8 [size, size, 4], and the crosswalks on it."""
+    """A canvas with ground, sky and skyline, uint8 [size, size, 4] as in `stage`, and the crosswalks on it."""
     camera, light = plan.camera, plan.light
     level = math.tan(camera.pitch)
     horizon = camera.pixels(np.array([(-3.0, level, 1.0), (3.0, level, 1.0)]), size)
-    below = np.array([(32 * size, 144 * size), (-16 * size, 144 * size)], dtype=np.int32)
+    below = np.array([(32 * size, 144 * size), (-16 * size, 144 * size)], dtype=np.int32)  # 1/16 pixels, out of view
     layers = np.zeros((size, size), dtype=np.uint8)  # 0: sky, 1: land, from 2: patches
     cv2.fillPoly(layers, [np.concatenate([horizon, below])], 1, cv2.LINE_8, 4)
     crosswalks: list[Crosswalk] = []
@@ -79,7 +79,7 @@ def clip_near(points: np.ndarray) -> np.ndarray:
 
 
 def light_ground(plan: Plan, layers: np.ndarray, numbers: list[int]) -> np.ndarray:
-    """The canvas of layers [size, size]: in each row, each layer's color after light and haze, and its number."""
+    """The canvas [size, size, 4] of layers [size, size]: their colors in the light of each row, and their numbers."""
     camera, light, size = plan.camera, plan.light, len(layers)
     first = camera.first_ground_row(size)
     slope = ((np.arange(first, size) + 0.5) / size - 0.5) / camera.focal[1]

@@ -1,4 +1,4 @@
-"""Parts of vehicles, people and animals, put together from the simple parts of a mesh."""
+"""Parts of vehicles, people and animals, made of the simple parts of a mesh."""
 
 import itertools
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ class BodyBuilder(Builder):
             self.pane("glass", window, (0.08, 0.1, 0.92, bottom), (0, 0.3, toward))
         side = [(top, roof, roof_front), (top, roof, roof_back), (waist, base, back_foot), (waist, base, foot)]
         width = glazed / panes
-        for self.side in (-1, 1):  # ends unmirrored
+        for self.side in (-1, 1):  # afterwards it is 1 again
             self.pane("glass", side, (0.04, 0.12, width, 0.92), (1, 0.3, 0), panes, width)
             self.box("trim", (waist, waist + 0.18), (base + 0.02, base + 0.16), (foot - 0.35, foot - 0.25))
         self.wheels(half + 0.01, axles, radius)
@@ -92,7 +92,7 @@ class BodyBuilder(Builder):
         self.flat("shade", [(x / 2, (y + height) / 2) for x, height in outline], -1, z[0] - 0.01)
 
     def tires(self, half: float, axles: Sequence[float], radius: float) -> None:
-        """Tires as visible from the front and the back, to be painted before the body; `half` the vehicle's width."""
+        """Tires as seen from the front and the back, to be painted before the body; `half` is the vehicle's."""
         for z, side, toward in itertools.product(axles, (-1, 1), (-1, 1)):
             edges = (side * half * 0.98, side * (half - 0.24))
             self.plate("tire", edges, (0, 0.6), z + toward * radius * 0.8, toward)
@@ -104,7 +104,7 @@ class BodyBuilder(Builder):
                 self.face(color, [(x, radius + r * c, z + r * s) for s, c in circle(12)], (x, 0, 0))
 
     def ends(self, half: float, front: float, back: float, low: float, high: float) -> None:
-        """Lamps, license plates, grille and bumpers on flat ends at z = `front` and `back`, between two heights."""
+        """Lamps, license plates, grille and bumpers on flat ends at z = `front` and `back`, from `low` to `high`."""
 
         def part(color: str, left: float, right: float, bottom: float, top: float, z: float) -> None:
             heights = low + bottom * (high - low), low + top * (high - low)

@@ -4,7 +4,7 @@ Color = tuple[int, int, int]
 
 
 def parse(text: str) -> tuple[Color, ...]:
-    """Colors in hexadecimal notation, separated by spaces."""
+    """The colors of a text: hexadecimal codes such as "ff0000", separated by spaces."""
     return tuple((code[0], code[1], code[2]) for code in map(bytes.fromhex, text.split()))
 
 

@@ -1,4 +1,4 @@
-"""Random choices of a scene, and the tables to choose from, which are to be edited by hand."""
+"""Random choices of a scene, and the tables to choose from, which people can edit."""
 
 import functools
 import random
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 @functools.cache
 def load(name: str) -> dict[str, Any]:
-    """The content of a YAML file of this folder; of a subfolder, that of all its files."""
+    """The content of a YAML file of this folder, or of all files of a subfolder."""
     table: dict[str, Any] = {}
     for path in [FOLDER / name] if name.endswith(".yaml") else sorted((FOLDER / name).glob("*.yaml")):
-        # PyYAML's parser in C, which most installations have, takes 20 ms for all tables, the one in Python 300.
+        # For all tables, PyYAML's parser in C, which most installations have, takes 20 ms; the one in Python, 300.
         table |= yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return table
 
@@ -29,7 +29,7 @@ PAINT = {name: parse(code)[0] for name, code in load("colors.yaml")["paint"].ite
 
 
 class Dice(random.Random):
-    """`random.Random` with choices that use exactly one call of `random()` each."""
+    """`random.Random` with choices made from `random()` alone: its numbers are the same in all releases of Python."""
 
     def integer(self, low: int, high: int) -> int:
         """An integer from low to high, both included."""
@@ -44,7 +44,7 @@ class Dice(random.Random):
         return items[int(self.random() * len(items))]
 
     def vary(self, color: Color, levels: int = 8) -> Color:
-        """A color near another one."""
+        """A color whose channels differ from those of another one by up to `levels`."""
         red, green, blue = (min(max(level + self.integer(-levels, levels), 0), 255) for level in color)
         return red, green, blue
 
@@ -57,7 +57,7 @@ class Dice(random.Random):
         return palette
 
     def color(self, name: str) -> Color:
-        """The color of a palette of one."""
+        """The color of a palette that has only one."""
         [color] = self.palette(name).values()
         return color
 

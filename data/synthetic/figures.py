@@ -8,7 +8,7 @@ from .shapes import make_mesh
 from .site import Site, Spot
 
 
-# Phases of a stride that can be told apart in a side view; from the front, hardly anything tells it from standing.
+# Phases of a stride whose status can be seen from the side. From the front, walking looks almost like standing.
 STATUS = {0: "standing", 1: "walking", 2: "walking", 5: "walking"}
 
 
@@ -58,7 +58,7 @@ def place_pedestrians(site: Site) -> None:
 
 
 def _walk(site: Site) -> tuple[Spot]:
-    """A spot for a pedestrian."""
+    """A spot for a pedestrian, as a tuple of one."""
     dice, road = site.dice, site.road
     choice = dice.random()
     if site.crosswalks and choice < 0.4:

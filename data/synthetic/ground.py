@@ -13,13 +13,13 @@ STATIONS = (-40, -25, -15, -9, -5, -2, 0.5, 2, 4, 6, 9, 12, 16, 21, 27, 35, 45, 
 
 
 def strip(road: Road, left: float, right: float, start: float = START, end: float = FAR) -> list[Point2]:
-    """Outline of the ground between two distances from the road's middle line."""
+    """Outline of the ground from `left` to `right` of the road's middle line, and from `start` to `end` along it."""
     stations = [start, *(z for z in STATIONS if start < z < end), end] if road.bend else [start, end]
     return [road.at(left, z) for z in stations] + [road.at(right, z) for z in reversed(stations)]
 
 
 def lay_ground(plan: Plan) -> list[float]:
-    """Meters ahead at which crosswalks are; adds all patches of ground to a plan."""
+    """Add all patches of ground to a plan, and return the meters ahead at which crosswalks are."""
     dice, road, weather = plan.dice, plan.road, plan.light.weather
     asphalt = dice.color("asphalt")
     land = dice.color("paved land" if plan.setting == "city" and dice.chance(0.7) else "grass")
@@ -105,7 +105,7 @@ def markings(plan: Plan, line: Color) -> None:
 
 
 def crosswalks(plan: Plan, asphalt: Color, line: Color) -> list[float]:
-    """Meters ahead at which crosswalks are: at the junction, or one elsewhere; adds them to a plan."""
+    """Add crosswalks at the junction, or one elsewhere, and return the meters ahead at which they are."""
     dice, road = plan.dice, plan.road
     places = []
     if road.junction and dice.chance(0.7):

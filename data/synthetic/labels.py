@@ -24,18 +24,19 @@ ATTRIBUTES = {
     "traffic light": ("state",),
     "speed limit sign": ("value",),
 }
-# Light that reaches the camera from a thing, below which it is hard to see, and the factor of `visible` then.
+# A thing from which less light than DARK reaches the camera is hard to see: its `visible` is multiplied by UNSEEN.
 DARK, UNSEEN = 0.17, 0.25
 LAMP_SEEN = 0.5  # min visible fraction of a traffic light's lit lamp, for its state to be known
 POSE_VISIBLE = 0.6  # min visible fraction of a thing whose pose, small lights and traits can be seen
 TRAITS = ("parked car", "child", "umbrella", "helmet")
 TRAIT_PATCHES = 1.5  # min area of a thing whose traits can be seen
 LANES_AT = (9.0, 13.0, 18.0, 24.0)  # meters ahead; all lanes must be in the picture at one of these
-THICK = 0.5  # fraction of the light from 40 m ahead that haze takes, from which the road is unknown
+THICK = 0.5  # with more than this fraction of the light from 40 m ahead lost to haze, the road is unknown
 BEND = 0.006  # 1/m; a weaker bend is hard to see
 # A crosswalk is clearly visible from this contrast of its stripes (levels), and this height (image sizes).
 FAINT, FLAT = 15, 4 / 224
-# A thing whose row in the image reads as near must be nearer than the first, one that reads as far beyond the second.
+# Questions judge distances by rows of the image: what looks near there must be nearer than NEAR_WITHIN, what looks far
+# must be farther than FAR_BEYOND.
 NEAR_WITHIN, FAR_BEYOND = 12.0, 14.0  # meters
 
 
@@ -47,7 +48,7 @@ class Rule(NamedTuple):
         hidden: greatest fraction of its light lost to haze.
         bright: least light that falls on it.
         tall: least height in pixels of a 224-pixel image.
-        pixels: least height in pixels; the width may be a quarter less.
+        pixels: least height in pixels; least width is 3/4 of it.
     """
 
     visible: float = 0.0
@@ -93,7 +94,11 @@ def describe(stage: Stage, image: np.ndarray) -> Scene:
 
 
 def describe_presence(stage: Stage, items: dict[int, SceneObject]) -> dict[str, bool]:
-    """Whether there are helmets, lane lines and the like, as far as the image shows them; `items` are the things."""
+    """{name: whether there are any} for helmets, lane lines and the like, as far as the image shows them.
+
+    Args:
+        items: annotation of each thing, by its index in the plan.
+    """
     plan, presence = stage.plan, {}
     large = TRAIT_PATCHES / PATCHES * stage.size**2
     for name in TRAITS:
@@ -196,7 +201,7 @@ def shows_lamp(stage: Stage, index: int, lamp: Lamp) -> bool:
 
 
 def is_misplaced(stage: Stage, index: int, item: SceneObject) -> bool:
-    """Whether the row of a thing in a driver's view suggests a wrong distance, because of the lens or the height."""
+    """Whether a thing's row in a driver's view suggests a wrong distance, because of the camera's lens or height."""
     plan, size = stage.plan, stage.size
     if plan.view != "driver" or item.category not in GROUNDED or item.size * PATCHES < NOTHING * size * size:
         return False

@@ -22,7 +22,7 @@ from .site import Site
 from .vehicles import place_cycles, place_vehicles
 
 
-# In this order: what comes later takes the places that are left.
+# In this order: later ones take the places that earlier ones leave.
 PLACERS = (
     place_traffic_lights,
     place_signs,
@@ -37,7 +37,7 @@ PLACERS = (
     place_street_lamps,
     place_fences,
 )
-DULL = ("pole", "fence", "tree", "building", "rider")  # not worth a close-up; a rider comes with what is ridden
+DULL = ("pole", "fence", "tree", "building", "rider")  # no close-up is of these; a rider is shown with the cycle
 
 
 def make_plan(seed: int) -> Plan:

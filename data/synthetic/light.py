@@ -46,11 +46,11 @@ class Light:
     jpeg: int = 0
 
     def hidden(self, depth: Depth) -> Depth:
-        """Fraction of the haze's color at a depth in meters, 0..1."""
+        """Fraction of a thing's light that haze replaces with its own color, at a depth in meters, 0..1."""
         return 1 - np.exp(-self.haze * depth)
 
     def headlight(self, depth: Depth) -> Depth:
-        """Light that these headlights add at a depth in meters."""
+        """Light that the headlights add at a depth in meters."""
         return self.headlights / (1 + depth * depth / 300)
 
     def on_ground(self, color: Color, slope: float = 1.0) -> Color:
@@ -60,7 +60,7 @@ class Light:
 
 
 def make_light(dice: Dice, driving: bool, has_lamps: bool) -> Light:
-    """A random light; `has_lamps`: whether the street has lamps."""
+    """A random light, for a camera in a driving vehicle or not, and a street with or without lamps."""
     tables = load("scenes.yaml")
     weather, time = dice.pick(tables["weathers"]), dice.pick(tables["times"])
     gray, level, haze = tables["light"][weather]

@@ -45,11 +45,11 @@ class Mesh:
 
 
 class Builder:
-    """Faces of a mesh to be built, added part by part in painting order. A color is a key of a palette.
+    """Builds a mesh from faces, added part by part in painting order. A color is a key of a palette.
 
     Attributes:
-        side: -1 mirrors what is added to the left, 1 does not.
-        shift: meters by which what is added is moved.
+        side: -1 mirrors further parts to the left, 1 does not.
+        shift: meters in x, y, z by which further parts are moved.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Builder:
         self.face(color, [(x, y, z) for x, y in points], (0, 0, toward))
 
     def plate(self, color: str, x: Point2, y: Point2, z: float = 0.0, toward: float = 0) -> None:
-        """A rectangle between two x and two y."""
+        """A rectangle between two x and two y, in the plane at z."""
         self.flat(color, [(x[i], y[j]) for i, j in SQUARE], toward, z)
 
     def disc(
@@ -108,7 +108,7 @@ class Builder:
 
     def box(self, color: str, x: Point2, y: Point2, z: Point2) -> None:
         """A box without its bottom."""
-        x = (x[0], x[1]) if self.side > 0 else (x[1], x[0])  # the left side comes first, also if mirrored
+        x = (x[0], x[1]) if self.side > 0 else (x[1], x[0])  # the left side is painted first, even if mirrored
         for end, toward in ((0, -1), (1, 1)):
             self.plate(color, x, y, z[end], toward)
             self.face(color, [(x[end], y[i], z[j]) for i, j in SQUARE], (toward * self.side, 0, 0))

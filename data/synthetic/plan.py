@@ -17,7 +17,7 @@ from .road import Road
 
 
 FAR = 300.0  # meters: end of the ground ahead
-# Classes that have no instances, each with a number of its own on the canvas; instances count from FIRST.
+# Numbers on the canvas of the classes without instances; instances are numbered from FIRST on.
 SKY, TERRAIN, ROAD, SIDEWALK, BUILDING, TREE, POLE, FENCE, OTHER = range(9)
 FIRST = 16
 STUFF = {
@@ -61,6 +61,8 @@ class Thing:
         heading: radians to the right of +z.
         scale: factors of x, y, z in the thing's axes.
         bright: names of colors that shine by themselves.
+        attributes: annotated values, such as {"color": "red"}.
+        lamps: its lights that shine into the lens.
         carried: whether the thing is painted together with the one before it in the plan.
         shadow: whether the thing casts a shadow.
         traits: classes of UNBOXED that the thing shows: a helmet, a child.
@@ -90,7 +92,7 @@ class Thing:
         return [(*self.palette[name], name in self.bright) for name in names]
 
     def world(self, point: Point3) -> Point3:
-        """World coordinates of a point in the thing's axes."""
+        """World coordinates (x, y, z) of a point in the thing's axes."""
         return tuple((self.matrix @ point + self.place).tolist())
 
 
@@ -109,7 +111,7 @@ class Plan:
 
     Attributes:
         setting: "city", "suburb", "rural" or "highway".
-        view: value of the scene attribute "view", None for neither.
+        view: value of the scene attribute "view"; None for a close-up.
         land: color of the ground beside the road.
         skyline: outline of far hills or roofs: (x as a fraction of the width, height in image sizes).
         hood: color of the hood of the camera's vehicle, None if it is out of view.

@@ -9,7 +9,7 @@ from .dice import Dice, load
 
 @dataclass(frozen=True)
 class Road:
-    """Cross-section and course of a road. Along it, z is meters ahead and x meters to the right of its middle line.
+    """Cross-section and course of a road. Along it, z is meters ahead, and x meters to the right of its middle line.
 
     Attributes:
         lanes: (x of its middle, 1 ahead or -1 towards the camera) of each lane.
@@ -31,7 +31,7 @@ class Road:
     junction: Point2 | None = None
 
     def at(self, x: float, z: float) -> Point2:
-        """World (x, z) of a place along the road; beyond 120 m the road runs straight."""
+        """World (x, z) of a place along the road, which runs straight beyond 120 m."""
         near = min(max(z, -40.0), 120.0)
         return x + self.bend * near * (z - near / 2), z
 
@@ -48,7 +48,7 @@ class Road:
         return math.atan(self.bend * min(max(z, -40.0), 120.0))
 
     def crossing(self, z: float, margin: float = 0.0) -> bool:
-        """Whether z is in the junction."""
+        """Whether z is in the junction, or nearer to it than a margin in meters."""
         return self.junction is not None and abs(z - self.junction[0]) < self.junction[1] + margin
 
 

@@ -1,4 +1,4 @@
-"""Things beside the road: traffic lights, signs, poles, cones, barriers and fences."""
+"""Things along the road: traffic lights, signs, poles, cones, barriers and fences."""
 
 import functools
 import math
@@ -13,8 +13,7 @@ from .site import Site, Spot
 
 
 SIGNS = ("stop sign", "yield sign", "speed limit sign", "crosswalk sign", "traffic sign")
-LENS = 0.13  # radius of each lamp of a traffic light of 1 m, in meters, and the distance of one lamp from the next
-LENS_STEP = 0.32
+LENS, LENS_STEP = 0.13, 0.32  # meters: radius of the lamps of a traffic light of 1 m, and from one lamp to the next
 GLOW = {"day": 0.22, "dusk": 0.35, "night": 0.55}  # radius of the glow of such a lamp
 
 
@@ -113,7 +112,7 @@ def place_signs(site: Site) -> None:
 
 
 def _stand(site: Site, shape: str, width: float, text: str) -> tuple[Spot, float, str, float, str] | None:
-    """A spot for a sign, and its height, shape, width and text; None on a junction."""
+    """A spot for a sign, with its height, shape, width and text; None on a junction."""
     dice = site.dice
     side = 1 if dice.chance(0.7) else -1
     z = site.ahead(3.5, 15)

@@ -1,4 +1,4 @@
-"""Buildings and trees. A few variants of each are made from seeds of their own, and then scaled and colored."""
+"""Buildings and trees. There are a few variants of each, from fixed seeds, which are then scaled and colored."""
 
 import functools
 import itertools

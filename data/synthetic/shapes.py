@@ -15,7 +15,7 @@ def make_mesh(group: str, name: str, *tags: str, pose: int = 0, text: str = "") 
 
     Args:
         group, name: of the shape in `shapes/*.yaml`.
-        tags: what `with`, `without` and `if` ask for: a bag, the back view.
+        tags: values of `with`, `without` and `if` that hold, such as "bag" or "back".
         pose: index into `pose` lists.
         text: what is written in place of "TEXT".
     """
@@ -24,7 +24,7 @@ def make_mesh(group: str, name: str, *tags: str, pose: int = 0, text: str = "") 
 
 
 class Reader:
-    """Reads the parts of one shape, of which `mesh` is the result."""
+    """Builds `mesh` from the parts of one shape."""
 
     def __init__(self, shape: dict[str, Any], tags: set[str], pose: int, text: str):
         self.tags, self.pose = tags, pose
@@ -57,7 +57,7 @@ class Reader:
             builder.side, builder.shift = outer
 
     def evaluate(self, value: Any) -> Any:
-        """An argument of a part: the name of a joint is its place, [joint, dx, dy] a place near it."""
+        """The value of an argument of a part: of the name of a joint its place, of [joint, dx, dy] a place near it."""
         match value:
             case {"pose": choices}:
                 return self.evaluate(choices[self.pose])

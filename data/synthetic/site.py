@@ -19,9 +19,9 @@ class Spot(NamedTuple):
     Attributes:
         x, z: of its middle, along the road.
         half_x, half_z: half the ground that it takes, meters.
-        height: at which it must be in the picture, meters.
-        margin: by which the picture is widened then, in image sizes.
-        nearest: least depth, meters.
+        height: meters above the ground of the point that must be in the picture.
+        margin: how far outside of the picture this point may be, in image sizes.
+        nearest: least depth of this point, meters.
     """
 
     x: float
@@ -66,12 +66,12 @@ class Site:
         return max(1, round(count * self._density)) if self._density or dice.chance(0.15) else 0
 
     def ahead(self, nearest: float, span: float) -> float:
-        """Random meters ahead of the camera, more often near, from where the ground comes into the picture."""
+        """Random z in meters, near ones more often: at least `nearest`, and where the ground is in the picture."""
         fraction = self.dice.random()
         return max(nearest, self._nearest) + span * fraction * (0.6 if self._jam else fraction)
 
     def beside(self, nearest: float, span: float, on_road: float, choice: float | None = None) -> Point2:
-        """x and z on the road, with a probability, or beside it."""
+        """Random x and z: on the road with probability `on_road`, else next to it; `choice` is a draw made before."""
         dice, road = self.dice, self.road
         choice = dice.random() if choice is None else choice
         z = self.ahead(nearest, span)
@@ -86,7 +86,7 @@ class Site:
         return depth > nearest and -margin < column < 1 + margin and -margin < row < 1 + margin
 
     def free(self, x: float, z: float, half_x: float, half_z: float) -> bool:
-        """Whether nothing is in a rectangle along the road; if so, it is taken from now on."""
+        """Whether a rectangle along the road is free; from then on it is taken."""
         x0, x1, z0, z1 = x - half_x, x + half_x, z - half_z, z + half_z
         if any(x0 < right and left < x1 and z0 < front and back < z1 for left, right, back, front in self._taken):
             return False
@@ -96,18 +96,18 @@ class Site:
     def place(
         self, choose: Callable[[], tuple[Spot, *tuple[Any, ...]] | None], make: Callable[..., Thing | list[Thing]]
     ) -> None:
-        """Place what `make(plan, x, z, ...)` gives at the first visible and free spot, if there is one.
+        """Place what `make(plan, x, z, ...)` returns at the first visible and free spot, if there is one.
 
         Args:
-            choose: gives a spot and more arguments of `make`, or None.
-            make: gets world x and z of the spot, and these arguments.
+            choose: returns a spot with further arguments of `make`, or None.
+            make: is called with world x and z of the spot, and these arguments.
         """
         for _ in range(TRIES):
             if (choice := choose()) and self.add(choice[0], make, *choice[1:]):
                 return
 
     def add(self, spot: Spot, make: Callable[..., Thing | list[Thing]], *more: Any) -> bool:
-        """Place what `make` gives if the spot is visible and free; return whether it is."""
+        """Place what `make` returns if the spot is visible and free; return whether it is."""
         x, z = self.road.at(spot.x, spot.z)
         if not self.seen(x, spot.height, z, spot.margin, spot.nearest) or not self.free(*spot[:4]):
             return False

@@ -22,7 +22,7 @@ from .plan import FIRST, OTHER, STUFF, Plan
 cv2.setNumThreads(0)
 
 SMALL = 0.7  # image pixels: smaller faces (root of their area) are not drawn
-# Corners of a box, the four on the ground first: True is the higher value of x, y, z.
+# Corners of a box, the four on the ground first: True stands for the higher x, y or z.
 CORNERS = np.array([(x, y, z) for y in (0, 1) for x, z in ((0, 0), (1, 0), (1, 1), (0, 1))], dtype=bool)
 # Outline of the hood of the camera's vehicle, (column, row) in image sizes.
 HOOD = ((-0.05, 1.05), (0.02, 0.97), (0.15, 0.935), (0.5, 0.92), (0.85, 0.935), (0.98, 0.97), (1.05, 1.05))
@@ -38,8 +38,8 @@ class Stage:
         size: width and height of the image, half those of the canvas.
         canvas: colors and object numbers, uint8 [2 · size, 2 · size, 4].
         ids: the object numbers alone, uint8 [2 · size, 2 · size].
-        numbers: of each thing of the plan; those without instances have the number of their class.
-        crosswalks: all of them.
+        numbers: object number of each thing of the plan; that of its class for classes without instances.
+        crosswalks: those of the plan.
         footprints: corners (x, z) of each thing's parts on the ground, {thing: [[4, 2], ...]}.
         outlines: corners of each thing's visible faces in 1/16 canvas pixels, {thing: [[N, 2], ...]}.
     """
@@ -75,7 +75,7 @@ class Stage:
         leads = np.array([not thing.carried for thing in things])
         group = np.cumsum(leads)[owners]
         kept = np.flatnonzero(~np.isin(group, group[depth < NEAR]))
-        first = np.flatnonzero(leads[owners][kept])  # a part, and those that are painted together with it
+        first = np.flatnonzero(leads[owners][kept])  # each begins a unit: parts that are painted together
         order = painting_order(footprints[kept[first]], np.array([camera.x, 0.0]))
         units = np.split(kept, first[1:])
         rows = [row for unit in order for row in units[unit].tolist()]
@@ -84,7 +84,7 @@ class Stage:
         return [parts[row] for row in rows]
 
     def _to_world(self, owners: list[int], counts: int | list[int], points: np.ndarray) -> np.ndarray:
-        """World coordinates of points [N, 3], `counts` of them for each part; `owners` are the parts' things."""
+        """World coordinates of points [N, 3], `counts` of them for each part; `owners` has the thing of each part."""
         things = [self.plan.things[index] for index in owners]
         matrices, places = np.array([thing.matrix for thing in things]), np.array([thing.place for thing in things])
         return multiply(matrices, counts, points) + np.repeat(places, counts, axis=0)
@@ -202,7 +202,14 @@ def painting_order(footprints: np.ndarray, eye: np.ndarray) -> list[int]:
 
 
 def shade(base: np.ndarray, unit: np.ndarray, flat: np.ndarray, depth: np.ndarray, light: Light) -> np.ndarray:
-    """Visible colors [F, 3] of palette rows (red, green, blue, shines by itself) [F, 4] with unit normals [F, 3]."""
+    """Visible colors [F, 3] of faces.
+
+    Args:
+        base: red, green, blue, and whether the face shines by itself, [F, 4].
+        unit: normals of length 1, [F, 3].
+        flat: whether a face is visible from both sides, [F].
+        depth: meters, [F].
+    """
     facing = np.where(flat, 0.6, np.maximum(unit @ light.sun_direction, 0))
     # The sky is brighter than the ground, and no two sides of a box look alike.
     sides = np.where(flat, 0.95, 0.92 + 0.1 * unit[:, 1] + 0.06 * unit[:, 0])

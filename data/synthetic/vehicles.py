@@ -12,7 +12,8 @@ from .site import Site, Spot
 
 
 WARM, RED = (255, 236, 190), (255, 50, 36)  # glow of lamps
-ALONG, ACROSS = 0.9, 0.25  # cosines from which a vehicle is seen from an end, and up to which from a side
+# Cosines of the angle to the line of sight: a vehicle is seen from an end above ALONG, from a side below ACROSS.
+ALONG, ACROSS = 0.9, 0.25
 
 
 def make_vehicle(plan: Plan, x: float, z: float, category: str, shape: str, heading: float, moving: bool) -> Thing:
@@ -53,7 +54,7 @@ def make_vehicle(plan: Plan, x: float, z: float, category: str, shape: str, head
 def visible_from(
     plan: Plan, x: float, z: float, heading: float, moving: bool, brake: bool, lit: bool
 ) -> dict[str, str]:
-    """The attributes of a vehicle that its pose and lights tell from the camera: status, facing, brake lights."""
+    """The attributes of a vehicle that can be seen in its pose and lights: status, facing, brake lights."""
     along = math.cos(heading - plan.camera.bearing(x, z))  # 1 if its back is towards the camera
     attributes = {}
     if not (brake and along > 0):  # it may be about to stop
