@@ -1,9 +1,9 @@
 # make ask      set up, then answer questions about an example scene
 # make demo     set up, then serve the page on this machine
 # make test     set up, then lint, type-check and run all tests
-# make quick    the tests without processes, Ray and browsers, in about two minutes
-# make web      the page of the full model in a browser, and its notebook; needs npm and Chromium, and minutes
-# make coverage which lines of the flat modules the quick tests run
+# make quick    the tests that start no processes, Ray or browsers, in about two minutes
+# make web      test the page of the full model in a browser, and its notebook; takes minutes, needs npm and Chromium
+# make coverage which lines of the model's modules (*_traffic_vlm.py) the quick tests run
 # make fuzz     the property tests of bad and strange input, with many more examples
 # make compat   the tests on every supported release of transformers, each in its own environment
 # make files    write the JSON and Jinja files that make this folder loadable
@@ -50,7 +50,7 @@ web: $(SETUP)
 fuzz: $(SETUP)
 	$(PY) -m pytest -n 2 --hypothesis-profile fuzz tests/test_fuzz.py
 
-# Without the tests that fork and kill processes, which can spoil the data.
+# Only the quick tests: the others fork and kill processes, which can spoil the data.
 coverage: $(SETUP)
 	$(PY) -m pytest -n 2 -m "not slow" --cov --cov-report=term-missing
 

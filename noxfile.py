@@ -12,7 +12,7 @@ import nox
 
 
 RELEASES = ["5.5", "5.10", "5.16", "5.18", "5.23"]
-# These tests do not use transformers.
+# These tests use no more of transformers than the tokenizer, which other tests cover.
 WITHOUT_TRANSFORMERS = ["questions", "formats", "scene", "synthetic"]
 
 
