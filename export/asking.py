@@ -70,14 +70,15 @@ class Asking:
 
 def as_typed(text: str, words: list[str]) -> Iterator[str]:
     """Words of a text in lower case, as the text spells them. A word that was rewritten, so not in the text, stays."""
-    place = 0
+    lower, end = text.lower(), 0
+    origin = [i for i, letter in enumerate(text) for _ in letter.lower()]  # İ becomes two letters
     for word in words:
-        start = text.lower().find(word, place)
+        start = lower.find(word, end)
         if start < 0:
             yield word
         else:
-            place = start + len(word)
-            yield next(words_at(text, [(start, place)]), word)
+            end = start + len(word)
+            yield next(words_at(text, [(origin[start], origin[end - 1] + 1)]), word)
 
 
 def show(item: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ import onnxruntime  # noqa: E402
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig  # noqa: E402
 from traffic_vlm.data.dataset import synthetic_rows  # noqa: E402
 from traffic_vlm.evaluation.predict import predict  # noqa: E402
+from traffic_vlm.export.asking import as_typed  # noqa: E402
 from traffic_vlm.export.onnx import NAMES, export, load  # noqa: E402
 from traffic_vlm.export.runtime import ExportedModel  # noqa: E402
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration  # noqa: E402
@@ -257,3 +258,8 @@ def test_export_refuses_what_it_cannot_do(folder, tmp_path):
         with pytest.raises((ValueError, OSError), match=message):
             export(model, output, formats)
     assert not (tmp_path / "new").exists()
+
+
+def test_the_page_names_words_as_typed_also_after_a_letter_that_is_two_in_lower_case():
+    text = "Is an İİİİ or a Zorbel or a Quuxo here"
+    assert list(as_typed(text, ["i̇i̇i̇i̇", "zorbel", "1/2", "quuxo"])) == ["İİİİ", "Zorbel", "1/2", "Quuxo"]
