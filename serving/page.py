@@ -258,8 +258,11 @@ def launch(blocks: gr.Blocks, **options: Any) -> str:
 
     Raises:
         OSError: the port is in use.
+        ValueError: GRADIO_SERVER_PORT is not a port.
     """
     port = os.environ.get("GRADIO_SERVER_PORT")  # if it is in use, Gradio would take another one
+    if port and not (port.isdecimal() and 0 < int(port) < 65536):
+        raise ValueError(f"GRADIO_SERVER_PORT must be a port from 1 to 65535, got {port!r}")
     options |= {"server_port": int(port) if port else None, "max_file_size": MAX_BYTES, "prevent_thread_lock": True}
     # The default theme would load its fonts from a website.
     theme = gr.themes.Default(font=("system-ui", "sans-serif"), font_mono=("ui-monospace", "monospace"))

@@ -182,6 +182,13 @@ def test_the_page_ends_in_order_also_as_a_background_job(photo, tmp_path, number
         app.kill()
 
 
+@pytest.mark.parametrize("port", ["http", "65536", "0", "-1"])
+def test_a_bad_port_is_refused_with_the_limits(monkeypatch, port):
+    monkeypatch.setenv("GRADIO_SERVER_PORT", port)
+    with pytest.raises(ValueError, match=f"GRADIO_SERVER_PORT must be a port from 1 to 65535, got '{port}'"):
+        page_module.launch(page_module.gr.Blocks())
+
+
 @pytest.mark.slow
 def test_all_pictures_of_a_session_are_deleted_after_a_time(page, photo, tmp_path, monkeypatch):
     gradio_client = pytest.importorskip("gradio_client")
