@@ -176,6 +176,14 @@ def test_words_over_time_are_recorded(tmp_path, capsys):
     assert 0.4 < is_red.mean() < 0.55  # the middle half of the time axis is a red segment
 
 
+def test_dollar_signs_in_a_question_are_drawn_as_they_are(tmp_path):
+    question = "Is a car on the road from $x_$ to $y_$?"
+    recorder = make_recorder(tmp_path, [question])
+    recorder.add(list(make_frames([20])), [[an_item(question, "yes", 0.9, 0.9)]])
+    recorder.close()
+    assert Image.open(tmp_path / "timeline.png").width > 600
+
+
 def test_a_frame_without_an_answer_belongs_to_no_event(tmp_path):
     recorder = make_recorder(tmp_path, [COLOR], video=RowsOnly())
     items = [an_item(COLOR, "red", 0.9)] * 10 + [an_item(COLOR, None, None) | {"problem": "not a color"}] * 10
