@@ -280,8 +280,9 @@ def find_parts(source: str, options: LabelOptions) -> tuple[list[Part], int]:
     sources = count_images(kind, files, [name for name in (options.column, options.key_column) if name])
     folder = LabelFolder(options.output_dir)
     claim(folder, options.shared(source))
-    for name in folder.files(".tmp"):  # left by killed writers
-        folder.fs.rm(name)
+    for name in folder.files(".tmp"):
+        if name.rpartition("/")[2].startswith("."):  # left by a killed writer
+            folder.fs.rm(name)
     labeled, size = folder.sources(), options.images_per_part if kind == "image" else 1
     missing = [name for name in sources if name not in labeled]
     cut = [missing[i : i + size] for i in range(0, len(missing), size)]

@@ -260,7 +260,9 @@ def test_the_next_run_labels_what_has_no_labels(model, tmp_path):
     for name in parts.keys() - {".options.json"}:
         (output / name).unlink()
     (output / ".of a killed writer.tmp").write_bytes(b"PAR1")
+    (output / "of the user.tmp").touch()
     run_here(images, output, model)
+    (output / "of the user.tmp").unlink()  # still there, but not Parquet
     assert read(output).keys() == labels.keys() and not (output / ".of a killed writer.tmp").exists()
     assert run_here(images, output, model) == []
 
