@@ -559,6 +559,7 @@ def test_what_a_source_says_is_exhaustive_is_drafted(tmp_path):
         ({"data.yaml": "names: [A]\ntrain: [a, b]\nval: c.txt"}, "lists of images: train: a, train: b, val: c.txt"),
         ({"data.yaml": "names: [forklift]\ntrain: ."}, r"none of its classes \(forklift\) .* of .*draft.json, and"),
         ({"data.yaml": "names: [car]\ntrain: c.txt", "c.txt": "1.jpg"}, r"has none of its 1 images, such as '1.jpg'"),
+        ({"data.yaml": "names: [car]\ntrain: c.txt", "c.txt": "\n"}, "has none of its 0 images; "),
         ({"data.yaml": "names: [car]\ntrain: [a, c.txt]", "c.txt": "", "a/1.jpg": SIZE}, "write all into one list"),
         ({"Annotations/1.xml": "<annotation/>"}, "has none of its 1 images"),
         ({"a.xml": "<annotation><object></annotation>"}, r"a\.xml: cannot be read: mismatched tag: line 1, column 22"),

@@ -310,7 +310,8 @@ def _image_folder(folder: Path, path: Path, split: str, listed: list[str]) -> Pa
         for image in images if not counts else []:
             counts.update(p for p in image.parents if stem_of(image.relative_to(p).as_posix()) in keys)
     if not counts:
-        message = f"{path}: {folder} has none of its {len(listed)} images{f', such as {listed[0]!r}' * bool(listed)}"
+        such = f", such as {listed[0]!r}" if listed else ""
+        message = f"{path}: {folder} has none of its {len(listed)} images{such}"
         raise DataError(f"{message}; {BY_HAND.format(folder=folder)}")
     return Path(max(counts, key=lambda parent: (counts[parent], _split_of(parent) == split)))
 
