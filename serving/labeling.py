@@ -167,16 +167,18 @@ def claim(folder: LabelFolder, options: dict[str, Any]) -> None:
     """Write the options that all files of a folder share.
 
     Raises:
-        DataError: the folder has files with other options.
+        DataError: the folder has files with other options, or its .options.json is damaged.
     """
     try:
-        before = json.loads(folder.fs.cat_file(f"{folder.path}/{CLAIM}"))
+        before = dict(json.loads(folder.fs.cat_file(f"{folder.path}/{CLAIM}")))
     except FileNotFoundError:
         if folder.files(".parquet"):
             raise DataError(f"{folder.path} has other Parquet files: choose another --output_dir") from None
         folder.fs.makedirs(folder.path, exist_ok=True)
         folder.write(CLAIM, json.dumps(options, indent=1).encode())
         return
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{folder.path}/{CLAIM} is damaged ({error}): choose another --output_dir") from error
     others = [f"{name} {before.get(name)!r}, now {new!r}" for name, new in options.items() if before.get(name) != new]
     if others:
         raise DataError(f"{folder.path} has labels of another run ({'; '.join(others)}): choose another --output_dir")

@@ -297,6 +297,10 @@ def test_foreign_and_damaged_files_are_named(model, tmp_path):
     (output / "other.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"out/other\.parquet: is damaged: .*Remove it"):
         run_here(images, output, model)
+    for damaged in ("", "[1]"):
+        (output / ".options.json").write_text(damaged)
+        with pytest.raises(DataError, match=r"out/\.options\.json is damaged \(.+\): choose another --output_dir"):
+            run_here(images, output, model)
     (output / ".options.json").unlink()
     with pytest.raises(DataError, match="out has other Parquet files: choose another --output_dir"):
         run_here(images, output, model)
