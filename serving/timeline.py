@@ -93,13 +93,12 @@ def draw_timeline(
     rows = figure.subplots(len(questions), 1, sharex=True, squeeze=False)[:, 0]
     end = max(seconds[-1], *(event.end or 0 for _, event in events), 1e-3)
     for index, (axes, question) in enumerate(zip(rows, questions)):
-        found = [event for of_question, event in events if of_question == question]
-        total = sum((event.end or 0) - event.start for event in found)
-        for event in found:
-            length = (event.end or 0) - event.start
-            axes.axvspan(event.start, event.start + length, color=colors[event.answer], alpha=0.55, linewidth=0)
-            if not thresholds[index] and length > MIN_LABEL * len(event.answer) * end:
-                axes.text(event.start + length / 2, 0.5, event.answer, fontsize=10, ha="center", va="center")
+        found = [(one.start, one.end or 0.0, one.answer) for of_question, one in events if of_question == question]
+        total = sum(stop - start for start, stop, _ in found)
+        for start, stop, answer in found:
+            axes.axvspan(start, stop, color=colors[answer], alpha=0.55, linewidth=0)
+            if not thresholds[index] and stop - start > MIN_LABEL * len(answer) * end:
+                axes.text((start + stop) / 2, 0.5, answer, fontsize=10, ha="center", va="center")
         for threshold in thresholds[index]:
             axes.axhline(threshold, color=THRESHOLD, linewidth=0.7, linestyle=":")
         # An answer holds until the next frame.

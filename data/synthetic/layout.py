@@ -9,14 +9,7 @@ from .ground import skyline
 from .light import make_light
 from .plan import Plan, Thing
 from .road import make_camera, make_road
-from .roadside import (
-    place_barriers,
-    place_cones,
-    place_fences,
-    place_signs,
-    place_street_lamps,
-    place_traffic_lights,
-)
+from .roadside import place_barriers, place_cones, place_fences, place_signs, place_street_lamps, place_traffic_lights
 from .scenery import place_buildings, place_trees
 from .site import Site
 from .vehicles import place_cycles, place_vehicles

@@ -201,18 +201,11 @@ def painting_order(footprints: np.ndarray, eye: np.ndarray) -> list[int]:
     return order
 
 
-def shade(base: np.ndarray, unit: np.ndarray, flat: np.ndarray, depth: np.ndarray, light: Light) -> np.ndarray:
-    """Visible colors [F, 3] of faces.
-
-    Args:
-        base: red, green, blue, and whether the face shines by itself, [F, 4].
-        unit: normals of length 1, [F, 3].
-        flat: whether a face is visible from both sides, [F].
-        depth: meters, [F].
-    """
-    facing = np.where(flat, 0.6, np.maximum(unit @ light.sun_direction, 0))
+def shade(base: np.ndarray, unit: np.ndarray, two_sided: np.ndarray, depth: np.ndarray, light: Light) -> np.ndarray:
+    """Visible colors [F, 3] of faces with palette rows (red, green, blue, shines by itself) [F, 4] and unit normal."""
+    facing = np.where(two_sided, 0.6, np.maximum(unit @ light.sun_direction, 0))
     # The sky is brighter than the ground, and no two sides of a box look alike.
-    sides = np.where(flat, 0.95, 0.92 + 0.1 * unit[:, 1] + 0.06 * unit[:, 0])
+    sides = np.where(two_sided, 0.95, 0.92 + 0.1 * unit[:, 1] + 0.06 * unit[:, 0])
     shines = base[:, 3:] > 0
     level = light.sun * facing + light.headlight(depth)
     lit = np.minimum(base[:, :3] * (np.array(light.ambient) * sides[:, None] + level[:, None]), 255)
