@@ -134,8 +134,7 @@ async def check_key(
 ) -> None:
     """Dependency: refuse requests without the key. Raises an `HTTPException` 401."""
     given = header or (bearer.credentials if bearer else "")
-    # Starlette decodes headers as latin-1: this restores the bytes that were sent.
-    if not hmac.compare_digest(given.encode("latin-1"), request.app.state.api_key.encode()):
+    if not hmac.compare_digest(given.encode("latin-1"), request.app.state.api_key.encode()):  # the bytes as sent
         raise HTTPException(401, "an API key is needed: the header X-API-Key, or Authorization: Bearer")
 
 
@@ -175,11 +174,7 @@ async def read_body(request: Request) -> bytes | dict[str, Any]:
 
 
 def read_query(service: Service, body: bytes | dict[str, Any]) -> Query:
-    """The query in a body. Slow, so it must not run in the event loop.
-
-    Raises:
-        HTTPException: 422.
-    """
+    """The query in a body. Slow, so it must not run in the event loop. Raises an `HTTPException` 422."""
     try:
         read = AnswerRequest.model_validate_json if isinstance(body, bytes) else AnswerRequest.model_validate
         asked = read(body)  # type: ignore[arg-type]

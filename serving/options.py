@@ -71,11 +71,7 @@ class ModelOptions:
 
 
 def read_questions(pipe: TrafficVLMPipeline, questions: Sequence[str]) -> list[Question]:
-    """Questions to ask about many images, read, and without repeats.
-
-    Raises:
-        DataError: a question cannot be answered.
-    """
+    """Questions to ask about many images, read, without repeats. Raises a `DataError` if one cannot be answered."""
     found = [pipe.read_question(text.strip()) for text in questions]
     for question in found:
         if question.problem:

@@ -21,7 +21,7 @@ from ..tokenization_traffic_vlm import is_content_word
 
 
 HEAT = (255, 120, 0)
-FULL_HEAT = 8.0  # times the mean attention, from which the color is full
+FULL_HEAT = 8.0  # times the mean attention, from which the color is full: 190 of 255 over the image
 NOUNS = {word for label in CLASSES for word in class_words(label)}
 LINE_HEIGHT = 22  # pixels of a line under an image
 
@@ -45,7 +45,6 @@ def attention_of_question(pipe: TrafficVLMPipeline, encoded: Any, question: str)
 
 def heat_over(image: Image.Image, weights: torch.Tensor, strength: float = 1.0) -> Image.Image:
     """The image under a map [h,w] of this strength (0..1). A uniform map leaves the image unchanged."""
-    # The multiple of the mean attention, from 1 to FULL_HEAT, becomes an opacity of 0 to 190 of 255.
     heat = ((weights.float() * weights.numel() - 1) / (FULL_HEAT - 1)).clamp(0, 1) * 190 * strength
     mask = Image.fromarray(heat.round().to(torch.uint8).numpy()).resize(image.size, Image.Resampling.BICUBIC)
     return Image.composite(Image.new("RGB", image.size, HEAT), image, mask)

@@ -66,11 +66,7 @@ class EncodedPicture:
 
 
 def split_questions(text: str) -> list[str]:
-    """The questions in a text, one per line.
-
-    Raises:
-        ValueError: there are none, or more than MAX_QUESTIONS.
-    """
+    """The questions in a text, one per line. Raises a ValueError if there are none, or more than MAX_QUESTIONS."""
     questions = [line.strip() for line in text.splitlines() if line.strip()]
     if not questions:
         raise ValueError("Write at least one question.")

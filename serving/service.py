@@ -67,11 +67,10 @@ class Query:
 
 
 def fill_pass(waiting: Sequence[Sequence[int]], max_queries: int, max_tokens: int) -> list[int]:
-    """How many questions of each query are in the next pass; queries that do not fit into it are left out at the end.
+    """How many questions of each query go into the next pass, for the first queries that fit.
 
-    Each query is one row of at most `ROW_TOKENS` tokens. All rows are padded to the longest one. Questions answered in
-    words also become rows, one each, padded to the longest question. So the cost of a pass in tokens is the larger of
-    (queries × longest row) and (questions × longest question).
+    A query is one row of at most `ROW_TOKENS`. Rows are padded to the longest, and so are questions answered in words.
+    The cost of a pass is the larger of (queries × longest row) and (questions × longest question), in tokens.
 
     Args:
         waiting: the lengths of each query's questions, in the order in which queries are taken.

@@ -73,11 +73,7 @@ def _read_list(content: bytes, source: str) -> list[str]:
 
 
 def count_images(kind: str, files: Sequence[str], columns: Sequence[str]) -> dict[str, int]:
-    """The number of images of each source; 0 for a tar, as it is not known.
-
-    Raises:
-        DataError: a Parquet file is damaged, or lacks a column.
-    """
+    """The number of images of each source, 0 for a tar: not known. Raises a `DataError` for a bad Parquet file."""
     if kind != "parquet":
         return dict.fromkeys(files, int(kind == "image"))
     with ThreadPoolExecutor(READING_THREADS) as pool:

@@ -182,11 +182,7 @@ class Source:
 
 
 def list_files(folder: Path) -> list[str]:
-    """Paths of all files below a folder, relative to it, in order. Linked folders are not entered.
-
-    Raises:
-        Unusable: there is no such folder.
-    """
+    """Sorted paths of all files below a folder, relative to it, links to folders not followed. Raises `Unusable`."""
     if not folder.is_dir():
         raise Unusable("bad file", folder, "there is no such folder")
     paths = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)

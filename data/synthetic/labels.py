@@ -94,11 +94,7 @@ def describe(stage: Stage, image: np.ndarray) -> Scene:
 
 
 def describe_presence(stage: Stage, items: dict[int, SceneObject]) -> dict[str, bool]:
-    """{name: whether there are any} for helmets, lane lines and the like, as far as the image shows them.
-
-    Args:
-        items: annotation of each thing, by its index in the plan.
-    """
+    """Whether there are helmets, lane lines and the like, by name, as far as the image shows it; `items` by thing."""
     plan, presence = stage.plan, {}
     large = TRAIT_PATCHES / PATCHES * stage.size**2
     for name in TRAITS:
