@@ -69,7 +69,7 @@ class Asking:
 
 
 def as_typed(text: str, words: list[str]) -> Iterator[str]:
-    """Words of a text in lower case, as the text spells them. A word that was rewritten, so not in the text, stays."""
+    """The spelling in a text of words in lower case. A word that is not in the text, as it was rewritten, stays."""
     lower, end = text.lower(), 0
     origin = [i for i, letter in enumerate(text) for _ in letter.lower()]  # İ becomes two letters
     for word in words:

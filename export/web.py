@@ -163,7 +163,7 @@ def browser_tokenizer(content: str) -> dict[str, Any]:
 
 
 def write_model(model: Any, processor: Any, folder: Path) -> None:
-    """Write the graphs, the tokenizer and the rules of questions into an existing folder. Raises as `pixels_graph`."""
+    """Write the graphs, the tokenizer and the rules of questions into a folder. Raises what `pixels_graph` does."""
     import onnx
 
     onnx.save(pixels_graph(describe(model, processor)), folder / "pixels.onnx")

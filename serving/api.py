@@ -31,7 +31,7 @@ ONE_FIELD_EACH = "; in a form, one field `questions` for each"
 
 
 def decode_base64(value: Any) -> Any:
-    """The bytes of base64 text, which may be a data URL or have line breaks. An upload, bytes already, is returned."""
+    """The bytes of base64 text, which may be a data URL or have line breaks; an upload, bytes already, as it is."""
     if not isinstance(value, str):
         return value
     text = value.partition(",")[2] if value.startswith("data:") else value

@@ -57,9 +57,9 @@ class EventDetector:
             raise ValueError(f"the shortest duration must be 0 seconds or more, got {shortest}")
         self.on, self.off, self.shortest = on, off, shortest
         self.event: Event | None = None
-        self._over: deque[Event] = deque(maxlen=2)  # the last events that have ended
+        self._ended: deque[Event] = deque(maxlen=2)  # no more than two reach into the last `shortest` seconds
         self._latest = Event(0.0, None, 0.0, answer="")  # the latest answer, "" for "no" and "none"
-        self._lost = 0.0  # seconds, where another answer last followed that of the current event
+        self._left = 0.0  # seconds, where another answer last followed that of the current event
 
     def update(self, seconds: float, p: float, words: str | None = None) -> list[Event]:
         """Add the answer at a time, which must not decrease.
@@ -78,7 +78,7 @@ class EventDetector:
             answer = "" if words == NONE else words
         if answer != self._latest.answer:
             if self.event is not None and self.event.answer == self._latest.answer:
-                self._lost = seconds
+                self._left = seconds
             self._latest = Event(seconds, None, 0.0, answer=answer)
         self._latest = replace(self._latest, peak=max(self._latest.peak, p))
         if self.event is not None and self.event.answer == answer:
@@ -88,8 +88,8 @@ class EventDetector:
     def _advance(self, seconds: float) -> list[Event]:
         """Let the latest answer hold until now: once it is long enough, an event ends or begins."""
         changes = []
-        if self.event is not None and self.event.answer != self._latest.answer and self._is_long(self._lost, seconds):
-            changes.append(self._end(self.event, self._lost))
+        if self.event is not None and self.event.answer != self._latest.answer and self._is_long(self._left, seconds):
+            changes.append(self._end(self.event, self._left))
         if self.event is None and self._latest.answer and self._is_long(self._latest.start, seconds):
             self.event = self._latest
             changes.append(self.event)
@@ -100,12 +100,12 @@ class EventDetector:
 
     def _end(self, event: Event, seconds: float, is_cut: bool = False) -> Event:
         self.event = None
-        self._over.append(replace(event, end=seconds, is_cut=is_cut))
-        return self._over[-1]
+        self._ended.append(replace(event, end=seconds, is_cut=is_cut))
+        return self._ended[-1]
 
     def event_at(self, seconds: float) -> Event | None:
         """The event at a time; final for times at least `shortest` seconds before the last update."""
-        for event in (self.event, *self._over):
+        for event in (self.event, *self._ended):
             if event is not None and event.start <= seconds < (float("inf") if event.end is None else event.end):
                 return event
         return None
@@ -115,5 +115,5 @@ class EventDetector:
         changes = self._advance(seconds)
         if self.event is not None:
             is_cut = self.event.answer == self._latest.answer
-            changes.append(self._end(self.event, seconds if is_cut else self._lost, is_cut))
+            changes.append(self._end(self.event, seconds if is_cut else self._left, is_cut))
         return changes

@@ -107,7 +107,7 @@ def draw_timeline(
         axes.set(ylim=(0, 1.03), yticks=(0, 1), xlim=(0, end))
         axes.spines[["top", "right"]].set_visible(False)
         title = textwrap.shorten(question, MAX_TITLE, placeholder="…")
-        axes.set_title(title, loc="left", fontsize=10, pad=3, parse_math=False)  # "$" is a letter
+        axes.set_title(title, loc="left", fontsize=10, pad=3, parse_math=False)  # "$" stands for itself
         count = "1 event" if len(found) == 1 else f"{len(found)} events"
         axes.set_title(f"{count}, {total:.1f} s", loc="right", fontsize=10, pad=3)
     rows[-1].xaxis.set_major_locator(MaxNLocator(8, steps=[1, 1.5, 2, 3, 6, 10]))

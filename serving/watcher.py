@@ -85,7 +85,7 @@ class WatchOptions(ModelOptions):
         return EventDetector(*self.event_limits(question), self.shortest)
 
     def is_unsure(self, question: str, p_yes: float) -> bool | None:
-        """Whether P(yes) is in the band of the question's threshold; None without thresholds, or in words."""
+        """Whether P(yes) is in the band of the question's threshold; None without thresholds, or for words."""
         form = question_form(question)
         if self.loaded_thresholds is None or not form.is_yes_no:
             return None

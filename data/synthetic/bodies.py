@@ -92,7 +92,7 @@ class BodyBuilder(Builder):
         self.flat("shade", [(x / 2, (y + height) / 2) for x, height in outline], -1, z[0] - 0.01)
 
     def tires(self, half: float, axles: Sequence[float], radius: float) -> None:
-        """Tires as seen from the front and the back, to be painted before the body; `half` is the vehicle's."""
+        """Tires as seen from the front and the back, to be painted before the body."""
         for z, side, toward in itertools.product(axles, (-1, 1), (-1, 1)):
             edges = (side * half * 0.98, side * (half - 0.24))
             self.plate("tire", edges, (0, 0.6), z + toward * radius * 0.8, toward)
