@@ -146,9 +146,9 @@ class LabelFolder:
             DataError: a file is damaged, or was not written by `label`.
         """
         with ThreadPoolExecutor(READING_THREADS) as pool:
-            return set().union(*pool.map(self._sources, self.files(".parquet")))
+            return set().union(*pool.map(self._sources_of, self.files(".parquet")))
 
-    def _sources(self, name: str) -> list[str]:
+    def _sources_of(self, name: str) -> list[str]:
         try:
             with self.fs.open(name) as file:
                 return json.loads((pq.read_schema(file).metadata or {})[b"sources"])

@@ -149,7 +149,7 @@ class Service:
         while self.queue:
             async with self.model_turn:
                 if batch := self._next_pass():
-                    await self._in_model_thread(self._answer, batch)
+                    await self._in_model_thread(self._answer_pass, batch)
             for query, _ in batch:
                 if query in self.queue and (query.error or not query.open_lengths):
                     done = self.queue.pop(query)
@@ -171,10 +171,10 @@ class Service:
         lengths = [query.open_lengths for query in waiting]
         return list(zip(waiting, fill_pass(lengths, self.settings.batch_size, self.settings.pass_tokens)))
 
-    def _answer(self, batch: Sequence[tuple[Query, int]]) -> None:
+    def _answer_pass(self, batch: Sequence[tuple[Query, int]]) -> None:
         """Answer the next questions of queries, as many of each as given. Runs in the model's thread."""
         try:
-            self._encode([query for query, _ in batch])
+            self._encode_images([query for query, _ in batch])
             rows = [query.questions[len(query.answers) :][:count] for query, count in batch]
             answers = self.pipe([query.encoded for query, _ in batch], rows, batch_size=len(batch))
         except Exception as error:
@@ -182,12 +182,12 @@ class Service:
                 batch[0][0].error = error
                 return
             for one in batch:  # one failing query must not fail the others
-                self._answer([one])
+                self._answer_pass([one])
             return
         for (query, _), row in zip(batch, answers):
             query.answers += row
 
-    def _encode(self, queries: Sequence[Query]) -> None:
+    def _encode_images(self, queries: Sequence[Query]) -> None:
         """Encode the images of queries, or take them from the cache. Runs in the model's thread."""
         new: dict[str, torch.Tensor] = {}
         for query in queries:
@@ -207,7 +207,7 @@ class Service:
 
     async def encode(self, query: Query) -> None:
         """Encode the image of a query, for `stream`."""
-        await self._between_passes(self._encode, [query])
+        await self._between_passes(self._encode_images, [query])
 
     async def stream(self, query: Query) -> AsyncIterator[tuple[int, str | Answer]]:
         """Yield (index of a question, piece) while its answer in words is generated, then (index, complete answer).
