@@ -232,7 +232,7 @@ async def generate(request: Request, query: ReceivedQuery) -> StreamingResponse:
     """Answer one question after the other, with answers in words as they are generated.
 
     Events: {"index", "text"}, a piece of the answer in words to the question with this index; {"index", "question",
-    "answer", ...}, its complete answer, the only event of a yes/no question; {"detail"}, if no token came in time.
+    "answer", ...}, its complete answer, the only event of a yes/no question; {"detail"}, why there are no more.
     """
     service, metrics = request.app.state.service, request.app.state.metrics
     seconds = service.settings.seconds
@@ -247,6 +247,9 @@ async def generate(request: Request, query: ReceivedQuery) -> StreamingResponse:
                 metrics.questions.inc(not isinstance(piece, str))
         except TimeoutError:
             yield f"data: {json.dumps({'detail': f'no token in {seconds:g} seconds'})}\n\n"
+        except Exception:
+            yield f"data: {json.dumps({'detail': 'an internal error has ended the answers'})}\n\n"
+            raise
 
     return StreamingResponse(events(), media_type="text/event-stream")
 

@@ -87,7 +87,8 @@ def serve(options: DeploymentOptions, on_start: Callable[[], None]) -> None:
         )(ray_serve.ingress(lambda: build_app(settings, api_key))())
         try:
             ray_serve.run(deployment.bind(), name=NAME)
-            print(f"serving on http://{options.host}:{options.port}, described at /docs; Ctrl-C stops it", flush=True)
+            host = f"[{options.host}]" if ":" in options.host else options.host
+            print(f"serving on http://{host}:{options.port}, described at /docs; Ctrl-C stops it", flush=True)
             threading.Event().wait()
         finally:  # not serve.shutdown(): a cluster may run other applications, and on this machine it prints errors
             ray_serve.delete(NAME)

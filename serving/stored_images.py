@@ -108,6 +108,8 @@ class StoredImage(NamedTuple):
         if isinstance(content, str):
             raise DataError(content)
         if content is None:
+            if os.path.exists(self.key) and not os.path.isfile(self.key):
+                raise DataError(f"{name} is not a regular file")  # a FIFO would block
             with fsspec.open(self.key) as file:
                 content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:

@@ -290,6 +290,18 @@ def test_a_stream_without_a_word_in_time_ends_with_the_cause(start, watch):
         assert events == 'data: {"detail": "no token in 1 seconds"}\n\n'
 
 
+def test_a_stream_that_fails_ends_with_the_cause(start, watch):
+    def fail(rows):
+        raise RuntimeError("out of memory")
+
+    with start() as client:
+        watch(client, before=fail)
+        with pytest.raises(RuntimeError, match="out of memory"):  # for the log of the server
+            ask(client, questions=[AHEAD], path="/v1/generate")
+        seen = ask(TestClient(client.app, raise_server_exceptions=False), questions=[AHEAD], path="/v1/generate")
+        assert seen.text == 'data: {"detail": "an internal error has ended the answers"}\n\n'
+
+
 def test_too_many_requests_get_503_with_retry_after(start, watch):
     with start(max_waiting=2) as client, ThreadPoolExecutor(2) as pool:
         seen = watch(client)

@@ -187,11 +187,13 @@ def test_bad_images_have_a_problem_and_the_others_are_labeled(model, tmp_path, m
     frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
     frames[0].save(images / "animated.webp", save_all=True, append_images=frames[1:])
     (images / "gone.png").symlink_to(images / "nothing.png")
-    assert sum(one["bad"] for one in run_here(images, tmp_path / "out", model, QUESTIONS)) == 6
+    os.mkfifo(images / "fifo.png")  # would block
+    assert sum(one["bad"] for one in run_here(images, tmp_path / "out", model, QUESTIONS)) == 7
     found = problems(tmp_path / "out")
     assert found.pop("good.png") is None and "No such file" in found.pop("gone.png")
     assert found.pop("large.png") == "large.png has more than 5,000 bytes."
-    assert len(found) == 4 and all(name in problem for name, problem in found.items())
+    assert found["fifo.png"] == "fifo.png is not a regular file"
+    assert len(found) == 5 and all(name in problem for name, problem in found.items())
     write_tar(tmp_path / "in.tar", {"a/good.png": encoded_image(0), "large.png": bytes(6_000), "._good.png": b""})
     assert run_here(tmp_path / "in.tar", tmp_path / "of tar", model) == [report(2, bad=1)]
     pq.write_table(pa.table({"image": [encoded_image(0), None, b"text"]}), tmp_path / "in.parquet")

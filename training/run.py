@@ -179,6 +179,8 @@ def save_folder(model: Any, processor: Any, folder: Path, dtype: str) -> None:
     The model is converted to `dtype`; the training head stays in float32.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(".save-*"):  # by a run that was killed here
+        shutil.rmtree(left)
     training_head = model._modules.pop("training_head", None)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".save-") as temporary:
         if training_head is not None:

@@ -168,6 +168,7 @@ async function download(files, onProgress) {
       place += value.length;
       onProgress((done += value.length), total);
     }
+    if (place < content.length) throw new Error(`${path} ended after ${place} of ${content.length} bytes`);
     return [path, content.buffer];
   };
   return Object.fromEntries(await Promise.all(Object.keys(files).map(fetchOne)));
