@@ -316,6 +316,8 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         is_known = self.neck in ("transformer", "depthwise")
         _check(self, is_known, "neck must be 'transformer' or 'depthwise'", "neck")
         _check_positive_integers(self, "neck_width", "num_attention_heads", "patch_size")
+        for name in ("layer_norm_eps", "initializer_range"):
+            _check_number(self, name, TINY)
         is_divisible = self.neck == "depthwise" or self.neck_width % self.num_attention_heads == 0
         message = "neck_width must be divisible by num_attention_heads"
         _check(self, is_divisible, message, "neck_width", "num_attention_heads")

@@ -95,7 +95,7 @@ class SceneObject:
             if value not in ATTRIBUTES.get(name, ()):
                 raise ValueError(
                     f"attribute {name}={value!r} of {self.category!r} is unknown; expected one of "
-                    f"{ATTRIBUTES.get(name, ())}"
+                    f"{', '.join(ATTRIBUTES.get(name, ATTRIBUTES))}"
                 )
 
     @property
@@ -145,7 +145,8 @@ class Scene:
         for name, value in self.scene_attributes.items():
             if value not in SCENE_ATTRIBUTES.get(name, ()):
                 raise ValueError(
-                    f"scene attribute {name}={value!r} is unknown; expected one of {SCENE_ATTRIBUTES.get(name, ())}"
+                    f"scene attribute {name}={value!r} is unknown; expected one of "
+                    f"{', '.join(SCENE_ATTRIBUTES.get(name, SCENE_ATTRIBUTES))}"
                 )
         if unknown := self.exhaustive - CLASSES.keys():
             raise ValueError(f"unknown exhaustive classes {sorted(unknown)}")

@@ -157,6 +157,7 @@ def test_invalid_text_config_names_the_fields(fields, named):
         ({"hidden_act": "sliu"}, "hidden_act='sliu'"),
         ({"neck": "mixer"}, "neck='mixer'"),
         ({"neck_width": 15}, "neck_width=15 & num_attention_heads=2"),
+        ({"layer_norm_eps": "1e-6"}, "layer_norm_eps='1e-6'"),
     ],
 )
 def test_invalid_vision_config_names_the_fields(fields, named):

@@ -13,10 +13,7 @@ from ..files import atomic_write, claim
 
 
 AVERAGE_FILE = "average.safetensors"  # in each checkpoint
-ADVICE = (
-    "training stops, and no checkpoint is affected. A smaller --learning_rate or --max_grad_norm, or --bf16 false, "
-    "may help"
-)
+ADVICE = "training stops, and no checkpoint is affected. A smaller --learning_rate may help"
 
 
 def last_checkpoint(folder: Path) -> Path | None:
