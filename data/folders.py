@@ -28,6 +28,7 @@ from .formats.source import list_files
 LISTS = ("questions", "answers", "question_types", "categories", "question_ids")  # one entry for each question
 COLUMNS = ("image", *LISTS, "source", "image_id")
 REQUIRED = ("image", "questions", "answers")  # the other columns have defaults
+ANSWER_ENDS = " .!"  # removed from the end of own answers: "Yes." would be an answer in words
 SPLITS = ("train", "val", "valid", "validation", "dev", "test")  # names of folders that each hold a split
 
 
@@ -145,7 +146,7 @@ def _read_own(folder: Path, split: str | None, prefer: str | None) -> Dataset:
                 image = path.parent / found[0]
                 # A CSV file has a line for each question: lines about one image have one id.
                 row = {"image_id": image.relative_to(folder).as_posix(), **row, "image": str(image)}
-                row["answers"] = [text.strip(" .!") for text in row["answers"]]  # "Yes." would be an answer in words
+                row["answers"] = [text.rstrip(ANSWER_ENDS) for text in row["answers"]]
                 rows.append(row)
             else:
                 reason = f"may be {' or '.join(found)}" if found else "is missing"
@@ -204,7 +205,7 @@ def _check_questions(where: str, row: dict[str, Any]) -> None:
     """Raise a `DataError` if the questions and answers of a row do not belong together."""
     for column in ("questions", "answers"):
         texts = row.get(column)
-        if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip(" .!") for text in texts):
+        if not isinstance(texts, list) or not all(isinstance(one, str) and one.rstrip(ANSWER_ENDS) for one in texts):
             raise DataError(f"{where}: {column} must be a list of texts that are not empty, got {texts!r}")
     if len(row["questions"]) != len(row["answers"]):
         raise DataError(f"{where}: {len(row['questions'])} questions have {len(row['answers'])} answers")

@@ -231,8 +231,9 @@ def measure_speed(options: Options, models: Mapping[str, Model]) -> Rows:
             model.model.fuse_for_inference()
     rows: Rows = {}
     for count in options.questions:
+        questions = make_questions(count)
         runs = {
-            name: model.yes_no(random_images(model, options.images), make_questions(count), compiled)
+            name: model.yes_no(random_images(model, options.images), questions, compiled)
             for name, (model, compiled) in columns.items()
         }
         rows[f"images: {options.images}, questions: {count}"] = time_in_turns(runs)

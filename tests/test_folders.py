@@ -101,6 +101,8 @@ def test_own_questions_get_defaults_and_the_names_of_their_folders(tmp_path):
     expected = {"questions": text, "answers": ["yes"], "question_types": own, "categories": own, "question_ids": text}
     assert {**rows[0], "image": 0} == expected | {"image": 0, "source": "drive1/val", "image_id": "1.png"}
     assert rows["source"] == ["drive1/val", "drive2/val"] and load_rows(folders[:1])["source"] == ["val"]
+    numbers = write_own(tmp_path / "numbers", "1.png", text=line(answers=[".5!"]))
+    assert load_rows([numbers])["answers"] == [[".5"]]  # of what is typed, only the end is removed
     deep = [tmp_path / name for name in ("drive1/frames/val", "drive2/frames/val", "other")]
     assert source_names(deep) == ["drive1/frames/val", "drive2/frames/val", "other"]
 

@@ -592,6 +592,8 @@ def test_meanings_of_classes(tmp_path):
     mapping = source(tmp_path, "coco", classes=names, exhaustive=["car", "dog"])
     found = mapping.find(f"fu{NFD}-X")  # in another case and form
     assert found.category == "vehicle" and found.maybe == {"car"} and mapping.find("cat").maybe == frozenset()
+    mapping = source(tmp_path, "coco", classes={"parked": "parked car", "van": "vehicle"}, exhaustive=["parked car"])
+    assert mapping.find("van").maybe == {"parked car"}  # members of members, too
 
 
 def test_shipped_mappings_are_valid_and_differ_in_name():

@@ -60,7 +60,7 @@ class AverageWeights(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Continue the average of the checkpoint that training resumes from."""
-        path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / AVERAGE_FILE
+        path = self._path(args, state)
         if path.is_file():
             self.values = load_file(path, str(next(self.model.parameters()).device))
         elif state.global_step:  # a checkpoint of another folder
@@ -72,6 +72,15 @@ class AverageWeights(TrainerCallback):
         self.values = self.values or {name: weight.clone() for name, weight in weights.items()}
         decay = min(self.decay, state.global_step / (state.global_step + 10))
         torch._foreach_lerp_([self.values[name] for name in weights], list(weights.values()), 1 - decay)
+
+    def save(self, args: Any, state: Any) -> None:
+        """Write the averages into the checkpoint of the current step."""
+        with atomic_write(self._path(args, state)) as temporary:
+            save_file(self.values, temporary)
+
+    @staticmethod
+    def _path(args: Any, state: Any) -> Path:
+        return Path(args.output_dir) / f"checkpoint-{state.global_step}" / AVERAGE_FILE
 
     @torch.no_grad()
     def swap(self) -> None:
@@ -116,7 +125,5 @@ class CheckedTrainer(Trainer):
         self.check_weights()
         if self.average.values and self.is_world_process_zero():
             # First: older checkpoints are deleted as soon as the library has written its own files.
-            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-            with atomic_write(folder / AVERAGE_FILE) as temporary:
-                save_file(self.average.values, temporary)
+            self.average.save(self.args, self.state)
         super()._save_checkpoint(*args, **kwargs)

@@ -19,7 +19,7 @@ from ...answer_kind_traffic_vlm import LIGHT_STATES
 from ...files import DataError, atomic_write_text
 from ...image_files import keys_of, plain_name, select_files, stem_of
 from ...tokenization_traffic_vlm import TrafficVLMTokenizer
-from ..scene import CLASSES
+from ..scene import CLASSES, classes_of
 from .coco import to_key
 from .mapping import MAPPINGS, normalize
 from .reading import Unusable, read_json, read_lines, read_xml
@@ -101,7 +101,7 @@ def _draft_classes(found: Found) -> dict[str, Any]:
             exhaustive.append("traffic light")  # only with all states: "redlight" does not cover green lights
         exhaustive = sorted(set(exhaustive) & {_category(entry) for entry in entries})
         says = "is labeled, as the source says"
-        broad = {CLASSES[category][2] for category in exhaustive} & set(exhaustive)
+        broad = {wider for category in exhaustive for wider in classes_of(category)[1:]} & set(exhaustive)
         for name, category in classes.items():
             if not isinstance(category, dict) and category in broad:
                 classes[name] = {"class": category, "maybe": []}  # such as a vehicle of none of the listed kinds

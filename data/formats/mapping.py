@@ -34,7 +34,7 @@ from typing import Any
 
 from ...files import DataError
 from ...image_files import decode_text
-from ..scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES, is_a
+from ..scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES, classes_of, is_a
 from .reading import reading
 
 
@@ -207,7 +207,7 @@ def _parse_class(name: str, entry: Any, exhaustive: list[str]) -> ClassMapping:
             f"{name!r}: {category!r} is not one of null, {', '.join(CLASSES)}. Ignore such a class with null, and "
             "teach its word with questions of your own: see train.py --add_words"
         )
-    members = [member for member in CLASSES if category and member in exhaustive and CLASSES[member][2] == category]
+    members = [member for member in CLASSES if member in exhaustive and category in classes_of(member)[1:]]
     maybe = attributes.pop("maybe", members)
     _check(repr(name), maybe, CLASSES)
     for attribute, value in attributes.items():
