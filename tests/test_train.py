@@ -423,8 +423,11 @@ def test_invalid_options_are_refused(start, tmp_path, options, message):
     assert not (tmp_path / "model.safetensors").exists()
 
 
+def test_the_weights_to_start_from_are_not_overwritten(start):
+    assert f"--output_dir {start} is the folder of --model_name_or_path" in refuse(start, start)
+
+
 def test_training_without_weights_or_on_several_gpus_in_one_process_is_refused(start, tmp_path, monkeypatch):
     assert "needs weights to start from: --model_name_or_path . for" in refuse(None, tmp_path)
-    assert f"--output_dir {start} is the folder of --model_name_or_path" in refuse(start, start)
     monkeypatch.setattr(TrainingArguments, "n_gpu", 2)
     assert "torchrun --nproc_per_node 2, or set CUDA" in refuse(start, tmp_path)
