@@ -26,7 +26,7 @@ from .tokenization_traffic_vlm import TrafficVLMTokenizer
 
 
 TASK = "visual-question-answering"
-GENERATING = ("AutoModel", "AutoModelForImageTextToText", "AutoModelForMultimodalLM", "AutoModelForDecision")
+GENERATING = ("AutoModel", "AutoModelForImageTextToText", "AutoModelForMultimodalLM")
 
 
 def register() -> None:
@@ -40,8 +40,7 @@ def register() -> None:
     models += [("AutoModel", TrafficVLMTextConfig, TrafficVLMTextModel)]
     models += [("AutoModelForCausalLM", TrafficVLMTextConfig, TrafficVLMForCausalLM)]
     for name, config, model in models:
-        if hasattr(transformers, name):  # AutoModelForDecision came with 5.23
-            getattr(transformers, name).register(config, model, exist_ok=True)
+        getattr(transformers, name).register(config, model, exist_ok=True)
     transformers.AutoTokenizer.register(TrafficVLMConfig, fast_tokenizer_class=TrafficVLMTokenizer, exist_ok=True)
     transformers.AutoProcessor.register(TrafficVLMConfig, TrafficVLMProcessor, exist_ok=True)
 

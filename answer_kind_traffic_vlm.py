@@ -1,15 +1,17 @@
-"""The kind of answer that a question in words asks for, and the answers of each kind.
+"""What a question asks for: the words that its answer depends on, and the kind of an answer in words.
 
     "what color is the traffic light"   → red, yellow, green, none
     "how many lanes does the road have" → 1 to 6
     "how many cars are there"           → 0 to 6, many
     "what vehicles are there"           → a list of objects: "a car and a bus"
     "who is driving"                    → None: such questions were not taught
+    "is the white van near the [UNK] parked" → the words "van" and "parked": the others only qualify
 
 This module needs only the standard library, so that programs without torch decide as the pipeline does.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -183,3 +185,104 @@ def answer_kind(words: str) -> AnswerKind | None:
         named = {value for value in kind.values if re.search(rf"\b{value}\b", words)}
         return AnswerKind(kind.name, frozenset(named | ({NONE} & kind.values))) if len(named) > 1 else kind
     return kind
+
+
+# Words of the vocabulary that many questions teach, so that they are never reported as untaught.
+FUNCTION_WORDS = frozenset(
+    """
+    a an the this that those it its they them their there here i me my we us you your
+    is are was were be been am do does did doing has have can could will would should shall must may need
+    and or not if than because while like of to in on at for with without by from into out off up down over under
+    through across along against around about as before after toward past between
+    all any each both another other same different very still just now too
+    what which who where when why how many much most more fewer less least number none count please describe list
+    answer select following options correct predict consider based mean b c d u s
+    see look visible seen appear appears show showing scene status image video type types located location
+    one first second third normal possible important main current likely able involved
+    """.split()
+)
+_BE = frozenset("is are was were be been".split())
+_AUXILIARIES = frozenset("do does did has have had can will should may must".split())
+_PRONOUNS = frozenset("it this that these those we you i they".split())
+_SEEING = frozenset("see have has show".split())  # what is seen follows
+# Before a noun; they are skipped.
+_DETERMINERS = _PRONOUNS | frozenset(
+    """
+    a an the any some its my your their all both each every another other more many most fewer less same of just still
+    now there visible first second third possible important main current normal likely
+    """.split()
+)
+# After a noun: where it is, which only qualifies. Function words end a noun, too.
+_PLACES = frozenset(
+    "ahead left right front back center near far close closer straight behind away next side clearly".split()
+)
+_CLAUSE_ENDS = frozenset([*".,;:", "and", "or", "like"])
+# A verb after a noun: "a person smoking", "the lane blocked"; these three have no ending.
+_PARTICIPLE = re.compile(r"(?!(?:building|parking|red|speed)$)\w+(?:ing|ed)|broken|fallen|hit")
+
+
+def is_content_word(word: str) -> bool:
+    """Whether a word of the vocabulary is not a function word, number, punctuation or special token."""
+    return word.isalpha() and word not in FUNCTION_WORDS
+
+
+def asked_for(tokens: Sequence[str]) -> list[int]:
+    """The places among `tokens` of the words that a question asks for, by its grammar alone.
+
+    These are the head of the noun after "there is", "any", "how many", "where is", "color of" or "see", and what is
+    said of something after "is" or another auxiliary: "is the crossing [closed]", "is a person [smoking]".
+
+    Args:
+        tokens: the words of the first sentence of a question, as the tokenizer writes them; [UNK] is a word.
+    """
+    found: set[int] = set()
+    for i, word in enumerate(tokens):
+        before, after = (tokens[k] if 0 <= k < len(tokens) else "" for k in (i - 1, i + 1))
+        is_there = (word == "there" and before in _BE) or (word in _BE and before == "there")
+        is_of = word == "of" and before in ("number", "color")
+        is_many = word == "many" and before in ("how", "as")
+        if is_there or is_of or is_many or (word in _SEEING and after != "to"):
+            found |= _nouns(tokens, i + 1)
+        elif word == "any" or (word in _BE and after != "there"):
+            found |= _nouns(tokens, i + 1, has_predicate=True, has_preposition=after in _PRONOUNS)
+        elif word in _AUXILIARIES and before in _CLAUSE_ENDS | {""} and after not in ("there", "you", "we", "i"):
+            found |= _nouns(tokens, i + 1, has_predicate=True)
+    return sorted(found)
+
+
+def _nouns(tokens: Sequence[str], start: int, has_predicate: bool = False, has_preposition: bool = False) -> set[int]:
+    """The places of the heads of the nouns that begin at `start`: "a white [van] or a [bus] near the kerb".
+
+    Args:
+        has_predicate: a word may be said of the noun: "the [lane] [blocked]".
+        has_preposition: the noun may follow a preposition: "we in a [tunnel]".
+    """
+    found: set[int] = set()
+    skipped = _DETERMINERS | (FUNCTION_WORDS - _BE - _AUXILIARIES if has_preposition else frozenset())
+    while True:
+        while start < len(tokens) and (tokens[start] in skipped or tokens[start].isdigit()):
+            start += 1
+        end = start
+        while end < len(tokens) and not _ends_noun(tokens[end]):
+            end += 1
+        if end == start:
+            return found
+        found.add(end - 1)
+        is_verb = _PARTICIPLE.fullmatch(tokens[end - 1]) is not None
+        is_last = end == len(tokens) or tokens[end] in _CLAUSE_ENDS
+        if end - 1 > start and (is_verb or (has_predicate and is_last)):
+            found.add(end - 2)  # what it is said of
+        if is_verb and tokens[end : end + 1] in (["a"], ["an"], ["the"]):
+            found |= _nouns(tokens, end)  # its object: "wearing a [belt]"
+        after = list(tokens[end : end + 2])
+        if has_predicate and after[:1] == ["of"]:  # "the door of the car [open]"
+            start = end + 1
+        elif after[:1] in ([","], ["and"], ["or"]):
+            start = end + (2 if after[1:] in (["and"], ["or"]) else 1)
+        else:
+            return found
+
+
+def _ends_noun(word: str) -> bool:
+    is_sign = not word[:1].isalnum() and word != "[UNK]"
+    return word in FUNCTION_WORDS or word in _PLACES or is_sign or word.isdigit()

@@ -3,15 +3,12 @@
 What is special here:
 - constraints between fields are checked when a configuration is built; an error names the fields and their values;
 - `encoder_hidden_size` is the width of the image tokens that cross-attention reads; None means no cross-attention;
-- every save writes a complete `auto_map`, `custom_pipelines` and `decision.json`, so that the saved folder loads
-  without this repository.
+- every save writes a complete `auto_map` and `custom_pipelines`, so that the folder loads without this repository.
 """
 
 import copy
-import json
 import math
 import os
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +21,6 @@ AUTO_MAP = {
     "AutoModel": "modeling_traffic_vlm.TrafficVLMForConditionalGeneration",
     "AutoModelForImageTextToText": "modeling_traffic_vlm.TrafficVLMForConditionalGeneration",
     "AutoModelForMultimodalLM": "modeling_traffic_vlm.TrafficVLMForConditionalGeneration",
-    "AutoModelForDecision": "modeling_traffic_vlm.TrafficVLMForConditionalGeneration",
     "AutoModelForSequenceClassification": "modeling_traffic_vlm.TrafficVLMForSequenceClassification",
     "AutoTokenizer": ["tokenization_traffic_vlm.TrafficVLMTokenizer", None],
     "AutoProcessor": "processing_traffic_vlm.TrafficVLMProcessor",
@@ -453,16 +449,6 @@ class TrafficVLMConfig(PreTrainedConfig):
         fields = super().to_dict() | {"auto_map": dict(AUTO_MAP), "custom_pipelines": CUSTOM_PIPELINES}
         fields["text_config"].pop("auto_map", None)
         return fields
-
-    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """Save the configuration, and `decision.json` with the labels and temperature for the `decision` pipeline."""
-        decision = {"labels": {"noul": ["[YES]", "[NO]"]}, "temperature": {"noul": self.yes_no_temperature}}
-        path = Path(save_directory) / "decision.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(decision, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(path)
-        super().save_pretrained(save_directory, *args, **kwargs)
 
 
 TrafficVLMTextConfig.register_for_auto_class()

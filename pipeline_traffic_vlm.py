@@ -31,7 +31,6 @@ from .answer_kind_traffic_vlm import AnswerKind
 from .images_traffic_vlm import Region
 from .question_form_traffic_vlm import QuestionForm
 from .question_traffic_vlm import (
-    Prompt,
     Question,
     answer_notes,
     answer_text,
@@ -107,6 +106,8 @@ class TrafficVLMPipeline(Pipeline):
             as "Is there any car?", and has its threshold.
         streamer: a streamer of transformers that gets the words of the answer to a single question.
         generate_words: False leaves out answers in words: their items have the answer None.
+        answer_untaught: True also answers questions about what the model does not know or was not taught; it guesses.
+        min_score: score below which a likeliest answer in words is no answer, by default 0.05.
         margins: True adds "margin", l_yes - l_no without temperature, to each item that the model was asked.
     """
 
@@ -128,6 +129,8 @@ class TrafficVLMPipeline(Pipeline):
         streamer: Any = None,
         generate_words: bool | None = None,
         margins: bool | None = None,
+        answer_untaught: bool | None = None,
+        min_score: float | None = None,
         **unknown: Any,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         if unknown:
@@ -146,9 +149,11 @@ class TrafficVLMPipeline(Pipeline):
             "streamer": streamer,
             "generate_words": generate_words,
             "margins": margins,
+            "min_score": min_score,
         }
-        given = {name: value for name, value in forward.items() if value is not None}
-        return {} if region is None else {"region": Region.of(region)}, given, {}
+        preprocess = {"region": None if region is None else Region.of(region), "answer_untaught": answer_untaught}
+        first, second = ({k: v for k, v in some.items() if v is not None} for some in (preprocess, forward))
+        return first, second, {}
 
     def __call__(
         self,
@@ -182,7 +187,9 @@ class TrafficVLMPipeline(Pipeline):
         """
         # Before images are looked at: otherwise a misspelled "image" would be reported as a missing image.
         preprocess, forward, _ = self._sanitize_parameters(**kwargs)
-        prepare: Callable[[Asked], Asked] = partial(self.preprocess, **(self._preprocess_params | preprocess))
+        preprocess = self._preprocess_params | preprocess
+        answer_untaught = preprocess.pop("answer_untaught", False)
+        prepare: Callable[[Asked], Asked] = partial(self.preprocess, **preprocess)
         answer = partial(self.forward, **(self._forward_params | forward))
         batch_size = (self._batch_size or 1) if batch_size is None else batch_size
         num_workers = (self._num_workers or 0) if num_workers is None else num_workers
@@ -193,11 +200,11 @@ class TrafficVLMPipeline(Pipeline):
         options = (prepare, answer, batch_size, num_workers or THREADS)
         if is_stream(image):
             items = image if isinstance(image, Iterable) else (image[i] for i in range(len(image)))
-            rows = (self._ask(item, question, index) for index, item in enumerate(items))
+            rows = (self._ask(item, question, answer_untaught, index) for index, item in enumerate(items))
             return self._answer_batches(rows, *options)
         is_list = isinstance(image, Sequence) and not isinstance(image, str | bytes)
         if not (is_list or getattr(image, "ndim", 0) == 4 or (is_encoded(image) and len(image) > 1)):
-            return answer([prepare(self._ask(image, question))])[0]
+            return answer([prepare(self._ask(image, question, answer_untaught))])[0]
         images = [image[i] for i in range(len(image))]
         if not images:
             raise ValueError("no image was given: the list is empty")
@@ -208,10 +215,10 @@ class TrafficVLMPipeline(Pipeline):
                 "flat list of questions for all"
             )
         questions = question if has_lists else [question] * len(images)
-        asked = [self._ask(*pair, index) for index, pair in enumerate(zip(images, questions))]
+        asked = [self._ask(*pair, answer_untaught, index) for index, pair in enumerate(zip(images, questions))]
         return list(self._answer_batches(asked, *options))
 
-    def _ask(self, image: Any, question: Any, index: int | None = None) -> Asked:
+    def _ask(self, image: Any, question: Any, answer_untaught: bool, index: int | None = None) -> Asked:
         """An image, or what a dictionary holds, with its questions, checked and tokenized."""
         with naming_image(index):
             if isinstance(image, Mapping):
@@ -230,7 +237,7 @@ class TrafficVLMPipeline(Pipeline):
                 raise ValueError("no question was given")
             if other := [one for one in questions if not isinstance(one, str)]:
                 raise TypeError(f"a question must be a string, got {type(other[0]).__name__}: {other[0]!r:.80}")
-            return Asked(image, [self.read_question(one) for one in questions], index)
+            return Asked(image, [self.read_question(one, answer_untaught) for one in questions], index)
 
     def encode(self, image: Any, region: Any = None) -> Any:
         """An image or a list of images, encoded once, to ask about them later: `vqa(vqa.encode(image), question)`.
@@ -241,22 +248,22 @@ class TrafficVLMPipeline(Pipeline):
         pixels = self.processor(images=image, region=region, return_tensors="pt")["pixel_values"]
         return self.model.encode_images(pixels.to(self.device))
 
-    def read_question(self, text: str) -> Question:
-        """A question, checked and tokenized. The last ones are kept: the same are usually asked about many images."""
-        if found := self._questions.get(text):
-            return found
-        limit = min(self.text_config.max_position_embeddings, self.processor.tokenizer.model_max_length)
-        question = read_question(text, self._tokenize, limit, self.processor.own_questions)
-        if len(self._questions) >= MAX_QUESTIONS:
-            self._questions.clear()
-        self._questions[text] = question
-        return question
+    def read_question(self, text: str, answer_untaught: bool | None = None) -> Question:
+        """A question, checked and tokenized. The last ones are kept: the same are usually asked about many images.
 
-    def _tokenize(self, words: str) -> Prompt:
-        processor = self.processor
-        ids = processor.prompt_ids([words])[0]
-        unknown = processor.unknown_words(words) if processor.tokenizer.unk_token_id in ids else []
-        return Prompt(ids, processor.tokenizer.convert_ids_to_tokens(ids), unknown, processor.untaught_ids(ids))
+        Its refusal is a problem, unless `answer_untaught`, by default that of the pipeline.
+        """
+        question = self._questions.get(text)
+        if question is None:
+            processor = self.processor
+            limit = min(self.text_config.max_position_embeddings, processor.tokenizer.model_max_length)
+            question = read_question(text, processor.prompt, limit, processor.taught_words, processor.own_questions)
+            if len(self._questions) >= MAX_QUESTIONS:
+                self._questions.clear()
+            self._questions[text] = question
+        if answer_untaught is None:
+            answer_untaught = self._preprocess_params.get("answer_untaught", False)
+        return question.checked(answer_untaught)
 
     def preprocess(self, inputs: Asked, region: Any = None) -> Asked:
         """The image with its pixels, unless it is encoded. Runs in threads."""
@@ -309,6 +316,7 @@ class TrafficVLMPipeline(Pipeline):
         streamer: Any = None,
         generate_words: bool = True,
         margins: bool = False,
+        min_score: float = 0.05,
     ) -> list[list[dict[str, Any]]]:
         if self.model.training:
             raise ValueError("the model is in training mode, which changes its answers: call model.eval() first")
@@ -328,7 +336,7 @@ class TrafficVLMPipeline(Pipeline):
             items[i] = question.answer(**more)
         in_words = [i for i in asked if generate_words and not pairs[i][1].form.is_yes_no]
         for i, (answer, score) in zip(in_words, self._generate(encoded, [pairs[i] for i in in_words], streamer)):
-            items[i] |= pairs[i][1].answer_in_words(answer, score)
+            items[i] |= pairs[i][1].answer_in_words(answer, score, min_score)
         found = iter(items)
         return [[next(found) for _ in row.questions] for row in rows]
 

@@ -10,12 +10,10 @@ What is special here:
 """
 
 import math
-import os
 import sys
 import warnings
 from collections.abc import Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,12 +23,12 @@ from transformers.image_processing_utils import get_size_dict
 from transformers.processing_utils import ImagesKwargs, ProcessingKwargs, ProcessorMixin, TextKwargs
 from transformers.utils import logging
 
-from .answer_kind_traffic_vlm import AnswerKind, answer_kind
+from .answer_kind_traffic_vlm import AnswerKind, answer_kind, is_content_word
 from .images_traffic_vlm import Region, to_rgb
 from .pipeline_traffic_vlm import TrafficVLMPipeline
-from .question_form_traffic_vlm import has_word, question_words, spell_signs
-from .question_traffic_vlm import yes_no_item
-from .tokenization_traffic_vlm import TrafficVLMTokenizer, is_content_word
+from .question_form_traffic_vlm import has_word, question_words, spell_signs, word_at
+from .question_traffic_vlm import Prompt, yes_no_item
+from .tokenization_traffic_vlm import TrafficVLMTokenizer
 
 
 CHAT_TEMPLATE = """\
@@ -42,29 +40,6 @@ CHAT_TEMPLATE = """\
 {%- set blocks = [{"type": "text", "text": found.content}] if found.content is string else found.content or [] -%}
 {%- for block in blocks if block.type == "text" -%}
     {%- set found.words = found.words + block.text.split() -%}
-{%- endfor -%}
-{{- bos_token ~ " " ~ (found.words | join(" ")).rstrip(" .?!…。？！") ~ " ?" -}}
-"""
-
-DECISION_TEMPLATE = """\
-{#- One yes/no question; images are passed separately. The library looks for images only in what a template
-    names, so `state` is named, though the model reads no text but the question. -#}
-{%- set seen = state -%}
-{%- if question.type != "noul" -%}
-    {{- raise_exception("Traffic VLM decides yes/no questions (type noul), not " ~ question.type) -}}
-{%- endif -%}
-{%- set asked, found = question.instructions or [], namespace(words=[]) -%}
-{%- set blocks = [{"type": "text", "text": asked}] if asked is string else asked -%}
-{%- for block in blocks if block.type == "text" -%}
-    {%- set found.words = found.words + block.text.split() -%}
-{%- endfor -%}
-{%- set first = (found.words[0] if found.words else "") | lower -%}
-{%- if first in ["what", "which", "who", "whose", "where", "when", "why", "how", "describe", "list", "count"] -%}
-    {{- raise_exception("This question asks for words, and a decision is yes or no: use the pipeline "
-        ~ "visual-question-answering") -}}
-{%- endif -%}
-{%- for word in found.words if word | lower in ["no", "not", "never", "nobody", "nothing", "isn't", "aren't"] -%}
-    {{- raise_exception("The model does not understand \"" ~ word ~ "\" in a question: ask without it") -}}
 {%- endfor -%}
 {{- bos_token ~ " " ~ (found.words | join(" ")).rstrip(" .?!…。？！") ~ " ?" -}}
 """
@@ -469,9 +444,12 @@ class TrafficVLMProcessor(ProcessorMixin):
             raise ValueError(f"rows would be padded to {width:,} tokens; the limit is {MAX_WIDTH:,}")
         return width
 
-    def prompt_ids(self, questions: list[str]) -> list[list[int]]:
-        """The ids of prompts, `[SOS] words ?`, of questions as `question_words` returns them. Nothing is checked."""
-        return [self._prompt(words) for words in self._tokenize(questions)]
+    def prompt(self, question: str) -> Prompt:
+        """The prompt, `[SOS] words ?`, of a question as `question_words` returns it. Nothing is checked."""
+        words = self.tokenizer.encode_words([question], return_offsets_mapping=True, return_attention_mask=False)
+        ids = self._prompt(words["input_ids"][0])
+        typed = [word_at(question, *span) for span in words["offset_mapping"][0]]
+        return Prompt(ids, self.tokenizer.convert_ids_to_tokens(ids), typed)
 
     def lay_out(self, prompts: Sequence[Sequence[Sequence[int]]], packed: bool) -> BatchFeature:
         """The text inputs, as `__call__` returns them, for lists of tokenized prompts, one list for each image."""
@@ -522,11 +500,15 @@ class TrafficVLMProcessor(ProcessorMixin):
 
     def untaught_ids(self, ids: Sequence[int]) -> list[str]:
         """The result of `untaught_words` for token ids."""
-        if self.taught is None:
+        if self.taught_words is None:
             return []
-        known = {word for words in self.taught.values() for word in words}
         words = self.tokenizer.convert_ids_to_tokens(list(dict.fromkeys(ids)))
-        return [word for word in words if is_content_word(word) and word not in known]
+        return [word for word in words if is_content_word(word) and word not in self.taught_words]
+
+    @property
+    def taught_words(self) -> frozenset[str] | None:
+        """All words of `taught`; None if they are not known."""
+        return None if self.taught is None else frozenset(word for words in self.taught.values() for word in words)
 
     def apply_chat_template(self, conversation: Any, *args: Any, **kwargs: Any) -> Any:
         """As in the library; also tokenizes messages whose content is a string, with every version of transformers.
@@ -590,16 +572,6 @@ class TrafficVLMProcessor(ProcessorMixin):
             generated_outputs = [generated_outputs]
         texts = self.tokenizer.batch_decode(generated_outputs, skip_special_tokens=skip_special_tokens, **kwargs)
         return [f"{text} " if text.endswith("?") else text for text in texts]
-
-    def save_pretrained(
-        self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any
-    ) -> list[str]:
-        """As in the library; also saves the template of the ``decision`` pipeline."""
-        files = super().save_pretrained(str(save_directory))
-        (Path(save_directory) / "decision_template.jinja").write_text(DECISION_TEMPLATE, encoding="utf-8")
-        if push_to_hub:
-            self.push_to_hub(kwargs.pop("repo_id", None) or Path(save_directory).name, **kwargs)
-        return files
 
 
 TrafficVLMProcessor.register_for_auto_class()

@@ -10,7 +10,6 @@ This module needs only the standard library, so that programs without torch deci
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import dropwhile
@@ -200,6 +199,10 @@ _TAG = re.compile(
 )
 _GREETING = re.compile(r"^\W*(?:hi|hello|hey)(?: there)?\b[\s,.!]*(?=\w)", re.IGNORECASE)
 _OR_NOT = re.compile(r"(whether)? or not\b", re.IGNORECASE)
+# "Dry" was hardly taught: it is asked as not wet.
+_DRY = re.compile(
+    r"(?!.*\b(?:wet|snow\w*|icy)\b)(.*\b(?:roads?|streets?|pavement|surface|it)\b.*)\bdry\b", re.IGNORECASE
+)
 _WITHOUT_RIDER = re.compile(r"\bwithout (?:an? )?riders?\b", re.IGNORECASE)  # was taught
 
 NO_WORD = "the question {text!r} has no word"
@@ -244,7 +247,8 @@ def question_form(question: str) -> QuestionForm:
     positive, count = _NO.subn("any", text)
     if count and not (is_yes_no and count == 1 and _STARTS_WITH_NO.match(text)):
         return QuestionForm(text, is_yes_no, problem=NEGATED.format(word="no"))
-    return QuestionForm(positive, is_yes_no, is_negated=count == 1)
+    is_dry = is_yes_no and _DRY.match(positive) is not None
+    return QuestionForm(_DRY.sub(r"\1wet", positive) if is_dry else positive, is_yes_no, (count == 1) != is_dry)
 
 
 def question_as_asked(text: str) -> str:
@@ -386,19 +390,13 @@ def _asks_for_words(words: list[str], verbs: frozenset[str]) -> bool:
     return bool(_QUESTION_WORDS & set(rest[: 2 if _PREPOSITIONS & set(rest[:1]) else 1]))
 
 
-def words_at(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[str]:
-    """The words of the text that tokens come from, in order, each once.
+def word_at(text: str, start: int, end: int) -> str:
+    """The word of a text that a token at [start, end) comes from: all letters around it.
 
-    A word reaches over all letters around a token: offsets of a rewritten word cover its last letter only, and one
-    letter can become several tokens (U+FDFA). Takes time linear in the text, because a word is not read twice.
+    Offsets of a rewritten word cover its last letter only.
     """
-    done = 0  # end of the last word
-    for start, end in spans:
-        if end <= done:
-            continue
-        while done < start < end and text[start - 1].isalpha() and text[start].isalpha():
-            start -= 1
-        while 0 < end < len(text) and text[end - 1].isalpha() and text[end].isalpha():
-            end += 1
-        yield text[start:end]
-        done = end
+    while 0 < start < end and text[start - 1].isalpha() and text[start].isalpha():
+        start -= 1
+    while 0 < end < len(text) and text[end - 1].isalpha() and text[end].isalpha():
+        end += 1
+    return text[start:end]

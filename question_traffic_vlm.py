@@ -6,11 +6,12 @@
 Programs without torch, such as `scripts/ask_onnx.py`, answer by the same rules.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, NamedTuple
 
-from .answer_kind_traffic_vlm import NONE, AnswerKind, answer_kind
+from .answer_kind_traffic_vlm import COLORS, LIGHT_STATES, NONE, AnswerKind, answer_kind, asked_for, is_content_word
 from .question_form_traffic_vlm import NEGATED, NO_WORD, NOT_YES_NO, QuestionForm, question_form, question_words
 
 
@@ -23,16 +24,25 @@ UNKNOWN_KIND = (
 NOT_OF_ITS_KIND = "the model's answer {answer!r} is not {kind}"
 HARDLY_LIKELY = "the model has no answer: the likeliest of {kind}, {answer!r}, has a score of {score:.3f}"
 NO_ANSWER = "the model's answer is empty"
-MIN_SCORE = 0.05  # of an answer in words: 0.3 and more for taught questions; to others it is often a forced value
+GUESS = "its answer would be a guess, which answer_untaught gives"
+UNKNOWN_WORD = "the model does not know {word!r}: " + GUESS
+UNTAUGHT_WORD = "the model was not taught {word!r}: " + GUESS
+UNTAUGHT_COLOR = "the model was taught the colors of lights, not that of {word!r}: " + GUESS
+UNKNOWN_TOKEN = "[UNK]"
 
 
 class Prompt(NamedTuple):
-    """A tokenized question, `[SOS] words ?`, and those of its words that are not in the vocabulary or not taught."""
+    """A tokenized question, `[SOS] words ?`.
+
+    Attributes:
+        ids: of the tokens.
+        tokens: words of the vocabulary, or [UNK].
+        typed: for each token between `[SOS]` and `?`, the word of the question that it comes from.
+    """
 
     ids: list[int]
     tokens: list[str]
-    unknown_words: list[str]
-    untaught_words: list[str]
+    typed: list[str]
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,7 @@ class Question:
         unknown_words: its words that are not in the vocabulary; the model ignores them.
         untaught_words: its words that the model was not taught; it guesses what they mean.
         problem: why it cannot be answered; None if it can be.
+        refusal: why its answer would be a guess: what it asks for is unknown or was not taught; otherwise None.
     """
 
     text: str
@@ -56,6 +67,11 @@ class Question:
     unknown_words: tuple[str, ...] = ()
     untaught_words: tuple[str, ...] = ()
     problem: str | None = None
+    refusal: str | None = None
+
+    def checked(self, answer_untaught: bool) -> "Question":
+        """The question, whose refusal is a problem unless `answer_untaught`."""
+        return self if answer_untaught or self.problem else replace(self, problem=self.refusal)
 
     def answer(
         self,
@@ -71,13 +87,17 @@ class Question:
         item |= {name: list(words) for name, words in notes.items() if words}
         return item | ({"problem": problem} if problem else {})
 
-    def answer_in_words(self, answer: str, score: float) -> dict[str, Any]:
-        """What an answer in words adds to the item: "answer" and "score", or "problem" if it is not of the kind."""
+    def answer_in_words(self, answer: str, score: float, min_score: float = 0.05) -> dict[str, Any]:
+        """What an answer in words adds to the item: "answer" and "score", or a "problem".
+
+        An answer is a problem if it is not of the question's kind, or if its score is below `min_score`. Answers to
+        taught questions have 0.3 and more; to others they are often forced values.
+        """
         if self.kind is None:  # any answer can be right
             return {"answer": answer, "score": score} if answer else {"problem": NO_ANSWER}
         if not self.kind.accepts(answer):
             return {"problem": NOT_OF_ITS_KIND.format(answer=answer, kind=self.kind.name)}
-        if score < MIN_SCORE:
+        if score < min_score:
             return {"problem": HARDLY_LIKELY.format(answer=answer, score=score, kind=self.kind.name)}
         return {"answer": answer, "score": score}
 
@@ -93,13 +113,20 @@ class Question:
         return [vocabulary[word] for word in self.kind.next_words(words) if word in vocabulary]
 
 
-def read_question(text: str, tokenize: Callable[[str], Prompt], limit: int, any_kind: bool = False) -> Question:
+def read_question(
+    text: str,
+    tokenize: Callable[[str], Prompt],
+    limit: int,
+    taught: Collection[str] | None = None,
+    any_kind: bool = False,
+) -> Question:
     """A question, checked and tokenized.
 
     Args:
         tokenize: makes a prompt of the words of a question.
         limit: maximum number of tokens of a question with its answer.
-        any_kind: accept every question and every answer in words.
+        taught: the content words that the model was taught; None if they are not known.
+        any_kind: accept every question and every answer in words: the model was taught a user's own questions.
     """
     form = question_form(text)
     if form.problem:
@@ -108,20 +135,51 @@ def read_question(text: str, tokenize: Callable[[str], Prompt], limit: int, any_
     if len(words) > 50 * limit:  # tokenizing it would take long
         size = f"{len(words):,} characters"
         return Question(text, form, problem=TOO_LONG.format(size=size, limit=limit, text=text[:80]))
-    ids, tokens, *notes = tokenize(words)
-    if len(ids) <= 2:
+    ids, tokens, typed = tokenize(words)
+    tokens = tokens[1:-1]
+    if not tokens:
         return Question(text, form, problem=NO_WORD.format(text=text[:80]))
     if len(ids) >= limit:  # an answer has one token at least
         return Question(text, form, problem=TOO_LONG.format(size=f"{len(ids)} tokens", limit=limit, text=text[:80]))
-    unknown, untaught = map(tuple, notes)
+    unknown = _distinct(word for token, word in zip(tokens, typed) if token == UNKNOWN_TOKEN)
     if unknown and not any(token.isalnum() for token in tokens):
         return Question(text, form, unknown_words=unknown, problem=NO_KNOWN_WORD.format(text=text[:80]))
+    untaught = () if taught is None else _distinct(t for t in tokens if is_content_word(t) and t not in taught)
     is_limited = not (form.is_yes_no or any_kind)
-    kind = answer_kind(" ".join(tokens[1:-1])) if is_limited else None
+    kind = answer_kind(" ".join(tokens)) if is_limited else None
     problem = None
     if is_limited and kind is None:
         problem = UNKNOWN_KIND + (f". Unknown words: {', '.join(unknown)}" if unknown else "")
-    return Question(text, form, tuple(ids), kind, unknown, untaught, problem)
+    refusal = _refusal(tokens, typed, taught)
+    return Question(text, form, tuple(ids), kind, unknown, untaught, problem, refusal)
+
+
+def _distinct(words: Iterable[str]) -> tuple[str, ...]:
+    """The different words in order; "Bus" and "bus" are one."""
+    found: dict[str, str] = {}
+    for word in words:
+        found.setdefault(word.casefold(), word)
+    return tuple(found.values())
+
+
+def _refusal(tokens: Sequence[str], typed: Sequence[str], taught: Collection[str] | None) -> str | None:
+    """Why the answer to a question would be a guess; None if all that it asks for is known and taught."""
+    sentence = list(takewhile(lambda token: token not in ("?", "."), tokens))
+    places = asked_for(sentence)
+    for i in places:
+        # What ends in "ly" tells how: "is it really raining".
+        if sentence[i] == UNKNOWN_TOKEN and not typed[i].casefold().endswith("ly"):
+            return UNKNOWN_WORD.format(word=typed[i])
+        if taught is not None and is_content_word(sentence[i]) and sentence[i] not in taught:
+            return UNTAUGHT_WORD.format(word=typed[i])
+    if taught is None or any(color in taught for color in COLORS if color not in LIGHT_STATES):
+        return None
+    # Colors are those of lights as long as no other color was taught.
+    nouns = [i for i, word in enumerate(sentence) if is_content_word(word) and word not in (*COLORS, "color")]
+    is_color = "color" in sentence or any(sentence[i] in COLORS for i in places)
+    if not is_color or not nouns or {"light", "lights"} & set(sentence):
+        return None
+    return UNTAUGHT_COLOR.format(word=typed[nouns[0]])
 
 
 def yes_or_no(form: QuestionForm, p: float, threshold: Any = 0.5) -> dict[str, Any]:

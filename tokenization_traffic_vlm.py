@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from .question_form_traffic_vlm import words_at
+from .question_form_traffic_vlm import word_at
 
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[SOS]", "[EOS]"]
@@ -134,15 +134,13 @@ _PHRASES = {
 # Word of the vocabulary: regular expression of its synonyms. A plural "s" is kept: "bikes" becomes "bicycles".
 _SYNONYMS = {
     # road users and vehicles
-    "cyclist": "bicyclist|(?:bicycle|bike) rider",
     "motorcycle rider": "motorcyclist|motorbiker|biker",
     "emergency worker": "(?:emergency|first) responder|paramedic",
     "truck": "(?:pick ?up )?truck|lorry|pickup",
     "fire truck": "fire ?engine|firetruck",
     "motorcycle": "motorbike|scooter|moped|motor(?!s? vehicle)|two wheeler",
     "bicycle": "bike|pushbike",
-    "car": "automobile|hatchback|sedan|suv",
-    "taxi": "cab|taxicab",
+    "car": "automobile|hatchback|sedan|suv|taxi(?:cab)?|cab",
     "van": "minivan",
     "train": "tram|streetcar|trolley",
     "rickshaw": "auto ?rickshaw|tuk ?tuk|three wheeler",
@@ -200,6 +198,8 @@ _SYNONYMS = {
 _WHOLE_WORDS = {
     # road users and vehicles
     "a person": "someone|somebody|anyone|anybody",
+    "rider of a bicycle": "(?:bi)?cyclist|bicycle rider",  # recognized better than "cyclist"
+    "riders of bicycles": "(?:bi)?cyclists|bicycle riders",
     "person": "human|individual|passenger(?! (?:car|side|seat|door|vehicle))",
     "people": "persons|humans|individuals|folks|men|women|passengers",
     "man": "guy|gentleman",
@@ -230,7 +230,9 @@ _WHOLE_WORDS = {
     "near": "nearby",
     "next to": "beside|alongside|adjacent to",
     "between": "surrounded by",
-    "in": "inside|within",
+    "in": "inside|within|during",
+    "here": "anywhere|somewhere",
+    "sky": "skies",
     "out": "outside",
     "on": "onto|lit|illuminated",
     "over": "above|higher than",
@@ -361,27 +363,6 @@ _WHOLE_WORDS = {
 # A number word and its digits give the same token. The word "one" is not replaced because it is also a pronoun.
 _WHOLE_WORDS |= {str(number): word for number, word in enumerate(_NUMBERS) if word != "one"}
 _WHOLE_WORDS |= {str(10 * number): word for number, word in enumerate(_TENS, start=2)}
-
-
-# Words of the vocabulary that many questions teach, so that they are never reported as untaught.
-FUNCTION_WORDS = frozenset(
-    """
-    a an the this that those it its they them their there here i me my we us you your
-    is are was were be been am do does did doing has have can could will would should must may need
-    and or not if than because while like of to in on at for with without by from into out off up down over under
-    through across along against around about as before after toward past between
-    all any each both another other same different very still just now too
-    what which who where when why how many much most more fewer less least number none count please describe list
-    answer select following options correct predict consider based mean b c d u s
-    see look visible seen appear appears show showing scene status image video type types located location
-    one first second third normal possible important main current likely able involved
-    """.split()
-)
-
-
-def is_content_word(word: str) -> bool:
-    """Whether a word of the vocabulary is not a function word, number, punctuation or special token."""
-    return word.isalpha() and word not in FUNCTION_WORDS
 
 
 def plural_of(word: str) -> str:
@@ -569,7 +550,7 @@ class TrafficVLMTokenizer(PreTrainedTokenizerFast):
         unknown: dict[str, None] = {}
         for source, ids, offsets in zip(texts, batch["input_ids"], batch["offset_mapping"]):
             spans = (span for token_id, span in zip(ids, offsets) if token_id == self.unk_token_id)
-            unknown |= dict.fromkeys(words_at(source, spans))
+            unknown |= dict.fromkeys(word_at(source, *span) for span in spans)
         return list(unknown)
 
 

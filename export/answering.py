@@ -10,7 +10,7 @@ import onnxruntime
 from tokenizers import Tokenizer
 
 from ..images_traffic_vlm import to_rgb
-from ..question_form_traffic_vlm import words_at
+from ..question_form_traffic_vlm import word_at
 from ..question_traffic_vlm import Prompt, Question, read_question, yes_or_no
 from .greedy import generate, mean_probabilities
 
@@ -29,7 +29,7 @@ class ExportedPipeline:
 
     def __init__(self, folder: Path, int8: bool = False):
         self.about = json.loads((folder / "export.json").read_text())
-        if "untaught" not in self.about:
+        if "answer_untaught" not in self.about:
             raise ValueError(f"{folder}: written by an earlier version: run scripts/export.py again")
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.encode_special_tokens = True  # "[EOS]" in a question is an ordinary word
@@ -47,8 +47,7 @@ class ExportedPipeline:
         """
         if files := [word for word in texts if os.path.exists(word)]:
             raise ValueError(f"{files[0]}: is a file, and not a question; answers are about one image")
-        limit, own_questions = self.about["max_tokens"], self.about["own_questions"]
-        questions = [read_question(text, self.tokenize, limit, own_questions) for text in texts]
+        questions = [self.read(text) for text in texts]
         images = self.encode(picture)
         yes_no = [question for question in questions if question.form.is_yes_no and not question.problem]
         p_yes = iter(self.score(yes_no, images) if yes_no else [])
@@ -62,16 +61,17 @@ class ExportedPipeline:
                 items.append(question.answer(**self.answer_in_words(question, images)))
         return items
 
+    def read(self, text: str) -> Question:
+        """A question, checked and tokenized."""
+        about = self.about
+        question = read_question(text, self.tokenize, about["max_tokens"], about["taught"], about["own_questions"])
+        return question.checked(about["answer_untaught"])
+
     def tokenize(self, text: str) -> Prompt:
         """The prompt of the words of a question, as the processor makes it."""
         words = self.tokenizer.encode(text, add_special_tokens=False)
-        spans = (span for token, span in zip(words.tokens, words.offsets) if token == "[UNK]")
-        unknown: dict[str, str] = {}
-        for word in words_at(text, spans):
-            unknown.setdefault(word.casefold(), word)
-        untaught = [token for token in dict.fromkeys(words.tokens) if token in self.about["untaught"]]
         ids = [self.about["start"], *words.ids, self.tokenizer.token_to_id("?")]
-        return Prompt(ids, ["[SOS]", *words.tokens, "?"], list(unknown.values()), untaught)
+        return Prompt(ids, ["[SOS]", *words.tokens, "?"], [word_at(text, *span) for span in words.offsets])
 
     def encode(self, picture: str) -> dict[str, np.ndarray]:
         """Cross-attention keys and values [layers,1,K,P,D] of an image file, resized as the processor does."""

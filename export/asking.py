@@ -7,8 +7,10 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..question_form_traffic_vlm import words_at
+from ..answer_kind_traffic_vlm import is_content_word
+from ..question_form_traffic_vlm import word_at
 from ..question_traffic_vlm import (
+    UNKNOWN_TOKEN,
     Prompt,
     Question,
     answer_notes,
@@ -36,21 +38,20 @@ class Asking:
 
     def read(self, text: str) -> Question:
         """A question, checked and tokenized."""
-        return read_question(text, self._prompt, self.about["max_tokens"], self.about["own_questions"])
+        about = self.about
+        question = read_question(text, self._prompt, about["max_tokens"], about["taught"], about["own_questions"])
+        return question.checked(about["answer_untaught"])
 
     def _prompt(self, text: str) -> Prompt:
         ids, tokens, words = map(list, zip(*json.loads(self.tokenize(text)))) if text else ([], [], [])
-        unknown: dict[str, str] = {}
-        for word in as_typed(text, [word for token, word in zip(tokens, words) if token == "[UNK]"]):
-            unknown.setdefault(word.casefold(), word)
-        untaught = [token for token in dict.fromkeys(tokens) if token in self.about["untaught"]]
-        ids = [self.about["start"], *ids, self.vocabulary["?"]]
-        return Prompt(ids, ["[SOS]", *tokens, "?"], list(unknown.values()), untaught)
+        unknown = as_typed(text, [word for token, word in zip(tokens, words) if token == UNKNOWN_TOKEN])
+        typed = [next(unknown) if token == UNKNOWN_TOKEN else word for token, word in zip(tokens, words)]
+        return Prompt([self.about["start"], *ids, self.vocabulary["?"]], ["[SOS]", *tokens, "?"], typed)
 
     def words(self, question: Question) -> str:
         """JSON of [column, word] for each word with a map; first the word that the question is about."""
         tokens = [self.tokens[index] for index in question.input_ids]
-        return json.dumps(words_to_map(tokens, self.page["content_words"].__contains__, self.page["nouns"]))
+        return json.dumps(words_to_map(tokens, is_content_word, self.page["nouns"]))
 
     def next_ids(self, question: Question, answer: str) -> str:
         """JSON of the ids of the tokens that can follow those of an answer in words so far, `answer`, JSON of ids."""
@@ -78,7 +79,7 @@ def as_typed(text: str, words: list[str]) -> Iterator[str]:
             yield word
         else:
             end = start + len(word)
-            yield next(words_at(text, [(origin[start], origin[end - 1] + 1)]), word)
+            yield word_at(text, origin[start], origin[end - 1] + 1)
 
 
 def show(item: dict[str, Any]) -> str:

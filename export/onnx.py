@@ -244,7 +244,8 @@ def describe(model: Any, processor: Any) -> dict[str, Any]:
         "pad": text.pad_token_id,
         "yes_no": [text.yes_token_id, text.no_token_id],
         "never": text.suppressed_tokens,
-        "untaught": processor.untaught_ids(sorted(tokenizer.get_vocab().values())),
+        "taught": None if processor.taught_words is None else sorted(processor.taught_words),
+        "answer_untaught": False,  # true: guess at what was not taught, instead of a problem
         "own_questions": processor.own_questions,
         "image_size": list(height_and_width(model.config.vision_config.image_size)),
         "resample": int(images.resample),

@@ -27,7 +27,6 @@ from ..files import new_folder
 from ..image_files import MAX_PIXELS
 from ..loading import load_processor
 from ..scoring_traffic_vlm import height_and_width, yes_probability
-from ..tokenization_traffic_vlm import is_content_word
 from .libraries import fetch_libraries
 from .onnx import OPSET, DecodeGraph, describe, load, make_graphs, save_onnx
 
@@ -217,7 +216,6 @@ def page_data(model: Any, processor: Any) -> dict[str, Any]:
         "grid": [side // patch for side, patch in sizes],  # of an attention map
         "max_pixels": MAX_PIXELS,
         "nouns": sorted({word for label in CLASSES for word in class_words(label)}),
-        "content_words": sorted(filter(is_content_word, processor.tokenizer.get_vocab())),
         "suggested": suggest_questions(processor),
         "examples": [f"examples/{path.name}" for path in EXAMPLES],
     }

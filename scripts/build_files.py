@@ -4,7 +4,7 @@
     python scripts/build_files.py --output_dir /tmp/files --questions tests/data/questions.txt
     python scripts/build_files.py --output_dir runs/medium --medium true    # another decoder, for new weights
 
-The files are config.json, generation_config.json, decision.json, and those of the tokenizer and the processor. The
+The files are config.json, generation_config.json, and those of the tokenizer and the processor. The
 temperature and the dtype in config.json and the taught words in processor_config.json belong to the weights and are
 kept, unless other sizes are chosen. With --questions the script also prints how many words of a list of questions the
 tokenizer knows, how many of these training can teach, because they stand in our own questions or are function words,
@@ -36,9 +36,8 @@ from traffic_vlm.training.words import template_words
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = (
-    *("config.json", "generation_config.json", "decision.json"),
-    *("tokenizer.json", "tokenizer_config.json"),
-    *("processor_config.json", "chat_template.jinja", "decision_template.jinja"),
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("processor_config.json", "chat_template.jinja"),
 )
 VOCAB_SIZE = 500
 VISION_TOWER = {"neck": "depthwise", "neck_width": 384, "num_hidden_layers": 2, "intermediate_size": 1536}

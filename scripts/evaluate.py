@@ -145,13 +145,12 @@ def write_taught_words(
 
 
 def write_temperature(folder: Path, temperature: float) -> None:
-    """Set the temperature of P(yes) in config.json, and in decision.json for pipelines. Replaces each file at once."""
+    """Set the temperature of P(yes) in config.json, in a single step."""
     config = TrafficVLMConfig.from_pretrained(folder)
     config.yes_no_temperature = temperature
     with tempfile.TemporaryDirectory(dir=folder, prefix=".temperature") as temporary:
         config.save_pretrained(temporary)
-        for name in ("decision.json", "config.json"):
-            os.replace(Path(temporary) / name, folder / name)
+        os.replace(Path(temporary) / "config.json", folder / "config.json")
     print(f"wrote yes_no_temperature {temperature:.4f} to {folder / 'config.json'}")
 
 

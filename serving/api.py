@@ -27,7 +27,6 @@ from .service import Query, Service, Settings
 
 API_KEY = "TRAFFIC_VLM_API_KEY"  # environment variable
 PATHS = ("/v1/answer", "/v1/generate")
-ONE_FIELD_EACH = "; in a form, one field `questions` for each"
 
 
 def decode_base64(value: Any) -> Any:
@@ -49,6 +48,7 @@ class AnswerRequest(BaseModel):
 
     image: ImageBytes
     questions: Annotated[list[Text], FailFast(), Field(min_length=1, examples=[["Is there a car?"]])]
+    answer_untaught: Annotated[bool | None, Field(description="guess at what was not taught")] = None
 
 
 class Answer(BaseModel):
@@ -87,12 +87,12 @@ RESPONSES: dict[int | str, Any] = {
     status: {"model": Problem, "description": text} for status, text in PROBLEMS.items()
 }
 SCHEMA = AnswerRequest.model_json_schema()
-FORM = {"image": {"type": "string", "format": "binary"}, "questions": SCHEMA["properties"]["questions"]}
+FORM = SCHEMA["properties"] | {"image": {"type": "string", "format": "binary"}}
 BODY: dict[str, Any] = {
     "required": True,
     "content": {
         "multipart/form-data": {
-            "schema": {"type": "object", "properties": FORM, "required": list(FORM)},
+            "schema": {"type": "object", "properties": FORM, "required": SCHEMA["required"]},
             "encoding": {"questions": {"style": "form", "explode": True}},  # a field for each question
         },
         "application/json": {"schema": SCHEMA},
@@ -178,14 +178,15 @@ def read_query(service: Service, body: bytes | dict[str, Any]) -> Query:
     try:
         read = AnswerRequest.model_validate_json if isinstance(body, bytes) else AnswerRequest.model_validate
         asked = read(body)  # type: ignore[arg-type]
-        return service.read(asked.image, asked.questions)
+        default = service.settings.answer_untaught
+        untaught = default if asked.answer_untaught is None else asked.answer_untaught
+        return service.read(asked.image, asked.questions, untaught)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
         raise HTTPException(422, f"{place}: {message}" if place else message) from error
     except ValueError as error:
-        hint = ONE_FIELD_EACH if "ask them one by one" in str(error) else ""
-        raise HTTPException(422, f"{error}{hint}") from error
+        raise HTTPException(422, str(error)) from error
 
 
 async def receive_query(request: Request) -> AsyncIterator[Query]:

@@ -36,6 +36,7 @@ class ModelOptions:
     bf16: bool = option(False, "compute in bfloat16; a GPU always does")
     threads: int | None = option(None, "CPU threads of the model")
     thresholds: str | None = option(None, "thresholds.json of scripts/evaluate.py")
+    answer_untaught: bool = option(False, "guess at what the model was not taught, instead of saying so")
     region: str | None = option(None, "x,y,width,height in fractions: the part of each image to ask about")
 
     def __post_init__(self) -> None:
@@ -64,6 +65,7 @@ class ModelOptions:
         model = load_weights(self.model, dtype=dtype).eval()
         processor = load_processor(self.model)
         settings = {"thresholds": self.loaded_thresholds, "region": self.part_of_image}
+        settings |= {"answer_untaught": self.answer_untaught}
         try:
             return pipeline(model, processor=processor, device=device, **settings)
         except AssertionError as error:  # raised by torch builds without support for the device

@@ -54,6 +54,7 @@ class Query:
     key: str  # hash of the image's bytes
     pixels: torch.Tensor  # [3,H,W]
     questions: list[str]
+    answer_untaught: bool
     lengths: list[int]  # tokens of each question, with room for its answer in words
     encoded: Any = None  # the encoded image, from the first pass on
     cached: bool = False  # whether the encoded image was in the cache
@@ -109,25 +110,22 @@ class Service:
         self.model_turn = asyncio.Lock()
         self.stream_turn = asyncio.Lock()
 
-    def read(self, image: bytes, questions: Sequence[str]) -> Query:
+    def read(self, image: bytes, questions: Sequence[str], answer_untaught: bool) -> Query:
         """A query with its image decoded and its questions checked. Slow, so it must not run in the event loop.
 
         Raises:
-            ValueError: an image that cannot be read, a question that cannot be answered, or too many of them.
+            ValueError: an image that cannot be read, or too many questions.
         """
         limit = self.settings.max_questions
         if len(questions) > limit:
             raise ValueError(f"{len(questions)} questions: at most {limit} are answered at once.")
-        lengths = []
-        for i, text in enumerate(questions, 1):
-            question = self.pipe.read_question(text.strip())
-            if question.problem:
-                raise ValueError(f"question {i}: {question.problem}")
-            lengths.append(len(question.input_ids) + (0 if question.form.is_yes_no else MAX_NEW_TOKENS))
+        read = [self.pipe.read_question(text.strip(), answer_untaught) for text in questions]
+        lengths = [len(one.input_ids) + (0 if one.form.is_yes_no or one.problem else MAX_NEW_TOKENS) for one in read]
         picture = open_image(image, max_pixels=self.settings.max_pixels)
         inputs = self.pipe.processor(images=[picture], region=self.settings.part_of_image, return_tensors="pt")
         key = hashlib.sha256(image).hexdigest()
-        return Query(key, inputs["pixel_values"][0], [text.strip() for text in questions], lengths)
+        texts = [question.text for question in read]
+        return Query(key, inputs["pixel_values"][0], texts, answer_untaught, lengths)
 
     async def answer(self, query: Query) -> None:
         """Answer all questions of a query, in one pass or more, together with other queries."""
@@ -165,7 +163,8 @@ class Service:
         the oldest query, so that long ones get their turn.
         """
         self.passes += 1
-        waiting = list(self.queue)
+        first = next(iter(self.queue), None)
+        waiting = [query for query in self.queue if first and query.answer_untaught == first.answer_untaught]
         if self.passes % 2:
             waiting.sort(key=lambda query: sum(query.open_lengths))
         lengths = [query.open_lengths for query in waiting]
@@ -176,7 +175,10 @@ class Service:
         try:
             self._encode_images([query for query, _ in batch])
             rows = [query.questions[len(query.answers) :][:count] for query, count in batch]
-            answers = self.pipe([query.encoded for query, _ in batch], rows, batch_size=len(batch))
+            untaught = batch[0][0].answer_untaught
+            answers = self.pipe(
+                [query.encoded for query, _ in batch], rows, batch_size=len(batch), answer_untaught=untaught
+            )
         except Exception as error:
             if len(batch) == 1:
                 batch[0][0].error = error
@@ -219,7 +221,7 @@ class Service:
             streamer = AsyncTextIteratorStreamer(
                 self.pipe.tokenizer, skip_prompt=True, timeout=self.settings.seconds, skip_special_tokens=True
             )
-            answer = asyncio.create_task(self._generate(query.encoded, question, streamer))
+            answer = asyncio.create_task(self._generate(query, question, streamer))
             try:
                 async for piece in streamer:
                     if piece:
@@ -228,10 +230,11 @@ class Service:
             finally:
                 answer.cancel()  # if still waiting for its turn, it would be generated for nobody
 
-    async def _generate(self, encoded: Any, question: str, streamer: AsyncTextIteratorStreamer) -> Answer:
+    async def _generate(self, query: Query, question: str, streamer: AsyncTextIteratorStreamer) -> Answer:
         """The answer to a question about an encoded image. The streamer gets its words."""
+        ask = partial(self.pipe, streamer=streamer, answer_untaught=query.answer_untaught)
         try:
-            return (await self._between_passes(partial(self.pipe, streamer=streamer), encoded, question))[0]
+            return (await self._between_passes(ask, query.encoded, question))[0]
         finally:
             streamer.end()  # a yes/no answer or an error would leave its reader waiting
 

@@ -28,14 +28,6 @@ torch.set_num_threads(1)
 settings.register_profile("fuzz", max_examples=5000)  # `make fuzz`
 
 
-@pytest.fixture(scope="session", autouse=True)
-def unlikely_answers():
-    """Accept unlikely answers in words: models with random weights have no others."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("traffic_vlm.question_traffic_vlm.MIN_SCORE", 0.0)
-        yield
-
-
 @pytest.fixture(autouse=True)
 def signal_handlers():
     """Restore the handlers that scripts and Ray set: a pool whose workers inherit them could not end its workers."""

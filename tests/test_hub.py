@@ -14,8 +14,8 @@ from traffic_vlm.training.hub import PublishError, check_card, collect_files, pu
 
 
 CODE = {path.name for path in ROOT.glob("*_traffic_vlm.py")}
-EXPECTED = CODE | {"config.json", "generation_config.json", "decision.json", "tokenizer.json", "tokenizer_config.json"}
-EXPECTED |= {"processor_config.json", "chat_template.jinja", "decision_template.jinja", "model.safetensors"}
+EXPECTED = CODE | {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+EXPECTED |= {"processor_config.json", "chat_template.jinja", "model.safetensors"}
 EXPECTED |= {".gitattributes", "README.md", "LICENSE"}
 CARD = (
     "---\nlicense: mit\nlibrary_name: transformers\npipeline_tag: image-text-to-text\ntags: [traffic]\n---\n# Mine\n"

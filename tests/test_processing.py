@@ -352,22 +352,6 @@ def test_removing_the_prompt_leaves_the_answer(processor):
     assert processor.post_process_image_text_to_text([YES, EOS]) == ["yes"]
 
 
-@pytest.mark.parametrize(
-    ("question", "message"),
-    [
-        ({"type": "choice", "instructions": CAR, "criteria": {"a": None, "b": None}}, "yes/no questions"),
-        ({"type": "noul", "instructions": RED}, "visual-question-answering"),
-        ({"type": "noul", "instructions": "Is there no car?"}, "does not understand"),
-    ],
-)
-def test_decisions_are_yes_or_no(question, message):
-    decision = pytest.importorskip("transformers.decision")
-    config = decision.DecisionConfig.from_pretrained(ROOT)
-    own = TrafficVLMProcessor.from_pretrained(ROOT)  # a copy, because the library adds tokens to it
-    with pytest.raises(Exception, match=message):
-        config.prepare_inputs({"state": "", "questions": {"q": question}}, own)
-
-
 # --- answers ---
 
 

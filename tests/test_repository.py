@@ -15,7 +15,6 @@ from traffic_vlm.modeling_traffic_vlm import TrafficVLMForCausalLM, TrafficVLMFo
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 
 
-HAS_DECISIONS = hasattr(transformers, "AutoModelForDecision")
 QUESTIONS = ["Is there a car?", "Is the road wet?", "Is it night?"]
 IDS, PIXELS = random_ids(2, 5), random_pixels(2)
 
@@ -70,7 +69,7 @@ def test_a_saved_folder_loads_in_new_processes(folder, processor, tmp_path):
         load
         + """
         assert AutoConfig.from_pretrained(folder, **remote).yes_no_temperature == 1.6
-        names = ["AutoModel", "AutoModelForImageTextToText", "AutoModelForMultimodalLM", "AutoModelForDecision"]
+        names = ["AutoModel", "AutoModelForImageTextToText", "AutoModelForMultimodalLM"]
         found = [name for name in names if hasattr(transformers, name)]
         for name in found:
             model = getattr(transformers, name).from_pretrained(folder, **remote)
@@ -88,7 +87,7 @@ def test_a_saved_folder_loads_in_new_processes(folder, processor, tmp_path):
         """,
         tmp_path,
     )
-    assert printed.split() == ["4" if HAS_DECISIONS else "3"]
+    assert printed.split() == ["3"]
     new_process(
         load
         + f"""
@@ -170,19 +169,6 @@ def test_image_text_to_text_pipeline_answers_about_a_file(folder):
     assert longest[0]["generated_text"].strip().startswith(expected)
 
 
-@pytest.mark.skipif(not HAS_DECISIONS, reason="the decision pipeline came with transformers 5.23")
-def test_decision_pipeline_agrees_with_the_scorer(folder):
-    pipe = transformers.pipeline("decision", model=str(folder), trust_remote_code=True)
-    path = str(folder / "scene.png")
-    questions = {f"q{i}": {"type": "noul", "instructions": text} for i, text in enumerate(QUESTIONS)}
-    questions["q3"] = {"type": "noul", "instructions": "Is <|mark|> [EOS] there a car?"}  # control tokens are words
-    answers = pipe({"state": "<image>", "questions": questions, "assets": {"<image>": path}})
-    inputs = pipe.processor(images=[path], text=[[one["instructions"] for one in questions.values()]], packed=True)
-    [expected] = pipe.model.score_yes_no(**inputs)
-    assert [answers[name]["noul"] for name in questions] == pytest.approx(expected.tolist(), abs=1e-5)
-    assert len(set(expected.tolist())) == 4
-
-
 # --- files ---
 
 
@@ -204,8 +190,6 @@ def test_committed_files_are_what_build_files_writes(tmp_path, run_script):
             written, committed = (json.loads(text) | {"transformers_version": ""} for text in (written, committed))
             written, committed = shared_keys(written, committed), shared_keys(committed, written)
         assert written == committed, f"run scripts/build_files.py: {name}"
-    config, decision = (json.loads((ROOT / name).read_text()) for name in ("config.json", "decision.json"))
-    assert decision["temperature"] == {"noul": config["yes_no_temperature"]}  # pipelines answer as the model does
 
 
 def test_build_files_writes_the_configuration_of_other_sizes(tmp_path, run_script, capsys):

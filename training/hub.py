@@ -17,9 +17,8 @@ from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, get_token
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = (
-    *("model.safetensors", "config.json", "generation_config.json", "decision.json"),
-    *("tokenizer.json", "tokenizer_config.json", "processor_config.json"),
-    *("chat_template.jinja", "decision_template.jinja"),
+    *("model.safetensors", "config.json", "generation_config.json"),
+    *("tokenizer.json", "tokenizer_config.json", "processor_config.json", "chat_template.jinja"),
 )
 ATTRIBUTES = "*.safetensors filter=lfs diff=lfs merge=lfs -text\n"  # .gitattributes on the Hub
 CARD_FILES = ("README.md", "LICENSE*", "docs/**/*")

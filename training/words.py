@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from ..answer_kind_traffic_vlm import is_content_word
 from ..data.scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES, is_a
 from ..data.templates import FILLINGS, TYPES, enumeration, flat
-from ..tokenization_traffic_vlm import ANSWER_TOKENS, SPECIAL_TOKENS, TrafficVLMTokenizer, is_content_word
+from ..tokenization_traffic_vlm import ANSWER_TOKENS, SPECIAL_TOKENS, TrafficVLMTokenizer
 
 
 def parse_words(options: Sequence[str], tokenizer: TrafficVLMTokenizer) -> dict[str, str | None]:
@@ -58,7 +59,7 @@ def template_words(tokenizer: TrafficVLMTokenizer) -> set[str]:
     texts = [text for template in templates for text, *_ in Formatter().parse(template)]
     texts += [name for singular, plural, _ in CLASSES.values() for name in (singular, plural)]
     texts += flat([ATTRIBUTES, SCENE_ATTRIBUTES, [kind.values for kind in TYPES.values()]])
-    return words_of([*texts, *FILLINGS["place"], "cyclists", enumeration(["a", "an", "none"])], tokenizer)
+    return words_of([*texts, *FILLINGS["place"], enumeration(["a", "an", "none"])], tokenizer)
 
 
 def entries_to_replace(tokenizer: TrafficVLMTokenizer, number: int, keep: Collection[str] = ()) -> list[str]:
