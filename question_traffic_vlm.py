@@ -144,7 +144,8 @@ def read_question(
     unknown = _distinct(word for token, word in zip(tokens, typed) if token == UNKNOWN_TOKEN)
     if unknown and not any(token.isalnum() for token in tokens):
         return Question(text, form, unknown_words=unknown, problem=NO_KNOWN_WORD.format(text=text[:80]))
-    untaught = () if taught is None else _distinct(t for t in tokens if is_content_word(t) and t not in taught)
+    known = tokens if taught is None else taught
+    untaught = _distinct(word for token, word in zip(tokens, typed) if is_content_word(token) and token not in known)
     is_limited = not (form.is_yes_no or any_kind)
     kind = answer_kind(" ".join(tokens)) if is_limited else None
     problem = None
@@ -166,7 +167,7 @@ def _refusal(tokens: Sequence[str], typed: Sequence[str], taught: Collection[str
     """Why the answer to a question would be a guess; None if all that it asks for is known and taught."""
     sentence = list(takewhile(lambda token: token not in ("?", "."), tokens))
     places = asked_for(sentence)
-    for i in places:
+    for i in reversed(places):  # first what is said of a thing, then the thing
         # What ends in "ly" tells how: "is it really raining".
         if sentence[i] == UNKNOWN_TOKEN and not typed[i].casefold().endswith("ly"):
             return UNKNOWN_WORD.format(word=typed[i])

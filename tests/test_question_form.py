@@ -24,7 +24,7 @@ VALUES |= {name: set(SCENE_ATTRIBUTES[attribute]) for name, attribute in SCENE_A
 
 
 def kind_of(processor, question):
-    [ids] = processor.prompt_ids([question_words(question_form(question).text)])
+    ids = processor.prompt(question_words(question_form(question).text)).ids
     kind = processor.answer_kind(ids)
     return kind and kind.name
 
@@ -119,7 +119,7 @@ What type of road is it?|road type
 
 @pytest.mark.parametrize("line", WORDINGS.strip().splitlines())
 def test_other_wordings_are_asked_as_taught(processor, line):
-    taught, *others = processor.prompt_ids([question_words(question_form(text).text) for text in line.split("|")])
+    taught, *others = (processor.prompt(question_words(question_form(text).text)).ids for text in line.split("|"))
     for text, ids in zip(line.split("|")[1:], others):
         assert processor.tokenizer.decode(ids) == processor.tokenizer.decode(taught), text
         assert question_form(text).is_yes_no == question_form(line.split("|")[0]).is_yes_no, text
@@ -190,7 +190,7 @@ def test_every_template_is_one_question_that_is_asked_as_it_stands():
 def test_the_kind_of_every_template_accepts_the_answers_of_its_question_type(processor):
     for question_type, is_open, text in templates():
         if is_open:
-            kind = processor.answer_kind(processor.prompt_ids([question_words(text)])[0])
+            kind = processor.answer_kind(processor.prompt(question_words(text)).ids)
             assert kind is not None, text
             values = VALUES.get(question_type, {"a car and 2 trucks"}) - {"other", "bridge or tunnel"}
             if question_type == "sign_value":  # "What is the speed limit?" and "Which traffic sign is there?"
