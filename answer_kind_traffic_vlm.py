@@ -11,7 +11,7 @@ This module needs only the standard library, so that programs without torch deci
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -185,6 +185,32 @@ def answer_kind(words: str) -> AnswerKind | None:
         named = {value for value in kind.values if re.search(rf"\b{value}\b", words)}
         return AnswerKind(kind.name, frozenset(named | ({NONE} & kind.values))) if len(named) > 1 else kind
     return kind
+
+
+# Kind of question: an example.
+EXAMPLES = {
+    "is it there": "Is there a bus?",
+    "is it at a place": "Is there a car on the left?",
+    "side": "On which side is the truck?",
+    "number": "How many cars are there?",
+    "comparison": "Are there more cars than people?",
+    "state of a light": "What color is the traffic light?",
+    "sign": "What is the speed limit?",
+    "weather": "Is it raining?",
+    "time of day": "Is it night?",
+    "road": "Is the road wet?",
+    "traffic": "Is there a traffic jam?",
+    "type of road": "Is this a highway?",
+    "scene": "What is ahead?",
+}
+
+
+def known_nouns(taught: Collection[str] | None) -> list[str]:
+    """The nouns that a model can be asked about, in the singular; `taught`: its words, None if they are not known."""
+    nouns = VEHICLE_NOUNS + OTHER_NOUNS
+    is_known = {noun: taught is None or all(word in taught for word in noun.split()) for noun in nouns}
+    plurals = {noun + ending for noun in nouns for ending in ("s", "es")} | {"people", "children"}
+    return [noun for noun in nouns if is_known[noun] and noun not in plurals]
 
 
 # Words of the vocabulary that many questions teach, so that they are never reported as untaught.

@@ -4,6 +4,7 @@
     python scripts/ask.py frames/ "Is there a bus?" --json                # all images of a folder, a line each
     python scripts/ask.py a.jpg b.jpg --ask "Is it raining?" --overlay out.png    # attention maps of each image
     python scripts/ask.py a.jpg "Is the traffic light red?" --region 0.25,0,0.5,0.5    # far objects: a part, larger
+    python scripts/ask.py --list                                         # what can I ask?
 
 An image is a file, a folder, or a pattern in quotes. Words that exist as a file or folder, end like an image file, or
 have a * are images, and all others are questions, in any order; --ask QUESTION is always one.
@@ -12,16 +13,21 @@ For several images, --overlay out.png writes out_1_a.png, out_2_b.png and so on.
 The number after an answer is the probability of that answer, a "no" included; after words, the mean of the words. With
 --thresholds an answer is yes from the threshold of its question type, and may be marked "not sure". --json prints what
 the pipeline returns: question, answer, score (the probability of the answer) and p_yes (that of yes; null for words).
+What the model does not know or was not taught has no answer but a problem; --answer_untaught true gives its guess.
 The exit status is 1 if an image or a question had a problem, and 2 if nothing was asked.
 """
 
 import os
 import sys
+import textwrap
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from traffic_vlm.answer_kind_traffic_vlm import EXAMPLES, known_nouns
 from traffic_vlm.image_files import IMAGE_SUFFIXES, find_images, open_image
+from traffic_vlm.loading import load_processor
 from traffic_vlm.options import option, option_parser, silence_libraries
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.scripts import command, print_answers
@@ -55,20 +61,32 @@ def ask(
     return len(answered) == len(items)
 
 
+def print_known(taught: Collection[str] | None) -> None:
+    """Print the kinds of question with an example each, and the nouns that can be asked about."""
+    for kind, example in EXAMPLES.items():
+        print(f"{kind:<18}{example}")
+    print(textwrap.fill(f"nouns: {', '.join(known_nouns(taught))}", 80, subsequent_indent=" " * 7))
+
+
 @command()
 def main() -> int:
     silence_libraries()
     parser = option_parser([AskOptions], __doc__)
     parser.add_argument(
-        "words", metavar="IMAGE/QUESTION", nargs="+", help="files, folders, patterns; questions in quotes"
+        "words", metavar="IMAGE/QUESTION", nargs="*", help="files, folders, patterns; questions in quotes"
     )
     parser.add_argument("--ask", action="append", default=[], metavar="QUESTION", help="may be given many times")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each image")
+    parser.add_argument("--list", action="store_true", help="print what can be asked: kinds of question, and nouns")
     options, asked = parser.parse_args_into_dataclasses()
+    if asked.list:
+        print_known(load_processor(options.model).taught_words)
+        return 0
     images = list(filter(is_image, asked.words))
     questions = [word for word in asked.words if not is_image(word)] + asked.ask
     if not images:
-        parser.error(f"there is no image: neither a file nor a folder is called {questions[0]!r}")
+        called = f": neither a file nor a folder is called {questions[0]!r}" if questions else ""
+        parser.error(f"there is no image{called}")
     if not questions:
         parser.error("there is no question: write it in quotes after the images, or after --ask")
     found = [find_images(image) for image in images]

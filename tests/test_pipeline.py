@@ -186,7 +186,7 @@ def test_most_questions_of_other_people_are_answered(vqa):
     """A rule that refuses everything would pass the tests of refusals."""
     questions = (ROOT / "tests" / "data" / "questions.txt").read_text().splitlines()
     refused = [text for text in questions if vqa.read_question(text, answer_untaught=True).refusal]
-    assert 0.1 < len(refused) / len(questions) < 0.3
+    assert 0.25 < len(refused) / len(questions) < 0.35
 
 
 def test_answers_for_people():

@@ -7,6 +7,7 @@ from typing import Any
 from datasets import concatenate_datasets
 from torch.utils.data import ConcatDataset
 
+from ..answer_kind_traffic_vlm import is_content_word
 from ..data.dataset import SyntheticRows, synthetic_rows
 from ..data.folders import load_rows, select_evenly, source_names
 from ..data.near_duplicates import count_repeated, split_rows
@@ -111,6 +112,12 @@ def own_questions(rows: Any) -> list[tuple[str, str]]:
     texts = rows.select_columns(["questions", "answers"])
     pairs = dict.fromkeys(pair for row in texts for pair in zip(row["questions"], row["answers"]))
     return [(question_as_asked(text), answer) for text, answer in pairs]
+
+
+def own_words(rows: Any, processor: Any) -> set[str]:
+    """The content words of a dataset's own questions and answers."""
+    texts = {text for pair in own_questions(rows) for text in pair}
+    return {word for text in texts for word in processor.tokenizer.tokenize(text) if is_content_word(word)}
 
 
 def has_answers_in_words(rows: Any, processor: Any) -> bool:

@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,13 @@ from ..evaluation.predict import mean_image
 from ..evaluation.report import answer_metrics
 from ..evaluation.taught import asked_often, update_taught, word_gains
 from ..files import FILE_MODE
+from ..processing_traffic_vlm import TAUGHT_ON
 from .card import write_card
 from .checkpoints import claim_run, last_checkpoint
 from .collator import SupervisedCollator
 from .hub import publish
 from .options import DataOptions, ModelOptions, check_options
-from .rows import check_rows, has_answers_in_words, open_datasets, sources_of, split_for_evaluation
+from .rows import check_rows, has_answers_in_words, open_datasets, own_words, sources_of, split_for_evaluation
 from .start import prepare_model, prepare_words, start_message
 from .trainer import BEFORE_FILE, StartEpoch, TrafficTrainer, unwrap
 
@@ -66,6 +67,7 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     prepare_words(unwrap(model), processor, model_options, [*rows, *held], checkpoint)
     for dataset in (*rows, *held):
         check_rows(dataset, processor)
+    own: set[str] = set().union(*(own_words(dataset, processor) for dataset in rows))
     processor.own_questions |= any(has_answers_in_words(dataset, processor) for dataset in rows)
     eval_rows, note = None, ""
     if evaluates:
@@ -92,7 +94,7 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
     trainer.check_weights()
     trainer.average.swap()  # there are none without a decay
     if trainer.is_world_process_zero():
-        finish(trainer, processor, model_options, data_options, note)
+        finish(trainer, processor, model_options, data_options, note, own)
         if push:
             token, private = arguments.hub_token, arguments.hub_private_repo
             publish(folder, arguments.hub_model_id or folder.name, token=token, private=private)
@@ -116,14 +118,19 @@ def make_collator(
 
 
 def finish(
-    trainer: TrafficTrainer, processor: Any, model_options: ModelOptions, data_options: DataOptions, note: str
+    trainer: TrafficTrainer,
+    processor: Any,
+    model_options: ModelOptions,
+    data_options: DataOptions,
+    note: str,
+    own: Collection[str],
 ) -> None:
-    """Save the finished model with its card, and print the verdict."""
+    """Save the finished model with its card, and print the verdict. `own`: the words of the user's own questions."""
     folder, base = Path(trainer.args.output_dir), model_options.model_name_or_path
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     unwrap(model).config.use_cache = True  # the library's Trainer turns it off
     answers = None if trainer.eval_dataset is None else trainer.answers(model, trainer.eval_dataset)
-    renew_taught(trainer, model, processor, answers, is_from_scratch=not base)
+    renew_taught(trainer, model, processor, answers, own, is_from_scratch=not base)
     if model_options.lora_rank:
         model.save_pretrained(folder / ADAPTER)
         processor.save_pretrained(folder / ADAPTER)
@@ -157,11 +164,16 @@ def judge(
 
 
 def renew_taught(
-    trainer: TrafficTrainer, model: Any, processor: Any, answers: pd.DataFrame | None, is_from_scratch: bool
+    trainer: TrafficTrainer,
+    model: Any,
+    processor: Any,
+    answers: pd.DataFrame | None,
+    own: Collection[str],
+    is_from_scratch: bool,
 ) -> None:
     """Renew `processor.taught` by `update_taught`: words that this training asked often get a new standing.
 
-    It stays None, unknown, if nothing was known of the weights before, or if weights from scratch are not evaluated.
+    The words of the user's own questions are taught from then on: otherwise these would have no answer. It stays None, unknown, if nothing was known of the weights before, or if weights from scratch are not evaluated.
     """
     if processor.taught is None and not (is_from_scratch and answers is not None):
         return
@@ -170,6 +182,8 @@ def renew_taught(
         rows = trainer.eval_dataset
         without_image = trainer.answers(model, rows, image=mean_image(rows, processor))["is_right"]
         gains = word_gains(answers, without_image, processor)
+    asked |= dict.fromkeys(own, TAUGHT_ON[0])
+    gains = {word: gain for word, gain in gains.items() if word not in own}
     processor.taught = update_taught(processor.taught or {}, asked, gains)
 
 

@@ -36,6 +36,7 @@ async function start() {
   });
   $("progress").hidden = true;
   for (const question of Object.keys(model.page.suggested)) $("all").append(new Option(question));
+  $("known").textContent = `${model.page.kinds.join(" ")} It knows these nouns: ${model.page.known_nouns.join(", ")}.`;
   for (const path of model.page.examples) {
     const button = make("button", { onclick: () => choose(() => fetch(path).then((file) => file.blob()), path) });
     button.append(make("img", { src: path, alt: `Example ${path.split(/[/.]/)[1]}` }));
