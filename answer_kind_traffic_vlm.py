@@ -188,7 +188,7 @@ def answer_kind(words: str) -> AnswerKind | None:
 
 
 # Kind of question: an example.
-EXAMPLES = {
+EXAMPLE_QUESTIONS = {
     "is it there": "Is there a bus?",
     "is it at a place": "Is there a car on the left?",
     "side": "On which side is the truck?",

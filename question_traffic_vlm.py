@@ -219,7 +219,9 @@ def answer_text(item: Mapping[str, Any]) -> str:
 
 
 def answer_notes(item: Mapping[str, Any]) -> list[str]:
-    """What is to be said about the words of a question: one note on unknown words, one on untaught words."""
+    """Notes on the words of an answered question: one on unknown words, one on untaught words."""
+    if "problem" in item:
+        return []
     notes = {"unknown_words": "unknown, so ignored", "untaught_words": "not taught, or not reliably, so guessed"}
     return [f"{note}: {', '.join(item[name])}" for name, note in notes.items() if item.get(name)]
 

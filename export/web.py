@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..answer_kind_traffic_vlm import EXAMPLES, known_nouns
+from ..answer_kind_traffic_vlm import EXAMPLE_QUESTIONS, known_nouns
 from ..data.grounding import class_words
 from ..data.scene import CLASSES
 from ..data.suggestions import suggest_questions
@@ -218,7 +218,7 @@ def page_data(model: Any, processor: Any) -> dict[str, Any]:
         "max_pixels": MAX_PIXELS,
         "nouns": sorted({word for label in CLASSES for word in class_words(label)}),
         "suggested": suggest_questions(processor),
-        "kinds": list(EXAMPLES.values()),
+        "kinds": list(EXAMPLE_QUESTIONS.values()),
         "known_nouns": known_nouns(processor.taught_words),
         "examples": [f"examples/{path.name}" for path in EXAMPLES],
     }

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from traffic_vlm.answer_kind_traffic_vlm import EXAMPLES, known_nouns
+from traffic_vlm.answer_kind_traffic_vlm import EXAMPLE_QUESTIONS, known_nouns
 from traffic_vlm.image_files import IMAGE_SUFFIXES, find_images, open_image
 from traffic_vlm.loading import load_processor
 from traffic_vlm.options import option, option_parser, silence_libraries
@@ -63,7 +63,7 @@ def ask(
 
 def print_known(taught: Collection[str] | None) -> None:
     """Print the kinds of question with an example each, and the nouns that can be asked about."""
-    for kind, example in EXAMPLES.items():
+    for kind, example in EXAMPLE_QUESTIONS.items():
         print(f"{kind:<18}{example}")
     print(textwrap.fill(f"nouns: {', '.join(known_nouns(taught))}", 80, subsequent_indent=" " * 7))
 

@@ -21,7 +21,7 @@ import gradio as gr
 from PIL import Image
 from transformers import TextIteratorStreamer
 
-from ..answer_kind_traffic_vlm import EXAMPLES, NONE, known_nouns
+from ..answer_kind_traffic_vlm import EXAMPLE_QUESTIONS, NONE, known_nouns
 from ..data.suggestions import suggest_questions
 from ..image_files import MAX_BYTES, open_image
 from ..images_traffic_vlm import Region
@@ -228,7 +228,9 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
                     elem_id="suggestion",
                 )
                 nouns = ", ".join(known_nouns(pipe.processor.taught_words))
-                gr.Markdown(f"**What can I ask?** {' '.join(EXAMPLES.values())} It knows these nouns: {nouns}.")
+                gr.Markdown(
+                    f"**What can I ask?** {' '.join(EXAMPLE_QUESTIONS.values())} It knows these nouns: {nouns}."
+                )
                 button = gr.Button("Ask", variant="primary", elem_id="ask")
             with gr.Column():
                 answers = gr.HTML(css_template=TABLE_STYLE, min_height=100, elem_id="answers")

@@ -173,7 +173,8 @@ def renew_taught(
 ) -> None:
     """Renew `processor.taught` by `update_taught`: words that this training asked often get a new standing.
 
-    The words of the user's own questions are taught from then on: otherwise these would have no answer. It stays None, unknown, if nothing was known of the weights before, or if weights from scratch are not evaluated.
+    The words of the user's own questions are taught from then on: otherwise these would have no answer. The lists stay
+    None, unknown, if nothing was known of the weights before, or if weights from scratch are not evaluated.
     """
     if processor.taught is None and not (is_from_scratch and answers is not None):
         return
