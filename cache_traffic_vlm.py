@@ -13,17 +13,50 @@ one head (K = 1), the vectors are the keys, and the values have width 0:
 The text part is the library's dynamic or static cache, so cropping, beams, compilation and offloading work as in the
 library. When rows of the text are reordered, selected or repeated, the rows of the image are, too. A cache that holds
 an image refuses another image. `reset()` removes the image, and so does `crop` if it leaves no text.
+
+transformers 5.24 calls a cache `cache` where older releases call it `past_key_values`. Here it is `past_key_values`;
+methods that the library or a user calls take both names (`takes_cache`), and what the library reads has the name that
+it uses (`CACHE_NAME`).
 """
 
+import inspect
 from collections.abc import Callable
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
-from transformers import Cache, DynamicCache, StaticCache
+from transformers import Cache, DynamicCache, GenerationMixin, StaticCache
 from transformers.utils import is_torchdynamo_compiling
 
 
+# The library's name of a cache, in arguments of `generate()` and `forward` and in their outputs.
+IS_RENAMED = "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+CACHE_NAME = "cache" if IS_RENAMED else "past_key_values"
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 KeyValues = tuple[torch.Tensor, torch.Tensor]  # keys and values of one layer, each [B,K,P,D]; see above for latents
+
+
+def takes_cache(method: Method) -> Method:
+    """The method, whose `past_key_values` can also be passed as `cache`, but not both.
+
+    Raises:
+        ValueError: both are passed.
+    """
+
+    @wraps(method)
+    def renamed(*args: Any, cache: Any = None, **kwargs: Any) -> Any:
+        if cache is not None:
+            if kwargs.get("past_key_values") is not None:
+                raise ValueError("Pass either cache or past_key_values, not both: they are two names of one argument.")
+            kwargs["past_key_values"] = cache
+        return method(*args, **kwargs)
+
+    signature = inspect.signature(method)  # `generate()` reads there which arguments a model takes
+    parameters = list(signature.parameters.values())
+    parameters.insert(-1, inspect.Parameter("cache", inspect.Parameter.KEYWORD_ONLY, default=None))  # before **kwargs
+    renamed.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return renamed  # type: ignore[return-value]
 
 
 class ImageCacheMixin:

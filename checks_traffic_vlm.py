@@ -9,6 +9,7 @@ Each public method checks its arguments once; what it calls trusts them. Shapes 
 only where reading them costs nothing (`is_readable`), and those of a text only in the first step of a cache.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -129,7 +130,7 @@ def check_decoder_inputs(
     check_values = is_readable(text) and int(past_length) == 0
     if input_ids is not None:
         check_token_ids(input_ids, config.vocab_size if check_values else None)
-    check_masks(text, attention_mask, position_ids, past_length, has_cache=past_key_values is not None)
+    check_masks(text, attention_mask, position_ids, past_length)
     if segment_ids is not None:
         check_segments(segment_ids, position_ids, text, int(past_length), implementation)
     if check_values and position_ids is None:
@@ -149,6 +150,13 @@ def check_cache(past_key_values: Any) -> None:
         )
 
 
+def check_no_other_cache(arguments: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for a cache among arguments that are not read: without it, the next words would be wrong."""
+    for name, value in arguments.items():
+        if isinstance(value, Cache):
+            raise ValueError(f"{name} is a cache, which this model takes as past_key_values or cache only.")
+
+
 def check_token_ids(input_ids: torch.Tensor, vocab_size: int | None = None) -> None:
     """Raise `ValueError` unless input_ids are integers [B,L], at least one, in a vocabulary of this size if given."""
     if input_ids.dtype not in INTEGER_DTYPES or input_ids.ndim != 2 or not input_ids.numel():
@@ -166,15 +174,16 @@ def check_masks(
     attention_mask: torch.Tensor | None,
     position_ids: torch.Tensor | None,
     past_length: int = 0,
-    has_cache: bool = False,
 ) -> None:
     """Raise `ValueError` unless mask and positions match text [B,L,...] after `past_length` cached tokens."""
     rows, length = text.shape[:2]
     if attention_mask is not None and attention_mask.ndim != 4:
-        columns, shape = int(past_length) + length, list(attention_mask.shape)
-        # A static cache has columns for future tokens, and so may the mask.
-        if len(shape) != 2 or shape[0] != rows or shape[1] < columns or (shape[1] > columns and not has_cache):
-            raise ValueError(f"attention_mask must be [{rows},{columns}] (rows, cached and new tokens), got {shape}.")
+        past, shape = int(past_length), list(attention_mask.shape)
+        if shape != [rows, past + length]:
+            raise ValueError(
+                f"attention_mask must be [{rows},{past + length}], rows by {past} cached and {length} new tokens; "
+                f"got {shape}."
+            )
     if position_ids is None:
         return
     if position_ids.shape not in ((1, length), (rows, length)) or position_ids.dtype not in INTEGER_DTYPES:

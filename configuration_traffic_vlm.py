@@ -111,7 +111,7 @@ class TrafficVLMTextConfig(PreTrainedConfig):
 
     model_type = "traffic_vlm_text"
     base_config_key = "text_config"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]  # the latter from transformers 5.24 on
 
     def __init__(
         self,
@@ -351,7 +351,7 @@ class TrafficVLMConfig(PreTrainedConfig):
     model_type = "traffic_vlm"
     sub_configs = {"vision_config": AutoConfig, "text_config": TrafficVLMTextConfig}
     pipelines = CUSTOM_PIPELINES  # empty once `import traffic_vlm` has registered the class
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]  # the latter from transformers 5.24 on
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ import torch
 from transformers import Cache, GenerationConfig
 from transformers.generation import GenerationMixin, LogitsProcessorList, SuppressTokensLogitsProcessor
 
-from .cache_traffic_vlm import add_image_room, holds_image
+from .cache_traffic_vlm import CACHE_NAME, add_image_room, holds_image, takes_cache
 from .checks_traffic_vlm import check_cache, check_masks, check_no_image_options, check_prompt_ends, check_token_ids
 
 
@@ -25,9 +25,15 @@ MAX_NEW_TOKENS = 32  # default for an answer: sentences have up to 24 words, and
 class TrafficVLMGenerationMixin(GenerationMixin):
     """`generate()` for models whose decoder reads images, or image tokens, by cross-attention."""
 
+    @takes_cache
     @torch.no_grad()
     def generate(
-        self, inputs: torch.Tensor | None = None, generation_config: Any = None, **kwargs: Any
+        self,
+        inputs: torch.Tensor | None = None,
+        generation_config: Any = None,
+        *,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
     ) -> torch.Tensor | Any:
         """Token ids [B,L] of prompts and their answers, or an output object of the library, with its arguments.
 
@@ -41,19 +47,21 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         for name in ("segment_ids", "question_ends"):
             if kwargs.pop(name, None) is not None:
                 raise ValueError(f"generate() continues one text per row, got packed rows ({name}): use packed=False.")
-        cache, text_config = kwargs.get("past_key_values"), self.config.get_text_config()
-        check_cache(cache)
+        text_config = self.config.get_text_config()
+        check_cache(past_key_values)
+        if past_key_values is not None:
+            kwargs[CACHE_NAME] = past_key_values
         ids = kwargs.get("input_ids") if inputs is None else inputs
         if isinstance(ids, torch.Tensor):
             # What would fail in the library before the first pass, which checks the rest.
             check_token_ids(ids)
-            if cache is None:
+            if past_key_values is None:
                 check_masks(ids, kwargs.get("attention_mask"), kwargs.get("position_ids"))
                 check_prompt_ends(ids[:, -1], text_config.eos_token_id)
         if hasattr(self, "encode_images"):
             self._encode_images_once(ids, kwargs)
-        if holds_image(cache):
-            self._check_cached_image(cache, kwargs)
+        if holds_image(past_key_values):
+            self._check_cached_image(past_key_values, kwargs)
         self._check_padding(ids, kwargs)
         if self.graphs is not None:
             text = self.recorded_text(ids, generation_config, kwargs)
@@ -72,7 +80,7 @@ class TrafficVLMGenerationMixin(GenerationMixin):
             text = kwargs.get("inputs_embeds") if ids is None else ids
             image_index = images.check_index(image_index, len(images) if text is None else len(text))
             kwargs |= {"encoded_images": images, "image_index": image_index}
-        elif not holds_image(kwargs.get("past_key_values")):
+        elif not holds_image(kwargs.get(CACHE_NAME)):
             check_no_image_options(image_index=image_index, encoder_attention_mask=mask)
 
     def _check_cached_image(self, cache: Any, kwargs: dict[str, Any]) -> None:
@@ -91,6 +99,7 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         if mask is not None and mask.ndim == 2 and not bool(mask[:, -1].all()):
             raise ValueError('generate() needs left-padded prompts: pass padding_side="left" to the processor.')
 
+    @takes_cache
     def prepare_inputs_for_generation(
         self,
         input_ids: torch.Tensor,
@@ -98,9 +107,8 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        model_inputs = super().prepare_inputs_for_generation(
-            input_ids, past_key_values=past_key_values, inputs_embeds=inputs_embeds, **kwargs
-        )
+        kwargs |= {CACHE_NAME: past_key_values, "inputs_embeds": inputs_embeds}
+        model_inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
         if holds_image(past_key_values):
             for name in ("encoded_images", "image_index", "encoder_hidden_states", "encoder_attention_mask"):
                 model_inputs.pop(name, None)
@@ -123,12 +131,12 @@ class TrafficVLMGenerationMixin(GenerationMixin):
     ) -> None:
         self._check_options(generation_config)
         self._check_generated_positions(generation_config, model_kwargs)
-        is_given = model_kwargs.get("past_key_values") is not None
+        is_given = model_kwargs.get(CACHE_NAME) is not None
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
-        cache = model_kwargs.get("past_key_values")
+        cache = model_kwargs.get(CACHE_NAME)
         has_image = any(model_kwargs.get(name) is not None for name in ("encoded_images", "encoder_hidden_states"))
         if cache is not None and has_image and not is_given:
-            model_kwargs["past_key_values"] = add_image_room(cache)
+            model_kwargs[CACHE_NAME] = add_image_room(cache)
 
     def _check_options(self, generation_config: Any) -> None:
         if generation_config.stop_strings is not None:

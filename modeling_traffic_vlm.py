@@ -47,11 +47,19 @@ from .attention_traffic_vlm import (
     TrafficVLMSelfAttention,
     rotary_embedding,
 )
-from .cache_traffic_vlm import KeyValues, TrafficVLMCache, TrafficVLMStaticCache, holds_image
+from .cache_traffic_vlm import (
+    CACHE_NAME,
+    KeyValues,
+    TrafficVLMCache,
+    TrafficVLMStaticCache,
+    holds_image,
+    takes_cache,
+)
 from .checks_traffic_vlm import (
     check_decoder_inputs,
     check_labels,
     check_no_image_options,
+    check_no_other_cache,
     check_pixels,
     check_quantized,
     count_positions,
@@ -121,6 +129,7 @@ class TrafficVLMDecoderLayer(GradientCheckpointingLayer):
         self.mlp = TrafficVLMMLP(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
+    @takes_cache
     def forward(
         self,
         x: torch.Tensor,
@@ -169,7 +178,7 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
     input_modalities: tuple[str, ...] = ("image", "text")
     supports_gradient_checkpointing = True
     _no_split_modules = ["TrafficVLMDecoderLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = ["past_key_values", "cache"]
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -245,6 +254,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @takes_cache
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -270,6 +280,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
                 `[PAD]` in the first step.
             position_ids: [B,L]; by default counted from the mask, or without one from the length of the cache.
                 Without a mask, positions that start again begin a new text, as in rows without padding.
+            past_key_values: a cache, also taken as `cache`; with an image, TrafficVLMCache or TrafficVLMStaticCache.
             encoder_hidden_states: image tokens [B,P,encoder_hidden_size], needed until the cache holds the image.
             encoder_attention_mask: [B,P], 0 at image tokens to hide; the cache keeps it for later steps.
             encoded_images: I images from `encode_images`, instead of encoder_hidden_states.
@@ -282,6 +293,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         output_attentions = kwargs.get("output_attentions", self.config.output_attentions)
         masks = (attention_mask, position_ids, segment_ids)
         check_decoder_inputs(self.config, input_ids, inputs_embeds, *masks, past_key_values, output_attentions)
+        check_no_other_cache(kwargs)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         # The caller gave no mask: hide `[PAD]`; if there is none, positions that start again begin a new text.
@@ -301,6 +313,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         theta = self.config.rope_parameters["rope_theta"]
         rotary = rotary_embedding(position_ids, self.config.rotary_dim, theta, inputs_embeds.dtype)
 
+        cached: Any = {CACHE_NAME: past_key_values}
         hidden_states = self.dropout(inputs_embeds)
         for layer, (image_key, image_value) in zip(self.layers, image_key_values):
             hidden_states = layer(
@@ -310,12 +323,10 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
                 rotary=rotary,
                 attention_mask=causal_mask,
                 encoder_attention_mask=image_mask,
-                past_key_values=past_key_values,
+                **cached,
                 **kwargs,
             )
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
-        )
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.norm(hidden_states), **cached)
 
     def causal_mask(
         self,
@@ -326,7 +337,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
     ) -> Any:
         """The mask of self-attention: a token reads itself and earlier tokens, no padding and no other question."""
         if segment_ids is None:
-            return create_causal_mask(self.config, inputs_embeds, attention_mask, past_key_values=past_key_values)
+            return create_causal_mask(self.config, inputs_embeds, attention_mask, **{CACHE_NAME: past_key_values})
         length = segment_ids.shape[1]
         columns = length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0]
         return packed_mask(segment_ids, attention_mask, columns)
@@ -482,6 +493,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
             encoded_images = encoded_images.cast(self.text_model.dtype)
         return encoded_images
 
+    @takes_cache
     @can_return_tuple
     def forward(
         self,
@@ -560,7 +572,7 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
         return CausalLMOutputWithCrossAttentions(
             loss=loss,
             logits=logits,
-            past_key_values=outputs.past_key_values,
+            **{CACHE_NAME: outputs.get(CACHE_NAME)},
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
             cross_attentions=outputs.cross_attentions,
@@ -580,6 +592,7 @@ class TrafficVLMForCausalLM(TrafficVLMLanguageModel, TrafficVLMGenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    @takes_cache
     @can_return_tuple
     def forward(
         self,
@@ -652,6 +665,7 @@ class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMFull
         self.graphs = self.model.graphs = Graphs(self)
         return self
 
+    @takes_cache
     @can_return_tuple
     def forward(
         self,
@@ -734,7 +748,7 @@ class TrafficVLMForSequenceClassification(TrafficVLMFullModel):
         return SequenceClassifierOutputWithPast(
             loss=loss,
             logits=logits,
-            past_key_values=outputs.past_key_values,
+            **{CACHE_NAME: outputs.get(CACHE_NAME)},
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )

@@ -25,7 +25,7 @@ PIXELS = random_pixels(2)
         ({"input_ids": IDS[:, :0]}, "got int64 [2, 0]"),
         ({"input_ids": IDS + 493}, "input_ids must be in [0, 500), the vocabulary; got 500"),
         ({"input_ids": IDS - 8}, "got -1"),
-        ({"attention_mask": torch.ones(2, 4)}, "attention_mask must be [2,3] (rows, cached and new tokens)"),
+        ({"attention_mask": torch.ones(2, 4)}, "attention_mask must be [2,3], rows by 0 cached and 3 new tokens; got"),
         ({"attention_mask": torch.ones(3)}, "got [3]"),
         ({"position_ids": torch.arange(4)[None]}, "position_ids must be int64 [2,3] to match the tokens"),
         ({"position_ids": torch.ones(2, 3)}, "got float32 [2, 3]"),
@@ -70,6 +70,9 @@ ROW = {name: tensor for name, tensor in pack([IDS[0], IDS[0]]).items() if name !
         ({"segment_ids": IDS[:, :2]}, "segment_ids must be [2,3] with an empty cache, got [2, 2]"),
         (ROW | {"position_ids": None}, "segment_ids need position_ids that start at 0 for each question, got None"),
         (ROW | {"attention_mask": None, "past_key_values": 2}, "with 2 cached tokens"),
+        ({"attention_mask": torch.ones(2, 9), "past_key_values": 2}, "2 cached and 3 new tokens; got [2, 9]"),
+        ({"attention_mask": torch.ones(2, 3), "past_key_values": 2}, "2 cached and 3 new tokens; got [2, 3]"),
+        ({"other": DynamicCache()}, "other is a cache, which this model takes as past_key_values or cache only"),
     ],
 )
 @torch.no_grad()
@@ -131,7 +134,7 @@ def test_the_error_about_tuples_names_a_cache_that_works(model):
     cache = model(ids[:, :5], PIXELS[:1], use_cache=True).past_key_values
     past = tuple((layer.keys, layer.values) for layer in cache.layers)
     step = model(ids[:, 5:], PIXELS[:1], past_key_values=TrafficVLMCache(past)).logits[:, 0]
-    torch.testing.assert_close(step, model(ids, PIXELS[:1]).logits[:, 5], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(step, model(ids, PIXELS[:1]).logits[:, 5], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import DynamicCache, GenerationConfig
 
 from tiny import TINY_TEXT, count_calls, pack, random_ids, random_pixels, tiny_model, tiny_text_config
-from traffic_vlm.cache_traffic_vlm import TrafficVLMCache, TrafficVLMStaticCache
+from traffic_vlm.cache_traffic_vlm import CACHE_NAME, TrafficVLMCache, TrafficVLMStaticCache
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMTextConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForCausalLM
 
@@ -17,6 +17,7 @@ from traffic_vlm.modeling_traffic_vlm import TrafficVLMForCausalLM
 NO_END = {"max_new_tokens": 8, "eos_token_id": -1, "do_sample": False}
 IDS, PIXELS, OTHER_PIXELS = random_ids(2, 6), random_pixels(2), random_pixels(2, seed=7)
 SWAP = torch.tensor([1, 0])
+either_name = pytest.mark.parametrize("name", ["past_key_values", "cache"])
 
 
 @pytest.fixture(scope="module")
@@ -148,27 +149,38 @@ def test_a_decoder_alone_reads_image_tokens(model, alone):
 # --- caches ---
 
 
+@either_name
 @pytest.mark.parametrize("give_again", [False, True])
-def test_a_returned_cache_can_be_continued(model, expected, give_again):
+def test_a_returned_cache_can_be_continued(model, expected, give_again, name):
     image, config = {"pixel_values": PIXELS}, NO_END | {"max_new_tokens": 4, "return_dict_in_generate": True}
     first = model.generate(IDS, **image, **config)
     cache = first.past_key_values  # holds the image
-    second = model.generate(first.sequences, past_key_values=cache, **(image if give_again else {}), **config)
+    second = model.generate(first.sequences, **{name: cache}, **(image if give_again else {}), **config)
     assert torch.equal(second.sequences, expected)
 
 
+@either_name
 @pytest.mark.parametrize("static", [False, True])
 @torch.no_grad()
-def test_a_given_cache_keeps_the_image(model, expected, static):
+def test_a_given_cache_keeps_the_image(model, expected, static, name):
     config = model.config.text_config
     cache = TrafficVLMStaticCache(config=config, max_cache_len=20) if static else TrafficVLMCache(config=config)
-    model(IDS, PIXELS, past_key_values=cache, use_cache=True)
-    step = model(expected[:, 6:7], past_key_values=cache, use_cache=True)
+    output = model(IDS, PIXELS, **{name: cache}, use_cache=True)
+    assert output[CACHE_NAME] is cache
+    step = model(expected[:, 6:7], **{name: cache}, use_cache=True)
     assert torch.equal(step.logits[:, -1, 3:].argmax(-1) + 3, expected[:, 7])
     if static:  # before transformers 5.18 a dynamic cache keeps its length when it is reset
         cache.reset()  # for other images and questions
         swapped = model(IDS[SWAP], PIXELS[SWAP], past_key_values=cache, use_cache=True).logits
         torch.testing.assert_close(swapped, model(IDS, PIXELS).logits[SWAP], atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_both_names_of_a_cache_are_refused(model):
+    cache = TrafficVLMCache(config=model.config.text_config)
+    for call in (model, model.model, model.get_decoder(), model.generate):
+        with pytest.raises(ValueError, match="Pass either cache or past_key_values, not both"):
+            call(IDS, past_key_values=cache, cache=cache)
 
 
 @pytest.mark.parametrize("name", ["forward", "generate"])

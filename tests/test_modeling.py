@@ -26,7 +26,7 @@ from tiny import (
     tiny_text_config,
 )
 from traffic_vlm.attention_traffic_vlm import apply_rotary, rotary_embedding
-from traffic_vlm.cache_traffic_vlm import TrafficVLMCache, TrafficVLMStaticCache
+from traffic_vlm.cache_traffic_vlm import CACHE_NAME, TrafficVLMCache, TrafficVLMStaticCache
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.modeling_traffic_vlm import (
     TrafficVLMForCausalLM,
@@ -209,11 +209,14 @@ def test_the_encoder_mask_hides_image_tokens_and_is_kept_in_the_cache(implementa
 
 @each_attention
 @given(
-    cuts=st.lists(st.integers(1, 9), max_size=4, unique=True).map(sorted), padded=st.booleans(), static=st.booleans()
+    cuts=st.lists(st.integers(1, 9), max_size=4, unique=True).map(sorted),
+    padded=st.booleans(),
+    static=st.booleans(),
+    name=st.sampled_from(["past_key_values", "cache"]),
 )
 @settings(max_examples=20, deadline=None)
 @torch.no_grad()
-def test_cached_equals_uncached_for_any_split(attention, cuts, padded, static, vision):
+def test_cached_equals_uncached_for_any_split(attention, cuts, padded, static, name, vision):
     model, image = tiny_decoder(**attention).double(), vision.double()
     ids, mask = random_ids(2, 10), torch.ones(2, 10, dtype=torch.long)
     mask[0, : 2 * padded] = 0
@@ -224,8 +227,8 @@ def test_cached_equals_uncached_for_any_split(attention, cuts, padded, static, v
     pieces = []
     for start, stop in zip([0, *cuts], [*cuts, 10]):
         image_once = {"encoder_hidden_states": image} if start == 0 else {}
-        output = model(ids[:, start:stop], mask[:, :stop], past_key_values=cache, use_cache=True, **image_once)
-        assert output.past_key_values is cache
+        output = model(ids[:, start:stop], mask[:, :stop], **{name: cache}, use_cache=True, **image_once)
+        assert output[CACHE_NAME] is cache
         pieces.append(output.last_hidden_state)
     close(torch.cat(pieces, dim=1)[mask.bool()], expected[mask.bool()], 1e-9)
     assert int(cache.get_seq_length()) == 10
@@ -327,6 +330,15 @@ def test_every_weight_gets_a_gradient_and_checkpointing_gives_the_same(attention
     for name, gradient in gradients[0].items():
         assert gradient is not None and gradient.any(), name
         close(gradients[1][name], gradient)
+
+
+def test_checkpointing_leaves_a_given_cache_empty():
+    """The backward pass computes layers again, which would append their keys a second time."""
+    model, ids = tiny_model().train(), random_ids(1, 4)
+    model.gradient_checkpointing_enable()
+    cache = TrafficVLMCache(config=model.config.text_config)
+    model(ids, random_pixels(1), labels=ids, past_key_values=cache).loss.backward()
+    assert cache.get_seq_length() == 0
 
 
 @pytest.mark.parametrize("name", ["attention_dropout", "hidden_dropout"])
