@@ -14,10 +14,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import Cache, PreTrainedConfig
-from transformers.utils import is_torchdynamo_compiling
+from transformers import Cache, PreTrainedConfig, __version__
+from transformers.utils import is_torchdynamo_compiling, logging
 
 
+logger = logging.get_logger(__name__)
+
+TRIED_RELEASES = ("5.5", "5.24")  # of transformers, the oldest and the newest; noxfile.py tries those between, too
 INTEGER_DTYPES = (torch.int64, torch.int32)  # accepted for token ids, positions and image indices
 MASKED = ("eager", "sdpa")  # implementations of attention that take a mask [B,1,L,S]
 UNMASKED = "Packed rows need a mask [B,1,L,S], which {implementation} does not support: use sdpa or eager."
@@ -98,6 +101,16 @@ def on_cpu(*arrays: Any) -> list[Any]:
     flat = torch.cat([one.flatten().long() for one in away]).cpu()
     parts = iter(flat.split([one.numel() for one in away]))
     return [next(parts).view(one.shape) if moves else one for one, moves in zip(arrays, is_away)]
+
+
+def check_release() -> None:
+    """Warn, once in a process, if transformers is newer than the newest release that was tried."""
+    newest = TRIED_RELEASES[-1]
+    release, tried = (tuple(map(int, version.split(".")[:2])) for version in (__version__, newest))
+    if release > tried:
+        logger.warning_once(
+            f"transformers {__version__} is newer than {newest}, the newest release that Traffic VLM was tried with."
+        )
 
 
 def describe(tensor: torch.Tensor) -> str:

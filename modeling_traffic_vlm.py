@@ -62,6 +62,7 @@ from .checks_traffic_vlm import (
     check_no_other_cache,
     check_pixels,
     check_quantized,
+    check_release,
     count_positions,
     find_segments,
     is_first_step,
@@ -189,11 +190,12 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As in the library; warns once if the weights are bfloat16 and the CPU computes them slowly.
+        """As in the library; warns once of a release that was not tried, and of bfloat16 weights on a slow CPU.
 
         Raises:
             ValueError: the configuration has another kind of attention than the weights.
         """
+        check_release()
         wants_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         check_attention(info["unexpected_keys"], model.config.get_text_config())

@@ -8,8 +8,9 @@ import torch
 from transformers import DynamicCache
 
 from tiny import pack, random_ids, random_pixels, tiny_decoder, tiny_model
+from traffic_vlm import checks_traffic_vlm
 from traffic_vlm.cache_traffic_vlm import TrafficVLMCache
-from traffic_vlm.checks_traffic_vlm import find_segments
+from traffic_vlm.checks_traffic_vlm import TRIED_RELEASES, find_segments
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForSequenceClassification
 
 
@@ -81,6 +82,16 @@ def test_bad_input_of_the_decoder(decoder, inputs, message):
         inputs = inputs | {"past_key_values": decoder(IDS[:1, :length], use_cache=True).past_key_values}
     with pytest.raises(ValueError, match=re.escape(message)):
         decoder(**{"input_ids": IDS} | inputs)
+
+
+def test_a_newer_release_of_transformers_is_named_once(model, tmp_path, monkeypatch):
+    said = []
+    model.save_pretrained(tmp_path)
+    monkeypatch.setattr(checks_traffic_vlm.logger, "warning", lambda message, *rest: said.append(message))
+    for version in (*TRIED_RELEASES, f"{TRIED_RELEASES[-1]}.9", "5.99.0.dev0", "5.99.0.dev0"):
+        monkeypatch.setattr(checks_traffic_vlm, "__version__", version)
+        type(model).from_pretrained(tmp_path)
+    assert len(said) == 1 and said[0].startswith(f"transformers 5.99.0.dev0 is newer than {TRIED_RELEASES[-1]},")
 
 
 def test_an_image_for_a_decoder_without_cross_attention():
