@@ -15,6 +15,7 @@ import io
 import math
 import os
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,16 +58,18 @@ class Region:
         sides = ((self.left, self.width), (self.top, self.height))
         # A little above 1 is rounding.
         if not all(start >= 0 and size > 0 and start + size <= 1 + 1e-6 for start, size in sides):
-            text = ",".join(f"{value:g}" for value in (self.left, self.top, self.width, self.height))
+            text = ",".join(f"{value:g}" for value in self)
             raise ValueError(f"region {text}: x, y, width and height are fractions, and x + width and y + height <= 1")
+
+    def __iter__(self) -> Iterator[float]:
+        return iter((self.left, self.top, self.width, self.height))
 
     @classmethod
     def of(cls, value: Any) -> "Region":
         """A region from a region, four numbers, or a text that `from_text` reads. Other values raise `ValueError`."""
         if isinstance(value, str):
             return cls.from_text(value)
-        if isinstance(value, cls):
-            return value
+        # A region is read as four numbers: with remote code, that of the processor is of another class `Region`.
         try:
             left, top, width, height = map(float, value)
         except (TypeError, ValueError) as error:
@@ -80,7 +83,7 @@ class Region:
             left, top, width, height = map(float, text.split(","))
         except ValueError as error:
             message = "expected x,y,width,height in fractions of the image, such as 0.25,0.25,0.5,0.5"
-            raise ValueError(f"region {text!r}: {message}") from error
+            raise ValueError(f"region {text!r:.80}: {message}") from error
         return cls(left, top, width, height)
 
     def crop(self, image: Image.Image) -> Image.Image:

@@ -10,6 +10,7 @@ from datasets.fingerprint import Hasher
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from tiny import ROOT, new_process, tiny_model
+from traffic_vlm.images_traffic_vlm import Region
 from traffic_vlm.training.hub import PublishError, check_card, collect_files, publish, push
 
 
@@ -143,6 +144,14 @@ def test_code_imports_only_what_users_of_transformers_have():
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 modules = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
                 assert {module.partition(".")[0] for module in modules} <= allowed, f"{name}:{node.lineno}"
+
+
+def test_a_region_of_another_copy_of_the_code_is_read():
+    """The library loads the code of the processor and of the pipeline once each."""
+    remote = get_class_from_dynamic_module("processing_traffic_vlm.TrafficVLMProcessor", str(ROOT))
+    copied = sys.modules[remote.__module__].Region
+    assert copied is not Region
+    assert Region.of(copied(0.25, 0, 0.5, 0.5)) == Region(0.25, 0, 0.5, 0.5)
 
 
 def test_code_loads_without_pillow_heif_and_has_the_same_fingerprint_in_each_process(tmp_path):
