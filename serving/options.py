@@ -28,7 +28,7 @@ class ModelOptions:
         ValueError: not a region.
     """
 
-    may_be_zero: ClassVar[tuple[str, ...]] = ()
+    may_be_zero: ClassVar[tuple[str, ...]] = ("min_score",)
     model: str = option(
         str(Path(__file__).resolve().parent.parent), "folder or Hub repository of a model or of a LoRA adapter"
     )
@@ -37,6 +37,7 @@ class ModelOptions:
     threads: int | None = option(None, "CPU threads of the model")
     thresholds: str | None = option(None, "thresholds.json of scripts/evaluate.py")
     answer_untaught: bool = option(False, "guess at what the model was not taught, instead of saying so")
+    min_score: float = option(0.05, "score below which the likeliest answer in words is no answer")
     region: str | None = option(None, "x,y,width,height in fractions: the part of each image to ask about")
 
     def __post_init__(self) -> None:
@@ -65,7 +66,7 @@ class ModelOptions:
         model = load_weights(self.model, dtype=dtype).eval()
         processor = load_processor(self.model)
         settings = {"thresholds": self.loaded_thresholds, "region": self.part_of_image}
-        settings |= {"answer_untaught": self.answer_untaught}
+        settings |= {"answer_untaught": self.answer_untaught, "min_score": self.min_score}
         try:
             return pipeline(model, processor=processor, device=device, **settings)
         except AssertionError as error:  # raised by torch builds without support for the device

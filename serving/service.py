@@ -33,7 +33,7 @@ Answer = dict[str, Any]  # an item of the pipeline
 class Settings(ModelOptions):
     """Options of the model and limits of the service."""
 
-    may_be_zero: ClassVar[tuple[str, ...]] = ("cached_images", "cache_seconds")
+    may_be_zero: ClassVar[tuple[str, ...]] = ("min_score", "cached_images", "cache_seconds")
     device: Literal["cpu", "cuda"] | None = option(None, "by default a GPU if there is one")
     threads: int = option(2, "CPU threads of the model")
     max_bytes: int = option(20_000_000, "size of a request; above: 413")

@@ -49,7 +49,7 @@ Item = Mapping[str, Any]  # of the pipeline
 class WatchOptions(ModelOptions):
     """Options of `watch`."""
 
-    may_be_zero: ClassVar[tuple[str, ...]] = ("shortest",)
+    may_be_zero: ClassVar[tuple[str, ...]] = ("min_score", "shortest")
     output_dir: Path = field(metadata={"help": "folder to write to"})
     overwrite: bool = option(False, "replace the files of an earlier run")
     video: Path | None = option(None, "annotated video to write: .mp4, .mov or .mkv")

@@ -43,7 +43,9 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def start(model):
     """A function that starts a service with these settings, to be closed by `with`."""
-    return lambda api_key=None, **fields: TestClient(build_app(Settings(model, "cpu", threads=1, **fields), api_key))
+    return lambda api_key=None, **fields: TestClient(
+        build_app(Settings(model, "cpu", threads=1, min_score=0, **fields), api_key)
+    )
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pipe(model):
-    return ModelOptions(str(model), "cpu").load()
+    return ModelOptions(str(model), "cpu", min_score=0).load()
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def ask(model, folder, run_script, capsys):
     """Runs scripts/ask.py with a tiny model; returns what it printed to standard output and to standard error."""
 
     def run(*arguments: object, status: int = 0) -> tuple[str, str]:
-        run_script("ask.py", "--model", model, *arguments, status=status)
+        run_script("ask.py", "--model", model, "--min_score", 0, *arguments, status=status)
         return capsys.readouterr()
 
     return run
@@ -105,7 +105,7 @@ def test_tables_and_json_have_the_answers_of_the_pipeline(pipe, ask):
 
 
 def test_a_bad_question_does_not_prevent_the_answers_to_others(ask):
-    arguments = ("scene.png", "--ask", "zebra qux?", "--ask", "Is there a zebra?")
+    arguments = ("scene.png", "--ask", "zebra qux?", "--ask", "Is there a car near a zebra?")
     _, bad, good = ask(*arguments, "--overlay", "out.png", status=1)[0].splitlines()
     assert "the model knows no word of the question" in bad
     assert good.endswith("(unknown, so ignored: zebra)") and ("yes, " in good or "no, " in good)

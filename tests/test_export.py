@@ -44,7 +44,7 @@ def folder(tmp_path_factory):
 def make_pipeline(folder, graphs=None, own_questions=False):
     """A pipeline that asks the model of a folder, or its graphs."""
     processor = TrafficVLMProcessor.from_pretrained(folder, own_questions=own_questions)
-    return TrafficVLMPipeline(model=graphs or load(folder), processor=processor, device="cpu")
+    return TrafficVLMPipeline(model=graphs or load(folder), processor=processor, device="cpu", min_score=0)
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,7 @@ def write_tar(path, contents=CONTENTS, mode: str = "w"):
 
 def label_options(output_dir, model, ask=QUESTIONS[:1], **options) -> LabelOptions:
     options = {"images_per_part": 3, "batch_size": 2, "threads": 1} | options
-    return LabelOptions(ask=ask, output_dir=str(output_dir), model=model, device="cpu", **options)
+    return LabelOptions(ask=ask, output_dir=str(output_dir), model=model, device="cpu", min_score=0, **options)
 
 
 def run_here(source, output_dir, model, ask=QUESTIONS[:1], **options) -> list[dict]:
@@ -114,7 +114,7 @@ def test_labels_are_the_items_of_the_pipeline_and_datasets_and_pandas_read_them(
     labels = read(output)
     assert len(rows) == 6 * len(QUESTIONS) and labels.pop("bad.png")[0]["problem"]
     assert labels.keys() == CONTENTS.keys()
-    expected = ModelOptions(model, "cpu").load()([str(images / name) for name in labels], QUESTIONS)
+    expected = ModelOptions(model, "cpu", min_score=0).load()([str(images / name) for name in labels], QUESTIONS)
     for (name, found), items in zip(labels.items(), expected, strict=True):
         for row, item in zip(found, items, strict=True):
             item |= {"key": str(images / name), "problem": None}
@@ -130,7 +130,9 @@ def test_thresholds_and_a_region_are_those_of_the_pipeline(model, tmp_path):
     path.write_text('{"default": {"threshold": 0.00001, "band": [0, 1]}}')
     run_here(images, tmp_path / "out", model, thresholds=str(path), region="0,0,0.5,1")
     [row] = read(tmp_path / "out")["0.png"]
-    [expected] = ModelOptions(model, "cpu").load()(Image.open(images / "0.png").crop((0, 0, 20, 30)), QUESTIONS[0])
+    [expected] = ModelOptions(model, "cpu", min_score=0).load()(
+        Image.open(images / "0.png").crop((0, 0, 20, 30)), QUESTIONS[0]
+    )
     assert row["p_yes"] == pytest.approx(expected["p_yes"], abs=1e-5)
     assert (row["answer"], row["not_sure"]) == ("yes", True)
 

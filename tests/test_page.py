@@ -24,7 +24,7 @@ QUESTIONS = ["Is there a car?", "What is ahead?", "Is there a <b>bus</b>?"]
 
 @pytest.fixture(scope="module")
 def page(processor):
-    return page_module.Page(TrafficVLMPipeline(tiny_model(), processor=processor, device="cpu"))
+    return page_module.Page(TrafficVLMPipeline(tiny_model(), processor=processor, device="cpu", min_score=0))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_answers_are_those_of_the_pipeline_and_the_image_is_encoded_once(page, p
 def test_a_region_is_asked_about_and_shown(processor, photo):
     whole = Image.open(photo).convert("RGB")
     part = whole.crop((0, 0, whole.width // 2, whole.height))
-    pipe = TrafficVLMPipeline(tiny_model(), processor=processor, device="cpu", region=(0, 0, 0.5, 1))
+    pipe = TrafficVLMPipeline(tiny_model(), processor=processor, device="cpu", min_score=0, region=(0, 0, 0.5, 1))
     page = page_module.Page(pipe, Region(0, 0, 0.5, 1))
     picture = page.encode(photo)
     [items] = page.answer(picture, ["Is there a car?"])

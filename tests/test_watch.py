@@ -67,7 +67,7 @@ def brightness(frames, questions=QUESTIONS, thresholds=None):
 
 
 def make_recorder(folder, questions=QUESTIONS, video=None, **options):
-    return watcher.Recorder(questions, watcher.WatchOptions(output_dir=folder, **options), RATE, video)
+    return watcher.Recorder(questions, watcher.WatchOptions(output_dir=folder, min_score=0, **options), RATE, video)
 
 
 def read_csv(path):
