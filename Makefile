@@ -1,6 +1,6 @@
-# make ask      set up, then answer questions about an example scene
-# make demo     set up, then serve the page on this machine
-# make test     set up, then lint, type-check and run all tests
+# make ask      install what the model needs, then answer questions about an example scene
+# make demo     install the rest, too, then serve the page on this machine
+# make test     lint, type-check and run all tests
 # make quick    the tests that start no processes, Ray or browsers, in about two minutes
 # make web      test the page of the full model in a browser, and its notebook; takes minutes, needs npm and Chromium
 # make coverage which lines of the model's modules (*_traffic_vlm.py) the quick tests run
@@ -11,7 +11,9 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
+CORE := $(VENV)/.core
 SETUP := $(VENV)/.ready
+INSTALL := $(PY) -m pip install --quiet -c constraints.txt
 PACKAGES := $(addprefix -p traffic_vlm.,data evaluation export serving training)
 export HF_HUB_OFFLINE := 1
 
@@ -19,14 +21,18 @@ export HF_HUB_OFFLINE := 1
 
 setup: $(SETUP)
 
-$(SETUP): pyproject.toml constraints.txt
+$(CORE): pyproject.toml constraints.txt
 	@$(PYTHON) -c "import sys; v = sys.version_info; sys.exit(v < (3, 11) and f'Python 3.11 or newer is needed, this is {v[0]}.{v[1]}: make PYTHON=...')"
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet -c constraints.txt -e ".[dev]"
+	$(INSTALL) -e .
+	@touch $(CORE)
+
+$(SETUP): $(CORE)
+	$(INSTALL) -e ".[dev]"
 	@mkdir -p $(VENV)/src && ln -sfn "$(CURDIR)" $(VENV)/src/traffic_vlm  # mypy finds the package by this name
 	@touch $(SETUP)
 
-ask: $(SETUP)
+ask: $(CORE)
 	@$(PY) scripts/ask.py docs/crossing.jpg "Is there a pedestrian?" "Is there a bus?" "Is it night?" \
 		"What color is the traffic light?" "Is the traffic light red?" "How many cars are there?" "What is ahead?"
 

@@ -14,6 +14,7 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers.utils.peft_utils import find_adapter_config_file
 
+from .configuration_traffic_vlm import TrafficVLMConfig
 from .modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from .processing_traffic_vlm import TrafficVLMProcessor
 
@@ -65,6 +66,15 @@ def load_weights(name: str | Path, **options: Any) -> TrafficVLMForConditionalGe
             )
     check_finite(name, model)
     return model
+
+
+def has_model(folder: str | Path) -> bool:
+    """Whether a folder has the config.json of this model, or is an adapter of PEFT."""
+    try:
+        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        return bool(config["model_type"] == TrafficVLMConfig.model_type)
+    except (OSError, ValueError, KeyError, TypeError):
+        return (Path(folder) / "adapter_config.json").is_file()
 
 
 def check_finite(name: str | Path, model: TrafficVLMForConditionalGeneration) -> None:

@@ -1,11 +1,15 @@
-"""Command-line options of the scripts. This module does not import the model."""
+"""Command-line options of the scripts, and settings of their processes. This module does not import the model."""
 
 import argparse
+import os
+import time
 import warnings
 from collections.abc import Iterable
 from dataclasses import field
+from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import HfArgumentParser
 from transformers.utils import logging
 
@@ -16,6 +20,44 @@ def silence_libraries() -> None:
     logging.disable_progress_bar()
     warnings.filterwarnings("ignore")
     warnings.filterwarnings("default", module=r"traffic_vlm\.images_traffic_vlm")
+
+
+def choose_threads(threads: int | None = None) -> None:
+    """Set the number of threads of torch; by default one for each free core, unless OMP_NUM_THREADS is set.
+
+    Threads without a core of their own make a command several times slower, as all wait for each other many times.
+    """
+    if threads is None and "OMP_NUM_THREADS" not in os.environ:
+        threads = max(1, min(torch.get_num_threads(), round(free_cores())))
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
+def free_cores() -> float:
+    """Cores that this process may use and that nothing keeps busy, measured in a tenth of a second of sleep.
+
+    A limit of the container (cgroup v2) counts. Where the system does not tell (not Linux), the number of all cores.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return float(os.cpu_count() or 1)
+    cores = os.sched_getaffinity(0)
+    before, start = _busy_seconds(cores), time.monotonic()
+    time.sleep(0.1)
+    free = len(cores) - (_busy_seconds(cores) - before) / (time.monotonic() - start)
+    limit = Path("/sys/fs/cgroup/cpu.max")
+    quota, period = limit.read_text().split() if limit.is_file() else ("max", "1")
+    return free if quota == "max" else min(free, int(quota) / int(period))
+
+
+def _busy_seconds(cores: Iterable[int]) -> float:
+    """The seconds in which cores were not idle since the system started, summed over the cores."""
+    names, busy = {f"cpu{core}" for core in cores}, 0
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *ticks = line.split()
+        if name in names:
+            user, nice, system, _idle, _iowait, *others = map(int, ticks[:8])
+            busy += user + nice + system + sum(others)
+    return busy / os.sysconf("SC_CLK_TCK")
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):

@@ -42,7 +42,7 @@ from traffic_vlm.evaluation.taught import MIN_GAIN_QUESTIONS, update_taught
 from traffic_vlm.evaluation.thresholds import fit_thresholds
 from traffic_vlm.files import DataError, atomic_write, atomic_write_text
 from traffic_vlm.loading import load_processor, load_weights, refuse_adapter
-from traffic_vlm.options import option, option_parser
+from traffic_vlm.options import choose_threads, option, option_parser
 from traffic_vlm.processing_traffic_vlm import TAUGHT_ON
 from traffic_vlm.scripts import command
 
@@ -159,7 +159,9 @@ def main() -> None:
     parser = option_parser((Arguments, Options), __doc__)
     disable_progress_bars()
     logging.disable_progress_bar()
-    evaluate(*parser.parse_args_into_dataclasses())
+    arguments, options = parser.parse_args_into_dataclasses()
+    choose_threads()
+    evaluate(arguments, options)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from traffic_vlm.export.onnx import FORMATS, export
 from traffic_vlm.export.web import export_page
-from traffic_vlm.options import option, option_parser, silence_libraries
+from traffic_vlm.options import choose_threads, option, option_parser, silence_libraries
 from traffic_vlm.scripts import command
 
 
@@ -36,6 +36,7 @@ class ExportOptions:
 def main() -> None:
     [options] = option_parser([ExportOptions], __doc__).parse_args_into_dataclasses()
     silence_libraries()
+    choose_threads()
     warnings.filterwarnings("ignore")  # the exporter warns about its own internals
     if options.web:
         paths = export_page(options.model, options.output_dir)

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 import torch
 from transformers import TrainingArguments
 
-from traffic_vlm.options import option_parser
+from traffic_vlm.options import choose_threads, option_parser
 from traffic_vlm.scripts import command
 from traffic_vlm.training.options import DataOptions, ModelOptions
 from traffic_vlm.training.run import train
@@ -71,6 +71,7 @@ def main() -> None:
     # Attention to far patches and its gradients are often denormal in float32, and then products of matrices take
     # five times as long on a CPU. Threads inherit this setting, so it must come before the first product.
     torch.set_flush_denormal(True)
+    choose_threads()
     train(arguments, model_options, data_options)
 
 

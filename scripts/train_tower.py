@@ -18,7 +18,7 @@ from datasets import concatenate_datasets
 from transformers import TrainingArguments
 
 from traffic_vlm.data.dataset import Mixture
-from traffic_vlm.options import option, option_parser
+from traffic_vlm.options import choose_threads, option, option_parser
 from traffic_vlm.scripts import command
 from traffic_vlm.training.auxiliary.head import QueryHead, load_training_head
 from traffic_vlm.training.checkpoints import claim_run, last_checkpoint
@@ -101,6 +101,7 @@ def train(options: Options) -> None:
 @command("train", resumes=True)
 def main() -> None:
     [options] = option_parser([Options], __doc__).parse_args_into_dataclasses()
+    choose_threads()
     train(options)
 
 

@@ -1,5 +1,6 @@
 """Options of the commands that ask a model: which model, how it computes, and which part of images is asked about."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,13 @@ import torch
 from ..evaluation.thresholds import load_thresholds
 from ..files import DataError
 from ..images_traffic_vlm import Region
-from ..loading import load_processor, load_weights
-from ..options import option
+from ..loading import has_model, load_processor, load_weights
+from ..options import choose_threads, option
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from ..question_traffic_vlm import Question
+
+
+ROOT = Path(__file__).resolve().parent.parent  # a clone has weights, an installed package has none
 
 
 @dataclass
@@ -24,17 +28,18 @@ class ModelOptions:
         may_be_zero: options that may be 0; all other numbers must be above 0.
 
     Raises:
-        DataError: a number out of range, or thresholds that cannot be read.
+        DataError: a number out of range, a folder without a model, or thresholds that cannot be read.
         ValueError: not a region.
     """
 
     may_be_zero: ClassVar[tuple[str, ...]] = ("min_score",)
     model: str = option(
-        str(Path(__file__).resolve().parent.parent), "folder or Hub repository of a model or of a LoRA adapter"
+        str(ROOT) if (ROOT / "model.safetensors").is_file() else ".",
+        "folder or Hub repository of a model or of a LoRA adapter",
     )
     device: str | None = option(None, "cpu, cuda, ...; by default a GPU if there is one")
     bf16: bool = option(False, "compute in bfloat16; a GPU always does")
-    threads: int | None = option(None, "CPU threads of the model")
+    threads: int | None = option(None, "CPU threads of the model; by default one for each core that is not busy")
     thresholds: str | None = option(None, "thresholds.json of scripts/evaluate.py")
     answer_untaught: bool = option(False, "guess at what the model was not taught, instead of saying so")
     min_score: float = option(0.05, "score below which the likeliest answer in words is no answer")
@@ -47,6 +52,8 @@ class ModelOptions:
             if not 0 <= value < float("inf") or (value == 0 and name not in self.may_be_zero):
                 range_ = "0 or more" if name in self.may_be_zero else "above 0"
                 raise DataError(f"--{name} must be {range_}, got {value}")
+        if os.path.isdir(self.model) and not has_model(self.model):
+            raise DataError(f"{os.path.abspath(self.model)} has no model: give --model FOLDER")
         # Read now, because the machines of a cluster need not have the file.
         self.loaded_thresholds = None if self.thresholds is None else load_thresholds(self.thresholds)
         self.part_of_image = None if self.region is None else Region.from_text(self.region)
@@ -59,8 +66,7 @@ class ModelOptions:
             ValueError: the weights are damaged or do not match config.json.
             RuntimeError: no such device.
         """
-        if self.threads:
-            torch.set_num_threads(self.threads)
+        choose_threads(self.threads)
         device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = torch.float32 if device.type == "cpu" and not self.bf16 else torch.bfloat16
         model = load_weights(self.model, dtype=dtype).eval()

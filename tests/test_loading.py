@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tiny import ROOT, save_folder, tiny_config, tiny_model
-from traffic_vlm.loading import load_weights
+from traffic_vlm.loading import has_model, load_weights
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.serving.options import ModelOptions
 
@@ -32,6 +32,19 @@ def test_weights_that_are_not_finite_are_named(tmp_path):
     save_file(weights, file, {"format": "pt"})
     with pytest.raises(ValueError, match=r"NaN or infinite weights in model\.projector\.bias \(1 in all\)"):
         load_weights(tmp_path)
+
+
+def test_a_folder_has_a_model_by_its_config_json(tmp_path):
+    config = tmp_path / "config.json"
+    for text in ("{", "[]", "{}", '{"model_type": "bert"}'):
+        config.write_text(text)
+        assert not has_model(tmp_path)
+    tiny_config().save_pretrained(tmp_path)
+    assert has_model(tmp_path)
+    config.unlink()
+    assert not has_model(tmp_path)
+    (tmp_path / "adapter_config.json").touch()
+    assert has_model(tmp_path)
 
 
 @pytest.fixture

@@ -1,12 +1,16 @@
 """All scripts: help, bad options and errors in one line, their folder on the path, and the console command."""
 
+import os
 import re
+import subprocess
 import sys
 
 import pytest
+import torch
 from PIL import Image
 
 from tiny import ROOT, new_process
+from traffic_vlm.options import choose_threads
 from traffic_vlm.scripts import __main__ as console
 from traffic_vlm.scripts import command
 
@@ -59,6 +63,47 @@ def test_the_name_of_a_script_hides_no_package(folder):
     assert new_process(str(start), folder, env={"PYTHONPATH": ":".join(path)}) == "packages\n"
 
 
+@pytest.fixture
+def set_threads(monkeypatch):
+    """Calls `choose_threads` in a process of three threads; returns the number that it chose."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+
+    def choose(threads=None):
+        torch.set_num_threads(3)
+        choose_threads(threads)
+        return torch.get_num_threads()
+
+    yield choose
+    torch.set_num_threads(before)
+
+
+def test_threads_are_as_many_as_free_cores(set_threads, monkeypatch):
+    for free, threads in ((-0.1, 1), (0.9, 1), (1.6, 2), (40.0, 3)):
+        monkeypatch.setattr("traffic_vlm.options.free_cores", lambda found=free: found)
+        assert set_threads() == threads
+    monkeypatch.setattr("traffic_vlm.options.free_cores", lambda: 1.0)
+    assert set_threads(2) == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    assert set_threads() == 3 and set_threads(2) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux tells which cores are busy")
+def test_busy_cores_get_no_threads(set_threads):
+    code = "print(flush=True)\nwhile True: pass"
+    command = [sys.executable, "-c", code]
+    busy = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in os.sched_getaffinity(0)]
+    try:
+        for process in busy:
+            process.stdout.readline()  # it has started
+        assert set_threads() == 1
+    finally:
+        for process in busy:
+            process.kill()
+            process.communicate()
+
+
 FULL = "a file could not be written, the disk is full or the size of files is limited ({})"
 ZIP = "inline_container.cc:672] . unexpected pos 372160 vs 372052"
 IN_WORKER = "Caught ValueError\nOriginal Traceback (most recent call last):\nValueError: no"
@@ -103,6 +148,7 @@ BAD_OPTIONS = [
     ("ask.py Q street", "there is no image: neither a file nor a folder is called 'Is there a car?'"),
     ("ask.py missing.jpg Q", "missing.jpg: no such image"),
     (f"{ASK} --model nowhere", "nowhere: no such folder"),
+    (f"{ASK} --model .", " has no model: give --model FOLDER"),
     (f"{ASK} --device abacus", "abacus"),
     (f"{ASK} --threads 0", "--threads must be above 0, got 0"),
     (f"{ASK} --region 0,0,2,1", "region 0,0,2,1: x, y, width and height are fractions"),
