@@ -166,7 +166,7 @@ def none_if(rows: pd.DataFrame, is_there: bool) -> float | None:
 
 
 def with_probability(rows: pd.DataFrame) -> pd.DataFrame:
-    """Yes/no questions that were answered with a probability; a question with a problem has none."""
+    """Rows with the truth yes or no that have P(yes); a question with a problem and one in words have none."""
     return rows[is_yes_no(rows) & rows["p_yes"].notna()]
 
 
@@ -213,8 +213,9 @@ def fit_temperature(rows: pd.DataFrame) -> float:
 
 
 def at_temperature(rows: pd.DataFrame, temperature: float) -> pd.DataFrame:
-    """The same table with P(yes) at another temperature."""
-    return rows.assign(p_yes=expit((rows["margin"] / temperature).astype(np.float32)).astype(float))
+    """The same table with P(yes) at another temperature, where it has one."""
+    p_yes = expit((rows["margin"] / temperature).astype(np.float32)).astype(float)
+    return rows.assign(p_yes=p_yes.where(rows["p_yes"].notna()))
 
 
 def image_half(source: str, image_id: str) -> int:

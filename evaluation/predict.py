@@ -18,7 +18,6 @@ from ..data.ground_truth import NONE
 from ..data.scene import SYNTHETIC
 from ..images_traffic_vlm import to_rgb
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
-from .metrics import at_temperature
 
 
 KINDS = KNOWN, UNSEEN, RENDERED = "known", "unseen", "rendered"  # of sources
@@ -35,8 +34,8 @@ ANSWERS = {
     "truth": str,  # as the tokenizer writes it: "grey" becomes "gray"
     "answer": object,  # None for a question with a problem, and for words that were not generated
     "score": float,  # the probability of the answer; NaN without one
-    "p_yes": float,  # P(yes) at the model's temperature, also where the answer is in words; NaN for a problem
-    "margin": float,  # l_yes - l_no, without temperature; NaN for a problem
+    "p_yes": float,  # P(yes) at the model's temperature; NaN for a question in words, and for a problem
+    "margin": float,  # l_yes - l_no, without temperature, also of a question in words; NaN for a problem
     "is_right": bool,  # whether the answer is the truth
 }
 
@@ -89,11 +88,11 @@ def predict(
         names = ("question_type", "category", "question_id", "question", "truth")
         columns = (row["question_types"], row["categories"], row["question_ids"], row["questions"], truths)
         for values, item in zip(zip(*columns, strict=True), items, strict=True):
-            given = {name: item.get(name) for name in ("answer", "score")}
+            given = {name: item.get(name) for name in ("answer", "score", "p_yes")}
             found.append({**about, **dict(zip(names, values)), **given, "margin": item.get("margin", math.nan)})
     table = pd.DataFrame(found, columns=list(ANSWERS), dtype=object)
     table["is_right"] = table["answer"] == table["truth"]
-    return at_temperature(table.astype(ANSWERS), model.config.yes_no_temperature)
+    return table.astype(ANSWERS)
 
 
 def kind_of_source(source: str, unseen: Collection[str] = ()) -> str:

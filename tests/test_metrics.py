@@ -131,7 +131,8 @@ def drawn(temperature: float, source: str = "a") -> list[dict]:
     rng = np.random.default_rng(0)
     logits = rng.uniform(-4, 4, 4000)
     truths = np.where(rng.random(4000) < 1 / (1 + np.exp(-logits)), "yes", "no")
-    return [{"truth": truth, "margin": temperature * x, "source": source} for truth, x in zip(truths, logits)]
+    row = {"source": source, "p_yes": 0.5}
+    return [row | {"truth": truth, "margin": temperature * x} for truth, x in zip(truths, logits)]
 
 
 def test_a_temperature_is_fitted_to_unseen_sources_and_tested_on_other_images():
