@@ -11,7 +11,8 @@ HEADLINE = ("balanced accuracy", "±", "AUC", "calibration error", "questions")
 NOTES = {
     "yes_no_by_kind": "Known sources are those that training has other images of; it has none of unseen ones, which "
     "tell what to expect on a camera of your own. ± is one standard error, with images as clusters. The mean image is "
-    "that of all images: a model that is shown it sees nothing.",
+    "that of all images: a model that is shown it sees nothing. It is right where it is there: the truth is yes. "
+    "– stands where there are too few questions to tell.",
     "yes_no_by_question_type": "![Balanced accuracy, and that of the mean image](question_types.png)",
     "words_by_kind": '"None" is right if the asked object is not there.',
     "contradictions": "Fraction of images for which two answers contradict each other by more than 0.1.",

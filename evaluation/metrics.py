@@ -7,6 +7,7 @@ Balanced accuracy is one figure with one definition. For each question id of a s
 with at least 10 yes and 10 no, it is the mean of the accuracy where the truth is yes and where it is no; then the mean
 over question ids, and then over sources. A source without such a question id counts as a single question, if it has
 10 yes and 10 no in all. A model that sees no image scores 0.5 for a question id, whatever the fraction of yes is.
+Tables leave it out with fewer than three question ids, which would speak for a whole group.
 """
 
 import hashlib
@@ -25,6 +26,9 @@ from . import MIN_ANSWERS
 
 
 BINS = 15  # of P(yes), for the calibration error
+MIN_QUESTION_IDS = 3  # for a balanced accuracy in a table
+MIN_VALUES = 2  # besides "none", for the mean recall of a question type
+ABSENT = ("no", NONE, "0")  # truths about what is not there
 TEMPERATURES = (0.05, 20.0)  # range of the search
 WITHOUT_IMAGE = "is_right_without_image"  # a column: whether the question is answered right about the mean image
 # Types of questions in words that are also asked about what is not there.
@@ -132,9 +136,23 @@ def auc(rows: pd.DataFrame) -> float | None:
     return mean(areas.groupby(level=0).mean())
 
 
+def of_enough(metric: Metric) -> Metric:
+    """The metric in a table: None with fewer than three question ids."""
+    return lambda rows: metric(rows) if question_ids(rows) >= MIN_QUESTION_IDS else None
+
+
 def accuracy(rows: pd.DataFrame) -> float | None:
     """Fraction of questions that are answered right."""
     return mean(rows["is_right"])
+
+
+def right_if_there(rows: pd.DataFrame) -> float | None:
+    """Fraction of right answers where the thing is there; None with fewer than 10 such questions.
+
+    It is there if the truth of a yes/no question is yes, and if the truth in words is neither "none" nor "0".
+    """
+    there = rows[~rows["truth"].isin(ABSENT)]
+    return accuracy(there) if len(there) >= MIN_ANSWERS else None
 
 
 # Words
@@ -149,11 +167,14 @@ def mean_recall(rows: pd.DataFrame) -> float | None:
     """Mean over question types of the mean recall of their values, which have a truth in words.
 
     The recall of a value ("rainy") is the fraction of the questions with this truth that are answered with it, so rare
-    values count as much as frequent ones. Values with fewer than 10 questions are left out.
+    values count as much as frequent ones. Values with fewer than 10 questions are left out, and question types with
+    fewer than two values besides "none": a model that always answers "none" would be right.
     """
     rows = rows[~is_yes_no(rows)]
-    values = rows.groupby(["question_type", "truth"])["is_right"].agg(["mean", "size"])
-    return mean(values[values["size"] >= MIN_ANSWERS]["mean"].groupby(level=0).mean())
+    values = rows.groupby(["question_type", "truth"], as_index=False)["is_right"].agg(["mean", "size"])
+    values = values[values["size"] >= MIN_ANSWERS]
+    others = (values["truth"] != NONE).groupby(values["question_type"]).transform("sum")
+    return mean(values[others >= MIN_VALUES].groupby("question_type")["mean"].mean())
 
 
 def none_if(rows: pd.DataFrame, is_there: bool) -> float | None:
@@ -225,10 +246,11 @@ def image_half(source: str, image_id: str) -> int:
 
 # Columns of the tables of a report, whose answers have the column WITHOUT_IMAGE too.
 YES_NO: dict[str, Metric] = {
-    "balanced accuracy": balanced_accuracy,
-    "±": balanced_error,
-    "mean image": partial(balanced_accuracy, column=WITHOUT_IMAGE),
-    "AUC": auc,
+    "balanced accuracy": of_enough(balanced_accuracy),
+    "±": of_enough(balanced_error),
+    "mean image": of_enough(partial(balanced_accuracy, column=WITHOUT_IMAGE)),
+    "right where it is there": right_if_there,
+    "AUC": of_enough(auc),
     "calibration error": calibration_error,
     "accuracy": accuracy,
     "questions": len,
@@ -237,6 +259,7 @@ YES_NO: dict[str, Metric] = {
 WORDS: dict[str, Metric] = {
     "exact match": exact_match,
     "mean recall": mean_recall,
+    "right where it is there": right_if_there,
     "mean image": lambda rows: exact_match(rows.assign(is_right=rows[WITHOUT_IMAGE])),
     '"none" if not there': partial(none_if, is_there=False),
     '"none" if there': partial(none_if, is_there=True),

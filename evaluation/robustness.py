@@ -16,7 +16,7 @@ from ..data.agreement import exclusions, implications
 from ..data.augment import add_noise, blur, compress, darken
 from ..data.folders import LISTS
 from ..data.templates import paraphrases_of
-from .metrics import Metric, balanced_accuracy, by_group, mean
+from .metrics import YES_NO, Metric, by_group, mean
 from .predict import Transform, predict
 
 
@@ -128,7 +128,8 @@ def corrupted_accuracy(
     }
     images = pd.concat(found.values())[["source", "image_id"]].drop_duplicates()
     found = {"as it is": answers.merge(images), **found}
-    return pd.DataFrame({"balanced accuracy": {name: balanced_accuracy(table) for name, table in found.items()}})
+    metric = YES_NO["balanced accuracy"]
+    return pd.DataFrame({"balanced accuracy": {name: metric(table) for name, table in found.items()}})
 
 
 def corruption(change: Callable[[np.ndarray], np.ndarray], processor: Any) -> Transform:

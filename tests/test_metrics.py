@@ -9,6 +9,7 @@ import pytest
 
 from traffic_vlm.evaluation.compare import compare
 from traffic_vlm.evaluation.metrics import (
+    YES_NO,
     at_temperature,
     auc,
     balanced_accuracy,
@@ -19,6 +20,7 @@ from traffic_vlm.evaluation.metrics import (
     none_if,
     question_ids,
     reliability,
+    right_if_there,
 )
 from traffic_vlm.evaluation.predict import kind_of_source
 from traffic_vlm.evaluation.report import calibrate
@@ -97,17 +99,42 @@ def test_auc_is_the_fraction_of_pairs_in_order():
 
 
 def test_metrics_of_words_by_hand():
-    """red: 9 of 12 and blue: 5 of 10, mean 5/8; "2": 10 of 10; mean 13/16. "gray" has 9 questions."""
+    """red: 9 of 12 and blue: 5 of 10, mean 5/8. Left out: "gray" with 9 questions, and counts, of which one has 10."""
     red = in_words("color", "red", "red", 9) + in_words("color", "red", "left", 3)
     blue = in_words("color", "blue", "blue", 5) + in_words("color", "blue", "red", 5)
     gray, two = in_words("color", "gray", "none", 9), in_words("count", "2", "2", 10)
     rows = table(red + blue + gray + two + asked("yes", 0, 1))
-    assert mean_recall(rows) == pytest.approx(13 / 16) and exact_match(rows) == 24 / 41
+    assert mean_recall(rows) == pytest.approx(5 / 8) and exact_match(rows) == 24 / 41
     assert none_if(rows, is_there=True) == 9 / 31  # a count is never "none"
     assert none_if(rows, is_there=False) is None
     absent = table(in_words("light_state", "none", "none") + in_words("light_state", "none", "red"))
     assert none_if(absent, is_there=False) == 0.5 and none_if(absent, is_there=True) is None
     assert mean_recall(absent) is None
+
+
+def test_a_mean_recall_needs_two_answers_besides_none():
+    """A model that always answers "none" is right about 10 of 10 things that are not there, and about no red one."""
+    absent, red = in_words("color", "none", "none", 10), in_words("color", "red", "none", 10)
+    assert mean_recall(table(absent + red)) is None
+    blue = in_words("color", "blue", "blue", 10)
+    assert mean_recall(table(absent + red + blue)) == pytest.approx(2 / 3)
+    assert mean_recall(table(absent + red + blue[1:])) is None
+
+
+def test_right_where_it_is_there_leaves_out_what_is_absent():
+    words = in_words("color", "red", "red", 3) + in_words("color", "red", "none", 7)
+    absent = in_words("color", "none", "none", 20) + in_words("count", "0", "0", 20)
+    assert right_if_there(table(words + absent)) == 0.3
+    assert right_if_there(table(words[1:] + absent)) is None  # nine questions
+    assert right_if_there(table(asked("yes", 6, 10) + asked("no", 20, 20))) == 0.6
+
+
+def test_a_table_has_no_balanced_accuracy_of_two_question_ids():
+    rows = [row for name in "xyz" for row in asked("yes", 8, 10, name) + asked("no", 8, 10, name)]
+    three, two = (table(some).assign(p_yes=0.5, is_right_without_image=True) for some in (rows, rows[:40]))
+    for name in ("balanced accuracy", "±", "mean image", "AUC"):
+        assert YES_NO[name](three) is not None and YES_NO[name](two) is None, name
+    assert balanced_accuracy(two) == pytest.approx(YES_NO["balanced accuracy"](three)) == pytest.approx(0.8)
 
 
 # Calibration
