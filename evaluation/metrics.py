@@ -146,6 +146,11 @@ def accuracy(rows: pd.DataFrame) -> float | None:
     return mean(rows["is_right"])
 
 
+def refused(rows: pd.DataFrame) -> float | None:
+    """Fraction of questions that the pipeline refuses by default, as what they ask for is unknown or not taught."""
+    return mean(rows["is_refused"])
+
+
 def right_if_there(rows: pd.DataFrame) -> float | None:
     """Fraction of right answers where the thing is there; None with fewer than 10 such questions.
 
@@ -253,6 +258,7 @@ YES_NO: dict[str, Metric] = {
     "AUC": of_enough(auc),
     "calibration error": calibration_error,
     "accuracy": accuracy,
+    "refused": refused,
     "questions": len,
     "question ids": question_ids,
 }
@@ -263,5 +269,6 @@ WORDS: dict[str, Metric] = {
     "mean image": lambda rows: exact_match(rows.assign(is_right=rows[WITHOUT_IMAGE])),
     '"none" if not there': partial(none_if, is_there=False),
     '"none" if there': partial(none_if, is_there=True),
+    "refused": refused,
     "questions": len,
 }

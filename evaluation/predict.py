@@ -37,6 +37,7 @@ ANSWERS = {
     "p_yes": float,  # P(yes) at the model's temperature; NaN for a question in words, and for a problem
     "margin": float,  # l_yes - l_no, without temperature, also of a question in words; NaN for a problem
     "is_right": bool,  # whether the answer is the truth
+    "is_refused": bool,  # whether the pipeline does not answer the question by default
 }
 
 Transform = Callable[[Image.Image], Image.Image]
@@ -55,6 +56,9 @@ def predict(
 ) -> pd.DataFrame:
     """Table of the answers to every question of `rows`. The caller chooses device, dtype and autocast.
 
+    Questions that the pipeline refuses by default, as it does not know or was not taught what they ask for, are
+    answered here, too.
+
     Args:
         model: a `TrafficVLMForConditionalGeneration` in evaluation mode, also with adapters, or an `ExportedModel`.
         processor: its `TrafficVLMProcessor`.
@@ -72,7 +76,7 @@ def predict(
         ValueError: lists of a row have unequal lengths; batch_size below 1; a model in training mode.
         FloatingPointError: a logit is NaN or infinite.
     """
-    pipe = TrafficVLMPipeline(model=model, processor=processor, device=model.device)
+    pipe = TrafficVLMPipeline(model=model, processor=processor, device=model.device, answer_untaught=True)
     shared = None if image is None else pipe.encode(image)
 
     def ask(row: Row) -> dict[str, Any]:
@@ -92,6 +96,7 @@ def predict(
             found.append({**about, **dict(zip(names, values)), **given, "margin": item.get("margin", math.nan)})
     table = pd.DataFrame(found, columns=list(ANSWERS), dtype=object)
     table["is_right"] = table["answer"] == table["truth"]
+    table["is_refused"] = [pipe.read_question(text).refusal is not None for text in table["question"]]
     return table.astype(ANSWERS)
 
 

@@ -18,7 +18,7 @@ from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.data.templates import paraphrases_of
 from traffic_vlm.evaluation.grounding import patches_in_boxes, score_pointing, word_map
 from traffic_vlm.evaluation.markdown import headline
-from traffic_vlm.evaluation.metrics import at_temperature, balanced_accuracy, by_group, exact_match, is_yes_no
+from traffic_vlm.evaluation.metrics import at_temperature, balanced_accuracy, by_group, exact_match, is_yes_no, refused
 from traffic_vlm.evaluation.predict import ANSWERS, answer_loss, mean_image, normalize, predict
 from traffic_vlm.evaluation.report import quick_metrics
 from traffic_vlm.evaluation.robustness import (
@@ -79,7 +79,7 @@ def asking(row: dict, questions: list[str], truths: list[str]) -> dict:
 
 def test_what_is_measured_is_what_the_pipeline_answers(model, processor, rows, answers):
     asked, pipe = [(row, i) for row in rows for i in range(len(row["questions"]))], load(model, processor)
-    items = [item for row in rows for item in pipe(row["image"], list(row["questions"]))]
+    items = [item for row in rows for item in pipe(row["image"], list(row["questions"]), answer_untaught=True)]
     assert list(answers.columns) == list(ANSWERS) and list(answers.index) == list(range(len(asked)))
     for one, (row, i), item in zip(answers.itertuples(), asked, items, strict=True):
         assert (one.question, [one.truth]) == (row["questions"][i], normalize(processor, [row["answers"][i]]))
@@ -101,6 +101,12 @@ def test_a_question_with_a_problem_counts_as_wrong_and_has_no_probability(model,
     assert negated.margin == pytest.approx(-positive.margin, abs=1e-5)
     assert negated.p_yes == pytest.approx(1 - positive.p_yes, abs=1e-6)
     assert negated.is_right == positive.is_right
+
+
+def test_a_question_that_is_refused_by_default_is_answered_and_marked(model, processor, rows):
+    found = predict(model, processor, [asking(rows[0], ["Is there a car?", "Is there a zebra?"], ["yes", "no"])])
+    assert list(found["is_refused"]) == [False, True] and found["answer"].isin(["yes", "no"]).all()
+    assert refused(found) == 0.5
 
 
 def test_the_truth_does_not_decide_how_a_question_is_asked(model, processor, rows, answers):
