@@ -189,12 +189,8 @@ BAD_REQUESTS = {
     "large image": ({"image": base64_of(png(size=(100, 100)))}, "100 × 100 pixels; at most 9,000 in all"),
     "empty list": ({"questions": []}, "questions: List should have at least 1 item"),
     "200 questions": ({"questions": [RAINING] * 200}, "200 questions: at most 64"),
-    "empty question": ({"questions": [RAINING, " "]}, "question 2: the question '' has no word"),
-    "not taught": ({"questions": ["Who am I?"]}, "the model was not taught"),
-    "too long": ({"questions": ["car " * 300]}, "with its answer, at most 128 tokens are possible"),
     "far too long": ({"questions": ["car " * 600]}, "questions.0: String should have at most 2000 characters"),
-    "two questions": ({"questions": ["Is it wet? Is it dry?"]}, "ask them one by one"),
-    "joined by a comma": ({"questions": ["Is there a car?,Is it wet?"]}, "in a form, one field `questions` for each"),
+    "no boolean": ({"answer_untaught": "perhaps"}, "answer_untaught: Input should be a valid boolean"),
 }
 
 
@@ -204,6 +200,24 @@ def test_a_bad_request_is_refused_with_the_cause(client, changes, message):
     for path in ("/v1/answer", "/v1/generate"):
         response = client.post(path, json=body)
         assert response.status_code == 422 and message in response.json()["detail"], response.text
+
+
+def test_a_question_without_an_answer_has_a_problem(client):
+    questions = {
+        RAINING: None,
+        " ": "the question '' has no word",
+        "Who am I?": "the model was not taught",
+        "car " * 300: "with its answer, at most 128 tokens are possible",
+        "Is it wet? Is it dark?": "ask them one by one",
+        "Is there an Elephant?": "the model does not know 'Elephant'",
+    }
+    answers = ask(client, questions=list(questions)).json()["answers"]
+    for item, problem in zip(answers, questions.values(), strict=True):
+        assert item["answer"] if problem is None else problem in item["problem"] and item["answer"] is None
+    body = {"image": base64_of(png()), "questions": ["Is there an Elephant?"], "answer_untaught": True}
+    assert client.post("/v1/answer", json=body).json()["answers"][0]["answer"]
+    form = {"questions": body["questions"], "answer_untaught": "true"}
+    assert client.post("/v1/answer", data=form, files={"image": png()}).json()["answers"][0]["answer"]
 
 
 def test_a_bad_body_is_refused(client):
@@ -246,7 +260,7 @@ def test_a_failing_or_bad_request_does_not_fail_the_others(start, watch):
         requests = [pool.submit(ask, client, png(0))]
         wait_until(lambda: seen.images)
         requests += [pool.submit(ask, client, png(1)), pool.submit(ask, client, png(2), failing)]
-        assert ask(client, png(3), ["?"]).status_code == 422  # while the model is busy
+        assert ask(client, b"?").status_code == 422  # while the model is busy
         wait_until(lambda: len(client.app.state.service.queue) == 3)
         seen.gate.set()
         assert [one.result().status_code for one in requests[:2]] == [200, 200]
