@@ -227,7 +227,7 @@ FUNCTION_WORDS = frozenset(
     one first second third normal possible important main current likely able involved
     """.split()
 )
-_BE = frozenset("is are was were be been".split())
+_BE = frozenset("is are was were".split())
 _AUXILIARIES = frozenset("do does did has have had can will should may must".split())
 _PRONOUNS = frozenset("it this that these those we you i they".split())
 _SEEING = frozenset("see have has show".split())  # what is seen follows
@@ -264,7 +264,7 @@ def asked_for(tokens: Sequence[str]) -> list[int]:
     found: set[int] = set()
     for i, word in enumerate(tokens):
         before, after = (tokens[k] if 0 <= k < len(tokens) else "" for k in (i - 1, i + 1))
-        is_there = (word == "there" and before in _BE) or (word in _BE and before == "there")
+        is_there = (word == "there" and before in _BE) or (word in _BE | {"be", "been"} and before == "there")
         is_of = word == "of" and before in ("number", "color")
         is_many = word == "many" and before in ("how", "as")
         if is_there or is_of or is_many or (word in _SEEING and after != "to"):
@@ -284,7 +284,7 @@ def _nouns(tokens: Sequence[str], start: int, has_predicate: bool = False, has_p
         has_preposition: the noun may follow a preposition: "we in a [tunnel]".
     """
     found: set[int] = set()
-    skipped = _DETERMINERS | (FUNCTION_WORDS - _BE - _AUXILIARIES if has_preposition else frozenset())
+    skipped = _DETERMINERS | {"be", "been"} | (FUNCTION_WORDS - _BE - _AUXILIARIES if has_preposition else frozenset())
     while True:
         while start < len(tokens) and (tokens[start] in skipped or tokens[start].isdigit()):
             start += 1
@@ -301,7 +301,7 @@ def _nouns(tokens: Sequence[str], start: int, has_predicate: bool = False, has_p
         if is_verb and tokens[end : end + 1] in (["a"], ["an"], ["the"]):
             found |= _nouns(tokens, end)  # its object: "wearing a [belt]"
         after = list(tokens[end : end + 2])
-        if has_predicate and after[:1] == ["of"]:  # "the door of the car [open]"
+        if has_predicate and after[:1] in (["of"], ["be"], ["been"]):  # "the door of the car [open]", "it be [safe]"
             start = end + 1
         elif after[:1] in ([","], ["and"], ["or"]):
             start = end + (2 if after[1:] in (["and"], ["or"]) else 1)

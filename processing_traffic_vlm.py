@@ -27,7 +27,7 @@ from .answer_kind_traffic_vlm import AnswerKind, answer_kind, is_content_word
 from .images_traffic_vlm import Region, to_rgb
 from .pipeline_traffic_vlm import TrafficVLMPipeline
 from .question_form_traffic_vlm import has_word, question_words, spell_signs, word_at
-from .question_traffic_vlm import Prompt, yes_no_item
+from .question_traffic_vlm import Prompt, read_question, yes_no_item
 from .tokenization_traffic_vlm import TrafficVLMTokenizer
 
 
@@ -553,11 +553,10 @@ class TrafficVLMProcessor(ProcessorMixin):
                 raise ValueError(f"image {image} has {len(questions)} questions, but {len(values)} probabilities")
             if wrong := [value for value in values if not 0.0 <= value <= 1.0]:
                 raise ValueError(f"image {image} has a P(yes) of {wrong[0]}; expected 0..1")
-            items = [yes_no_item(question, value, threshold) for question, value in zip(questions, values)]
-            words = {"unknown_words": self.unknown_words, "untaught_words": self.untaught_words}
-            for item in items:
-                item |= {name: found for name, find in words.items() if (found := find(item["question"]))}
-            results.append(items)
+            results.append([])
+            for question, value in zip(questions, values):
+                read = read_question(question, self.prompt, self.tokenizer.model_max_length, self.taught_words)
+                results[-1].append(yes_no_item(read.checked(answer_untaught=False), value, threshold))
         return results
 
     def post_process_image_text_to_text(

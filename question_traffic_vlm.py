@@ -168,8 +168,9 @@ def _refusal(tokens: Sequence[str], typed: Sequence[str], taught: Collection[str
     sentence = list(takewhile(lambda token: token not in ("?", "."), tokens))
     places = asked_for(sentence)
     for i in reversed(places):  # first what is said of a thing, then the thing
-        # What ends in "ly" tells how: "is it really raining".
-        if sentence[i] == UNKNOWN_TOKEN and not typed[i].casefold().endswith("ly"):
+        # What ends in "ly" tells how, but at the end: "is it really raining", "is the dog friendly".
+        is_adverb = typed[i].casefold().endswith("ly") and i < len(sentence) - 1
+        if sentence[i] == UNKNOWN_TOKEN and not is_adverb:
             return UNKNOWN_WORD.format(word=typed[i])
         if taught is not None and is_content_word(sentence[i]) and sentence[i] not in taught:
             return UNTAUGHT_WORD.format(word=typed[i])
@@ -201,13 +202,12 @@ def yes_or_no(form: QuestionForm, p: float, threshold: Any = 0.5) -> dict[str, A
     return item if isinstance(threshold, float | int) else item | {"not_sure": threshold.is_unsure(p)}
 
 
-def yes_no_item(question: str, p: float, threshold: float = 0.5) -> dict[str, Any]:
+def yes_no_item(question: Question, p: float, threshold: float = 0.5) -> dict[str, Any]:
     """An item for P(yes) of a question that was asked as it is written, without a pipeline."""
-    form = question_form(question)
-    problem = form.problem or (NEGATED.format(word="no") if form.is_negated else None)
-    problem = problem or (None if form.is_yes_no else NOT_YES_NO)
-    read = Question(question, form)
-    return read.answer(problem=problem) if problem else read.answer(**yes_or_no(form, p, threshold))
+    form = question.form
+    problem = question.problem if form.is_yes_no else NOT_YES_NO
+    problem = problem or (NEGATED.format(word="no") if form.is_negated else None)
+    return question.answer(problem=problem) if problem else question.answer(**yes_or_no(form, p, threshold))
 
 
 def answer_text(item: Mapping[str, Any]) -> str:

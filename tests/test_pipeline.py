@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from transformers import TextStreamer
 
 from tiny import ROOT, close, count_calls, tiny_model, yes_no_model
-from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline, answer_notes, answer_text, yes_no_item
+from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline, answer_notes, answer_text
 
 
 CAR, WET = "Is there a car?", "Is the road wet?"
@@ -198,10 +198,15 @@ def test_answers_for_people():
 
 @pytest.mark.parametrize(
     ("question", "problem"),
-    [("How busy is it?", "not a yes/no question"), ("Is there no car?", "'no'"), ("Is it wet? Is it dark?", "2")],
+    [
+        ("How busy is it?", "not a yes/no question"),
+        ("Is there no car?", "'no'"),
+        ("Is it wet? Is it dark?", "2"),
+        ("Was there an accident?", "'accident'"),
+    ],
 )
-def test_p_yes_of_a_question_asked_as_written_means_nothing_for_other_forms(question, problem):
-    item = yes_no_item(question, 0.9)
+def test_p_yes_of_a_question_asked_as_written_means_nothing_for_other_forms(processor, question, problem):
+    [[item]] = processor.post_process_yes_no([[0.9]], question)
     assert item["answer"] is None and item["p_yes"] is None and problem in item["problem"]
 
 
