@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 
-HEADLINE = ("balanced accuracy", "±", "AUC", "calibration error", "questions")
+HEADLINE = ("balanced accuracy", "±", "right where it is there", "AUC", "calibration error", "questions")
 # What stands above a table.
 NOTES = {
     "yes_no_by_kind": "Known sources are those that training has other images of; it has none of unseen ones, which "
