@@ -23,42 +23,53 @@ from traffic_vlm.scripts import command
 
 
 PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that a process gets when its parent ends
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def stop_on_signals() -> None:
     """End this process on Ctrl-C and SIGTERM: the pool of `datasets` can swallow KeyboardInterrupt."""
-    process = os.getpid()
 
     def stop(number: int, _: Any) -> None:
-        if os.getpid() == process:
-            print("stopped; the same command continues this run", file=sys.stderr, flush=True)
+        print("stopped; the same command continues this run", file=sys.stderr, flush=True)
         os._exit(128 + number)
 
-    for name in (signal.SIGINT, signal.SIGTERM):  # a background job of a shell ignores SIGINT otherwise
+    for name in SIGNALS:  # a background job of a shell ignores SIGINT otherwise
         signal.signal(name, stop)
 
 
-def end_workers_with_this_process() -> None:
-    """Let Linux kill each forked process when its parent ends: lists of workers lack one that is just starting."""
+def prepare_workers() -> None:
+    """Give forked processes the default handlers, and let Linux kill them when their parent ends.
+
+    A pool ends its workers by SIGTERM and waits for them. A handler in Python would not run if the worker has just
+    started to wait for a lock, and a signal that comes during the fork would be forgotten: it is blocked until then.
+    The list of workers lacks one that is just starting, so the parent cannot end them all by itself.
+    """
     parent = 0
 
     def before_fork() -> None:
         nonlocal parent
         parent = os.getpid()
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
     def after_fork() -> None:
+        for name in SIGNALS:
+            signal.signal(name, signal.SIG_DFL)
+        unblock()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it ended before the call
             os._exit(1)
 
-    if sys.platform == "linux":
-        os.register_at_fork(before=before_fork, after_in_child=after_fork)
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+    if sys.platform == "linux":  # elsewhere workers are not forked
+        os.register_at_fork(before=before_fork, after_in_parent=unblock, after_in_child=after_fork)
 
 
 @command("data")
 def main() -> None:
     stop_on_signals()
-    end_workers_with_this_process()
+    prepare_workers()
     [options] = option_parser([DatasetOptions], __doc__).parse_args_into_dataclasses()
     try:
         report = make_dataset(options)

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from datasets import Dataset, load_dataset
 from PIL import Image
 
-from tiny import start_process
+from tiny import new_process, start_process
 from traffic_vlm.data import dataset
 from traffic_vlm.data.dataset import DatasetOptions, make_dataset, skipped_path
 from traffic_vlm.data.formats import Problems
@@ -111,6 +112,24 @@ def test_a_run_that_was_stopped_continues_and_gives_the_same_files(synthetic, tm
     assert before == {path: path.stat().st_mtime_ns for path in before}
     assert load(tmp_path / "set").to_list() == load(synthetic).to_list()
     assert not (data / ".cache").exists() and not list(data.rglob("*.tmp"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+def test_workers_have_the_default_handlers(tmp_path):
+    """A pool whose workers have handlers in Python can wait forever for one of them."""
+    code = """
+import runpy, signal, sys
+from multiprocess import Pool
+script = runpy.run_path(sys.argv[1])
+script["stop_on_signals"]()
+script["prepare_workers"]()
+with Pool(1) as pool:
+    print(*(pool.apply(signal.getsignal, [number]).name for number in (signal.SIGINT, signal.SIGTERM)))
+    print(pool.apply(signal.pthread_sigmask, [signal.SIG_BLOCK, []]), signal.pthread_sigmask(signal.SIG_BLOCK, []))
+"""
+    said = new_process("make_dataset.py", tmp_path, flags=["-c", code])
+    assert said.splitlines() == ["SIG_DFL SIG_DFL", "set() set()"]
 
 
 @pytest.mark.slow
