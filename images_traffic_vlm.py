@@ -15,12 +15,13 @@ import io
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageCms, ImageOps
+from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 
 
 try:
@@ -31,6 +32,7 @@ except ImportError:
     pass
 
 
+BYTES = bytes | bytearray | memoryview
 ORIENTATION = 0x0112  # the EXIF tag
 CHANNELS = (1, 3, 4)
 # Floats with a maximum up to UNIT are 0..1 (resampling can overshoot), above BYTE 0..255; between is an error.
@@ -101,10 +103,11 @@ def to_rgb(image: Any, channels_first: bool | None = None) -> Image.Image:
     """Convert ``image`` to a PIL image of mode RGB.
 
     Args:
-        image: a PIL image of any mode, the path of an image file, a URL or base64 data, or an array or tensor of shape
-            [H,W], [H,W,C] or [C,H,W] with C of 1 (gray), 3 (RGB) or 4 (RGBA). Booleans are black and white. Other
-            pixels are scaled by type and maximum: integers as 8, 10, 12 or 16 bits, the fewest that hold the maximum
-            (with a warning if the type suggests others); floats as 0..1 with a maximum up to 1.05, as 0..255 above 16.
+        image: a PIL image of any mode; an image file: its path, its bytes, an open binary file, base64 data, a URL, or
+            a cell of the library `datasets` that is not decoded, {"bytes": ..., "path": ...}; or an array or tensor of
+            shape [H,W], [H,W,C] or [C,H,W] with C of 1 (gray), 3 (RGB) or 4 (RGBA). Booleans are black and white.
+            Other pixels are scaled by type and maximum: integers as 8, 10, 12 or 16 bits, the fewest that hold the
+            maximum (with a warning if the type suggests others); floats as 0..1 up to 1.05, as 0..255 above 16.
             Integers above 4095 that span less than 2048 are stretched from black to white, with a warning.
         channels_first: how to read an array whose first and last dimensions could both be channels; by default a
             tensor is [C,H,W] and an array [H,W,C].
@@ -112,33 +115,68 @@ def to_rgb(image: Any, channels_first: bool | None = None) -> Image.Image:
     Raises:
         TypeError: the value is not an image. ValueError: it cannot be read; the message names the file or the value.
     """
-    is_array = isinstance(image, np.ndarray) or _is_tensor(image)
-    if is_array:
-        name = f"the {type(image).__name__} of shape {tuple(image.shape)}"
-    elif isinstance(image, Image.Image):
-        name = f"the image {getattr(image, 'filename', '') or image!r}"
-    elif isinstance(image, str | os.PathLike):
-        name = f"the image {os.fspath(image)[:200]!r}"
-    else:
-        raise TypeError(
-            f"an image must be a PIL image, an array, a tensor or a path, got {type(image).__name__}: {image!r}"
-        )
+    if hasattr(image, "read"):
+        image = read_file(image)
     try:
         if isinstance(image, Image.Image):
             return _convert(image)
-        if is_array:
+        if isinstance(image, np.ndarray) or _is_tensor(image):
             return _convert(_array_to_image(image, channels_first))
         with _open(image) as opened:
             return _convert(opened)
     except Exception as error:  # for damaged files, Pillow raises errors of any type
-        raise (TypeError if isinstance(error, TypeError) else ValueError)(f"cannot read {name}: {error}") from error
+        raise _unreadable(image, error) from error
+
+
+def read_file(file: Any) -> dict[str, Any]:
+    """The content of an open binary file, from its start, and its name: {"bytes": ..., "path": ...}.
+
+    Raises:
+        TypeError: the file is open as text. ValueError: it cannot be read.
+    """
+    try:
+        with suppress(AttributeError, OSError):  # a pipe has no start
+            file.seek(0)
+        if not isinstance(file.read(0), bytes):
+            raise TypeError("expected a file that is open in binary mode")
+        return {"bytes": file.read(), "path": getattr(file, "name", None)}
+    except Exception as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(image: Any, error: Exception) -> TypeError | ValueError:
+    """An error of at most 190 letters that names an image by its file, or by its type with its size or value."""
+    path, content = image, image
+    if isinstance(image, Mapping):
+        path, content = image.get("path"), image.get("bytes")
+    elif isinstance(image, Image.Image):
+        path = getattr(image, "filename", None) or None
+    if isinstance(path, str | os.PathLike):
+        text = os.fspath(path)
+        name = f"image {text!r}" if len(text) <= 80 else f"image {text[:20]!r}...{text[-60:]!r}"
+    elif isinstance(content, BYTES):
+        name = f"image of {len(content):,} bytes"
+    elif hasattr(image, "shape"):
+        name = f"{type(image).__name__} of shape {tuple(image.shape)}"
+    else:
+        name = f"{type(image).__name__} {image!r:.50}"
+    reason = "Pillow cannot identify its format" if isinstance(error, UnidentifiedImageError) else error
+    kind = TypeError if isinstance(error, TypeError) else ValueError
+    return kind(f"cannot read the {name}: {reason}"[:190])
 
 
 def _is_tensor(image: Any) -> bool:
     return hasattr(image, "detach")
 
 
-def _open(source: str | os.PathLike) -> Image.Image:
+def _open(source: Any) -> Image.Image:
+    if isinstance(source, Mapping):
+        source = source.get("path") if source.get("bytes") is None else source["bytes"]
+    if isinstance(source, BYTES):
+        return Image.open(io.BytesIO(source))
+    if not isinstance(source, str | os.PathLike):
+        kinds = "a PIL image, an array, a tensor, a path, a URL, base64 text, the bytes of a file or an open file"
+        raise TypeError(f"expected {kinds}")
     name = os.fspath(source)
     if os.path.isfile(name):
         return Image.open(name)

@@ -28,7 +28,7 @@ from torch.utils.data import Dataset
 from transformers import Pipeline
 
 from .answer_kind_traffic_vlm import AnswerKind
-from .images_traffic_vlm import Region
+from .images_traffic_vlm import BYTES, Region, read_file
 from .question_form_traffic_vlm import QuestionForm
 from .question_traffic_vlm import (
     Question,
@@ -166,9 +166,9 @@ class TrafficVLMPipeline(Pipeline):
         """Answer questions about images.
 
         Args:
-            image: an image (a path, a PIL image, an array, base64 data, a URL), an encoded image of `encode`, or a
-                list of them; or dictionaries with "image" and "question" in their place. Generators and datasets of
-                torch or `datasets` are read as they are consumed.
+            image: an image (whatever `to_rgb` reads: a path, a PIL image, an array, bytes, an open file, ...), an
+                encoded image of `encode`, or a list of them; or dictionaries with "image" and "question" in their
+                place. Generators and datasets of torch or `datasets` are read as they are consumed.
             question: one question or a list; with several images, also one list of questions for each.
             batch_size: number of images in one pass, by default 1.
             num_workers: number of threads that prepare images.
@@ -202,7 +202,7 @@ class TrafficVLMPipeline(Pipeline):
             items = image if isinstance(image, Iterable) else (image[i] for i in range(len(image)))
             rows = (self._ask(item, question, answer_untaught, index) for index, item in enumerate(items))
             return self._answer_batches(rows, *options)
-        is_list = isinstance(image, Sequence) and not isinstance(image, str | bytes)
+        is_list = isinstance(image, Sequence) and not isinstance(image, str | BYTES)
         if not (is_list or getattr(image, "ndim", 0) == 4 or (is_encoded(image) and len(image) > 1)):
             return answer([prepare(self._ask(image, question, answer_untaught))])[0]
         images = [image[i] for i in range(len(image))]
@@ -221,13 +221,16 @@ class TrafficVLMPipeline(Pipeline):
     def _ask(self, image: Any, question: Any, answer_untaught: bool, index: int | None = None) -> Asked:
         """An image, or what a dictionary holds, with its questions, checked and tokenized."""
         with naming_image(index):
-            if isinstance(image, Mapping):
+            # A dictionary of bytes and path alone is an image: a cell of the library `datasets` that is not decoded.
+            if isinstance(image, Mapping) and not image.keys() <= {"bytes", "path"}:
                 if "image" not in image or ("question" in image) == (question is not None):
-                    given = f"{list(image)} and question={question!r:.80}"
+                    given = f"{list(image)!s:.50} and question={question!r:.50}"
                     raise ValueError(f'expected a dictionary with "image", and one "question" in all, got {given}')
                 image, question = image["image"], image.get("question", question)
             if image is None:
                 raise ValueError("no image was given")
+            if hasattr(image, "read"):  # now, as a generator of open files closes each before it opens the next
+                image = read_file(image)
             if is_encoded(image) and len(image) != 1:
                 raise ValueError(f"expected one encoded image, got {len(image)}")
             questions = question if isinstance(question, list | tuple) else [question]
@@ -383,7 +386,7 @@ class TrafficVLMPipeline(Pipeline):
         margins = (logits[:, yes].float() - logits[:, no].float()).tolist()
         for question, margin in zip(questions, margins):
             if not math.isfinite(margin):
-                raise FloatingPointError(f"the model answers {question.text!r} with l_yes - l_no = {margin}")
+                raise FloatingPointError(f"the model answers {question.text!r:.80} with l_yes - l_no = {margin}")
         return list(zip(self.model.yes_probability(logits).tolist(), margins))
 
     def _generate(

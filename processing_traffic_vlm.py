@@ -91,17 +91,23 @@ def _rows(value: Any, name: str) -> list[list[str]]:
         return [[value]]
     if not isinstance(value, list | tuple):
         raise TypeError(
-            f"`{name}` must be a string, a list or a nested list of strings, got {type(value).__name__}: {value!r}"
+            f"`{name}` must be a string, a list or a nested list of strings, got {type(value).__name__}: {value!r:.80}"
         )
     rows = [list(row) if isinstance(row, list | tuple) else [row] for row in value]
     if _nesting(value) == "a nested list" and (flat := [row for row in value if not isinstance(row, list | tuple)]):
-        raise TypeError(f"`{name}` mixes lists with {flat[0]!r}; expected either all strings or all lists of strings")
+        raise TypeError(f"`{name}` mixes lists with {flat[0]!r:.80}; expected only strings or only lists")
     if not rows or not all(rows):
-        raise ValueError(f"`{name}` has an empty list: {value!r}; expected at least one string per image")
+        raise ValueError(f"`{name}` has an empty list: {value!r:.80}; expected at least one string per image")
     for item in (item for row in rows for item in row):
         if not isinstance(item, str):
-            raise TypeError(f"`{name}` holds {type(item).__name__} {item!r}; expected a string")
+            raise TypeError(f"`{name}` holds {type(item).__name__} {item!r:.80}; expected a string")
     return rows
+
+
+def _list_words(words: list[str]) -> str:
+    """The first ten words for a message, and how many there are beside them."""
+    more = f" and {len(words) - 10:,} more" if len(words) > 10 else ""
+    return ", ".join(f"{word!r:.40}" for word in words[:10]) + more
 
 
 def _check_image_count(text: Any, rows: list[list[str]], images: list[Any]) -> None:
@@ -121,8 +127,8 @@ def _check_shape(text: Any, rows: list[list[str]], suffix: Any, answers: list[li
     sizes = [len(row) for row in rows], [len(row) for row in answers]
     if _nesting(text) != _nesting(suffix) or sizes[0] != sizes[1]:
         raise ValueError(
-            f"`suffix` must have the shape of `text`: `text` is {_nesting(text)} with {sizes[0]} questions per "
-            f"image, `suffix` is {_nesting(suffix)} with {sizes[1]} answers"
+            f"`suffix` must have the shape of `text`: `text` is {_nesting(text)} with {sizes[0]!s:.40} questions per "
+            f"image, `suffix` is {_nesting(suffix)} with {sizes[1]!s:.40} answers"
         )
 
 
@@ -372,7 +378,7 @@ class TrafficVLMProcessor(ProcessorMixin):
         for index, (text, words) in enumerate(zip(texts, ids)):
             if not words or (index < count and not has_word(text)):
                 name, value = ("text", typed[index]) if index < count else ("suffix", text)
-                raise ValueError(f"`{name}` has an empty string: {value!r}; expected words")
+                raise ValueError(f"`{name}` has an empty string: {value!r:.80}; expected words")
         if on_unknown != "ignore":
             self._report_words(texts, ids, answer_rows is not None, on_unknown)
         answers = [[*words, self.tokenizer.eos_token_id] for words in ids[count:]] or [[]] * count
@@ -466,12 +472,11 @@ class TrafficVLMProcessor(ProcessorMixin):
         messages = []
         if any(self.tokenizer.unk_token_id in words for words in ids):
             reading = "" if on_unknown == "raise" else f"; the model reads them as {self.tokenizer.unk_token}"
-            unknown = ", ".join(map(repr, self._find_unknown(texts)))
+            unknown = _list_words(self._find_unknown(texts))
             messages.append(f"words that are not in the vocabulary: {unknown}{reading}")
         # With answers, untaught words are being taught.
         if not with_answers and (untaught := self.untaught_ids([token for words in ids for token in words])):
-            listed = ", ".join(map(repr, untaught))
-            messages.append(f"words that the model was not taught, or not reliably: {listed}")
+            messages.append(f"words that the model was not taught, or not reliably: {_list_words(untaught)}")
         for message in messages:
             if on_unknown == "raise":
                 raise ValueError(message)

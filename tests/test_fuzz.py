@@ -95,7 +95,7 @@ arrays = st_numpy.arrays(dtypes, st_numpy.array_shapes(min_dims=0, max_dims=4, m
 files = st.sampled_from(FILES).flatmap(lambda data: st.just(data) | damaged_bytes(data))
 urls = st.tuples(st.sampled_from(["data:image/png;base64,", ""]), files.map(base64.b64encode).map(bytes.decode))
 pictures = st.builds(Image.new, st.sampled_from(MODES), st.tuples(sides, sides))
-images = arrays | arrays.map(torch.from_numpy) | pictures | files | urls.map("".join) | values
+images = arrays | arrays.map(torch.from_numpy) | pictures | files | files.map(io.BytesIO) | urls.map("".join) | values
 
 
 @fuzz

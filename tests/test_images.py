@@ -1,6 +1,8 @@
 """Images of any kind become RGB as an image viewer shows them; what cannot be read is named."""
 
 import base64
+import io
+import subprocess
 import warnings
 
 import numpy as np
@@ -192,8 +194,16 @@ def test_all_sources_give_the_same_picture(monkeypatch, tmp_path):
     encoded = base64.b64encode(path.read_bytes()).decode()
     url = "https://a.test/b.png"
     monkeypatch.setattr("transformers.image_utils.load_image", {url: picture}.__getitem__)
-    for source in (picture, array, path, str(path), encoded, "data:image/png;base64," + encoded, url):
-        assert np.array_equal(to_rgb(source), array)
+    content = path.read_bytes()
+    written, cells = io.BytesIO(), [{"bytes": content, "path": None}, {"bytes": None, "path": str(path)}]
+    picture.save(written, "png")  # it is at its end
+    sources = [picture, array, path, str(path), encoded, "data:image/png;base64," + encoded, url]
+    sources += [content, bytearray(content), memoryview(content), written, *cells]
+    with open(path, "rb") as file:
+        for source in [*sources, file, file]:  # twice
+            assert np.array_equal(to_rgb(source), array)
+    with subprocess.Popen(["cat", path], stdout=-1) as process:
+        assert np.array_equal(to_rgb(process.stdout), array)
 
 
 NAN = np.full((4, 4, 3), np.nan)
@@ -217,13 +227,33 @@ OVER = np.linspace(0, 1.1, 16, dtype=np.float32).reshape(4, 4)  # an image times
         (np.linspace(0, 256, 16).reshape(4, 4), ValueError, r"got 0\.\.256"),
         (np.full((4, 4), 1j), TypeError, r"complex128"),
         ("no/such/file.png", ValueError, r"'no/such/file\.png'.*no such file"),
-        ({"path": "x.png"}, TypeError, r"must be a PIL image, an array, a tensor or a path, got dict"),
-        (None, TypeError, r"NoneType: None"),
+        ({"bytes": None, "path": "x.png"}, ValueError, r"'x\.png'.*no such file"),
+        ({"bytes": None, "path": None}, TypeError, r"dict \{'bytes': None, 'path': None\}: expected a PIL"),
+        ({"bytes": b"GIF", "path": "x.gif"}, ValueError, r"'x\.gif': Pillow cannot identify its format"),
+        ({"pixels": [255] * 10_000}, TypeError, r"dict \{'pixels': \[255, .* the bytes of a file or an open file$"),
+        (b"\xff" * 10_000, ValueError, r"image of 10,000 bytes: Pillow cannot identify its format"),
+        (io.BytesIO(b""), ValueError, r"image of 0 bytes: Pillow cannot identify its format"),
+        (io.StringIO("a.png"), TypeError, r"StringIO .*: expected a file that is open in binary mode"),
+        ("/data/" * 2000 + "1.png", ValueError, r"'/data/.*1\.png': no such file"),
+        (np.array(["a.png"] * 10_000), ValueError, r"ndarray of shape \(10000,\)"),
+        (None, TypeError, r"NoneType None: expected a PIL image"),
     ],
 )
 def test_bad_images_are_errors_that_name_the_value(image, error, message):
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as caught:
         to_rgb(image)
+    assert len(str(caught.value)) <= 190
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    path = tmp_path / "a.png"
+    Image.new("RGB", (8, 8)).save(path)
+    for mode, closed, message in (("r", False, "open in binary mode"), ("rb", True, "closed file")):
+        with open(path, mode) as file:
+            if closed:
+                file.close()
+            with pytest.raises((TypeError, ValueError), match=rf"^cannot read the \w+ <_io\.\w+ name='/.*{message}"):
+                to_rgb(file)
 
 
 def test_damaged_files_are_named(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """The pipeline that answers: every form of input, one rule for answers, problems that stay with their question."""
 
+import io
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -217,9 +218,13 @@ def test_every_form_of_input_gives_the_same_answers(vqa, pictures, tmp_path):
     image, path = pictures[0], tmp_path / "a [1].png"
     expected = vqa(image, QUESTIONS)
     image.save(path)
-    for given in (path, str(path), np.asarray(image), vqa.encode(image)):
+    content = path.read_bytes()
+    files = [content, bytearray(content), io.BytesIO(content), {"bytes": content, "path": None}]
+    for given in (path, str(path), np.asarray(image), *files, vqa.encode(image)):
         assert vqa(image=given, question=QUESTIONS) == vqa({"image": given, "question": QUESTIONS}) == expected
-        assert vqa([given], QUESTIONS) == [expected]
+        assert vqa([given], QUESTIONS) == list(vqa(iter([given]), QUESTIONS)) == [expected]
+    for given in files:
+        assert vqa(vqa.encode(given), QUESTIONS) == vqa(vqa.encode([given]), QUESTIONS) == expected
     assert vqa(image, CAR) == vqa(image, [CAR]) == vqa(image, [[CAR]]) == approximately(expected[:1])
 
 
@@ -262,6 +267,18 @@ def test_iterators_and_datasets_are_read_as_they_are_consumed(vqa, pictures):
     assert list(vqa(Frames())) == expected
     rows = datasets.Dataset.from_dict({"image": [np.asarray(picture).tolist() for picture in pictures]})
     assert list(vqa(rows.with_format("numpy"), CAR)) == expected
+    rows = datasets.Dataset.from_dict({"image": pictures}, datasets.Features({"image": datasets.Image(decode=False)}))
+    assert list(vqa(rows, CAR)) == vqa(rows["image"], CAR) == expected
+
+
+def test_open_files_of_a_generator_are_read_before_it_closes_them(vqa, pictures, tmp_path):
+    def files():
+        for number, picture in enumerate(pictures):
+            picture.save(tmp_path / f"{number}.png")
+            with open(tmp_path / f"{number}.png", "rb") as file:
+                yield file
+
+    assert list(vqa(files(), CAR, batch_size=3)) == [approximately(vqa(picture, CAR)) for picture in pictures]
 
 
 def test_answers_before_an_error_are_given(vqa, pictures):
@@ -360,8 +377,13 @@ PICTURE = Image.new("RGB", (60, 40))
         ([PICTURE, None], CAR, {}, ValueError, "image 1: no image was given"),
         ([PICTURE, "/no/such.jpg"], CAR, {}, ValueError, "image 1: cannot read the image '/no/such.jpg'"),
         ("/no/such.jpg", CAR, {}, ValueError, "cannot read the image '/no/such.jpg'"),
-        (b"\x89PNG", CAR, {}, TypeError, "an image must be a PIL image, an array, a tensor or a path, got bytes"),
-        ([PICTURE, 3.5], CAR, {}, TypeError, "image 1: an image must be"),
+        (b"\x89PNG" * 10_000, CAR, {}, ValueError, "cannot read the image of 40,000 bytes: Pillow cannot identify"),
+        ([PICTURE, 3.5], CAR, {}, TypeError, "image 1: cannot read the float 3.5: expected a PIL image"),
+        ([io.StringIO("a")], CAR, {}, TypeError, "image 0: cannot read the StringIO"),
+        ({"bytes": b"GIF", "path": "x.gif"}, CAR, {}, ValueError, "cannot read the image 'x.gif': Pillow cannot"),
+        (PICTURE, b"Is it night?" * 1000, {}, TypeError, "a question must be a string, got bytes: b'Is it night?"),
+        ({str(n): n for n in range(1000)}, CAR, {}, ValueError, "got ['0', '1', "),
+        ({"image": PICTURE, "question": CAR}, [CAR] * 1000, {}, ValueError, "question=['Is there a car?', "),
         ({"image": PICTURE}, None, {}, ValueError, 'one "question" in all'),
         ({"picture": PICTURE}, CAR, {}, ValueError, "got ['picture']"),
         (PICTURE, CAR, {"region": (0.5, 0, 0.6, 1)}, ValueError, "region 0.5,0,0.6,1"),
@@ -379,7 +401,7 @@ def test_bad_input_is_an_error_that_names_the_value(vqa, image, question, option
         image = vqa.encode(PICTURE)
     with pytest.raises(error) as caught:
         vqa(image, question, **options)
-    assert message in str(caught.value)
+    assert message in str(caught.value) and len(str(caught.value)) <= 200
 
 
 def test_images_of_another_model_are_refused(vqa, processor, pictures):

@@ -258,11 +258,20 @@ def test_options_of_the_image_processor(processor):
         ({"images": [BLANK], "text": [[CAR], [BUS]]}, ValueError, r"more lists of questions than images: 2 .* 1"),
         ({"images": [[BLANK, BLANK]], "text": [CAR]}, ValueError, r"row 0 of `images` holds 2 images"),
         ({"images": [], "text": [CAR]}, ValueError, r"`images` is an empty list"),
-        ({"images": [None], "text": [CAR]}, TypeError, r"NoneType: None"),
+        ({"images": [None], "text": [CAR]}, TypeError, r"NoneType None: expected"),
         ({"text": []}, ValueError, r"`text` has an empty list"),
         ({}, ValueError, r"`images`, `text` or both"),
         ({"text": [CAR, "  "]}, ValueError, r"empty string: '  '"),
         ({"text": "[SOS] ?"}, ValueError, r"`text` has an empty string: '\[SOS\] \?'"),
+        ({"images": [b"\xff" * 10_000]}, ValueError, r"image of 10,000 bytes"),
+        ({"images": (BLANK for _ in "ab")}, TypeError, r"generator .*: expected a PIL image"),
+        ({"text": "?" * 10_000}, ValueError, r"`text` has an empty string"),
+        ({"text": b"car" * 10_000}, TypeError, r"`text` must be a string.* bytes: b'carcar"),
+        ({"text": [CAR, [CAR] * 10_000]}, TypeError, r"`text` mixes lists with 'Is there"),
+        ({"text": [[CAR]] * 10_000 + [[]]}, ValueError, r"`text` has an empty list"),
+        ({"text": [CAR, {"text": [CAR] * 10_000}]}, TypeError, r"`text` holds dict"),
+        ({"text": "car " * 10_000}, ValueError, r"question 0 has 10002 tokens"),
+        ({"text": ["q" * n for n in range(2, 100)], "on_unknown": "raise"}, ValueError, r"'qq', .* and 88 more$"),
         ({"text": 7}, TypeError, r"`text` must be a string.* int: 7"),
         ({"text": [CAR, None]}, TypeError, r"`text` holds NoneType None"),
         ({"text": [[CAR], BUS]}, TypeError, r"`text` mixes lists with 'Is there a bus ahead\?'"),
@@ -287,8 +296,9 @@ def test_options_of_the_image_processor(processor):
     ],
 )
 def test_bad_arguments_are_errors_that_name_the_value(processor, call, error, message):
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as caught:
         processor(**call)
+    assert len(str(caught.value)) <= 250
 
 
 def test_options_that_the_library_passes_are_accepted(processor):
