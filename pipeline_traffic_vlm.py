@@ -120,7 +120,7 @@ class TrafficVLMPipeline(Pipeline):
         if hasattr(self.model, "fuse_for_inference"):
             self.model.fuse_for_inference()
         self.text_config = self.model.config.get_text_config()
-        self._questions: dict[str, Question] = {}
+        self._questions: dict[tuple[Any, ...], Question] = {}
 
     def _sanitize_parameters(
         self,
@@ -256,14 +256,15 @@ class TrafficVLMPipeline(Pipeline):
 
         Its refusal is a problem, unless `answer_untaught`, by default that of the pipeline.
         """
-        question = self._questions.get(text)
+        processor = self.processor
+        key = text, processor.taught_words, processor.own_questions
+        question = self._questions.get(key)
         if question is None:
-            processor = self.processor
             limit = min(self.text_config.max_position_embeddings, processor.tokenizer.model_max_length)
             question = read_question(text, processor.prompt, limit, processor.taught_words, processor.own_questions)
             if len(self._questions) >= MAX_QUESTIONS:
                 self._questions.clear()
-            self._questions[text] = question
+            self._questions[key] = question
         if answer_untaught is None:
             answer_untaught = self._preprocess_params.get("answer_untaught", False)
         return question.checked(answer_untaught)
