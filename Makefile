@@ -5,7 +5,7 @@
 # make web      test the page of the full model in a browser, and its notebook; takes minutes, needs npm and Chromium
 # make coverage which lines of the model's modules (*_traffic_vlm.py) the quick tests run
 # make fuzz     the property tests of bad and strange input, with many more examples
-# make compat   the tests on every supported release of transformers, each in its own environment
+# make compat   the tests on every supported release of transformers
 # make files    write the JSON and Jinja files that make this folder loadable
 
 PYTHON ?= python3
