@@ -10,7 +10,9 @@ tokens and questions are dynamic. With latent attention, K is 1, a key is a late
 """
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -133,6 +135,15 @@ class Graph(NamedTuple):
     outputs: list[str]
 
 
+@contextmanager
+def step(text: str) -> Iterator[None]:
+    """Print what a block does, and at its end how long it took, as tracing a graph takes up to a minute."""
+    print(text, end=" ... ", flush=True)
+    start = time.monotonic()
+    yield
+    print(f"{time.monotonic() - start:.0f} s", flush=True)
+
+
 def load(folder: str | Path) -> Any:
     """The model in float32 with eager attention, as the graphs need it. Raises what `load_weights` does."""
     return load_weights(folder, dtype=torch.float32, attn_implementation="eager").eval()
@@ -184,10 +195,11 @@ def make_graphs(model: Any) -> dict[str, Graph]:
 def export_torch(model: Any, folder: Path) -> None:
     """Write `vision.pt2`, `score.pt2` and `decode.pt2`, for `torch.export.load`."""
     for name, graph in make_graphs(model).items():
-        program = torch.export.export(
-            graph.module, (), graph.inputs, dynamic_shapes=graph.dynamic_shapes, strict=False
-        )
-        torch.export.save(program, folder / f"{name}.pt2")
+        with step(f"{name}.pt2: tracing the graph"):
+            program = torch.export.export(
+                graph.module, (), graph.inputs, dynamic_shapes=graph.dynamic_shapes, strict=False
+            )
+            torch.export.save(program, folder / f"{name}.pt2")
 
 
 def export_onnx(model: Any, folder: Path) -> None:
@@ -198,19 +210,20 @@ def export_onnx(model: Any, folder: Path) -> None:
 
 def save_onnx(graph: Graph, path: Path) -> None:
     """Write one ONNX file, with its weights inside."""
-    torch.onnx.export(
-        graph.module,
-        (),
-        path,
-        kwargs=graph.inputs,
-        input_names=[*graph.inputs],
-        output_names=graph.outputs,
-        dynamic_shapes=graph.dynamic_shapes,
-        opset_version=OPSET,
-        dynamo=True,
-        external_data=False,
-        verbose=False,
-    )
+    with step(f"{path.name}: tracing the graph, and translating it to ONNX"):
+        torch.onnx.export(
+            graph.module,
+            (),
+            path,
+            kwargs=graph.inputs,
+            input_names=[*graph.inputs],
+            output_names=graph.outputs,
+            dynamic_shapes=graph.dynamic_shapes,
+            opset_version=OPSET,
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
 
 
 def quantize(folder: Path) -> None:
@@ -219,15 +232,17 @@ def quantize(folder: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     for name in NAMES:
-        model = onnx.load(folder / f"{name}.onnx")
-        del model.graph.value_info[:]  # shapes from before the exporter's optimization; they no longer hold
-        quantize_dynamic(
-            model,
-            folder / f"{name}_int8.onnx",
-            op_types_to_quantize=["MatMul", "Gemm"],  # quantized convolutions are slower
-            weight_type=QuantType.QInt8,
-            reduce_range=True,  # 7 bits: without VNNI instructions, sums of products of 8 bits saturate
-        )
+        path = folder / f"{name}_int8.onnx"
+        with step(f"{path.name}: storing the weights of matrices in int8"):
+            model = onnx.load(folder / f"{name}.onnx")
+            del model.graph.value_info[:]  # shapes from before the exporter's optimization; they no longer hold
+            quantize_dynamic(
+                model,
+                path,
+                op_types_to_quantize=["MatMul", "Gemm"],  # quantized convolutions are slower
+                weight_type=QuantType.QInt8,
+                reduce_range=True,  # 7 bits: without VNNI instructions, sums of products of 8 bits saturate
+            )
 
 
 def describe(model: Any, processor: Any) -> dict[str, Any]:
@@ -258,7 +273,7 @@ def describe(model: Any, processor: Any) -> dict[str, Any]:
 def export(model_folder: Path, output_dir: Path, formats: Sequence[str]) -> list[Path]:
     """Write the graphs of a model with export.json and tokenizer.json to a new folder; returns its files.
 
-    The folder appears when it is complete.
+    The folder appears when it is complete. Each step is printed.
 
     Raises:
         ValueError, OSError: int8 without onnx, the folder exists, or the model cannot be used.

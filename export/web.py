@@ -29,7 +29,7 @@ from ..image_files import MAX_PIXELS
 from ..loading import load_processor
 from ..scoring_traffic_vlm import height_and_width, yes_probability
 from .libraries import fetch_libraries
-from .onnx import OPSET, DecodeGraph, describe, load, make_graphs, save_onnx
+from .onnx import OPSET, DecodeGraph, describe, load, make_graphs, save_onnx, step
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -171,7 +171,8 @@ def write_model(model: Any, processor: Any, folder: Path) -> None:
     ask = graphs["decode"]._replace(module=AskGraph(model).eval(), outputs=ASK_OUTPUTS)
     for name, graph in (("vision", graphs["vision"]), ("ask", ask)):
         save_onnx(graph, folder / f"{name}.onnx")
-        store_in_less(folder / f"{name}.onnx")
+        with step(f"{name}.onnx: storing large weights in 8 and 16 bits"):
+            store_in_less(folder / f"{name}.onnx")
     tokenizer = browser_tokenizer(processor.tokenizer.backend_tokenizer.to_str())
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     with zipfile.ZipFile(folder / "rules.zip", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -182,6 +183,8 @@ def write_model(model: Any, processor: Any, folder: Path) -> None:
 def export_page(model_folder: Path, output_dir: Path) -> list[Path]:
     """Write the page of a model to a new folder, which appears when it is complete; returns its files.
 
+    Each step is printed.
+
     Raises:
         ValueError, OSError: the folder exists; the model cannot be used; npm is missing or fails; or the browser
             cannot resize images as the model needs it.
@@ -190,7 +193,8 @@ def export_page(model_folder: Path, output_dir: Path) -> list[Path]:
     with new_folder(output_dir) as folder:
         model, processor = load(model_folder), load_processor(model_folder)
         pinned = folder / "pinned"
-        files = fetch_libraries(pinned)
+        with step("JavaScript libraries: fetching them by npm"):
+            files = fetch_libraries(pinned)
         weights = pinned / "model"
         weights.mkdir()
         write_model(model, processor, weights)

@@ -11,8 +11,8 @@ export/onnx.py documents the inputs and outputs of the graphs. The folder also g
 with sizes, token ids and image preprocessing. It appears when it is complete.
 """
 
+import logging
 import sys
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def main() -> None:
     [options] = option_parser([ExportOptions], __doc__).parse_args_into_dataclasses()
     silence_libraries()
     choose_threads()
-    warnings.filterwarnings("ignore")  # the exporter warns about its own internals
+    logging.disable(logging.WARNING)  # the exporters warn about packages that they do not need, and advise experts
     if options.web:
         paths = export_page(options.model, options.output_dir)
     else:

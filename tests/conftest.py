@@ -10,6 +10,7 @@ import runpy
 import shutil
 import signal
 import sys
+from logging import NOTSET, disable
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import create_autospec
@@ -82,6 +83,7 @@ def run_script(monkeypatch):
         finally:  # scripts silence the library
             logging.set_verbosity(verbosity)
             logging.enable_progress_bar()
+            disable(NOTSET)
         assert (ended or 0) == status
 
     return run

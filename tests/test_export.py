@@ -1,7 +1,10 @@
 """Exported graphs give what the model gives, for any number of images, questions and tokens."""
 
+import contextlib
+import io
 import json
 import os
+import re
 import shutil
 
 import numpy as np
@@ -49,9 +52,17 @@ def make_pipeline(folder, graphs=None, own_questions=False):
 
 @pytest.fixture(scope="module")
 def exported(folder, tmp_path_factory):
-    output = tmp_path_factory.mktemp("export") / "all"
-    export(folder, output, ["onnx", "int8", "torch"])
+    """The folder of all graphs, and printed.txt, what `export` printed."""
+    output, said = tmp_path_factory.mktemp("export") / "all", io.StringIO()
+    with contextlib.redirect_stdout(said):
+        export(folder, output, ["onnx", "int8", "torch"])
+    (output / "printed.txt").write_text(said.getvalue())
     return output
+
+
+def test_each_graph_has_a_line_with_its_seconds(exported):
+    lines = re.findall(r"^(\S+): .* \.\.\. \d+ s$", (exported / "printed.txt").read_text(), re.MULTILINE)
+    assert lines == [f"{name}{end}" for end in (".pt2", ".onnx", "_int8.onnx") for name in NAMES]
 
 
 @pytest.fixture(scope="module", params=["onnx", "torch"])
