@@ -2,10 +2,9 @@
 
 What is special here:
 - a photograph is rotated upright (EXIF), and transparent pixels become white, not the hidden color of the file;
-- colors of another space (the ICC profile of a phone or a printer) become those of screens (sRGB);
-- 16-bit gray is scaled to 8 bits, where Pillow alone would clip values above 255 to white;
-- 16-bit gray of a narrow band, as a thermal camera has it, is stretched: at full range it would be one gray;
-- one rule scales the pixels of arrays, tensors and PIL images; where it cannot decide, there is an error;
+- colors of another space (the ICC profile of a phone, such as Display P3) become those of screens (sRGB);
+- integers beyond 0..255, as of 16-bit gray, are scaled from their own range; Pillow alone would clip them to white;
+- where a rule cannot decide how to scale pixels, there is an error;
 - an image that cannot be read is an error that names the file or the array;
 - files are read without torch and transformers, for `scripts/ask_onnx.py`.
 """
@@ -37,10 +36,6 @@ ORIENTATION = 0x0112  # the EXIF tag
 CHANNELS = (1, 3, 4)
 # Floats with a maximum up to UNIT are 0..1 (resampling can overshoot), above BYTE 0..255; between is an error.
 UNIT, BYTE = 1.05, 16
-INTEGER_WHITES = (255, 1023, 4095, 65535)  # of 8, 10, 12 and 16 bits
-NARROW = 32  # 16-bit pixels that span less than a 32nd of their range, 8 of 256 grays, are stretched
-# Color space of an ICC profile: the modes of images that it fits. An image is converted to the first of these modes.
-PROFILED = {"RGB": ("RGB", "RGBA", "P", "PA", "L", "LA"), "GRAY": ("L", "LA"), "CMYK": ("CMYK",)}
 
 
 @dataclass(frozen=True)
@@ -106,9 +101,8 @@ def to_rgb(image: Any, channels_first: bool | None = None) -> Image.Image:
         image: a PIL image of any mode; an image file: its path, its bytes, an open binary file, base64 data, a URL, or
             a cell of the library `datasets` that is not decoded, {"bytes": ..., "path": ...}; or an array or tensor of
             shape [H,W], [H,W,C] or [C,H,W] with C of 1 (gray), 3 (RGB) or 4 (RGBA). Booleans are black and white.
-            Other pixels are scaled by type and maximum: integers as 8, 10, 12 or 16 bits, the fewest that hold the
-            maximum (with a warning if the type suggests others); floats as 0..1 up to 1.05, as 0..255 above 16.
-            Integers above 4095 that span less than 2048 are stretched from black to white, with a warning.
+            Floats are 0..1, up to 1.05, or 0..255, above 16. Integers are 0..255; others are scaled from their own
+            range to black and white, with a warning.
         channels_first: how to read an array whose first and last dimensions could both be channels; by default a
             tensor is [C,H,W] and an array [H,W,C].
 
@@ -197,41 +191,29 @@ def _convert(image: Image.Image) -> Image.Image:
     if image.format == "TIFF" and getattr(image, "is_animated", False) and image.tell() == 0:
         warnings.warn("a TIFF of several pages is read as its first page", stacklevel=2)
     image.load()
-    try:
-        is_rotated = image.getexif().get(ORIENTATION, 1) != 1
-    except Exception:  # with a damaged EXIF block, the pixels are still readable
-        is_rotated = False
-    if is_rotated:
-        image = ImageOps.exif_transpose(image)
+    with suppress(Exception):  # a damaged EXIF block: the pixels are still readable
+        if image.getexif().get(ORIENTATION, 1) != 1:  # otherwise the library would copy it
+            image = ImageOps.exif_transpose(image)
     if image.mode == "F" or image.mode.startswith("I"):
         image = Image.fromarray(_to_uint8(np.asarray(image)))
-    if image.mode in ("La", "RGBa"):  # premultiplied alpha
-        image = image.convert(image.mode.upper())
-    image = _to_srgb(image)
-    if image.has_transparency_data:
+    mode = "RGBA" if image.has_transparency_data else "RGB"
+    image = _to_srgb(image if image.mode == mode else image.convert(mode))
+    if mode == "RGBA":
         background = Image.new("RGBA", image.size, "white")
-        background.alpha_composite(image.convert("RGBA"))
-        image = background
-    return image if image.mode == "RGB" else image.convert("RGB")
+        background.alpha_composite(image)
+        image = background.convert("RGB")
+    return image
 
 
 def _to_srgb(image: Image.Image) -> Image.Image:
-    """The image in the colors of screens, by its ICC profile. A damaged profile is ignored."""
+    """An image of mode RGB or RGBA in the colors of screens, by its ICC profile."""
     if not (content := image.info.get("icc_profile")):
         return image
-    try:
+    with suppress(Exception):  # a profile that is damaged, or of gray or CMYK: viewers ignore it, too
         profile = ImageCms.ImageCmsProfile(io.BytesIO(content))
-        modes = PROFILED[profile.profile.xcolor_space.strip()]
-        if "srgb" in ImageCms.getProfileDescription(profile).lower() or image.mode not in modes:
-            return image
-        alpha = image.convert("RGBA").getchannel("A") if image.has_transparency_data else None
-        srgb = ImageCms.createProfile("sRGB")
-        converted: Any = ImageCms.profileToProfile(image.convert(modes[0]), profile, srgb, outputMode="RGB")
-    except Exception:  # viewers ignore a profile that does not fit
-        return image
-    if alpha is not None:
-        converted.putalpha(alpha)
-    return converted
+        if "srgb" not in ImageCms.getProfileDescription(profile).lower():
+            image = ImageCms.profileToProfile(image, profile, ImageCms.createProfile("sRGB"))  # type: ignore[assignment]
+    return image
 
 
 def _array_to_image(array: Any, channels_first: bool | None) -> Image.Image:
@@ -255,44 +237,18 @@ def _to_uint8(array: np.ndarray) -> np.ndarray:
     """Scale pixels of any number type to 0..255; `to_rgb` has the rule."""
     if array.dtype == np.uint8:
         return array
-    kind = array.dtype.kind
-    if kind == "b":
-        return array.astype(np.uint8) * np.uint8(255)
-    if kind not in "uif":
+    kind, black, white = array.dtype.kind, 0.0, 255.0
+    if kind not in "buif":
         raise TypeError(f"expected numbers as pixels, got {array.dtype}")
     low, high = float(array.min()), float(array.max())
     if not math.isfinite(low + high):
         raise ValueError("some pixels are NaN or infinite")
-    black: float = 0
-    white: float = _float_white(array.dtype, low, high) if kind == "f" else _integer_white(array.dtype, low, high)
-    if white == INTEGER_WHITES[-1] and 0 < high - low < white / NARROW:
-        warnings.warn(
-            f"{array.dtype} pixels span less than 1/{NARROW} of 0..{white}, as those of thermal cameras: they are "
-            "stretched from black to white; convert to uint8 if this is wrong",
-            stacklevel=2,
-        )
-        black, white = low, high
-    return np.rint((array.astype(np.float32) - black) * (255 / (white - black))).clip(0, 255).astype(np.uint8)
-
-
-def _float_white(dtype: np.dtype, low: float, high: float) -> int:
-    """The value that is white in float pixels of low..high."""
-    if low >= 1 - UNIT and high <= UNIT:
-        return 1
-    if low < 0 or not BYTE < high <= 255:
+    if kind == "b" or (kind == "f" and low >= 1 - UNIT and high <= UNIT):
+        white = 1.0
+    elif kind == "f" and (low < 0 or not BYTE < high <= 255):
         ranges = f"0..1 (up to {UNIT}) or 0..255 (the maximum above {BYTE})"
-        raise ValueError(f"{dtype} pixels must be in {ranges}, not normalized, got {low:g}..{high:g}")
-    return 255
-
-
-def _integer_white(dtype: np.dtype, low: float, high: float) -> int:
-    """The value that is white in integer pixels of low..high, with a warning if the type suggests another."""
-    white = next((white for white in INTEGER_WHITES if high <= white), 0)
-    if low < 0 or not white:
-        raise ValueError(f"{dtype} pixels must be in 0..255 or 0..65535, got {low:g}..{high:g}")
-    is_16_bit = dtype.kind == "u" and dtype.itemsize == 2
-    if high > 0 and white not in ((65535,) if is_16_bit else (255, 65535)):
-        # The maximum is not named: the text is then the same, and shown once, for all images of a camera.
-        reading = f"{dtype} pixels of at most {white} are read as 0..{white}; convert to uint8 if this is wrong"
-        warnings.warn(reading, stacklevel=2)
-    return white
+        raise ValueError(f"{array.dtype} pixels must be in {ranges}, not normalized, got {low:g}..{high:g}")
+    elif low < 0 or high > 255:
+        warnings.warn(f"{array.dtype} pixels are scaled from their own range to black and white", stacklevel=2)
+        black, white = low, max(high, low + 1)
+    return np.rint((array.astype(np.float64) - black) * (255 / (white - black))).clip(0, 255).astype(np.uint8)

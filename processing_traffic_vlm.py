@@ -5,7 +5,7 @@ What is special here:
   car", "Is there a car?" and "Is there a car ?" are the same prompt, and every answer follows the same token.
 - One image can have many questions. A row of ``input_ids`` is one question, and ``image_index`` is the index of its
   image; with ``packed=True`` a row holds several questions about one image, one after the other.
-- Images of any kind become RGB: rotated upright, on a white background where transparent, 16-bit gray at full range.
+- Images of any kind become RGB: rotated upright, on white where transparent, 16-bit gray scaled by its own range.
 - Nothing is dropped silently: unknown words, misspelled options and questions that are too long are reported.
 """
 
