@@ -1,4 +1,4 @@
-"""Image files that people have: which formats are read, which files of a folder are images, and what an error says.
+"""Image files that people have: which formats are read, which files of a folder are images, and errors that name them.
 
 All commands, the service and the readers of data sets share this list of formats. HEIC is in it if the package
 pillow-heif is installed.
@@ -35,34 +35,6 @@ if "AVIF" in READABLE:  # one thread: each of the processes that read images wou
 HEIC = "pip install pillow-heif reads HEIC"
 HEIC_SUFFIXES = (".heic", ".heif", ".hif")
 SYSTEM_FOLDERS = {"__MACOSX", "@eaDir"}  # macOS and Synology keep previews in them
-# First bytes of files that people take for images, or that Pillow may not read: (expression, format).
-SIGNATURES = (
-    (rb"....ftyp(avif|avis)", "AVIF"),
-    (rb"....ftyp(heic|heix|hevc|heim|heis|mif1|msf1)", "HEIC"),
-    (rb"....ftyp", "MP4 video"),
-    (rb"\x1aE\xdf\xa3", "Matroska or WebM video"),
-    (rb"RIFF....AVI ", "AVI video"),
-    (rb"\xff\x0a|\0\0\0\x0cJXL ", "JPEG XL"),
-    (rb"%PDF", "PDF"),
-    (rb"\s*<svg|\s*<\?xml", "SVG or other XML"),
-    (rb"\s*<(!DOCTYPE |!doctype )?(html|HTML)", "HTML"),
-    (rb"PK\x03\x04", "ZIP"),
-    (rb"\xff\xd8\xff", "JPEG"),
-    (rb"\x89PNG", "PNG"),
-    (rb"GIF8", "GIF"),
-    (rb"BM", "BMP"),
-    (rb"RIFF....WEBP", "WebP"),
-    (rb"II\*\0|MM\0\*", "TIFF"),
-)
-
-
-def format_of(head: bytes) -> str:
-    """The format of a file by its first bytes: one of SIGNATURES, "text", or "of an unknown format"."""
-    for pattern, name in SIGNATURES:
-        if re.match(pattern, head, re.DOTALL):
-            return name
-    is_text = head and all(byte >= 32 or byte in b"\t\n\r" for byte in head)
-    return "text" if is_text else "of an unknown format"
 
 
 def open_image(source: str | Path | bytes, name: str = "", max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -77,10 +49,6 @@ def open_image(source: str | Path | bytes, name: str = "", max_pixels: int = MAX
     """
     name = name or ("the image" if isinstance(source, bytes) else Path(source).name)
     with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
-        head = file.read(64)
-        if not head:
-            raise ValueError(f"{name} is empty: it has 0 bytes.")
-        file.seek(0)
         try:
             with Image.open(file, formats=READABLE) as image:
                 width, height = image.size
@@ -91,20 +59,14 @@ def open_image(source: str | Path | bytes, name: str = "", max_pixels: int = MAX
         except Image.DecompressionBombError as error:
             raise ValueError(f"{name} has too many pixels; at most {max_pixels:,} are read.") from error
         except UnidentifiedImageError as error:
-            raise ValueError(_why_not(name, format_of(head))) from error
+            hint = f" ({HEIC})" if "HEIF" not in READABLE and name.lower().endswith(HEIC_SUFFIXES) else ""
+            readable = f"Readable are {', '.join(READABLE)}{hint}."
+            raise ValueError(f"{name} cannot be read as an image. {readable}") from error
         except Exception as error:  # on broken bytes Pillow raises whatever the decoder of the format raises
-            raise ValueError(f"{name} is {format_of(head)}, but damaged: it cannot be decoded.") from error
+            raise ValueError(f"{name} is damaged: it cannot be decoded.") from error
     if is_animated:
         raise ValueError(f"{name} is animated: ask about one of its frames, or use scripts/watch.py.")
     raise ValueError(f"{name} has {width} × {height} pixels; at most {max_pixels:,} in all are read.")
-
-
-def _why_not(name: str, file_format: str) -> str:
-    """Why a file of this format cannot be read as an image."""
-    hint = f" ({HEIC})" if file_format == "HEIC" and "HEIF" not in READABLE else ""
-    is_readable = file_format.upper() in READABLE
-    found = f"{file_format}, but damaged" if is_readable else file_format
-    return f"{name} cannot be read as an image: it is {found}{hint}. Readable are {', '.join(READABLE)}."
 
 
 def select_files(

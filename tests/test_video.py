@@ -149,7 +149,7 @@ def test_passwords_are_hidden():
     ("name", "message"),
     [
         ("missing.mp4", "missing.mp4: no such file, folder, camera or stream"),
-        ("text.jpg", "text.jpg cannot be read as an image: it is text"),
+        ("text.jpg", "text.jpg cannot be read as an image"),
         ("empty.mp4", "empty.mp4: cannot be read as a video"),
         ("cut.mp4", "cut.mp4: cannot be read as a video"),
         ("sound.wav", "sound.wav: has no video stream that can be decoded, only audio"),

@@ -376,7 +376,7 @@ CAR = asking("Is there a car?")
         ([*CAR, "--thresholds", "zero.json", "--on", "0.7"], "--thresholds takes the place of --on and --off"),
         ([*CAR, "--video", "nowhere/seen.mp4"], "cannot be written"),
         ([*CAR, "--output_dir", "file"], "file: cannot be written to"),
-        (["text.jpg", *CAR], "text.jpg cannot be read as an image: it is text"),
+        (["text.jpg", *CAR], "text.jpg cannot be read as an image"),
         (["http://user:secret@127.0.0.1:9/stream", *CAR], "http://***@127.0.0.1:9/stream: no such camera or stream"),
         (["own.mp4", *CAR, "--video", "own.mp4"], "is the video to watch"),
     ],
