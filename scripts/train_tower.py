@@ -21,7 +21,7 @@ from traffic_vlm.data.dataset import Mixture
 from traffic_vlm.options import choose_threads, option, option_parser
 from traffic_vlm.scripts import command
 from traffic_vlm.training.auxiliary.head import QueryHead, load_training_head
-from traffic_vlm.training.checkpoints import claim_run, last_checkpoint
+from traffic_vlm.training.checkpoints import claim_run, files_to_delete, last_checkpoint
 from traffic_vlm.training.start import load_tower
 from traffic_vlm.training.tower import TowerImages, TowerModel, TowerTrainer, load_images
 
@@ -96,6 +96,7 @@ def train(options: Options) -> None:
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if not any("eval_auc" in entry for entry in trainer.state.log_history if entry["step"] == steps):
         trainer.evaluate()
+    print(f"The tower is in {options.output_dir / 'tower'}. {files_to_delete(options.output_dir)}")
 
 
 @command("train", resumes=True)

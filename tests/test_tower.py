@@ -273,7 +273,9 @@ def test_a_tower_learns_its_average_is_saved_and_a_resumed_run_has_the_same_resu
     command += ["--images", 192, "--batch_size", 8, "--save_steps", 12, "--eval_steps", 12]
     command += ["--learning_rate", 0.01, "--output_dir"]
     run_script("train_tower.py", *command, whole)
-    assert capsys.readouterr().out.count("'eval_auc'") == 2  # the evaluation of the last step is not repeated
+    printed = capsys.readouterr().out
+    assert printed.count("'eval_auc'") == 2  # the evaluation of the last step is not repeated
+    assert "tower is in" in printed and "to resume this training).\n" in printed
     shutil.copytree(whole / "checkpoint-12", stopped / "checkpoint-12")
     run_script("train_tower.py", *command, stopped, "--num_workers", 2)
     assert "resuming from step 12 of 24" in capsys.readouterr().out

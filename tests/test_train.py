@@ -67,6 +67,9 @@ def test_a_run_is_logged_judged_and_pushed_and_its_folder_loads_by_itself(start,
     printed = capsys.readouterr().out
     assert f"balanced accuracy {before} before, {after} after" in printed
     assert "ok: the folder loads in a new process and answers a question" in printed
+    others = [path for name in ("checkpoint-2", "checkpoint-4", "runs") for path in (out / name).rglob("*")]
+    size = sum(path.stat().st_size for path in others if path.is_file()) / 1e6
+    assert f"can be deleted ({size:.1f} MB): checkpoint-* (weights and" in printed and "and runs (logs)." in printed
     [(repo_id, pushed)] = hub.commits
     assert repo_id == "me/tuned" and not any("checkpoint" in name or "optimizer" in name for name in pushed)
     for name in ("model.safetensors", "README.md", "LICENSE_WEIGHTS.md"):

@@ -13,6 +13,10 @@ from ..files import atomic_write, claim
 
 
 AVERAGE_FILE = "average.safetensors"  # in each checkpoint
+NOT_THE_MODEL = {  # pattern of names → what it stands for
+    "checkpoint-*": "checkpoint-* (weights and optimizer states, to resume this training)",
+    "runs": "runs (logs)",
+}
 ADVICE = "training stops, and no checkpoint is affected. A smaller --learning_rate may help"
 
 
@@ -28,6 +32,15 @@ def _is_json(path: Path) -> bool:
     except ValueError:
         return False
     return True
+
+
+def files_to_delete(folder: Path) -> str:
+    """A sentence on the files of a finished training that are not part of the model, with their size."""
+    found = [pattern for pattern in NOT_THE_MODEL if any(folder.glob(pattern))]
+    paths = [path for pattern in found for path in folder.glob(f"{pattern}/**/*")]
+    size = sum(path.stat().st_size for path in paths if path.is_file()) / 1e6
+    names = " and ".join(NOT_THE_MODEL[pattern] for pattern in found) or "none"
+    return f"Files that are not part of the model, and can be deleted ({size:.1f} MB): {names}."
 
 
 def claim_run(folder: Path, options: dict[str, Any]) -> None:

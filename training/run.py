@@ -20,7 +20,7 @@ from ..evaluation.taught import asked_often, update_taught, word_gains
 from ..files import FILE_MODE
 from ..processing_traffic_vlm import TAUGHT_ON
 from .card import write_card
-from .checkpoints import claim_run, last_checkpoint
+from .checkpoints import claim_run, files_to_delete, last_checkpoint
 from .collator import SupervisedCollator
 from .hub import publish
 from .options import DataOptions, ModelOptions, check_options
@@ -142,6 +142,7 @@ def finish(
     write_card(folder, base, data_options.train_dataset, trainer.state.global_step, story, before, after)
     print(f"{verdict}\nThe model is in {folder}. Ask it:")
     print(f'    python scripts/ask.py docs/crossing.jpg "Is there a car?" --model {folder}')
+    print(files_to_delete(folder))
 
 
 def judge(
