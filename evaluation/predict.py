@@ -60,7 +60,7 @@ def predict(
     answered here, too.
 
     Args:
-        model: a `TrafficVLMForConditionalGeneration` in evaluation mode, also with adapters, or an `ExportedModel`.
+        model: a `TrafficVLMForConditionalGeneration` in evaluation mode, also with adapters.
         processor: its `TrafficVLMProcessor`.
         rows: rows of `data.folders.load_rows`, or with its COLUMNS.
         batch_size: images encoded together.

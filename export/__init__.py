@@ -1,1 +1,1 @@
-"""The model as graphs for ONNX Runtime or `torch.export`, and a runtime that answers with them."""
+"""The model as graphs for ONNX Runtime or `torch.export`, and as a page for the browser."""

@@ -2,11 +2,13 @@
 
     vision   pixel_values [I,3,H,W] → image_keys, image_values [N,I,K,P,D] for the N layers of the decoder
     score    packed questions [B,L], question_ends [B,Q], keys and values of B images → P(yes) [B,Q], logits [B,Q,V]
-    decode   tokens [B,T], a cache [N,B,K,S,D] of S tokens, images → logits [B,V] of the last, the cache [N,B,K,S+T,D]
+    decode   tokens [B,T], a cache [N,B,K,S,D] of S tokens, images → P(yes) [B] and log probabilities [B,V] after the
+             last token, the cache [N,B,K,S+T,D], attention maps [B,T,P]
 
 `vision` and `score` answer yes/no questions. `decode` generates words: first the prompt with an empty cache (S = 0),
 then one token at a time. It knows no padding, so all prompts of a batch have the same length. Numbers of images, rows,
 tokens and questions are dynamic. With latent attention, K is 1, a key is a latent, and values have width 0.
+docs/serving.md has a program that asks the three graphs.
 """
 
 import json
@@ -105,7 +107,7 @@ class StepCache:
 
 
 class DecodeGraph(DecoderGraph):
-    """Logits of the next token, and the cache with the new tokens. The logit of `[PAD]` is meaningless."""
+    """P(yes) and log probabilities of the next token, the cache with the new tokens, and their attention maps."""
 
     def forward(
         self,
@@ -114,16 +116,28 @@ class DecodeGraph(DecoderGraph):
         past_values: torch.Tensor,
         image_keys: torch.Tensor,
         image_values: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, ...]:
         past, length = past_keys.shape[3], input_ids.shape[1]
         positions = past + torch.arange(length, device=input_ids.device)
         mask = (torch.arange(past + length, device=input_ids.device) <= positions[:, None])[None, None]
         cache = StepCache(past_keys, past_values)
-        states = self.hidden_states(input_ids, positions[None], mask, image_keys, image_values, cache)
-        keys, values = zip(*cache.after)
+        maps: list[torch.Tensor] = []  # [B,T,P] of each layer: eager attention returns its weights [B,heads,T,P]
+        handles = [
+            layer.cross_attn.register_forward_hook(lambda module, inputs, output: maps.append(output[1].mean(1)))
+            for layer in self.text_model.layers
+        ]
+        try:
+            states = self.hidden_states(input_ids, positions[None], mask, image_keys, image_values, cache)
+        finally:
+            for handle in handles:
+                handle.remove()
         # Keep the length dimension in the product: a product of two matrices becomes a Gemm, whose weights
         # `quantize` transposes, and with them the embedding that shares them.
-        return self.lm_head(states[:, -1:])[:, 0], torch.stack(keys), torch.stack(values)
+        logits = self.lm_head(states[:, -1:])[:, 0]
+        is_pad = torch.arange(logits.shape[-1]) == self.config.get_text_config().pad_token_id
+        log_probs = logits.masked_fill(is_pad, -torch.inf).log_softmax(-1)
+        keys, values = map(torch.stack, zip(*cache.after))
+        return yes_probability(logits, self.config), log_probs, keys, values, torch.stack(maps).mean(0)
 
 
 class Graph(NamedTuple):
@@ -187,25 +201,9 @@ def make_graphs(model: Any) -> dict[str, Graph]:
             {"input_ids": {0: rows, 1: Dim("tokens", min=1)}}
             | {name: {1: rows, 3: Dim("past", min=0)} for name in cache}
             | image_shapes,
-            ["logits", "keys", "values"],
+            ["p_yes", "log_probs", "keys", "values", "maps"],
         ),
     }
-
-
-def export_torch(model: Any, folder: Path) -> None:
-    """Write `vision.pt2`, `score.pt2` and `decode.pt2`, for `torch.export.load`."""
-    for name, graph in make_graphs(model).items():
-        with step(f"{name}.pt2: tracing the graph"):
-            program = torch.export.export(
-                graph.module, (), graph.inputs, dynamic_shapes=graph.dynamic_shapes, strict=False
-            )
-            torch.export.save(program, folder / f"{name}.pt2")
-
-
-def export_onnx(model: Any, folder: Path) -> None:
-    """Write `vision.onnx`, `score.onnx` and `decode.onnx`, each with its weights inside."""
-    for name, graph in make_graphs(model).items():
-        save_onnx(graph, folder / f"{name}.onnx")
 
 
 def save_onnx(graph: Graph, path: Path) -> None:
@@ -226,23 +224,30 @@ def save_onnx(graph: Graph, path: Path) -> None:
         )
 
 
-def quantize(folder: Path) -> None:
-    """Write `NAME_int8.onnx` for each ONNX file: weights in int8, inputs of products quantized in each run."""
+def save_program(graph: Graph, path: Path) -> None:
+    """Write one file for `torch.export.load`."""
+    with step(f"{path.name}: tracing the graph"):
+        shapes = graph.dynamic_shapes
+        program = torch.export.export(graph.module, (), graph.inputs, dynamic_shapes=shapes, strict=False)
+        torch.export.save(program, path)
+
+
+def quantize(path: Path) -> None:
+    """Write NAME_int8.onnx beside NAME.onnx: weights in int8, inputs of products quantized in each run."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    for name in NAMES:
-        path = folder / f"{name}_int8.onnx"
-        with step(f"{path.name}: storing the weights of matrices in int8"):
-            model = onnx.load(folder / f"{name}.onnx")
-            del model.graph.value_info[:]  # shapes from before the exporter's optimization; they no longer hold
-            quantize_dynamic(
-                model,
-                path,
-                op_types_to_quantize=["MatMul", "Gemm"],  # quantized convolutions are slower
-                weight_type=QuantType.QInt8,
-                reduce_range=True,  # 7 bits: without VNNI instructions, sums of products of 8 bits saturate
-            )
+    quantized = path.with_stem(f"{path.stem}_int8")
+    with step(f"{quantized.name}: storing the weights of matrices in int8"):
+        model = onnx.load(path)
+        del model.graph.value_info[:]  # shapes from before the exporter's optimization; they no longer hold
+        quantize_dynamic(
+            model,
+            quantized,
+            op_types_to_quantize=["MatMul", "Gemm"],  # quantized convolutions are slower
+            weight_type=QuantType.QInt8,
+            reduce_range=True,  # 7 bits: without VNNI instructions, sums of products of 8 bits saturate
+        )
 
 
 def describe(model: Any, processor: Any) -> dict[str, Any]:
@@ -285,10 +290,11 @@ def export(model_folder: Path, output_dir: Path, formats: Sequence[str]) -> list
         model, processor = load(model_folder), load_processor(model_folder)
         (folder / "export.json").write_text(json.dumps(describe(model, processor), indent=1) + "\n")
         (folder / "tokenizer.json").write_text(processor.tokenizer.backend_tokenizer.to_str())
-        if "torch" in formats:
-            export_torch(model, folder)
-        if "onnx" in formats:
-            export_onnx(model, folder)
-        if "int8" in formats:
-            quantize(folder)
+        for name, graph in make_graphs(model).items():
+            if "torch" in formats:
+                save_program(graph, folder / f"{name}.pt2")
+            if "onnx" in formats:
+                save_onnx(graph, folder / f"{name}.onnx")
+            if "int8" in formats:
+                quantize(folder / f"{name}.onnx")
     return sorted(output_dir.iterdir())

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..answer_kind_traffic_vlm import EXAMPLE_QUESTIONS, known_nouns
 from ..data.grounding import class_words
@@ -27,9 +26,9 @@ from ..data.suggestions import suggest_questions
 from ..files import new_folder
 from ..image_files import MAX_PIXELS
 from ..loading import load_processor
-from ..scoring_traffic_vlm import height_and_width, yes_probability
+from ..scoring_traffic_vlm import height_and_width
 from .libraries import fetch_libraries
-from .onnx import OPSET, DecodeGraph, describe, load, make_graphs, save_onnx, step
+from .onnx import OPSET, describe, load, make_graphs, save_onnx, step
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,36 +38,8 @@ RULES = (
     *(f"{name}_traffic_vlm.py" for name in ("answer_kind", "question_form", "question")),
     "export/asking.py",
 )
-ASK_OUTPUTS = ["p_yes", "log_probs", "keys", "values", "maps"]
 MIN_SIZE = 4096  # numbers of a tensor from which it is stored in fewer bits
 RESIZING = {2: "linear", 3: "cubic"}  # Pillow's filters → modes of the operator
-
-
-class AskGraph(DecodeGraph):
-    """`DecodeGraph` with P(yes), log probabilities in place of logits, and attention maps [B,T,P] of the tokens."""
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        past_keys: torch.Tensor,
-        past_values: torch.Tensor,
-        image_keys: torch.Tensor,
-        image_values: torch.Tensor,
-    ) -> Any:
-        maps: list[torch.Tensor] = []  # [B,T,P] of each layer
-
-        def keep_map(module: Any, inputs: Any, output: tuple[torch.Tensor, torch.Tensor]) -> None:
-            maps.append(output[1].mean(1))  # over the heads; eager attention returns its weights
-
-        handles = [layer.cross_attn.register_forward_hook(keep_map) for layer in self.text_model.layers]
-        try:
-            logits, keys, values = super().forward(input_ids, past_keys, past_values, image_keys, image_values)
-        finally:
-            for handle in handles:
-                handle.remove()
-        is_pad = torch.arange(logits.shape[-1]) == self.config.get_text_config().pad_token_id
-        log_probs = logits.masked_fill(is_pad, -torch.inf).log_softmax(-1)
-        return yes_probability(logits, self.config), log_probs, keys, values, torch.stack(maps).mean(0)
 
 
 def pixels_graph(about: Mapping[str, Any]) -> Any:
@@ -168,9 +139,8 @@ def write_model(model: Any, processor: Any, folder: Path) -> None:
 
     onnx.save(pixels_graph(describe(model, processor)), folder / "pixels.onnx")
     graphs = make_graphs(model)
-    ask = graphs["decode"]._replace(module=AskGraph(model).eval(), outputs=ASK_OUTPUTS)
-    for name, graph in (("vision", graphs["vision"]), ("ask", ask)):
-        save_onnx(graph, folder / f"{name}.onnx")
+    for name in ("vision", "decode"):
+        save_onnx(graphs[name], folder / f"{name}.onnx")
         with step(f"{name}.onnx: storing large weights in 8 and 16 bits"):
             store_in_less(folder / f"{name}.onnx")
     tokenizer = browser_tokenizer(processor.tokenizer.backend_tokenizer.to_str())

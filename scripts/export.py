@@ -3,12 +3,12 @@
     python scripts/export.py --output_dir runs/onnx                       # vision, score and decode as .onnx; on a CPU
     python scripts/export.py --output_dir runs/onnx --format onnx int8    # also with int8 weights, a third of the size
     python scripts/export.py --output_dir runs/torch --format torch       # as .pt2, for torch.export.load
-    python scripts/ask_onnx.py runs/onnx docs/example.jpg "Is there a bus?"
     python scripts/export.py --output_dir runs/web --web                  # a page for the browser; npm is needed
     python -m http.server --directory runs/web                            # then open http://localhost:8000
 
-export/onnx.py documents the inputs and outputs of the graphs. The folder also gets tokenizer.json, and export.json
-with sizes, token ids and image preprocessing. It appears when it is complete.
+export/onnx.py documents the inputs and outputs of the graphs, and docs/serving.md has a program that asks them. The
+folder also gets tokenizer.json, and export.json with sizes, token ids and image preprocessing. It appears when it is
+complete.
 """
 
 import logging

@@ -16,7 +16,7 @@ from traffic_vlm.scripts import command
 
 
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("[a-z]*.py"))
-EXTRAS = {"label.py": "ray", "serve.py": "ray", "watch.py": "av", "ask_onnx.py": "onnxruntime"}
+EXTRAS = {"label.py": "ray", "serve.py": "ray", "watch.py": "av"}
 
 
 @pytest.fixture(autouse=True)
@@ -155,7 +155,6 @@ BAD_OPTIONS = [
     (f"{ASK} --thresholds nowhere.json", "nowhere.json: cannot be read: No such file"),
     (f"{ASK} --overlay ./scene.png", "is an image that is asked about"),
     (f"{ASK} --overlay seen.jpg", "must be a PNG file, got 'seen.jpg'"),
-    ("ask_onnx.py . scene.png Q", "No such file"),
     ("benchmark.py fly", "invalid choice: 'fly'"),
     ("benchmark.py speed --questions 4 0", "--questions must be at least 1, got 0"),
     ("benchmark.py speed --model nowhere", "nowhere: there is no config.json"),

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tiny import ROOT, close, each_attention, random_ids, random_pixels, save_folder, tiny_model
+from tiny import ROOT, save_folder, tiny_model
 
 
 onnxruntime = pytest.importorskip("onnxruntime", reason='needs the extra "export"')
@@ -22,8 +22,8 @@ for name in ("onnx", "onnxscript"):
 
 from traffic_vlm.export.asking import Asking, as_typed  # noqa: E402
 from traffic_vlm.export.libraries import fetch_libraries  # noqa: E402
-from traffic_vlm.export.onnx import VisionGraph, describe, load, make_graphs  # noqa: E402
-from traffic_vlm.export.web import ASK_OUTPUTS, AskGraph, export_page, page_data, pixels_graph  # noqa: E402
+from traffic_vlm.export.onnx import describe, load  # noqa: E402
+from traffic_vlm.export.web import export_page, page_data, pixels_graph  # noqa: E402
 from traffic_vlm.loading import load_processor  # noqa: E402
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline  # noqa: E402
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor  # noqa: E402
@@ -51,22 +51,6 @@ QUESTIONS = [
     "(...)",
     "car " * 130,
 ]
-
-
-@torch.no_grad()
-@each_attention
-def test_the_graph_answers_and_attends_as_the_model_does(attention):
-    model, pixels, ids = tiny_model(text=attention, yes_no_temperature=1.7), random_pixels(1), random_ids(1, 6)
-    model.set_attn_implementation("eager")
-    inputs = make_graphs(model)["decode"].inputs  # of two rows, and a cache of three tokens
-    past = {name: inputs[name][:, :1, :, :0] for name in ("past_keys", "past_values")}
-    images = zip(("image_keys", "image_values"), VisionGraph(model)(pixels))
-    found = dict(zip(ASK_OUTPUTS, AskGraph(model)(ids, **past, **dict(images))))
-    logits = model(ids, pixels).logits[:, -1]
-    close(found["p_yes"], model.yes_probability(logits))
-    words = torch.arange(logits.shape[-1]) != model.config.get_text_config().pad_token_id
-    close(found["log_probs"][:, words], logits[:, words].log_softmax(-1), 1e-4)
-    close(found["maps"], model.attention_maps(ids, pixels).flatten(2))
 
 
 @pytest.mark.parametrize("resample", [2, 3])

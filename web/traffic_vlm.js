@@ -39,7 +39,7 @@ export class TrafficVLM {
         extra: EXPANDED,
       });
     this.pixels = await start("pixels");
-    this.decoder = await start("ask"); // a few tokens: too little work for a GPU
+    this.decoder = await start("decode"); // a few tokens: too little work for a GPU
     this.vision = await start("vision", this.runtime).catch(() => {
       this.runtime = "wasm"; // a GPU that lacks something
       return start("vision");
