@@ -1,7 +1,6 @@
 """How Ray is started, and how its machines are shared among processes with a model each."""
 
 import atexit
-import contextlib
 import logging
 import math
 import os
@@ -9,12 +8,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from typing import Any
-
-
-# The proxy of a cluster sometimes dies while a client connects: https://github.com/ray-project/ray/issues/63202
-MAX_CONNECTIONS = 3
 
 
 def load_ray(address: str | None) -> Any:
@@ -51,20 +45,6 @@ def load_data() -> Any:
     return ray.data
 
 
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Drop standard error, that of C++ code included: Ray's reports there that it has read its log level."""
-    sys.stderr.flush()
-    standard_error, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 2)
-    try:
-        yield
-    finally:
-        os.dup2(standard_error, 2)
-        os.close(standard_error)
-        os.close(nothing)
-
-
 def start_ray(ray: Any, address: str | None) -> None:
     """Start Ray on this machine, or connect to the cluster at an address.
 
@@ -82,15 +62,10 @@ def start_ray(ray: Any, address: str | None) -> None:
         atexit.register(shutil.rmtree, options["_temp_dir"], ignore_errors=True)
     where = "on this machine" if address is None else f"at {address}"
     hint = "" if address is None else " (a cluster that asks for a token needs RAY_AUTH_MODE=token in the environment)"
-    for attempt in range(1, MAX_CONNECTIONS + 1):
-        try:
-            with _silent():
-                ray.init(address=address or "local", **options)
-            return
-        except Exception as error:  # Ray raises many types, `Exception` itself among them
-            if isinstance(error, ConnectionError) and attempt < MAX_CONNECTIONS:
-                continue
-            raise OSError(f"Ray does not start {where}: {error}{hint}") from error
+    try:
+        ray.init(address=address or "local", **options)
+    except Exception as error:  # Ray raises many types, `Exception` itself among them
+        raise OSError(f"Ray does not start {where}: {error}{hint}") from error
 
 
 def share_machines(

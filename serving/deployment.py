@@ -9,13 +9,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..options import option
-from .api import API_KEY, build_app
 from .cluster import load_ray, share_machines, start_ray
-from .service import Settings
+from .service import API_KEY, Settings, build_app
 
 
 NAME = "traffic_vlm"  # of the Ray Serve application
-MAX_CONNECTIONS = 10_000  # of a replica; most can be slow
 
 
 @dataclass
@@ -23,7 +21,9 @@ class DeploymentOptions(Settings):
     host: str = option("127.0.0.1", "0.0.0.0 to listen on all networks")
     port: int = 8000
     address: str | None = option(None, "Ray cluster: auto, or ray://host:10001; by default Ray on this machine")
-    replicas: int = option(1, "processes, each with a model, a cache and its own metrics")
+    replicas: int = option(1, "processes, each with a model and a cache")
+    seconds: float = option(30.0, "time to receive and answer a request; above: 408")
+    max_waiting: int = option(256, "requests in a replica, and as many more before it; above: 503")
 
 
 def hold_port(host: str, port: int) -> socket.socket:
@@ -78,12 +78,14 @@ def serve(options: DeploymentOptions, on_start: Callable[[], None]) -> None:
                 f"--address {options.address}: the cluster already runs the application {NAME}, which would be "
                 f"replaced. Stop its server; if that was killed, ray.serve.delete({NAME!r}) removes it"
             )
-        ray_serve.start(http_options={"host": options.host, "port": options.port})
+        http = {"host": options.host, "port": options.port, "request_timeout_s": options.seconds}
+        ray_serve.start(http_options=http)
         deployment: Any = ray_serve.deployment(
             name=NAME,
             num_replicas=options.replicas,
             ray_actor_options=resources,
-            max_ongoing_requests=MAX_CONNECTIONS,  # the app itself refuses requests, with Retry-After
+            max_ongoing_requests=options.max_waiting,
+            max_queued_requests=options.max_waiting,
         )(ray_serve.ingress(lambda: build_app(settings, api_key))())
         try:
             ray_serve.run(deployment.bind(), name=NAME)

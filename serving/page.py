@@ -1,7 +1,7 @@
 """The demo page: choose an image, write questions, read the answers, and see where each word of a question attends.
 
     image ── encoded once, when it is chosen, and kept for the session ─┐
-    questions, one per line ── those for yes or no in one pass ─────────┴→ table ── words, as they come ──→ table
+    questions, one per line ────────────────────────────────────────────┴→ table
     a word of a question ── its attention ──→ drawn over the image
 
 All answers come from the pipeline. A problem of a question is shown in its row and does not stop the others; a problem
@@ -11,15 +11,13 @@ of the image, or of all questions together, is shown as a notice.
 import html
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 from PIL import Image
-from transformers import TextIteratorStreamer
 
 from ..answer_kind_traffic_vlm import EXAMPLE_QUESTIONS, NONE, known_nouns
 from ..data.suggestions import suggest_questions
@@ -88,13 +86,13 @@ def table(items: Sequence[Mapping[str, Any]]) -> str:
 
 
 def table_row(item: Mapping[str, Any]) -> str:
-    """HTML of an item of the pipeline. The score is None while an answer is being generated."""
+    """HTML of an item of the pipeline."""
     notes, score = answer_notes(item), item["score"]
     question = "<br>".join([html.escape(item["question"]), *(f"<small>{html.escape(note)}</small>" for note in notes)])
-    answer = html.escape("none seen" if item["answer"] == NONE else item["answer"] or "…")
     if "problem" in item:
         answer = f"<small>{html.escape(item['problem'])}</small>"
-    elif score is not None:
+    else:
+        answer = html.escape("none seen" if item["answer"] == NONE else item["answer"])
         is_sure = not (notes or item.get("not_sure", score < SURE))
         answer = f"<strong>{answer}</strong>" if is_sure else f"<em>{answer}</em>, not sure"
         answer += f'<br><meter value="{score:.2f}" aria-label="probability"></meter> {score:.2f}'
@@ -119,26 +117,9 @@ class Page:
         picture.thumbnail(SHOWN_SIZE)
         return EncodedPicture(encoded, picture)
 
-    def answer(self, picture: EncodedPicture, questions: Sequence[str]) -> Iterator[list[Mapping[str, Any]]]:
-        """Yield the items of all questions: first with the answers yes and no, then again with each new word."""
-        items = self.pipe(picture.encoded, questions, generate_words=False)
-        yield items
-        for i, item in enumerate(items):
-            if item["answer"] is None and "problem" not in item:
-                for items[i] in self.generate(picture, item):
-                    yield items
-
-    def generate(self, picture: EncodedPicture, item: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        """Yield the item of a question with its answer in words so far; last, the complete item with its score."""
-        streamer = TextIteratorStreamer(self.pipe.tokenizer, skip_prompt=True, skip_special_tokens=True)
-        with ThreadPoolExecutor(1) as thread:
-            generated = thread.submit(self.pipe, picture.encoded, item["question"], streamer=streamer)
-            generated.add_done_callback(lambda _: streamer.end())  # also after an error
-            answer = ""
-            for piece in streamer:
-                answer += piece
-                yield {**item, "answer": answer}
-            yield generated.result()[0]
+    def answer(self, picture: EncodedPicture, questions: Sequence[str]) -> list[dict[str, Any]]:
+        """The items of all questions."""
+        return self.pipe(picture.encoded, questions)
 
     def words(self, items: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, str]], str | None]:
         """The words of answered questions as choices (label, "column:question"), and the choice to show first.
@@ -190,20 +171,19 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
     def choose_upload(file: dict[str, Any] | None) -> tuple[Any, ...]:
         return choose(file["path"] if file else None)
 
-    def ask(text: str, picture: EncodedPicture | None) -> Iterator[tuple[Any, ...]]:
+    def ask(text: str, picture: EncodedPicture | None) -> tuple[Any, ...]:
         try:
             questions = split_questions(text)
             if picture is None:
                 raise ValueError("Choose an image first. Images are deleted after an hour.")
         except ValueError as error:
             gr.Warning(str(error))
-            return
+            return (gr.skip(),) * 4
         start = time.perf_counter()
-        for items in page.answer(picture, questions):
-            status = f"Questions: {len(items)}, in {1000 * (time.perf_counter() - start):.0f} ms."
-            yield status, table(items), gr.skip(), gr.skip()
+        items = page.answer(picture, questions)
+        status = f"Questions: {len(items)}, in {1000 * (time.perf_counter() - start):.0f} ms."
         choices, first = page.words(items)
-        yield status, table(items), gr.Column(visible=bool(choices)), gr.Dropdown(choices=choices, value=first)
+        return status, table(items), gr.Column(visible=bool(choices)), gr.Dropdown(choices=choices, value=first)
 
     with gr.Blocks(title="Traffic VLM", analytics_enabled=False, delete_cache=DELETING) as blocks:
         gr.Markdown(INTRODUCTION)

@@ -1,247 +1,224 @@
-"""The model behind the HTTP service: many queries wait, and one pass of the model answers questions of several.
+"""The HTTP service of one replica: a FastAPI app with a model, which `scripts/serve.py` runs on Ray Serve.
 
-    image bytes ── decoded in threads ────────────────┐
-    seen before ── encoded image from the cache ──────┴→ waiting queries ──→ one packed pass ──→ answers
-                                                              └── questions that did not fit ←──┘
+    request ─→ key ─→ body within limits ─→ image and questions checked ─→ the thread with the model ─→ answers
 
-One thread runs the model. All else happens in the event loop, and needs no locks between threads.
+Requests are answered one after the other, in the order of arrival. Every refusal is JSON with a `detail` that names
+the cause. Ray Serve itself refuses requests beyond `--max_waiting`, and those that take longer than `--seconds`.
 """
 
 import asyncio
+import base64
 import hashlib
-from collections.abc import AsyncIterator, Callable, Sequence
+import hmac
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
-import torch
-from cachetools import TTLCache
-from transformers import AsyncTextIteratorStreamer
+from cachetools import LRUCache
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Security
+from fastapi.responses import RedirectResponse
+from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
+from fastapi_offline import FastAPIOffline
+from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, ValidationError, WithJsonSchema
+from starlette.datastructures import UploadFile
 
-from ..generation_traffic_vlm import MAX_NEW_TOKENS
 from ..image_files import MAX_PIXELS, open_image
 from ..options import option
-from ..processing_traffic_vlm import ROW_TOKENS
 from .options import ModelOptions
 
 
-Answer = dict[str, Any]  # an item of the pipeline
+API_KEY = "TRAFFIC_VLM_API_KEY"  # environment variable
+MAX_QUESTIONS = 64  # of a request
 
 
 @dataclass
 class Settings(ModelOptions):
-    """Options of the model and limits of the service."""
+    """Options of the model and limits of a request."""
 
-    may_be_zero: ClassVar[tuple[str, ...]] = ("min_score", "cached_images", "cache_seconds")
+    may_be_zero: ClassVar[tuple[str, ...]] = ("min_score", "cached_images")
     device: Literal["cpu", "cuda"] | None = option(None, "by default a GPU if there is one")
     threads: int = option(2, "CPU threads of the model")
     max_bytes: int = option(20_000_000, "size of a request; above: 413")
     max_pixels: int = option(MAX_PIXELS, "size of an image; above: 422")
-    max_questions: int = option(64, "questions in a request; above: 422")
-    seconds: float = option(30.0, "time to receive a request, and time to answer it; above: 504")
-    max_waiting: int = option(256, "requests in progress; above: 503 with Retry-After")
-    batch_size: int = option(16, "requests in one pass of the model")
-    pass_tokens: int = option(1024, "tokens in one pass: questions, answers in words, and padding")
     cached_images: int = option(256, "encoded images to keep, 1.8 MB each in float32")
-    cache_seconds: float = option(600.0, "time to keep an encoded image")
 
 
-@dataclass(eq=False)
-class Query:
-    """Questions about an image, and the answers to the first of them so far."""
-
-    key: str  # hash of the image's bytes
-    pixels: torch.Tensor  # [3,H,W]
-    questions: list[str]
-    answer_untaught: bool
-    lengths: list[int]  # tokens of each question, with room for its answer in words
-    encoded: Any = None  # the encoded image, from the first pass on
-    cached: bool = False  # whether the encoded image was in the cache
-    answers: list[Answer] = field(default_factory=list)
-    error: Exception | None = None
-
-    @property
-    def open_lengths(self) -> list[int]:
-        """The lengths of the questions without an answer."""
-        return self.lengths[len(self.answers) :]
+def decode_base64(value: Any) -> Any:
+    """The bytes of base64 text, which may be a data URL or have line breaks; an upload, bytes already, as it is."""
+    if not isinstance(value, str):
+        return value
+    text = value.partition(",")[2] if value.startswith("data:") else value
+    return base64.b64decode("".join(text.split()), validate=True)
 
 
-def fill_pass(waiting: Sequence[Sequence[int]], max_queries: int, max_tokens: int) -> list[int]:
-    """How many questions of each query go into the next pass, for the first queries that fit.
+class AnswerRequest(BaseModel):
+    """Questions about one image, which is a file in a form, or base64."""
 
-    A query is one row of at most `ROW_TOKENS`. Rows are padded to the longest, and so are questions answered in words.
-    The cost of a pass is the larger of (queries × longest row) and (questions × longest question), in tokens.
+    image: Annotated[
+        bytes, BeforeValidator(decode_base64), WithJsonSchema({"type": "string", "contentEncoding": "base64"})
+    ]
+    questions: Annotated[
+        list[Annotated[str, StringConstraints(max_length=2000)]],
+        Field(min_length=1, max_length=MAX_QUESTIONS, examples=[["Is there a car?"]]),
+    ]
+    answer_untaught: Annotated[bool | None, Field(description="guess at what was not taught")] = None
 
-    Args:
-        waiting: the lengths of each query's questions, in the order in which queries are taken.
-        max_tokens: limit of the cost, except for a pass of a single question.
-    """
-    counts: list[int] = []
-    longest_row = longest_question = questions = 0
-    for lengths in waiting[:max_queries]:
-        row = count = 0
-        for length in lengths:
-            row += length
-            rows_cost = (len(counts) + 1) * max(longest_row, row)
-            questions_cost = (questions + 1) * max(longest_question, length)
-            if questions and (max(rows_cost, questions_cost) > max_tokens or row > ROW_TOKENS):
-                break
-            longest_row, longest_question = max(longest_row, row), max(longest_question, length)
-            questions += 1
-            count += 1
-        if not count:
-            break
-        counts.append(count)
-    return counts
+
+class Answer(BaseModel):
+    """An item of the pipeline. Fields with a default may be missing."""
+
+    question: str
+    answer: str | None
+    score: Annotated[float | None, Field(description="probability of the answer")]
+    p_yes: Annotated[float | None, Field(description="calibrated P(yes); null for an answer in words")]
+    not_sure: bool = False
+    unknown_words: list[str] = []
+    untaught_words: list[str] = []
+    problem: Annotated[str | None, Field(description="why there is no answer")] = None
+
+
+class AnswerResponse(BaseModel):
+    answers: list[Answer]
+
+
+class Problem(BaseModel):
+    detail: str
+
+
+RESPONSES: dict[int | str, Any] = {
+    status: {"model": Problem, "description": text}
+    for status, text in {
+        400: "The form is malformed.",
+        401: "The API key is missing or wrong.",
+        413: "The request is too long.",
+        415: "The body is neither JSON nor a form.",
+        422: "The image or a question cannot be read.",
+    }.items()
+}
+SCHEMA = AnswerRequest.model_json_schema()
+FORM = SCHEMA["properties"] | {"image": {"type": "string", "format": "binary"}}
+BODY: dict[str, Any] = {
+    "required": True,
+    "content": {
+        "multipart/form-data": {
+            "schema": {"type": "object", "properties": FORM, "required": SCHEMA["required"]},
+            "encoding": {"questions": {"style": "form", "explode": True}},  # a field for each question
+        },
+        "application/json": {"schema": SCHEMA},
+    },
+}
 
 
 class Service:
-    """The pipeline, with a queue of queries and a cache of encoded images."""
+    """The pipeline and a cache of encoded images, for one thread."""
 
     def __init__(self, settings: Settings):
-        self.settings = settings
-        self.pipe = settings.load()
-        self.cache: TTLCache = TTLCache(settings.cached_images, settings.cache_seconds)  # for the model's thread only
-        self.model_thread = ThreadPoolExecutor(1)
-        self.queue: dict[Query, asyncio.Future[None]] = {}  # in the order of arrival
-        self.worker: asyncio.Task | None = None  # runs passes while there are queries
-        self.passes = 0
-        self.model_turn = asyncio.Lock()
-        self.stream_turn = asyncio.Lock()
+        self.settings, self.pipe = settings, settings.load()
+        self.cache: LRUCache = LRUCache(settings.cached_images)
 
-    def read(self, image: bytes, questions: Sequence[str], answer_untaught: bool) -> Query:
-        """A query with its image decoded and its questions checked. Slow, so it must not run in the event loop.
+    def answer(self, asked: AnswerRequest) -> list[dict[str, Any]]:
+        """Items of the pipeline, one for each question. Raises a ValueError if the image cannot be read."""
+        key = hashlib.sha256(asked.image).digest()
+        encoded = self.cache.get(key)
+        if encoded is None:
+            encoded = self.pipe.encode(open_image(asked.image, max_pixels=self.settings.max_pixels))
+            if self.cache.maxsize:
+                self.cache[key] = encoded
+        untaught = self.settings.answer_untaught if asked.answer_untaught is None else asked.answer_untaught
+        return self.pipe(encoded, [text.strip() for text in asked.questions], answer_untaught=untaught)
 
-        Raises:
-            ValueError: an image that cannot be read, or too many questions.
-        """
-        limit = self.settings.max_questions
-        if len(questions) > limit:
-            raise ValueError(f"{len(questions)} questions: at most {limit} are answered at once.")
-        read = [self.pipe.read_question(text.strip(), answer_untaught) for text in questions]
-        lengths = [len(one.input_ids) + (0 if one.form.is_yes_no or one.problem else MAX_NEW_TOKENS) for one in read]
-        picture = open_image(image, max_pixels=self.settings.max_pixels)
-        inputs = self.pipe.processor(images=[picture], region=self.settings.part_of_image, return_tensors="pt")
-        key = hashlib.sha256(image).hexdigest()
-        texts = [question.text for question in read]
-        return Query(key, inputs["pixel_values"][0], texts, answer_untaught, lengths)
 
-    async def answer(self, query: Query) -> None:
-        """Answer all questions of a query, in one pass or more, together with other queries."""
-        done = self.queue[query] = asyncio.get_running_loop().create_future()
-        if self.worker is None or self.worker.done():
-            self.worker = asyncio.create_task(self._run_passes())
-        try:
-            await done
-        finally:
-            self.queue.pop(query, None)  # also if the request timed out, or its client left
+async def check_key(
+    request: Request,
+    header: Annotated[str | None, Security(APIKeyHeader(name="X-API-Key", auto_error=False))],
+    bearer: Annotated[HTTPAuthorizationCredentials | None, Security(HTTPBearer(auto_error=False))],
+) -> None:
+    """Dependency: refuse requests without the key. Raises an `HTTPException` 401."""
+    given = header or (bearer.credentials if bearer else "")
+    if not hmac.compare_digest(given.encode("latin-1"), request.app.state.api_key.encode()):  # the bytes as sent
+        raise HTTPException(401, "an API key is needed: the header X-API-Key, or Authorization: Bearer")
 
-    async def _run_passes(self) -> None:
-        """Answer the waiting queries, as many questions at a time as fit into one pass.
 
-        `@serve.batch` of Ray Serve counts requests, not tokens, and closes a batch after a fixed time, even while the
-        model is busy. With a time short enough for a single request, its batches held one or two requests: 0.6 of the
-        throughput at 200 clients.
-        """
-        while self.queue:
-            async with self.model_turn:
-                if batch := self._next_pass():
-                    await self._in_model_thread(self._answer_pass, batch)
-            for query, _ in batch:
-                if query in self.queue and (query.error or not query.open_lengths):
-                    done = self.queue.pop(query)
-                    if query.error and not done.cancelled():
-                        done.set_exception(query.error)
-                    elif not done.cancelled():
-                        done.set_result(None)
+async def read_body(request: Request) -> bytes | dict[str, Any]:
+    """The body: JSON text, or the fields of a form. Raises an `HTTPException` 400, 413 or 415."""
+    max_bytes, size = request.app.state.service.settings.max_bytes, 0
 
-    def _next_pass(self) -> list[tuple[Query, int]]:
-        """The queries of the next pass, and how many of their questions it answers.
+    async def receive() -> Any:
+        nonlocal size
+        message = await request.receive()
+        size += len(message.get("body", b""))
+        if size > max_bytes:
+            raise HTTPException(413, f"the request is longer than {max_bytes:,} bytes")
+        return message
 
-        Every other pass begins with the shortest query, so that it need not wait for long ones. The others begin with
-        the oldest query, so that long ones get their turn.
-        """
-        self.passes += 1
-        first = next(iter(self.queue), None)
-        waiting = [query for query in self.queue if first and query.answer_untaught == first.answer_untaught]
-        if self.passes % 2:
-            waiting.sort(key=lambda query: sum(query.open_lengths))
-        lengths = [query.open_lengths for query in waiting]
-        return list(zip(waiting, fill_pass(lengths, self.settings.batch_size, self.settings.pass_tokens)))
+    limited = Request(request.scope, receive)
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type == "application/json":
+        return await limited.body()
+    if content_type != "multipart/form-data":
+        expected = "the content type must be application/json or multipart/form-data"
+        raise HTTPException(415, f"{expected}, got {content_type or 'none'}")
+    async with limited.form(max_files=1, max_part_size=max_bytes) as form:
+        body: dict[str, Any] = dict(form)
+        if "questions" in form:
+            body["questions"] = form.getlist("questions")
+        if isinstance(body.get("image"), UploadFile):
+            body["image"] = await body["image"].read()
+        return body
 
-    def _answer_pass(self, batch: Sequence[tuple[Query, int]]) -> None:
-        """Answer the next questions of queries, as many of each as given. Runs in the model's thread."""
-        try:
-            self._encode_images([query for query, _ in batch])
-            rows = [query.questions[len(query.answers) :][:count] for query, count in batch]
-            untaught = batch[0][0].answer_untaught
-            answers = self.pipe(
-                [query.encoded for query, _ in batch], rows, batch_size=len(batch), answer_untaught=untaught
-            )
-        except Exception as error:
-            if len(batch) == 1:
-                batch[0][0].error = error
-                return
-            for one in batch:  # one failing query must not fail the others
-                self._answer_pass([one])
-            return
-        for (query, _), row in zip(batch, answers):
-            query.answers += row
 
-    def _encode_images(self, queries: Sequence[Query]) -> None:
-        """Encode the images of queries, or take them from the cache. Runs in the model's thread."""
-        new: dict[str, torch.Tensor] = {}
-        for query in queries:
-            if query.encoded is None:
-                query.encoded = self.cache.get(query.key)
-                query.cached = query.encoded is not None
-            if query.encoded is None:
-                new[query.key] = query.pixels
-        if not new:
-            return
-        encoded = self.pipe.model.encode_images(torch.stack(list(new.values())).to(self.pipe.device))
-        images = {key: encoded[[i]] for i, key in enumerate(new)}  # copies: the cache must not keep the whole batch
-        for query in queries:
-            query.encoded = images.get(query.key, query.encoded)
-        if self.cache.maxsize:
-            self.cache.update(images)
+def answer_body(service: Service, body: bytes | dict[str, Any]) -> AnswerResponse:
+    """The response to a body. Runs in the thread with the model. Raises an `HTTPException` 422."""
+    try:
+        read = AnswerRequest.model_validate_json if isinstance(body, bytes) else AnswerRequest.model_validate
+        return AnswerResponse.model_validate({"answers": service.answer(read(body))})  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        raise HTTPException(422, f"{place}: {message}" if place else message) from error
+    except ValueError as error:
+        raise HTTPException(422, str(error)) from error
 
-    async def encode(self, query: Query) -> None:
-        """Encode the image of a query, for `stream`."""
-        await self._between_passes(self._encode_images, [query])
 
-    async def stream(self, query: Query) -> AsyncIterator[tuple[int, str | Answer]]:
-        """Yield (index of a question, piece) while its answer in words is generated, then (index, complete answer).
+router = APIRouter()
 
-        Raises:
-            TimeoutError: no token in time.
-        """
-        for i, question in enumerate(query.questions):
-            streamer = AsyncTextIteratorStreamer(
-                self.pipe.tokenizer, skip_prompt=True, timeout=self.settings.seconds, skip_special_tokens=True
-            )
-            answer = asyncio.create_task(self._generate(query, question, streamer))
-            try:
-                async for piece in streamer:
-                    if piece:
-                        yield i, piece
-                yield i, await answer
-            finally:
-                answer.cancel()  # if still waiting for its turn, it would be generated for nobody
 
-    async def _generate(self, query: Query, question: str, streamer: AsyncTextIteratorStreamer) -> Answer:
-        """The answer to a question about an encoded image. The streamer gets its words."""
-        ask = partial(self.pipe, streamer=streamer, answer_untaught=query.answer_untaught)
-        try:
-            return (await self._between_passes(ask, query.encoded, question))[0]
-        finally:
-            streamer.end()  # a yes/no answer or an error would leave its reader waiting
+@router.post(
+    "/v1/answer",
+    response_model=AnswerResponse,
+    response_model_exclude_unset=True,
+    openapi_extra={"requestBody": BODY},
+    responses=RESPONSES,
+)
+async def answer(request: Request) -> AnswerResponse:
+    """Answer questions about an image: `score` is the probability of the answer, `p_yes` that of yes."""
+    state, body = request.app.state, await read_body(request)
+    return await asyncio.get_running_loop().run_in_executor(state.model_thread, answer_body, state.service, body)
 
-    async def _between_passes(self, work: Callable[..., Any], *args: Any) -> Any:
-        """The result of a stream's work, done between two passes. Only one stream works between any two passes."""
-        async with self.stream_turn, self.model_turn:  # locks are given in the order of arrival
-            return await self._in_model_thread(work, *args)
 
-    async def _in_model_thread(self, work: Callable[..., Any], *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self.model_thread, work, *args)
+def build_app(settings: Settings, api_key: str | None = None) -> FastAPI:
+    """The ASGI app of one replica, with its model loaded.
+
+    Args:
+        api_key: what requests to `/v1` must send; None for no key.
+    """
+    # Swagger UI is served from a package. Its validator is a website, which would get the address of this server.
+    app = FastAPIOffline(
+        title="Traffic VLM",
+        version="1",
+        description="Answers questions about images of traffic scenes.",
+        redoc_url=None,
+        swagger_ui_parameters={"validatorUrl": None},
+    )
+    app.state.service, app.state.api_key, app.state.model_thread = Service(settings), api_key, ThreadPoolExecutor(1)
+    app.include_router(router, dependencies=[Depends(check_key)] if api_key else [])
+
+    @app.get("/healthz", include_in_schema=False)
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/", include_in_schema=False)
+    async def redirect_to_docs() -> RedirectResponse:
+        return RedirectResponse("/docs")
+
+    return app

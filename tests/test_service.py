@@ -1,0 +1,226 @@
+"""The HTTP service: answers, limits, the order of requests, the cache, and its description."""
+
+import base64
+import io
+import os
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from PIL import Image
+
+from tiny import count_calls, save_folder, tiny_model
+
+
+for name in ("cachetools", "fastapi", "fastapi_offline", "httpx"):
+    pytest.importorskip(name)
+
+from starlette.testclient import TestClient  # noqa: E402
+
+from traffic_vlm.serving.service import Settings, build_app  # noqa: E402
+
+
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "20"))  # of each operation
+QUESTIONS = ["Is there a car?", "What is ahead?", "Is it raining?"]
+RAINING = "Is it raining?"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(save_folder(tiny_model(), tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def start(model):
+    """A function that starts a service with these settings, to be closed by `with`."""
+    return lambda api_key=None, **fields: TestClient(
+        build_app(Settings(model, "cpu", threads=1, min_score=0, **fields), api_key)
+    )
+
+
+@pytest.fixture(scope="module")
+def client(start):
+    with start(max_bytes=300_000, max_pixels=9_000) as client:
+        yield client
+
+
+def png(seed: int = 0, size=(64, 48)) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "png")
+    return stream.getvalue()
+
+
+def base64_of(image: bytes) -> str:
+    return base64.b64encode(image).decode()
+
+
+def ask(client, image: bytes | None = None, questions=QUESTIONS, **options):
+    files = {"image": ("a.png", png() if image is None else image)}
+    return client.post("/v1/answer", files=files, data={"questions": questions}, **options)
+
+
+def close_to(item: dict) -> dict:
+    """An item whose numbers may differ as they do in other passes."""
+    numbers = {name: pytest.approx(value, abs=1e-4) for name, value in item.items() if isinstance(value, float)}
+    return item | numbers
+
+
+def count_images(client) -> list[int]:
+    """A list that grows by one element with each image that the model encodes."""
+    return count_calls(client.app.state.service.pipe.model.model.vision_tower)
+
+
+# Answers
+
+
+def test_answers_are_the_items_of_the_pipeline(client):
+    items = client.app.state.service.pipe(Image.open(io.BytesIO(png())), QUESTIONS)
+    assert [set(item) for item in items] == [{"question", "answer", "score", "p_yes"}] * 3
+    text = base64_of(png())
+    forms = (text, f"data:image/png;base64,{text}", "\r\n".join(text[i : i + 76] for i in range(0, len(text), 76)))
+    responses = [client.post("/v1/answer", json={"image": form, "questions": QUESTIONS}) for form in forms]
+    # A text field of a form can hold base64, too.
+    responses += [ask(client), client.post("/v1/answer", files={"image": (None, text)}, data={"questions": QUESTIONS})]
+    for response in responses:
+        assert response.status_code == 200 and response.json()["answers"] == [close_to(item) for item in items]
+
+
+def test_thresholds_and_a_region_are_those_of_the_settings(start, client, tmp_path):
+    (tmp_path / "thresholds.json").write_text('{"default": {"threshold": 0.00001, "band": [0, 1]}}')
+    part = Image.open(io.BytesIO(png())).crop((0, 0, 32, 48))
+    plain = client.app.state.service.pipe(part, QUESTIONS)
+    with start(thresholds=str(tmp_path / "thresholds.json"), region="0,0,0.5,1") as other:
+        yes, words, _ = ask(other).json()["answers"]
+    assert (yes["answer"], yes["not_sure"]) == ("yes", True) and "not_sure" not in plain[0].keys() | words.keys()
+    assert yes["score"] == yes["p_yes"] == pytest.approx(plain[0]["p_yes"], abs=1e-5)
+
+
+def test_an_image_is_encoded_once_while_it_is_in_the_cache(start):
+    for size, encoded in ((2, 2), (1, 3), (0, 3)):
+        with start(cached_images=size) as client:
+            seen = count_images(client)
+            answers = [ask(client, png(seed)).json()["answers"] for seed in (1, 2, 1)]
+            assert len(seen) == encoded and answers[0] == [close_to(item) for item in answers[2]] != answers[1]
+
+
+# Bad input
+
+
+BAD_REQUESTS = {
+    "no questions": ({"questions": None}, "questions: Input should be a valid array"),
+    "no image": ({"image": None}, "image: Input should be a valid bytes"),
+    "no base64": ({"image": "…"}, "image: "),
+    "empty image": ({"image": ""}, "cannot be read as an image"),
+    "text as image": ({"image": base64_of(b"Is it raining?")}, "cannot be read as an image. Readable are AVIF, "),
+    "truncated image": ({"image": base64_of(png()[:100])}, "is damaged"),
+    "large image": ({"image": base64_of(png(size=(100, 100)))}, "100 × 100 pixels; at most 9,000 in all"),
+    "empty list": ({"questions": []}, "questions: List should have at least 1 item"),
+    "200 questions": ({"questions": [RAINING] * 200}, "questions: List should have at most 64 items"),
+    "far too long": ({"questions": ["car " * 600]}, "questions.0: String should have at most 2000 characters"),
+    "no boolean": ({"answer_untaught": "perhaps"}, "answer_untaught: Input should be a valid boolean"),
+}
+
+
+@pytest.mark.parametrize("changes, message", BAD_REQUESTS.values(), ids=BAD_REQUESTS)
+def test_a_bad_request_is_refused_with_the_cause(client, changes, message):
+    body = {"image": base64_of(png()), "questions": [RAINING]} | changes
+    response = client.post("/v1/answer", json=body)
+    assert response.status_code == 422 and message in response.json()["detail"], response.text
+
+
+def test_a_question_without_an_answer_has_a_problem(client):
+    questions = {
+        RAINING: None,
+        " ": "the question '' has no word",
+        "Who am I?": "the model was not taught",
+        "car " * 300: "with its answer, at most 128 tokens are possible",
+        "Is it wet? Is it dark?": "ask them one by one",
+        "Is there an Elephant?": "the model does not know 'Elephant'",
+    }
+    answers = ask(client, questions=list(questions)).json()["answers"]
+    for item, problem in zip(answers, questions.values(), strict=True):
+        assert item["answer"] if problem is None else problem in item["problem"] and item["answer"] is None
+    body = {"image": base64_of(png()), "questions": ["Is there an Elephant?"], "answer_untaught": True}
+    assert client.post("/v1/answer", json=body).json()["answers"][0]["answer"]
+    form = {"questions": body["questions"], "answer_untaught": "true"}
+    assert client.post("/v1/answer", data=form, files={"image": png()}).json()["answers"][0]["answer"]
+
+
+def test_a_bad_body_is_refused(client):
+    def post(content, content_type):
+        response = client.post("/v1/answer", content=content, headers={"content-type": content_type})
+        assert response.json()["detail"]
+        return response.status_code
+
+    assert post(b"{", "application/json") == post(b"[" * 100_000, "application/json") == 422
+    assert post(b"[1]", "application/json") == 422
+    assert "image: Field required" in client.post("/v1/answer", data={"questions": [RAINING]}, files={"a": b"x"}).text
+    assert post(b"x", "text/plain") == 415
+    assert post(b"x", "multipart/form-data") == 400
+    for content_type in ("application/json", "multipart/form-data; boundary=a"):
+        assert post(b"x" * 300_001, content_type) == 413
+        assert post((b"x" * 100_000 for _ in range(4)), content_type) == 413  # without a content-length
+
+
+# Many callers
+
+
+def test_requests_are_answered_one_after_the_other_in_their_order(start, monkeypatch):
+    with start() as client, ThreadPoolExecutor(8) as pool:
+        service, order, busy = client.app.state.service, [], threading.Lock()
+        answer = service.answer
+
+        def record(asked):
+            assert busy.acquire(blocking=False)  # no other request is being answered
+            order.append(asked.questions)
+            answers = answer(asked)
+            busy.release()
+            return answers
+
+        monkeypatch.setattr(service, "answer", record)
+        requests = {seed: pool.submit(ask, client, png(seed), [QUESTIONS[seed % 3]]) for seed in range(8)}
+        for seed, request in requests.items():
+            expected = service.pipe(Image.open(io.BytesIO(png(seed))), QUESTIONS[seed % 3])
+            assert request.result().json()["answers"] == [close_to(item) for item in expected]
+        assert len(order) == 8
+
+
+# Other routes
+
+
+def test_answers_require_the_key(start):
+    with start(api_key="secret") as client:
+        for headers in ({}, {"X-API-Key": "other"}, {"Authorization": "Bearer"}, {"X-API-Key": "é".encode()}):
+            refused = ask(client, headers=headers)
+            assert refused.status_code == 401 and "API key" in refused.json()["detail"]
+        for headers in ({"X-API-Key": "secret"}, {"Authorization": "Bearer secret"}):
+            assert ask(client, headers=headers).status_code == 200
+        assert [client.get(path).status_code for path in ("/healthz", "/docs", "/openapi.json")] == [200] * 3
+
+
+def test_the_docs_page_loads_nothing_from_outside(client):
+    page = client.get("/")
+    linked = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert linked and not any("//" in path for path in linked)
+    assert re.search(r'"validatorUrl": null', page.text)  # a website, which would get the address of this server
+    assert all(client.get(path).status_code == 200 for path in linked)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_any_request_of_the_schema_gets_a_response_of_the_schema(client):
+    schemathesis = pytest.importorskip("schemathesis")
+    from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+    budget = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    [operation] = schemathesis.openapi.from_asgi("/openapi.json", client.app).get_all_operations()
+
+    def probe(case):
+        # Excluded because random bytes are a valid upload, but no image.
+        case.call_and_validate(session=client, excluded_checks=[positive_data_acceptance])
+
+    budget(given(case=operation.ok().as_strategy())(probe))()
