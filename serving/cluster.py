@@ -18,7 +18,6 @@ def load_ray(address: str | None) -> Any:
     asks for a token that only the processes of the command know.
     """
     settings = {
-        "RAY_BACKEND_LOG_LEVEL": "fatal",  # otherwise its messages break up the progress bar of labels
         # On a busy machine the proxy needs longer to start than the default of 5 s, which it gets three times.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
     }

@@ -1,49 +1,41 @@
 """Ask the same questions about very many images, and write the answers as Parquet files.
 
-    sources of images ──→ parts: 200 images, a tar, or a row group of Parquet each
-    parts without a file ──→ Ray Data: actors, each with a pipeline ──→ part-<digest of its sources>.parquet
+    files ──→ Ray Data: a block for 200 images, a tar or a Parquet file ──→ actors, each with a pipeline
+    block ──→ part-<digest of its files>.parquet, which appears complete or not at all
 
-The file of a part appears complete or not at all, and its schema names the sources. The next run labels the sources
-that no file names: it continues a run that was killed, and new images get new parts. A part is named after its
-sources, so a process that outlives a killed run writes only files that the next run would write, too.
+The next run leaves out images, tars and Parquet files that have labels, so it continues a run that was stopped.
 """
 
+import glob
 import hashlib
-import io
 import json
 import os
 import sys
 import uuid
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import tee
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from fsspec.core import url_to_fs
 from PIL import Image
+from pyarrow.fs import FileSelector, FileSystem, LocalFileSystem
 from tqdm import tqdm
 from transformers.utils import cached_file
 
 from ..files import DataError
+from ..image_files import IMAGE_SUFFIXES, escape_brackets, fixed_part, open_image, select_files
 from ..loading import base_of_adapter
 from ..options import option
 from ..pipeline_traffic_vlm import Asked, TrafficVLMPipeline
 from ..question_traffic_vlm import answer_notes
 from .cluster import load_data, load_ray, share_machines, start_ray
 from .options import ModelOptions, read_questions
-from .stored_images import READING_THREADS, count_images, is_temporary, list_input, read_source
 
 
-CLAIM = ".options.json"  # hidden, so that readers of Parquet folders skip it
-ANSWERING_FILES = (
-    *("model*.safetensors", "config.json", "processor_config.json", "tokenizer.json"),
-    *("adapter_model.*", "adapter_config.json"),
-)
+KINDS = {"image": tuple(IMAGE_SUFFIXES), "tar": (".tar", ".tar.gz", ".tgz"), "parquet": (".parquet",)}
 SCHEMA = pa.schema(
     {
         "key": pa.string(),
@@ -64,24 +56,25 @@ class LabelOptions(ModelOptions):
     device: Literal["cpu", "cuda"] | None = option(None, "by default GPUs if the machines have any")
     threads: int = option(2, "CPU cores of an actor")
     ask: list[str] = field(metadata={"help": "a question; repeat the option for more", "action": "extend"})
-    output_dir: str = field(metadata={"help": "folder to write to: a path, or a URL of fsspec"})
+    output_dir: str = field(metadata={"help": "folder to write to: a path, or a URL such as s3://bucket/labels"})
     column: str = option("image", "column of Parquet files with the images: bytes, or a struct with bytes")
     key_column: str | None = option(None, "column of Parquet files to use as key; without it, file and row number")
-    images_per_part: int = option(200, "single images in one file of labels")
+    images_per_part: int = option(200, "single images in one file of labels, on average")
     batch_size: int = option(32, "images in one pass of the model")
-    address: str | None = option(None, "Ray cluster: auto, or ray://host:10001; without it, Ray on this machine")
+    address: str | None = option(None, "Ray cluster of this machine: auto, or host:6379; without it, a new one")
     actors: int | None = option(None, "processes with a model each; without it, as many as have room")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.address and self.address.startswith("ray://"):
+            raise DataError(f"--address {self.address}: run the command on a machine of the cluster, with auto")
         self.output_dir = absolute(self.output_dir)
         if os.path.isdir(self.model):
             self.model = os.path.abspath(self.model)
 
-    def shared(self, source: str) -> dict[str, Any]:
+    def shared(self) -> dict[str, Any]:
         """The options that all labels of a folder share."""
         return {
-            "input": source,
             "questions": sorted(self.ask),
             "weights": weights_digest(self.model),
             "bf16": self.bf16,
@@ -102,155 +95,175 @@ def digest(content: bytes) -> str:
 
 
 def weights_digest(model: str) -> str:
-    """A digest of the files of a model that determine its answers; of a Hub repository, of the cached files."""
-    base = base_of_adapter(model)
-    folder = Path(str(cached_file(model, "adapter_config.json" if base else "config.json"))).parent
-    paths = sorted(path for pattern in ANSWERING_FILES for path in folder.glob(pattern))
-    own = digest(b"".join(path.name.encode() + hashlib.sha256(path.read_bytes()).digest() for path in paths))
-    return f"{own} on {weights_digest(base)}" if base else own
+    """A digest of the weights and settings in a model folder, or in the cached files of a Hub repository."""
+    name = "adapter_config.json" if base_of_adapter(model) else "config.json"
+    folder = Path(str(cached_file(model, name))).parent
+    paths = sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")])
+    return digest(b"".join(path.name.encode() + hashlib.sha256(path.read_bytes()).digest() for path in paths))
 
 
-class Part(NamedTuple):
-    """The sources of one file of labels, all of one kind, and the number of their images, 0 if it is not known."""
+def file_system(url: str) -> tuple[FileSystem, str]:
+    """The file system of an absolute path or a URL, and the path on it. Raises a `DataError`."""
+    try:
+        return FileSystem.from_uri(url) if "://" in url else (LocalFileSystem(), url)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{url}: there is no such file system: {error}") from error
 
-    kind: str
-    sources: list[str]
-    images: int
 
-    def name(self) -> str:
-        """The name of the file: a digest of the sources."""
-        return f"part-{digest(os.fsencode(chr(0).join(self.sources)))}.parquet"
+def list_files(source: str) -> tuple[str, list[str], str]:
+    """The kind of the input ("image", "tar" or "parquet"), its files as paths without "s3://", and a note on others.
+
+    Args:
+        source: an absolute path or a URL of a folder or a file; or of local files, a glob or a list.txt with a path in
+            each line.
+
+    Raises:
+        DataError: no such files, or files of several kinds.
+    """
+    fs, path = file_system(source)
+    if "://" in source:
+        [info] = fs.get_file_info([path])
+        found = [info] if info.is_file else fs.get_file_info(FileSelector(path, allow_not_found=True, recursive=True))
+        names, root = [info.path for info in found if info.is_file], path
+    elif path.endswith(".txt") and os.path.isfile(path):
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+        names = [os.path.join(os.path.dirname(path), line.strip()) for line in lines if line.strip()]
+        return "image", list(dict.fromkeys(names)), ""
+    else:
+        found = [path] if os.path.exists(path) else glob.glob(path, recursive=True) or glob.glob(escape_brackets(path))
+        below = [name for one in found for name in glob.glob(f"{glob.escape(one)}/**", recursive=True)]
+        names = [name for name in {*found, *below} if os.path.isfile(name)]
+        root = os.path.dirname(path) if names == [path] else path if os.path.exists(path) else fixed_part(path)
+    files, left_out = select_files(sorted(names), [end for ends in KINDS.values() for end in ends], root)
+    kinds = Counter(kind for name in files for kind, ends in KINDS.items() if name.lower().endswith(ends))
+    if len(kinds) != 1:
+        listed = ", ".join(f"{count:,} of kind {kind}" for kind, count in sorted(kinds.items())) or "none"
+        message = f"{source}: must hold images, Parquet files or tars, one of these kinds; found {listed}. {left_out}"
+        raise DataError(message.rstrip(" ."))
+    return next(iter(kinds)), files, left_out
 
 
 class LabelFolder:
-    """A folder of labels, local or on any file system of fsspec.
+    """A folder of labels on this machine or on another file system of pyarrow.
 
     Raises:
         DataError: there is no such file system.
     """
 
     def __init__(self, url: str):
-        try:
-            self.fs, self.path = url_to_fs(url, use_listings_cache=False)
-        except (ValueError, ImportError) as error:
-            raise DataError(f"{url}: cannot be written to: {error}") from error
+        self.fs, self.path = file_system(url)
 
-    def files(self, suffix: str) -> list[str]:
-        """The paths of the files with this suffix."""
-        return [name for name in self.fs.find(self.path, maxdepth=1) if name.endswith(suffix)]
+    def names(self) -> set[str]:
+        """The names of the label files."""
+        found = self.fs.get_file_info(FileSelector(self.path, allow_not_found=True))
+        return {info.base_name for info in found if info.base_name.endswith(".parquet")}
 
-    def sources(self) -> set[str]:
-        """The sources that have labels.
+    def check(self, options: dict[str, Any]) -> None:
+        """Raise a `DataError` if a label file of the folder was written with other options, or is none of ours."""
+        for name in sorted(self.names())[:1]:
+            try:
+                metadata = pq.read_schema(f"{self.path}/{name}", filesystem=self.fs).metadata or {}
+                before = json.loads(metadata[b"options"])
+            except (pa.ArrowException, KeyError) as error:
+                raise DataError(f"{self.path}/{name} holds no labels: choose another --output_dir") from error
+            others = [f"{key} {before.get(key)!r}, now {new!r}" for key, new in options.items() if before[key] != new]
+            if others:
+                what = "; ".join(others)
+                raise DataError(f"{self.path} has labels of another run ({what}): choose another --output_dir")
 
-        Raises:
-            DataError: a file is damaged, or was not written by `label`.
-        """
-        with ThreadPoolExecutor(READING_THREADS) as pool:
-            return set().union(*pool.map(self._sources_of, self.files(".parquet")))
+    def keys(self) -> set[str]:
+        """The keys of all labels. Raises a `DataError` if a file is damaged."""
+        found: set[str] = set()
+        for name in self.names():
+            try:
+                table = pq.read_table(f"{self.path}/{name}", columns=["key"], filesystem=self.fs)
+                found.update(table["key"].to_pylist())
+            except pa.ArrowException as error:
+                message = f"{self.path}/{name} is damaged: {error}. Remove it, and its images are labeled again"
+                raise DataError(message) from error
+        return found
 
-    def _sources_of(self, name: str) -> list[str]:
-        try:
-            with self.fs.open(name) as file:
-                return json.loads((pq.read_schema(file).metadata or {})[b"sources"])
-        except (pa.ArrowException, KeyError) as error:
-            problem = f"is damaged: {error}" if isinstance(error, pa.ArrowException) else "holds no labels"
-            raise DataError(f"{name}: {problem}. Remove it, and its images are labeled again") from error
-
-    def write(self, name: str, content: bytes) -> None:
-        """Write a file that appears complete or not at all."""
+    def write(self, name: str, table: pa.Table) -> None:
+        """Write a Parquet file that appears complete or not at all."""
+        self.fs.create_dir(self.path)
         temporary = f"{self.path}/.{uuid.uuid4().hex}.tmp"
-        self.fs.pipe_file(temporary, content)
-        self.fs.mv(temporary, f"{self.path}/{name}")
+        pq.write_table(table, temporary, filesystem=self.fs, compression="zstd")
+        self.fs.move(temporary, f"{self.path}/{name}")
 
 
-def claim(folder: LabelFolder, options: dict[str, Any]) -> None:
-    """Write the options that all files of a folder share.
+def part_name(paths: Sequence[str]) -> str:
+    """The name of the label file of some files."""
+    return f"part-{digest(chr(0).join(paths).encode())}.parquet"
 
-    Raises:
-        DataError: the folder has files with other options, or its .options.json is damaged.
-    """
-    try:
-        before = dict(json.loads(folder.fs.cat_file(f"{folder.path}/{CLAIM}")))
-    except FileNotFoundError:
-        if folder.files(".parquet"):
-            raise DataError(f"{folder.path} has other Parquet files: choose another --output_dir") from None
-        folder.fs.makedirs(folder.path, exist_ok=True)
-        folder.write(CLAIM, json.dumps(options, indent=1).encode())
-        return
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{folder.path}/{CLAIM} is damaged ({error}): choose another --output_dir") from error
-    others = [f"{name} {before.get(name)!r}, now {new!r}" for name, new in options.items() if before.get(name) != new]
-    if others:
-        raise DataError(f"{folder.path} has labels of another run ({'; '.join(others)}): choose another --output_dir")
+
+class StoredImage(NamedTuple):
+    """The bytes of an image file, which may be no image or be missing."""
+
+    key: str
+    content: Any
+
+    def open(self) -> Image.Image:
+        """The image. Raises a ValueError if there is none."""
+        if not isinstance(self.content, bytes):
+            raise DataError("this row has no image")
+        return open_image(self.content, os.path.basename(self.key))
 
 
 class StoredImagePipeline(TrafficVLMPipeline):
     """A pipeline for `StoredImage`s, which its threads open. All answers about a bad image have its problem."""
 
     def preprocess(self, inputs: Asked, region: Any = None) -> Asked:
-        image = inputs.image
         try:
-            return super().preprocess(replace(inputs, image=image.open(), index=None), region)
+            return super().preprocess(replace(inputs, image=inputs.image.open(), index=None), region)
         except (OSError, TypeError, ValueError) as error:
-            if is_temporary(error, image.key):
-                raise
-            problem = to_utf8(str(error) or type(error).__name__)
+            problem = str(error) or type(error).__name__
         # A pass needs pixels for each of its images: here a black image, about which nothing is asked.
         questions = [replace(question, problem=problem) for question in inputs.questions]
         return super().preprocess(replace(inputs, image=Image.new("RGB", (32, 32)), questions=questions))
 
 
-def to_utf8(text: str) -> str:
-    """Replace the bytes of a file name that are not UTF-8 by escapes such as \\xe9: Parquet has only UTF-8."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
 class Labeler:
-    """Labels parts. Ray Data makes one in each actor and calls it; it holds a model."""
+    """Labels blocks. Ray Data makes one in each actor and calls it; it holds a model.
 
-    def __init__(self, options: LabelOptions):
-        self.options, self.folder = options, LabelFolder(options.output_dir)
+    Args:
+        kind: of the input, see `list_files`.
+        prefix: what precedes the paths of blocks in keys, such as "s3://".
+    """
+
+    def __init__(self, options: LabelOptions, kind: str, prefix: str = ""):
+        self.options, self.kind, self.prefix = options, kind, prefix
+        self.folder = LabelFolder(options.output_dir)
         self.pipe = options.load(StoredImagePipeline)
-        self.schema = SCHEMA if options.loaded_thresholds is None else SCHEMA.append(NOT_SURE)
+        schema = SCHEMA if options.loaded_thresholds is None else SCHEMA.append(NOT_SURE)
+        self.schema = schema.with_metadata({"options": json.dumps(options.shared())})
 
-    def __call__(self, row: dict[str, str]) -> dict[str, Any]:
-        """Write the file of a part.
+    def __call__(self, block: pa.Table) -> pa.Table:
+        """Write the label file of a block, unless there is one; one row: "images", and "bad", those with a problem."""
+        images = list(self.images(block))
+        name = part_name(sorted(set(block["path"].to_pylist())))
+        if not images or name in self.folder.names():
+            return pa.table({"images": [len(images)], "bad": [0]})
+        answers = self.pipe(iter(images), self.options.ask, batch_size=self.options.batch_size)
+        found = [[{"key": image.key, **item} for item in items] for image, items in zip(images, answers)]
+        self.folder.write(name, pa.Table.from_pylist([row for rows in found for row in rows], self.schema))
+        bad = sum(any("problem" in row for row in rows) for rows in found)
+        return pa.table({"images": [len(images)], "bad": [bad]})
 
-        Args:
-            row: "part": a `Part` as JSON, which can hold file names that are not UTF-8.
-
-        Returns:
-            "images": their number; "bad": the number of images with a problem; "failure": why the part has no file, or
-            ""; "notes": on images whose pixels were guessed, one per line.
-        """
-        part = Part(*json.loads(row["part"]))
-        with warnings.catch_warnings(record=True) as caught:  # Ray does not show what its processes print
-            try:
-                images = list(self.label(part))
-                self.folder.write(part.name(), self.to_parquet(images, part.sources))
-            except (OSError, FloatingPointError) as error:  # of a network, a disk or the model
-                failure = to_utf8(f"{part.sources[0]}: {str(error) or type(error).__name__}")
-                return {"images": 0, "bad": 0, "failure": failure, "notes": ""}
-        bad = sum(any("problem" in row for row in rows) for rows in images)
-        notes = {str(one.message) for one in caught if "images_traffic_vlm" in one.filename}
-        return {"images": len(images), "bad": bad, "failure": "", "notes": "\n".join(notes)}
-
-    def label(self, part: Part) -> Iterator[list[dict[str, Any]]]:
-        """Yield the rows of each image of a part."""
-        columns = self.options.column, self.options.key_column
-        stored = (image for source in part.sources for image in read_source(part.kind, source, *columns))
-        asked, images = tee(stored)
-        answers = self.pipe(asked, self.options.ask, batch_size=self.options.batch_size)
-        for items, image in zip(answers, images):
-            yield [{"key": to_utf8(image.key), **item} for item in items]
-
-    def to_parquet(self, images: Sequence[list[dict[str, Any]]], sources: list[str]) -> bytes:
-        """A Parquet file of the rows of images, whose schema names the sources."""
-        rows = [row for rows in images for row in rows]
-        schema = self.schema.with_metadata({"sources": json.dumps(sources)})
-        stream = io.BytesIO()
-        pq.write_table(pa.Table.from_pylist(rows, schema), stream, compression="zstd")
-        return stream.getvalue()
+    def images(self, block: pa.Table) -> Iterator[StoredImage]:
+        """Yield the images of a block, which Ray Data has read."""
+        column, key_column = self.options.column, self.options.key_column
+        for number, row in enumerate(block.to_pylist()):
+            path = self.prefix + row["path"]
+            if self.kind == "image":
+                yield StoredImage(path, row["bytes"])
+            elif self.kind == "tar":  # a sample: its files by their suffixes
+                files = {end: content for end, content in row.items() if isinstance(content, bytes)}
+                names = {f"{row['__key__']}.{end}": content for end, content in files.items()}
+                yield from (StoredImage(f"{path}#{name}", names[name]) for name in select_files(names)[0])
+            else:
+                image = row[column]
+                content = image.get("bytes") if isinstance(image, dict) else image
+                yield StoredImage(str(row[key_column]) if key_column else f"{path}#{number}", content)
 
 
 def check_questions(options: LabelOptions) -> list[str]:
@@ -270,112 +283,79 @@ def check_questions(options: LabelOptions) -> list[str]:
     return [question.text for question in questions]
 
 
-def find_parts(source: str, options: LabelOptions) -> tuple[list[Part], int]:
-    """The parts that have no labels yet, and the number of all images, 0 if it is not known. This claims the folder.
+def without_labels(kind: str, files: Sequence[str], prefix: str, folder: LabelFolder) -> list[str]:
+    """The files that have no labels. A tar or Parquet file has them if its label file exists."""
+    if kind == "image":
+        keys = folder.keys()
+        return [file for file in files if prefix + file not in keys]
+    names = folder.names()
+    return [file for file in files if part_name([file]) not in names]
 
-    Raises:
-        DataError: the input or the folder cannot be used.
-    """
-    kind, files, left_out = list_input(source)
-    if left_out:
-        print(left_out, file=sys.stderr)
-    sources = count_images(kind, files, [name for name in (options.column, options.key_column) if name])
-    folder = LabelFolder(options.output_dir)
-    claim(folder, options.shared(source))
-    for name in folder.files(".tmp"):
-        if name.rpartition("/")[2].startswith("."):  # left by a killed writer
-            folder.fs.rm(name)
-    labeled, size = folder.sources(), options.images_per_part if kind == "image" else 1
-    missing = [name for name in sources if name not in labeled]
-    cut = [missing[i : i + size] for i in range(0, len(missing), size)]
-    return [Part(kind, names, sum(sources[name] for name in names)) for names in cut], sum(sources.values())
+
+def read_blocks(data: Any, kind: str, files: Sequence[str], blocks: int, fs: FileSystem, options: LabelOptions) -> Any:
+    """A dataset of Ray that has this number of blocks, each with whole files. Raises a `DataError`: no such column."""
+    data.DataContext.get_current().target_max_block_size = None  # otherwise large blocks would be split
+    # Actors may take all cores, so reading must not wait for one.
+    shared: dict[str, Any] = {"filesystem": fs, "include_paths": True, "num_cpus": 0, "override_num_blocks": blocks}
+    if kind == "image":
+        return data.read_binary_files(files, **shared)
+    if kind == "tar":
+        return data.read_webdataset(files, decoder=None, **shared)
+    names = pq.read_schema(files[0], filesystem=fs).names
+    columns = [name for name in (options.column, options.key_column) if name]
+    for column in columns:
+        if column not in names:
+            raise DataError(f"{files[0]}: has no column {column!r}; its columns are {', '.join(names)}")
+    return data.read_parquet(files, columns=[*columns, "path"], **shared)
 
 
 def label(source: str, options: LabelOptions) -> None:
     """Label what has no labels yet, with the machines of Ray, and print the progress to standard error.
 
     Args:
-        source: see `list_input`.
+        source: see `list_files`; it may be a relative path.
 
     Raises:
         ValueError: the input, the folder, a question or the device cannot be used.
-        OSError: Ray or the model cannot start, or parts cannot be labeled now. Repeating the call tries them again.
+        OSError: Ray or the model does not start, or a file cannot be read or written. Complete files of labels stay.
     """
     options.ask = check_questions(options)
-    parts, total = find_parts(absolute(source), options)
-    if not parts:
+    source = absolute(source)
+    kind, files, left_out = list_files(source)
+    if left_out:
+        print(left_out, file=sys.stderr)
+    folder, prefix = LabelFolder(options.output_dir), source[: source.find("://") + 3] if "://" in source else ""
+    folder.check(options.shared())
+    files = without_labels(kind, files, prefix, folder)
+    if not files:
         print(f"all of {source} is labeled", file=sys.stderr)
         return
-    failed = show_progress(label_parts(parts, options), parts, total)
-    if failed:
-        raise OSError(f"{failed:,} of {len(parts):,} parts are not done; the same command tries them again")
-
-
-def label_parts(parts: Sequence[Part], options: LabelOptions) -> Iterator[dict[str, Any]]:
-    """Yield what `Labeler` reports of each part, in the order in which Ray's actors finish them.
-
-    Raises:
-        ValueError: the machines do not have the device.
-        OSError: Ray or the model does not start, or Ray has failed.
-    """
     ray = load_ray(options.address)
     is_running = ray.is_initialized()  # started by the caller
     if not is_running:
         start_ray(ray, options.address)
     try:
         resources, room = share_machines(ray.nodes(), options.device, options.threads, options.actors or 0)
-        options = replace(
-            options,
-            device="cuda" if "num_gpus" in resources else "cpu",
-            threads=int(resources.get("num_cpus", options.threads)),
-            actors=min(options.actors or room, len(parts)),
+        device, threads = "cuda" if "num_gpus" in resources else "cpu", int(resources.get("num_cpus", options.threads))
+        blocks = -(-len(files) // options.images_per_part) if kind == "image" else len(files)
+        dataset = read_blocks(load_data(), kind, files, blocks, file_system(source)[0], options)
+        reports = dataset.map_batches(
+            Labeler,
+            fn_constructor_args=[replace(options, device=device, threads=threads), kind, prefix],
+            batch_size=None,  # a block
+            batch_format="pyarrow",
+            concurrency=min(options.actors or room, blocks),
+            **resources,
         )
-        if ray.util.client.ray.is_connected():  # by ray://: Ray Data must then run in a process of the cluster
-            remote = ray.remote(num_cpus=0)(Reports).remote(parts, options, resources)
-            yield from iter(lambda: ray.get(remote.next.remote()), None)
-        else:
-            yield from Reports(parts, options, resources).reports
+        bad = 0
+        with tqdm(total=len(files) if kind == "image" else None, unit=" images") as bar:
+            for report in reports.iter_rows():
+                bad += report["bad"]
+                bar.set_postfix_str(f"{bad:,} with a problem", refresh=False)
+                bar.update(report["images"])
     except ray.exceptions.RayError as error:
-        raise OSError(f"Ray has failed; the same command continues from here: {error}") from error
+        last = str(error).strip().splitlines()[-1]
+        raise OSError(f"Ray has failed: {last}. Complete files stay; the same command continues") from error
     finally:
         if not is_running:
             ray.shutdown()
-
-
-class Reports:
-    """The reports of Ray Data's actors, one for each part. `resources` are those of one actor."""
-
-    def __init__(self, parts: Sequence[Part], options: LabelOptions, resources: dict[str, float]):
-        data, rows = load_data(), [{"part": json.dumps(part)} for part in parts]
-        dataset = data.from_items(rows, override_num_blocks=len(rows)).map(  # a block of one row is reported when done
-            Labeler,
-            fn_constructor_args=[options],
-            compute=data.ActorPoolStrategy(size=options.actors),
-            **resources,
-        )
-        self.reports = iter(dataset.iter_rows())
-
-    def next(self) -> dict[str, Any] | None:
-        """The next report; None after the last one."""
-        return next(self.reports, None)
-
-
-def show_progress(reports: Iterable[dict[str, Any]], parts: Sequence[Part], total: int) -> int:
-    """Show the progress of `label_parts`, and return how many parts could not be done.
-
-    Args:
-        total: number of images, also of those that earlier runs have labeled; 0 if it is not known.
-    """
-    bad = failed = 0
-    noted = {""}
-    with tqdm(total=total or None, initial=total - sum(part.images for part in parts), unit=" images") as bar:
-        for count, report in enumerate(reports, 1):
-            bad, failed = bad + report["bad"], failed + bool(report["failure"])
-            for message in {report["failure"], *report["notes"].split("\n")} - noted:
-                bar.write(message, file=sys.stderr)
-                noted.add(message)
-            if not total:  # an estimate: further tars have as many images as those so far
-                bar.total = round((bar.n + report["images"]) / count * len(parts))
-            bar.set_postfix_str(f"{bad:,} with a problem", refresh=False)
-            bar.update(report["images"])
-    return failed

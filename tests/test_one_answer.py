@@ -2,6 +2,7 @@
 
 import json
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -15,7 +16,7 @@ for name in ("fastapi_offline", "gradio", "httpx", "ray"):
 from starlette.testclient import TestClient  # noqa: E402
 from transformers import AutoModel, AutoProcessor, pipeline  # noqa: E402
 
-from traffic_vlm.serving.labeling import Labeler, LabelOptions, find_parts  # noqa: E402
+from traffic_vlm.serving.labeling import Labeler, LabelOptions  # noqa: E402
 from traffic_vlm.serving.page import Page  # noqa: E402
 from traffic_vlm.serving.service import Settings, build_app  # noqa: E402
 
@@ -76,11 +77,8 @@ def test_service(expected):
 
 
 def test_labels(expected, tmp_path):
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "crossing.jpg").write_bytes(PHOTOGRAPH.read_bytes())
     options = LabelOptions(model=str(ROOT), device="cpu", ask=QUESTIONS, output_dir=str(tmp_path / "labels"))
-    [part], total = find_parts(str(tmp_path / "images"), options)
-    report = Labeler(options)({"part": json.dumps(part)})
-    assert report["images"] == total == 1 and not report["bad"]
+    block = pa.table({"bytes": [PHOTOGRAPH.read_bytes()], "path": [str(PHOTOGRAPH)]})
+    assert Labeler(options, "image")(block).to_pylist() == [{"images": 1, "bad": 0}]
     rows = pq.read_table(options.output_dir).to_pylist()
     assert [{name: row[name] for name in ("question", "answer", "score", "p_yes")} for row in rows] == expected

@@ -161,7 +161,6 @@ def test_a_signal_stops_the_service_and_nothing_is_left(server):
     server.process.send_signal(signal.SIGTERM)
     output = server.process.communicate(timeout=60)[0].splitlines()
     assert server.process.returncode == 0 and output[-1] == "stopped"
-    assert all("Set ray log level" in line for line in output[:-1])
     psutil.wait_procs(started, timeout=10)
     assert not [process for process in started if process.is_running()] and not os.listdir(server.folder)
     os.rmdir(server.folder)
