@@ -1,8 +1,6 @@
-"""A video with questions and answers below every frame, and for each question a strip that fills with time."""
+"""A video with the time, the questions and their answers as text below every frame."""
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,9 @@ from .timeline import clock_time
 
 SUFFIXES = (".mp4", ".mov", ".mkv")
 MAX_SIDE, MIN_SIDE = 1280, 320  # pixels: limits of the longer and of the shorter side of a frame
+MIN_WIDTH, MARGIN, FONT_SIZE, LINE = 400, 10, 14, 20  # pixels
 TIME_BASE = Fraction(1, 90_000)
-FIRST_SPAN = 60.0  # seconds that the strips hold at first if the duration is unknown
-# Pixels, and rows: most questions fit into MIN_COLUMN, and up to COLUMN_ROWS questions stay in one column.
-MIN_COLUMN, COLUMN_ROWS, MARGIN, STRIP_HEIGHT = 400, 8, 10, 14
-PLAIN, DIM, BACKGROUND, TRACK, CURSOR = "#ebebeb", "#a0a0a0", "#181818", "#363636", "#ffffff"
-NO_EVENT = "#8a94a0"
+TEXT, BACKGROUND = "#ebebeb", "#181818"
 
 
 def video_size(width: int, height: int) -> tuple[int, int]:
@@ -37,40 +32,22 @@ def check_path(path: Path) -> None:
         raise DataError(f"--video {path}: must end in {', '.join(SUFFIXES)}")
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What a frame shows of one question.
-
-    Attributes:
-        answer: as text.
-        level: 0..1, how high the strip is filled.
-        color: of the event that the frame belongs to; None outside of events.
-    """
-
-    answer: str
-    level: float
-    color: str | None = None
-
-
 class AnnotatedVideo:
     """Writes an H.264 video, or MPEG-4 without libx264. After a kill, all but the last seconds can be played.
 
     Args:
         path: a .mp4, .mov or .mkv file.
-        questions: Q questions; all are shown.
         rate: frames per second, a hint to players. Every frame has its own time stamp.
-        duration: seconds; None if unknown.
 
     Raises:
         DataError: the file has another type, or cannot be written. `add` and `close` raise it, too.
     """
 
-    def __init__(self, path: Path, questions: Sequence[str], rate: float, duration: float | None = None):
+    def __init__(self, path: Path, rate: float):
         check_path(path)
-        self.path, self.questions, self.duration = path, list(questions), duration
+        self.path = path
         self.rate = Fraction(rate).limit_denominator(1001)
         self.stream: Any = None  # opened with the first frame, whose size it needs
-        self.panel: Panel | None = None
         self.last, self.is_broken = -1, False  # time stamp of the last frame; whether writing failed
         options = {"flush_packets": "1"}
         if path.suffix.lower() != ".mkv":
@@ -81,14 +58,9 @@ class AnnotatedVideo:
             raise DataError(f"--video {path}: cannot be written: {error.strerror}") from error
         self.container = av.open(f"file:{path}", "w", options=options)
 
-    def add(self, seconds: float, picture: Image.Image, rows: Sequence[Row]) -> None:
-        """Write an RGB frame, with Q rows below it."""
-        if self.panel is None:
-            self.panel = Panel(self.questions, max(picture.width, MIN_COLUMN), self.duration)
-        panel = self.panel.draw(seconds, rows)
-        image = Image.new("RGB", (panel.width, picture.height + panel.height), BACKGROUND)
-        image.paste(picture, ((panel.width - picture.width) // 2, 0))
-        image.paste(panel, (0, picture.height))
+    def add(self, seconds: float, picture: Image.Image, lines: Sequence[str]) -> None:
+        """Write an RGB frame, with lines of text below it."""
+        image = with_text(picture, [clock_time(seconds), *lines])
         if self.stream is None:
             self._start(*image.size)
         frame = av.VideoFrame.from_image(image)
@@ -125,74 +97,12 @@ class AnnotatedVideo:
             raise DataError(f"--video {self.path}: cannot be written: {error.strerror}") from error
 
 
-class Panel:
-    """Draws the time, and for each question its answer and a strip: the answers so far, from 0 to the duration.
-
-    If the duration is unknown, strips are squeezed to half their width whenever they are full.
-
-    Args:
-        width: even, in pixels.
-        duration: seconds; None if unknown.
-    """
-
-    def __init__(self, questions: Sequence[str], width: int, duration: float | None = None):
-        self.duration, self.span = duration, duration or FIRST_SPAN
-        columns = max(1, min(width // MIN_COLUMN, -(-len(questions) // COLUMN_ROWS)))
-        column = width // columns
-        size = 14 if column < 1.5 * MIN_COLUMN else 17
-        self.font, self.line = ImageFont.load_default(size), round(1.4 * size)
-        self.inner = column - 2 * MARGIN  # the width of a strip
-        rows, row_height, top = -(-len(questions) // columns), self.line + STRIP_HEIGHT + 6, self.line + 6
-        # Top left corners of the rows.
-        self.corners = [
-            (index // rows * column + MARGIN, top + index % rows * row_height) for index in range(len(questions))
-        ]
-        height = top + rows * row_height + 4
-        self.base = Image.new("RGB", (width, height + height % 2), BACKGROUND)
-        draw = ImageDraw.Draw(self.base)
-        legend = shorten("strips: probability; in color: events", self.font, width - 2 * MARGIN - 11 * size)
-        draw.text((width - MARGIN, 3), legend, DIM, self.font, anchor="ra")
-        for corner, question in zip(self.corners, questions):
-            draw.text(corner, shorten(question, self.font, 0.66 * self.inner), PLAIN, self.font)
-        self.strips = [Image.new("RGB", (self.inner, STRIP_HEIGHT), TRACK) for _ in questions]
-        self.last: tuple[int, Sequence[Row]] = (0, [])  # x and rows of the last frame
-
-    def draw(self, seconds: float, rows: Sequence[Row]) -> Image.Image:
-        """The panel, RGB, at a time in seconds, which must not decrease."""
-        while seconds > self.span:
-            self._squeeze()
-        cursor = min(self.inner - 1, int(seconds / self.span * self.inner))
-        start, last_rows = self.last
-        for strip, row in zip(self.strips, last_rows):  # an answer holds until the next frame
-            top = round((1 - row.level) * STRIP_HEIGHT)
-            if cursor > start and top < STRIP_HEIGHT:
-                strip.paste(row.color or NO_EVENT, (start, top, cursor, STRIP_HEIGHT))
-        self.last = cursor, rows
-        image = self.base.copy()
-        draw = ImageDraw.Draw(image)
-        whole = f" of {clock_time(self.span)}" if self.duration else ""
-        draw.text((MARGIN, 3), clock_time(seconds) + whole, PLAIN, self.font)
-        for (left, top), strip, row in zip(self.corners, self.strips, rows):
-            answer = shorten(row.answer, self.font, 0.32 * self.inner)
-            draw.text((left + self.inner, top), answer, row.color or PLAIN, self.font, anchor="ra")
-            top += self.line
-            image.paste(strip, (left, top))
-            draw.rectangle((left + cursor - 1, top - 2, left + cursor + 1, top + STRIP_HEIGHT + 1), CURSOR)
-        return image
-
-    def _squeeze(self) -> None:
-        self.span *= 2
-        for index, strip in enumerate(self.strips):
-            half = strip.resize((self.inner // 2, STRIP_HEIGHT), Image.Resampling.BOX)
-            self.strips[index] = Image.new("RGB", strip.size, TRACK)
-            self.strips[index].paste(half, (0, 0))
-        self.last = self.last[0] // 2, self.last[1]
-
-
-def shorten(text: str, font: Any, width: float) -> str:
-    """One line of text that is at most `width` pixels wide, with an ellipsis if it had to be cut."""
-    line = " ".join(text.split())
-    if font.getlength(line) <= width:
-        return line
-    length = bisect_left(range(len(line)), True, key=lambda end: font.getlength(line[: end + 1] + "…") > width)
-    return line[:length].rstrip() + "…"
+def with_text(picture: Image.Image, lines: Sequence[str]) -> Image.Image:
+    """A picture of even size, RGB, with lines of text below it; what is wider than the picture is cut off."""
+    width, height = max(picture.width, MIN_WIDTH), picture.height + LINE * len(lines) + MARGIN
+    image = Image.new("RGB", (width + width % 2, height + height % 2), BACKGROUND)
+    image.paste(picture, ((width - picture.width) // 2, 0))
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(FONT_SIZE)
+    for number, line in enumerate(lines):
+        draw.text((MARGIN, picture.height + 4 + LINE * number), " ".join(line.split()), TEXT, font)
+    return image

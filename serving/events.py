@@ -7,7 +7,6 @@ The answer to one frame holds until the next frame. A "yes" shorter than `shorte
 than `shortest` does not end one. Answers in words are treated the same way: "red" is an event, "none" is not.
 """
 
-from collections import deque
 from dataclasses import dataclass, replace
 
 from ..answer_kind_traffic_vlm import NONE
@@ -57,7 +56,6 @@ class EventDetector:
             raise ValueError(f"the shortest duration must be 0 seconds or more, got {shortest}")
         self.on, self.off, self.shortest = on, off, shortest
         self.event: Event | None = None
-        self._ended: deque[Event] = deque(maxlen=2)  # no more than two reach into the last `shortest` seconds
         self._latest = Event(0.0, None, 0.0, answer="")  # the latest answer, "" for "no" and "none"
         self._left = 0.0  # seconds, where another answer last followed that of the current event
 
@@ -100,15 +98,7 @@ class EventDetector:
 
     def _end(self, event: Event, seconds: float, is_cut: bool = False) -> Event:
         self.event = None
-        self._ended.append(replace(event, end=seconds, is_cut=is_cut))
-        return self._ended[-1]
-
-    def event_at(self, seconds: float) -> Event | None:
-        """The event at a time; final for times at least `shortest` seconds before the last update."""
-        for event in (self.event, *self._ended):
-            if event is not None and event.start <= seconds < (float("inf") if event.end is None else event.end):
-                return event
-        return None
+        return replace(event, end=seconds, is_cut=is_cut)
 
     def close(self, seconds: float) -> list[Event]:
         """End the video at a time, and the current event with it."""

@@ -79,7 +79,6 @@ def draw_timeline(
     questions: Sequence[str],
     events: Sequence[tuple[str, Event]],
     thresholds: Sequence[Sequence[float]],
-    colors: AnswerColors,
     path: Path,
 ) -> None:
     """Draw a PNG with one row per question: its P(yes) or score, thresholds and events.
@@ -88,6 +87,7 @@ def draw_timeline(
         events: (question, event) for every event, each with an end.
         thresholds: on P(yes), for each question; empty for a question answered in words.
     """
+    colors = AnswerColors()
     seconds, low, mean, high = read_curves(timeline, len(questions))
     figure = Figure(figsize=(8, 0.9 + 0.85 * len(questions)), layout="constrained")
     rows = figure.subplots(len(questions), 1, sharex=True, squeeze=False)[:, 0]

@@ -9,19 +9,14 @@
 
 import math
 import re
-import struct
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import av
-from av.stream import Disposition
 from av.video.reformatter import Interpolation, VideoReformatter
 from PIL import Image
 from PIL.Image import Transpose
@@ -34,32 +29,16 @@ from ..images_traffic_vlm import Region
 MAX_PIXELS = 8192 * 8192  # per frame: twice an 8K video
 DEFAULT_RATE = 25.0  # frames per second of images, and of videos that declare no rate
 TIMEOUT = 10.0  # seconds without data after which a stream counts as lost
-# By how much a complete video may be shorter than its duration: in frames if the file declares that of the pictures,
-# otherwise in seconds, as the duration may be that of a longer sound, or estimated.
-TOLERANCE_FRAMES = 1.5
-TOLERANCE = 1.5
 CAMERA_FORMATS = {"linux": "v4l2", "darwin": "avfoundation", "win32": "dshow"}
 # These send at their own pace, whether frames are read or not. HTTP sends as fast as it is read.
 LIVE_PROTOCOLS = ("rtsp", "rtsps", "rtmp", "rtmps", "rtp", "srt", "tcp", "udp")
 MOVING_SUFFIXES = (".gif", ".apng")  # Pillow and FFmpeg both read them; FFmpeg reads all of their frames
-STILLS = Disposition.attached_pic | Disposition.still_image | Disposition.timed_thumbnails
-COUNTED_PACKETS = 1000  # of a file whose streams do not declare their number of frames
 # Bicubic, with colors at full resolution: within half a level of the image processor.
 RESIZE = (
     Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
 )
-# How a frame is turned upright, by the signs of its display matrix: (x, y) is shown at (ax + cy, bx + dy).
-ORIENTATIONS = {  # (a, b, c, d)
-    (-1, 0, 0, 1): Transpose.FLIP_LEFT_RIGHT,
-    (1, 0, 0, -1): Transpose.FLIP_TOP_BOTTOM,
-    (-1, 0, 0, -1): Transpose.ROTATE_180,
-    (0, 1, 1, 0): Transpose.TRANSPOSE,
-    (0, -1, -1, 0): Transpose.TRANSVERSE,
-    (0, -1, 1, 0): Transpose.ROTATE_90,
-    (0, 1, -1, 0): Transpose.ROTATE_270,
-}
 ROTATIONS = {90: Transpose.ROTATE_90, 180: Transpose.ROTATE_180, 270: Transpose.ROTATE_270}
-SIDEWAYS = (Transpose.ROTATE_90, Transpose.ROTATE_270, Transpose.TRANSPOSE, Transpose.TRANSVERSE)
+SIDEWAYS = (Transpose.ROTATE_90, Transpose.ROTATE_270)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +106,7 @@ class Source:
             if tick <= last_tick:
                 continue
             last_tick = tick
-            turn = orientation(pixels)
+            turn = ROTATIONS.get(pixels.rotation % 360)  # as phones record sideways and note it
             sides = (pixels.height, pixels.width) if turn in SIDEWAYS else (pixels.width, pixels.height)
             if picture_size is not None and shape is None:
                 shape = picture_size(*sides)
@@ -142,19 +121,6 @@ class Source:
         self.broken += 1
         if self.broken == 1:
             self.problems.append(f"{self.name}: frames that cannot be read are skipped; the first error: {error}")
-
-
-def orientation(pixels: av.VideoFrame) -> Transpose | None:
-    """How to turn a frame upright, as phones record sideways or mirrored and note it; None if it is upright."""
-    try:
-        matrix: Any = pixels.side_data.get("DISPLAYMATRIX")  # type: ignore[call-overload]
-    except ValueError:  # PyAV cannot list the side data of frames with EXIF, but reads the angle
-        return ROTATIONS.get(pixels.rotation % 360)
-    if matrix is None:
-        return None
-    a, b, _, c, d, *_ = struct.unpack("=9i", bytes(matrix))
-    half = max(abs(a), abs(b), abs(c), abs(d)) / 2
-    return ORIENTATIONS.get(tuple((value > half) - (value < -half) for value in (a, b, c, d)))
 
 
 def resize(
@@ -235,7 +201,7 @@ class VideoSource(Source):
         self.is_live = is_camera(name) or name.partition("://")[0].lower() in LIVE_PROTOCOLS
         self.container = self._open()
         try:
-            self.stream = self._choose_stream()
+            self.stream = self._find_stream()
         except DataError:
             self.container.close()
             raise
@@ -268,42 +234,21 @@ class VideoSource(Source):
             reason = getattr(error, "strerror", None) or type(error).__name__
             raise DataError(f"{self.name}: {problem}: {reason}") from None
 
-    def _choose_stream(self) -> Any:
-        """The video stream with the most frames, the first of equal ones. Others are thumbnails or covers."""
-        streams = [stream for stream in self.container.streams.video if stream.codec_context is not None]
-        if not streams:
+    def _find_stream(self) -> Any:
+        stream = self.container.streams.best("video")
+        if stream is None or stream.codec_context is None:
             found = ", ".join(sorted({stream.type for stream in self.container.streams})) or "nothing"
             raise DataError(f"{self.name}: has no video stream that can be decoded, only {found}")
-        moving = [stream for stream in streams if not stream.disposition & STILLS] or streams
-        stream = moving[0]
-        if len(moving) > 1:
-            counts = self._count_frames(moving)
-            stream = max(moving, key=lambda one: counts[one.index])
         decoder = stream.codec_context
-        size = f"{decoder.width} x {decoder.height}"
         if decoder.width * decoder.height > MAX_PIXELS:
+            size = f"{decoder.width} x {decoder.height}"
             raise DataError(f"{self.name}: {size} pixels are more than {MAX_PIXELS:,}, the limit")
-        if len(streams) > 1:
-            number = streams.index(stream) + 1
-            self.notes.append(f"{self.name}: has {len(streams)} video streams; only number {number} ({size}) is read")
         decoder.options = {"max_pixels": str(MAX_PIXELS)}  # for later frames, whose size may differ
         return stream
 
-    def _count_frames(self, streams: list[Any]) -> Counter[int]:
-        """Number of frames by index of the stream: as declared, or in the first packets if a stream declares none."""
-        counts = Counter({stream.index: stream.frames for stream in streams})
-        if all(counts.values()) or not Path(self.address).is_file():
-            return counts
-        packets: Counter[int] = Counter()
-        with self._open() as container, suppress(av.error.FFmpegError):  # damage is reported when it is read
-            for packet in islice(container.demux(*container.streams.video), COUNTED_PACKETS):
-                packets[packet.stream_index] += bool(packet.size)
-        return packets
-
     def decode(self) -> Iterator[tuple[int, float, av.VideoFrame]]:
-        index, seconds, end = -1, 0.0, 0.0
+        index, seconds = -1, 0.0
         last: float | None = None
-        start = self.stream.start_time or 0
         base = float(self.stream.time_base)  # read now: the frames that follow an error do not have it
         with self.container:
             for index, pixels in enumerate(self._decode_packets()):
@@ -313,11 +258,11 @@ class VideoSource(Source):
                 elif index:  # no time stamp, or a smaller one: a second recording in the file starts at 0 again
                     seconds += 1 / self.rate
                 last = stamp
-                if pixels.pts is not None:  # the last frame of a recorded screen can last for seconds
-                    end = max(end, (pixels.pts - start + (pixels.duration or 0)) * base)
                 yield index, seconds, pixels
-            # Called before the container is closed, which frees the stream.
-            self._check_end(index + 1, max(end, seconds + 1 / self.rate))
+        if self.is_live:
+            self.problems.append(f"{self.name}: the camera or stream ended after {seconds + 1 / self.rate:.1f} s")
+        elif index < 0:
+            self.problems.append(f"{self.name}: no frame can be decoded")
 
     def _decode_packets(self) -> Iterator[av.VideoFrame]:
         for packet in self._read_packets():
@@ -339,32 +284,3 @@ class VideoSource(Source):
                 self.problems.append(f"{self.name}: reading stopped: {reason}")
                 yield None  # the decoder returns the frames that it holds
                 return
-
-    def _check_end(self, frames: int, seconds: float) -> None:
-        """Describe what is missing at the end."""
-        if self.is_live:
-            self.problems.append(f"{self.name}: the camera or stream ended after {seconds:.1f} s")
-        elif not frames:
-            self.problems.append(f"{self.name}: no frame can be decoded")
-        elif self.duration is not None:
-            declared = self._declared_seconds()
-            tolerance = TOLERANCE if declared is None else TOLERANCE_FRAMES / self.rate
-            estimated = self.stream.duration and float(self.stream.duration * self.stream.time_base)
-            whole = declared or estimated or self.duration
-            if seconds < whole - tolerance:
-                self.problems.append(
-                    f"{self.name}: the end is missing: {seconds:.1f} s of {whole:.1f} s ({frames} frames) were read"
-                )
-
-    def _declared_seconds(self) -> float | None:
-        """The duration of the pictures as the file declares it, even if its end is missing; None if it does not.
-
-        FFmpeg estimates the duration of other formats from the last time stamps.
-        """
-        stream, file_format = self.stream, self.container.format.name
-        if "matroska" in file_format:
-            match = re.fullmatch(r"(\d+):(\d+):([\d.]+)", stream.metadata.get("DURATION", ""))  # from 0
-            end = match and 3600 * int(match[1]) + 60 * int(match[2]) + float(match[3])
-            return end and end - float((stream.start_time or 0) * stream.time_base)
-        ticks = {"avi": stream.frames, "mov,mp4,m4a,3gp,3g2,mj2": stream.duration}.get(file_format)
-        return float(ticks * stream.time_base) if ticks else None

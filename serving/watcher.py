@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -24,21 +23,20 @@ from typing import Any, ClassVar
 from tqdm import tqdm
 
 from ..answer_kind_traffic_vlm import NONE
-from ..files import DataError, atomic_write, atomic_write_text
+from ..files import DataError, atomic_write_text
 from ..options import option
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from ..question_form_traffic_vlm import question_form
 from ..question_traffic_vlm import answer_notes, answer_text
-from .annotation import AnnotatedVideo, Row, check_path, video_size
-from .events import TOLERANCE, Event, EventDetector
+from .annotation import AnnotatedVideo, check_path, video_size
+from .events import Event, EventDetector
 from .options import ModelOptions, read_questions
-from .timeline import AnswerColors, CsvLog, clock_time, draw_timeline
+from .timeline import CsvLog, clock_time, draw_timeline
 from .video import Frame, Source, open_source
 
 
 LIVE_CAPACITY = 4  # frames of a live source that wait for the model; more would only be older
 SILENCE = 20.0  # seconds without a frame after which a live source counts as lost; FFmpeg may notice earlier
-MAX_PENDING = 64  # frames that wait until it is known whether they belong to an event
 FILES = ("timeline.csv", "events.csv", "timeline.png", "summary.json")
 COLUMNS = ("frame", "time", "question", "answer", "score", "p_yes")
 EVENT_COLUMNS = ("question", "answer", "start", "end", "peak", "is_cut")
@@ -156,8 +154,7 @@ def batch_frames(frames: Iterator[Frame], size: int, should_stop: Callable[[], A
 class Recorder:
     """Writes timeline, events and annotated video; the files can be read at any moment.
 
-    events.csv gets each event when it ends. `close` sorts the file by start; after a kill it is in the order of ends.
-    Frames of the video wait until it is known whether they belong to an event, so it shows events from their start.
+    events.csv gets each event when it ends.
 
     Args:
         options: `output_dir` is an existing folder without files of an earlier run.
@@ -174,8 +171,6 @@ class Recorder:
         self.ended_by = "an error"
         self.events: list[tuple[str, Event]] = []  # those that have ended
         self.detectors = [options.detector(question) for question in self.questions]
-        self.colors = AnswerColors()
-        self.pending: deque[tuple[Frame, Sequence[Item]]] = deque()
         not_sure = () if options.loaded_thresholds is None else ("not_sure",)
         self.event_columns = EVENT_COLUMNS + not_sure
         self.timeline = CsvLog(self.folder / "timeline.csv", COLUMNS + not_sure)
@@ -189,9 +184,10 @@ class Recorder:
             for question, item, detector in zip(self.questions, row, self.detectors):
                 words = item["answer"] or NONE if item["p_yes"] is None else None
                 self._record(question, detector.update(frame.seconds, level_of(item), words))
-            if self.video is not None:
-                self.pending.append((frame, row))
-                self._draw_until(frame.seconds - self.options.shortest)
+            if self.video is not None and frame.picture is not None:
+                # The answer comes first: a long question is cut off.
+                lines = [f"{answer_text(item)}  {question}" for question, item in zip(self.questions, row)]
+                self.video.add(frame.seconds, frame.picture, lines)
 
     def _record(self, question: str, changes: Sequence[Event]) -> None:
         """Print the events of a question that have begun or ended, and write those that have ended."""
@@ -212,31 +208,16 @@ class Recorder:
         row = {"question": question, **asdict(event), "not_sure": not_sure}
         return {name: row[name] for name in self.event_columns}
 
-    def _draw_until(self, seconds: float) -> None:
-        """Draw the pending frames up to a time, whose events are known, and the oldest of more than MAX_PENDING."""
-        while self.pending and (self.pending[0][0].seconds <= seconds + TOLERANCE or len(self.pending) > MAX_PENDING):
-            frame, items = self.pending.popleft()
-            if self.video is None or frame.picture is None:
-                continue
-            rows = []
-            for item, detector in zip(items, self.detectors):
-                event = detector.event_at(frame.seconds)
-                level = level_of(item) if event or item["p_yes"] is not None else 0.0
-                rows.append(Row(answer_text(item), level, self.colors[event.answer] if event else None))
-            self.video.add(frame.seconds, frame.picture, rows)
-
     def close(self) -> None:
         """End the current events and complete all files. Each step runs even if another fails."""
         self.elapsed = time.monotonic() - self.start
         with ExitStack() as steps:  # runs the last one first
             if self.frames:
                 steps.callback(self._draw_timeline)
-            steps.callback(self._sort_events)
             steps.callback(self.timeline.close)
             steps.callback(self.log.close)
             if self.video is not None:
                 steps.callback(self.video.close)
-            steps.callback(self._draw_until, float("inf"))
             steps.callback(self._end_events)
 
     def _end_events(self) -> None:
@@ -244,17 +225,10 @@ class Recorder:
         for question, detector in zip(self.questions, self.detectors):
             self._record(question, detector.close(end))
 
-    def _sort_events(self) -> None:
-        self.events.sort(key=lambda pair: (pair[1].start, self.questions.index(pair[0])))
-        with atomic_write(self.folder / "events.csv") as temporary:
-            log = CsvLog(temporary, self.event_columns)
-            log.add(self._event_row(question, event) for question, event in self.events)
-            log.close()
-
     def _draw_timeline(self) -> None:
         limits = [self.options.event_limits(text) if question_form(text).is_yes_no else () for text in self.questions]
         picture = self.folder / "timeline.png"
-        draw_timeline(self.folder / "timeline.csv", self.questions, self.events, limits, self.colors, picture)
+        draw_timeline(self.folder / "timeline.csv", self.questions, self.events, limits, picture)
 
     def write_summary(self, source: Source) -> None:
         """Write summary.json, and its main figures to standard error; call `close` first."""
@@ -325,7 +299,7 @@ def watch(
     source = open_source(name, options.frame_rate)
     source.notes += [f"{question.text!r}: {note}" for question in read for note in answer_notes(question.answer())]
     rate = min(source.rate, options.fps or source.rate)
-    video = AnnotatedVideo(options.video, texts, rate, source.duration) if options.video else None
+    video = AnnotatedVideo(options.video, rate) if options.video else None
     for file in FILES:  # only now, when the new run can start
         (options.output_dir / file).unlink(missing_ok=True)
     recorder = Recorder(texts, options, rate, video)

@@ -9,33 +9,25 @@ import numpy as np
 RATE = 10
 
 
-def encode(path, pictures, rate=RATE, codec="libx264", options=None, matrix=None, thumbnails=(), disposition=0):
+def encode(path, pictures, rate=RATE, codec="libx264", matrix=None):
     """Write arrays uint8 [H,W,3] as a video of the type that the file's suffix names.
 
     Args:
         matrix: a, b, c, d of the display matrix: (x, y) is shown at (ax + cy, bx + dy).
-        thumbnails: pictures of a first video stream before this one, of this disposition.
     """
     import av
 
-    with av.open(str(path), "w", options=options or {}) as container:
-        streams = []
-        for shown, name in ((thumbnails, "mjpeg" if disposition else "mpeg4"), (pictures, codec)):
-            if len(shown):
-                stream = container.add_stream(name, rate=rate)
-                stream.height, stream.width = shown[0].shape[:2]
-                stream.pix_fmt = "yuvj420p" if name == "mjpeg" else "yuv420p"
-                stream.codec_context.gop_size = 5
-                streams.append((stream, shown))
-        if len(thumbnails):
-            streams[0][0].disposition = disposition
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=rate)
+        stream.height, stream.width = pictures[0].shape[:2]
+        stream.pix_fmt = "yuv420p"
+        stream.codec_context.gop_size = 5
         if matrix is not None:
             a, b, c, d = (part << 16 for part in matrix)
-            streams[-1][0].set_display_matrix((a, b, 0, c, d, 0, 0, 0, 1 << 30))
-        for stream, shown in streams:
-            for picture in shown:
-                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture)))
-            container.mux(stream.encode())
+            stream.set_display_matrix((a, b, 0, c, d, 0, 0, 0, 1 << 30))
+        for picture in pictures:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture)))
+        container.mux(stream.encode())
     return path
 
 

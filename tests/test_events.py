@@ -72,9 +72,6 @@ def test_events_and_gaps_are_long_enough(probabilities, shortest):
         assert after.start - before.end >= shortest - 1e-6
 
 
-LIGHTS = ["red", "yellow", "green", "none"]
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -96,20 +93,3 @@ def test_answers_in_words_are_events(words, expected):
     changes = [detector.update(index / RATE, 0.9, text) for index, text in enumerate(words)]
     changes.append(detector.close(len(words) / RATE))
     assert [event for event in itertools.chain(*changes) if event.end is not None] == expected
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.lists(st.sampled_from(LIGHTS), min_size=1, max_size=60), st.sampled_from([0.0, 0.25, 0.5]))
-def test_the_event_at_a_time_is_known_soon(words, shortest):
-    """`shortest` seconds later, it is the one that the list of all events has."""
-    detector, known, over = EventDetector(shortest=shortest), {}, []
-    for index, text in enumerate(words):
-        over += detector.update(index / RATE, 0.9, text)
-        for earlier in range(index + 1):
-            if earlier not in known and (index - earlier) / RATE >= shortest - 1e-6:
-                known[earlier] = detector.event_at(earlier / RATE)
-    over = [event for event in over + detector.close(len(words) / RATE) if event.end is not None]
-    for index in range(len(words)):
-        [expected] = [event.answer for event in over if event.start <= index / RATE < event.end] or [None]
-        found = known[index] if index in known else detector.event_at(index / RATE)
-        assert (found and found.answer) == expected
