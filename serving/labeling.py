@@ -336,7 +336,8 @@ def label(source: str, options: LabelOptions) -> None:
         start_ray(ray, options.address)
     try:
         resources, room = share_machines(ray.nodes(), options.device, options.threads, options.actors or 0)
-        device, threads = "cuda" if "num_gpus" in resources else "cpu", int(resources.get("num_cpus", options.threads))
+        device: Literal["cpu", "cuda"] = "cuda" if "num_gpus" in resources else "cpu"
+        threads = int(resources.get("num_cpus", options.threads))
         blocks = -(-len(files) // options.images_per_part) if kind == "image" else len(files)
         dataset = read_blocks(load_data(), kind, files, blocks, file_system(source)[0], options)
         reports = dataset.map_batches(

@@ -246,10 +246,12 @@ def test_bad_questions_are_refused_before_anything_is_written(model, tmp_path):
 
 @pytest.fixture(scope="module")
 def ray():
-    module = load_ray(None)
-    start_ray(module, None)
-    yield module
-    module.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # this process has imported Ray without a token
+        module = load_ray(None)
+        start_ray(module, None)
+        yield module
+        module.shutdown()
 
 
 @pytest.mark.slow
