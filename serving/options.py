@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -71,7 +71,7 @@ class ModelOptions:
         dtype = torch.float32 if device.type == "cpu" and not self.bf16 else torch.bfloat16
         model = load_weights(self.model, dtype=dtype).eval()
         processor = load_processor(self.model)
-        settings = {"thresholds": self.loaded_thresholds, "region": self.part_of_image}
+        settings: dict[str, Any] = {"thresholds": self.loaded_thresholds, "region": self.part_of_image}
         settings |= {"answer_untaught": self.answer_untaught, "min_score": self.min_score}
         try:
             return pipeline(model, processor=processor, device=device, **settings)
