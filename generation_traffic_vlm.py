@@ -63,10 +63,6 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         if holds_image(past_key_values):
             self._check_cached_image(past_key_values, kwargs)
         self._check_padding(ids, kwargs)
-        if self.graphs is not None:
-            text = self.recorded_text(ids, generation_config, kwargs)
-            if text is not None:
-                return text
         return super().generate(inputs, generation_config, **kwargs)
 
     def _encode_images_once(self, ids: torch.Tensor | None, kwargs: dict[str, Any]) -> None:

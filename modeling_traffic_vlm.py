@@ -70,10 +70,8 @@ from .checks_traffic_vlm import (
     padding_mask,
 )
 from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
-from .fusing_traffic_vlm import fuse
+from .fast_traffic_vlm import Checksum, Fast
 from .generation_traffic_vlm import MAX_NEW_TOKENS, TrafficVLMGenerationMixin
-from .graphs_traffic_vlm import Graphs
-from .greedy_traffic_vlm import recorded_text
 from .scoring_traffic_vlm import (
     EncodedImages,
     attention_maps,
@@ -81,8 +79,6 @@ from .scoring_traffic_vlm import (
     height_and_width,
     question_logits,
     question_states,
-    weights_digest,
-    weights_state,
     yes_probability,
 )
 from .vision_traffic_vlm import TrafficVLMVisionModel
@@ -173,7 +169,7 @@ def is_bfloat16_slow(device: torch.device) -> bool:
 class TrafficVLMPreTrainedModel(PreTrainedModel):
     """Base class of all models: loading, attention backends and access to the decoder."""
 
-    graphs: Any = None  # CUDA graphs, after `fuse_for_inference` of the full model
+    fast: Fast | None = None  # while passes are fast
     config_class: Any = TrafficVLMConfig
     base_model_prefix = "model"
     input_modalities: tuple[str, ...] = ("image", "text")
@@ -215,13 +211,39 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
         if isinstance(module, TrafficVLMHeadLinear):  # the library knows all other modules
             init.normal_(module.weight, std=self.config.get_text_config().initializer_range)
 
-    def fuse_for_inference(self) -> "TrafficVLMPreTrainedModel":
-        """Make passes without gradients on a CPU faster: batch normalization folded, weights in oneDNN's layout.
+    def weights_version(self) -> str:
+        """Checksum of the weights without those of a head; see `Checksum`."""
+        if self.fast is not None and self.fast.is_checked():
+            return self.fast.version[0]
+        return self.base_model.checksum([self.base_model])
 
-        Outputs change by rounding only. Saving, training and moving the model work as before.
+    def fast_context(self) -> Fast:
+        """A context, to enter as often as needed, in which passes without gradients are faster; see `Fast`."""
+        return Fast(self)
+
+    def fuse_for_inference(self) -> "TrafficVLMPreTrainedModel":
+        """Make passes without gradients faster from now until `train()`: as in `fast_context`, which is never left.
+
+        On a CUDA GPU, images and questions become CUDA graphs, in which hooks do not run. A graph is recorded when its
+        shape comes for the second time.
         """
-        fuse(self)
+        if self.fast is None:
+            self.fast_context().start()
         return self
+
+    def train(self, mode: bool = True) -> "TrafficVLMPreTrainedModel":
+        """As in torch; training mode undoes `fuse_for_inference`."""
+        if mode and self.fast is not None:
+            self.fast.stop()
+        return super().train(mode)
+
+    @property
+    def graphs(self) -> Any:
+        """CUDA graphs of the current weights; None on a CPU, and while passes are not fast."""
+        if self.fast is None:
+            return None
+        self.fast.check()
+        return self.fast.graphs
 
     def get_decoder(self) -> "TrafficVLMTextModel":
         """The text decoder of any of the models."""
@@ -254,6 +276,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         self.norm = TrafficVLMRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.gradient_checkpointing = False
+        self.checksum = Checksum()
         self.post_init()
 
     @takes_cache
@@ -293,6 +316,8 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
             ValueError: invalid shapes or values; the message names what was expected and what came.
         """
         output_attentions = kwargs.get("output_attentions", self.config.output_attentions)
+        if self.fast is not None:
+            self.fast.check()
         masks = (attention_mask, position_ids, segment_ids)
         check_decoder_inputs(self.config, input_ids, inputs_embeds, *masks, past_key_values, output_attentions)
         check_no_other_cache(kwargs)
@@ -415,7 +440,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         self.vision_tower = build_tower(config.vision_config)
         self.projector = nn.Linear(config.vision_config.hidden_size, config.text_config.hidden_size)
         self.text_model = TrafficVLMTextModel._from_config(config.text_config)
-        self._version: tuple[list[Any] | None, str] = None, ""  # state and digest of the weights that encode images
+        self.checksum = Checksum()
         self.post_init()
 
     @can_return_tuple
@@ -429,6 +454,8 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         Raises:
             ValueError: pixels of another shape, or pixels that are not normalized: integers, beyond ±10, NaN.
         """
+        if self.fast is not None:
+            self.fast.check()
         self.check_pixels(pixel_values)
         check_quantized(self.projector, self.vision_tower.dtype)
         outputs = self.vision_tower(pixel_values.to(self.vision_tower.dtype), return_dict=True, **kwargs)
@@ -445,26 +472,13 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
 
     def encode(self, pixel_values: torch.Tensor, attention_mask: torch.Tensor | None = None) -> EncodedImages:
         """Encode pixels [I,3,H,W]: vision tower, then keys and values of every decoder layer, with gradients."""
-        if self.graphs is not None and attention_mask is None:
+        if attention_mask is None and (graphs := self.graphs) is not None:
             self.check_pixels(pixel_values)
-            if (images := self.graphs.encode(pixel_values)) is not None:
+            if (images := graphs.encode(pixel_values)) is not None:
                 return images
         image_tokens = self.get_image_features(pixel_values, return_dict=True).pooler_output
         key_values = self.text_model.project_image_tokens(image_tokens)
         return EncodedImages(key_values, attention_mask=attention_mask, pixel_values=pixel_values)
-
-    def weights_version(self) -> str:
-        """Digest of the weights that encode images: tower, projector, and projections of the image in each layer.
-
-        It is computed again only after they have changed.
-        """
-        cross_attention = [layer.cross_attn for layer in self.text_model.layers]
-        parts = [self.vision_tower, self.projector, *(p for c in cross_attention for p in c.image_projections)]
-        state, digest = weights_state(parts), self._version[1]
-        if state != self._version[0]:
-            digest = weights_digest(parts)
-            self._version = state, digest
-        return digest
 
     def choose_images(
         self,
@@ -629,10 +643,6 @@ class TrafficVLMFullModel(TrafficVLMPreTrainedModel):
         """As `TrafficVLMModel.get_image_features`."""
         return self.model.get_image_features(pixel_values, **kwargs)
 
-    def weights_version(self) -> str:
-        """As `TrafficVLMModel.weights_version`."""
-        return self.model.weights_version()
-
 
 class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMFullModel, TrafficVLMGenerationMixin):
     """The full model with the language-model head: `generate()`, `score_yes_no()`, `attention_maps()`.
@@ -648,7 +658,6 @@ class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMFull
     _tied_weights_keys = {"lm_head.weight": "model.text_model.embed_tokens.weight"}
 
     question_logits = question_logits
-    recorded_text = recorded_text
 
     def __init__(self, config: TrafficVLMConfig):
         super().__init__(config)
@@ -657,15 +666,6 @@ class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMFull
         # The library's default of 20 truncates sentences; 256, that of pipelines, exceeds max_position_embeddings.
         self.generation_config.max_new_tokens = MAX_NEW_TOKENS
         self.post_init()
-
-    def fuse_for_inference(self) -> "TrafficVLMForConditionalGeneration":
-        """As in the base class; on a CUDA GPU, images, questions and greedy texts become CUDA graphs.
-
-        A graph is recorded when its shape comes for the second time. Hooks do not run in graphs.
-        """
-        super().fuse_for_inference()
-        self.graphs = self.model.graphs = Graphs(self)
-        return self
 
     @takes_cache
     @can_return_tuple

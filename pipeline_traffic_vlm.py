@@ -17,7 +17,7 @@ for reading a question and for what counts as its answer are in `question_traffi
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, takewhile
@@ -117,8 +117,8 @@ class TrafficVLMPipeline(Pipeline):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        if hasattr(self.model, "fuse_for_inference"):
-            self.model.fuse_for_inference()
+        # Never a changed model: its passes are fast while this pipeline asks it. Exported graphs have no such context.
+        self.fast: Any = self.model.fast_context() if hasattr(self.model, "fast_context") else nullcontext()
         self.text_config = self.model.config.get_text_config()
         self._questions: dict[tuple[Any, ...], Question] = {}
 
@@ -249,7 +249,8 @@ class TrafficVLMPipeline(Pipeline):
         """
         region = self._preprocess_params.get("region") if region is None else region
         pixels = self.processor(images=image, region=region, return_tensors="pt")["pixel_values"]
-        return self.model.encode_images(pixels.to(self.device))
+        with self.fast:
+            return self.model.encode_images(pixels.to(self.device))
 
     def read_question(self, text: str, answer_untaught: bool | None = None) -> Question:
         """A question, checked and tokenized. The last ones are kept: the same are usually asked about many images.
@@ -325,12 +326,16 @@ class TrafficVLMPipeline(Pipeline):
         if self.model.training:
             raise ValueError("the model is in training mode, which changes its answers: call model.eval() first")
         find_threshold: Callable[[str], Any] = getattr(thresholds, "for_question", lambda text: thresholds)
-        encoded = self._encode(rows)
         pairs = [(image, question) for image, row in enumerate(rows) for question in row.questions]
         items = [question.answer(problem=question.problem) for _, question in pairs]
         asked = [i for i, (_, question) in enumerate(pairs) if question.problem is None]
         prompts = [[question for question in row.questions if question.problem is None] for row in rows]
-        for i, (p, margin) in zip(asked, self._score(encoded, prompts)):
+        in_words = [i for i in asked if generate_words and not pairs[i][1].form.is_yes_no]
+        with self.fast:
+            encoded = self._encode(rows)
+            scores = self._score(encoded, prompts)
+            words = self._generate(encoded, [pairs[i] for i in in_words], streamer)
+        for i, (p, margin) in zip(asked, scores):
             question = pairs[i][1]
             form, more = question.form, {}
             if form.is_yes_no:
@@ -338,8 +343,7 @@ class TrafficVLMPipeline(Pipeline):
             if margins:
                 more["margin"] = -margin if form.is_negated else margin
             items[i] = question.answer(**more)
-        in_words = [i for i in asked if generate_words and not pairs[i][1].form.is_yes_no]
-        for i, (answer, score) in zip(in_words, self._generate(encoded, [pairs[i] for i in in_words], streamer)):
+        for i, (answer, score) in zip(in_words, words):
             items[i] |= pairs[i][1].answer_in_words(answer, score, min_score)
         found = iter(items)
         return [[next(found) for _ in row.questions] for row in rows]

@@ -4,9 +4,7 @@ P(yes) = softmax([l_no, l_yes] / temperature)[1], where l_no and l_yes are the l
 token of a question. Logits are computed at these tokens only.
 """
 
-import hashlib
 import threading
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,9 +27,6 @@ from .checks_traffic_vlm import (
 
 logger = logging.get_logger(__name__)
 
-# What a module of PEFT keeps outside its tensors, and what decides which adapters it adds.
-ADAPTER_STATE = ("_disable_adapters", "_active_adapter", "merged_adapters", "scaling")
-
 
 def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
     """Height and width of images or patches from a configuration, where one number means a square."""
@@ -50,7 +45,7 @@ class EncodedImages:
     Attributes:
         key_values: for each decoder layer the keys and values of I images, each [I,K,P,D]; with `image_latent_size`
             the latents [I,1,P,image_latent_size] and values of width 0.
-        weights_version: digest of the weights that computed them, so that a model rejects images encoded by other
+        weights_version: checksum of the weights that computed them, so that a model rejects images encoded by other
             weights; None disables the check.
         attention_mask: [I,P], 0 at hidden image tokens; None if all are visible.
         pixel_values: [I,3,H,W] as given; an assistant model encodes them with its own vision tower.
@@ -164,46 +159,6 @@ class EncodedImages:
 torch.serialization.add_safe_globals([EncodedImages])  # for `torch.load`, which otherwise refuses classes
 
 
-def weights_state(parts: Sequence[torch.nn.Module]) -> list[Any]:
-    """A list that differs after a change of the weights, buffers or active adapters of modules.
-
-    It is cheap, as no values are read: torch counts the changes in place of each tensor, except those through `.data`.
-    """
-    state: list[Any] = []
-    for module in (module for part in parts for module in part.modules()):
-        # As module.parameters() and module.buffers(), which are slower.
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is not None and not tensor.is_meta:  # offloaded weights are other tensors after each pass
-                state += (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
-        state += adapter_state(module)
-    return state
-
-
-def weights_digest(parts: Sequence[torch.nn.Module]) -> str:
-    """SHA-256 of the weights, buffers and active adapters of modules: the same in every process that has loaded them.
-
-    Offloaded weights cannot be read here: the digest is then a random one.
-    """
-    digest = hashlib.sha256()
-    for part in parts:
-        for name, value in part.state_dict().items():
-            if not isinstance(value, torch.Tensor):  # of a quantized layer
-                digest.update(f"{name} {value}".encode())
-            elif value.is_meta:
-                return uuid.uuid4().hex
-            else:
-                digest.update(f"{name} {describe(value)}".encode())
-                digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-        digest.update(str([adapter_state(module) for module in part.modules()]).encode())
-    return digest.hexdigest()
-
-
-def adapter_state(module: torch.nn.Module) -> list[str]:
-    """What decides which adapters a module of PEFT adds, which is not in its tensors; empty for other modules."""
-    state = module.__dict__
-    return [str(state.get(name)) for name in ADAPTER_STATE] if "_disable_adapters" in state else []
-
-
 @torch.no_grad()
 def encode_images(
     model: Any, pixel_values: torch.Tensor, encoder_attention_mask: torch.Tensor | None = None
@@ -217,8 +172,8 @@ def encode_images(
             "encode_images in training mode: batch normalization mixes the images, and asking later gives other "
             "answers than in evaluation. Call model.eval() first."
         )
-    images = model.model.encode(pixel_values, encoder_attention_mask)
-    return replace(images, weights_version=model.model.weights_version())
+    version = model.model.weights_version()  # first, so that it need not wait for a GPU that encodes
+    return replace(model.model.encode(pixel_values, encoder_attention_mask), weights_version=version)
 
 
 def question_states(
@@ -293,9 +248,9 @@ def question_logits(
                 raise ValueError("labels must be -100 at the tokens of questions; a row has no such token.")
     check_prompt_ends(question_states(input_ids, attention_mask, question_ends), text_config.eos_token_id)
     text = {"attention_mask": attention_mask, "position_ids": position_ids, "segment_ids": segment_ids}
-    logits = None
-    if model.graphs is not None:
-        logits = model.graphs.answer(images, image_of_row, input_ids, question_ends, **text)
+    logits, graphs = None, model.graphs
+    if graphs is not None:
+        logits = graphs.answer(images, image_of_row, input_ids, question_ends, **text)
     if logits is None:
         moved = {name: None if tensor is None else tensor.to(images.device) for name, tensor in text.items()}
         chosen = {"encoded_images": images, "image_index": image_index}

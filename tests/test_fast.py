@@ -1,0 +1,214 @@
+"""Faster passes give the answers of the model's own, before and after its weights change, and leave it unchanged."""
+
+import copy
+import pickle
+import weakref
+
+import pytest
+import torch
+from PIL import Image
+
+from tiny import TINY_TEXT, TINY_TOWER
+from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
+from traffic_vlm.fast_traffic_vlm import Checksum, is_supported, pack_convolution
+from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
+from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
+from traffic_vlm.vision_traffic_vlm import TrafficVLMConvNorm
+
+
+IDS = torch.tensor([[1, 9, 30, 41], [1, 12, 7, 5]])
+PIXELS = torch.randn(2, 3, 256, 256, generator=torch.Generator().manual_seed(0))
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch is built without oneDNN")
+
+
+@pytest.fixture
+def model() -> TrafficVLMForConditionalGeneration:
+    torch.manual_seed(0)
+    model = TrafficVLMForConditionalGeneration(TrafficVLMConfig(TINY_TOWER, TINY_TEXT))
+    for norm in (module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)):
+        norm.running_mean.uniform_(-0.5, 0.5)
+        norm.running_var.uniform_(0.5, 2.0)
+    return model.eval()
+
+
+def logits(model, **kwargs) -> torch.Tensor:
+    with torch.no_grad():
+        return model(IDS, PIXELS.to(model.dtype), **kwargs).logits[..., 1:].float()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_outputs_change_by_rounding_only(model, dtype):
+    exact = logits(copy.deepcopy(model).double())
+    model = model.to(dtype)
+    if not is_supported(model.lm_head.weight):
+        pytest.skip("this CPU has no bfloat16 instructions")
+    own = logits(model)
+    fused = logits(model.fuse_for_inference())
+    assert not torch.equal(fused, own)  # other products
+    assert (fused - exact).abs().mean() < 1.5 * (own - exact).abs().mean()
+
+
+@pytest.mark.parametrize(("kernel_size", "stride", "groups"), [(1, 1, 1), (1, 2, 1), (1, 1, 16), (5, 2, 16)])
+def test_a_packed_convolution_gives_the_same(kernel_size, stride, groups):
+    torch.manual_seed(0)
+    block = TrafficVLMConvNorm(16, 16, kernel_size, stride, groups).eval()
+    x = torch.randn(2, 16, 9, 11)  # not with channels last
+    with torch.no_grad():
+        torch.testing.assert_close(pack_convolution(block)(x), block(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_weights_suit_all_image_sizes(dtype, capfd):
+    block = TrafficVLMConvNorm(1152, 320).eval().to(dtype)
+    if not is_supported(block[0].weight):
+        pytest.skip("this CPU has no bfloat16 instructions")
+    packed = pack_convolution(block)
+    for shape in ((1, 1152, 8, 8), (2, 1152, 8, 8), (1, 1152, 10, 10)):
+        x = torch.randn(shape).to(dtype).contiguous(memory_format=torch.channels_last)
+        with torch.no_grad(), torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
+            y = packed(x)
+        assert y.is_contiguous(memory_format=torch.channels_last)
+    log = capfd.readouterr().out
+    assert ",exec," in log and "reorder,simple:any" not in log  # oneDNN's slowest way to change a layout
+
+
+def traces(model) -> list[list[str]]:
+    """Attributes of each module and model; a faster pass would be one more."""
+    return [list(vars(module)) for module in model.modules()]
+
+
+def test_the_context_leaves_no_trace(model):
+    before, weights, own = traces(model), copy.deepcopy(model.state_dict()), logits(model)
+    fast = model.fast_context()
+    with pytest.raises(ZeroDivisionError), fast:
+        with fast:  # again, as in another thread
+            assert not torch.equal(logits(model), own)
+        assert not torch.equal(logits(model), own) and traces(model) != before
+        raise ZeroDivisionError
+    assert traces(model) == before and torch.equal(logits(model), own)
+    assert weights.keys() == model.state_dict().keys()
+    assert all(torch.equal(one, weights[name]) for name, one in model.state_dict().items())
+    packed = [weakref.ref(run) for _, run in fast.packed.values()]
+    assert len(packed) > 20 and packed[0]() is not None
+    del fast
+    assert not any(one() for one in packed)
+
+
+def test_training_after_asking_gives_the_same_weights(model, processor):
+    asked, pipelines = copy.deepcopy(model), []
+    for one in (model, asked):
+        optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+        for _ in range(2):
+            one.train()(IDS, PIXELS, labels=IDS).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            one.eval()
+            if one is asked:
+                before = traces(asked)
+                pipelines.append(TrafficVLMPipeline(model=asked, processor=processor, device="cpu"))
+                pipelines[0](Image.new("RGB", (60, 40)), ["Is there a car?", "What is ahead?"])
+                assert traces(asked) == before
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, asked.state_dict()[name]), name
+
+
+def replace_data(weight):
+    weight.data = weight.data * 1.5
+
+
+def replace_parameter(model):
+    model.model.projector.weight = torch.nn.Parameter(model.model.projector.weight * 1.5)
+
+
+def replace_module(model):
+    model.model.projector = copy.deepcopy(model.model.projector)
+    model.model.projector.weight.data *= 1.5
+
+
+CHANGES = {
+    "in place": lambda model: model.model.projector.weight.mul_(1.5),
+    "data in place": lambda model: model.model.projector.weight.data.mul_(1.5),
+    "other data": lambda model: replace_data(model.model.projector.weight),
+    "other parameter": replace_parameter,
+    "other module": replace_module,
+    "statistics": lambda model: model.model.vision_tower.convolutions.stem[1].running_mean.add_(1.0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@torch.no_grad()
+def test_changed_weights_count_in_the_next_answer(model, change):
+    fast, fused = model.fast_context(), copy.deepcopy(model).fuse_for_inference()
+    with fast:
+        old, encoded = logits(model), model.encode_images(PIXELS)
+    logits(fused)
+    for one in (model, fused):
+        change(one)
+    expected = logits(model)
+    assert (expected - old).abs().max() > 1e-2
+    with fast:
+        torch.testing.assert_close(logits(model), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits(fused), expected, atol=1e-4, rtol=1e-4)
+    for one in (model, fused):
+        with pytest.raises(ValueError, match="weights that have changed"):
+            one(IDS, encoded_images=encoded)
+
+
+@torch.no_grad()
+def test_adapters_that_are_switched_or_merged_count(model, processor):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(model, config).eval()
+    vqa = TrafficVLMPipeline(model=adapted, processor=processor, device="cpu")
+
+    def ask(pipe=vqa):
+        [item] = pipe(Image.new("RGB", (60, 40)), "Is there a car?", answer_untaught=True, margins=True)
+        return item["margin"]
+
+    with_adapter = ask()
+    with adapted.disable_adapter():
+        without = ask()
+    assert abs(with_adapter - without) > 1e-3 and ask() == with_adapter
+    merged = adapted.merge_and_unload()
+    fresh = TrafficVLMPipeline(model=copy.deepcopy(merged), processor=processor, device="cpu")
+    assert ask() == ask(fresh) == pytest.approx(with_adapter, abs=1e-4)
+    merged.get_decoder().layers[0].mlp.down_proj.weight.data.zero_()
+    assert abs(ask() - with_adapter) > 1e-3
+
+
+def test_weights_that_are_elsewhere_are_left_alone(model):
+    checksum, part = Checksum(), model.model.projector
+    assert checksum([part]) == Checksum()([copy.deepcopy(part)]) != checksum([part.to(torch.bfloat16)])
+    version = checksum([part.to("meta"), model.lm_head])
+    assert version == Checksum()([model.lm_head])
+
+
+def test_changed_weights_are_packed_again(model):
+    logits(model.fuse_for_inference())
+    other = copy.deepcopy(model)
+    logits(other)  # a copy packs its own weights, before they change
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.1)
+        next(module for module in other.modules() if isinstance(module, torch.nn.BatchNorm2d)).running_mean.add_(1.0)
+    plain = TrafficVLMForConditionalGeneration(model.config).eval()
+    plain.load_state_dict(other.state_dict())
+    torch.testing.assert_close(logits(other), logits(plain), atol=1e-4, rtol=1e-4)
+    assert (logits(other) - logits(model)).abs().max() > 1e-2
+
+
+def test_training_moving_and_saving_work_as_before(model, tmp_path):
+    own = model.state_dict()
+    model.fuse_for_inference()
+    logits(model)
+    assert model.state_dict().keys() == own.keys()
+    model.save_pretrained(tmp_path)
+    assert pickle.loads(pickle.dumps(model)).state_dict().keys() == own.keys()
+    model.train()(IDS, PIXELS, labels=IDS).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.model.vision_tower.parameters())
+    assert not any("forward" in vars(module) for module in model.modules())  # train() has undone it
+    half = model.eval().half().fuse_for_inference()  # oneDNN has no float16 on CPUs: the own passes are used
+    assert logits(half).isfinite().all()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert model.float()(IDS, PIXELS).logits.dtype == torch.bfloat16
