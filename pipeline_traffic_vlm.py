@@ -6,9 +6,10 @@
     #  {"question": "What color is the traffic light?", "answer": "red", "score": 0.84, "p_yes": None}]
 
     images ── opened and resized in threads, while the previous batch is answered ── encoded once ─┐
-    questions ── read once each: form, words, problem ─────────────────────────────────────────┴→ one packed pass
-        ─┬─ yes/no question: yes from p_yes >= 0.5, or from its threshold
-         └─ otherwise: words are generated, of the kind that the question asks for
+    questions ── read once each: form, words, problem ─────────────────────────────────────────────┤
+        ┌──────────────────────────────────────────────────────────────────────────────────────────┘
+        ├─ yes/no questions: one packed pass; yes from p_yes >= 0.5, or from its threshold
+        └─ others: words are generated, of the kind that the question asks for
 
 Everything that asks the model asks through this class: scripts, page, service, labels, video and evaluation. The rules
 for reading a question and for what counts as its answer are in `question_traffic_vlm.py`, which needs no torch.
@@ -329,13 +330,13 @@ class TrafficVLMPipeline(Pipeline):
         pairs = [(image, question) for image, row in enumerate(rows) for question in row.questions]
         items = [question.answer(problem=question.problem) for _, question in pairs]
         asked = [i for i, (_, question) in enumerate(pairs) if question.problem is None]
-        prompts = [[question for question in row.questions if question.problem is None] for row in rows]
+        scored = [i for i in asked if margins or pairs[i][1].form.is_yes_no]
         in_words = [i for i in asked if generate_words and not pairs[i][1].form.is_yes_no]
         with self.fast:
             encoded = self._encode(rows)
-            scores = self._score(encoded, prompts)
+            scores = self._score(encoded, [pairs[i] for i in scored])
             words = self._generate(encoded, [pairs[i] for i in in_words], streamer)
-        for i, (p, margin) in zip(asked, scores):
+        for i, (p, margin) in zip(scored, scores):
             question = pairs[i][1]
             form, more = question.form, {}
             if form.is_yes_no:
@@ -375,21 +376,23 @@ class TrafficVLMPipeline(Pipeline):
                     raise ValueError("it was encoded by another model, or by weights that have changed since")
         return parts[0] if len(parts) == 1 else type(parts[0]).join(parts)
 
-    def _score(self, encoded: Any, asked: list[list[Question]]) -> list[tuple[float, float]]:
-        """P(yes) and l_yes - l_no of each question, from one packed pass.
+    def _score(self, encoded: Any, asked: Sequence[tuple[int, Question]]) -> list[tuple[float, float]]:
+        """P(yes) and l_yes - l_no of each question (image, question), from one packed pass.
 
         Raises:
             FloatingPointError: a logit is NaN or infinite.
         """
-        questions = [question for row in asked for question in row]
-        if not questions:
+        if not asked:
             return []
-        inputs = self.processor.lay_out([[one.input_ids for one in row] for row in asked], packed=True)
+        prompts: list[list[Any]] = [[] for _ in range(len(encoded))]
+        for image, question in asked:
+            prompts[image].append(question.input_ids)
+        inputs = self.processor.lay_out(prompts, packed=True)
         # Of all images, [Q,V]: exported graphs return one tensor for each packed row, the model one for each image.
         logits = torch.cat(list(self.model.question_logits(**inputs.to(self.device), encoded_images=encoded)))
         yes, no = self.text_config.yes_token_id, self.text_config.no_token_id
         margins = (logits[:, yes].float() - logits[:, no].float()).tolist()
-        for question, margin in zip(questions, margins):
+        for (_, question), margin in zip(asked, margins):
             if not math.isfinite(margin):
                 raise FloatingPointError(f"the model answers {question.text!r:.80} with l_yes - l_no = {margin}")
         return list(zip(self.model.yes_probability(logits).tolist(), margins))
@@ -400,6 +403,9 @@ class TrafficVLMPipeline(Pipeline):
         """Greedy answers in words to questions (image, question), each with the geometric mean of its probabilities.
 
         The mean is over the words and the end: the probability of a whole sentence is always near 0.
+
+        Raises:
+            FloatingPointError: a logit is NaN or infinite.
         """
         limit = self.text_config.max_position_embeddings  # of a question with its answer
         new_tokens = self.model.generation_config.max_new_tokens
@@ -430,6 +436,8 @@ class TrafficVLMPipeline(Pipeline):
             scores = (log_p.masked_fill(~is_word, 0.0).sum(-1) / is_word.sum(-1)).exp().tolist()
             texts = self.processor.batch_decode(tokens, skip_special_tokens=True)
             for i, text, score in zip(group, texts, scores):
+                if not math.isfinite(score):
+                    raise FloatingPointError(f"the model answers {asked[i][1].text!r} with a probability of {score}")
                 answers[i] = text, score
         return answers
 

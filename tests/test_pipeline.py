@@ -326,6 +326,16 @@ def test_one_pass_answers_all_questions_and_each_is_tokenized_once(vqa, processo
     assert len(texts) == len(asked)
 
 
+def test_only_yes_no_questions_are_scored(vqa, pictures, monkeypatch):
+    calls, score = [], vqa.model.question_logits
+    monkeypatch.setattr(vqa.model, "question_logits", lambda **inputs: calls.append(score(**inputs)) or calls[-1])
+    first = vqa(pictures, [[COLOR], [COLOR, CAR], [AHEAD]], batch_size=3)[0]
+    assert [[len(one) for one in logits] for logits in calls] == [[0, 1, 0]]
+    assert vqa(pictures[0], COLOR) == approximately(first) and len(calls) == 1
+    with_margin = vqa(pictures[0], COLOR, margins=True)
+    assert len(calls) == 2 and with_margin[0].pop("margin") and with_margin == approximately(first)
+
+
 def test_threads_and_copies_answer_alike(processor, pictures):
     vqa = TrafficVLMPipeline(model=tiny_model(), processor=processor, device="cpu", min_score=0)
     expected = [vqa(picture, QUESTIONS) for picture in pictures]
@@ -420,5 +430,6 @@ def test_a_model_that_cannot_answer_is_an_error(vqa, pictures, monkeypatch):
     finally:
         vqa.model.eval()
     monkeypatch.setattr(vqa.model, "compute_logits", lambda states: torch.full((*states.shape[:-1], 500), torch.nan))
-    with pytest.raises(FloatingPointError, match="Is there a car"):
-        vqa(pictures[0], CAR)
+    for question, match in ((CAR, "Is there a car"), (COLOR, "What color is the traffic light")):
+        with pytest.raises(FloatingPointError, match=match):
+            vqa(pictures[0], question)
