@@ -294,7 +294,9 @@ def without_labels(kind: str, files: Sequence[str], prefix: str, folder: LabelFo
 
 def read_blocks(data: Any, kind: str, files: Sequence[str], blocks: int, fs: FileSystem, options: LabelOptions) -> Any:
     """A dataset of Ray that has this number of blocks, each with whole files. Raises a `DataError`: no such column."""
-    data.DataContext.get_current().target_max_block_size = None  # otherwise large blocks would be split
+    context = data.DataContext.get_current()
+    context.target_max_block_size = None  # otherwise large blocks would be split
+    context.use_datasource_v2 = False  # its blocks are not whole files, and its listing waits for a core
     # Actors may take all cores, so reading must not wait for one.
     shared: dict[str, Any] = {"filesystem": fs, "include_paths": True, "num_cpus": 0, "override_num_blocks": blocks}
     if kind == "image":

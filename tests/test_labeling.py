@@ -261,30 +261,37 @@ def test_each_kind_of_input_gives_the_same_labels_and_its_keys(model, tmp_path, 
     write_tar(tmp_path / "tars/a.tar", {name: CONTENTS[name] for name in ("0.png", "1.png")} | OTHERS)
     rest = {name: CONTENTS[name] for name in ("2.png", "3.png", "4.png")}
     write_tar(tmp_path / "tars/b.tar.gz", rest | {"c/bad.png": b"no image"}, "w:gz")
-    contents = {**CONTENTS, "bad.png": b"no image"}
-    structs = [{"bytes": content, "path": None} for content in contents.values()]
-    pq.write_table(pa.table({"picture": structs, "id": [*contents]}), tmp_path / "in.parquet", row_group_size=2)
-    table = tmp_path / "in.parquet"
-    keys = {"0.png": "0", "bad.png": "5"}
-    for number, (source, options, files, key) in enumerate(
+    contents, tables = {**CONTENTS, "bad.png": b"no image"}, tmp_path / "tables"
+    tables.mkdir()
+    for name, part in (("a", slice(4)), ("b", slice(4, 6))):
+        structs = [{"bytes": content, "path": None} for content in [*contents.values()][part]]
+        table = pa.table({"picture": structs, "id": [*contents][part]})
+        pq.write_table(table, tables / f"{name}.parquet", row_group_size=2)
+    keys = {"0.png": "a.parquet#0", "3.png": "a.parquet#3", "4.png": "b.parquet#0", "bad.png": "b.parquet#1"}
+    for number, (source, options, key) in enumerate(
         [
-            (images, {}, 2, f"{images}/0.png"),
-            (tmp_path / "tars", {}, 2, f"{tmp_path}/tars/a.tar#0.png"),
-            (table, {"column": "picture", "key_column": "id"}, 1, "0.png"),
-            (table, {"column": "picture"}, 1, f"{table}#0"),
+            (images, {}, f"{images}/0.png"),
+            (tmp_path / "tars", {}, f"{tmp_path}/tars/a.tar#0.png"),
+            (tables, {"column": "picture", "key_column": "id"}, "0.png"),
+            (tables, {"column": "picture"}, f"{tables}/a.parquet#0"),
         ]
     ):
         output = tmp_path / f"out{number}"
         label(str(source), label_options(output, model, QUESTIONS, **options))
-        assert len(list(output.iterdir())) == files
-        labels, expected = read(output), read(tmp_path / "out0")
-        for name, same in expected.items():
-            found = labels[keys.get(name, name[0]) if key.endswith(".parquet#0") else name]
-            assert name != "0.png" or found[0]["key"] == key
-            assert [row["answer"] for row in found] == [row["answer"] for row in same]
+        assert len(list(output.iterdir())) == 2
+        rows = {(row["key"], row["question"]): row for row in pq.read_table(output).to_pylist()}
+        assert len(rows) == 6 * len(QUESTIONS) and (key, QUESTIONS[0]) in rows
+        if number < 3:
+            labels, expected = read(output), read(tmp_path / "out0")
+        else:
+            labels = {
+                name: [rows[f"{tables}/{end}", question] for question in QUESTIONS] for name, end in keys.items()
+            }
+        for name, found in labels.items():
+            assert [row["answer"] for row in found] == [row["answer"] for row in expected[name]]
             assert (found[0]["problem"] is None) == (name != "bad.png")
     with pytest.raises(DataError, match="has no column 'image'; its columns are picture, id"):
-        label(str(table), label_options(tmp_path / "out", model))
+        label(str(tables), label_options(tmp_path / "out", model))
     label(str(tmp_path / "tars"), label_options(tmp_path / "out1", model, QUESTIONS))
     assert "is labeled" in capsys.readouterr().err
     (tmp_path / "tars/cut.tar").write_bytes((tmp_path / "tars/a.tar").read_bytes()[:3000])
