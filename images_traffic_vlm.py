@@ -6,7 +6,7 @@ What is special here:
 - integers beyond 0..255, as of 16-bit gray, are scaled from their own range; Pillow alone would clip them to white;
 - where a rule cannot decide how to scale pixels, there is an error;
 - an image that cannot be read is an error that names the file or the array;
-- files are read without torch and transformers, for `scripts/ask_onnx.py`.
+- files are read without torch and transformers, for programs that ask exported graphs.
 """
 
 import base64

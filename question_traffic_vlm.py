@@ -3,7 +3,7 @@
     text → form, prompt, kind of answer ── P(yes) ──→ yes or no
       └─ or its problem                 └─ words ──→ an answer of its kind, or a problem
 
-Programs without torch, such as `scripts/ask_onnx.py`, answer by the same rules.
+Programs without torch answer by the same rules: the page in the browser, and the example in docs/serving.md.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
