@@ -26,7 +26,7 @@ YES_NO = ["Is there a pedestrian?", "Is there a bus?", "Is there no truck?", "Is
 WORDS = [
     "What color is the traffic light?",
     "How many pedestrians are there?",
-    "What color is the bus?",
+    "On which side is the bus?",
     "What is ahead?",
 ]
 QUESTIONS = YES_NO + WORDS
