@@ -53,7 +53,7 @@ def exported(folder, tmp_path_factory):
 
 def test_each_graph_has_a_line_with_its_seconds(exported):
     lines = re.findall(r"^(\S+): .* \.\.\. \d+ s$", (exported / "printed.txt").read_text(), re.MULTILINE)
-    assert lines == [f"{name}{end}" for end in (".pt2", ".onnx", "_int8.onnx") for name in NAMES]
+    assert lines == [f"{name}{end}" for name in NAMES for end in (".pt2", ".onnx", "_int8.onnx")]
 
 
 @pytest.fixture(scope="module", params=["onnx", "torch"])
