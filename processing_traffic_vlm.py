@@ -26,7 +26,7 @@ from transformers.utils import logging
 from .answer_kind_traffic_vlm import AnswerKind, answer_kind, is_content_word
 from .images_traffic_vlm import Region, to_rgb
 from .pipeline_traffic_vlm import TrafficVLMPipeline
-from .question_form_traffic_vlm import has_word, question_words, spell_signs, word_at
+from .question_form_traffic_vlm import has_word, question_words, spell_signs, words_at
 from .question_traffic_vlm import Prompt, read_question, yes_no_item
 from .tokenization_traffic_vlm import TrafficVLMTokenizer
 
@@ -454,7 +454,7 @@ class TrafficVLMProcessor(ProcessorMixin):
         """The prompt, `[SOS] words ?`, of a question as `question_words` returns it. Nothing is checked."""
         words = self.tokenizer.encode_words([question], return_offsets_mapping=True, return_attention_mask=False)
         ids = self._prompt(words["input_ids"][0])
-        typed = [word_at(question, *span) for span in words["offset_mapping"][0]]
+        typed = list(words_at(question, words["offset_mapping"][0]))
         return Prompt(ids, self.tokenizer.convert_ids_to_tokens(ids), typed)
 
     def lay_out(self, prompts: Sequence[Sequence[Sequence[int]]], packed: bool) -> BatchFeature:

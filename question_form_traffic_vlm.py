@@ -10,6 +10,7 @@ This module needs only the standard library, so that programs without torch deci
 
 import re
 import unicodedata
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import dropwhile
@@ -390,13 +391,18 @@ def _asks_for_words(words: list[str], verbs: frozenset[str]) -> bool:
     return bool(_QUESTION_WORDS & set(rest[: 2 if _PREPOSITIONS & set(rest[:1]) else 1]))
 
 
-def word_at(text: str, start: int, end: int) -> str:
-    """The word of a text that a token at [start, end) comes from: all letters around it.
+def words_at(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[str]:
+    """Yield for each token, at [start, end) of the text, the word that it comes from: all letters around it.
 
-    Offsets of a rewritten word cover its last letter only.
+    Offsets of a rewritten word cover its last letter only, and one letter can become several tokens (U+FDFA). Takes
+    time linear in the text, as the letters of a word are read once.
     """
-    while 0 < start < end and text[start - 1].isalpha() and text[start].isalpha():
-        start -= 1
-    while 0 < end < len(text) and text[end - 1].isalpha() and text[end].isalpha():
-        end += 1
-    return text[start:end]
+    begin = stop = 0  # of the last word
+    for start, end in spans:
+        if not (begin <= start and end <= stop):
+            begin, stop = start, end
+            while 0 < begin < end and text[begin - 1].isalpha() and text[begin].isalpha():
+                begin -= 1
+            while 0 < stop < len(text) and text[stop - 1].isalpha() and text[stop].isalpha():
+                stop += 1
+        yield text[begin:stop]

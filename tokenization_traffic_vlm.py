@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from .question_form_traffic_vlm import word_at
+from .question_form_traffic_vlm import words_at
 
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[SOS]", "[EOS]"]
@@ -550,7 +550,7 @@ class TrafficVLMTokenizer(PreTrainedTokenizerFast):
         unknown: dict[str, None] = {}
         for source, ids, offsets in zip(texts, batch["input_ids"], batch["offset_mapping"]):
             spans = (span for token_id, span in zip(ids, offsets) if token_id == self.unk_token_id)
-            unknown |= dict.fromkeys(word_at(source, *span) for span in spans)
+            unknown |= dict.fromkeys(words_at(source, spans))
         return list(unknown)
 
 

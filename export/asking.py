@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..answer_kind_traffic_vlm import is_content_word
-from ..question_form_traffic_vlm import word_at
+from ..question_form_traffic_vlm import words_at
 from ..question_traffic_vlm import (
     UNKNOWN_TOKEN,
     Prompt,
@@ -79,7 +79,7 @@ def as_typed(text: str, words: list[str]) -> Iterator[str]:
             yield word
         else:
             end = start + len(word)
-            yield word_at(text, origin[start], origin[end - 1] + 1)
+            yield from words_at(text, [(origin[start], origin[end - 1] + 1)])
 
 
 def show(item: dict[str, Any]) -> str:
