@@ -1,5 +1,6 @@
 """Labels for many images: what is read, what is written, and runs that are refused, killed and repeated."""
 
+import contextlib
 import io
 import os
 import re
@@ -8,6 +9,7 @@ import tarfile
 import time
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
@@ -309,8 +311,13 @@ def test_a_killed_run_is_continued_and_each_image_is_labeled_once(model, tmp_pat
         while len(list(output.glob("*.parquet"))) <= 3:
             assert run.poll() is None, run.communicate()[1]
             time.sleep(0.02)
+        workers = psutil.Process(run.pid).children(recursive=True)
         run.send_signal(signal.SIGKILL)
         run.communicate()
+    for worker in workers:  # Ray ends them a little later, and meanwhile they would label more
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.kill()
+    psutil.wait_procs(workers)
     assert len(list(output.glob("*.parquet"))) < 30
     label(str(images), label_options(output, model, QUESTIONS, images_per_part=5))
     labels = read(output)
