@@ -317,7 +317,7 @@ def test_a_killed_run_is_continued_and_each_image_is_labeled_once(model, tmp_pat
     for worker in workers:  # Ray ends them a little later, and meanwhile they would label more
         with contextlib.suppress(psutil.NoSuchProcess):
             worker.kill()
-    psutil.wait_procs(workers)
+    psutil.wait_procs(workers, timeout=10)  # one that nobody reaps does not go
     assert len(list(output.glob("*.parquet"))) < 30
     label(str(images), label_options(output, model, QUESTIONS, images_per_part=5))
     labels = read(output)
