@@ -1,19 +1,15 @@
 """Labels for many images: what is read, what is written, and runs that are refused, killed and repeated."""
 
-import contextlib
 import io
 import os
 import re
-import signal
 import tarfile
-import time
 
 import numpy as np
-import psutil
 import pytest
 from PIL import Image
 
-from tiny import save_folder, start_process, tiny_model
+from tiny import save_folder, tiny_model
 
 
 pa = pytest.importorskip("pyarrow")
@@ -299,27 +295,3 @@ def test_each_kind_of_input_gives_the_same_labels_and_its_keys(model, tmp_path, 
     (tmp_path / "tars/cut.tar").write_bytes((tmp_path / "tars/a.tar").read_bytes()[:3000])
     with pytest.raises(OSError, match=r"Ray has failed: .*the same command continues"):
         label(str(tmp_path / "tars"), label_options(tmp_path / "out1", model, QUESTIONS))
-
-
-@pytest.mark.slow
-def test_a_killed_run_is_continued_and_each_image_is_labeled_once(model, tmp_path, ray):
-    contents = {f"{index:03d}.png": encoded_image(index) for index in range(59)} | {"broken.png": b"no image"}
-    images, output = write_images(tmp_path / "in", contents), tmp_path / "out"
-    asked = [part for question in QUESTIONS for part in ("--ask", question)]
-    options = ["--device", "cpu", "--threads", "1", "--batch_size", "2", "--images_per_part", "2", "--actors", "1"]
-    with start_process("label.py", images, *asked, "--output_dir", output, "--model", model, *options) as run:
-        while len(list(output.glob("*.parquet"))) <= 3:
-            assert run.poll() is None, run.communicate()[1]
-            time.sleep(0.02)
-        workers = psutil.Process(run.pid).children(recursive=True)
-        run.send_signal(signal.SIGKILL)
-        run.communicate()
-    for worker in workers:  # Ray ends them a little later, and meanwhile they would label more
-        with contextlib.suppress(psutil.NoSuchProcess):
-            worker.kill()
-    psutil.wait_procs(workers, timeout=10)  # one that nobody reaps does not go
-    assert len(list(output.glob("*.parquet"))) < 30
-    label(str(images), label_options(output, model, QUESTIONS, images_per_part=5))
-    labels = read(output)
-    assert labels.keys() == contents.keys() and all(len(rows) == len(QUESTIONS) for rows in labels.values())
-    assert [name for name, rows in labels.items() if rows[0]["problem"]] == ["broken.png"]
