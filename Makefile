@@ -13,15 +13,15 @@ VENV := .venv
 PY := $(VENV)/bin/python
 CORE := $(VENV)/.core
 SETUP := $(VENV)/.ready
-INSTALL := $(PY) -m pip install --quiet -c constraints.txt
-PACKAGES := $(addprefix -p traffic_vlm.,data evaluation export serving training)
+INSTALL := $(PY) -m pip install --quiet -c .ci/constraints.txt
+PACKAGES := $(addprefix -p traffic_vlm.,common data evaluation export serving training)
 export HF_HUB_OFFLINE := 1
 
 .PHONY: setup ask demo test quick web lint coverage fuzz compat files clean
 
 setup: $(SETUP)
 
-$(CORE): pyproject.toml constraints.txt
+$(CORE): pyproject.toml .ci/constraints.txt
 	@$(PYTHON) -c "import sys; v = sys.version_info; sys.exit(v < (3, 11) and f'Python 3.11 or newer is needed, this is {v[0]}.{v[1]}: make PYTHON=...')"
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) -e .
@@ -61,7 +61,7 @@ coverage: $(SETUP)
 	$(PY) -m pytest -n 2 -m "not slow" --cov --cov-report=term-missing
 
 compat: $(SETUP)
-	$(VENV)/bin/nox
+	$(VENV)/bin/nox -f .ci/noxfile.py
 
 files: $(SETUP)
 	$(PY) scripts/build_files.py

@@ -28,7 +28,7 @@ def find_package() -> None:
 
 def main() -> None:
     find_package()
-    from traffic_vlm.options import option_parser
+    from traffic_vlm.common.options import option_parser
     from traffic_vlm.serving.options import ModelOptions
 
     parser = option_parser([ModelOptions], __doc__)

@@ -20,7 +20,7 @@ from transformers.utils import is_torchdynamo_compiling, logging
 
 logger = logging.get_logger(__name__)
 
-TRIED_RELEASES = ("5.5", "5.24")  # of transformers, the oldest and the newest; noxfile.py tries those between, too
+TRIED_RELEASES = ("5.5", "5.24")  # of transformers, the oldest and the newest; .ci/noxfile.py tries those between, too
 INTEGER_DTYPES = (torch.int64, torch.int32)  # accepted for token ids, positions and image indices
 MASKED = ("eager", "sdpa")  # implementations of attention that take a mask [B,1,L,S]
 UNMASKED = "Packed rows need a mask [B,1,L,S], which {implementation} does not support: use sdpa or eager."

@@ -27,8 +27,8 @@ from datasets import Dataset, Features, Image, List, Value, disable_progress_bar
 from PIL import Image as PILImage
 from tqdm import tqdm
 
-from ..files import DataError, atomic_write, atomic_write_text, claim
-from ..image_files import plain_name
+from ..common.files import DataError, atomic_write, atomic_write_text, claim
+from ..common.image_files import plain_name
 from .folders import LISTS, select_evenly
 from .formats import Problems, Record, check_sources, load_mapping, read_source
 from .formats.drafting import draft_mapping

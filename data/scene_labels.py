@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..files import DataError
-from ..image_files import decode_text, plain_name
+from ..common.files import DataError
+from ..common.image_files import decode_text, plain_name
 from .formats import Problems
 from .formats.reading import split_lines
 from .scene import CLASSES, PRESENCE_ONLY, TABLES, Scene, is_a

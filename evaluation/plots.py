@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ..files import atomic_write
+from ..common.files import atomic_write
 
 
 AFTER, BEFORE, BASELINE = "#2166ac", "#d6604d", "#b8bfc7"

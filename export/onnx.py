@@ -23,8 +23,8 @@ from torch import nn
 from torch.export import Dim
 
 from ..attention_traffic_vlm import rotary_embedding
-from ..files import new_folder
-from ..loading import load_processor, load_weights
+from ..common.files import new_folder
+from ..common.loading import load_processor, load_weights
 from ..scoring_traffic_vlm import KeyValues, height_and_width, yes_probability
 
 

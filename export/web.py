@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from ..answer_kind_traffic_vlm import EXAMPLE_QUESTIONS, known_nouns
+from ..common.files import new_folder
+from ..common.image_files import MAX_PIXELS
+from ..common.loading import load_processor
 from ..data.grounding import class_words
 from ..data.scene import CLASSES
 from ..data.suggestions import suggest_questions
-from ..files import new_folder
-from ..image_files import MAX_PIXELS
-from ..loading import load_processor
 from ..scoring_traffic_vlm import height_and_width
 from .libraries import fetch_libraries
 from .onnx import OPSET, describe, load, make_graphs, save_onnx, step

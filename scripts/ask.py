@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from traffic_vlm.answer_kind_traffic_vlm import EXAMPLE_QUESTIONS, known_nouns
-from traffic_vlm.image_files import IMAGE_SUFFIXES, find_images, open_image
-from traffic_vlm.loading import load_processor
-from traffic_vlm.options import option, option_parser, silence_libraries
+from traffic_vlm.common.image_files import IMAGE_SUFFIXES, find_images, open_image
+from traffic_vlm.common.loading import load_processor
+from traffic_vlm.common.options import option, option_parser, silence_libraries
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.scripts import command, print_answers
 from traffic_vlm.serving.options import ModelOptions

@@ -36,11 +36,11 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.benchmark import Timer
 from transformers import CompileConfig, PaliGemmaConfig, PaliGemmaForConditionalGeneration
 
+from traffic_vlm.common.options import option, option_parser
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.data.folders import source_names
 from traffic_vlm.evaluation.markdown import table
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
-from traffic_vlm.options import option, option_parser
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.scripts import command
 

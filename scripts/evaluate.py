@@ -29,6 +29,9 @@ import torch
 from datasets import disable_progress_bars
 from transformers.utils import logging
 
+from traffic_vlm.common.files import DataError, atomic_write, atomic_write_text
+from traffic_vlm.common.loading import load_processor, load_weights, refuse_adapter
+from traffic_vlm.common.options import choose_threads, option, option_parser
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.data.folders import load_rows
 from traffic_vlm.data.near_duplicates import count_repeated
@@ -40,9 +43,6 @@ from traffic_vlm.evaluation.predict import predict
 from traffic_vlm.evaluation.report import Options, evaluate_model, rows_to_fit
 from traffic_vlm.evaluation.taught import MIN_GAIN_QUESTIONS, update_taught
 from traffic_vlm.evaluation.thresholds import fit_thresholds
-from traffic_vlm.files import DataError, atomic_write, atomic_write_text
-from traffic_vlm.loading import load_processor, load_weights, refuse_adapter
-from traffic_vlm.options import choose_threads, option, option_parser
 from traffic_vlm.processing_traffic_vlm import TAUGHT_ON
 from traffic_vlm.scripts import command
 

@@ -16,9 +16,9 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from traffic_vlm.common.options import choose_threads, option, option_parser, silence_libraries
 from traffic_vlm.export.onnx import FORMATS, export
 from traffic_vlm.export.web import export_page
-from traffic_vlm.options import choose_threads, option, option_parser, silence_libraries
 from traffic_vlm.scripts import command
 
 

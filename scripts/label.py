@@ -24,7 +24,7 @@ cannot be read or written (mend or remove it, and run the same command again); 1
 
 import sys
 
-from traffic_vlm.options import option_parser, silence_libraries
+from traffic_vlm.common.options import option_parser, silence_libraries
 from traffic_vlm.scripts import command
 
 

@@ -17,8 +17,8 @@ import signal
 import sys
 from typing import Any
 
+from traffic_vlm.common.options import option_parser
 from traffic_vlm.data.dataset import DatasetOptions, make_dataset
-from traffic_vlm.options import option_parser
 from traffic_vlm.scripts import command
 
 

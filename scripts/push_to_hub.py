@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from traffic_vlm.options import option, option_parser
+from traffic_vlm.common.options import option, option_parser
 from traffic_vlm.scripts import command
 from traffic_vlm.training.hub import publish, publish_page
 

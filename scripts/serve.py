@@ -13,7 +13,7 @@ must send that key. Put a proxy with TLS in front of it where strangers can reac
 import signal
 import sys
 
-from traffic_vlm.options import option_parser
+from traffic_vlm.common.options import option_parser
 from traffic_vlm.scripts import command
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
+from traffic_vlm.common.options import option_parser
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
-from traffic_vlm.options import option_parser
 from traffic_vlm.scripts import command
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 import torch
 from transformers import TrainingArguments
 
-from traffic_vlm.options import choose_threads, option_parser
+from traffic_vlm.common.options import choose_threads, option_parser
 from traffic_vlm.scripts import command
 from traffic_vlm.training.options import DataOptions, ModelOptions
 from traffic_vlm.training.run import train

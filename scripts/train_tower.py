@@ -17,8 +17,8 @@ import torch
 from datasets import concatenate_datasets
 from transformers import TrainingArguments
 
+from traffic_vlm.common.options import choose_threads, option, option_parser
 from traffic_vlm.data.dataset import Mixture
-from traffic_vlm.options import choose_threads, option, option_parser
 from traffic_vlm.scripts import command
 from traffic_vlm.training.auxiliary.head import QueryHead, load_training_head
 from traffic_vlm.training.checkpoints import claim_run, files_to_delete, last_checkpoint

@@ -50,7 +50,7 @@ def main() -> int:
     stop = StopSignal()
     try:
         # These imports take seconds, in which Ctrl-C must work, too.
-        from traffic_vlm.options import option_parser, silence_libraries
+        from traffic_vlm.common.options import option_parser, silence_libraries
         from traffic_vlm.scripts import command
 
         @command("video")

@@ -8,7 +8,7 @@ from typing import Any
 import av
 from PIL import Image, ImageDraw, ImageFont
 
-from ..files import DataError
+from ..common.files import DataError
 from .timeline import clock_time
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..options import option
+from ..common.options import option
 from .cluster import load_ray, share_machines, start_ray
 from .service import API_KEY, Settings, build_app
 

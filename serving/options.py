@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from ..common.files import DataError
+from ..common.loading import has_model, load_processor, load_weights
+from ..common.options import choose_threads, option
 from ..evaluation.thresholds import load_thresholds
-from ..files import DataError
 from ..images_traffic_vlm import Region
-from ..loading import has_model, load_processor, load_weights
-from ..options import choose_threads, option
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from ..question_traffic_vlm import Question
 

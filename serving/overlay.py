@@ -13,9 +13,9 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from ..answer_kind_traffic_vlm import is_content_word
+from ..common.files import atomic_write
 from ..data.grounding import class_words
 from ..data.scene import CLASSES
-from ..files import atomic_write
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from ..question_traffic_vlm import answer_text, map_strength, words_to_map
 

@@ -20,8 +20,8 @@ import gradio as gr
 from PIL import Image
 
 from ..answer_kind_traffic_vlm import EXAMPLE_QUESTIONS, NONE, known_nouns
+from ..common.image_files import MAX_BYTES, open_image
 from ..data.suggestions import suggest_questions
-from ..image_files import MAX_BYTES, open_image
 from ..images_traffic_vlm import Region
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from ..question_traffic_vlm import answer_notes, answer_text, map_strength

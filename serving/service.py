@@ -22,8 +22,8 @@ from fastapi_offline import FastAPIOffline
 from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, ValidationError, WithJsonSchema
 from starlette.datastructures import UploadFile
 
-from ..image_files import MAX_PIXELS, open_image
-from ..options import option
+from ..common.image_files import MAX_PIXELS, open_image
+from ..common.options import option
 from .options import ModelOptions
 
 

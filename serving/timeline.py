@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from ..files import atomic_write
+from ..common.files import atomic_write
 from .events import Event
 
 

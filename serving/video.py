@@ -21,8 +21,8 @@ from av.video.reformatter import Interpolation, VideoReformatter
 from PIL import Image
 from PIL.Image import Transpose
 
-from ..files import DataError
-from ..image_files import HEIC_SUFFIXES, IMAGE_SUFFIXES, list_images, open_image
+from ..common.files import DataError
+from ..common.image_files import HEIC_SUFFIXES, IMAGE_SUFFIXES, list_images, open_image
 from ..images_traffic_vlm import Region
 
 

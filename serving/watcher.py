@@ -23,8 +23,8 @@ from typing import Any, ClassVar
 from tqdm import tqdm
 
 from ..answer_kind_traffic_vlm import NONE
-from ..files import DataError, atomic_write_text
-from ..options import option
+from ..common.files import DataError, atomic_write_text
+from ..common.options import option
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from ..question_form_traffic_vlm import question_form
 from ..question_traffic_vlm import answer_notes, answer_text

@@ -10,7 +10,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from tiny import load_script
-from traffic_vlm.options import option_parser
+from traffic_vlm.common.options import option_parser
 from traffic_vlm.training.checkpoints import last_checkpoint
 from traffic_vlm.training.options import DataOptions, ModelOptions
 from traffic_vlm.training.run import train

@@ -16,6 +16,7 @@ from datasets import Dataset, load_dataset
 from PIL import Image
 
 from tiny import new_process, start_process
+from traffic_vlm.common.files import DataError
 from traffic_vlm.data import dataset
 from traffic_vlm.data.dataset import DatasetOptions, make_dataset, skipped_path
 from traffic_vlm.data.formats import Problems
@@ -23,7 +24,6 @@ from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.questions import Balancer, Question, ask, enumerate_questions, rebalance
 from traffic_vlm.data.scene import Scene
 from traffic_vlm.data.synthetic import render
-from traffic_vlm.files import DataError
 
 
 def make(folder: Path, **options: object) -> dict:

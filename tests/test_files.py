@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from traffic_vlm.files import DataError, atomic_write, atomic_write_text, check_file, open_inside
+from traffic_vlm.common.files import DataError, atomic_write, atomic_write_text, check_file, open_inside
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path):

@@ -7,9 +7,9 @@ import pytest
 from datasets import Dataset
 from PIL import Image
 
+from traffic_vlm.common.files import DataError
 from traffic_vlm.data.dataset import FEATURES, synthetic_rows
 from traffic_vlm.data.folders import load_rows, select_evenly, source_names
-from traffic_vlm.files import DataError
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 from tiny import ROOT
+from traffic_vlm.common.files import DataError
 from traffic_vlm.data.formats import Problems, Record, check_sources, load_mapping, read_source
 from traffic_vlm.data.formats.drafting import draft_mapping
 from traffic_vlm.data.formats.mapping import LAYOUTS, SHIPPED, SourceMapping
 from traffic_vlm.data.scene import CLASSES, SceneObject
-from traffic_vlm.files import DataError
 from traffic_vlm.images_traffic_vlm import to_rgb
 
 

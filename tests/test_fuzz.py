@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from PIL import Image
 
+from traffic_vlm.common.files import DataError
 from traffic_vlm.data.formats import Problems, load_mapping, read_source
 from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.questions import ask
-from traffic_vlm.files import DataError
 
 
 pytestmark = pytest.mark.filterwarnings("ignore")

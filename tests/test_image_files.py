@@ -8,8 +8,8 @@ import zlib
 import pytest
 from PIL import Image
 
-from traffic_vlm.files import DataError
-from traffic_vlm.image_files import READABLE, find_images, list_images, open_image, select_files
+from traffic_vlm.common.files import DataError
+from traffic_vlm.common.image_files import READABLE, find_images, list_images, open_image, select_files
 
 
 RED, BLUE = Image.new("RGB", (32, 24), (250, 20, 30)), Image.new("RGB", (32, 24), "blue")
@@ -50,7 +50,7 @@ def test_every_listed_format_is_read(image_format):
 )
 def test_the_error_of_an_unreadable_file_names_it(content, message, monkeypatch):
     """Also where pillow-heif is missing."""
-    monkeypatch.setattr("traffic_vlm.image_files.READABLE", ["JPEG", "PNG", "GIF"])
+    monkeypatch.setattr("traffic_vlm.common.image_files.READABLE", ["JPEG", "PNG", "GIF"])
     with pytest.raises(ValueError, match=r"^[^\n]+$") as error:
         open_image(content, "x.heic")
     assert message in str(error.value)

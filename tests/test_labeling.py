@@ -16,7 +16,7 @@ pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("ray")
 
-from traffic_vlm.files import DataError  # noqa: E402
+from traffic_vlm.common.files import DataError  # noqa: E402
 from traffic_vlm.serving.cluster import load_ray, start_ray  # noqa: E402
 from traffic_vlm.serving.labeling import (  # noqa: E402
     Labeler,

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tiny import ROOT, save_folder, tiny_config, tiny_model
-from traffic_vlm.loading import has_model, load_weights
+from traffic_vlm.common.loading import has_model, load_weights
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.serving.options import ModelOptions
 

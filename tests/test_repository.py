@@ -149,7 +149,7 @@ def test_files_of_auto_classes_import_all_that_their_imports_need():
 def test_the_same_releases_of_transformers_are_named_everywhere():
     pytest.importorskip("nox")
     oldest, newest = TRIED_RELEASES
-    nox = runpy.run_path(str(ROOT / "noxfile.py"))
+    nox = runpy.run_path(str(ROOT / ".ci" / "noxfile.py"))
     assert (nox["RELEASES"][0], nox["RELEASES"][-1]) == TRIED_RELEASES
     minors = sorted(int(release.removeprefix("5.")) for release in nox["RELEASES"] + nox["BETWEEN"])
     assert minors == list(range(minors[0], minors[-1] + 1))

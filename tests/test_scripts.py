@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from tiny import ROOT, new_process
-from traffic_vlm.options import choose_threads
+from traffic_vlm.common.options import choose_threads
 from traffic_vlm.scripts import __main__ as console
 from traffic_vlm.scripts import command
 
@@ -80,9 +80,9 @@ def set_threads(monkeypatch):
 
 def test_threads_are_as_many_as_free_cores(set_threads, monkeypatch):
     for free, threads in ((-0.1, 1), (0.9, 1), (1.6, 2), (40.0, 3)):
-        monkeypatch.setattr("traffic_vlm.options.free_cores", lambda found=free: found)
+        monkeypatch.setattr("traffic_vlm.common.options.free_cores", lambda found=free: found)
         assert set_threads() == threads
-    monkeypatch.setattr("traffic_vlm.options.free_cores", lambda: 1.0)
+    monkeypatch.setattr("traffic_vlm.common.options.free_cores", lambda: 1.0)
     assert set_threads(2) == 2
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
     assert set_threads() == 3 and set_threads(2) == 2

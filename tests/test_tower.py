@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch.utils.data import default_collate
 
 from tiny import ROOT, TINY_TOWER
+from traffic_vlm.common.files import DataError
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
 from traffic_vlm.data.dataset import FEATURES, Mixture
 from traffic_vlm.data.folders import LISTS
@@ -26,7 +27,6 @@ from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.data.scene_labels import SCENE_VALUES, read_scene_labels, with_scene_labels
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.evaluation.metrics import auc, balanced_accuracy
-from traffic_vlm.files import DataError
 from traffic_vlm.training.auxiliary.head import (
     PATCH_WEIGHT,
     PresenceLoss,

@@ -20,11 +20,11 @@ onnxruntime = pytest.importorskip("onnxruntime", reason='needs the extra "export
 for name in ("onnx", "onnxscript"):
     pytest.importorskip(name)
 
+from traffic_vlm.common.loading import load_processor  # noqa: E402
 from traffic_vlm.export.asking import Asking, as_typed  # noqa: E402
 from traffic_vlm.export.libraries import fetch_libraries  # noqa: E402
 from traffic_vlm.export.onnx import describe, load  # noqa: E402
 from traffic_vlm.export.web import export_page, page_data, pixels_graph  # noqa: E402
-from traffic_vlm.loading import load_processor  # noqa: E402
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline  # noqa: E402
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor  # noqa: E402
 from traffic_vlm.question_traffic_vlm import answer_notes, answer_text, map_strength  # noqa: E402

@@ -7,7 +7,7 @@ from typing import Any
 
 from huggingface_hub import ModelCardData, metadata_load
 
-from ..files import atomic_write_text
+from ..common.files import atomic_write_text
 
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Trainer, TrainerCallback
 
-from ..files import atomic_write, claim
+from ..common.files import atomic_write, claim
 
 
 AVERAGE_FILE = "average.safetensors"  # in each checkpoint

@@ -96,7 +96,8 @@ def collect_files(folder: Path) -> dict[str, Path]:
         PublishError: a file is missing.
     """
     files = {name: folder / name for name in FILES}
-    files |= {path.name: path for path in folder.glob("training_head.safetensors")}  # for further training
+    heads = [*folder.glob("training_head.safetensors"), *folder.glob("training/auxiliary/training_head.safetensors")]
+    files |= {path.name: path for path in heads}  # for further training
     files |= {path.name: path for path in (*ROOT.glob("*_traffic_vlm.py"), ROOT / "LICENSE")}
     card_folder = folder if (folder / "README.md").is_file() else ROOT
     for pattern in CARD_FILES:

@@ -6,10 +6,10 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from ..common.options import option
 from ..configuration_traffic_vlm import MEDIUM_TEXT
 from ..data.questions import QUESTION_TYPES
 from ..data.scene import SYNTHETIC
-from ..options import option
 
 
 LOSSES = ("presence", "grounding", "intermediate", "consistency", "agreement")  # auxiliary

@@ -11,13 +11,13 @@ import pandas as pd
 import torch
 from transformers import TrainingArguments
 
+from ..common.files import FILE_MODE
 from ..data.dataset import Mixture
 from ..data.scene import SYNTHETIC
 from ..evaluation.compare import compare
 from ..evaluation.predict import mean_image
 from ..evaluation.report import answer_metrics
 from ..evaluation.taught import asked_often, update_taught, word_gains
-from ..files import FILE_MODE
 from ..processing_traffic_vlm import TAUGHT_ON
 from .card import write_card
 from .checkpoints import claim_run, files_to_delete, last_checkpoint

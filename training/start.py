@@ -7,8 +7,8 @@ import torch
 from transformers import AutoModel, BaseImageProcessor, PreTrainedConfig
 
 from ..attention_traffic_vlm import TrafficVLMAttention, TrafficVLMRMSNorm
+from ..common.loading import load_weights, refuse_adapter
 from ..configuration_traffic_vlm import PATCH_TOWER, TrafficVLMConfig, TrafficVLMVisionConfig
-from ..loading import load_weights, refuse_adapter
 from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMMLP
 from ..processing_traffic_vlm import TrafficVLMProcessor
 from ..tokenization_traffic_vlm import TrafficVLMTokenizer

@@ -17,6 +17,7 @@ import pandas as pd
 import torch
 from torch import nn
 
+from ..common.files import DataError, atomic_write_text
 from ..data.augment import augment
 from ..data.dataset import Mixture
 from ..data.ground_truth import GroundTruth
@@ -25,7 +26,6 @@ from ..data.presence import CATEGORIES, REGIONS, patch_targets, region_targets
 from ..data.scene import parse_scene
 from ..evaluation import markdown
 from ..evaluation.metrics import auc, balanced_accuracy, by_group
-from ..files import DataError, atomic_write_text
 from ..images_traffic_vlm import to_rgb
 from ..modeling_traffic_vlm import is_bfloat16_slow
 from .auxiliary.head import PresenceLoss, QueryHead, save_training_head

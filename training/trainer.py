@@ -17,9 +17,9 @@ from torch import nn
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from ..common.files import atomic_write
 from ..evaluation.predict import predict
 from ..evaluation.report import quick_metrics
-from ..files import atomic_write
 from .checkpoints import CheckedTrainer
 
 

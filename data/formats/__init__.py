@@ -15,7 +15,7 @@ labels of one image to a `SceneBuilder`.
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...files import DataError
+from ...common.files import DataError
 from . import bdd100k, coco, kitti, masks, voc, yolo
 from .mapping import SourceMapping, load_mapping
 from .mapping import check_sources as check_sources

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from ...files import DataError
+from ...common.files import DataError
 from ..scene import CLASSES
 from .reading import to_flag, to_number
 from .scene_builder import SceneBuilder

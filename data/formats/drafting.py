@@ -16,8 +16,8 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from ...answer_kind_traffic_vlm import LIGHT_STATES
-from ...files import DataError, atomic_write_text
-from ...image_files import keys_of, plain_name, select_files, stem_of
+from ...common.files import DataError, atomic_write_text
+from ...common.image_files import keys_of, plain_name, select_files, stem_of
 from ...tokenization_traffic_vlm import TrafficVLMTokenizer
 from ..scene import CLASSES, classes_of
 from .coco import to_key

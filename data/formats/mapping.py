@@ -32,8 +32,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ...files import DataError
-from ...image_files import decode_text
+from ...common.files import DataError
+from ...common.image_files import decode_text
 from ..scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES, classes_of, is_a
 from .reading import reading
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ...files import open_inside
+from ...common.files import open_inside
 from ..patches import mask_coverage
 from ..scene import SceneObject
 from .mapping import ClassMapping

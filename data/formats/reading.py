@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from ...files import DataError, open_inside
-from ...image_files import decode_text
+from ...common.files import DataError, open_inside
+from ...common.image_files import decode_text
 
 
 class Unusable(DataError):

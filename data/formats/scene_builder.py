@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 
 from PIL import ExifTags, Image
 
-from ...files import open_inside
-from ...image_files import stem_of
+from ...common.files import open_inside
+from ...common.image_files import stem_of
 from ..patches import GRID
 from ..scene import CLASSES, Scene, SceneObject, classes_of, given_to_all, is_a
 from .mapping import ClassMapping

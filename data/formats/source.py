@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ...files import DataError
-from ...image_files import find_by_name, index_files, select_files, stem_of
+from ...common.files import DataError
+from ...common.image_files import find_by_name, index_files, select_files, stem_of
 from .mapping import SourceMapping, normalize
 from .reading import Unusable, read_json, read_lines
 

@@ -20,6 +20,7 @@ from ...data.presence import CATEGORIES, REGIONS
 
 
 HEAD_FILE = "training_head.safetensors"
+IN_A_CLONE = f"training/auxiliary/{HEAD_FILE}"  # the head of the shipped weights
 MAX_WEIGHT = 16.0  # maximum weight of a rare answer
 OVERALL_WEIGHT = 0.25  # weight of the balance over all sources; the balance within each source has weight 1
 DECAY = 0.998  # of the running counts of yes and no, per batch
@@ -136,7 +137,10 @@ def load_training_head(name: str | Path) -> QueryHead | None:
     Raises:
         ValueError: it has other categories or another width than this code; the message names the tensor.
     """
-    path = cached_file(str(name), HEAD_FILE, _raise_exceptions_for_missing_entries=False)
+    paths = (
+        cached_file(str(name), file, _raise_exceptions_for_missing_entries=False) for file in (HEAD_FILE, IN_A_CLONE)
+    )
+    path = next(filter(None, paths), None)
     if path is None:
         return None
     state = load_file(path)

@@ -1,8 +1,8 @@
 """Run the tests on the supported releases of transformers.
 
     make compat               # all releases; minutes each on two cores
-    nox -s "tests(5.5)"       # one release, all tests that use transformers
-    nox -s words -- 5.7 5.8   # the tests of generated words only, on these releases
+    nox -f .ci/noxfile.py -s "tests(5.5)"       # one release, all tests that use transformers
+    nox -f .ci/noxfile.py -s words -- 5.7 5.8   # the tests of generated words only, on these releases
 
 Environments are kept in .nox/ and updated when pyproject.toml or constraints.txt change.
 """
@@ -11,6 +11,9 @@ from pathlib import Path
 
 import nox
 
+
+ROOT = Path(__file__).resolve().parent.parent
+nox.options.envdir = str(ROOT / ".nox")
 
 # `TRIED_RELEASES` in checks_traffic_vlm.py are the first and the last. "newest" is what pip finds.
 RELEASES = ["5.5", "5.10", "5.16", "5.18", "5.23", "5.24"]
@@ -23,7 +26,8 @@ OF_WORDS = ["generation", "golden", "pipeline", "one_answer"]
 
 def install(session: nox.Session, release: str, extras: str) -> None:
     """Install a release of transformers, this package with its extras, and pytest, in versions of constraints.txt."""
-    pins = Path("constraints.txt").read_text().splitlines()
+    session.chdir(ROOT)
+    pins = (ROOT / ".ci" / "constraints.txt").read_text().splitlines()
     constraints = Path(session.create_tmp()) / "constraints.txt"
     constraints.write_text("\n".join(pin for pin in pins if not pin.startswith("transformers==")))
     transformers = "transformers" if release == NEWEST else f"transformers=={release}.*"

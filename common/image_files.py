@@ -19,8 +19,8 @@ from urllib.parse import unquote
 
 from PIL import Image, UnidentifiedImageError
 
+from ..images_traffic_vlm import to_rgb
 from .files import DataError
-from .images_traffic_vlm import to_rgb
 
 
 MAX_PIXELS = 40_000_000  # an 8K frame has 33 million

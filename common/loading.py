@@ -14,9 +14,9 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from .configuration_traffic_vlm import TrafficVLMConfig
-from .modeling_traffic_vlm import TrafficVLMForConditionalGeneration
-from .processing_traffic_vlm import TrafficVLMProcessor
+from ..configuration_traffic_vlm import TrafficVLMConfig
+from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration
+from ..processing_traffic_vlm import TrafficVLMProcessor
 
 
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # of a repository: user/model
@@ -102,7 +102,7 @@ def refuse_adapter(name: str | Path, purpose: str) -> None:
     if base := base_of_adapter(name):
         raise ValueError(
             f"{name} is an adapter of {base}, and {purpose} needs a full model. To write one: "
-            f"traffic_vlm.loading.load_weights({str(name)!r}).save_pretrained(FOLDER)"
+            f"traffic_vlm.common.loading.load_weights({str(name)!r}).save_pretrained(FOLDER)"
         )
 
 
