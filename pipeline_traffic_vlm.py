@@ -28,32 +28,11 @@ import torch
 from torch.utils.data import Dataset
 from transformers import Pipeline
 
-from .answer_kind_traffic_vlm import AnswerKind
 from .images_traffic_vlm import BYTES, Region, read_file
-from .question_form_traffic_vlm import QuestionForm
-from .question_traffic_vlm import (
-    Question,
-    answer_notes,
-    answer_text,
-    read_question,
-    yes_no_item,
-    yes_or_no,
-)
+from .question_traffic_vlm import Question
 
 
-# Also names of modules that those above import: releases of transformers before 5.16 copy only the files that the file
-# of a class imports itself.
-__all__ = [
-    "AnswerKind",
-    "Question",
-    "QuestionForm",
-    "TrafficVLMPipeline",
-    "answer_notes",
-    "answer_text",
-    "is_encoded",
-    "yes_no_item",
-    "yes_or_no",
-]
+__all__ = ["Question", "TrafficVLMPipeline", "is_encoded"]
 
 THREADS = 4  # default number of threads that prepare images
 MAX_QUESTIONS = 4096  # questions that are kept once read
@@ -263,7 +242,9 @@ class TrafficVLMPipeline(Pipeline):
         question = self._questions.get(key)
         if question is None:
             limit = min(self.text_config.max_position_embeddings, processor.tokenizer.model_max_length)
-            question = read_question(text, processor.prompt, limit, processor.taught_words, processor.own_questions)
+            question = processor.rules.read(
+                text, processor.prompt, limit, processor.taught_words, processor.own_questions
+            )
             if len(self._questions) >= MAX_QUESTIONS:
                 self._questions.clear()
             self._questions[key] = question
@@ -330,19 +311,17 @@ class TrafficVLMPipeline(Pipeline):
         pairs = [(image, question) for image, row in enumerate(rows) for question in row.questions]
         items = [question.answer(problem=question.problem) for _, question in pairs]
         asked = [i for i, (_, question) in enumerate(pairs) if question.problem is None]
-        scored = [i for i in asked if margins or pairs[i][1].form.is_yes_no]
-        in_words = [i for i in asked if generate_words and not pairs[i][1].form.is_yes_no]
+        scored = [i for i in asked if margins or pairs[i][1].is_yes_no]
+        in_words = [i for i in asked if generate_words and not pairs[i][1].is_yes_no]
         with self.fast:
             encoded = self._encode(rows)
             scores = self._score(encoded, [pairs[i] for i in scored])
             words = self._generate(encoded, [pairs[i] for i in in_words], streamer)
         for i, (p, margin) in zip(scored, scores):
             question = pairs[i][1]
-            form, more = question.form, {}
-            if form.is_yes_no:
-                more = yes_or_no(form, p, find_threshold(form.text))
+            more = question.yes_or_no(p, find_threshold(question.asked)) if question.is_yes_no else {}
             if margins:
-                more["margin"] = -margin if form.is_negated else margin
+                more["margin"] = -margin if question.is_negated else margin
             items[i] = question.answer(**more)
         for i, (answer, score) in zip(in_words, words):
             items[i] |= pairs[i][1].answer_in_words(answer, score, min_score)

@@ -23,12 +23,10 @@ from transformers.image_processing_utils import get_size_dict
 from transformers.processing_utils import ImagesKwargs, ProcessingKwargs, ProcessorMixin, TextKwargs
 from transformers.utils import logging
 
-from .answer_kind_traffic_vlm import AnswerKind, answer_kind, is_content_word
 from .images_traffic_vlm import Region, to_rgb
 from .pipeline_traffic_vlm import TrafficVLMPipeline
-from .question_form_traffic_vlm import has_word, question_words, spell_signs, words_at
-from .question_traffic_vlm import Prompt, read_question, yes_no_item
-from .tokenization_traffic_vlm import TrafficVLMTokenizer
+from .question_traffic_vlm import Prompt, Rules, has_word, is_content_word, question_words
+from .tokenization_traffic_vlm import TrafficVLMTokenizer, words_at
 
 
 CHAT_TEMPLATE = """\
@@ -215,6 +213,7 @@ class TrafficVLMProcessor(ProcessorMixin):
             about photographs, or about rendered scenes only. None if they are not known.
         own_questions: whether the weights were taught a user's own questions. Then the pipeline accepts every kind
             of question, and every answer in words.
+        questions: the arguments of `Rules`, by which questions are read: kinds of answers, other wordings, examples.
 
     Raises:
         ValueError: `taught` has another form, or words that are not in the vocabulary.
@@ -227,6 +226,7 @@ class TrafficVLMProcessor(ProcessorMixin):
         chat_template: str | None = None,
         taught: dict[str, list[str]] | None = None,
         own_questions: bool = False,
+        questions: dict[str, Any] | None = None,
         **kwargs: Any,
     ):
         super().__init__(image_processor, tokenizer, chat_template=chat_template or CHAT_TEMPLATE, **kwargs)
@@ -236,7 +236,8 @@ class TrafficVLMProcessor(ProcessorMixin):
             words = {word for some in taught.values() for word in some}
             if other := sorted(words - set(tokenizer.get_vocab())):
                 raise ValueError(f"taught has words that are not in the vocabulary: {', '.join(other[:10])}")
-        self.taught, self.own_questions = taught, own_questions
+        self.taught, self.own_questions, self.questions = taught, own_questions, questions
+        self.rules = Rules(**(questions or {}))
 
     @classmethod
     def _load_tokenizer_from_pretrained(
@@ -372,7 +373,7 @@ class TrafficVLMProcessor(ProcessorMixin):
         """The ids of each prompt and answer, one list per image; the tokenizer is called once for all texts."""
         typed = [question for row in rows for question in row]
         texts = [question_words(question) for question in typed]
-        texts += [spell_signs(answer) for row in answer_rows or [] for answer in row]
+        texts += [" ".join(answer.split()) for row in answer_rows or [] for answer in row]
         ids = self._tokenize(texts)
         count = len(typed)
         for index, (text, words) in enumerate(zip(texts, ids)):
@@ -463,10 +464,6 @@ class TrafficVLMProcessor(ProcessorMixin):
         data = self._text_inputs(segments, False, packed, ROW_TOKENS, {"padding": True})
         return BatchFeature(data, tensor_type="pt")
 
-    def answer_kind(self, prompt: Sequence[int]) -> AnswerKind | None:
-        """The kind of answer in words that the ids of a prompt ask for; None if such questions were not taught."""
-        return answer_kind(" ".join(self.tokenizer.convert_ids_to_tokens(prompt[1:-1])))
-
     def _report_words(self, texts: list[str], ids: list[list[int]], with_answers: bool, on_unknown: str) -> None:
         """Warn of unknown and untaught words of texts with these ids, or raise `ValueError`."""
         messages = []
@@ -529,40 +526,6 @@ class TrafficVLMProcessor(ProcessorMixin):
         # transformers 5.5 looks for images and expects each content to be a list of blocks.
         blocks = [[_as_blocks(message) for message in messages] for messages in conversations]
         return super().apply_chat_template(blocks if is_batch else blocks[0], *args, **kwargs)
-
-    def post_process_yes_no(
-        self, probabilities: Sequence[Any], text: str | Sequence[str] | Sequence[Sequence[str]], threshold: float = 0.5
-    ) -> list[list[dict[str, Any]]]:
-        """Turn the result of `score_yes_no` into answers with their questions.
-
-        Args:
-            probabilities: one 1-D tensor of P(yes) per image.
-            text: the questions, as given to the processor.
-            threshold: the minimum P(yes) for the answer "yes".
-
-        Returns:
-            per image, a list of items as the pipeline returns them: "question", "answer", "score" (the probability of
-            this answer), "p_yes"; with "unknown_words" and "untaught_words" if there are any. A question that asks for
-            words has the answer None and a "problem".
-
-        Raises:
-            ValueError: another number of images or questions, or a probability outside 0..1.
-        """
-        rows = _rows(text, "text")
-        if len(rows) != len(probabilities):
-            raise ValueError(f"`text` is about {len(rows)} images, but `probabilities` is for {len(probabilities)}")
-        results: list[list[dict[str, Any]]] = []
-        for image, (questions, scores) in enumerate(zip(rows, probabilities)):
-            values = torch.as_tensor(scores, dtype=torch.float64).flatten().tolist()
-            if len(values) != len(questions):
-                raise ValueError(f"image {image} has {len(questions)} questions, but {len(values)} probabilities")
-            if wrong := [value for value in values if not 0.0 <= value <= 1.0]:
-                raise ValueError(f"image {image} has a P(yes) of {wrong[0]}; expected 0..1")
-            results.append([])
-            for question, value in zip(questions, values):
-                read = read_question(question, self.prompt, self.tokenizer.model_max_length, self.taught_words)
-                results[-1].append(yes_no_item(read.checked(answer_untaught=False), value, threshold))
-        return results
 
     def post_process_image_text_to_text(
         self, generated_outputs: Any, skip_special_tokens: bool = True, **kwargs: Any

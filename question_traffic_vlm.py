@@ -1,20 +1,34 @@
-"""Questions that have been read, and what answers them: the rules of the pipeline that need neither torch nor a model.
+"""What a question asks, by its words alone, and the item that answers it.
 
-    text → form, prompt, kind of answer ── P(yes) ──→ yes or no
-      └─ or its problem                 └─ words ──→ an answer of its kind, or a problem
+    "Is there no bus? Answer yes or no."   → asked as "Is there any bus", for yes or no, negated
+    "Weather?"                             → asked as "What is the weather", for words: a kind of weather
+    "Is there a car, is it snowing?"       → problem: two questions
+    "Is there a kerb?"                     → refusal: the model does not know "kerb"
 
-Programs without torch answer by the same rules: the page in the browser, and the example in docs/serving.md.
+    text → form → prompt → kind of answer ─┬─ P(yes) → yes_or_no       ─┬─→ item
+                                           └─ words  → answer_in_words ─┘
+
+`Rules` holds what belongs to the words that a model was taught, as data in processor_config.json (written from
+data/templates.yaml): the kinds of answers, and people's wordings of taught questions. This module needs only the
+standard library, so that the page in a browser decides as the pipeline does.
 """
 
+import re
+import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from functools import lru_cache
+from itertools import dropwhile, takewhile
 from typing import Any, NamedTuple
 
-from .answer_kind_traffic_vlm import COLORS, LIGHT_STATES, NONE, AnswerKind, answer_kind, asked_for, is_content_word
-from .question_form_traffic_vlm import NEGATED, NO_WORD, NOT_YES_NO, QuestionForm, question_form, question_words
 
+NONE = "none"  # the answer to a question about something that is not there
+END, UNKNOWN_TOKEN = "[EOS]", "[UNK]"
+QUESTION_END = " .?!…。？！"  # removed from the end of a question and replaced by one "?"
 
+NO_WORD = "the question {text!r} has no word"
+TWO_QUESTIONS = "{text!r} contains {count} questions: ask them one by one, as a list of questions"
+NEGATED = "the model does not understand {word!r} in a question: ask without it"
 NO_KNOWN_WORD = "the model knows no word of the question {text!r}"
 TOO_LONG = "the question has {size}; with its answer, at most {limit} tokens are possible: {text!r}"
 UNKNOWN_KIND = (
@@ -28,7 +42,363 @@ GUESS = "its answer would be a guess, which answer_untaught gives"
 UNKNOWN_WORD = "the model does not know {word!r}: " + GUESS
 UNTAUGHT_WORD = "the model was not taught {word!r}: " + GUESS
 UNTAUGHT_COLOR = "the model was taught the colors of lights, not that of {word!r}: " + GUESS
-UNKNOWN_TOKEN = "[UNK]"
+
+
+# --- text ---
+
+_NO_APOSTROPHES = str.maketrans("", "", "'\u2018\u2019\u02bc\u2032\u00b4\u0060\"\u201c\u201d")
+# Chat templates put these characters around control tokens in user text.
+_CONTROL_MARKERS = str.maketrans("", "", "\U000f0000\U000f0001")
+
+
+def question_words(text: str) -> str:
+    """The words of a question, with single spaces, without [SOS] and closing punctuation, which the prompt adds."""
+    return " ".join(text.strip().removeprefix("[SOS]").translate(_CONTROL_MARKERS).split()).rstrip(QUESTION_END)
+
+
+def has_word(text: str) -> bool:
+    """Whether text is more than spaces and punctuation. An emoji counts as an unknown word."""
+    return any(not letter.isspace() and unicodedata.category(letter)[0] != "P" for letter in text)
+
+
+def _simplify(text: str) -> str:
+    """Text with single spaces, without apostrophes, "please" and closing punctuation: "what is it"."""
+    text = re.sub(r"(?<=\w)['\u2018\u2019]s (?=(?:colou?r|status|state|position|location)\b)", " ", text, flags=re.I)
+    text = " ".join(text.translate(_NO_APOSTROPHES).split()).strip(QUESTION_END)
+    text = re.sub(r"^(what|where|how|when)s\b", r"\1 is", text, flags=re.I)
+    return re.sub("^please |,? please$", "", text, flags=re.I)
+
+
+# --- form: yes or no, negated, two questions ---
+
+_WH_WORDS = frozenset("what which who whom whose where whereabouts when why how".split())
+_WH_WORDS |= {word + ending for word in _WH_WORDS for ending in ("s", "re", "d", "ll")}
+_BE = frozenset("is are was were".split())
+_AUXILIARIES = _BE | frozenset("am do does did has have had can could will would shall should may might must".split())
+_NEGATED_AUXILIARIES = frozenset(word + "nt" for word in _AUXILIARIES) | {"cant", "wont"}
+_AUXILIARIES |= _NEGATED_AUXILIARIES
+_FILLERS = frozenset("please and so now ok okay hey hello hi also but then well or just".split())
+_SAYING = frozenset("say tell answer know check show see look".split())  # ask for what follows: "say if", "say what"
+_REQUESTS = frozenset(
+    "describe list name count explain identify predict select choose determine estimate give summarize read find "
+    "specify classify categorize caption compare locate".split()
+)
+_PERCEIVING = frozenset("see find count read detect spot observe notice drive turn stop go pass cross".split())
+_PREPOSITIONS = frozenset("in on at from to of for by with under along near towards toward about within".split())
+# Questions that begin like yes/no questions, but one of the alternatives is their answer.
+_FOR_WORDS = re.compile(
+    r"(?:the )?(?:number|amount|colou?r|type|kind|status|state|location|position|side) of\b.*"
+    # "Is the light red or green?", "Is it on the left or on the right?"
+    r"|(?:is|are|was|were) (?:(?:it|this|that|these|those)\b|the(?: \w+){1,2}?)"
+    r"(?:(?: \w+,)* \w+,? or \w+| .*\bor (?:on|in|at|by|of|to|from|an?|the) .*)"
+    # "Is traffic heavy or light?", "Day or night?"
+    r"|(?!are there|is there|can|do ).*\b(?:left or right|right or left|day or night|night or day|day or dusk"
+    r"|red or green|green or red|wet or dry|dry or wet|heavy or light|light or heavy|parked or moving|moving or parked"
+    r"|stop or go)\b.*"
+    r"|(?:is|was) (?:it|this|that) an? \w+(?: \w+)? or \w+(?: \w+){0,2}"
+)
+# Clauses, to find "answer yes or no" and second questions. A hyphen between spaces separates, as a dash does.
+_SEPARATOR = re.compile(r"(\s*(?:[.?!…。？！,;:()\[\]\n]|\s-\s|[\u2013\u2014])\s*)")
+_YES_OR_NO = re.compile(r"\b(?:yes or no|yes ?/ ?no|no or yes|either yes or no)\b", re.IGNORECASE)
+# A clause of these words alone asks for yes or no, and not about the image.
+_INSTRUCTION = frozenset(
+    "please answer answers reply respond response say tell give return output write choose pick use using state "
+    "only just simply strictly directly with in by as to of from be is should must can could will would you your it "
+    "me us a an the this that following question one single word words format form i want need either nothing else "
+    "without do dont not explain explanation anything more".split()
+)
+# A second question begins like this after "and".
+_AND_ASKS = re.compile(
+    r"\band (?=(?:is|are|does|do|can|was|were|has|have|will) (?:there|it|this|that|the|an?|any|you|we)\b"
+    r"|(?:what|which|how|where|when|who|why)\b)"
+)
+# "no" and "zero" before a noun, but not in what a sign says: "a no parking sign", "no entry signs".
+_NO = re.compile(
+    r"(?<!\ba )(?<!\ban )(?<!\bthe )(?<!\bthis )(?<!\bsays )(?<!\bsay )\b(?:no|zero)(?= [^\W\d])"
+    r"(?! (?:parking|stopping|standing|waiting|entry|passing|overtaking|honking|turn|(?:left|right|u) turn) signs?\b)",
+    re.IGNORECASE,
+)
+# "No" there turns the meaning of the whole question around; elsewhere it is not understood.
+_STARTS_WITH_NO = re.compile(
+    r"(?:(?:please|so|and|ok|okay|now),? )*(?:(?:is|are|was|were)(?: there)?|(?:do|can) (?:you|we) (?:see|have)"
+    r"|do(?:es)? (?:the|this) \w+ (?:show|have|contain))(?: really| still)? (?:no|zero)\b",
+    re.IGNORECASE,
+)
+_NEGATIONS = frozenset(
+    "not never none nobody nothing neither nor nowhere without cannot hardly barely scarcely rarely".split()
+)
+_WITHOUT_RIDER = re.compile(r"\bwithout (?:an? )?riders?\b", re.IGNORECASE)  # was taught
+# "It is raining, isn't it?" and "It is raining, right?" ask whether it is raining.
+_TAG = re.compile(
+    r",\s*(?:\w+n['\u2019]?t|is|are|does|do|has|can|was|were) (?:it|there|they|he|she|that)(?: not)?\W*$"
+    r"|(?<!\bleft)(?<!\bcenter)(?<!\bmiddle)(?<!\bstraight),\s*(?:right|correct|yes|true)\W*$",
+    re.IGNORECASE,
+)
+_GREETING = re.compile(r"^\W*(?:hi|hello|hey)(?: there)?\b[\s,.!]*(?=\w)", re.IGNORECASE)
+_OR_NOT = re.compile(r"\b(whether) or not\b|,?\s*\bor not\b", re.IGNORECASE)
+# "Dry" was hardly taught: it is asked as not wet.
+_DRY = re.compile(
+    r"(?!.*\b(?:wet|snow\w*|icy)\b)(.*\b(?:roads?|streets?|pavement|surface|it)\b.*)\bdry\b", re.IGNORECASE
+)
+
+
+def _without_instruction(text: str) -> tuple[str, bool]:
+    """(question without "answer yes or no" in any wording, whether the text had it)."""
+    plain = text.translate(_NO_APOSTROPHES)
+    if not _YES_OR_NO.search(plain):
+        return text, False
+    clauses = _SEPARATOR.split(_YES_OR_NO.sub(" ", plain))  # clause, separator, clause, ...
+    for i in range(0, len(clauses), 2):
+        if set(clauses[i].casefold().split()) <= _INSTRUCTION:
+            clauses[i : i + 2] = [" "] * len(clauses[i : i + 2])  # without the separator that follows
+    return " ".join("".join(clauses).split()).strip(" .?!…。？！,;:()[]-–—"), True
+
+
+def _count_questions(text: str) -> int:
+    """The number of questions in a text: 2 for "Is there a car? Is it snowing?" and "Is there a car, and where?"."""
+    text = _AND_ASKS.sub("; ", text.casefold().translate(_NO_APOSTROPHES))
+    first, *rest = _SEPARATOR.split(text)  # clause, separator, clause, ...
+    count = int(_is_question(_without_fillers(first.split())))
+    for separator, clause in zip(rest[::2], rest[1::2]):
+        words = _without_fillers(clause.split())
+        is_relative = separator.strip() == "," and words[:1] and words[0] in ("which", "who", "whose")
+        is_short = 0 < len(words) < 3 and words[0] in _WH_WORDS - {"when"}  # "Where?", "How many?"
+        count += not is_relative and (is_short or _is_question(words))
+    return count
+
+
+def _without_fillers(words: list[str]) -> list[str]:
+    return list(dropwhile(_FILLERS.__contains__, words))
+
+
+def _is_question(words: list[str]) -> bool:
+    """Whether a clause can stand alone as a question. Two words, such as "is it", belong to another clause."""
+    if len(words) < 3:
+        return False
+    if words[0] in _AUXILIARIES:
+        return words[1] not in ("you", "i") or words[2] in _PERCEIVING  # not "can you tell me", "may I ask"
+    is_condition = words[0] == "when" and words[1] not in _AUXILIARIES  # "When it is dark, are the lights on?"
+    return words[0] in _WH_WORDS and not is_condition and bool(_AUXILIARIES & set(words[1:]))
+
+
+def _find_negations(text: str) -> list[str]:
+    """The words of a question that negate it, other than "no" before a noun."""
+    text = _WITHOUT_RIDER.sub("", text.casefold().replace("\u2019", "'"))
+    words = re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)?", text)
+    found = [w for w in words if w in _NEGATIONS or w.endswith(("n't", "'nt")) or w in _NEGATED_AUXILIARIES]
+    return found + re.findall(r"\bno one\b", text)
+
+
+def _asks_yes_no(simple: str) -> bool:
+    """Whether a simplified question asks for yes or no: "Is there a car?", but not "How busy is it?".
+
+    The first clause that begins with an auxiliary verb ("is", "does", "can"), with a question word ("what", "how"),
+    or with a request ("describe", "say if") decides. Text without any of them ("a red car") counts as a yes/no
+    question. Alternatives ("Is the light red or green?") do not.
+    """
+    text = simple.casefold()
+    if _FOR_WORDS.fullmatch(text):
+        return False
+    clauses = [words for clause in re.split(f"[,;:{QUESTION_END.strip()}]", text) if (words := clause.split())]
+    decisions = (_clause_asks_yes_no(words, words is clauses[-1]) for words in clauses)
+    return next((decision for decision in decisions if decision is not None), True)
+
+
+def _clause_asks_yes_no(words: list[str], is_last: bool) -> bool | None:
+    """Whether a clause asks for yes or no; None if it does not decide, like "There is a car" in "...; what is it?"."""
+    words = _without_fillers(words) or [""]
+    if words[0] in _AUXILIARIES and words[1:2] == ["you"]:  # "Could you describe it?" is a request
+        rest = _without_fillers(words[2:])
+        is_request = bool((_REQUESTS - {"find"}) & set(rest[:1])) or _asks_for_words(rest, _SAYING - {"see"})
+        return not is_request
+    first = words[0]
+    if first in _AUXILIARIES:
+        return True
+    if first in _REQUESTS or _asks_for_words(words, _SAYING):
+        return False
+    if words[:4] == ["i", "want", "to", "know"]:
+        return not _WH_WORDS & set(words[4:5])
+    if first in _WH_WORDS:
+        if first == "when" and not is_last and not _AUXILIARIES & set(words[1:2]):
+            return None  # "When it is dark, are the lights on?"
+        return words[1:2] == ["about"]  # "What about buses?"
+    if is_last and _WH_WORDS & set(words[-2:]):  # "The parked car is in what lane?"
+        return False
+    if first in _PREPOSITIONS:  # "In this image how many cars are there?"
+        return next((word in _AUXILIARIES for word in words if word in _AUXILIARIES | _WH_WORDS), None)
+    return None
+
+
+def _asks_for_words(words: list[str], verbs: frozenset[str]) -> bool:
+    """Whether words are like "tell me what color it is" or "say on which side it is"."""
+    if not words or words[0] not in verbs:
+        return False
+    rest = [word for word in words[1:4] if word not in ("me", "us", "please")]
+    return bool(_WH_WORDS & set(rest[: 2 if _PREPOSITIONS & set(rest[:1]) else 1]))
+
+
+# --- grammar: the words that the answer depends on ---
+
+# Words of the vocabulary that many questions teach, so that they are never reported as untaught.
+FUNCTION_WORDS = frozenset(
+    """
+    a an the this that those it its they them their there here i my me we us you your
+    is are was were be been am do does did doing has have can could will would should shall must may need
+    and or not if than because while like of to in on at for with without by from into out off up down over under
+    through across along against around about as before after toward past between
+    all any each both another other same different very still just now too
+    what which who where when why how many much most more fewer less least number none count please describe list
+    answer select following options correct predict consider based mean b c d u s
+    see look visible seen appear appears show showing scene status image video type types located location
+    one first second third normal possible important main current likely able involved
+    """.split()
+)
+_VERBS = frozenset("do does did has have had can will should may must".split())
+_PRONOUNS = frozenset("it this that these those we you i they".split())
+_SEEING = frozenset("see have has show".split())  # what is seen follows
+# Before a noun; they are skipped.
+_DETERMINERS = _PRONOUNS | frozenset(
+    """
+    a an the any some its my your their all both each every another other more many most fewer less same of just still
+    now there visible first second third possible important main current normal likely
+    """.split()
+)
+# After a noun: where it is, which only qualifies. Function words end a noun, too.
+_PLACES = frozenset(
+    "ahead left right front back center near far close closer straight behind away next side clearly".split()
+)
+_CLAUSE_ENDS = frozenset([*".,;:", "and", "or", "like"])
+# A verb after a noun: "a person smoking", "the lane blocked"; these three have no ending.
+_PARTICIPLE = re.compile(r"(?!(?:building|parking|red|speed)$)\w+(?:ing|ed)|broken|fallen|hit")
+
+
+def is_content_word(word: str) -> bool:
+    """Whether a word of the vocabulary is not a function word, number, punctuation or special token."""
+    return word.isalpha() and word not in FUNCTION_WORDS
+
+
+def asked_for(tokens: Sequence[str]) -> list[int]:
+    """The places among `tokens` of the words that a question asks for, by its grammar alone.
+
+    These are the head of the noun after "there is", "any", "how many", "where is", "color of" or "see", and what is
+    said of something after "is" or another auxiliary: "is the crossing [closed]", "is a person [smoking]".
+
+    Args:
+        tokens: the words of the first sentence of a question, as the tokenizer writes them; [UNK] is a word.
+    """
+    found: set[int] = set()
+    for i, word in enumerate(tokens):
+        before, after = (tokens[k] if 0 <= k < len(tokens) else "" for k in (i - 1, i + 1))
+        is_there = (word == "there" and before in _BE) or (word in _BE | {"be", "been"} and before == "there")
+        is_of = word == "of" and before in ("number", "color")
+        is_many = word == "many" and before in ("how", "as")
+        if is_there or is_of or is_many or (word in _SEEING and after != "to"):
+            found |= _nouns(tokens, i + 1)
+        elif word == "any" or (word in _BE and after != "there"):
+            found |= _nouns(tokens, i + 1, has_predicate=True, has_preposition=after in _PRONOUNS)
+        elif word in _VERBS and before in _CLAUSE_ENDS | {""} and after not in ("there", "you", "we", "i"):
+            found |= _nouns(tokens, i + 1, has_predicate=True)
+    return sorted(found)
+
+
+def _nouns(tokens: Sequence[str], start: int, has_predicate: bool = False, has_preposition: bool = False) -> set[int]:
+    """The places of the heads of the nouns that begin at `start`: "a white [van] or a [bus] near the kerb".
+
+    Args:
+        has_predicate: a word may be said of the noun: "the [lane] [blocked]".
+        has_preposition: the noun may follow a preposition: "we in a [tunnel]".
+    """
+    found: set[int] = set()
+    skipped = _DETERMINERS | {"be", "been"} | (FUNCTION_WORDS - _BE - _VERBS if has_preposition else frozenset())
+    while True:
+        while start < len(tokens) and (tokens[start] in skipped or tokens[start].isdigit()):
+            start += 1
+        end = start
+        while end < len(tokens) and not _ends_noun(tokens[end]):
+            end += 1
+        if end == start:
+            return found
+        found.add(end - 1)
+        is_verb = _PARTICIPLE.fullmatch(tokens[end - 1]) is not None
+        is_last = end == len(tokens) or tokens[end] in _CLAUSE_ENDS
+        if end - 1 > start and (is_verb or (has_predicate and is_last)):
+            found.add(end - 2)  # what it is said of
+        if is_verb and tokens[end : end + 1] in (["a"], ["an"], ["the"]):
+            found |= _nouns(tokens, end)  # its object: "wearing a [belt]"
+        after = list(tokens[end : end + 2])
+        if has_predicate and after[:1] in (["of"], ["be"], ["been"]):  # "the door of the car [open]", "it be [safe]"
+            start = end + 1
+        elif after[:1] in ([","], ["and"], ["or"]):
+            start = end + (2 if after[1:] in (["and"], ["or"]) else 1)
+        else:
+            return found
+
+
+def _ends_noun(word: str) -> bool:
+    is_sign = not word[:1].isalnum() and word != UNKNOWN_TOKEN
+    return word in FUNCTION_WORDS or word in _PLACES or is_sign or word.isdigit()
+
+
+# --- kinds of answers ---
+
+_ARTICLES = frozenset(["a", "an", "2", "3", "4", "5", "6"])  # of objects in a list
+_AFTER_NOUN = [
+    [*place.split(), end]
+    for place in ("", "on the left", "in the center", "on the right")
+    for end in ("and", ",", END)
+]
+
+
+@dataclass(frozen=True)
+class AnswerKind:
+    """What a question in words asks for.
+
+    Attributes:
+        name: as people read it: "a color".
+        values: all possible answers; empty for lists of objects.
+        nouns, colors: of lists of objects: "a car, 2 trucks and red buses on the left".
+    """
+
+    name: str
+    values: frozenset[str] = frozenset()
+    nouns: tuple[str, ...] = ()
+    colors: frozenset[str] = frozenset()
+
+    def accepts(self, answer: str) -> bool:
+        """Whether an answer is of this kind."""
+        words = [*answer.replace(",", " ,").split(), END]
+        return all(word in self.next_words(words[:i]) for i, word in enumerate(words))
+
+    def next_words(self, words: list[str]) -> set[str]:
+        """The words, or END, that can follow the first words of an answer; empty if no answer begins with these."""
+        if END in words:
+            return {END}
+        if self.values:
+            return _continuations([[*value.split(), END] for value in self.values], words)
+        begin = max((i + 1 for i, word in enumerate(words) if word in ("and", ",")), default=0)
+        return self._next_in_item(words[begin:])
+
+    def _next_in_item(self, words: list[str]) -> set[str]:
+        """The words that can follow in an item of a list: "2 red cars on the left"."""
+        nouns = [noun.split() for noun in self.nouns]
+        rest = words[1:] if words and words[0] in _ARTICLES else words
+        found = set() if words else set(_ARTICLES)
+        found |= set() if rest else self.colors
+        rest = rest[1:] if rest and rest[0] in self.colors else rest
+        found |= _continuations(nouns, rest)
+        for noun in nouns:
+            if rest[: len(noun)] == noun:
+                found |= _continuations(_AFTER_NOUN, rest[len(noun) :])
+        return found
+
+
+def _continuations(phrases: Iterable[list[str]], words: list[str]) -> set[str]:
+    """The word that follows these words, in each phrase that begins with them."""
+    size = len(words)
+    return {phrase[size] for phrase in phrases if phrase[:size] == words and len(phrase) > size}
+
+
+# --- questions ---
 
 
 class Prompt(NamedTuple):
@@ -51,7 +421,9 @@ class Question:
 
     Attributes:
         text: the question as given.
-        form: how it is asked.
+        asked: what the model is asked: positive, and without "answer yes or no".
+        is_yes_no: whether the answer is yes or no.
+        is_negated: whether "yes" to `text` is "no" to `asked`.
         input_ids: its prompt; empty if it has a problem.
         kind: the kind of answer in words that it asks for; None for yes/no questions, and if any answer is accepted.
         unknown_words: its words that are not in the vocabulary; the model ignores them.
@@ -61,7 +433,9 @@ class Question:
     """
 
     text: str
-    form: QuestionForm
+    asked: str
+    is_yes_no: bool
+    is_negated: bool = False
     input_ids: tuple[int, ...] = ()
     kind: AnswerKind | None = None
     unknown_words: tuple[str, ...] = ()
@@ -112,47 +486,168 @@ class Question:
             return [index for index in vocabulary.values() if words or index not in no_first]
         return [vocabulary[word] for word in self.kind.next_words(words) if word in vocabulary]
 
+    def yes_or_no(self, p: float, threshold: Any = 0.5) -> dict[str, Any]:
+        """What P(yes) adds to the item: "answer", "score" (the probability of this answer), "p_yes" (that of yes).
 
-def read_question(
-    text: str,
-    tokenize: Callable[[str], Prompt],
-    limit: int,
-    taught: Collection[str] | None = None,
-    any_kind: bool = False,
-) -> Question:
-    """A question, checked and tokenized.
+        Args:
+            p: calibrated P(yes) of `asked`.
+            threshold: P(yes) from which the answer is yes: a number, or an object with `threshold` and
+                `is_unsure(p)`, which adds "not_sure".
+        """
+        is_yes = p >= getattr(threshold, "threshold", threshold)
+        p_yes = 1 - p if self.is_negated else p
+        answer = "yes" if is_yes != self.is_negated else "no"
+        item = {"answer": answer, "score": p_yes if answer == "yes" else 1 - p_yes, "p_yes": p_yes}
+        return item if isinstance(threshold, float | int) else item | {"not_sure": threshold.is_unsure(p)}
+
+
+class Rules:
+    """Reads questions by the data of a model.
 
     Args:
-        tokenize: makes a prompt of the words of a question.
-        limit: maximum number of tokens of a question with its answer.
-        taught: the content words that the model was taught; None if they are not known.
-        any_kind: accept every question and every answer in words: the model was taught a user's own questions.
+        kinds: kinds of answers, the first whose `asked` matches counts: {"name", "asked": [regular expressions of the
+            words that the tokenizer writes], "values": [...] or "nouns": {singular: plural}}. Without kinds, every
+            question in words is accepted, with any answer.
+        colors, light_colors: of objects and of traffic lights.
+        wordings: [regular expression of a simplified question, taught question], in the order of use.
+        examples: kind of question → a question.
     """
-    form = question_form(text)
-    if form.problem:
-        return Question(text, form, problem=form.problem)
-    words = question_words(form.text)
-    if len(words) > 50 * limit:  # tokenizing it would take long
-        size = f"{len(words):,} characters"
-        return Question(text, form, problem=TOO_LONG.format(size=size, limit=limit, text=text[:80]))
-    ids, tokens, typed = tokenize(words)
-    tokens = tokens[1:-1]
-    if not tokens:
-        return Question(text, form, problem=NO_WORD.format(text=text[:80]))
-    if len(ids) >= limit:  # an answer has one token at least
-        return Question(text, form, problem=TOO_LONG.format(size=f"{len(ids)} tokens", limit=limit, text=text[:80]))
-    unknown = _distinct(word for token, word in zip(tokens, typed) if token == UNKNOWN_TOKEN)
-    if unknown and not any(token.isalnum() for token in tokens):
-        return Question(text, form, unknown_words=unknown, problem=NO_KNOWN_WORD.format(text=text[:80]))
-    known = tokens if taught is None else taught
-    untaught = _distinct(word for token, word in zip(tokens, typed) if is_content_word(token) and token not in known)
-    is_limited = not (form.is_yes_no or any_kind)
-    kind = answer_kind(" ".join(tokens)) if is_limited else None
-    problem = None
-    if is_limited and kind is None:
-        problem = UNKNOWN_KIND + (f". Unknown words: {', '.join(unknown)}" if unknown else "")
-    refusal = _refusal(tokens, typed, taught)
-    return Question(text, form, tuple(ids), kind, unknown, untaught, problem, refusal)
+
+    def __init__(
+        self,
+        kinds: Sequence[Mapping[str, Any]] = (),
+        colors: Sequence[str] = (),
+        light_colors: Sequence[str] = (),
+        wordings: Sequence[Sequence[str]] = (),
+        examples: Mapping[str, str] | None = None,
+    ):
+        self.colors, self.light_colors, self.examples = frozenset(colors), frozenset(light_colors), examples or {}
+        self.wordings = [(re.compile(pattern, re.IGNORECASE), taught) for pattern, taught in wordings]
+        self.kinds: list[tuple[AnswerKind, re.Pattern]] = []
+        self.nouns: dict[str, str] = {}
+        for kind in kinds:
+            nouns = kind.get("nouns", {})
+            self.nouns |= nouns
+            names = tuple(dict.fromkeys([*nouns, *nouns.values()]))
+            found = AnswerKind(kind["name"], frozenset(kind.get("values", ())), names, self.colors)
+            self.kinds.append((found, re.compile("|".join(rf"(?:{one}(?!\w))" for one in kind["asked"]))))
+
+    def known_nouns(self, taught: Collection[str] | None) -> list[str]:
+        """The nouns that a model can be asked about, in the singular; `taught`: its words, None if not known."""
+        return [noun for noun in self.nouns if taught is None or all(word in taught for word in noun.split())]
+
+    @lru_cache(maxsize=4096)  # noqa: B019  the same questions are usually asked about many images
+    def form(self, text: str) -> Question:
+        """A question with its form, not yet tokenized."""
+        plain = text.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be tokenized
+        asked, is_yes_no = _without_instruction(_GREETING.sub("", plain))
+        asked = _TAG.sub("", _OR_NOT.sub(r"\1", asked))  # "Is it wet or not?"
+        taught = self.as_taught(asked)
+        if _asks_yes_no(_simplify(taught)):
+            asked, is_yes_no = taught, True
+        elif not is_yes_no:  # "Traffic: yes or no?" is not "What is the traffic like?"
+            asked = taught
+        if not has_word(asked):
+            return Question(text, asked, is_yes_no, problem=NO_WORD.format(text=plain[:80]))
+        if (count := _count_questions(asked)) > 1:
+            return Question(text, asked, is_yes_no, problem=TWO_QUESTIONS.format(text=plain[:200], count=count))
+        if negations := _find_negations(asked):
+            return Question(text, asked, is_yes_no, problem=NEGATED.format(word=negations[0]))
+        positive, count = _NO.subn("any", asked)
+        if count and not (is_yes_no and count == 1 and _STARTS_WITH_NO.match(asked)):
+            return Question(text, asked, is_yes_no, problem=NEGATED.format(word="no"))
+        is_dry = is_yes_no and _DRY.match(positive) is not None
+        return Question(text, _DRY.sub(r"\1wet", positive) if is_dry else positive, is_yes_no, (count == 1) != is_dry)
+
+    def as_taught(self, text: str) -> str:
+        """The taught question that means the same as a text; the text itself if there is none."""
+        if len(text) > 200:  # some patterns take a time that grows with the square of the length
+            return text
+        simple = _simplify(text)
+        for pattern, taught in self.wordings:
+            if match := pattern.fullmatch(simple):
+                text = match.expand(taught)
+                simple = _simplify(text)
+        return text
+
+    def as_asked(self, text: str) -> str:
+        """The words in which the pipeline asks a question, for training; the text itself if negated or a problem."""
+        form = self.form(text)
+        return text if form.problem or form.is_negated else form.asked
+
+    @lru_cache(maxsize=4096)  # noqa: B019
+    def answer_kind(self, words: str) -> AnswerKind | None:
+        """The kind of answer that a question in words asks for; None for a question of a kind that was not taught.
+
+        `words` are those that the tokenizer reads: "what color is the traffic light".
+        """
+        words = words.replace(" 's", " is")
+        kind = next((kind for kind, pattern in self.kinds if pattern.search(words)), None)
+        if kind is not None and " or " in words:  # "is it sunny or rainy": one of these
+            named = {value for value in kind.values if re.search(rf"\b{value}\b", words)}
+            return replace(kind, values=frozenset(named | ({NONE} & kind.values))) if len(named) > 1 else kind
+        return kind
+
+    def read(
+        self,
+        text: str,
+        tokenize: Callable[[str], Prompt],
+        limit: int,
+        taught: Collection[str] | None = None,
+        any_kind: bool = False,
+    ) -> Question:
+        """A question, checked and tokenized.
+
+        Args:
+            tokenize: makes a prompt of the words of a question.
+            limit: maximum number of tokens of a question with its answer.
+            taught: the content words that the model was taught; None if they are not known.
+            any_kind: accept every question and every answer in words: the model was taught a user's own questions.
+        """
+        if len(text) > 50 * limit:  # reading it would take long
+            problem = TOO_LONG.format(size=f"{len(text):,} characters", limit=limit, text=text[:80])
+            return Question(text, text, True, problem=problem)
+        form = self.form(text)
+        if form.problem:
+            return form
+        ids, tokens, typed = tokenize(question_words(form.asked))
+        tokens = tokens[1:-1]
+        if not tokens:
+            return replace(form, problem=NO_WORD.format(text=text[:80]))
+        if len(ids) >= limit:  # an answer has one token at least
+            return replace(form, problem=TOO_LONG.format(size=f"{len(ids)} tokens", limit=limit, text=text[:80]))
+        unknown = _distinct(word for token, word in zip(tokens, typed) if token == UNKNOWN_TOKEN)
+        if unknown and not any(token.isalnum() for token in tokens):
+            return replace(form, unknown_words=unknown, problem=NO_KNOWN_WORD.format(text=text[:80]))
+        known = tokens if taught is None else taught
+        untaught = (word for token, word in zip(tokens, typed) if is_content_word(token) and token not in known)
+        question = replace(form, input_ids=tuple(ids), unknown_words=unknown, untaught_words=_distinct(untaught))
+        question = replace(question, refusal=self._refusal(tokens, typed, taught))
+        if form.is_yes_no or any_kind or not self.kinds:
+            return question
+        if kind := self.answer_kind(" ".join(tokens)):
+            return replace(question, kind=kind)
+        return replace(question, problem=UNKNOWN_KIND + (f". Unknown words: {', '.join(unknown)}" if unknown else ""))
+
+    def _refusal(self, tokens: Sequence[str], typed: Sequence[str], taught: Collection[str] | None) -> str | None:
+        """Why the answer to a question would be a guess; None if all that it asks for is known and taught."""
+        sentence = list(takewhile(lambda token: token not in ("?", "."), tokens))
+        places = asked_for(sentence)
+        for i in reversed(places):  # first what is said of a thing, then the thing
+            # What ends in "ly" tells how, but at the end: "is it really raining", "is the dog friendly".
+            is_adverb = typed[i].casefold().endswith("ly") and i < len(sentence) - 1
+            if sentence[i] == UNKNOWN_TOKEN and not is_adverb:
+                return UNKNOWN_WORD.format(word=typed[i])
+            if taught is not None and is_content_word(sentence[i]) and sentence[i] not in taught:
+                return UNTAUGHT_WORD.format(word=typed[i])
+        if taught is None or (self.colors - self.light_colors) & set(taught):
+            return None
+        # Colors are those of lights as long as no other color was taught.
+        nouns = [i for i, word in enumerate(sentence) if is_content_word(word) and word not in {*self.colors, "color"}]
+        is_color = "color" in sentence or any(sentence[i] in self.colors for i in places)
+        if not is_color or not nouns or {"light", "lights"} & set(sentence):
+            return None
+        return UNTAUGHT_COLOR.format(word=typed[nouns[0]])
 
 
 def _distinct(words: Iterable[str]) -> tuple[str, ...]:
@@ -161,92 +656,3 @@ def _distinct(words: Iterable[str]) -> tuple[str, ...]:
     for word in words:
         found.setdefault(word.casefold(), word)
     return tuple(found.values())
-
-
-def _refusal(tokens: Sequence[str], typed: Sequence[str], taught: Collection[str] | None) -> str | None:
-    """Why the answer to a question would be a guess; None if all that it asks for is known and taught."""
-    sentence = list(takewhile(lambda token: token not in ("?", "."), tokens))
-    places = asked_for(sentence)
-    for i in reversed(places):  # first what is said of a thing, then the thing
-        # What ends in "ly" tells how, but at the end: "is it really raining", "is the dog friendly".
-        is_adverb = typed[i].casefold().endswith("ly") and i < len(sentence) - 1
-        if sentence[i] == UNKNOWN_TOKEN and not is_adverb:
-            return UNKNOWN_WORD.format(word=typed[i])
-        if taught is not None and is_content_word(sentence[i]) and sentence[i] not in taught:
-            return UNTAUGHT_WORD.format(word=typed[i])
-    if taught is None or any(color in taught for color in COLORS if color not in LIGHT_STATES):
-        return None
-    # Colors are those of lights as long as no other color was taught.
-    nouns = [i for i, word in enumerate(sentence) if is_content_word(word) and word not in (*COLORS, "color")]
-    is_color = "color" in sentence or any(sentence[i] in COLORS for i in places)
-    if not is_color or not nouns or {"light", "lights"} & set(sentence):
-        return None
-    return UNTAUGHT_COLOR.format(word=typed[nouns[0]])
-
-
-def yes_or_no(form: QuestionForm, p: float, threshold: Any = 0.5) -> dict[str, Any]:
-    """The answer to a yes/no question.
-
-    Args:
-        p: calibrated P(yes) of what the model was asked, `form.text`.
-        threshold: P(yes) from which the answer is yes: a number, or an object with `threshold` and `is_unsure(p)`.
-
-    Returns:
-        "answer", "score" (the probability of this answer) and "p_yes" (that of yes); with an object as threshold also
-        "not_sure".
-    """
-    is_yes = p >= getattr(threshold, "threshold", threshold)
-    p_yes = 1 - p if form.is_negated else p
-    answer = "yes" if is_yes != form.is_negated else "no"
-    item = {"answer": answer, "score": p_yes if answer == "yes" else 1 - p_yes, "p_yes": p_yes}
-    return item if isinstance(threshold, float | int) else item | {"not_sure": threshold.is_unsure(p)}
-
-
-def yes_no_item(question: Question, p: float, threshold: float = 0.5) -> dict[str, Any]:
-    """An item for P(yes) of a question that was asked as it is written, without a pipeline."""
-    form = question.form
-    problem = question.problem if form.is_yes_no else NOT_YES_NO
-    problem = problem or (NEGATED.format(word="no") if form.is_negated else None)
-    return question.answer(problem=problem) if problem else question.answer(**yes_or_no(form, p, threshold))
-
-
-def answer_text(item: Mapping[str, Any]) -> str:
-    """An answer for people: "yes, 0.97", "none seen, 0.88, not sure", or its problem."""
-    if item["answer"] is None:
-        return str(item.get("problem", "not answered"))
-    answer = "none seen" if item["answer"] == NONE else item["answer"]
-    return f"{answer}, {item['score']:.2f}{', not sure' if item.get('not_sure') else ''}"
-
-
-def answer_notes(item: Mapping[str, Any]) -> list[str]:
-    """Notes on the words of an answered question: one on unknown words, one on untaught words."""
-    if "problem" in item:
-        return []
-    notes = {"unknown_words": "unknown, so ignored", "untaught_words": "not taught, or not reliably, so guessed"}
-    return [f"{note}: {', '.join(item[name])}" for name, note in notes.items() if item.get(name)]
-
-
-def words_to_map(
-    tokens: Iterable[str], is_content: Callable[[str], bool], nouns: Collection[str]
-) -> list[tuple[int, str]]:
-    """The content words of a question with their columns (places among its tokens); without any, all its words.
-
-    First comes the word that the question is about: the first of `nouns`, otherwise the last word.
-    """
-    words = [(column, word) for column, word in enumerate(tokens) if word.isalpha()]
-    words = [found for found in words if is_content(found[1])] or words
-    about = [found for found in words if found[1] in nouns][:1] or words[-1:]
-    return about + [found for found in words if found not in about]
-
-
-def map_strength(item: Mapping[str, Any]) -> float:
-    """The strength of a map, 0..1: twice the probability that there is something to see, at most 1.
-
-    The probability is P(yes), of the positive question if negated; 1 - score for "none" and "0"; 1 for other words.
-    """
-    p_seen = item["p_yes"]
-    if p_seen is None:
-        p_seen = 1 - item["score"] if item["answer"] in (NONE, "0") else 1.0
-    elif question_form(item["question"]).is_negated:
-        p_seen = 1 - p_seen
-    return min(1.0, 2 * p_seen)

@@ -12,15 +12,13 @@ What is special here:
 
 import re
 import unicodedata
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
-
-from .question_form_traffic_vlm import words_at
 
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[SOS]", "[EOS]"]
@@ -29,7 +27,23 @@ ANSWER_TOKENS = ["[YES]", "[NO]"]
 # A word ends where no letter follows. \b would miss the end of "car" in "car2", which is split later.
 _START, _END = r"(?<![\p{L}\p{M}])", r"(?![\p{L}\p{M}])"
 
-# Other spellings of the same words: regular expression -> replacement, applied in this order to lower-case text.
+# The rules that rewrite lower-case text apply in the order in which they stand here: signs, spelling, phrases, nouns
+# with their plurals, and other words. Each reads what those before it have made of the text.
+
+# Signs, which would be dropped: "> 3" and "< 3", "-50" and "50" would be the same. "30 - 50" is a range.
+_NUMBER = r"(?= ?[-\u2212]?\.?\d)"
+_SIGNS = [
+    (rf" ?(?<![-=<>]){sign}{_NUMBER} ?| ?(?<!\S){sign}(?!\S) ?{other}", f" {words} ")
+    for sign, other, words in (
+        (">=", r"| ?\u2265 ?", "at least"),
+        ("<=", r"| ?\u2264 ?", "at most"),
+        (">", "", "more than"),
+        ("<", "", "less than"),
+    )
+]
+_SIGNS += [(r" ?(?<![\w-])(?:[-\u2212\u2013](?=\.?\d)|(?<!\d )[-\u2212] (?=\.?\d))", " minus ")]
+
+# Other spellings of the same words: regular expression -> replacement.
 _SPELLING = [
     (_START + r"wo(?=n't" + _END + ")", "will"),
     (r"(?<=\bcan)(?:'t|not)" + _END + r"|(?<!\bca)n't" + _END, " not"),
@@ -365,6 +379,23 @@ _WHOLE_WORDS |= {str(number): word for number, word in enumerate(_NUMBERS) if wo
 _WHOLE_WORDS |= {str(10 * number): word for number, word in enumerate(_TENS, start=2)}
 
 
+def words_at(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[str]:
+    """Yield for each token, at [start, end) of the text, the word that it comes from: all letters around it.
+
+    Offsets of a rewritten word cover its last letter only, and one letter can become several tokens (U+FDFA). Takes
+    time linear in the text, as the letters of a word are read once.
+    """
+    begin = stop = 0  # of the last word
+    for start, end in spans:
+        if not (begin <= start and end <= stop):
+            begin, stop = start, end
+            while 0 < begin < end and text[begin - 1].isalpha() and text[begin].isalpha():
+                begin -= 1
+            while 0 < stop < len(text) and text[stop - 1].isalpha() and text[stop].isalpha():
+                stop += 1
+        yield text[begin:stop]
+
+
 def plural_of(word: str) -> str:
     """The regular plural of a word: boxes, lorries, cars."""
     if re.search(r"(?:s|x|z|ch|sh)$", word):
@@ -379,7 +410,7 @@ def _rewrites(vocab: Collection[str], added_words: Mapping[str, str]) -> list[tu
     the plurals of added words to the words.
     """
     removed = set(added_words.values()) - set(vocab)
-    rewrites = [*_SPELLING, *((f"{_START}(?:{phrases}){_END}", words) for words, phrases in _PHRASES.items())]
+    rewrites = [*_SIGNS, *_SPELLING, *((f"{_START}(?:{phrases}){_END}", words) for words, phrases in _PHRASES.items())]
     for word, synonyms in _SYNONYMS.items():
         plural = "" if f"{word}s" in removed else "s?"
         rewrites.append((f"{_START}(?:{synonyms})(?={plural}{_END})", word))

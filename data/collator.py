@@ -20,7 +20,6 @@ from PIL import Image
 
 from ..images_traffic_vlm import to_rgb
 from ..processing_traffic_vlm import ROW_TOKENS
-from ..question_form_traffic_vlm import question_as_asked
 from .augment import augment, change_light
 from .ground_truth import NONE, GroundTruth
 from .questions import QUESTION_TYPES, Balancer, Question, ask
@@ -149,7 +148,7 @@ class TrafficCollator:
         pairs = zip(row.get("questions") or (), row.get("answers") or (), strict=True)
         known = (pair for pair in pairs if pair[1] != NONE or self.knows_none)
         if scene is None:  # a user's own
-            known = ((question_as_asked(text), answer) for text, answer in known)
+            known = ((self.processor.rules.as_asked(text), answer) for text, answer in known)
         questions = [Question(text, answer, "", "", "") for text, answer in known]
         count = self.questions_per_image
         if self.training and len(questions) > count:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..answer_kind_traffic_vlm import is_content_word
+from ..question_traffic_vlm import is_content_word
 from ..tokenization_traffic_vlm import TrafficVLMTokenizer
 
 

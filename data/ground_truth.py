@@ -18,10 +18,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from ..answer_kind_traffic_vlm import MANY, MAX_COUNT, NONE
 from .scene import CLASSES, UNBOXED, Scene, SceneObject, classes_of, is_a
 from .templates import TYPES, QuestionType, amount, enumeration
 
+
+NONE = "none"  # the answer to a question about something that is not there
+MAX_COUNT, MANY = 6, "many"  # the largest number in an answer, and the word for more
 
 # Minimum areas in patches. An object fills only a part of a box, so a box needs a whole patch. A mask is exact and
 # needs 130 pixels at 384 × 288. Objects below `NOTHING`, 20 pixels there, are invisible and count as absent.

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import yaml
 
-from ..answer_kind_traffic_vlm import COLORS, DIRECTIONS, LIGHT_STATES, SPEED_LIMITS
 from .patches import resampling
 
 
@@ -42,18 +41,12 @@ def read_classes(table: Mapping[str, Any]) -> dict[str, tuple[str, str, str | No
 TABLES = yaml.load(Path(__file__).with_name("classes.yaml").read_text(encoding="utf-8"), yaml.BaseLoader)
 CLASSES = read_classes(TABLES["classes"])
 UNBOXED = frozenset(TABLES["unboxed"])
+ATTRIBUTES: dict[str, tuple[str, ...]] = {name: tuple(values) for name, values in TABLES["attributes"].items()}
 SCENE_ATTRIBUTES: dict[str, tuple[str, ...]] = {n: tuple(values) for n, values in TABLES["scene_attributes"].items()}
+LIGHT_STATES, SPEED_LIMITS = ATTRIBUTES["state"], ATTRIBUTES["value"]
 # What scene labels say about the whole image, in addition to CLASSES.
 PRESENCE_ONLY = frozenset({*(f"{state} light" for state in LIGHT_STATES), "pedestrian on the road"})
 PRESENT_IN_CROP = 0.7  # a crop of this fraction of the area is assumed to show what the image shows
-ATTRIBUTES: dict[str, tuple[str, ...]] = {
-    "color": COLORS,
-    "state": LIGHT_STATES,
-    "value": SPEED_LIMITS,
-    "status": ("parked", "moving", "standing", "walking"),
-    "facing": DIRECTIONS,  # which way the front of a vehicle points
-    "brake lights": ("on", "off"),
-}
 MIRRORED = {"left": "right", "right": "left"}
 # Defaults of objects, which are not written to JSON.
 UNWRITTEN: dict[str, Any] = {"area": None, "visible": 1.0, "attributes": {}, "coverage": None, "is_instance": True}

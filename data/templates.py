@@ -18,12 +18,13 @@ from typing import Any
 
 import yaml
 
-from .scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES, classes_of
+from .scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES, classes_of, is_a
 
 
 # Nouns without article and plural: "sky", not "a sky" or "skies".
 MASS_NOUNS = {"sky", "road construction", "glare"}
 NOUN_SLOTS, PLURALS = ("car", "cars", "bus", "buses"), ("cars", "buses")
+PATH = Path(__file__).with_name("templates.yaml")
 OTHER = "other"  # as a key of a table by class or value: all that the table does not list
 
 
@@ -70,6 +71,35 @@ class QuestionType:
         if part == "VALUE":  # if all known values are numbers, any number fits
             return value in self.known_values or (value.isdecimal() and all(map(str.isdecimal, self.known_values)))
         return part == value or part.isupper()
+
+
+def question_rules(path: Path = PATH) -> dict[str, Any]:
+    """The kinds of answers, example questions and people's wordings of `templates.yaml`, as `Rules` takes them."""
+    content = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)
+    attributes = ATTRIBUTES | SCENE_ATTRIBUTES
+    kinds: list[dict[str, Any]] = []
+    for name, entry in content["kinds"].items():
+        kind: dict[str, Any] = {"name": name, "asked": entry["asked"]}
+        if "classes" in entry:
+            names = [one for one in CLASSES if entry["classes"] == "all" or is_a(one, entry["classes"])]
+            kind["nouns"] = {CLASSES[one][0]: CLASSES[one][1] for one in names}
+        else:
+            kind["values"] = [*attributes.get(entry.get("attribute"), ()), *entry.get("values", ())]
+        kinds.append(kind)
+    parts: dict[str, str] = {}
+    for name, text in content["wordings"]["parts"].items():  # a part has only parts above it
+        parts[f"%{name}%"] = _with_parts(text if isinstance(text, str) else "|".join(text), parts)
+    wordings = [
+        [_with_parts(pattern, parts), taught]
+        for taught, patterns in content["wordings"]["taught"].items()
+        for pattern in patterns
+    ]
+    colors = {"colors": ATTRIBUTES["color"], "light_colors": ATTRIBUTES["state"]}
+    return {"kinds": kinds, **colors, "examples": content["examples"], "wordings": wordings}
+
+
+def _with_parts(pattern: str, parts: Mapping[str, str]) -> str:
+    return re.sub("|".join(parts) or "$^", lambda match: parts[match[0]], pattern)
 
 
 def read_templates(path: Path) -> tuple[dict[str, Any], dict[str, QuestionType]]:
@@ -127,7 +157,7 @@ def slots_of(template: str) -> list[str]:
     return [name for _, name, _, _ in Formatter().parse(template) if name]
 
 
-FILLINGS, TYPES = read_templates(Path(__file__).with_name("templates.yaml"))
+FILLINGS, TYPES = read_templates(PATH)
 QUESTION_TYPES = tuple(TYPES)
 
 

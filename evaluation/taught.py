@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..answer_kind_traffic_vlm import is_content_word
 from ..data.scene import SYNTHETIC
 from ..processing_traffic_vlm import TAUGHT_ON
+from ..question_traffic_vlm import is_content_word
 from . import MIN_ANSWERS, STANDARD_ERRORS
 
 

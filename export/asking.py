@@ -7,19 +7,8 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..answer_kind_traffic_vlm import is_content_word
-from ..question_form_traffic_vlm import words_at
-from ..question_traffic_vlm import (
-    UNKNOWN_TOKEN,
-    Prompt,
-    Question,
-    answer_notes,
-    answer_text,
-    map_strength,
-    read_question,
-    words_to_map,
-    yes_or_no,
-)
+from ..common.answers import answer_notes, answer_text, map_strength, words_to_map
+from ..question_traffic_vlm import UNKNOWN_TOKEN, Prompt, Question, Rules
 
 
 class Asking:
@@ -34,12 +23,13 @@ class Asking:
     def __init__(self, page: str, tokenize: Callable[[str], str], vocabulary: str):
         self.page, self.tokenize, self.vocabulary = json.loads(page), tokenize, json.loads(vocabulary)
         self.about = self.page["model"]
+        self.rules = Rules(**self.about["questions"])
         self.tokens = {index: token for token, index in self.vocabulary.items()}
 
     def read(self, text: str) -> Question:
         """A question, checked and tokenized."""
         about = self.about
-        question = read_question(text, self._prompt, about["max_tokens"], about["taught"], about["own_questions"])
+        question = self.rules.read(text, self._prompt, about["max_tokens"], about["taught"], about["own_questions"])
         return question.checked(about["answer_untaught"])
 
     def _prompt(self, text: str) -> Prompt:
@@ -51,7 +41,7 @@ class Asking:
     def words(self, question: Question) -> str:
         """JSON of [column, word] for each word with a map; first the word that the question is about."""
         tokens = [self.tokens[index] for index in question.input_ids]
-        return json.dumps(words_to_map(tokens, is_content_word, self.page["nouns"]))
+        return json.dumps(words_to_map(tokens, self.page["nouns"]))
 
     def next_ids(self, question: Question, answer: str) -> str:
         """JSON of the ids of the tokens that can follow those of an answer in words so far, `answer`, JSON of ids."""
@@ -61,12 +51,12 @@ class Asking:
 
     def yes_or_no(self, question: Question, p: float) -> str:
         """JSON of the item of a yes/no question, from P(yes)."""
-        return show(question.answer(**yes_or_no(question.form, p)))
+        return show(question.answer(**question.yes_or_no(p)), question)
 
     def in_words(self, question: Question, answer: str, score: float) -> str:
         """JSON of the item of a question that was answered in words, or has a problem."""
         more = {"problem": question.problem} if question.problem else question.answer_in_words(answer, score)
-        return show(question.answer(**more))
+        return show(question.answer(**more), question)
 
 
 def as_typed(text: str, words: list[str]) -> Iterator[str]:
@@ -79,10 +69,15 @@ def as_typed(text: str, words: list[str]) -> Iterator[str]:
             yield word
         else:
             end = start + len(word)
-            yield from words_at(text, [(origin[start], origin[end - 1] + 1)])
+            first, last = origin[start], origin[end - 1] + 1
+            while first > 0 and text[first - 1].isalpha() and text[first].isalpha():  # the letters around it, too
+                first -= 1
+            while last < len(text) and text[last - 1].isalpha() and text[last].isalpha():
+                last += 1
+            yield text[first:last]
 
 
-def show(item: dict[str, Any]) -> str:
+def show(item: dict[str, Any], question: Question) -> str:
     """JSON of an item of the pipeline, with its text, its notes and the strength of its maps."""
-    strength = map_strength(item) if item["answer"] else 0.0
+    strength = map_strength(item, question.is_negated) if item["answer"] else 0.0
     return json.dumps(item | {"text": answer_text(item), "notes": answer_notes(item), "strength": strength})

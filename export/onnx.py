@@ -267,6 +267,7 @@ def describe(model: Any, processor: Any) -> dict[str, Any]:
         "taught": None if processor.taught_words is None else sorted(processor.taught_words),
         "answer_untaught": False,  # true: guess at what was not taught, instead of a problem
         "own_questions": processor.own_questions,
+        "questions": processor.questions,
         "image_size": list(height_and_width(model.config.vision_config.image_size)),
         "resample": int(images.resample),
         "rescale_factor": images.rescale_factor,

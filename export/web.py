@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from ..answer_kind_traffic_vlm import EXAMPLE_QUESTIONS, known_nouns
 from ..common.files import new_folder
 from ..common.image_files import MAX_PIXELS
 from ..common.loading import load_processor
@@ -34,10 +33,7 @@ from .onnx import OPSET, describe, load, make_graphs, save_onnx, step
 ROOT = Path(__file__).resolve().parent.parent
 # An installed package has no docs/.
 EXAMPLES = [path for name in ("crossing", "night", "truck") if (path := ROOT / "docs" / f"{name}.jpg").is_file()]
-RULES = (
-    *(f"{name}_traffic_vlm.py" for name in ("answer_kind", "question_form", "question")),
-    "export/asking.py",
-)
+RULES = ("question_traffic_vlm.py", "common/answers.py", "export/asking.py")
 MIN_SIZE = 4096  # numbers of a tensor from which it is stored in fewer bits
 RESIZING = {2: "linear", 3: "cubic"}  # Pillow's filters → modes of the operator
 
@@ -192,7 +188,7 @@ def page_data(model: Any, processor: Any) -> dict[str, Any]:
         "max_pixels": MAX_PIXELS,
         "nouns": sorted({word for label in CLASSES for word in class_words(label)}),
         "suggested": suggest_questions(processor),
-        "kinds": list(EXAMPLE_QUESTIONS.values()),
-        "known_nouns": known_nouns(processor.taught_words),
+        "kinds": list(processor.rules.examples.values()),
+        "known_nouns": processor.rules.known_nouns(processor.taught_words),
         "examples": [f"examples/{path.name}" for path in EXAMPLES],
     }

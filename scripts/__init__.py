@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from ..question_traffic_vlm import answer_notes, answer_text
+from ..common.answers import answer_notes, answer_text
 
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

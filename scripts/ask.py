@@ -20,12 +20,10 @@ The exit status is 1 if an image or a question had a problem, and 2 if nothing w
 import os
 import sys
 import textwrap
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from traffic_vlm.answer_kind_traffic_vlm import EXAMPLE_QUESTIONS, known_nouns
 from traffic_vlm.common.image_files import IMAGE_SUFFIXES, find_images, open_image
 from traffic_vlm.common.loading import load_processor
 from traffic_vlm.common.options import option, option_parser, silence_libraries
@@ -61,11 +59,12 @@ def ask(
     return len(answered) == len(items)
 
 
-def print_known(taught: Collection[str] | None) -> None:
+def print_known(processor: Any) -> None:
     """Print the kinds of question with an example each, and the nouns that can be asked about."""
-    for kind, example in EXAMPLE_QUESTIONS.items():
+    for kind, example in processor.rules.examples.items():
         print(f"{kind:<18}{example}")
-    print(textwrap.fill(f"nouns: {', '.join(known_nouns(taught))}", 80, subsequent_indent=" " * 7))
+    nouns = ", ".join(processor.rules.known_nouns(processor.taught_words))
+    print(textwrap.fill(f"nouns: {nouns}", 80, subsequent_indent=" " * 7))
 
 
 @command()
@@ -80,7 +79,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print what can be asked: kinds of question, and nouns")
     options, asked = parser.parse_args_into_dataclasses()
     if asked.list:
-        print_known(load_processor(options.model).taught_words)
+        print_known(load_processor(options.model))
         return 0
     images = list(filter(is_image, asked.words))
     questions = [word for word in asked.words if not is_image(word)] + asked.ask

@@ -26,6 +26,7 @@ from transformers import GenerationConfig, SiglipImageProcessorPil
 from traffic_vlm.common.options import option, option_parser
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.data.coverage import measure_coverage, read_questions
+from traffic_vlm.data.templates import question_rules
 from traffic_vlm.generation_traffic_vlm import MAX_NEW_TOKENS
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.scripts import command
@@ -100,7 +101,7 @@ def build(output_dir: Path, tokenizer: TrafficVLMTokenizer, text_fields: dict[st
         config,
         GenerationConfig(**token_ids, max_new_tokens=MAX_NEW_TOKENS),
         # The processor marks its tokenizer and writes the tokenizer's files too: give it a copy, and write ours last.
-        TrafficVLMProcessor(image_processor, deepcopy(tokenizer), **taught),
+        TrafficVLMProcessor(image_processor, deepcopy(tokenizer), **taught, questions=question_rules()),
         tokenizer,
     )
     output_dir.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ than `shortest` does not end one. Answers in words are treated the same way: "re
 
 from dataclasses import dataclass, replace
 
-from ..answer_kind_traffic_vlm import NONE
+from ..question_traffic_vlm import NONE
 
 
 TOLERANCE = 1e-6  # seconds: differences of time stamps are not exact

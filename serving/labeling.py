@@ -25,12 +25,12 @@ from pyarrow.fs import FileSelector, FileSystem, LocalFileSystem
 from tqdm import tqdm
 from transformers.utils import cached_file
 
+from ..common.answers import answer_notes
 from ..common.files import DataError
 from ..common.image_files import IMAGE_SUFFIXES, escape_brackets, fixed_part, open_image, select_files
 from ..common.loading import base_of_adapter
 from ..common.options import option
 from ..pipeline_traffic_vlm import Asked, TrafficVLMPipeline
-from ..question_traffic_vlm import answer_notes
 from .cluster import load_data, load_ray, share_machines, start_ray
 from .options import ModelOptions, read_questions
 

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from ..answer_kind_traffic_vlm import is_content_word
+from ..common.answers import answer_text, map_strength, words_to_map
 from ..common.files import atomic_write
 from ..data.grounding import class_words
 from ..data.scene import CLASSES
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
-from ..question_traffic_vlm import answer_text, map_strength, words_to_map
 
 
 HEAT = (255, 120, 0)
@@ -29,7 +28,7 @@ LINE_HEIGHT = 22  # pixels of a line under an image
 def mapped_words(pipe: TrafficVLMPipeline, question: str) -> list[tuple[int, str]]:
     """(column, word) of each word of a question whose map is shown; the word that it is about comes first."""
     tokens = pipe.tokenizer.convert_ids_to_tokens(pipe.read_question(question).input_ids)
-    return words_to_map(tokens, is_content_word, NOUNS)
+    return words_to_map(tokens, NOUNS)
 
 
 def asked_word(pipe: TrafficVLMPipeline, question: str) -> tuple[int, str] | None:
@@ -63,7 +62,7 @@ def draw_overlay(
         weights = attention_of_question(pipe, encoded, question)[column]
         texts = (question, f"{answer_text(item)}   (attention of “{word}”)")
         lines = [line for text in texts for line in wrap(text, font, width)]
-        tiles.append((heat_over(picture, weights, map_strength(item)), lines))
+        tiles.append((heat_over(picture, weights, map_strength(item, pipe.read_question(question).is_negated)), lines))
     columns = 2 if len(items) == 4 else min(3, len(items))
     rows = -(-len(items) // columns)
     caption_height = LINE_HEIGHT * max(len(lines) for _, lines in tiles)

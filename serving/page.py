@@ -19,12 +19,12 @@ from typing import Any
 import gradio as gr
 from PIL import Image
 
-from ..answer_kind_traffic_vlm import EXAMPLE_QUESTIONS, NONE, known_nouns
+from ..common.answers import answer_notes, answer_text, map_strength
 from ..common.image_files import MAX_BYTES, open_image
 from ..data.suggestions import suggest_questions
 from ..images_traffic_vlm import Region
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
-from ..question_traffic_vlm import answer_notes, answer_text, map_strength
+from ..question_traffic_vlm import NONE
 from .overlay import asked_word, attention_of_question, heat_over, mapped_words
 
 
@@ -134,9 +134,13 @@ class Page:
         ]
         if not choices:
             return [], None
-        question = max(answered, key=lambda question: map_strength(answered[question]))
+        question = max(answered, key=lambda question: self.strength(answered[question]))
         found = asked_word(self.pipe, question)
         return choices, f"{found[0]}:{question}" if found else None
+
+    def strength(self, item: Mapping[str, Any]) -> float:
+        """The strength, 0..1, of the maps of an answered question."""
+        return map_strength(item, self.pipe.read_question(item["question"]).is_negated)
 
     def overlay(self, choice: str | None, picture: EncodedPicture | None) -> tuple[Image.Image | None, str]:
         """The image under the attention of a word, one of `words`, and a caption; None and "" without a choice."""
@@ -146,7 +150,7 @@ class Page:
         word = dict(mapped_words(self.pipe, question))[int(column)]
         [item] = self.pipe(picture.encoded, question)
         weights = attention_of_question(self.pipe, picture.encoded, question)[int(column)]
-        strength = map_strength(item)
+        strength = self.strength(item)
         faded = " Faded, as probably nothing is there." if strength < 1 else ""
         caption = f"{question} {answer_text(item)}. Orange: where “{word}” attends.{faded}"
         return heat_over(picture.shown, weights, strength), caption
@@ -207,10 +211,9 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
                     label="Add a question of taught words (type to search)",
                     elem_id="suggestion",
                 )
-                nouns = ", ".join(known_nouns(pipe.processor.taught_words))
-                gr.Markdown(
-                    f"**What can I ask?** {' '.join(EXAMPLE_QUESTIONS.values())} It knows these nouns: {nouns}."
-                )
+                rules = pipe.processor.rules
+                nouns = ", ".join(rules.known_nouns(pipe.processor.taught_words))
+                gr.Markdown(f"**What can I ask?** {' '.join(rules.examples.values())} It knows these nouns: {nouns}.")
                 button = gr.Button("Ask", variant="primary", elem_id="ask")
             with gr.Column():
                 answers = gr.HTML(css_template=TABLE_STYLE, min_height=100, elem_id="answers")

@@ -22,12 +22,11 @@ from typing import Any, ClassVar
 
 from tqdm import tqdm
 
-from ..answer_kind_traffic_vlm import NONE
+from ..common.answers import answer_notes, answer_text
 from ..common.files import DataError, atomic_write_text
 from ..common.options import option
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
-from ..question_form_traffic_vlm import question_form
-from ..question_traffic_vlm import answer_notes, answer_text
+from ..question_traffic_vlm import NONE, Question
 from .annotation import AnnotatedVideo, check_path, video_size
 from .events import Event, EventDetector
 from .options import ModelOptions, read_questions
@@ -69,25 +68,24 @@ class WatchOptions(ModelOptions):
             if self.video.exists() and not self.overwrite:
                 raise DataError(f"--video {self.video}: exists; choose another name, or --overwrite")
 
-    def event_limits(self, question: str) -> tuple[float, float]:
+    def event_limits(self, question: Question) -> tuple[float, float]:
         """P(yes) from which an event of a question begins, and below which it ends."""
         if self.loaded_thresholds is None:
             return self.on, self.off
-        form = question_form(question)
-        threshold = self.loaded_thresholds.for_question(form.text).threshold
-        threshold = 1 - threshold if form.is_negated else threshold
+        threshold = self.loaded_thresholds.for_question(question.asked).threshold
+        threshold = 1 - threshold if question.is_negated else threshold
         return threshold, threshold
 
-    def detector(self, question: str) -> EventDetector:
+    def detector(self, question: Question) -> EventDetector:
         """A detector of the events of a question. Raises a ValueError for a threshold of 0."""
         return EventDetector(*self.event_limits(question), self.shortest)
 
-    def is_unsure(self, question: str, p_yes: float) -> bool | None:
+    def is_unsure(self, question: Question, p_yes: float) -> bool | None:
         """Whether P(yes) is in the band of the question's threshold; None without thresholds, or for words."""
-        form = question_form(question)
-        if self.loaded_thresholds is None or not form.is_yes_no:
+        if self.loaded_thresholds is None or not question.is_yes_no:
             return None
-        return self.loaded_thresholds.for_question(form.text).is_unsure(1 - p_yes if form.is_negated else p_yes)
+        p_asked = 1 - p_yes if question.is_negated else p_yes
+        return self.loaded_thresholds.for_question(question.asked).is_unsure(p_asked)
 
 
 class LiveReader:
@@ -162,14 +160,14 @@ class Recorder:
     """
 
     def __init__(
-        self, questions: Sequence[str], options: WatchOptions, rate: float, video: AnnotatedVideo | None = None
+        self, questions: Sequence[Question], options: WatchOptions, rate: float, video: AnnotatedVideo | None = None
     ):
         self.questions, self.options, self.rate, self.video = list(questions), options, rate, video
-        self.folder = options.output_dir
+        self.folder, self.texts = options.output_dir, [question.text for question in questions]
         self.frames, self.dropped, self.seconds, self.elapsed = 0, 0, 0.0, 0.0
         self.started, self.start = datetime.now().astimezone(), time.monotonic()
         self.ended_by = "an error"
-        self.events: list[tuple[str, Event]] = []  # those that have ended
+        self.events: list[tuple[Question, Event]] = []  # those that have ended
         self.detectors = [options.detector(question) for question in self.questions]
         not_sure = () if options.loaded_thresholds is None else ("not_sure",)
         self.event_columns = EVENT_COLUMNS + not_sure
@@ -186,14 +184,13 @@ class Recorder:
                 self._record(question, detector.update(frame.seconds, level_of(item), words))
             if self.video is not None and frame.picture is not None:
                 # The answer comes first: a long question is cut off.
-                lines = [f"{answer_text(item)}  {question}" for question, item in zip(self.questions, row)]
+                lines = [f"{answer_text(item)}  {question.text}" for question, item in zip(self.questions, row)]
                 self.video.add(frame.seconds, frame.picture, lines)
 
-    def _record(self, question: str, changes: Sequence[Event]) -> None:
+    def _record(self, question: Question, changes: Sequence[Event]) -> None:
         """Print the events of a question that have begun or ended, and write those that have ended."""
-        answer = "" if question_form(question).is_yes_no else " {.answer}"
         for event in changes:
-            text = question + answer.format(event)
+            text = question.text if question.is_yes_no else f"{question.text} {event.answer}"
             if event.end is None:
                 tqdm.write(f"{clock_time(event.start):>9}  begins  {text}")
                 continue
@@ -202,10 +199,10 @@ class Recorder:
             self.events.append((question, event))
             self.log.add([self._event_row(question, event)])
 
-    def _event_row(self, question: str, event: Event) -> dict[str, Any]:
+    def _event_row(self, question: Question, event: Event) -> dict[str, Any]:
         """An event as a row of events.csv. The event is not sure if even P(yes) at its peak is not."""
         not_sure = self.options.is_unsure(question, event.peak)
-        row = {"question": question, **asdict(event), "not_sure": not_sure}
+        row = {"question": question.text, **asdict(event), "not_sure": not_sure}
         return {name: row[name] for name in self.event_columns}
 
     def close(self) -> None:
@@ -226,14 +223,14 @@ class Recorder:
             self._record(question, detector.close(end))
 
     def _draw_timeline(self) -> None:
-        limits = [self.options.event_limits(text) if question_form(text).is_yes_no else () for text in self.questions]
-        picture = self.folder / "timeline.png"
-        draw_timeline(self.folder / "timeline.csv", self.questions, self.events, limits, picture)
+        limits = [self.options.event_limits(one) if one.is_yes_no else () for one in self.questions]
+        events = [(question.text, event) for question, event in self.events]
+        draw_timeline(self.folder / "timeline.csv", self.texts, events, limits, self.folder / "timeline.png")
 
     def write_summary(self, source: Source) -> None:
         """Write summary.json, and its main figures to standard error; call `close` first."""
         options = self.options
-        used = {"questions": self.questions, "on": options.on, "off": options.off}
+        used: dict[str, Any] = {"questions": self.texts, "on": options.on, "off": options.off}
         if options.loaded_thresholds is not None:
             thresholds = [options.event_limits(question)[0] for question in self.questions]
             used |= {"on": None, "off": None, "thresholds": thresholds}
@@ -290,11 +287,8 @@ def watch(
             then still there.
     """
     check_output(options, name)
-    for question in questions:
-        options.detector(question)  # raises an error before the model is loaded
     pipe = replace(options, region=None).load()  # frames are cut to the region when they are resized
     read = read_questions(pipe, questions)
-    texts = [question.text for question in read]
     # Opened last: the buffer of a camera would overflow while the model is loaded.
     source = open_source(name, options.frame_rate)
     source.notes += [f"{question.text!r}: {note}" for question in read for note in answer_notes(question.answer())]
@@ -302,7 +296,7 @@ def watch(
     video = AnnotatedVideo(options.video, rate) if options.video else None
     for file in FILES:  # only now, when the new run can start
         (options.output_dir / file).unlink(missing_ok=True)
-    recorder = Recorder(texts, options, rate, video)
+    recorder = Recorder(read, options, rate, video)
     for note in source.notes:
         print(note, file=sys.stderr)
     try:
@@ -350,7 +344,7 @@ def ask_about_frames(
     with tqdm(unit=" frames", disable=None) as progress:  # only on a terminal
         for batch in batches:
             images = [frame.image for frame in batch]
-            recorder.add(batch, pipe(images, recorder.questions, batch_size=len(batch)))
+            recorder.add(batch, pipe(images, recorder.texts, batch_size=len(batch)))
             recorder.dropped = live.dropped if live else 0
             late = f", {recorder.dropped:,} dropped" if recorder.dropped else ""
             progress.set_postfix_str(f"{clock_time(recorder.seconds)}{whole}{late}", refresh=False)

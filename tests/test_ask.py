@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 from tiny import save_folder, tiny_model
+from traffic_vlm.common.answers import map_strength
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.images_traffic_vlm import Region
-from traffic_vlm.question_traffic_vlm import map_strength
 from traffic_vlm.serving.options import ModelOptions
 from traffic_vlm.serving.overlay import asked_word, heat_over
 
@@ -68,20 +68,20 @@ def test_the_asked_word_is_the_first_noun(pipe):
 
 
 @pytest.mark.parametrize(
-    ("question", "answer", "score", "p_yes", "strength"),
+    ("is_negated", "answer", "score", "p_yes", "strength"),
     [
-        ("Is it?", "yes", 0.5, 0.5, 1),
-        ("Is it?", "no", 0.75, 0.25, 0.5),
-        ("Is it?", "no", 1.0, 0.0, 0),
-        ("Is there no bus?", "yes", 0.9, 0.9, 0.2),
-        ("What?", "red", 1.0, None, 1),
-        ("What?", "none", 0.9, None, 0.2),
-        ("What?", "0", 1.0, None, 0),
+        (False, "yes", 0.5, 0.5, 1),
+        (False, "no", 0.75, 0.25, 0.5),
+        (False, "no", 1.0, 0.0, 0),
+        (True, "yes", 0.9, 0.9, 0.2),
+        (False, "red", 1.0, None, 1),
+        (False, "none", 0.9, None, 0.2),
+        (False, "0", 1.0, None, 0),
     ],
 )
-def test_maps_fade_where_nothing_is_there_to_be_seen(question, answer, score, p_yes, strength):
-    item = {"question": question, "answer": answer, "score": score, "p_yes": p_yes}
-    assert map_strength(item) == pytest.approx(strength)
+def test_maps_fade_where_nothing_is_there_to_be_seen(is_negated, answer, score, p_yes, strength):
+    item = {"answer": answer, "score": score, "p_yes": p_yes}
+    assert map_strength(item, is_negated) == pytest.approx(strength)
 
 
 def test_heat_is_drawn_where_the_map_is_high():

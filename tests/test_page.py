@@ -9,12 +9,12 @@ import pytest
 from PIL import Image
 
 from tiny import ROOT, count_calls, save_folder, start_process, tiny_model
+from traffic_vlm.common.answers import answer_text
 from traffic_vlm.data.question_types import question_type_of
 from traffic_vlm.data.suggestions import suggest_questions
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.images_traffic_vlm import Region
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
-from traffic_vlm.question_traffic_vlm import answer_text, map_strength
 from traffic_vlm.serving.overlay import attention_of_question, heat_over
 
 
@@ -129,7 +129,7 @@ def test_the_attention_of_a_word(page, photo):
     choices = dict(page.words(items)[0])
     choice = choices["car · Is there a car?"]
     maps = attention_of_question(page.pipe, picture.encoded, "Is there a car?")
-    strength = map_strength(items[0])
+    strength = page.strength(items[0])
     overlay, caption = page.overlay(choice, picture)
     assert overlay == heat_over(picture.shown, maps[int(choice.partition(":")[0])], strength)
     assert "where “car” attends" in caption and answer_text(items[0]) in caption

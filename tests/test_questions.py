@@ -522,7 +522,6 @@ def run_copy(tmp_path):
     """A function that runs code with the copy of the package in `tmp_path`, and returns the lines that it prints."""
     package = tmp_path / "traffic_vlm"
     shutil.copytree(ROOT / "data", package / "data", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "answer_kind_traffic_vlm.py", package)
 
     def run(code: str, *arguments: str) -> list[str]:
         imports = """

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_question_form import templates
+from test_question import templates
 
 from tiny import ROOT, load_script
 from traffic_vlm.data.coverage import measure_coverage, read_questions

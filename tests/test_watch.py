@@ -18,8 +18,7 @@ from PIL import Image
 
 from clips import RATE, TCPServer, encode, grays, noise
 from tiny import ROOT, save_folder, tiny_model
-from traffic_vlm.question_form_traffic_vlm import question_form
-from traffic_vlm.question_traffic_vlm import yes_or_no
+from traffic_vlm.question_traffic_vlm import Rules
 from traffic_vlm.serving.events import Event
 
 
@@ -55,11 +54,12 @@ def brightness(frames, questions=QUESTIONS, thresholds=None):
         rows.append([])
         for question, p_yes in zip(questions, (float(bright), float(1 - bright))):
             threshold = 0.5 if thresholds is None else thresholds.for_question(question)
-            rows[-1].append({"question": question} | yes_or_no(question_form(question), p_yes, threshold))
+            rows[-1].append({"question": question} | Rules().form(question).yes_or_no(p_yes, threshold))
     return rows
 
 
 def make_recorder(folder, questions=QUESTIONS, video=None, **options):
+    questions = [Rules().form(text) for text in questions]
     return watcher.Recorder(questions, watcher.WatchOptions(output_dir=folder, min_score=0, **options), RATE, video)
 
 
@@ -193,8 +193,8 @@ def test_a_threshold_of_a_negated_question_is_turned_around(tmp_path):
     path = tmp_path / "thresholds.json"
     path.write_text('{"default": {"threshold": 0.75, "band": [0.7, 0.8]}}')
     options = watcher.WatchOptions(output_dir=tmp_path, thresholds=path)
-    assert options.event_limits("Is there a bus?") == (0.75, 0.75)
-    assert options.event_limits("Is there no bus?") == (0.25, 0.25)
+    assert options.event_limits(Rules().form("Is there a bus?")) == (0.75, 0.75)
+    assert options.event_limits(Rules().form("Is there no bus?")) == (0.25, 0.25)
 
 
 def test_a_timeline_is_reduced_to_ranges(tmp_path, monkeypatch):

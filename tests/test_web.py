@@ -20,6 +20,7 @@ onnxruntime = pytest.importorskip("onnxruntime", reason='needs the extra "export
 for name in ("onnx", "onnxscript"):
     pytest.importorskip(name)
 
+from traffic_vlm.common.answers import answer_notes, answer_text, map_strength  # noqa: E402
 from traffic_vlm.common.loading import load_processor  # noqa: E402
 from traffic_vlm.export.asking import Asking, as_typed  # noqa: E402
 from traffic_vlm.export.libraries import fetch_libraries  # noqa: E402
@@ -27,7 +28,6 @@ from traffic_vlm.export.onnx import describe, load  # noqa: E402
 from traffic_vlm.export.web import export_page, page_data, pixels_graph  # noqa: E402
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline  # noqa: E402
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor  # noqa: E402
-from traffic_vlm.question_traffic_vlm import answer_notes, answer_text, map_strength  # noqa: E402
 from traffic_vlm.serving.overlay import asked_word, attention_of_question  # noqa: E402
 
 
@@ -149,12 +149,11 @@ ASK = """async ([picture, questions]) => {
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_answers_are_those_of_python(model_folder, page, tab, monkeypatch):
+def test_answers_are_those_of_python(model_folder, page, tab):
     """About a transparent picture, one that is turned, and, if the model can see, the three photographs.
 
     Its weights are stored in int8: probabilities may differ by 0.05.
     """
-    monkeypatch.setattr("traffic_vlm.question_traffic_vlm.MIN_SCORE", 0.05)  # as in the page
     vqa = TrafficVLMPipeline(load(model_folder), processor=load_processor(model_folder), device="cpu")
     scene, turned = Image.open(ROOT / "docs/truck.jpg"), Image.Exif()
     turned[0x0112] = 6  # to be shown upright, it is rotated by 90 degrees
@@ -172,7 +171,9 @@ def test_answers_are_those_of_python(model_folder, page, tab, monkeypatch):
             numbers = {key: expected[key] for key in ("score", "p_yes") if expected[key] is not None}
             assert item == expected | {key: pytest.approx(value, abs=0.05) for key, value in numbers.items()}, name
             assert text == answer_text(item) and notes == answer_notes(item)
-            assert strength == pytest.approx(map_strength(item) if item["answer"] else 0)
+            assert strength == pytest.approx(
+                map_strength(item, vqa.read_question(item["question"]).is_negated) if item["answer"] else 0
+            )
             if item["answer"]:
                 column, word = asked_word(vqa, item["question"])
                 weights = attention_of_question(vqa, encoded, item["question"])[column].flatten().numpy()

@@ -7,12 +7,11 @@ from typing import Any
 from datasets import concatenate_datasets
 from torch.utils.data import ConcatDataset
 
-from ..answer_kind_traffic_vlm import is_content_word
 from ..data.dataset import SyntheticRows, synthetic_rows
 from ..data.folders import load_rows, select_evenly, source_names
 from ..data.near_duplicates import count_repeated, split_rows
 from ..data.scene import SYNTHETIC
-from ..question_form_traffic_vlm import question_as_asked
+from ..question_traffic_vlm import is_content_word
 from ..tokenization_traffic_vlm import ANSWER_TOKENS
 
 
@@ -93,7 +92,7 @@ def describe_repeated(rows: list[Any], held: list[Any]) -> str:
 
 def check_rows(rows: Any, processor: Any) -> None:
     """Raise a ValueError if a dataset's own questions have unknown words, or are empty or too long."""
-    pairs = own_questions(rows)
+    pairs = own_questions(rows, processor)
     texts = sorted({text for pair in pairs for text in pair})
     if texts and (unknown := processor.unknown_words(texts)):
         raise ValueError(
@@ -105,22 +104,22 @@ def check_rows(rows: Any, processor: Any) -> None:
         processor(text=list(questions), suffix=list(answers))
 
 
-def own_questions(rows: Any) -> list[tuple[str, str]]:
+def own_questions(rows: Any, processor: Any) -> list[tuple[str, str]]:
     """The different questions of a dataset, as they will be asked, with their answers; [] if they are of templates."""
     if "scene" in getattr(rows, "column_names", ("scene",)):
         return []
     texts = rows.select_columns(["questions", "answers"])
     pairs = dict.fromkeys(pair for row in texts for pair in zip(row["questions"], row["answers"]))
-    return [(question_as_asked(text), answer) for text, answer in pairs]
+    return [(processor.rules.as_asked(text), answer) for text, answer in pairs]
 
 
 def own_words(rows: Any, processor: Any) -> set[str]:
     """The content words of a dataset's own questions and answers."""
-    texts = {text for pair in own_questions(rows) for text in pair}
+    texts = {text for pair in own_questions(rows, processor) for text in pair}
     return {word for text in texts for word in processor.tokenizer.tokenize(text) if is_content_word(word)}
 
 
 def has_answers_in_words(rows: Any, processor: Any) -> bool:
     """Whether a dataset has questions of its own that are answered in words, neither yes nor no."""
-    answers = {answer for _, answer in own_questions(rows)}
+    answers = {answer for _, answer in own_questions(rows, processor)}
     return any(processor.tokenizer.tokenize(answer)[0] not in ANSWER_TOKENS for answer in answers)

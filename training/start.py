@@ -175,6 +175,6 @@ def prepare_words(
     if options.add_words and checkpoint:  # its weights are loaded later, and belong to its words
         processor.tokenizer = TrafficVLMTokenizer.from_pretrained(str(checkpoint))
     elif options.add_words:
-        texts = {text for dataset in datasets for pair in own_questions(dataset) for text in pair}
+        texts = {text for dataset in datasets for pair in own_questions(dataset, processor) for text in pair}
         taught = {word for words in (processor.taught or {}).values() for word in words}
         processor.tokenizer = add_words(model, processor.tokenizer, options.add_words, taught, texts)

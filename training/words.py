@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from ..answer_kind_traffic_vlm import is_content_word
 from ..data.scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES, is_a
 from ..data.templates import FILLINGS, TYPES, enumeration, flat
+from ..question_traffic_vlm import is_content_word
 from ..tokenization_traffic_vlm import ANSWER_TOKENS, SPECIAL_TOKENS, TrafficVLMTokenizer
 
 

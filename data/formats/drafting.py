@@ -15,11 +15,10 @@ from functools import cache
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
-from ...answer_kind_traffic_vlm import LIGHT_STATES
 from ...common.files import DataError, atomic_write_text
 from ...common.image_files import keys_of, plain_name, select_files, stem_of
 from ...tokenization_traffic_vlm import TrafficVLMTokenizer
-from ..scene import CLASSES, classes_of
+from ..scene import CLASSES, LIGHT_STATES, classes_of
 from .coco import to_key
 from .mapping import MAPPINGS, normalize
 from .reading import Unusable, read_json, read_lines, read_xml

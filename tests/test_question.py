@@ -5,27 +5,29 @@ from itertools import product
 
 import pytest
 
-from traffic_vlm import answer_kind_traffic_vlm as kinds
-from traffic_vlm.answer_kind_traffic_vlm import END, OBJECTS, SIGN_NAMES, VEHICLE_NOUNS, VEHICLES, answer_kind
-from traffic_vlm.data import scene
 from traffic_vlm.data.ground_truth import MAX_COUNT, NONE
 from traffic_vlm.data.questions import SCENE_ATTRIBUTE_OF_TYPE
-from traffic_vlm.data.scene import CLASSES, SCENE_ATTRIBUTES, is_a
-from traffic_vlm.data.templates import FILLINGS, TYPES, paraphrases_of
-from traffic_vlm.question_form_traffic_vlm import is_yes_no_question, question_form, question_words
+from traffic_vlm.data.scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES, is_a
+from traffic_vlm.data.templates import FILLINGS, TYPES, paraphrases_of, question_rules
+from traffic_vlm.question_traffic_vlm import END, Rules, question_words
 from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer
 
 
+RULES = Rules(**question_rules())
+KINDS = {kind.name: kind for kind, _ in RULES.kinds}
 # Answers to open questions, by question type.
-KINDS = {"light_state": kinds.LIGHT, "color": kinds.COLOR, "status": kinds.STATUS, "side": kinds.SIDE}
-KINDS |= {"sign_value": kinds.SIGN, "closest": kinds.CLOSEST, "count": kinds.COUNT}
-VALUES = {name: set(kind.values) for name, kind in KINDS.items()} | {"facing": set(kinds.DIRECTIONS)}
+VALUES = {"light_state": "a color of a traffic light", "color": "a color", "status": "a status", "side": "a side"}
+VALUES |= {"sign_value": "a traffic sign", "closest": "a vehicle", "count": "a number", "facing": "a direction"}
+VALUES = {name: set(KINDS[kind].values) for name, kind in VALUES.items()}
 VALUES |= {name: set(SCENE_ATTRIBUTES[attribute]) for name, attribute in SCENE_ATTRIBUTE_OF_TYPE.items()}
 
 
+def prompt_of(processor, question):
+    return processor.tokenizer.decode(processor.prompt(question_words(RULES.form(question).asked)).ids)
+
+
 def kind_of(processor, question):
-    ids = processor.prompt(question_words(question_form(question).text)).ids
-    kind = processor.answer_kind(ids)
+    kind = RULES.read(question, processor.prompt, limit=128).kind
     return kind and kind.name
 
 
@@ -50,7 +52,7 @@ Which object has eyes or nose?
 @pytest.mark.parametrize(("texts", "expected"), [(YES_NO, True), (OPEN, False)], ids=["yes_no", "open"])
 def test_yes_no_and_open_questions_by_their_words(texts, expected):
     for question in texts.strip("\n").replace("\n", "|").split("|"):
-        assert is_yes_no_question(question) == expected, question
+        assert RULES.form(question).is_yes_no == expected, question
 
 
 def templates():
@@ -119,10 +121,10 @@ What type of road is it?|road type
 
 @pytest.mark.parametrize("line", WORDINGS.strip().splitlines())
 def test_other_wordings_are_asked_as_taught(processor, line):
-    taught, *others = (processor.prompt(question_words(question_form(text).text)).ids for text in line.split("|"))
-    for text, ids in zip(line.split("|")[1:], others):
-        assert processor.tokenizer.decode(ids) == processor.tokenizer.decode(taught), text
-        assert question_form(text).is_yes_no == question_form(line.split("|")[0]).is_yes_no, text
+    taught, *others = line.split("|")
+    for text in others:
+        assert prompt_of(processor, text) == prompt_of(processor, taught), text
+        assert RULES.form(text).is_yes_no == RULES.form(taught).is_yes_no, text
 
 
 OTHER_MEANINGS = """
@@ -152,14 +154,14 @@ def test_words_of_another_meaning_stay(processor, line, monkeypatch):
     monkeypatch.setattr("traffic_vlm.tokenization_traffic_vlm._PHRASES", {})
     without_phrases = TrafficVLMTokenizer(processor.tokenizer.get_vocab())
     for text in line.split("|"):
-        asked, typed = question_words(question_form(text).text), question_words(text)
+        asked, typed = question_words(RULES.form(text).asked), question_words(text)
         assert processor.tokenizer.tokenize(asked) == without_phrases.tokenize(typed), text
 
 
 def test_a_question_with_an_instruction_is_not_asked_for_words():
     for text in ("Traffic: yes or no?", "Speed limit, yes or no?", "Is the road wet or dry? Answer yes or no."):
-        form = question_form(text)
-        assert form.is_yes_no and "what" not in form.text.lower(), text
+        form = RULES.form(text)
+        assert form.is_yes_no and "what" not in form.asked.lower(), text
 
 
 def test_long_texts_are_read_in_linear_time(processor):
@@ -173,25 +175,25 @@ def test_long_texts_are_read_in_linear_time(processor):
         "right ",
     ):
         text = words * (10_000 // len(words))
-        question_form(text), processor.tokenizer.tokenize(text)
+        RULES.form(text), processor.tokenizer.tokenize(text)
     assert time.monotonic() - begin < 10
 
 
 def test_every_template_is_one_question_that_is_asked_as_it_stands():
     for _, is_open, text in templates():
-        form, is_dry = question_form(text), not is_open and "dry" in text
+        form, is_dry = RULES.form(text), not is_open and "dry" in text
         asked = text.replace("dry", "wet") if is_dry else text  # not wet
-        assert (form.is_yes_no, form.is_negated, form.problem, form.text) == (not is_open, is_dry, None, asked)
+        assert (form.is_yes_no, form.is_negated, form.problem, form.asked) == (not is_open, is_dry, None, asked)
     for question_type, attribute in SCENE_ATTRIBUTE_OF_TYPE.items():  # a value may be two: "bridge or tunnel"
         for value in set(SCENE_ATTRIBUTES[attribute]) - {"other"}:
             for text in paraphrases_of(f"{question_type}/{attribute}/is/{value}"):
-                assert question_form(text).is_yes_no, text
+                assert RULES.form(text).is_yes_no, text
 
 
 def test_the_kind_of_every_template_accepts_the_answers_of_its_question_type(processor):
     for question_type, is_open, text in templates():
         if is_open:
-            kind = processor.answer_kind(processor.prompt(question_words(text)).ids)
+            kind = RULES.read(text, processor.prompt, limit=128).kind
             assert kind is not None, text
             values = VALUES.get(question_type, {"a car and 2 trucks"}) - {"other", "bridge or tunnel"}
             if question_type == "sign_value":  # "What is the speed limit?" and "Which traffic sign is there?"
@@ -199,15 +201,17 @@ def test_the_kind_of_every_template_accepts_the_answers_of_its_question_type(pro
             assert all(map(kind.accepts, values)), (text, kind.name)
 
 
+OBJECTS = KINDS["a list of objects"]
+
+
 def test_kinds_know_the_classes_of_scenes():
     nouns = {noun for singular, plural, _ in CLASSES.values() for noun in (singular, plural)}
-    assert set(OBJECTS.nouns) == nouns
-    of_vehicles = {noun for name in CLASSES if is_a(name, "vehicle") for noun in CLASSES[name][:2]}
-    assert set(VEHICLE_NOUNS) == of_vehicles | {"parked car", "parked cars"}
-    assert set(SIGN_NAMES) == {name for name in CLASSES if is_a(name, "traffic sign")}
-    vehicles = {name for name in CLASSES if is_a(name, "vehicle")} - {"vehicle", "parked car", "emergency vehicle"}
-    assert set(VEHICLES) == vehicles
-    assert {str(MAX_COUNT), *scene.COLORS} <= OBJECTS.next_words([])
+    assert set(OBJECTS.nouns) == nouns and RULES.nouns == {one: many for one, many, _ in CLASSES.values()}
+    signs = {name for name in CLASSES if is_a(name, "traffic sign")}
+    assert KINDS["a traffic sign"].values == {*ATTRIBUTES["value"], *signs, NONE}
+    assert KINDS["a vehicle"].values == {name for name in CLASSES if is_a(name, "vehicle")} - {"vehicle"} | {NONE}
+    assert {str(MAX_COUNT), *ATTRIBUTES["color"]} <= OBJECTS.next_words([])
+    assert RULES.known_nouns({"car", "traffic", "light"}) == ["car", "traffic light"]
 
 
 @pytest.mark.parametrize(
@@ -253,12 +257,12 @@ def test_kinds_of_other_wordings(processor, question, kind):
     ],
 )
 def test_answers_of_a_kind(words, right, wrong):
-    kind = answer_kind(words)
+    kind = RULES.answer_kind(words)
     assert all(map(kind.accepts, right)) and not any(map(kind.accepts, wrong))
 
 
 def test_the_next_words_of_an_answer():
-    road = answer_kind("what type of road is this")
+    road = RULES.answer_kind("what type of road is this")
     assert road.next_words([]) == {"city", "residential", "highway", "rural", "intersection", "parking"}
     assert road.next_words(["city"]) == {"street"} and road.next_words(["city", "street"]) == {END}
     assert road.next_words(["city", "street", END]) == {END}  # while the answers to other questions go on
@@ -281,7 +285,7 @@ BUS = "is there a bus"
         # A request for yes or no is not a part of the question.
         *(
             (f"Is there a bus{end}", BUS)
-            for end in ("? Please answer yes or no.", " (yes/no)?", ", yes or no?", " or not?")
+            for end in ("? Please answer yes or no.", " (yes/no)?", ", yes or no?", " or not?", ", or not?")
         ),
         *((f"{start}: is there a bus?", BUS) for start in ("Yes or no", "Answer only with yes or no")),
         ("Please answer the following question with yes or no: Is there a bus?", BUS),
@@ -295,12 +299,13 @@ BUS = "is there a bus"
         # Nor are names of signs and words that are taught.
         ("Is there a no parking sign?", "is there a no parking sign"),
         ("Is the bicycle without a rider?", "is the bicycle without a rider"),
+        ("Are there no parking signs?", "are there no parking signs"),
         ("Is the casino one block away?", "is the casino one block away"),
     ],
 )
 def test_the_question_within_a_text(question, asked):
-    form = question_form(question)
-    assert (question_words(form.text).lower(), form.is_yes_no, form.is_negated, form.problem) == (
+    form = RULES.form(question)
+    assert (question_words(form.asked).lower(), form.is_yes_no, form.is_negated, form.problem) == (
         asked,
         True,
         False,
@@ -320,8 +325,8 @@ def test_the_question_within_a_text(question, asked):
     ],
 )
 def test_a_question_with_no_is_asked_without_it(question, text):
-    form = question_form(question)
-    assert (form.text, form.is_negated, form.problem) == (text, True, None)
+    form = RULES.form(question)
+    assert (form.asked, form.is_negated, form.problem) == (text, True, None)
 
 
 PROBLEMS = {
@@ -340,8 +345,8 @@ PROBLEMS = {
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_what_cannot_be_asked(problem):
     for question in PROBLEMS[problem].strip("\n").replace("\n", "|").split("|"):
-        assert problem in (question_form(question.strip()).problem or ""), question
-    assert "contains 2 questions" in question_form("Is there a car\nIs there a bus").problem
+        assert problem in (RULES.form(question.strip()).problem or ""), question
+    assert "contains 2 questions" in RULES.form("Is there a car\nIs there a bus").problem
 
 
 @pytest.mark.parametrize(
@@ -355,4 +360,4 @@ def test_what_cannot_be_asked(problem):
     ],
 )
 def test_one_question_of_several_clauses(question):
-    assert question_form(question).problem is None
+    assert RULES.form(question).problem is None
