@@ -23,8 +23,6 @@ from traffic_vlm.data.questions import QUESTION_TYPES, Balancer, Question, ask, 
 from traffic_vlm.data.scene import (
     ATTRIBUTES,
     CLASSES,
-    COLORS,
-    DIRECTIONS,
     LIGHT_STATES,
     SCENE_ATTRIBUTES,
     SPEED_LIMITS,
@@ -36,10 +34,11 @@ from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer
 
 
 TOKENIZER = TrafficVLMTokenizer.from_pretrained(ROOT)
+COLORS = ATTRIBUTES["color"]
 COLORED = ("car", "bus", "van")
 THIRDS = ("left", "center", "right")
 EXHAUSTIVE = frozenset(CLASSES) - {"rider", "tree", "dog"}
-OWN = {"color": COLORS, "status": ("parked", "moving"), "facing": DIRECTIONS, "brake lights": ("on", "off")}
+OWN = {"color": COLORS, "status": ("parked", "moving"), "facing": ATTRIBUTES["facing"], "brake lights": ("on", "off")}
 ATTRIBUTED = {category: frozenset(OWN) for category in COLORED} | {
     "traffic light": frozenset({"state"}),
     "speed limit sign": frozenset({"value"}),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from traffic_vlm.data.ground_truth import GroundTruth
-from traffic_vlm.data.scene import ATTRIBUTES, CLASSES, COLORS, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, is_a
+from traffic_vlm.data.scene import ATTRIBUTES, CLASSES, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, is_a
 from traffic_vlm.data.synthetic import draw, make_plan, render
 from traffic_vlm.data.synthetic.camera import Camera
 from traffic_vlm.data.synthetic.dice import PAINT, load
@@ -173,15 +173,15 @@ def test_no_driver_view_where_near_and_far_would_be_wrong(camera, z, place, know
 # Colors and light
 
 
-@pytest.mark.parametrize("color", COLORS)
+@pytest.mark.parametrize("color", ATTRIBUTES["color"])
 def test_a_car_has_the_color_of_its_name(color):
-    paints = np.array([PAINT[name] for name in COLORS])
+    paints = np.array([PAINT[name] for name in ATTRIBUTES["color"]])
     # The nearest paint of each pixel under full light or in the shade.
     shades = np.concatenate([np.minimum(paints * level, 255) for level in (1.1, 0.9, 0.7)])
     for heading in (0.0, 0.9, math.pi):
         seen = pixels(plain(replace(car(8, 0.0, heading, color=color), shadow=False)))
         body = seen[np.abs(seen - pixels(plain())).max(axis=2) > 12]  # [N, 3]
-        names = np.array(COLORS * 3)[((body[:, None] - shades[None]) ** 2).sum(axis=2).argmin(axis=1)]
+        names = np.array(ATTRIBUTES["color"] * 3)[((body[:, None] - shades[None]) ** 2).sum(axis=2).argmin(axis=1)]
         counts = Counter(name for name in names.tolist() if color in DULL or name not in DULL)
         assert counts.most_common(1)[0][0] == color
 
