@@ -28,10 +28,10 @@ from PIL import Image as PILImage
 from tqdm import tqdm
 
 from ..common.files import DataError, atomic_write, atomic_write_text, claim
-from ..common.image_files import plain_name
 from .folders import LISTS, select_evenly
 from .formats import Problems, Record, check_sources, load_mapping, read_source
 from .formats.drafting import draft_mapping
+from .formats.names import plain_name
 from .ground_truth import GroundTruth
 from .questions import Balancer, NaturalRates, Question, ask, rebalance
 from .scene import SYNTHETIC, Scene

@@ -20,7 +20,8 @@ from typing import Any
 from datasets import Dataset, Image, concatenate_datasets, load_dataset
 
 from ..common.files import DataError
-from ..common.image_files import decode_text, find_by_name, index_files, open_image, select_files
+from ..common.image_files import open_image, select_files
+from .formats.names import decode_text, find_by_name, index_files
 from .formats.reading import reading, split_lines
 from .formats.source import list_files
 

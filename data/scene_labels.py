@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..common.files import DataError
-from ..common.image_files import decode_text, plain_name
 from .formats import Problems
+from .formats.names import decode_text, plain_name
 from .formats.reading import split_lines
 from .scene import CLASSES, PRESENCE_ONLY, TABLES, Scene, is_a
 

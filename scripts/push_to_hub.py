@@ -4,6 +4,7 @@
     python scripts/push_to_hub.py me/traffic-vlm
     python scripts/push_to_hub.py me/my-streets --model runs/tuned --private
     python scripts/push_to_hub.py me/ask-my-streets --space runs/web   # the page of export.py --web, as a static Space
+    python scripts/push_to_hub.py me/ask-a-model --space .            # app.py with this model, as a Gradio Space
 
 Log in first with `hf auth login`, or set HF_TOKEN. After an interruption give the same command again: nothing is
 visible before the commit is complete. A model folder may have its own README.md, LICENSE files and docs/; otherwise
@@ -17,13 +18,15 @@ from pathlib import Path
 
 from traffic_vlm.common.options import option, option_parser
 from traffic_vlm.scripts import command
-from traffic_vlm.training.hub import publish, publish_page
+from traffic_vlm.training.hub import publish, publish_space
 
 
 @dataclass
 class PublishOptions:
     model: Path = option(Path(__file__).resolve().parent.parent, "model folder")
-    space: Path | None = option(None, "upload this page of export.py --web, not the model")
+    space: Path | None = option(
+        None, "upload a Space, not the model: a page of export.py --web, or a clone with app.py"
+    )
     dry_run: bool = option(False, "list and check the files, but upload nothing")
     private: bool = option(False, "make the repository private; refuse a public one")
 
@@ -33,7 +36,7 @@ def main() -> None:
     parser = option_parser([PublishOptions], __doc__)
     parser.add_argument("repo_id", help="name on the Hub: user/name, or a name in your own account")
     options = parser.parse_args()
-    publish_folder, folder = (publish_page, options.space) if options.space else (publish, options.model)
+    publish_folder, folder = (publish_space, options.space) if options.space else (publish, options.model)
     url = publish_folder(folder, options.repo_id, options.dry_run, private=options.private or None)
     print(f"uploaded: {url}" if url else "dry run: nothing was uploaded")
 

@@ -130,6 +130,26 @@ def test_a_page_becomes_a_static_space_and_an_incomplete_one_is_refused(tmp_path
         assert f"has no {missing}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_an_app_becomes_a_gradio_space_that_needs_no_installed_package(tmp_path, hub, run_script):
+    run_script("push_to_hub.py", "me/app", "--space", ROOT)
+    [(_, files)] = hub.commits
+    assert {"app.py", "model.safetensors", "serving/page.py", "docs/crossing.jpg"} <= files.keys() and not hub.spaces
+    assert b"transformers>=5.5,<6\n" in files["requirements.txt"]
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    code = """
+        import runpy
+        sys.meta_path[:] = [finder for finder in sys.meta_path if "Editable" not in repr(finder)]
+        del sys.modules["traffic_vlm"]
+        runpy.run_path("app.py")["find_package"]()
+        import traffic_vlm.serving.page
+        print(traffic_vlm.serving.page.__file__)
+    """
+    assert new_process(code, tmp_path).strip() == str(tmp_path / "serving" / "page.py")
+
+
 # The code that the Hub runs
 
 

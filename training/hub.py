@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, get_token
@@ -22,6 +23,10 @@ FILES = (
 )
 ATTRIBUTES = "*.safetensors filter=lfs diff=lfs merge=lfs -text\n"  # .gitattributes on the Hub
 CARD_FILES = ("README.md", "LICENSE*", "docs/**/*")
+APP_FILES = (
+    *("*.py", "*.json", "*.jinja", "model.safetensors", "README.md", "LICENSE*", "docs/*.jpg"),
+    *(f"{room}/**/*" for room in ("common", "data", "evaluation", "serving")),
+)
 CARD_FIELDS = ("license", "library_name", "pipeline_tag", "tags")
 
 # Load a folder as a user without this package does, and answer a question about a blank image.
@@ -74,8 +79,15 @@ def publish(
         return None if dry_run else push(staged, repo_id, token, private)
 
 
-def publish_page(folder: Path, repo_id: str, dry_run: bool = False, private: bool | None = None) -> str | None:
-    """Upload a page that `scripts/export.py --web` wrote as a static Space. Returns and raises what `publish` does."""
+def publish_space(folder: Path, repo_id: str, dry_run: bool = False, private: bool | None = None) -> str | None:
+    """Upload a folder as a Space: with app.py as a Gradio app, or a page of `scripts/export.py --web` as static files.
+
+    Returns and raises what `publish` does.
+    """
+    if (folder / "app.py").is_file():
+        with tempfile.TemporaryDirectory() as temporary:
+            stage_app(folder, Path(temporary))
+            return None if dry_run else push(Path(temporary), repo_id, private=private, space="gradio")
     try:
         files = json.loads((folder / "page.json").read_text(encoding="utf-8"))["files"]
     except FileNotFoundError as error:
@@ -83,7 +95,20 @@ def publish_page(folder: Path, repo_id: str, dry_run: bool = False, private: boo
     missing = [name for paths in files.values() for name in paths if not (folder / "pinned" / name).is_file()]
     if missing:
         raise PublishError(f"{folder} has no pinned/{', '.join(missing)}")
-    return None if dry_run else push(folder, repo_id, private=private, space=True)
+    return None if dry_run else push(folder, repo_id, private=private, space="static")
+
+
+def stage_app(folder: Path, staged: Path) -> None:
+    """Copy the model, app.py and the code that it needs, and write requirements.txt; gradio comes with its Space."""
+    for pattern in APP_FILES:
+        for path in folder.glob(pattern):
+            if path.is_file() and "__pycache__" not in path.parts:
+                target = staged / path.relative_to(folder)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
+    project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (staged / "requirements.txt").write_text("\n".join([*project["dependencies"], "pyyaml", ""]), encoding="utf-8")
+    (staged / ".gitattributes").write_text(ATTRIBUTES)
 
 
 def collect_files(folder: Path) -> dict[str, Path]:
@@ -134,14 +159,14 @@ def check_loading(staged: Path) -> None:
 
 
 def push(
-    folder: Path, repo_id: str, token: str | None = None, private: bool | None = None, space: bool = False
+    folder: Path, repo_id: str, token: str | None = None, private: bool | None = None, space: str | None = None
 ) -> str:
     """Upload a folder in one commit and return the URL of the commit. The repository is created if it is missing.
 
     Args:
         token: of the Hub; default: `HF_TOKEN`, or the token that `hf auth login` saved.
         private: create a private repository, and refuse a public one.
-        space: the repository is a static Space, not a model.
+        space: kind of a Space, "static" or "gradio"; None for a model.
 
     Raises:
         PublishError: no token, a public repository where a private one is required, or an error of the Hub.
@@ -151,7 +176,7 @@ def push(
         raise PublishError("uploading needs a token of the Hub: log in with `hf auth login`, or set HF_TOKEN")
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     operations = [CommitOperationAdd(path.relative_to(folder).as_posix(), path) for path in paths]
-    api, kind, sdk = HfApi(token=token), "space" if space else "model", "static" if space else None
+    api, kind, sdk = HfApi(token=token), "space" if space else "model", space
     try:
         # The answer has the user's name, if it was missing.
         repo_id = api.create_repo(repo_id, repo_type=kind, space_sdk=sdk, private=private, exist_ok=True).repo_id

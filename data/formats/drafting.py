@@ -16,11 +16,12 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from ...common.files import DataError, atomic_write_text
-from ...common.image_files import keys_of, plain_name, select_files, stem_of
+from ...common.image_files import select_files
 from ...tokenization_traffic_vlm import TrafficVLMTokenizer
 from ..scene import CLASSES, LIGHT_STATES, classes_of
 from .coco import to_key
 from .mapping import MAPPINGS, normalize
+from .names import keys_of, plain_name, stem_of
 from .reading import Unusable, read_json, read_lines, read_xml
 from .source import list_files, replace_last
 from .yolo import DATA_FILES, read_data

@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from ...common.files import DataError
-from ...common.image_files import decode_text
 from ..scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES, classes_of, is_a
+from .names import decode_text
 from .reading import reading
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from ...common.files import DataError, open_inside
-from ...common.image_files import decode_text
+from .names import decode_text
 
 
 class Unusable(DataError):

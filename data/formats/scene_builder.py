@@ -12,10 +12,10 @@ from typing import Any, BinaryIO
 from PIL import ExifTags, Image
 
 from ...common.files import open_inside
-from ...common.image_files import stem_of
 from ..patches import GRID
 from ..scene import CLASSES, Scene, SceneObject, classes_of, given_to_all, is_a
 from .mapping import ClassMapping
+from .names import stem_of
 from .reading import Unusable, reading, to_flag
 from .source import Source
 

@@ -10,8 +10,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...common.files import DataError
-from ...common.image_files import find_by_name, index_files, select_files, stem_of
+from ...common.image_files import select_files
 from .mapping import SourceMapping, normalize
+from .names import find_by_name, index_files, stem_of
 from .reading import Unusable, read_json, read_lines
 
 
