@@ -26,22 +26,7 @@ NONE = "none"  # the answer to a question about something that is not there
 END, UNKNOWN_TOKEN = "[EOS]", "[UNK]"
 QUESTION_END = " .?!…。？！"  # removed from the end of a question and replaced by one "?"
 
-NO_WORD = "the question {text!r} has no word"
-TWO_QUESTIONS = "{text!r} contains {count} questions: ask them one by one, as a list of questions"
-NEGATED = "the model does not understand {word!r} in a question: ask without it"
-NO_KNOWN_WORD = "the model knows no word of the question {text!r}"
-TOO_LONG = "the question has {size}; with its answer, at most {limit} tokens are possible: {text!r}"
-UNKNOWN_KIND = (
-    "the model was not taught questions like this one. In words it answers questions about colors, numbers, sides, "
-    "lights, signs, objects, weather, time of day, road and traffic; it also answers yes/no questions"
-)
-NOT_OF_ITS_KIND = "the model's answer {answer!r} is not {kind}"
-HARDLY_LIKELY = "the model has no answer: the likeliest of {kind}, {answer!r}, has a score of {score:.3f}"
-NO_ANSWER = "the model's answer is empty"
 GUESS = "its answer would be a guess, which answer_untaught gives"
-UNKNOWN_WORD = "the model does not know {word!r}: " + GUESS
-UNTAUGHT_WORD = "the model was not taught {word!r}: " + GUESS
-UNTAUGHT_COLOR = "the model was taught the colors of lights, not that of {word!r}: " + GUESS
 
 
 # --- text ---
@@ -467,13 +452,15 @@ class Question:
         An answer is a problem if it is not of the question's kind, or if its score is below `min_score`. Answers to
         taught questions have 0.3 and more; to others they are often forced values.
         """
+        problem = None
         if self.kind is None:  # any answer can be right
-            return {"answer": answer, "score": score} if answer else {"problem": NO_ANSWER}
-        if not self.kind.accepts(answer):
-            return {"problem": NOT_OF_ITS_KIND.format(answer=answer, kind=self.kind.name)}
-        if score < min_score:
-            return {"problem": HARDLY_LIKELY.format(answer=answer, score=score, kind=self.kind.name)}
-        return {"answer": answer, "score": score}
+            problem = None if answer else "the model's answer is empty"
+        elif not self.kind.accepts(answer):
+            problem = f"the model's answer {answer!r} is not {self.kind.name}"
+        elif score < min_score:
+            likeliest = f"the likeliest of {self.kind.name}, {answer!r}, has a score of {score:.3f}"
+            problem = f"the model has no answer: {likeliest}"
+        return {"problem": problem} if problem else {"answer": answer, "score": score}
 
     def next_ids(self, words: list[str], vocabulary: Mapping[str, int], no_first: Collection[int]) -> list[int]:
         """The ids of the tokens that can follow the first words of its answer.
@@ -547,15 +534,16 @@ class Rules:
             asked, is_yes_no = taught, True
         elif not is_yes_no:  # "Traffic: yes or no?" is not "What is the traffic like?"
             asked = taught
-        if not has_word(asked):
-            return Question(text, asked, is_yes_no, problem=NO_WORD.format(text=plain[:80]))
-        if (count := _count_questions(asked)) > 1:
-            return Question(text, asked, is_yes_no, problem=TWO_QUESTIONS.format(text=plain[:200], count=count))
-        if negations := _find_negations(asked):
-            return Question(text, asked, is_yes_no, problem=NEGATED.format(word=negations[0]))
         positive, count = _NO.subn("any", asked)
-        if count and not (is_yes_no and count == 1 and _STARTS_WITH_NO.match(asked)):
-            return Question(text, asked, is_yes_no, problem=NEGATED.format(word="no"))
+        is_turned = is_yes_no and count == 1 and _STARTS_WITH_NO.match(asked)
+        if not has_word(asked):
+            return Question(text, asked, is_yes_no, problem=f"the question {plain[:80]!r} has no word")
+        if (questions := _count_questions(asked)) > 1:
+            problem = f"{plain[:200]!r} contains {questions} questions: ask them one by one, as a list of questions"
+            return Question(text, asked, is_yes_no, problem=problem)
+        if negations := _find_negations(asked) + ([] if is_turned else ["no"] * count):
+            problem = f"the model does not understand {negations[0]!r} in a question: ask without it"
+            return Question(text, asked, is_yes_no, problem=problem)
         is_dry = is_yes_no and _DRY.match(positive) is not None
         return Question(text, _DRY.sub(r"\1wet", positive) if is_dry else positive, is_yes_no, (count == 1) != is_dry)
 
@@ -604,21 +592,22 @@ class Rules:
             taught: the content words that the model was taught; None if they are not known.
             any_kind: accept every question and every answer in words: the model was taught a user's own questions.
         """
+        too_long = f"with its answer, at most {limit} tokens are possible: {text[:80]!r}"
         if len(text) > 50 * limit:  # reading it would take long
-            problem = TOO_LONG.format(size=f"{len(text):,} characters", limit=limit, text=text[:80])
-            return Question(text, text, True, problem=problem)
+            return Question(text, text, True, problem=f"the question has {len(text):,} characters; {too_long}")
         form = self.form(text)
         if form.problem:
             return form
         ids, tokens, typed = tokenize(question_words(form.asked))
         tokens = tokens[1:-1]
         if not tokens:
-            return replace(form, problem=NO_WORD.format(text=text[:80]))
+            return replace(form, problem=f"the question {text[:80]!r} has no word")
         if len(ids) >= limit:  # an answer has one token at least
-            return replace(form, problem=TOO_LONG.format(size=f"{len(ids)} tokens", limit=limit, text=text[:80]))
+            return replace(form, problem=f"the question has {len(ids)} tokens; {too_long}")
         unknown = _distinct(word for token, word in zip(tokens, typed) if token == UNKNOWN_TOKEN)
         if unknown and not any(token.isalnum() for token in tokens):
-            return replace(form, unknown_words=unknown, problem=NO_KNOWN_WORD.format(text=text[:80]))
+            problem = f"the model knows no word of the question {text[:80]!r}"
+            return replace(form, unknown_words=unknown, problem=problem)
         known = tokens if taught is None else taught
         untaught = (word for token, word in zip(tokens, typed) if is_content_word(token) and token not in known)
         question = replace(form, input_ids=tuple(ids), unknown_words=unknown, untaught_words=_distinct(untaught))
@@ -627,7 +616,13 @@ class Rules:
             return question
         if kind := self.answer_kind(" ".join(tokens)):
             return replace(question, kind=kind)
-        return replace(question, problem=UNKNOWN_KIND + (f". Unknown words: {', '.join(unknown)}" if unknown else ""))
+        more = f". Unknown words: {', '.join(unknown)}" if unknown else ""
+        return replace(
+            question,
+            problem="the model was not taught questions like this one. In words it answers questions about colors, "
+            "numbers, sides, lights, signs, objects, weather, time of day, road and traffic; it also answers yes/no "
+            f"questions{more}",
+        )
 
     def _refusal(self, tokens: Sequence[str], typed: Sequence[str], taught: Collection[str] | None) -> str | None:
         """Why the answer to a question would be a guess; None if all that it asks for is known and taught."""
@@ -637,9 +632,9 @@ class Rules:
             # What ends in "ly" tells how, but at the end: "is it really raining", "is the dog friendly".
             is_adverb = typed[i].casefold().endswith("ly") and i < len(sentence) - 1
             if sentence[i] == UNKNOWN_TOKEN and not is_adverb:
-                return UNKNOWN_WORD.format(word=typed[i])
+                return f"the model does not know {typed[i]!r}: {GUESS}"
             if taught is not None and is_content_word(sentence[i]) and sentence[i] not in taught:
-                return UNTAUGHT_WORD.format(word=typed[i])
+                return f"the model was not taught {typed[i]!r}: {GUESS}"
         if taught is None or (self.colors - self.light_colors) & set(taught):
             return None
         # Colors are those of lights as long as no other color was taught.
@@ -647,7 +642,7 @@ class Rules:
         is_color = "color" in sentence or any(sentence[i] in self.colors for i in places)
         if not is_color or not nouns or {"light", "lights"} & set(sentence):
             return None
-        return UNTAUGHT_COLOR.format(word=typed[nouns[0]])
+        return f"the model was taught the colors of lights, not that of {typed[nouns[0]]!r}: {GUESS}"
 
 
 def _distinct(words: Iterable[str]) -> tuple[str, ...]:
