@@ -1,9 +1,10 @@
 """Ask the same questions about very many images, and write the answers as Parquet files.
 
     files ──→ Ray Data: a block for 200 images, a tar or a Parquet file ──→ actors, each with a pipeline
-    block ──→ part-<digest of its files>.parquet, which appears complete or not at all
+    labels of a block ──→ this process ──→ part-<digest of its files>.parquet, which appears complete or not at all
 
-The next run leaves out images, tars and Parquet files that have labels, so it continues a run that was stopped.
+The next run leaves out images, tars and Parquet files that have labels, so it continues a run that was stopped. Actors
+that outlive a killed run write nothing.
 """
 
 import glob
@@ -11,7 +12,6 @@ import hashlib
 import json
 import os
 import sys
-import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -183,10 +183,12 @@ class LabelFolder:
                 raise DataError(message) from error
         return found
 
-    def write(self, name: str, table: pa.Table) -> None:
-        """Write a Parquet file that appears complete or not at all."""
+    def write(self, labels: pa.Table, options: dict[str, Any]) -> None:
+        """Write the labels of a block, from a `Labeler`, as a file that appears complete or not at all."""
         self.fs.create_dir(self.path)
-        temporary = f"{self.path}/.{uuid.uuid4().hex}.tmp"
+        name = labels["file"][0].as_py()
+        temporary = f"{self.path}/.{name}.tmp"
+        table = labels.drop_columns("file").replace_schema_metadata({"options": json.dumps(options)})
         pq.write_table(table, temporary, filesystem=self.fs, compression="zstd")
         self.fs.move(temporary, f"{self.path}/{name}")
 
@@ -232,22 +234,16 @@ class Labeler:
 
     def __init__(self, options: LabelOptions, kind: str, prefix: str = ""):
         self.options, self.kind, self.prefix = options, kind, prefix
-        self.folder = LabelFolder(options.output_dir)
         self.pipe = options.load(StoredImagePipeline)
-        schema = SCHEMA if options.loaded_thresholds is None else SCHEMA.append(NOT_SURE)
-        self.schema = schema.with_metadata({"options": json.dumps(options.shared())})
+        self.schema = SCHEMA if options.loaded_thresholds is None else SCHEMA.append(NOT_SURE)
 
     def __call__(self, block: pa.Table) -> pa.Table:
-        """Write the label file of a block, unless there is one; one row: "images", and "bad", those with a problem."""
+        """The labels of a block, a row for each image and question, and a column with the name of their file."""
         images = list(self.images(block))
-        name = part_name(sorted(set(block["path"].to_pylist())))
-        if not images or name in self.folder.names():
-            return pa.table({"images": [len(images)], "bad": [0]})
         answers = self.pipe(iter(images), self.options.ask, batch_size=self.options.batch_size)
-        found = [[{"key": image.key, **item} for item in items] for image, items in zip(images, answers)]
-        self.folder.write(name, pa.Table.from_pylist([row for rows in found for row in rows], self.schema))
-        bad = sum(any("problem" in row for row in rows) for rows in found)
-        return pa.table({"images": [len(images)], "bad": [bad]})
+        rows = [{"key": image.key, **item} for image, items in zip(images, answers) for item in items]
+        name = part_name(sorted(set(block["path"].to_pylist())))
+        return pa.Table.from_pylist(rows, self.schema).append_column("file", pa.array([name] * len(rows), pa.string()))
 
     def images(self, block: pa.Table) -> Iterator[StoredImage]:
         """Yield the images of a block, which Ray Data has read."""
@@ -292,13 +288,17 @@ def without_labels(kind: str, files: Sequence[str], prefix: str, folder: LabelFo
     return [file for file in files if part_name([file]) not in names]
 
 
-def read_blocks(data: Any, kind: str, files: Sequence[str], blocks: int, fs: FileSystem, options: LabelOptions) -> Any:
+def read_blocks(
+    kind: str, files: Sequence[str], blocks: int, fs: FileSystem, options: LabelOptions, readers: int = 1
+) -> Any:
     """A dataset of Ray that has this number of blocks, each with whole files. Raises a `DataError`: no such column."""
+    data = load_data()
     context = data.DataContext.get_current()
     context.target_max_block_size = None  # otherwise large blocks would be split
     context.use_datasource_v2 = False  # its blocks are not whole files, and its listing waits for a core
-    # Actors may take all cores, so reading must not wait for one.
-    shared: dict[str, Any] = {"filesystem": fs, "include_paths": True, "num_cpus": 0, "override_num_blocks": blocks}
+    shared: dict[str, Any] = {"filesystem": fs, "include_paths": True, "override_num_blocks": blocks}
+    # Actors may take all cores, so reading must not wait for one; without a limit, each block would get a process.
+    shared |= {"num_cpus": 0, "concurrency": readers}
     if kind == "image":
         return data.read_binary_files(files, **shared)
     if kind == "tar":
@@ -327,7 +327,8 @@ def label(source: str, options: LabelOptions) -> None:
     if left_out:
         print(left_out, file=sys.stderr)
     folder, prefix = LabelFolder(options.output_dir), source[: source.find("://") + 3] if "://" in source else ""
-    folder.check(options.shared())
+    shared = options.shared()
+    folder.check(shared)
     files = without_labels(kind, files, prefix, folder)
     if not files:
         print(f"all of {source} is labeled", file=sys.stderr)
@@ -341,21 +342,24 @@ def label(source: str, options: LabelOptions) -> None:
         device: Literal["cpu", "cuda"] = "cuda" if "num_gpus" in resources else "cpu"
         threads = int(resources.get("num_cpus", options.threads))
         blocks = -(-len(files) // options.images_per_part) if kind == "image" else len(files)
-        dataset = read_blocks(load_data(), kind, files, blocks, file_system(source)[0], options)
-        reports = dataset.map_batches(
+        actors = min(options.actors or room, blocks)
+        dataset = read_blocks(kind, files, blocks, file_system(source)[0], options, readers=actors)
+        labels = dataset.map_batches(
             Labeler,
             fn_constructor_args=[replace(options, device=device, threads=threads), kind, prefix],
             batch_size=None,  # a block
             batch_format="pyarrow",
-            concurrency=min(options.actors or room, blocks),
+            concurrency=actors,
             **resources,
         )
         bad = 0
         with tqdm(total=len(files) if kind == "image" else None, unit=" images") as bar:
-            for report in reports.iter_rows():
-                bad += report["bad"]
+            for block in labels.iter_batches(batch_size=None, batch_format="pyarrow"):
+                folder.write(block, shared)
+                problems = block["problem"].is_valid().to_numpy().reshape(-1, len(options.ask))
+                bad += int(problems.any(axis=1).sum())
                 bar.set_postfix_str(f"{bad:,} with a problem", refresh=False)
-                bar.update(report["images"])
+                bar.update(len(problems))
     except ray.exceptions.RayError as error:
         last = str(error).strip().splitlines()[-1]
         raise OSError(f"Ray has failed: {last}. Complete files stay; the same command continues") from error

@@ -4,17 +4,21 @@ import io
 import os
 import re
 import tarfile
+import tempfile
+import time
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tiny import save_folder, tiny_model
+from tiny import save_folder, start_process, tiny_model
 
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("ray")
+
+from pyarrow.fs import LocalFileSystem  # noqa: E402
 
 from traffic_vlm.common.files import DataError  # noqa: E402
 from traffic_vlm.serving.cluster import load_ray, start_ray  # noqa: E402
@@ -24,6 +28,7 @@ from traffic_vlm.serving.labeling import (  # noqa: E402
     LabelOptions,
     label,
     list_files,
+    read_blocks,
     without_labels,
 )
 from traffic_vlm.serving.options import ModelOptions  # noqa: E402
@@ -69,10 +74,11 @@ def label_options(output_dir, model, ask=QUESTIONS[:1], **options) -> LabelOptio
     return LabelOptions(ask=ask, output_dir=str(output_dir), model=model, device="cpu", min_score=0, **options)
 
 
-def label_files(paths, output_dir, model, ask=QUESTIONS[:1], **options) -> list[dict]:
-    """Label image files without Ray, in one block as Ray reads it; the report."""
+def label_files(paths, output_dir, model, ask=QUESTIONS[:1], **options) -> None:
+    """Label image files without Ray, in one block as Ray reads it."""
+    asked = label_options(output_dir, model, ask, **options)
     block = pa.table({"bytes": [path.read_bytes() for path in paths], "path": list(map(str, paths))})
-    return Labeler(label_options(output_dir, model, ask, **options), "image")(block).to_pylist()
+    LabelFolder(asked.output_dir).write(Labeler(asked, "image")(block), asked.shared())
 
 
 def read(folder) -> dict[str, list[dict]]:
@@ -89,7 +95,7 @@ def read(folder) -> dict[str, list[dict]]:
 def test_labels_are_the_items_of_the_pipeline_and_datasets_and_pandas_read_them(model, tmp_path):
     datasets, pandas = pytest.importorskip("datasets"), pytest.importorskip("pandas")
     images, output = write_images(tmp_path / "in", CONTENTS | {"bad.png": b""}), tmp_path / "out"
-    assert label_files(sorted(images.iterdir()), output, model, QUESTIONS) == [{"images": 6, "bad": 1}]
+    label_files(sorted(images.iterdir()), output, model, QUESTIONS)
     (output / ".left by a killed process.tmp").write_bytes(b"PAR1")
     rows = pq.read_table(output).to_pylist()
     labels = read(output)
@@ -124,26 +130,26 @@ def test_bad_images_have_a_problem_and_the_others_are_labeled(model, tmp_path):
     frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
     frames[0].save(images / "animated.webp", save_all=True, append_images=frames[1:])
     paths = sorted(images.iterdir())
-    assert label_files(paths, tmp_path / "out", model, QUESTIONS) == [{"images": 5, "bad": 4}]
-    for name, rows in read(tmp_path / "out").items():
+    label_files(paths, tmp_path / "out", model, QUESTIONS)
+    labels = read(tmp_path / "out")
+    assert len(labels) == 5
+    for name, rows in labels.items():
         assert len(rows) == len(QUESTIONS)
         assert all(row["problem"] is None if name == "good.png" else name in row["problem"] for row in rows)
-    labeler = Labeler(label_options(tmp_path / "of parquet", model), "parquet")
     block = pa.table({"image": [encoded_image(0), None], "path": ["a.parquet"] * 2})
-    assert labeler(block).to_pylist() == [{"images": 2, "bad": 1}]
-    assert read(tmp_path / "of parquet")["1"][0]["problem"] == "this row has no image"
+    labels = Labeler(label_options(tmp_path / "none", model), "parquet")(block)
+    assert labels["problem"].to_pylist() == [None, "this row has no image"]
 
 
-def test_a_block_that_cannot_be_written_leaves_no_file_and_an_existing_one_is_not_labeled_again(model, tmp_path):
-    images, output = sorted(write_images(tmp_path / "in").iterdir()), tmp_path / "out"
-    output.write_text("in the way of the folder")
+def test_a_folder_that_cannot_be_written_is_an_error(model, tmp_path):
+    (tmp_path / "out").write_text("in the way of the folder")
     with pytest.raises(OSError, match="out"):
-        label_files(images, output, model)
-    output.unlink()
-    label_files(images, output, model)
-    [path] = output.iterdir()
-    path.write_bytes(b"kept")
-    assert label_files(images, output, model) == [{"images": 5, "bad": 0}] and path.read_bytes() == b"kept"
+        label_files([*write_images(tmp_path / "in").iterdir()], tmp_path / "out", model)
+
+
+def test_a_tar_without_images_has_no_labels(model, tmp_path):
+    block = pa.table({"__key__": ["words"], "txt": [b"a"], "path": ["/a.tar"]})
+    assert Labeler(label_options(tmp_path / "out", model), "tar")(block).num_rows == 0
 
 
 # What is read
@@ -192,7 +198,7 @@ def test_the_next_run_leaves_out_what_has_labels(model, tmp_path):
     assert without_labels("image", names, "", folder) == names[3:]
     assert without_labels("image", names, "s3://", folder) == names  # others of the same path
     block = pa.table({"image": [encoded_image(0)], "path": ["/a.parquet"]})
-    Labeler(label_options(tmp_path / "out", model), "parquet")(block)
+    folder.write(Labeler(label_options(tmp_path / "out", model), "parquet")(block), {})
     assert without_labels("parquet", ["/a.parquet", "/b.parquet"], "", folder) == ["/b.parquet"]
 
 
@@ -253,45 +259,82 @@ def ray():
 
 
 @pytest.mark.slow
-def test_each_kind_of_input_gives_the_same_labels_and_its_keys(model, tmp_path, ray, capsys):
-    images = write_images(tmp_path / "images [1] #%20", CONTENTS | {"bad.png": b"no image"})
-    (tmp_path / "tars").mkdir()
-    write_tar(tmp_path / "tars/a.tar", {name: CONTENTS[name] for name in ("0.png", "1.png")} | OTHERS)
+def test_each_kind_of_input_gives_the_same_labels_and_its_keys(model, tmp_path, ray):
+    contents = CONTENTS | {"bad.png": b"no image"}
+    images = write_images(tmp_path / "images [1] #%20", contents)
+    tars, tables = tmp_path / "tars", tmp_path / "tables"
+    tars.mkdir()
+    write_tar(tars / "a.tar", {name: CONTENTS[name] for name in ("0.png", "1.png")} | OTHERS)
     rest = {name: CONTENTS[name] for name in ("2.png", "3.png", "4.png")}
-    write_tar(tmp_path / "tars/b.tar.gz", rest | {"c/bad.png": b"no image"}, "w:gz")
-    contents, tables = {**CONTENTS, "bad.png": b"no image"}, tmp_path / "tables"
+    write_tar(tars / "b.tar.gz", rest | {"c/bad.png": b"no image"}, "w:gz")
     tables.mkdir()
     for name, part in (("a", slice(4)), ("b", slice(4, 6))):
         structs = [{"bytes": content, "path": None} for content in [*contents.values()][part]]
         table = pa.table({"picture": structs, "id": [*contents][part]})
         pq.write_table(table, tables / f"{name}.parquet", row_group_size=2)
-    keys = {"0.png": "a.parquet#0", "3.png": "a.parquet#3", "4.png": "b.parquet#0", "bad.png": "b.parquet#1"}
-    for number, (source, options, key) in enumerate(
-        [
-            (images, {}, f"{images}/0.png"),
-            (tmp_path / "tars", {}, f"{tmp_path}/tars/a.tar#0.png"),
-            (tables, {"column": "picture", "key_column": "id"}, "0.png"),
-            (tables, {"column": "picture"}, f"{tables}/a.parquet#0"),
-        ]
+    in_tars = [
+        "a.tar#0.png",
+        "a.tar#1.png",
+        *(f"b.tar.gz#{name}" for name in ("2.png", "3.png", "4.png", "c/bad.png")),
+    ]
+    in_tables = [f"a.parquet#{row}" for row in range(4)] + ["b.parquet#0", "b.parquet#1"]
+    expected = []
+    for source, keys, options in (
+        (images, [f"{images}/{name}" for name in contents], {}),
+        (tars, [f"{tars}/{name}" for name in in_tars], {}),
+        (tables, [*contents], {"column": "picture", "key_column": "id"}),
+        (tables, [f"{tables}/{name}" for name in in_tables], {"column": "picture"}),
     ):
-        output = tmp_path / f"out{number}"
-        label(str(source), label_options(output, model, QUESTIONS, **options))
-        assert len(list(output.iterdir())) == 2
-        rows = {(row["key"], row["question"]): row for row in pq.read_table(output).to_pylist()}
-        assert len(rows) == 6 * len(QUESTIONS) and (key, QUESTIONS[0]) in rows
-        if number < 3:
-            labels, expected = read(output), read(tmp_path / "out0")
-        else:
-            labels = {
-                name: [rows[f"{tables}/{end}", question] for question in QUESTIONS] for name, end in keys.items()
-            }
-        for name, found in labels.items():
-            assert [row["answer"] for row in found] == [row["answer"] for row in expected[name]]
-            assert (found[0]["problem"] is None) == (name != "bad.png")
+        asked = label_options(tmp_path / "out", model, QUESTIONS, **options)
+        kind, files, _ = list_files(str(source))
+        blocks = read_blocks(kind, files, 2, LocalFileSystem(), asked)
+        labeler = Labeler(asked, kind)
+        labels = [labeler(block) for block in blocks.iter_batches(batch_size=None, batch_format="pyarrow")]
+        assert len({table["file"][0] for table in labels}) == len(labels) == 2
+        rows = pa.concat_tables(labels).to_pylist()
+        found = {(row["key"], row["question"]): (row["answer"], row["problem"] is None) for row in rows}
+        answers = [found[key, question] for key in keys for question in QUESTIONS]
+        expected = expected or answers
+        assert len(rows) == 12 and answers == expected and [good for _, good in answers] == [True] * 10 + [False] * 2
     with pytest.raises(DataError, match="has no column 'image'; its columns are picture, id"):
         label(str(tables), label_options(tmp_path / "out", model))
-    label(str(tmp_path / "tars"), label_options(tmp_path / "out1", model, QUESTIONS))
-    assert "is labeled" in capsys.readouterr().err
-    (tmp_path / "tars/cut.tar").write_bytes((tmp_path / "tars/a.tar").read_bytes()[:3000])
+
+
+@pytest.mark.slow
+def test_a_damaged_tar_ends_the_run(model, tmp_path, ray):
+    write_tar(write_images(tmp_path / "in", {}) / "cut.tar")
+    os.truncate(tmp_path / "in/cut.tar", 3000)
     with pytest.raises(OSError, match=r"Ray has failed: .*the same command continues"):
-        label(str(tmp_path / "tars"), label_options(tmp_path / "out1", model, QUESTIONS))
+        label(str(tmp_path / "in"), label_options(tmp_path / "out", model, actors=1))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_continued_and_each_image_is_labeled_once(model, tmp_path, ray, capsys):
+    contents = {f"{index:03d}.png": encoded_image(index) for index in range(299)} | {"broken.png": b"no image"}
+    images, output = write_images(tmp_path / "in", contents), tmp_path / "out"
+    asked = [part for question in QUESTIONS for part in ("--ask", question)]
+    options = ["--device", "cpu", "--threads", "1", "--min_score", "0", "--images_per_part", "1", "--actors", "1"]
+    with (
+        tempfile.TemporaryDirectory(prefix="t", ignore_cleanup_errors=True) as folder,
+        start_process(
+            "label.py", images, *asked, "--output_dir", output, "--model", model, *options, env={"RAY_TMPDIR": folder}
+        ) as run,
+    ):
+        while not list(output.glob("*.parquet")):
+            assert run.poll() is None, run.communicate()[1]
+            time.sleep(0.02)
+        run.kill()  # not its workers, which go on for a while
+    assert len(list(output.glob("*.parquet"))) < len(contents)
+    label(str(images), label_options(output, model, QUESTIONS, images_per_part=50, actors=1))
+    assert "1 with a problem" in capsys.readouterr().err
+    label_files(sorted(images.iterdir()), tmp_path / "unbroken", model, QUESTIONS)
+    labels, unbroken = (
+        sorted(pq.read_table(folder).to_pylist(), key=lambda row: (row["key"], row["question"]))
+        for folder in (output, tmp_path / "unbroken")
+    )
+    for row, expected in zip(labels, unbroken, strict=True):
+        assert row == {
+            name: pytest.approx(value, abs=1e-4) if isinstance(value, float) else value
+            for name, value in expected.items()
+        }

@@ -3,7 +3,6 @@
 import json
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -79,6 +78,5 @@ def test_service(expected):
 def test_labels(expected, tmp_path):
     options = LabelOptions(model=str(ROOT), device="cpu", ask=QUESTIONS, output_dir=str(tmp_path / "labels"))
     block = pa.table({"bytes": [PHOTOGRAPH.read_bytes()], "path": [str(PHOTOGRAPH)]})
-    assert Labeler(options, "image")(block).to_pylist() == [{"images": 1, "bad": 0}]
-    rows = pq.read_table(options.output_dir).to_pylist()
+    rows = Labeler(options, "image")(block).to_pylist()
     assert [{name: row[name] for name in ("question", "answer", "score", "p_yes")} for row in rows] == expected
