@@ -1,18 +1,13 @@
-"""Key/value cache of a decoder that reads an image: the text part grows, the image part is written once.
+"""Keys and values: of images that are encoded once, and of the text that is asked about them.
 
-    layer 0   text  [B,K,past,D]  keys already rotated, one column per token
-              image [B,K,P,D]     the same at every step
-    layer 1   ...
+    EncodedImages     layer 0, 1, …   image [I,K,P,D]     shared by all questions, beams and generated tokens
+    TrafficVLMCache   layer 0, 1, …   text  [B,K,past,D]  keys already rotated, one column per token
+                      image           EncodedImages, one image for each row, the same at every step
 
-Latent attention caches one vector for each token, the latent and the rotated key side by side. Both parts then have
-one head (K = 1), the vectors are the keys, and the values have width 0:
+Latent attention caches one vector for each token, the latent and the rotated key side by side. Text and image then
+have one head (K = 1), the vectors are the keys, and the values have width 0:
 
-    layer 0   text  [B,1,past,kv_latent_size + rope_head_dim]
-              image [B,1,P,image_latent_size]
-
-The text part is the library's dynamic or static cache, so cropping, beams, compilation and offloading work as in the
-library. When rows of the text are reordered, selected or repeated, the rows of the image are, too. A cache that holds
-an image refuses another image. `reset()` removes the image, and so does `crop` if it leaves no text.
+    text  [B,1,past,kv_latent_size + rope_head_dim]        image [I,1,P,image_latent_size]
 
 transformers 5.24 calls a cache `cache` where older releases call it `past_key_values`. Here it is `past_key_values`;
 methods that the library or a user calls take both names (`takes_cache`), and what the library reads has the name that
@@ -20,13 +15,16 @@ it uses (`CACHE_NAME`).
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, TypeVar
 
 import torch
-from transformers import Cache, DynamicCache, GenerationMixin, StaticCache
+from transformers import Cache, DynamicCache, GenerationMixin
 from transformers.utils import is_torchdynamo_compiling
+
+from .checks_traffic_vlm import check_image_index, check_image_mask
 
 
 # The library's name of a cache, in arguments of `generate()` and `forward` and in their outputs.
@@ -59,28 +57,141 @@ def takes_cache(method: Method) -> Method:
     return renamed  # type: ignore[return-value]
 
 
-class ImageCacheMixin:
-    """Adds the keys and values of an image to a cache of the library.
+@dataclass(frozen=True, eq=False)
+class EncodedImages:
+    """Cross-attention keys and values of images, computed once per image by `model.encode_images`.
+
+    This is deliberately not a tensor: `generate()` repeats every tensor argument for beams. It must repeat
+    `image_index` but not the images. `torch.save` stores it for other processes: load the model there first, because
+    that defines this class.
 
     Attributes:
-        image_key_values: keys and values [B,K,P,D] of the image for each layer; None before the first pass.
-        encoder_attention_mask: [B,P], 0 at hidden image tokens; None if all are visible.
+        key_values: for each decoder layer the keys and values of I images, each [I,K,P,D]; with `image_latent_size`
+            the latents [I,1,P,image_latent_size] and values of width 0.
+        weights_version: checksum of the weights that computed them, so that a model rejects images encoded by other
+            weights; None disables the check.
+        attention_mask: [I,P], 0 at hidden image tokens; None if all are visible.
+        pixel_values: [I,3,H,W] as given; an assistant model encodes them with its own vision tower.
     """
 
-    image_key_values: tuple[KeyValues, ...] | None = None
-    encoder_attention_mask: torch.Tensor | None = None
+    key_values: tuple[KeyValues, ...]
+    weights_version: str | None = None
+    attention_mask: torch.Tensor | None = None
+    pixel_values: torch.Tensor | None = field(default=None, repr=False)
 
-    def set_image(self, key_values: tuple[KeyValues, ...], encoder_attention_mask: torch.Tensor | None) -> None:
-        self.image_key_values, self.encoder_attention_mask = key_values, encoder_attention_mask
+    def __len__(self) -> int:
+        return self.key_values[0][0].shape[0]
 
-    def check_image(self, key: torch.Tensor) -> None:
-        """Raise `ValueError` if the cache holds another image than that of the first layer's keys [B,K,P,D].
+    def __deepcopy__(self, memo: dict) -> "EncodedImages":
+        return self  # immutable; assisted decoding copies its arguments
 
-        Keys may differ by rounding.
+    @property
+    def device(self) -> torch.device:
+        return self.key_values[0][0].device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.key_values[0][0].dtype
+
+    def apply(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "EncodedImages":
+        """Images whose tensors are results of a function."""
+        optional = (self.attention_mask, self.pixel_values)
+        mask, pixels = (None if tensor is None else function(tensor) for tensor in optional)
+        key_values = tuple((function(key), function(value)) for key, value in self.key_values)
+        return replace(self, key_values=key_values, attention_mask=mask, pixel_values=pixels)
+
+    def to(self, device: torch.device | str) -> "EncodedImages":
+        """The same images on another device."""
+        return self.apply(lambda tensor: tensor.to(device))
+
+    def cast(self, dtype: torch.dtype) -> "EncodedImages":
+        """The same images with keys and values of another dtype."""
+        return replace(self, key_values=tuple((key.to(dtype), value.to(dtype)) for key, value in self.key_values))
+
+    def __getitem__(self, index: Any) -> "EncodedImages":
+        """Images of an index, a slice or a list of indices; one index gives `EncodedImages` of one image.
+
+        Raises:
+            IndexError, TypeError: those of torch.
         """
-        if self.image_key_values is None or is_torchdynamo_compiling():
+        chosen = torch.arange(len(self))[index].reshape(-1)  # on the CPU, as a GPU cannot recover from a wrong index
+        return self.apply(lambda tensor: tensor[chosen.to(tensor.device)])
+
+    @staticmethod
+    def join(parts: Sequence["EncodedImages"]) -> "EncodedImages":
+        """Images that were encoded separately, concatenated for questions about all of them in one pass.
+
+        Raises:
+            ValueError: no parts; some parts with an attention mask and some without; parts of different models.
+        """
+        models = len({part.weights_version for part in parts})
+        if models != 1:
+            raise ValueError(f"Encoded images to join must be of one model, got those of {models}.")
+        if len({part.attention_mask is None for part in parts}) > 1:
+            raise ValueError("Encoded images with and without an attention mask cannot be joined.")
+
+        def join_optional(name: str) -> torch.Tensor | None:
+            tensors = [getattr(part, name) for part in parts]
+            return None if any(tensor is None for tensor in tensors) else torch.cat(tensors)
+
+        layers = zip(*(part.key_values for part in parts), strict=True)
+        key_values = tuple((torch.cat([k for k, _ in layer]), torch.cat([v for _, v in layer])) for layer in layers)
+        return EncodedImages(
+            key_values, parts[0].weights_version, join_optional("attention_mask"), join_optional("pixel_values")
+        )
+
+    def rows(self, image_index: torch.Tensor | None, count: int) -> "EncodedImages":
+        """Images without pixels, one for each of `count` rows of text: image `image_index[i]`, by default image i.
+
+        Raises:
+            ValueError: another number of rows, an index out of range, or a mask of another shape.
+        """
+        key = self.key_values[0][0]
+        check_image_mask(self.attention_mask, key)
+        check_image_index(image_index, count, key.shape[0])  # len() would be a constant in an exported graph
+        images = replace(self, pixel_values=None)
+        if image_index is None:
+            return images
+        chosen = image_index.to(key.device)
+        return images.apply(lambda tensor: tensor[chosen])
+
+
+torch.serialization.add_safe_globals([EncodedImages])  # for `torch.load`, which otherwise refuses classes
+
+
+class TrafficVLMCache(DynamicCache):
+    """A cache of the library with room for an image.
+
+        TrafficVLMCache(config=model.config.get_text_config())          a dynamic cache
+        TrafficVLMCache.around(StaticCache(config, max_cache_len=64))   any other
+
+    When rows of the text are reordered, selected or repeated, the rows of the image are, too. A cache that holds an
+    image refuses another image. `reset()` removes the image, and so does `crop` if it leaves no text.
+
+    Attributes:
+        image: one image for each row; None before the first pass.
+    """
+
+    image: EncodedImages | None = None
+
+    @classmethod
+    def around(cls, cache: Cache) -> "TrafficVLMCache":
+        """A cache with room for an image, which shares the layers of a cache of the library."""
+        new = cls.__new__(cls)  # without the constructor, which would make new layers
+        new.__dict__.update(cache.__dict__)
+        return new
+
+    def keep_image(self, image: EncodedImages) -> None:
+        """Keep one image for each row, unless the cache holds the same.
+
+        Raises:
+            ValueError: the cache holds another image; the keys of the first layer may differ by rounding.
+        """
+        if self.image is None:
+            self.image = image
+        if self.image is image or is_torchdynamo_compiling():
             return
-        held = self.image_key_values[0][0]
+        held, key = self.image.key_values[0][0], image.key_values[0][0]
         # As a fraction of the largest key; 3e-2 if either is in 16 bits.
         rounding = 1e-3 if min(held.element_size(), key.element_size()) > 2 else 3e-2
         if held.shape == key.shape:
@@ -92,57 +203,32 @@ class ImageCacheMixin:
             "holds, or a new cache with a new image."
         )
 
-    def _map_image(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        if self.image_key_values is not None:
-            self.image_key_values = tuple((function(key), function(value)) for key, value in self.image_key_values)
-        if self.encoder_attention_mask is not None:
-            self.encoder_attention_mask = function(self.encoder_attention_mask)
+    def _change_image(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        if self.image is not None:
+            self.image = self.image.apply(function)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        super().reorder_cache(beam_idx)  # type: ignore[misc]
-        self._map_image(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)))
+        super().reorder_cache(beam_idx)
+        self._change_image(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        super().batch_select_indices(indices)  # type: ignore[misc]
-        self._map_image(lambda tensor: tensor[indices])
+        super().batch_select_indices(indices)
+        self._change_image(lambda tensor: tensor[indices])
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        super().batch_repeat_interleave(repeats)  # type: ignore[misc]
-        self._map_image(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
+        super().batch_repeat_interleave(repeats)
+        self._change_image(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
-        """Crop the text, as in the library; when none is left, the image is removed as well."""
-        super().crop(*args, **kwargs)  # type: ignore[misc]
-        if int(self.get_seq_length()) == 0:  # type: ignore[attr-defined]
-            self.image_key_values = self.encoder_attention_mask = None
+        super().crop(*args, **kwargs)
+        if int(self.get_seq_length()) == 0:
+            self.image = None
 
     def reset(self) -> None:
-        super().reset()  # type: ignore[misc]
-        self.image_key_values = self.encoder_attention_mask = None
-
-
-class TrafficVLMCache(ImageCacheMixin, DynamicCache):
-    """A `DynamicCache` with room for an image: `TrafficVLMCache(config=model.config.get_text_config())`."""
-
-
-class TrafficVLMStaticCache(ImageCacheMixin, StaticCache):
-    """A `StaticCache` with room for an image: `TrafficVLMStaticCache(config=..., max_cache_len=64)`."""
-
-
-def add_image_room(cache: Cache) -> Any:
-    """Turn an empty cache of the library into one with room for an image; both share their layers.
-
-    Raises:
-        ValueError: the cache is neither dynamic nor static.
-    """
-    for image_class, text_class in ((TrafficVLMStaticCache, StaticCache), (TrafficVLMCache, DynamicCache)):
-        if isinstance(cache, text_class):
-            image_cache = image_class.__new__(image_class)  # without the constructor, which would make new layers
-            image_cache.__dict__.update(cache.__dict__)
-            return image_cache
-    raise ValueError(f"An image needs a dynamic or static cache, got {type(cache).__name__}.")
+        super().reset()
+        self.image = None
 
 
 def holds_image(past_key_values: Any) -> bool:
-    """Whether a cache already holds the keys and values of an image."""
-    return getattr(past_key_values, "image_key_values", None) is not None
+    """Whether a cache already holds an image."""
+    return getattr(past_key_values, "image", None) is not None

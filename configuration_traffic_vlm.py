@@ -9,6 +9,7 @@ What is special here:
 import copy
 import math
 import os
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,6 +40,12 @@ TEXT_AUTO_MAP = {
     "AutoModel": "modeling_traffic_vlm.TrafficVLMTextModel",
     "AutoModelForCausalLM": "modeling_traffic_vlm.TrafficVLMForCausalLM",
 }
+
+
+def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
+    """Height and width of images or patches from a configuration, where one number means a square."""
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width
 
 
 def _check(config: Any, condition: bool, message: str, *names: str) -> None:

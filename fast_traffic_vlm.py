@@ -34,8 +34,8 @@ from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 from transformers.utils import is_torchdynamo_compiling
 
+from .cache_traffic_vlm import EncodedImages
 from .checks_traffic_vlm import count_positions
-from .scoring_traffic_vlm import EncodedImages
 from .vision_traffic_vlm import TrafficVLMConvNorm
 
 

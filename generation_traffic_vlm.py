@@ -15,15 +15,21 @@ import torch
 from transformers import Cache, GenerationConfig
 from transformers.generation import GenerationMixin, LogitsProcessorList, SuppressTokensLogitsProcessor
 
-from .cache_traffic_vlm import CACHE_NAME, add_image_room, holds_image, takes_cache
-from .checks_traffic_vlm import check_cache, check_masks, check_no_image_options, check_prompt_ends, check_token_ids
+from .cache_traffic_vlm import CACHE_NAME, TrafficVLMCache, holds_image, takes_cache
+from .checks_traffic_vlm import check_cache, check_image_index, check_prompt_ends, check_text
 
 
 MAX_NEW_TOKENS = 32  # default for an answer: sentences have up to 24 words, and punctuation
 
 
 class TrafficVLMGenerationMixin(GenerationMixin):
-    """`generate()` for models whose decoder reads images, or image tokens, by cross-attention."""
+    """`generate()` for models whose decoder reads images, or image tokens, by cross-attention.
+
+    Attributes:
+        image_argument: the name of the argument with images that are not encoded.
+    """
+
+    image_argument = "pixel_values"
 
     @takes_cache
     @torch.no_grad()
@@ -52,40 +58,31 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         if past_key_values is not None:
             kwargs[CACHE_NAME] = past_key_values
         ids = kwargs.get("input_ids") if inputs is None else inputs
-        if isinstance(ids, torch.Tensor):
-            # What would fail in the library before the first pass, which checks the rest.
-            check_token_ids(ids)
-            if past_key_values is None:
-                check_masks(ids, kwargs.get("attention_mask"), kwargs.get("position_ids"))
-                check_prompt_ends(ids[:, -1], text_config.eos_token_id)
-        if hasattr(self, "encode_images"):
-            self._encode_images_once(ids, kwargs)
-        if holds_image(past_key_values):
-            self._check_cached_image(past_key_values, kwargs)
+        if isinstance(ids, torch.Tensor) and past_key_values is None:
+            # Errors that the library would hide, as it fails before the first pass.
+            check_text(text_config, ids, None, kwargs.get("attention_mask"), kwargs.get("position_ids"))
+            check_prompt_ends(ids[:, -1], text_config.eos_token_id)
+        self._encode_once(kwargs.get("inputs_embeds") if ids is None else ids, kwargs)
         self._check_padding(ids, kwargs)
         return super().generate(inputs, generation_config, **kwargs)
 
-    def _encode_images_once(self, ids: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
-        """Replace pixels in the arguments by `encoded_images` and `image_index`, a tensor that beams may repeat."""
-        pixels, images, mask, image_index = (
-            kwargs.pop(name, None)
-            for name in ("pixel_values", "encoded_images", "encoder_attention_mask", "image_index")
-        )
-        images = self.model.choose_images(pixels, images, mask)
-        if images is not None:
-            text = kwargs.get("inputs_embeds") if ids is None else ids
-            image_index = images.check_index(image_index, len(images) if text is None else len(text))
-            kwargs |= {"encoded_images": images, "image_index": image_index}
-        elif not holds_image(kwargs.get(CACHE_NAME)):
-            check_no_image_options(image_index=image_index, encoder_attention_mask=mask)
-
-    def _check_cached_image(self, cache: Any, kwargs: dict[str, Any]) -> None:
-        """Raise ValueError if the arguments have another image than the cache."""
-        images, tokens = kwargs.get("encoded_images"), kwargs.get("encoder_hidden_states")
-        if images is not None:
-            cache.check_image(images.rows(kwargs["image_index"], len(kwargs["image_index"])).key_values[0][0])
-        elif tokens is not None:
-            cache.check_image(self.get_decoder().project_image_tokens(tokens)[0][0])
+    def _encode_once(self, text: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
+        """Replace images in the arguments by `encoded_images` and `image_index`, a tensor that beams may repeat."""
+        given = kwargs.pop(self.image_argument, None), kwargs.pop("encoded_images", None)
+        if given == (None, None):
+            return
+        images = self.model.choose_images(*given, kwargs.pop("encoder_attention_mask", None))
+        rows = len(images) if text is None else len(text)
+        image_index = kwargs.pop("image_index", None)
+        cache: Any = kwargs.get(CACHE_NAME)
+        check_image_index(image_index, rows, len(images))
+        if holds_image(cache):
+            cache.keep_image(images.rows(image_index, rows))
+        else:
+            kwargs |= {
+                "encoded_images": images,
+                "image_index": torch.arange(rows) if image_index is None else image_index,
+            }
 
     def _check_padding(self, ids: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
         """Raise ValueError for right-padded prompts: generation continues the last token of each row."""
@@ -106,7 +103,7 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         kwargs |= {CACHE_NAME: past_key_values, "inputs_embeds": inputs_embeds}
         model_inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
         if holds_image(past_key_values):
-            for name in ("encoded_images", "image_index", "encoder_hidden_states", "encoder_attention_mask"):
+            for name in ("encoded_images", "image_index"):
                 model_inputs.pop(name, None)
         return model_inputs
 
@@ -130,9 +127,8 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         is_given = model_kwargs.get(CACHE_NAME) is not None
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         cache = model_kwargs.get(CACHE_NAME)
-        has_image = any(model_kwargs.get(name) is not None for name in ("encoded_images", "encoder_hidden_states"))
-        if cache is not None and has_image and not is_given:
-            model_kwargs[CACHE_NAME] = add_image_room(cache)
+        if cache is not None and model_kwargs.get("encoded_images") is not None and not is_given:
+            model_kwargs[CACHE_NAME] = TrafficVLMCache.around(cache)
 
     def _check_options(self, generation_config: Any) -> None:
         if generation_config.stop_strings is not None:

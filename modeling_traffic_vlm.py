@@ -14,8 +14,6 @@ Shapes: B rows of text, L tokens, I images, P image tokens (256), S keys to read
 key/value heads, D head size, C hidden size, V vocabulary.
 """
 
-from collections.abc import Collection, Mapping
-from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +31,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutputWithPast,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.utils import is_torchdynamo_compiling, logging
+from transformers.utils import is_torchdynamo_compiling
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -47,45 +45,24 @@ from .attention_traffic_vlm import (
     TrafficVLMSelfAttention,
     rotary_embedding,
 )
-from .cache_traffic_vlm import (
-    CACHE_NAME,
-    KeyValues,
-    TrafficVLMCache,
-    TrafficVLMStaticCache,
-    holds_image,
-    takes_cache,
-)
+from .cache_traffic_vlm import CACHE_NAME, EncodedImages, KeyValues, TrafficVLMCache, takes_cache
 from .checks_traffic_vlm import (
-    check_decoder_inputs,
+    check_cache,
     check_labels,
-    check_no_image_options,
-    check_no_other_cache,
     check_pixels,
-    check_quantized,
-    check_release,
+    check_text,
     count_positions,
-    find_segments,
-    is_first_step,
     packed_mask,
     padding_mask,
 )
 from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
 from .fast_traffic_vlm import Checksum, Fast
 from .generation_traffic_vlm import MAX_NEW_TOKENS, TrafficVLMGenerationMixin
-from .scoring_traffic_vlm import (
-    EncodedImages,
-    attention_maps,
-    encode_images,
-    height_and_width,
-    question_logits,
-    question_states,
-    yes_probability,
-)
+from .scoring_traffic_vlm import attention_maps, question_logits, question_states, yes_probability
 from .vision_traffic_vlm import TrafficVLMVisionModel
 
 
-logger = logging.get_logger(__name__)
-
+IMAGES = "pixel_values, encoded_images or encoder_hidden_states"
 PAD_MARGIN = 100.0  # the logit of `[PAD]` is this much below the lowest one: exp(-100) added to another word's is 0
 
 
@@ -139,31 +116,12 @@ class TrafficVLMDecoderLayer(GradientCheckpointingLayer):
         **kwargs: Any,
     ) -> torch.Tensor:
         """x [B,L,C], image keys and values [B,K,P,D], masks [B,1,L,S] of text and [B,1,L,P] of image → x [B,L,C]."""
-        text = (rotary, attention_mask, past_key_values)
-        image = (image_key, image_value, encoder_attention_mask)
-        x = x + self.dropout(self.self_attn(self.self_attn_norm(x), *text, **kwargs)[0])
+        text = {"rotary": rotary, "attention_mask": attention_mask, "past_key_values": past_key_values}
+        image = {"key": image_key, "value": image_value, "attention_mask": encoder_attention_mask}
+        x = x + self.dropout(self.self_attn(self.self_attn_norm(x), **text, **kwargs)[0])
         if image_key is not None:
-            x = x + self.dropout(self.cross_attn(self.cross_attn_norm(x), *image, **kwargs)[0])
+            x = x + self.dropout(self.cross_attn(self.cross_attn_norm(x), **image, **kwargs)[0])
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
-
-
-def check_attention(names: Collection[str], config: TrafficVLMTextConfig) -> None:
-    """Raise `ValueError` if one of the names of weights belongs to another kind of attention than the configured."""
-    for attention, field in (("self_attn", "kv_latent_size"), ("cross_attn", "image_latent_size")):
-        size = getattr(config, field)
-        other = f"{attention}.kv_down_proj.weight" if size is None else f"{attention}.k_proj.weight"
-        name = next((name for name in names if name.endswith(other) and "vision_tower" not in name), None)
-        if name is not None:
-            kind = "latent" if size is None else "grouped-query"
-            raise ValueError(
-                f"The weights are of {kind} attention ({name}), but the configuration has {field}={size}. Weights of "
-                "one attention cannot be loaded into the other: use the configuration that was saved with them."
-            )
-
-
-def is_bfloat16_slow(device: torch.device) -> bool:
-    """Whether a device computes bfloat16 much slower than float32: a CPU with AVX2 has no instructions for it."""
-    return device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
 class TrafficVLMPreTrainedModel(PreTrainedModel):
@@ -183,28 +141,6 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
     # The head used in training only, found in training checkpoints.
     _keys_to_ignore_on_load_unexpected = [r"^training_head\."]
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As in the library; warns once of a release that was not tried, and of bfloat16 weights on a slow CPU.
-
-        Raises:
-            ValueError: the configuration has another kind of attention than the weights.
-        """
-        check_release()
-        wants_info = kwargs.pop("output_loading_info", False)
-        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
-        check_attention(info["unexpected_keys"], model.config.get_text_config())
-        if model.dtype == torch.bfloat16 and is_bfloat16_slow(model.device):
-            logger.warning_once(
-                "bfloat16 is slow on this CPU (AVX2): float32 is several times faster. Load with dtype=torch.float32."
-            )
-        return (model, info) if wants_info else model
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As in torch; weights of another kind of attention raise ValueError, also with strict=False."""
-        check_attention(state_dict, self.config.get_text_config())
-        return super().load_state_dict(state_dict, *args, **kwargs)
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -297,45 +233,48 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Compute the last hidden states [B,L,C] of text, optionally about an image.
+        """Last hidden states [B,L,C] of text, optionally about images.
 
         Args:
             input_ids: [B,L]; or pass inputs_embeds [B,L,C].
             attention_mask: [B, past + L], 0 at padding (left or right); or a prepared mask [B,1,L,S]. By default 0 at
                 `[PAD]` in the first step.
             position_ids: [B,L]; by default counted from the mask, or without one from the length of the cache.
-                Without a mask, positions that start again begin a new text, as in rows without padding.
-            past_key_values: a cache, also taken as `cache`; with an image, TrafficVLMCache or TrafficVLMStaticCache.
-            encoder_hidden_states: image tokens [B,P,encoder_hidden_size], needed until the cache holds the image.
-            encoder_attention_mask: [B,P], 0 at image tokens to hide; the cache keeps it for later steps.
-            encoded_images: I images from `encode_images`, instead of encoder_hidden_states.
-            image_index: [B], index of the encoded image of each row; not needed if row i is about image i.
+            past_key_values: a cache, also taken as `cache`; with an image, a TrafficVLMCache.
+            encoder_hidden_states: image tokens [I,P,encoder_hidden_size]; or pass encoded_images. Neither is needed
+                once the cache holds the image.
+            encoder_attention_mask: [I,P], 0 at image tokens to hide; the cache keeps it for later steps.
+            encoded_images: I images from `encode_images`.
+            image_index: [B], index of the image of each row; not needed if row i is about image i.
             segment_ids: [B,L], the question that each token belongs to; tokens of other questions are hidden.
 
         Raises:
             ValueError: invalid shapes or values; the message names what was expected and what came.
         """
-        output_attentions = kwargs.get("output_attentions", self.config.output_attentions)
+        implementation = self.config._attn_implementation
+        if kwargs.get("output_attentions", self.config.output_attentions) and implementation != "eager":
+            raise ValueError(
+                f"{implementation} attention does not return its weights: load with attn_implementation='eager' for "
+                "output_attentions=True, or call attention_maps(), which works with every implementation."
+            )
         if self.fast is not None:
             self.fast.check()
-        masks = (attention_mask, position_ids, segment_ids)
-        check_decoder_inputs(self.config, input_ids, inputs_embeds, *masks, past_key_values, output_attentions)
-        check_no_other_cache(kwargs)
+        check_cache(past_key_values)
+        past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+        text = {"attention_mask": attention_mask, "position_ids": position_ids, "segment_ids": segment_ids}
+        check_text(self.config, input_ids, inputs_embeds, **text, past_length=past_length)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        # The caller gave no mask: hide `[PAD]`; if there is none, positions that start again begin a new text.
-        if attention_mask is None and segment_ids is None and is_first_step(past_key_values):
+        # Hide `[PAD]`, unless the caller says what to hide. Later, new tokens do not tell which cached ones to hide.
+        is_first_step = not is_torchdynamo_compiling() and int(past_length) == 0
+        if attention_mask is None and segment_ids is None and is_first_step:
             attention_mask = padding_mask(input_ids, self.config.pad_token_id)
-            if attention_mask is None and position_ids is not None:
-                rows, implementation = inputs_embeds.shape[0], self.config._attn_implementation
-                segment_ids = find_segments(position_ids, rows, implementation)
         if use_cache and past_key_values is None:  # the decorator has replaced None by the config's value
             past_key_values = TrafficVLMCache(config=self.config)
-        past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
         if position_ids is None:
             position_ids = count_positions(inputs_embeds, attention_mask, past_length)
-        image = (encoded_images, image_index, encoder_hidden_states, encoder_attention_mask)
-        image_key_values, image_mask = self.read_image(inputs_embeds, *image, past_key_values)
+        images = self.choose_images(encoder_hidden_states, encoded_images, encoder_attention_mask)
+        image_key_values, image_mask = self.read_images(images, image_index, inputs_embeds, past_key_values)
         causal_mask = self.causal_mask(inputs_embeds, attention_mask, segment_ids, past_key_values)
         theta = self.config.rope_parameters["rope_theta"]
         rotary = rotary_embedding(position_ids, self.config.rotary_dim, theta, inputs_embeds.dtype)
@@ -362,7 +301,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         segment_ids: torch.Tensor | None,
         past_key_values: Cache | None,
     ) -> Any:
-        """The mask of self-attention: a token reads itself and earlier tokens, no padding and no other question."""
+        """Mask of self-attention: a token reads itself and earlier tokens, no padding and no other question."""
         if segment_ids is None:
             return create_causal_mask(self.config, inputs_embeds, attention_mask, **{CACHE_NAME: past_key_values})
         length = segment_ids.shape[1]
@@ -370,62 +309,60 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         return packed_mask(segment_ids, attention_mask, columns)
 
     def project_image_tokens(self, encoder_hidden_states: torch.Tensor) -> tuple[KeyValues, ...]:
-        """Keys and values [B,K,P,D] of every layer's cross-attention for image tokens [B,P,encoder_hidden_size]."""
+        """Keys and values [I,K,P,D] of every layer's cross-attention for image tokens [I,P,encoder_hidden_size]."""
         width = self.config.encoder_hidden_size
         if width is None:
             raise ValueError("This decoder has no cross-attention: its config has encoder_hidden_size=None.")
         if encoder_hidden_states.ndim != 3 or encoder_hidden_states.shape[-1] != width:
             shape = tuple(encoder_hidden_states.shape)
-            raise ValueError(f"encoder_hidden_states must be [B,P,{width}] (encoder_hidden_size), got {shape}.")
+            raise ValueError(f"encoder_hidden_states must be [I,P,{width}] (encoder_hidden_size), got {shape}.")
         return tuple(layer.cross_attn.project(encoder_hidden_states) for layer in self.layers)
 
-    def read_image(
+    def choose_images(
         self,
-        inputs_embeds: torch.Tensor,
-        encoded_images: EncodedImages | None,
-        image_index: torch.Tensor | None,
         encoder_hidden_states: torch.Tensor | None,
-        encoder_attention_mask: torch.Tensor | None,
+        encoded_images: EncodedImages | None,
+        encoder_attention_mask: torch.Tensor | None = None,
+    ) -> EncodedImages | None:
+        """Encoded images of the image tokens, or the given ones, with the given mask; None without images."""
+        if encoder_hidden_states is not None:
+            encoded_images = EncodedImages(self.project_image_tokens(encoder_hidden_states))
+        if encoder_attention_mask is None:
+            return encoded_images
+        if encoded_images is None:
+            raise ValueError(f"encoder_attention_mask needs an image: {IMAGES}. A cache keeps it for later steps.")
+        return replace(encoded_images, attention_mask=encoder_attention_mask)
+
+    def read_images(
+        self,
+        images: EncodedImages | None,
+        image_index: torch.Tensor | None,
+        inputs_embeds: torch.Tensor,
         past_key_values: Any,
     ) -> tuple[Any, Any]:
-        """Keys and values [B,K,P,D] of the image for every layer (None without an image), and the attention's mask.
+        """Keys and values [B,K,P,D] of each row's image for every layer (None without images), and attention's mask.
 
-        The first step stores them in the cache, and later steps read them there.
+        The first step stores the images in the cache, and later steps read them there.
         """
-        rows = inputs_embeds.shape[0]
-        images = encoded_images
-        if encoder_hidden_states is not None and images is None:
-            if encoder_hidden_states.shape[0] != rows:
-                given = encoder_hidden_states.shape[0]
-                raise ValueError(f"The image tokens have {given} rows but the text has {rows}.")
-            images = EncodedImages(self.project_image_tokens(encoder_hidden_states), None, encoder_attention_mask)
         if images is not None:
-            images = images.rows(image_index, rows)
-        if holds_image(past_key_values):
-            if images is not None:
-                past_key_values.check_image(images.key_values[0][0])
-            key_values, mask = past_key_values.image_key_values, encoder_attention_mask
-            mask = past_key_values.encoder_attention_mask if mask is None else mask
-        elif images is not None:
-            key_values, mask = images.key_values, images.attention_mask
-            if past_key_values is not None:
-                if not hasattr(past_key_values, "set_image"):
-                    raise ValueError(
-                        "With an image, past_key_values must be a TrafficVLMCache or TrafficVLMStaticCache, got "
-                        f"{type(past_key_values).__name__}."
-                    )
-                past_key_values.set_image(key_values, mask)
-        elif encoder_attention_mask is not None:
-            raise ValueError("encoder_attention_mask needs an image: encoder_hidden_states or encoded_images.")
-        else:
+            images = images.rows(image_index, len(inputs_embeds))
+        elif image_index is not None:
+            raise ValueError(f"image_index needs an image: {IMAGES}.")
+        if images is not None and past_key_values is not None:
+            if not hasattr(past_key_values, "keep_image"):
+                given = type(past_key_values).__name__
+                raise ValueError(f"With an image, past_key_values must be a TrafficVLMCache, got {given}.")
+            past_key_values.keep_image(images)
+        images = getattr(past_key_values, "image", images)
+        if images is None:
             return [(None, None)] * self.config.num_hidden_layers, None
-        if mask is None:  # all image tokens are visible
-            return key_values, None
-        return key_values, create_bidirectional_mask(
+        if images.attention_mask is None:  # all image tokens are visible
+            return images.key_values, None
+        return images.key_values, create_bidirectional_mask(
             config=self.config,
             inputs_embeds=inputs_embeds,
-            attention_mask=mask,
-            encoder_hidden_states=key_values[0][0][:, 0],  # [B,P,D], only its shape is used
+            attention_mask=images.attention_mask,
+            encoder_hidden_states=images.key_values[0][0][:, 0],  # [B,P,D], only its shape is used
         )
 
 
@@ -445,7 +382,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
 
     @can_return_tuple
     def get_image_features(self, pixel_values: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
-        """Run the vision tower and the projector on pixels [I,3,256,256].
+        """Image tokens of pixels [I,3,256,256], from the vision tower and the projector.
 
         Returns:
             `pooler_output`: projected image tokens [I,P,C]; `last_hidden_state`: image tokens before the projector.
@@ -456,8 +393,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         """
         if self.fast is not None:
             self.fast.check()
-        self.check_pixels(pixel_values)
-        check_quantized(self.projector, self.vision_tower.dtype)
+        check_pixels(pixel_values, self.config.vision_config)
         outputs = self.vision_tower(pixel_values.to(self.vision_tower.dtype), return_dict=True, **kwargs)
         return BaseModelOutputWithPooling(
             last_hidden_state=outputs.last_hidden_state,
@@ -466,14 +402,11 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
             attentions=outputs.get("attentions"),
         )
 
-    def check_pixels(self, pixel_values: torch.Tensor) -> None:
-        vision = self.config.vision_config
-        check_pixels(pixel_values, (getattr(vision, "num_channels", 3), *height_and_width(vision.image_size)))
-
     def encode(self, pixel_values: torch.Tensor, attention_mask: torch.Tensor | None = None) -> EncodedImages:
-        """Encode pixels [I,3,H,W]: vision tower, then keys and values of every decoder layer, with gradients."""
-        if attention_mask is None and (graphs := self.graphs) is not None:
-            self.check_pixels(pixel_values)
+        """Encoded images of pixels [I,3,H,W], with gradients: vision tower, then keys and values of every layer."""
+        graphs = self.graphs
+        if graphs is not None and attention_mask is None:
+            check_pixels(pixel_values, self.config.vision_config)  # a recorded pass checks nothing
             if (images := graphs.encode(pixel_values)) is not None:
                 return images
         image_tokens = self.get_image_features(pixel_values, return_dict=True).pooler_output
@@ -486,28 +419,30 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         encoded_images: EncodedImages | None,
         encoder_attention_mask: torch.Tensor | None = None,
     ) -> EncodedImages | None:
-        """Encode the pixels, or check the encoded images; None without images.
+        """Encoded images of the pixels, or the given ones, checked, with the given mask; None without images.
 
         Raises:
             ValueError: pixels and encoded images, or images of other weights. TypeError: not `EncodedImages`.
         """
-        if encoded_images is None:
-            return None if pixel_values is None else self.encode(pixel_values, encoder_attention_mask)
-        if pixel_values is not None:
-            raise ValueError("Pass either pixel_values or encoded_images, not both.")
-        if not hasattr(encoded_images, "key_values"):
-            raise TypeError(f"encoded_images must come from encode_images(), got {type(encoded_images).__name__}.")
-        if not is_torchdynamo_compiling() and encoded_images.weights_version is not None:
-            if encoded_images.weights_version != self.weights_version():
-                raise ValueError("encoded_images come from another model, or from weights that have changed since.")
-            encoded_images = replace(encoded_images, weights_version=None)  # check once, not in every later pass
-        if encoder_attention_mask is not None:
-            encoded_images = replace(encoded_images, attention_mask=encoder_attention_mask)
-        # Images encoded under autocast may have another dtype. The decoder's dtype is asked for, not that of a weight,
-        # which may be quantized; and images are not moved to its device, which is meta if weights are offloaded.
-        if not torch.is_autocast_enabled(encoded_images.device.type):
-            encoded_images = encoded_images.cast(self.text_model.dtype)
-        return encoded_images
+        if encoded_images is None and pixel_values is not None:
+            return self.encode(pixel_values, encoder_attention_mask)
+        if encoded_images is not None:
+            if pixel_values is not None:
+                raise ValueError("Pass either pixel_values or encoded_images, not both.")
+            if not hasattr(encoded_images, "key_values"):
+                raise TypeError(f"encoded_images must come from encode_images(), got {type(encoded_images).__name__}.")
+            if not is_torchdynamo_compiling() and encoded_images.weights_version is not None:
+                if encoded_images.weights_version != self.weights_version():
+                    raise ValueError(
+                        "encoded_images come from another model, or from weights that have changed since."
+                    )
+                encoded_images = replace(encoded_images, weights_version=None)  # check once, not in every later pass
+            # Images encoded under autocast may have another dtype. The decoder's dtype is asked for, not that of a
+            # weight, which may be quantized; images are not moved to its device, which is meta if it is offloaded.
+            device, dtype = encoded_images.device, self.text_model.dtype
+            if encoded_images.dtype != dtype and not torch.is_autocast_enabled(device.type):
+                encoded_images = encoded_images.cast(dtype)
+        return self.text_model.choose_images(None, encoded_images, encoder_attention_mask)
 
     @takes_cache
     @can_return_tuple
@@ -524,7 +459,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         encoder_attention_mask: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Compute the last hidden states [B,L,C] of text about images.
+        """Last hidden states [B,L,C] of text about images.
 
         Args:
             input_ids: [B,L]; or pass inputs_embeds [B,L,C]. These, the masks and `**kwargs` are the decoder's.
@@ -533,16 +468,20 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
             image_index: [B], index of the image of each row; not needed if row i is about image i.
             encoder_attention_mask: [I,P], 0 at image tokens to hide.
         """
-        images = self.choose_images(pixel_values, encoded_images, encoder_attention_mask)
-        if images is None and not holds_image(past_key_values):
-            check_no_image_options(image_index=image_index, encoder_attention_mask=encoder_attention_mask)
         # The decoder reads its own config. What the full model's config changes from the default applies to it, too.
         for name, default in (("use_cache", True), ("output_hidden_states", False), ("output_attentions", False)):
             if kwargs.get(name) is None and getattr(self.config, name, default) != default:
                 kwargs[name] = not default
-        text = {"attention_mask": attention_mask, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
-        cached = {"past_key_values": past_key_values, "return_dict": True}
-        return self.text_model(input_ids, **text, encoded_images=images, image_index=image_index, **cached, **kwargs)
+        return self.text_model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            encoded_images=self.choose_images(pixel_values, encoded_images, encoder_attention_mask),
+            image_index=image_index,
+            **kwargs | {"return_dict": True},
+        )
 
 
 class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
@@ -550,19 +489,11 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
 
     lm_head: nn.Linear
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As in torch; weights of a saved folder are complete, though a tied `lm_head.weight` is not among them."""
-        [(tied, source)] = self._tied_weights_keys.items()
-        if self.lm_head.weight is self.get_input_embeddings().weight and source in state_dict:
-            state_dict = copy(state_dict)
-            state_dict.setdefault(tied, state_dict[source])  # type: ignore[attr-defined]
-        return super().load_state_dict(state_dict, *args, **kwargs)
-
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Logits [...,V] of states [...,C]; that of `[PAD]` is PAD_MARGIN below the lowest, and gets no gradient.
+        """Logits [...,V] of states [...,C]; the one of `[PAD]` is PAD_MARGIN below the lowest, without a gradient.
 
         So `[PAD]` is never generated, and its embedding stays zero. Its log-probability is finite, because label
-        smoothing adds up those of all words.
+        smoothing adds up the log-probabilities of all words.
         """
         logits, pad_token_id = self.lm_head(hidden_states), self.config.get_text_config().pad_token_id
         if pad_token_id is not None:
@@ -576,7 +507,7 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
         logits_to_keep: int | torch.Tensor,
         **kwargs: Any,
     ) -> CausalLMOutputWithCrossAttentions:
-        """Logits, and with labels [B,L] the mean cross-entropy of the next tokens whose label is not -100."""
+        """Output with logits, and with labels [B,L] the mean cross-entropy of next tokens whose label is not -100."""
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.compute_logits(outputs.last_hidden_state[:, keep])
         loss = None
@@ -600,6 +531,7 @@ class TrafficVLMForCausalLM(TrafficVLMLanguageModel, TrafficVLMGenerationMixin):
 
     config_class = TrafficVLMTextConfig
     input_modalities = ("text",)
+    image_argument = "encoder_hidden_states"
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: TrafficVLMTextConfig):
@@ -619,16 +551,33 @@ class TrafficVLMForCausalLM(TrafficVLMLanguageModel, TrafficVLMGenerationMixin):
         inputs_embeds: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
+        encoded_images: EncodedImages | None = None,
+        image_index: torch.Tensor | None = None,
         segment_ids: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithCrossAttentions:
-        """As `TrafficVLMTextModel.forward`; labels [B,L], -100 is ignored; logits_to_keep: last tokens, or indices."""
-        text = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds)  # in the decoder's order
-        options = {"segment_ids": segment_ids, "use_cache": use_cache, "return_dict": True} | kwargs
-        outputs = self.model(*text, encoder_hidden_states, encoder_attention_mask, **options)
+        """Logits [B,L,V] of text, and the loss of labels [B,L], where -100 is ignored.
+
+        logits_to_keep is the number of last tokens with logits, or their indices; 0 keeps all. The other arguments are
+        those of `TrafficVLMTextModel.forward`.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=encoder_attention_mask,
+            encoded_images=encoded_images,
+            image_index=image_index,
+            segment_ids=segment_ids,
+            use_cache=use_cache,
+            **kwargs | {"return_dict": True},
+        )
         return self.language_model_output(outputs, labels, logits_to_keep, **kwargs)
 
 
@@ -636,12 +585,28 @@ class TrafficVLMFullModel(TrafficVLMPreTrainedModel):
     """Base class of the full models with a head: what they do with images."""
 
     model: TrafficVLMModel
-    encode_images = encode_images
-    attention_maps = attention_maps
+
+    @torch.no_grad()
+    def encode_images(
+        self, pixel_values: torch.Tensor, encoder_attention_mask: torch.Tensor | None = None
+    ) -> EncodedImages:
+        """Images [I,3,256,256], encoded once to pass as `encoded_images=` instead of pixels in many calls.
+
+        encoder_attention_mask [I,P] hides image tokens where it is 0. No gradients are kept. Call `eval()` before: in
+        training mode, batch normalization mixes the images and changes its statistics.
+        """
+        version = self.model.weights_version()  # first, so that it need not wait for a GPU that encodes
+        return replace(self.model.encode(pixel_values, encoder_attention_mask), weights_version=version)
 
     def get_image_features(self, pixel_values: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
-        """As `TrafficVLMModel.get_image_features`."""
+        """Image tokens, as of `TrafficVLMModel.get_image_features`."""
         return self.model.get_image_features(pixel_values, **kwargs)
+
+    def attention_maps(
+        self, input_ids: torch.Tensor, pixel_values: torch.Tensor | None = None, **inputs: Any
+    ) -> torch.Tensor:
+        """Cross-attention maps [B,L,h,w], as of `scoring_traffic_vlm.attention_maps`."""
+        return attention_maps(self, input_ids, pixel_values, **inputs)
 
 
 class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMFullModel, TrafficVLMGenerationMixin):
@@ -656,8 +621,6 @@ class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMFull
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.text_model.embed_tokens.weight"}
-
-    question_logits = question_logits
 
     def __init__(self, config: TrafficVLMConfig):
         super().__init__(config)
@@ -687,24 +650,46 @@ class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMFull
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithCrossAttentions:
-        """As `TrafficVLMModel.forward`; labels [B,L], -100 is ignored; logits_to_keep: last tokens, or indices."""
-        text = (input_ids, pixel_values, attention_mask, position_ids, past_key_values, inputs_embeds)
-        image = (encoded_images, image_index, encoder_attention_mask)
-        options = {"segment_ids": segment_ids, "use_cache": use_cache, "return_dict": True} | kwargs
-        outputs = self.model(*text, *image, **options)  # in the order of its arguments
+        """Logits [B,L,V] of text about images, and the loss of labels [B,L], where -100 is ignored.
+
+        logits_to_keep is the number of last tokens with logits, or their indices; 0 keeps all. The other arguments are
+        those of `TrafficVLMModel.forward`.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            pixel_values=pixel_values,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            encoded_images=encoded_images,
+            image_index=image_index,
+            encoder_attention_mask=encoder_attention_mask,
+            segment_ids=segment_ids,
+            use_cache=use_cache,
+            **kwargs | {"return_dict": True},
+        )
         return self.language_model_output(outputs, labels, logits_to_keep, **kwargs)
 
     def yes_probability(self, logits: torch.Tensor) -> torch.Tensor:
         """P(yes) [...] in float32 of logits [...,V] at the last token of a question."""
         return yes_probability(logits, self.config)
 
-    @torch.no_grad()
-    def score_yes_no(self, *args: Any, **inputs: Any) -> list[torch.Tensor]:
+    def question_logits(
+        self, input_ids: torch.Tensor, pixel_values: torch.Tensor | None = None, **inputs: Any
+    ) -> tuple[torch.Tensor, list[int]]:
+        """Logits [Q,V], and the number of questions about each image, as of `scoring_traffic_vlm.question_logits`."""
+        return question_logits(self, input_ids, pixel_values, **inputs)
+
+    def score_yes_no(
+        self, input_ids: torch.Tensor, pixel_values: torch.Tensor | None = None, **inputs: Any
+    ) -> list[torch.Tensor]:
         """P(yes) of every question: one float32 tensor [Q] per image, its Q questions in the given order.
 
         Arguments and errors are those of `question_logits`.
         """
-        return [self.yes_probability(logits) for logits in self.question_logits(*args, **inputs)]
+        logits, counts = self.question_logits(input_ids, pixel_values, **inputs)
+        return list(self.yes_probability(logits).split(counts))
 
 
 # With label smoothing, `Trainer` compares logits with the next labels only for classes whose names are listed here.
@@ -740,7 +725,12 @@ class TrafficVLMForSequenceClassification(TrafficVLMFullModel):
             raise ValueError("Packed rows (segment_ids) need question_ends from the processor.")
         if attention_mask is None and input_ids is not None:
             attention_mask = padding_mask(input_ids, self.config.text_config.pad_token_id)
-        outputs = self.model(input_ids, pixel_values, attention_mask, return_dict=True, **kwargs)
+        outputs = self.model(
+            input_ids=input_ids,
+            pixel_values=pixel_values,
+            attention_mask=attention_mask,
+            **kwargs | {"return_dict": True},
+        )
         logits = self.score(question_states(outputs.last_hidden_state, attention_mask, question_ends))
         loss = None
         if labels is not None:
@@ -769,6 +759,5 @@ __all__ = [
     "TrafficVLMForSequenceClassification",
     "TrafficVLMModel",
     "TrafficVLMPreTrainedModel",
-    "TrafficVLMStaticCache",
     "TrafficVLMTextModel",
 ]

@@ -367,8 +367,7 @@ class TrafficVLMPipeline(Pipeline):
         for image, question in asked:
             prompts[image].append(question.input_ids)
         inputs = self.processor.lay_out(prompts, packed=True)
-        # Of all images, [Q,V]: exported graphs return one tensor for each packed row, the model one for each image.
-        logits = torch.cat(list(self.model.question_logits(**inputs.to(self.device), encoded_images=encoded)))
+        logits, _ = self.model.question_logits(**inputs, encoded_images=encoded)  # [Q,V]
         yes, no = self.text_config.yes_token_id, self.text_config.no_token_id
         margins = (logits[:, yes].float() - logits[:, no].float()).tolist()
         for (_, question), margin in zip(asked, margins):

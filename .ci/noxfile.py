@@ -15,7 +15,7 @@ import nox
 ROOT = Path(__file__).resolve().parent.parent
 nox.options.envdir = str(ROOT / ".nox")
 
-# `TRIED_RELEASES` in checks_traffic_vlm.py are the first and the last. "newest" is what pip finds.
+# The first and the last are the supported ones that the documents name. "newest" is what pip finds.
 RELEASES = ["5.5", "5.10", "5.16", "5.18", "5.23", "5.24"]
 NEWEST = "newest"
 BETWEEN = ["5.6", "5.7", "5.8", "5.9", "5.11", "5.12", "5.13", "5.14", "5.15", "5.17", "5.19", "5.20", "5.21", "5.22"]

@@ -23,9 +23,11 @@ from torch import nn
 from torch.export import Dim
 
 from ..attention_traffic_vlm import rotary_embedding
+from ..cache_traffic_vlm import KeyValues
 from ..common.files import new_folder
 from ..common.loading import load_processor, load_weights
-from ..scoring_traffic_vlm import KeyValues, height_and_width, yes_probability
+from ..configuration_traffic_vlm import height_and_width
+from ..scoring_traffic_vlm import yes_probability
 
 
 NAMES = ("vision", "score", "decode")
@@ -67,7 +69,7 @@ class DecoderGraph(nn.Module):
         x = self.text_model.embed_tokens(input_ids)
         rotary = rotary_embedding(position_ids, text.rotary_dim, text.rope_parameters["rope_theta"], x.dtype)
         for layer, key, value in zip(self.text_model.layers, image_keys, image_values):
-            x = layer(x, key, value, rotary, attention_mask=mask, past_key_values=cache)
+            x = layer(x, key, value, rotary=rotary, attention_mask=mask, past_key_values=cache)
         return self.text_model.norm(x)
 
 

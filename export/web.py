@@ -22,10 +22,10 @@ import numpy as np
 from ..common.files import new_folder
 from ..common.image_files import MAX_PIXELS
 from ..common.loading import load_processor
+from ..configuration_traffic_vlm import height_and_width
 from ..data.grounding import class_words
 from ..data.scene import CLASSES
 from ..data.suggestions import suggest_questions
-from ..scoring_traffic_vlm import height_and_width
 from .libraries import fetch_libraries
 from .onnx import OPSET, describe, load, make_graphs, save_onnx, step
 

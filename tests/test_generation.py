@@ -6,10 +6,10 @@ import re
 import pytest
 import torch
 from torch import nn
-from transformers import DynamicCache, GenerationConfig
+from transformers import DynamicCache, GenerationConfig, StaticCache
 
 from tiny import TINY_TEXT, count_calls, pack, random_ids, random_pixels, tiny_model, tiny_text_config
-from traffic_vlm.cache_traffic_vlm import CACHE_NAME, TrafficVLMCache, TrafficVLMStaticCache
+from traffic_vlm.cache_traffic_vlm import CACHE_NAME, TrafficVLMCache
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMTextConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForCausalLM
 
@@ -164,7 +164,11 @@ def test_a_returned_cache_can_be_continued(model, expected, give_again, name):
 @torch.no_grad()
 def test_a_given_cache_keeps_the_image(model, expected, static, name):
     config = model.config.text_config
-    cache = TrafficVLMStaticCache(config=config, max_cache_len=20) if static else TrafficVLMCache(config=config)
+    cache = (
+        TrafficVLMCache.around(StaticCache(config=config, max_cache_len=20))
+        if static
+        else TrafficVLMCache(config=config)
+    )
     output = model(IDS, PIXELS, **{name: cache}, use_cache=True)
     assert output[CACHE_NAME] is cache
     step = model(expected[:, 6:7], **{name: cache}, use_cache=True)
@@ -199,11 +203,11 @@ def test_a_cache_refuses_another_image(model, name):
 
 @torch.no_grad()
 def test_a_cache_takes_the_same_image_in_another_precision(model):
-    cache = model(IDS, PIXELS, use_cache=True).past_key_values
-    key, _ = cache.image_key_values[0]
-    cache.check_image(key.bfloat16())
+    images = model.encode_images(PIXELS)
+    cache = model(IDS, encoded_images=images, use_cache=True).past_key_values
+    cache.keep_image(images.cast(torch.bfloat16))
     with pytest.raises(ValueError, match="holds another image"):
-        cache.check_image(key[SWAP].bfloat16())
+        cache.keep_image(images[[1, 0]].cast(torch.bfloat16))
 
 
 def test_a_cache_without_text_takes_another_image(model, expected):
@@ -314,7 +318,10 @@ RIGHT_PADDED = 'pass padding_side="left" to the processor'
         ({"max_new_tokens": 256}, "6 tokens and max_new_tokens=256 make 262 tokens"),
         ({"input_ids": IDS[:1, :1], "attention_mask": torch.ones(1, 121), "past_key_values": 120}, "make 129 tokens"),
         ({"pixel_value": PIXELS}, "pixel_value"),
-        ({"pixel_values": None, "encoder_attention_mask": torch.ones(1, 256)}, "encoder_attention_mask needs pixel_"),
+        (
+            {"pixel_values": None, "encoder_attention_mask": torch.ones(1, 256)},
+            "encoder_attention_mask needs an image",
+        ),
         ({"forced_bos_token_id": 1}, "forced_bos_token_id=1 is a token that is never generated"),
         ({"forced_eos_token_id": 1}, "forced_eos_token_id=1"),
         ({"stop_strings": ["car"]}, "stop_strings need a tokenizer"),

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from tiny import LATENT, close, pack, random_ids, random_pixels, tiny_config, tiny_decoder, tiny_model
+from tiny import LATENT, close, pack, random_ids, random_pixels, tiny_decoder, tiny_model
 from traffic_vlm.attention_traffic_vlm import TrafficVLMHeadLinear
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMTextConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMTextModel
 
 
 SELF = {"kv_latent_size": 12, "rope_head_dim": 6}
-IMAGE = {"image_latent_size": 10}
 GREEDY = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
 
 
@@ -51,7 +50,7 @@ def test_the_cache_of_one_image_and_50_tokens_has_the_documented_size(fields, te
     config = TrafficVLMTextConfig(hidden_size=64, intermediate_size=8, encoder_hidden_size=8, **fields)
     output = TrafficVLMTextModel(config).eval()(random_ids(1, 50), encoder_hidden_states=torch.randn(1, 256, 8))
     cache = output.past_key_values
-    pairs = [(layer.keys, layer.values) for layer in cache.layers] + list(cache.image_key_values)
+    pairs = [(layer.keys, layer.values) for layer in cache.layers] + list(cache.image.key_values)
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for pair in pairs for t in pair}
     storages.pop(0, None)  # of tensors of width 0
     assert sum(storages.values()) == 4 * 4 * (50 * text + 256 * image)  # layers, bytes of a number
@@ -139,21 +138,3 @@ def test_saving_and_loading(tmp_path, latent_model):
     model, info = TrafficVLMForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"] and torch.equal(model(ids, pixels).logits, latent_model(ids, pixels).logits)
     model.load_state_dict(latent_model.state_dict())  # the tower has a k_proj, too, which is none of the decoder's
-
-
-@pytest.mark.parametrize(
-    ("saved", "asked", "named"),
-    [
-        ({}, SELF, r"grouped-query attention \(.*self_attn\.k_proj\.weight\).* kv_latent_size=12"),
-        (SELF, {}, r"latent attention \(.*self_attn\.kv_down_proj\.weight\).* kv_latent_size=None"),
-        ({}, IMAGE, r"grouped-query attention \(.*cross_attn\.k_proj\.weight\).* image_latent_size=10"),
-        (IMAGE, {}, r"latent attention \(.*cross_attn\.kv_down_proj\.weight\).* image_latent_size=None"),
-    ],
-)
-def test_weights_of_another_attention_are_refused(tmp_path, saved, asked, named):
-    model = tiny_model(text=saved)
-    model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=named):
-        TrafficVLMForConditionalGeneration.from_pretrained(tmp_path, config=tiny_config(asked))
-    with pytest.raises(ValueError, match=named):
-        tiny_model(text=asked).load_state_dict(model.state_dict(), strict=False)

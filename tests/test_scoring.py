@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tiny import TINY_TOWER, close, count_calls, each_attention, pack, random_ids, random_pixels, stack, tiny_model
-from traffic_vlm import scoring_traffic_vlm
+from tiny import close, count_calls, each_attention, pack, random_ids, random_pixels, stack, tiny_model
+from traffic_vlm.cache_traffic_vlm import EncodedImages
 from traffic_vlm.checks_traffic_vlm import packed_mask
-from traffic_vlm.scoring_traffic_vlm import EncodedImages
 
 
 QUESTIONS = [random_ids(4, seed=1), random_ids(3, seed=2)]
@@ -105,17 +104,13 @@ ENDED = torch.tensor([[7, 8, 3]])
     ("row", "message"),
     [
         (pack(QUESTIONS) | {"pixel_values": None}, "Questions need pixel_values or encoded_images"),
-        (pack(QUESTIONS) | {"question_ends": None}, "need question_ends and position_ids"),
-        (pack(QUESTIONS) | {"position_ids": None}, "need question_ends and position_ids"),
-        (pack(QUESTIONS) | {"question_ends": torch.tensor([[3]])}, "questions start at [0, 4], got [3]"),
-        (pack(QUESTIONS) | {"question_ends": torch.tensor([[3, 9]])}, "got [3, 9]"),
-        (pack(QUESTIONS) | {"question_ends": torch.tensor([[2, 3]])}, "got [2, 3]"),
-        (pack([QUESTIONS[0], random_ids(129)]), "A question of 129 tokens is longer than max_position_embeddings=128"),
+        (pack(QUESTIONS) | {"question_ends": None}, "Packed rows (segment_ids) need question_ends"),
+        (pack(QUESTIONS) | {"position_ids": None}, "segment_ids need position_ids"),
         (pack([QUESTIONS[0], ENDED[0]]), "A prompt ends in [EOS] (3)"),
         ({"input_ids": ENDED}, "A prompt ends in [EOS] (3)"),
         ({"input_ids": ENDED, "labels": ENDED}, "labels must be -100 at the tokens of questions"),
         ({"input_ids": ENDED, "labels": ENDED[:, 1:]}, "labels must be [1, 3] like input_ids, got int64 [1, 2]"),
-        ({"input_ids": ENDED, "attention_mask": ENDED[:, 1:]}, "attention_mask must be [1, 3] like input_ids"),
+        ({"input_ids": ENDED, "attention_mask": ENDED[:, 1:]}, "attention_mask must be [1,3]"),
     ],
 )
 def test_bad_questions_are_errors_that_name_the_value(model, row, message):
@@ -135,16 +130,13 @@ def test_encoded_images_replace_pixels(model):
     assert copy.deepcopy(encoded) is encoded  # assisted decoding copies its arguments
     loaded = pickle.loads(pickle.dumps(encoded.to("cpu")))
     assert torch.equal(model(ids, encoded_images=loaded).logits, expected)
-    for index in (1, -2, slice(1, 2), [1], np.int64(1), np.array([1]), torch.tensor(1), [np.int64(-2)]):
+    for index in (1, -2, slice(1, 2), [1], np.int64(1), np.array([1]), torch.tensor(1), [False, True, False]):
         close(model(ids[1:2], encoded_images=encoded[index]).logits, expected[1:2])
         close(encoded[index].pixel_values, pixels[1:2])
-    assert len(encoded[[]]) == len(encoded[np.array([])]) == len(encoded[:0]) == 0
+    assert len(encoded[[]]) == len(encoded[:0]) == 0
     assert [len(image) for image in encoded] == [1, 1, 1]
     for index in (3, [0, 3], torch.tensor([-4])):
-        with pytest.raises(IndexError, match=r"index -?[34] is out of range for 3 images"):
-            encoded[index]
-    for index in (1.0, [True, False, True], torch.tensor([[1]])):
-        with pytest.raises(TypeError, match="an integer, a slice or a list of integers, got"):
+        with pytest.raises(IndexError, match=r"index -?[34] is out of bounds"):
             encoded[index]
     tokens = model.model.vision_tower(pixels).last_hidden_state
     close(model.get_image_features(pixels).pooler_output, model.model.projector(tokens))
@@ -164,10 +156,10 @@ def test_joined_encoded_images(model):
     close(model(ids[:2], encoded_images=separate).logits, model(ids[:2], encoded_images=together).logits)
     other = tiny_model(seed=1).encode_images(pixels[:1])
     for wrong, message in (
-        ([], "no encoded images"),
+        ([], "of one model, got those of 0"),
         ([parts[0], hidden[0]], "with and without an attention mask"),
-        ([parts[0], other], "different models"),
-        ([parts[0], replace(parts[0], weights_version=None)], "different models"),
+        ([parts[0], other], "of one model, got those of 2"),
+        ([parts[0], replace(parts[0], weights_version=None)], "of one model, got those of 2"),
     ):
         with pytest.raises(ValueError, match=message):
             EncodedImages.join(wrong)
@@ -224,19 +216,6 @@ def test_the_version_of_weights_is_their_content():
     assert model.weights_version() == version
 
 
-@torch.no_grad()
-def test_encoding_in_training_mode_warns_and_moves_the_statistics(monkeypatch):
-    said = []
-    monkeypatch.setattr(scoring_traffic_vlm.logger, "warning_once", said.append)
-    model, pixels = tiny_model(vision=TINY_TOWER | {"model_type": "traffic_vlm_vision"}), random_pixels(2)
-    encoded, ids = model.encode_images(pixels), random_ids(2, 4)
-    assert model.score_yes_no(ids, encoded_images=encoded) and not said
-    model.train().encode_images(pixels)
-    assert len(said) == 1 and "Call model.eval() first" in said[0]
-    with pytest.raises(ValueError, match="changed"):
-        model.eval().score_yes_no(ids, encoded_images=encoded)
-
-
 def test_encoded_images_of_another_adapter_are_refused():
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(target_modules=["k_proj", "v_proj", "q_proj"], init_lora_weights=False)
@@ -286,20 +265,15 @@ def test_maps_of_packed_and_padded_rows(model):
     close(maps[0, 2:], torch.cat([model.attention_maps(question[None], pixels)[0] for question in QUESTIONS]))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ({}, "pixel_values"),
-        ({"layers": [2]}, r"layers.*\[0, 2\).*\[2\]"),
-        ({"heads": [-1]}, r"heads.*\[0, 4\).*\[-1\]"),
-        ({"heads": []}, "at least one"),
-        ({"input_ids": torch.tensor([[600]])}, "vocabulary"),
-    ],
-)
-def test_bad_maps_are_errors_and_leave_no_hooks(model, arguments, named):
-    pixels = {"pixel_values": random_pixels(1)} if arguments else {}
-    with pytest.raises(ValueError, match=named):
-        model.attention_maps(**{"input_ids": random_ids(1, 4)} | pixels | arguments)
+def test_bad_maps_are_errors_and_leave_no_hooks(model):
+    ids, pixels = random_ids(1, 4), random_pixels(1)
+    with pytest.raises(ValueError, match="needs pixel_values or encoded_images"):
+        model.attention_maps(ids)
+    for wrong in ({"layers": [2]}, {"heads": [4]}):
+        with pytest.raises(IndexError):
+            model.attention_maps(ids, pixels, **wrong)
+    with pytest.raises(ValueError, match="vocabulary"):
+        model.attention_maps(torch.tensor([[600]]), pixels)
     assert not any(layer.cross_attn._forward_hooks for layer in model.model.text_model.layers)
 
 

@@ -27,7 +27,6 @@ from ..data.scene import parse_scene
 from ..evaluation import markdown
 from ..evaluation.metrics import auc, balanced_accuracy, by_group
 from ..images_traffic_vlm import to_rgb
-from ..modeling_traffic_vlm import is_bfloat16_slow
 from .auxiliary.head import PresenceLoss, QueryHead, save_training_head
 from .checkpoints import CheckedTrainer
 from .rows import open_datasets
@@ -38,6 +37,11 @@ EMA_DECAY = 0.998
 MIXUP = 0.4  # both parameters of the beta distribution of an image's weight in a mixture
 MIXUP_FRACTION = 0.6  # fraction of the run with mixed images
 FIGURES = {"balanced accuracy": balanced_accuracy, "AUC": auc, "answers": len}
+
+
+def is_bfloat16_slow(device: torch.device) -> bool:
+    """Whether a device computes bfloat16 much slower than float32: a CPU with AVX2 has no instructions for it."""
+    return device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
 def load_images(folders: Sequence[str]) -> list[Any]:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ...data.targets import Targets
+from ...scoring_traffic_vlm import reading_cross_attention
 
 
 def grounding_loss(maps: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
@@ -76,10 +77,7 @@ class ForwardPass:
         self.cross_attention: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
 
     def attention_maps(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-        """Attention [N,P] of the words at rows [N] and columns [N] to patches, the mean over heads and layers.
-
-        It is computed after the pass; within it, gradient checkpointing would compute it twice.
-        """
+        """Attention [N,P] of the words at rows [N] and columns [N] to patches, the mean over heads and layers."""
         maps = []
         for module, hidden_states, key in self.cross_attention:
             weights = module.attention_weights(hidden_states[rows, columns][:, None], key[rows])  # [N,H,1,P]
@@ -135,15 +133,12 @@ def recording(model: Any) -> Iterator[ForwardPass]:
     def keep_states(module: nn.Module, args: Any, output: torch.Tensor) -> None:
         found.mid_layer_states = output
 
-    def keep_keys(module: Any, args: tuple[torch.Tensor, ...], output: Any) -> None:
-        found.cross_attention.append((module, *args[:2]))
-
-    layers = model.get_decoder().layers
+    decoder = model.get_decoder()
     handles = [model.model.vision_tower.register_forward_hook(keep_tokens)]
-    handles += [layers[(len(layers) - 1) // 2].register_forward_hook(keep_states)]
-    handles += [layer.cross_attn.register_forward_hook(keep_keys) for layer in layers]
+    handles += [decoder.layers[(len(decoder.layers) - 1) // 2].register_forward_hook(keep_states)]
     try:
-        yield found
+        with reading_cross_attention(decoder) as found.cross_attention:
+            yield found
     finally:
         for handle in handles:
             handle.remove()
