@@ -24,7 +24,7 @@ import torch
 from transformers import Cache, DynamicCache, GenerationMixin
 from transformers.utils import is_torchdynamo_compiling
 
-from .checks_traffic_vlm import check_image_index, check_image_mask
+from .checks_traffic_vlm import check_image_index
 
 
 # The library's name of a cache, in arguments of `generate()` and `forward` and in their outputs.
@@ -89,10 +89,6 @@ class EncodedImages:
     def device(self) -> torch.device:
         return self.key_values[0][0].device
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.key_values[0][0].dtype
-
     def apply(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "EncodedImages":
         """Images whose tensors are results of a function."""
         optional = (self.attention_mask, self.pixel_values)
@@ -146,14 +142,16 @@ class EncodedImages:
         Raises:
             ValueError: another number of rows, an index out of range, or a mask of another shape.
         """
-        key = self.key_values[0][0]
-        check_image_mask(self.attention_mask, key)
-        check_image_index(image_index, count, key.shape[0])  # len() would be a constant in an exported graph
-        images = replace(self, pixel_values=None)
+        images, _, tokens, _ = self.key_values[0][0].shape  # len() would be a constant in an exported graph
+        if self.attention_mask is not None and self.attention_mask.shape != (images, tokens):
+            shape = list(self.attention_mask.shape)
+            raise ValueError(f"encoder_attention_mask must be [{images},{tokens}], images by tokens; got {shape}.")
+        check_image_index(image_index, count, images)
+        without_pixels = replace(self, pixel_values=None)
         if image_index is None:
-            return images
-        chosen = image_index.to(key.device)
-        return images.apply(lambda tensor: tensor[chosen])
+            return without_pixels
+        chosen = image_index.to(self.device)
+        return without_pixels.apply(lambda tensor: tensor[chosen])
 
 
 torch.serialization.add_safe_globals([EncodedImages])  # for `torch.load`, which otherwise refuses classes

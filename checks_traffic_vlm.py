@@ -80,12 +80,6 @@ def check_range(name: str, ids: torch.Tensor, limit: int, meaning: str = "") -> 
         raise ValueError(f"{name} must be in [0, {limit}){meaning}; got {low if low < 0 else high}.")
 
 
-def check_token_ids(input_ids: torch.Tensor) -> None:
-    """Refuse anything but integers [B,L], at least one."""
-    if input_ids.dtype not in INTEGER_DTYPES or input_ids.ndim != 2 or not input_ids.numel():
-        raise ValueError(f"input_ids must be int64 [rows,tokens], at least one token; got {describe(input_ids)}.")
-
-
 def check_text(
     config: PreTrainedConfig,
     input_ids: torch.Tensor | None,
@@ -98,8 +92,10 @@ def check_text(
     """Refuse token ids [B,L] or embeddings [B,L,C] that do not fit their masks and the decoder's configuration."""
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("Pass exactly one of input_ids and inputs_embeds.")
-    if input_ids is not None:
-        check_token_ids(input_ids)
+    if input_ids is not None and (
+        input_ids.dtype not in INTEGER_DTYPES or input_ids.ndim != 2 or not input_ids.numel()
+    ):
+        raise ValueError(f"input_ids must be int64 [rows,tokens], at least one token; got {describe(input_ids)}.")
     text: Any = input_ids if inputs_embeds is None else inputs_embeds
     rows, length = text.shape[:2]
     if attention_mask is not None and attention_mask.ndim != 4:
@@ -115,7 +111,14 @@ def check_text(
             got = describe(position_ids)
             raise ValueError(f"position_ids must be int64 [{rows},{length}] to match the tokens, got {got}.")
     if segment_ids is not None:
-        check_segments(config, segment_ids, position_ids, rows, length, past_length)
+        if segment_ids.shape != (rows, length) or int(past_length) > 0:
+            got = f"{list(segment_ids.shape)} with {int(past_length)} cached tokens"
+            raise ValueError(f"segment_ids must be [{rows},{length}] with an empty cache, got {got}.")
+        if position_ids is None:
+            raise ValueError("segment_ids need position_ids that start at 0 for each question, got None.")
+        if config._attn_implementation not in MASKED:
+            name = config._attn_implementation
+            raise ValueError(f"Packed rows need a mask [B,1,L,S], which {name} does not support: use sdpa or eager.")
     if is_readable(text) and int(past_length) == 0:
         if input_ids is not None:
             check_range("input_ids", text, config.vocab_size, ", the vocabulary")
@@ -126,30 +129,9 @@ def check_text(
             raise ValueError(f"A text of {length} tokens is longer than max_position_embeddings={limit}.")
 
 
-def check_segments(
-    config: PreTrainedConfig,
-    segment_ids: torch.Tensor,
-    position_ids: torch.Tensor | None,
-    rows: int,
-    length: int,
-    past_length: int,
-) -> None:
-    """Refuse packed rows [rows,length] without positions, with a past, or for an attention without their mask."""
-    if segment_ids.shape != (rows, length) or int(past_length) > 0:
-        got = f"{list(segment_ids.shape)} with {int(past_length)} cached tokens"
-        raise ValueError(f"segment_ids must be [{rows},{length}] with an empty cache, got {got}.")
-    if position_ids is None:
-        raise ValueError("segment_ids need position_ids that start at 0 for each question, got None.")
-    if config._attn_implementation not in MASKED:
-        raise ValueError(
-            f"Packed rows need a mask [B,1,L,S], which {config._attn_implementation} does not support: use sdpa or "
-            "eager."
-        )
-
-
 def check_cache(past_key_values: Any) -> None:
     """Refuse keys and values that are not in a cache of the library, such as tuples."""
-    if past_key_values is not None and not isinstance(past_key_values, Cache):
+    if not isinstance(past_key_values, Cache):
         raise ValueError(
             f"past_key_values must be a cache, got {type(past_key_values).__name__}. TrafficVLMCache(past_key_values) "
             "makes one of a tuple of (keys, values) for each layer."
@@ -195,14 +177,6 @@ def check_pixels(pixel_values: torch.Tensor, config: PreTrainedConfig) -> None:
             f"pixel_values must be normalized, as the processor returns them, in {-MAX_PIXEL:g}..{MAX_PIXEL:g}, "
             f"without NaN or infinity; got {float(low):g}..{float(high):g}."
         )
-
-
-def check_image_mask(encoder_attention_mask: torch.Tensor | None, key: torch.Tensor) -> None:
-    """Refuse a mask that is not [I,P], to match image keys [I,K,P,D]."""
-    images, tokens = key.shape[0], key.shape[2]
-    if encoder_attention_mask is not None and encoder_attention_mask.shape != (images, tokens):
-        shape = list(encoder_attention_mask.shape)
-        raise ValueError(f"encoder_attention_mask must be [{images},{tokens}] (images, image tokens), got {shape}.")
 
 
 def check_image_index(image_index: torch.Tensor | None, rows: int, images: int) -> None:

@@ -54,8 +54,8 @@ class TrafficVLMGenerationMixin(GenerationMixin):
             if kwargs.pop(name, None) is not None:
                 raise ValueError(f"generate() continues one text per row, got packed rows ({name}): use packed=False.")
         text_config = self.config.get_text_config()
-        check_cache(past_key_values)
         if past_key_values is not None:
+            check_cache(past_key_values)
             kwargs[CACHE_NAME] = past_key_values
         ids = kwargs.get("input_ids") if inputs is None else inputs
         if isinstance(ids, torch.Tensor) and past_key_values is None:

@@ -259,9 +259,11 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
             )
         if self.fast is not None:
             self.fast.check()
-        check_cache(past_key_values)
-        past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
-        text = {"attention_mask": attention_mask, "position_ids": position_ids, "segment_ids": segment_ids}
+        past_length: Any = 0
+        if past_key_values is not None:
+            check_cache(past_key_values)
+            past_length = past_key_values.get_seq_length()
+        text: Any = {"attention_mask": attention_mask, "position_ids": position_ids, "segment_ids": segment_ids}
         check_text(self.config, input_ids, inputs_embeds, **text, past_length=past_length)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
@@ -439,49 +441,36 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
                 encoded_images = replace(encoded_images, weights_version=None)  # check once, not in every later pass
             # Images encoded under autocast may have another dtype. The decoder's dtype is asked for, not that of a
             # weight, which may be quantized; images are not moved to its device, which is meta if it is offloaded.
-            device, dtype = encoded_images.device, self.text_model.dtype
-            if encoded_images.dtype != dtype and not torch.is_autocast_enabled(device.type):
+            key, dtype = encoded_images.key_values[0][0], self.text_model.dtype
+            if key.dtype != dtype and not torch.is_autocast_enabled(key.device.type):
                 encoded_images = encoded_images.cast(dtype)
         return self.text_model.choose_images(None, encoded_images, encoder_attention_mask)
 
-    @takes_cache
     @can_return_tuple
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
         pixel_values: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
         encoded_images: EncodedImages | None = None,
-        image_index: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Last hidden states [B,L,C] of text about images.
 
         Args:
-            input_ids: [B,L]; or pass inputs_embeds [B,L,C]. These, the masks and `**kwargs` are the decoder's.
             pixel_values: [I,3,256,256]; or pass encoded_images from `encode_images`. With neither, the decoder is a
                 plain language model.
-            image_index: [B], index of the image of each row; not needed if row i is about image i.
             encoder_attention_mask: [I,P], 0 at image tokens to hide.
+            input_ids, attention_mask, **kwargs: as of `TrafficVLMTextModel.forward`, `image_index` among them.
         """
         # The decoder reads its own config. What the full model's config changes from the default applies to it, too.
         for name, default in (("use_cache", True), ("output_hidden_states", False), ("output_attentions", False)):
             if kwargs.get(name) is None and getattr(self.config, name, default) != default:
                 kwargs[name] = not default
-        return self.text_model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            encoded_images=self.choose_images(pixel_values, encoded_images, encoder_attention_mask),
-            image_index=image_index,
-            **kwargs | {"return_dict": True},
-        )
+        images = self.choose_images(pixel_values, encoded_images, encoder_attention_mask)
+        text = {"input_ids": input_ids, "attention_mask": attention_mask, "return_dict": True}
+        return self.text_model(encoded_images=images, **kwargs | text)
 
 
 class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
@@ -602,11 +591,9 @@ class TrafficVLMFullModel(TrafficVLMPreTrainedModel):
         """Image tokens, as of `TrafficVLMModel.get_image_features`."""
         return self.model.get_image_features(pixel_values, **kwargs)
 
-    def attention_maps(
-        self, input_ids: torch.Tensor, pixel_values: torch.Tensor | None = None, **inputs: Any
-    ) -> torch.Tensor:
-        """Cross-attention maps [B,L,h,w], as of `scoring_traffic_vlm.attention_maps`."""
-        return attention_maps(self, input_ids, pixel_values, **inputs)
+    def attention_maps(self, *args: Any, **inputs: Any) -> torch.Tensor:
+        """Cross-attention maps [B,L,h,w] of each token, with the arguments of `scoring_traffic_vlm.attention_maps`."""
+        return attention_maps(self, *args, **inputs)
 
 
 class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMFullModel, TrafficVLMGenerationMixin):
@@ -675,20 +662,16 @@ class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMFull
         """P(yes) [...] in float32 of logits [...,V] at the last token of a question."""
         return yes_probability(logits, self.config)
 
-    def question_logits(
-        self, input_ids: torch.Tensor, pixel_values: torch.Tensor | None = None, **inputs: Any
-    ) -> tuple[torch.Tensor, list[int]]:
-        """Logits [Q,V], and the number of questions about each image, as of `scoring_traffic_vlm.question_logits`."""
-        return question_logits(self, input_ids, pixel_values, **inputs)
+    def question_logits(self, *args: Any, **inputs: Any) -> tuple[torch.Tensor, list[int]]:
+        """Logits [Q,V] of all questions, and their number for each image, as of `scoring_traffic_vlm`."""
+        return question_logits(self, *args, **inputs)
 
-    def score_yes_no(
-        self, input_ids: torch.Tensor, pixel_values: torch.Tensor | None = None, **inputs: Any
-    ) -> list[torch.Tensor]:
+    def score_yes_no(self, *args: Any, **inputs: Any) -> list[torch.Tensor]:
         """P(yes) of every question: one float32 tensor [Q] per image, its Q questions in the given order.
 
         Arguments and errors are those of `question_logits`.
         """
-        logits, counts = self.question_logits(input_ids, pixel_values, **inputs)
+        logits, counts = self.question_logits(*args, **inputs)
         return list(self.yes_probability(logits).split(counts))
 
 
@@ -725,12 +708,8 @@ class TrafficVLMForSequenceClassification(TrafficVLMFullModel):
             raise ValueError("Packed rows (segment_ids) need question_ends from the processor.")
         if attention_mask is None and input_ids is not None:
             attention_mask = padding_mask(input_ids, self.config.text_config.pad_token_id)
-        outputs = self.model(
-            input_ids=input_ids,
-            pixel_values=pixel_values,
-            attention_mask=attention_mask,
-            **kwargs | {"return_dict": True},
-        )
+        text = {"input_ids": input_ids, "attention_mask": attention_mask, "return_dict": True}
+        outputs = self.model(pixel_values=pixel_values, **kwargs | text)
         logits = self.score(question_states(outputs.last_hidden_state, attention_mask, question_ends))
         loss = None
         if labels is not None:

@@ -89,7 +89,7 @@ def question_logits(
     if logits is None:
         rows = {"input_ids": input_ids, "image_index": image_index, **text}
         moved = {name: None if tensor is None else tensor.to(images.device) for name, tensor in rows.items()}
-        outputs = model.get_decoder()(**moved, encoded_images=images, use_cache=False)
+        outputs = model.model.text_model(**moved, encoded_images=images, use_cache=False)
         logits = model.compute_logits(question_states(outputs.last_hidden_state, attention_mask, question_ends))
     check_prompt_ends(question_states(input_ids, attention_mask, question_ends), config.eos_token_id)
     image_of_question = image_of_row
@@ -173,7 +173,7 @@ def attention_maps(
         raise ValueError("attention_maps needs pixel_values or encoded_images.")
     if attention_mask is None:
         attention_mask = padding_mask(input_ids, model.config.get_text_config().pad_token_id)
-    images, decoder = images.rows(image_index, len(input_ids)), model.get_decoder()
+    images, decoder = images.rows(image_index, len(input_ids)), model.model.text_model
     text = {"attention_mask": attention_mask, "position_ids": position_ids, "segment_ids": segment_ids}
     with reading_cross_attention(decoder) as read:
         decoder(input_ids=input_ids, **text, encoded_images=images, use_cache=False)
