@@ -85,7 +85,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def claim(folder: Path, options: dict[str, Any]) -> None:
-    """Note in .options.json what the files of a folder are made of, or check that it is noted there.
+    """Record the options of a run in its folder (.options.json), or refuse if an earlier run recorded others.
 
     Raises:
         DataError: the folder was claimed with other options, or .options.json is damaged.

@@ -34,7 +34,7 @@ SYSTEM_FOLDERS = {"__MACOSX", "@eaDir"}  # macOS and Synology keep previews in t
 
 
 def open_image(source: str | Path | bytes, name: str = "", max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """The image of a file, or of the bytes of one, as RGB. Of a TIFF with several pages, the first, with a warning.
+    """RGB image of a file or of its bytes; the first page of a TIFF with several, with a warning.
 
     Args:
         name: how errors refer to the image; by default the name of the file.
@@ -68,7 +68,7 @@ def open_image(source: str | Path | bytes, name: str = "", max_pixels: int = MAX
 def select_files(
     names: Iterable[str], suffixes: Collection[str] = IMAGE_SUFFIXES, root: str = ""
 ) -> tuple[list[str], str]:
-    """The names that end in one of the suffixes, and a note on the others: how many were left out, and why.
+    """(names that end in one of the suffixes, note): the note counts the others and gives the reasons.
 
     Hidden files are left out: their name, or that of a folder, starts with a dot or is in SYSTEM_FOLDERS.
 
@@ -94,7 +94,7 @@ def select_files(
 
 
 def list_images(folder: Path) -> tuple[list[Path], str]:
-    """The image files of a folder in the order of numbers in their names (9.jpg, 10.jpg), and a note on other files.
+    """(image files of a folder in the order of the numbers in their names: 9.jpg, 10.jpg; note on other files).
 
     Raises:
         DataError: there is none.
@@ -109,7 +109,7 @@ def list_images(folder: Path) -> tuple[list[Path], str]:
 
 
 def find_images(name: str | Path) -> tuple[list[Path], str]:
-    """The images of a file, a folder or a pattern such as "frames/*.jpg", in order, and a note on other files.
+    """(images of a file, a folder or a pattern such as "frames/*.jpg", in order; note on other files).
 
     Brackets that are a part of a path, as in "clip [1]/*.jpg", are found, too.
 
@@ -131,7 +131,7 @@ def find_images(name: str | Path) -> tuple[list[Path], str]:
 
 
 def escape_brackets(pattern: str) -> str:
-    """A pattern in which brackets stand for themselves."""
+    """The pattern with its brackets as literal characters."""
     return pattern.replace("[", "[[]")
 
 

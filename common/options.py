@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 
 def silence_libraries() -> None:
-    """Hide progress bars, and all warnings except those of `to_rgb` about pixels whose range it had to guess."""
+    """Hide progress bars and all warnings, except the warning of `to_rgb` about a guessed range of pixels."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     warnings.filterwarnings("ignore")
@@ -34,7 +34,7 @@ def choose_threads(threads: int | None = None) -> None:
 
 
 def free_cores() -> float:
-    """Cores that this process may use and that nothing keeps busy, measured in a tenth of a second of sleep.
+    """Number of idle cores that this process may use, measured during a tenth of a second of sleep.
 
     A limit of the container (cgroup v2) counts. Where the system does not tell (not Linux), the number of all cores.
     """
@@ -50,7 +50,7 @@ def free_cores() -> float:
 
 
 def _busy_seconds(cores: Iterable[int]) -> float:
-    """The seconds in which cores were not idle since the system started, summed over the cores."""
+    """Busy seconds of the cores since the system started, summed over the cores."""
     names, busy = {f"cpu{core}" for core in cores}, 0
     for line in Path("/proc/stat").read_text().splitlines():
         name, *ticks = line.split()

@@ -60,7 +60,7 @@ class Asking:
 
 
 def as_typed(text: str, words: list[str]) -> Iterator[str]:
-    """The spelling in a text of words in lower case. A word that is not in the text, as it was rewritten, stays."""
+    """Yield each word as the user typed it; a word that the tokenizer rewrote is yielded unchanged."""
     lower, end = text.lower(), 0
     origin = [i for i, letter in enumerate(text) for _ in letter.lower()]  # İ becomes two letters
     for word in words:
@@ -78,6 +78,6 @@ def as_typed(text: str, words: list[str]) -> Iterator[str]:
 
 
 def show(item: dict[str, Any], question: Question) -> str:
-    """JSON of an item of the pipeline, with its text, its notes and the strength of its maps."""
+    """JSON of an item with its text, its notes and the strength of its maps."""
     strength = map_strength(item, question.is_negated) if item["answer"] else 0.0
     return json.dumps(item | {"text": answer_text(item), "notes": answer_notes(item), "strength": strength})

@@ -253,7 +253,7 @@ def quantize(path: Path) -> None:
 
 
 def describe(model: Any, processor: Any) -> dict[str, Any]:
-    """What a program needs besides the graphs, as plain values: sizes, token ids, words and image preprocessing."""
+    """Plain values that a program needs besides the graphs: sizes, token ids, words and image preprocessing."""
     text, images, tokenizer = model.config.get_text_config(), processor.image_processor, processor.tokenizer
     return {
         "graphs": NAMES,

@@ -22,9 +22,9 @@ def command(
 ) -> Callable[[Callable[[], int | None]], Callable[[], int]]:
     """Decorate the `main` of a script, which then returns an exit status.
 
-    Errors that people can mend are one line and status 2, Ctrl-C is 130, and otherwise it is what `main` returns, or
-    0. Python looks for modules in the folder of a script first, where export.py or evaluate.py would hide packages
-    of these names from our code and from libraries. So this folder leaves the path.
+    Exit status: 2 and one line for user errors, 130 for Ctrl-C, otherwise the result of `main` (None is 0). Python
+    looks for modules in the folder of a script first, where export.py or evaluate.py would hide packages of these
+    names from our code and from libraries. So this folder leaves the path.
 
     Args:
         extra: optional dependencies that the script needs: those of `pip install "traffic_vlm[EXTRA]"`.

@@ -98,7 +98,7 @@ class AnnotatedVideo:
 
 
 def with_text(picture: Image.Image, lines: Sequence[str]) -> Image.Image:
-    """A picture of even size, RGB, with lines of text below it; what is wider than the picture is cut off."""
+    """RGB picture of even size with lines of text below it; text wider than the picture is cut off."""
     width, height = max(picture.width, MIN_WIDTH), picture.height + LINE * len(lines) + MARGIN
     image = Image.new("RGB", (width + width % 2, height + height % 2), BACKGROUND)
     image.paste(picture, ((width - picture.width) // 2, 0))

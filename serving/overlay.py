@@ -91,7 +91,7 @@ def wrap(text: str, font: Any, width: int) -> list[str]:
 def save_overlay(
     pipe: TrafficVLMPipeline, picture: Image.Image, encoded: Any, items: Sequence[Mapping[str, Any]], path: Path
 ) -> None:
-    """Write what `draw_overlay` draws as a PNG file."""
+    """Write the sheet of `draw_overlay` to a PNG file."""
     with atomic_write(path) as temporary:
         draw_overlay(pipe, picture, encoded, items).save(temporary, "PNG")
 

@@ -74,7 +74,7 @@ def split_questions(text: str) -> list[str]:
 
 
 def add_question(question: str, text: str) -> tuple[str, None]:
-    """The text with a question as one more line, unless it has it; and None, which empties the list's search field."""
+    """(text with the question appended once, None); None clears the dropdown."""
     lines = [line for line in text.splitlines() if line.strip()]
     return "\n".join(lines if question in lines else [*lines, question]), None
 
@@ -100,7 +100,7 @@ def table_row(item: Mapping[str, Any]) -> str:
 
 
 class Page:
-    """What the page does, apart from its layout.
+    """The actions of the page; `build_page` has its layout.
 
     Args:
         region: the part of each image that the pipeline is asked about; by default all of it.

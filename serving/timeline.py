@@ -49,7 +49,7 @@ def clock_time(seconds: float) -> str:
 
 
 class AnswerColors(dict[str, str]):
-    """A color for each answer: that of COLORS, or the next one of OTHER_COLORS."""
+    """A color for each answer: its entry in COLORS, or the next one of OTHER_COLORS."""
 
     def __missing__(self, answer: str) -> str:
         others = len(self.keys() - COLORS.keys())
