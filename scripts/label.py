@@ -15,8 +15,7 @@ The same command labels what has no labels yet: after it was stopped or killed, 
 questions, weights or thresholds need another output folder.
 
 On a cluster run the command on one of its machines, with --address auto. All machines must have this package and see
-INPUT, the output folder and the model. If the cluster asks for a token, set RAY_AUTH_MODE=token and store the token in
-~/.ray/auth_token.
+INPUT and the model. If the cluster asks for a token, set RAY_AUTH_MODE=token and store it in ~/.ray/auth_token.
 
 The exit status is 0, even if some images have problems (their number is printed); 2 if something is wrong, or a file
 cannot be read or written (mend or remove it, and run the same command again); 130 after Ctrl-C.

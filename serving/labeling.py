@@ -3,8 +3,7 @@
     files ──→ Ray Data: a block for 200 images, a tar or a Parquet file ──→ actors, each with a pipeline
     labels of a block ──→ this process ──→ part-<digest of its files>.parquet, which appears complete or not at all
 
-The next run leaves out images, tars and Parquet files that have labels, so it continues a run that was stopped. Actors
-that outlive a killed run write nothing.
+The next run leaves out what has labels, so it continues a run that was stopped. Actors that outlive it write nothing.
 """
 
 import glob
@@ -253,8 +252,7 @@ class Labeler:
             if self.kind == "image":
                 yield StoredImage(path, row["bytes"])
             elif self.kind == "tar":  # a sample: its files by their suffixes
-                files = {end: content for end, content in row.items() if isinstance(content, bytes)}
-                names = {f"{row['__key__']}.{end}": content for end, content in files.items()}
+                names = {f"{row['__key__']}.{end}": value for end, value in row.items() if isinstance(value, bytes)}
                 yield from (StoredImage(f"{path}#{name}", names[name]) for name in select_files(names)[0])
             else:
                 image = row[column]
@@ -281,16 +279,11 @@ def check_questions(options: LabelOptions) -> list[str]:
 
 def without_labels(kind: str, files: Sequence[str], prefix: str, folder: LabelFolder) -> list[str]:
     """The files that have no labels. A tar or Parquet file has them if its label file exists."""
-    if kind == "image":
-        keys = folder.keys()
-        return [file for file in files if prefix + file not in keys]
-    names = folder.names()
-    return [file for file in files if part_name([file]) not in names]
+    done = folder.keys() if kind == "image" else folder.names()
+    return [file for file in files if (prefix + file if kind == "image" else part_name([file])) not in done]
 
 
-def read_blocks(
-    kind: str, files: Sequence[str], blocks: int, fs: FileSystem, options: LabelOptions, readers: int = 1
-) -> Any:
+def read_blocks(kind: str, files: list[str], blocks: int, readers: int, fs: FileSystem, options: LabelOptions) -> Any:
     """A dataset of Ray that has this number of blocks, each with whole files. Raises a `DataError`: no such column."""
     data = load_data()
     context = data.DataContext.get_current()
@@ -343,7 +336,7 @@ def label(source: str, options: LabelOptions) -> None:
         threads = int(resources.get("num_cpus", options.threads))
         blocks = -(-len(files) // options.images_per_part) if kind == "image" else len(files)
         actors = min(options.actors or room, blocks)
-        dataset = read_blocks(kind, files, blocks, file_system(source)[0], options, readers=actors)
+        dataset = read_blocks(kind, files, blocks, actors, file_system(source)[0], options)
         labels = dataset.map_batches(
             Labeler,
             fn_constructor_args=[replace(options, device=device, threads=threads), kind, prefix],

@@ -286,7 +286,7 @@ def test_each_kind_of_input_gives_the_same_labels_and_its_keys(model, tmp_path, 
     ):
         asked = label_options(tmp_path / "out", model, QUESTIONS, **options)
         kind, files, _ = list_files(str(source))
-        blocks = read_blocks(kind, files, 2, LocalFileSystem(), asked)
+        blocks = read_blocks(kind, files, 2, 1, LocalFileSystem(), asked)
         labeler = Labeler(asked, kind)
         labels = [labeler(block) for block in blocks.iter_batches(batch_size=None, batch_format="pyarrow")]
         assert len({table["file"][0] for table in labels}) == len(labels) == 2

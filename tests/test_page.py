@@ -145,10 +145,18 @@ def test_words_of_maps_are_content_words_and_the_first_is_one_that_does_not_fade
     assert dict(choices)["car · Is there a car on the left?"] == first
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_page_ends_in_order_also_as_a_background_job(photo, tmp_path, number):
+def test_both_signals_end_the_page_also_as_a_background_job(run_script, number):
     """Shells let background jobs ignore SIGINT."""
+    signal.signal(number, signal.SIG_IGN)
+    with pytest.raises(SystemExit, match="missing"):
+        run_script("../app.py", "--model", "missing")
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(number)
+
+
+@pytest.mark.slow
+def test_the_page_ends_in_order(photo, tmp_path):
     httpx = pytest.importorskip("httpx")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -158,7 +166,6 @@ def test_the_page_ends_in_order_also_as_a_background_job(photo, tmp_path, number
         "../app.py",
         *("--model", save_folder(tiny_model(), tmp_path / "model")),
         env=environment | {"PYTHONUNBUFFERED": "1"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )
     try:
         assert any("Running on" in line for line in app.stdout)
@@ -166,7 +173,7 @@ def test_the_page_ends_in_order_also_as_a_background_job(photo, tmp_path, number
             response = httpx.post(f"http://127.0.0.1:{port}/gradio_api/upload", files={"files": file}, timeout=60)
         upload = Path(response.raise_for_status().json()[0])
         assert upload.is_relative_to(tmp_path / "uploads") and upload.exists()
-        app.send_signal(number)
+        app.terminate()
         assert "Closing server" in app.communicate(timeout=60)[0]
         assert app.returncode == 0 and not upload.exists()
     finally:

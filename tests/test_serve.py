@@ -118,24 +118,14 @@ class Server:
         return httpx.post(f"{self.url}/v1/answer", files=files, data=data, timeout=90)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    server = Server(str(save_folder(tiny_model(), tmp_path_factory.mktemp("model"))))
-    assert server.first_line.startswith(f"serving on {server.url}"), server.process.communicate()[0]
-    yield server
-    server.process.kill()
-
-
-@pytest.mark.slow
-def test_the_command_serves_and_only_the_replica_imports_torch(server):
+def check_that_only_the_replica_imports_torch(server):
     assert httpx.get(f"{server.url}/healthz").json() == {"status": "ok"}
     assert [answer["question"] for answer in server.ask().json()["answers"]] == ["Is there a car?"]
     with_torch = [p.pid for p in server.processes() if any("libtorch" in one.path for one in p.memory_maps())]
     assert with_torch == [replica.pid for replica in server.replicas()]
 
 
-@pytest.mark.slow
-def test_ray_listens_on_this_machine_only_and_asks_for_a_token(server):
+def check_that_ray_listens_on_this_machine_only_and_asks_for_a_token(server):
     listening = [
         (process.name(), connection.laddr)
         for process in server.processes()
@@ -155,8 +145,7 @@ def test_ray_listens_on_this_machine_only_and_asks_for_a_token(server):
         assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED, method
 
 
-@pytest.mark.slow
-def test_a_signal_stops_the_service_and_nothing_is_left(server):
+def check_that_a_signal_stops_the_service_and_nothing_is_left(server):
     started = server.processes()
     server.process.send_signal(signal.SIGTERM)
     output = server.process.communicate(timeout=60)[0].splitlines()
@@ -164,3 +153,16 @@ def test_a_signal_stops_the_service_and_nothing_is_left(server):
     psutil.wait_procs(started, timeout=10)
     assert not [process for process in started if process.is_running()] and not os.listdir(server.folder)
     os.rmdir(server.folder)
+
+
+@pytest.mark.slow
+def test_the_command_serves_until_a_signal(tmp_path):
+    """One test, as several could run in different processes, each with a service."""
+    server = Server(str(save_folder(tiny_model(), tmp_path / "model")))
+    try:
+        assert server.first_line.startswith(f"serving on {server.url}"), server.process.communicate()[0]
+        check_that_only_the_replica_imports_torch(server)
+        check_that_ray_listens_on_this_machine_only_and_asks_for_a_token(server)
+        check_that_a_signal_stops_the_service_and_nothing_is_left(server)
+    finally:
+        server.process.kill()
