@@ -197,17 +197,10 @@ class TrafficVLMCrossAttention(TrafficVLMAttention):
         key, value = self.k_proj(encoder_hidden_states), self.v_proj(encoder_hidden_states)
         return self.split_heads(key), self.split_heads(value)
 
-    @property
-    def image_projections(self) -> tuple[nn.Module, ...]:
-        """The modules that `project` applies to image tokens."""
-        return self.k_proj, self.v_proj
-
     def attention_weights(
         self, hidden_states: torch.Tensor, key: torch.Tensor, attention_mask: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Attention weights [B,H,L,P] in float32 of states [B,L,C] on image keys [B,K,P,D].
-
-        Works with every attention implementation, because it computes the weights itself.
+        """Attention weights [B,H,L,P] in float32 of states [B,L,C] on image keys [B,K,P,D], computed anew.
 
         attention_mask: [B,P], 0 at hidden image tokens.
         """
@@ -329,7 +322,3 @@ class TrafficVLMLatentCrossAttention(TrafficVLMLatentAttention, TrafficVLMCrossA
         """Latents [B,1,P,image_latent_size] of image tokens as keys, and values [B,1,P,0]."""
         latent = self.latent(encoder_hidden_states)
         return latent, latent[..., :0]
-
-    @property
-    def image_projections(self) -> tuple[nn.Module, ...]:
-        return self.kv_down_proj, self.kv_norm

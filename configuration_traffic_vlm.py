@@ -399,11 +399,8 @@ class TrafficVLMConfig(PreTrainedConfig):
         grid = ("hidden_size", "image_size", "patch_size")
         is_complete = all(getattr(vision, name, None) is not None for name in grid)
         _check(vision, is_complete, "vision_config must define the width and grid of its tokens", *grid)
-        both = (vision.image_size, vision.patch_size)
-        sizes, patches = ((value, value) if isinstance(value, int) else tuple(value) for value in both)
-        fits = len(sizes) == len(patches) == 2 and all(
-            patch > 0 and size >= patch and size % patch == 0 for size, patch in zip(sizes, patches)
-        )
+        sides = zip(height_and_width(vision.image_size), height_and_width(vision.patch_size))
+        fits = all(patch > 0 and size >= patch and size % patch == 0 for size, patch in sides)
         _check(vision, fits, "image_size must be a multiple of patch_size", *grid)
         counts = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "num_channels")
         _check_positive_integers(vision, *(name for name in counts if hasattr(vision, name)))

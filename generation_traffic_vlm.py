@@ -63,15 +63,19 @@ class TrafficVLMGenerationMixin(GenerationMixin):
             check_text(text_config, ids, None, kwargs.get("attention_mask"), kwargs.get("position_ids"))
             check_prompt_ends(ids[:, -1], text_config.eos_token_id)
         self._encode_once(kwargs.get("inputs_embeds") if ids is None else ids, kwargs)
-        self._check_padding(ids, kwargs)
+        mask, pad = kwargs.get("attention_mask"), text_config.pad_token_id
+        if mask is None and pad is not None and isinstance(ids, torch.Tensor):
+            mask = ids.ne(pad)
+        if mask is not None and mask.ndim == 2 and not bool(mask[:, -1].all()):
+            raise ValueError('generate() needs left-padded prompts: pass padding_side="left" to the processor.')
         return super().generate(inputs, generation_config, **kwargs)
 
     def _encode_once(self, text: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
         """Replace images in the arguments by `encoded_images` and `image_index`, a tensor that beams may repeat."""
-        given = kwargs.pop(self.image_argument, None), kwargs.pop("encoded_images", None)
-        if given == (None, None):
+        new, encoded = kwargs.pop(self.image_argument, None), kwargs.pop("encoded_images", None)
+        if new is None and encoded is None:
             return
-        images = self.model.choose_images(*given, kwargs.pop("encoder_attention_mask", None))
+        images = self.model.choose_images(new, encoded, kwargs.pop("encoder_attention_mask", None))
         rows = len(images) if text is None else len(text)
         image_index = kwargs.pop("image_index", None)
         cache: Any = kwargs.get(CACHE_NAME)
@@ -79,18 +83,8 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         if holds_image(cache):
             cache.keep_image(images.rows(image_index, rows))
         else:
-            kwargs |= {
-                "encoded_images": images,
-                "image_index": torch.arange(rows) if image_index is None else image_index,
-            }
-
-    def _check_padding(self, ids: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
-        """Raise ValueError for right-padded prompts: generation continues the last token of each row."""
-        mask, pad = kwargs.get("attention_mask"), self.config.get_text_config().pad_token_id
-        if mask is None and pad is not None and isinstance(ids, torch.Tensor):
-            mask = ids.ne(pad)
-        if mask is not None and mask.ndim == 2 and not bool(mask[:, -1].all()):
-            raise ValueError('generate() needs left-padded prompts: pass padding_side="left" to the processor.')
+            image_index = torch.arange(rows) if image_index is None else image_index
+            kwargs |= {"encoded_images": images, "image_index": image_index}
 
     @takes_cache
     def prepare_inputs_for_generation(
@@ -103,8 +97,7 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         kwargs |= {CACHE_NAME: past_key_values, "inputs_embeds": inputs_embeds}
         model_inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
         if holds_image(past_key_values):
-            for name in ("encoded_images", "image_index"):
-                model_inputs.pop(name, None)
+            model_inputs |= {"encoded_images": None, "image_index": None}
         return model_inputs
 
     def _prepare_generation_config(self, *args: Any, **kwargs: Any) -> tuple[GenerationConfig, dict[str, Any]]:
@@ -122,15 +115,6 @@ class TrafficVLMGenerationMixin(GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        self._check_options(generation_config)
-        self._check_generated_positions(generation_config, model_kwargs)
-        is_given = model_kwargs.get(CACHE_NAME) is not None
-        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
-        cache = model_kwargs.get(CACHE_NAME)
-        if cache is not None and model_kwargs.get("encoded_images") is not None and not is_given:
-            model_kwargs[CACHE_NAME] = TrafficVLMCache.around(cache)
-
-    def _check_options(self, generation_config: Any) -> None:
         if generation_config.stop_strings is not None:
             raise ValueError(
                 "stop_strings need a tokenizer that writes any text, and this one has whole words only: pass the ids "
@@ -138,8 +122,15 @@ class TrafficVLMGenerationMixin(GenerationMixin):
             )
         if generation_config.assistant_early_exit is not None:
             raise ValueError("assistant_early_exit is not supported: pass a smaller model as assistant_model.")
+        self._check_length(generation_config, model_kwargs)
+        is_given = model_kwargs.get(CACHE_NAME) is not None
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        cache = model_kwargs.get(CACHE_NAME)
+        if cache is not None and model_kwargs.get("encoded_images") is not None and not is_given:
+            model_kwargs[CACHE_NAME] = TrafficVLMCache.around(cache)
 
-    def _check_generated_positions(self, generation_config: Any, model_kwargs: dict[str, Any]) -> None:
+    def _check_length(self, generation_config: Any, model_kwargs: dict[str, Any]) -> None:
+        """Raise `ValueError` for a prompt that with its answer would exceed `max_position_embeddings`."""
         position_ids = model_kwargs["position_ids"]
         new_tokens = generation_config.max_new_tokens
         if new_tokens is None:  # max_length includes the prompt, except one given as embeddings
@@ -155,10 +146,6 @@ class TrafficVLMGenerationMixin(GenerationMixin):
     def _get_logits_processor(self, *args: Any, **kwargs: Any) -> LogitsProcessorList:
         processors = super()._get_logits_processor(*args, **kwargs)
         suppressed = self.config.get_text_config().suppressed_tokens
-        generation_config = kwargs.get("generation_config") or args[0]
-        for name in ("forced_bos_token_id", "forced_eos_token_id"):
-            if getattr(generation_config, name, None) in suppressed:
-                raise ValueError(f"{name}={getattr(generation_config, name)} is a token that is never generated.")
         # Must come first: after top-k it could mask every remaining token.
         processors.insert(0, SuppressTokensLogitsProcessor(suppressed, device=kwargs.get("device") or self.device))
         return processors

@@ -1,6 +1,7 @@
 """Configurations: numbers of parameters, saving and loading, and errors for invalid fields."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -106,82 +107,46 @@ def test_a_saved_configuration_is_complete(tmp_path):
 # --- invalid fields ---
 
 
-def assert_names(error, named):
-    assert all(name in str(error.value) for name in named.split(" & ")), error.value
+def tiny_tower_config(**fields) -> TrafficVLMVisionConfig:
+    return TrafficVLMVisionConfig(**(TINY_TOWER | fields))
 
 
 @pytest.mark.parametrize(
-    ("fields", "named"),
+    ("build", "fields", "named"),
     [
-        ({"num_key_value_heads": 3}, "num_attention_heads=4 & num_key_value_heads=3"),
-        ({"head_dim": 7}, "head_dim=7"),
-        ({"head_dim": None, "hidden_size": 30}, "hidden_size=30 & num_attention_heads=4"),
-        ({"hidden_size": 0}, "hidden_size=0"),
-        ({"num_hidden_layers": 2.5}, "num_hidden_layers=2.5"),
-        ({"vocab_size": 5}, "no_token_id=5 & vocab_size=5"),
-        ({"eos_token_id": [3, 500]}, "eos_token_id=[3, 500] & vocab_size=500"),
-        ({"eos_token_id": []}, "eos_token_id=[]"),
-        ({"pad_token_id": -1}, "pad_token_id=-1"),
-        ({"yes_token_id": 5}, "yes_token_id=5 & no_token_id=5"),
-        ({"hidden_dropout": 1.0}, "hidden_dropout=1.0"),
-        ({"hidden_act": "sliu"}, "hidden_act='sliu'"),
-        ({"rms_norm_eps": "1e-6"}, "rms_norm_eps='1e-6'"),  # YAML reads 1e-6 as a string
-        ({"initializer_range": 0.0}, "initializer_range=0.0"),
-        ({"encoder_hidden_size": 0}, "encoder_hidden_size=0"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "yarn"),
-        ({"rope_theta": float("inf")}, "rope_theta=inf"),
-        ({"kv_latent_size": 0}, "kv_latent_size=0"),
-        ({"kv_latent_size": 128.0}, "kv_latent_size=128.0"),
-        ({"image_latent_size": 0}, "image_latent_size=0"),
-        ({"rope_head_dim": 31}, "rope_head_dim=31"),
+        (tiny_text_config, {"num_key_value_heads": 3}, "num_attention_heads=4, num_key_value_heads=3"),
+        (tiny_text_config, {"head_dim": 7}, "head_dim=7"),
+        (tiny_text_config, {"head_dim": None, "hidden_size": 30}, "hidden_size=30, num_attention_heads=4"),
+        (tiny_text_config, {"num_hidden_layers": 2.5}, "num_hidden_layers=2.5"),
+        (tiny_text_config, {"eos_token_id": [3, 500]}, "eos_token_id=[3, 500], vocab_size=500"),
+        (tiny_text_config, {"yes_token_id": 5}, "yes_token_id=5, no_token_id=5"),
+        (tiny_text_config, {"hidden_dropout": 1.0}, "hidden_dropout=1.0"),
+        (tiny_text_config, {"hidden_act": "sliu"}, "hidden_act='sliu'"),
+        (tiny_text_config, {"rms_norm_eps": "1e-6"}, "rms_norm_eps='1e-6'"),  # YAML reads 1e-6 as a string
+        (tiny_text_config, {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "yarn"),
+        (tiny_text_config, {"rope_theta": float("inf")}, "rope_theta=inf"),
+        (tiny_text_config, {"kv_latent_size": 0}, "kv_latent_size=0"),
+        (tiny_tower_config, {"conv_depths": [2, 3]}, "conv_widths=[8, 8, 8, 12, 12, 16], conv_depths=[2, 3]"),
+        (tiny_tower_config, {"conv_widths": [8, 0, 8, 12, 12, 16]}, "conv_widths[1]=0"),
+        (tiny_tower_config, {"conv_kernel_sizes": [3, 3, 4, 3]}, "conv_kernel_sizes=[3, 3, 4, 3]"),
+        (tiny_tower_config, {"conv_strides": [4, 2, 2, 1]}, "conv_strides=[4, 2, 2, 1]"),
+        (tiny_tower_config, PATCH_TOWER | {"patch_size": 0}, "patch_size=0"),
+        (tiny_tower_config, {"neck": "mixer"}, "neck='mixer'"),
+        (tiny_tower_config, {"neck_width": 15}, "neck_width=15, num_attention_heads=2"),
+        (tiny_config, {"vision": {"image_size": 8}}, "image_size=8, patch_size=16"),
+        (tiny_config, {"vision": {"num_attention_heads": 5}}, "hidden_size=24, num_attention_heads=5"),
+        (
+            tiny_config,
+            {"vision": {"model_type": "vit", "image_size": [224, 225]}},
+            "image_size=[224, 225], patch_size=16",
+        ),
+        (tiny_config, {"yes_no_temperature": float("nan")}, "yes_no_temperature=nan"),
+        (tiny_config, {"text": {"encoder_hidden_size": None}}, "encoder_hidden_size=None"),
     ],
 )
-def test_invalid_text_config_names_the_fields(fields, named):
-    with pytest.raises(ValueError) as error:
-        tiny_text_config(**fields)
-    assert_names(error, named)
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"conv_depths": [2, 3]}, "conv_depths=[2, 3] & conv_widths=[8, 8, 8, 12, 12, 16]"),
-        ({"conv_widths": []}, "conv_widths=[] & conv_depths=[1, 1, 2, 1]"),
-        ({"conv_widths": [8, 0, 8, 12, 12, 16]}, "conv_widths[1]=0"),
-        ({"conv_kernel_sizes": [3, 3, 4, 3]}, "conv_kernel_sizes=[3, 3, 4, 3]"),
-        ({"conv_strides": [4, 2, 2, 1]}, "conv_strides=[4, 2, 2, 1]"),
-        ({"conv_strides": [2, 1, 1, 2], "patch_size": 4}, "conv_strides=[2, 1, 1, 2]"),
-        ({"patch_size": 8}, "patch_size=8 & conv_strides=[2, 2, 2, 2]"),
-        (PATCH_TOWER | {"patch_size": 0}, "patch_size=0"),
-        ({"hidden_act": "sliu"}, "hidden_act='sliu'"),
-        ({"neck": "mixer"}, "neck='mixer'"),
-        ({"neck_width": 15}, "neck_width=15 & num_attention_heads=2"),
-        ({"layer_norm_eps": "1e-6"}, "layer_norm_eps='1e-6'"),
-    ],
-)
-def test_invalid_vision_config_names_the_fields(fields, named):
-    with pytest.raises(ValueError) as error:
-        TrafficVLMVisionConfig(**(TINY_TOWER | fields))
-    assert_names(error, named)
-
-
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"vision": {"image_size": 225}}, "image_size=225 & patch_size=16"),
-        ({"vision": {"image_size": 8}}, "image_size=8 & patch_size=16"),
-        ({"vision": {"num_attention_heads": 5}}, "hidden_size=24 & num_attention_heads=5"),
-        ({"vision": {"num_channels": 0}}, "num_channels=0"),
-        ({"vision": {"model_type": "vit", "image_size": [224, 225]}}, "image_size=[224, 225] & patch_size=16"),
-        ({"yes_no_temperature": 0.0}, "yes_no_temperature=0.0"),
-        ({"yes_no_temperature": float("nan")}, "yes_no_temperature=nan"),
-        ({"text": {"encoder_hidden_size": None}}, "encoder_hidden_size=None"),
-    ],
-)
-def test_invalid_config_names_the_fields(fields, named):
-    with pytest.raises(ValueError) as error:
-        tiny_config(**fields)
-    assert_names(error, named)
+def test_invalid_fields_are_named_with_their_values(build, fields, named):
+    with pytest.raises(ValueError, match=re.escape(named)):
+        build(**fields)
 
 
 def test_fields_changed_after_building_the_config_are_checked():

@@ -239,17 +239,6 @@ def test_the_image_and_its_mask_are_reordered_with_the_cache(model):
 # --- outputs and ends ---
 
 
-def test_outputs_and_scores():
-    model = tiny_model()
-    model.set_attn_implementation("eager")
-    names = ("return_dict_in_generate", "output_scores", "output_logits", "output_hidden_states", "output_attentions")
-    output = model.generate(IDS, pixel_values=PIXELS, **dict.fromkeys(names, True), **NO_END)
-    assert len(output.scores) == len(output.logits) == len(output.attentions) == len(output.hidden_states) == 8
-    assert all(torch.isneginf(score[:, :3]).all() for score in output.scores)
-    assert output.logits[0][:, 1:].isfinite().all()  # raw
-    assert [output.attentions[i][0].shape for i in (0, 1)] == [(2, 4, 6, 6), (2, 4, 1, 7)]
-
-
 @pytest.mark.parametrize("sampling", [{"do_sample": False}, {"do_sample": True, "top_k": 1}, {"do_sample": True}])
 def test_control_tokens_are_never_generated(sampling):
     model = tiny_model(tie_word_embeddings=False)
@@ -267,19 +256,6 @@ def test_generation_stops_at_eos_and_pads(model, expected):
     output = model.generate(IDS, pixel_values=PIXELS, **(NO_END | {"eos_token_id": expected[0, end].item()}))
     assert torch.equal(output[1], expected[1])
     assert output[0].tolist() == expected[0, : end + 1].tolist() + [0] * (13 - end)
-
-
-def test_no_end_token_and_several_end_tokens(tmp_path):
-    def generated(eos) -> list[int]:
-        model = tiny_model(text={"eos_token_id": eos})
-        model.save_pretrained(tmp_path)
-        model = type(model).from_pretrained(tmp_path)
-        return model.generate(IDS[:1], pixel_values=PIXELS[:1], max_new_tokens=20)[0, 6:].tolist()
-
-    endless = generated(None)
-    assert len(endless) == 20
-    other = next(token_id for token_id in range(8, 20) if token_id not in endless)
-    assert generated([other, endless[2]]) == endless[: endless.index(endless[2]) + 1]
 
 
 def test_padding_does_not_count_as_positions(model):
@@ -322,8 +298,6 @@ RIGHT_PADDED = 'pass padding_side="left" to the processor'
             {"pixel_values": None, "encoder_attention_mask": torch.ones(1, 256)},
             "encoder_attention_mask needs an image",
         ),
-        ({"forced_bos_token_id": 1}, "forced_bos_token_id=1 is a token that is never generated"),
-        ({"forced_eos_token_id": 1}, "forced_eos_token_id=1"),
         ({"stop_strings": ["car"]}, "stop_strings need a tokenizer"),
         ({"assistant_early_exit": 1}, "assistant_early_exit is not supported: pass a smaller model"),
     ],

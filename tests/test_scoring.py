@@ -59,15 +59,6 @@ def test_packed_scores_equal_those_of_questions_asked_alone(model, lengths, shif
         close(scores[image], torch.cat([*alone, torch.zeros(0)]))
 
 
-@torch.no_grad()
-def test_rows_of_one_question_are_grouped_by_image(model):
-    ids, pixels = random_ids(4, 5), random_pixels(3)
-    scores = model.score_yes_no(ids, pixels, image_index=torch.tensor([2, 0, 2, 0]))
-    for image, rows in enumerate(([1, 3], [], [0, 2])):
-        alone = [model.score_yes_no(ids[row, None], pixels[image, None])[0] for row in rows]
-        close(scores[image], torch.cat([*alone, torch.zeros(0)]))
-
-
 def test_answers_after_questions_are_ignored(model, processor):
     texts, pixels = ["Is there a car?", "Is there a bus on the left?"], random_pixels(2)
     expected = model.score_yes_no(**processor(text=texts, return_tensors="pt"), pixel_values=pixels)
@@ -196,7 +187,8 @@ def test_encoded_images_of_other_weights_are_refused(model):
 def test_encoded_images_of_changed_weights_are_refused(attention):
     model, pixels, ids = tiny_model(text=attention), random_pixels(1), random_ids(1, 4)
     cross_attention = model.get_decoder().layers[0].cross_attn
-    for part in (model.model.vision_tower, model.model.projector, *cross_attention.image_projections):
+    projections = [cross_attention.kv_down_proj] if attention else [cross_attention.k_proj, cross_attention.v_proj]
+    for part in (model.model.vision_tower, model.model.projector, *projections):
         encoded = model.encode_images(pixels)
         for parameter in part.parameters():
             parameter.mul_(1.5).add_(1e-3)
