@@ -340,8 +340,7 @@ class Waits(TorchDispatchMode):
 
 
 def test_no_step_waits_for_a_gpu_on_which_pixels_are_normalized(start, tmp_path, supervised, processor, monkeypatch):
-    for module in ("checks", "scoring"):  # as for tensors on a GPU
-        monkeypatch.setattr(f"traffic_vlm.{module}_traffic_vlm.is_readable", lambda tensor: False)
+    monkeypatch.setattr("traffic_vlm.checks_traffic_vlm.is_readable", lambda tensor: False)  # as on a GPU
     batch, seen = supervised(uint8_pixels=True), []
     assert batch["pixel_values"].dtype == torch.uint8
     trainer = make_trainer(start, tmp_path, dict.fromkeys(LOSSES, 1.0), processing_class=processor)
