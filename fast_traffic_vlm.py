@@ -10,13 +10,9 @@ oneDNN otherwise rearranges a weight in every pass, which for one row of text ta
 
 On a CUDA GPU, passes are recorded as graphs. A large GPU computes the operations of a small model faster than the CPU
 can start them. A graph starts all of them at once, but repeats exactly what was recorded: the same shapes at the same
-addresses. So inputs are copied into buffers, and texts are padded to one of a few sizes (`bucket`):
+addresses. So inputs are copied into buffers, and texts are padded to one of a few sizes.
 
-    encode_images   pixels [I,3,H,W] → keys and values of every decoder layer; one graph for each number of images
-    answer          packed rows [B,L] → logits [B,N,V] at the ends of up to N questions in each row
-
-Rearranged weights and graphs belong to `Fast`. They are made when they are first needed, and dropped when a checksum
-of the weights has changed. Unusual passes (gradients, training, autocast, adapters on a GPU) are left to the model.
+Unusual passes (gradients, training, compiling, autocast, adapters on a GPU) are left to the model.
 """
 
 import hashlib
@@ -24,8 +20,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from itertools import chain
-from operator import is_, methodcaller
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -35,16 +30,13 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from transformers.utils import is_torchdynamo_compiling
 
 from .cache_traffic_vlm import EncodedImages
-from .checks_traffic_vlm import count_positions
 from .vision_traffic_vlm import TrafficVLMConvNorm
 
 
 Pass = Callable[[torch.Tensor], torch.Tensor]
-Packed = dict[nn.Module, tuple[torch.dtype, Pass | None]]
 Tensors = Sequence[torch.Tensor]
 
-SAMPLE = 8  # values of each tensor in a checksum
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes; NumPy has no bfloat16
+SAMPLE = 16  # bytes of each tensor in a checksum
 # PEFT settings that change a module's output but are not tensors.
 ADAPTER_STATE = ("_disable_adapters", "_active_adapter", "merged_adapters", "scaling")
 KEPT = 16  # recorded passes; the least recently used one is dropped
@@ -54,196 +46,187 @@ KEPT = 16  # recorded passes; the least recently used one is dropped
 
 
 class Sample:
-    """Views of a few values of each parameter and buffer of modules, evenly spaced in memory; not of meta tensors."""
+    """Views of a few bytes of each parameter and buffer of a module, as long as these are the same tensors."""
 
-    def __init__(self, parts: Sequence[nn.Module]):
-        self.parts = list(parts)
-        modules = [module for part in parts for module in part.modules()]
-        groups = [(module._modules, module._parameters, module._buffers) for module in modules]
-        self.groups = [group for three in groups for group in three if group]
+    def __init__(self, module: nn.Module):
+        modules = list(module.modules())
+        groups = [(one._modules, one._parameters, one._buffers) for one in modules]
+        self.groups: list[dict[str, Any]] = [group for three in groups for group in three if group]
         self.members = self.list_members()
+        # A tensor on the device meta has no bytes: its weights are offloaded.
         self.tensors = [one for one in self.members if isinstance(one, torch.Tensor) and not one.is_meta]
-        self.addresses = list(map(torch.Tensor.data_ptr, self.tensors))
-        self.adapters = [module.__dict__ for module in modules if "_disable_adapters" in module.__dict__]
-        views: dict[Any, list[Any]] = {}
+        self.addresses = [tensor.data_ptr() for tensor in self.tensors]
+        self.adapters = [vars(one) for one in modules if "_disable_adapters" in vars(one)]
+        self.views: dict[torch.device, list[Any]] = {}
         for tensor in self.tensors:
-            view = tensor.detach().view(INTEGERS[tensor.element_size()])
-            stored = view.untyped_storage().nbytes() // view.element_size() - view.storage_offset()
-            count = min(view.numel(), stored)
-            view = view.as_strided((min(count, SAMPLE),), (max(count // SAMPLE, 1),))
-            # Joining many small arrays takes NumPy a fifth of the time.
-            views.setdefault((view.device, view.dtype), []).append(view.numpy() if view.device.type == "cpu" else view)
-        self.views = list(views.values())
+            stored = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+            start = tensor.storage_offset() * tensor.element_size()
+            count = min(tensor.nbytes, len(stored) - start)
+            step = max(count // SAMPLE, 1) - 1 | 1  # odd, so that all bytes of a number have their turn
+            view = stored.as_strided((min(count, SAMPLE),), (step,), start)
+            # NumPy joins many small arrays several times as fast as torch.
+            self.views.setdefault(tensor.device, []).append(view.numpy() if tensor.device.type == "cpu" else view)
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # a copied module has other tensors
 
     def list_members(self) -> list[Any]:
-        return list(chain.from_iterable(map(methodcaller("values"), self.groups)))
+        """Submodules, parameters and buffers."""
+        return [member for group in self.groups for member in group.values()]
 
-    def is_current(self, parts: Sequence[nn.Module]) -> bool:
-        """Whether the modules still have the same submodules and tensors, at the same addresses."""
+    def is_current(self) -> bool:
+        """Whether the module still has the same members, and its tensors the same addresses."""
         members = self.list_members()
         return (
-            list(parts) == self.parts
-            and len(members) == len(self.members)
+            len(members) == len(self.members)
             and all(map(is_, members, self.members))
-            and list(map(torch.Tensor.data_ptr, self.tensors)) == self.addresses
+            and [tensor.data_ptr() for tensor in self.tensors] == self.addresses
         )
 
-    def digest(self) -> str:
+    def checksum(self) -> str:
         digest = hashlib.blake2b(digest_size=16)
-        for views in self.views:
-            values = torch.cat(views).cpu().numpy() if torch.is_tensor(views[0]) else np.concatenate(views)
+        for device, views in self.views.items():
+            values = np.concatenate(views) if device.type == "cpu" else torch.cat(views).cpu().numpy()
             digest.update(values.tobytes())
         digest.update(repr([[state.get(name) for name in ADAPTER_STATE] for state in self.adapters]).encode())
         return digest.hexdigest()
 
 
-class Checksum:
-    """Function of modules: a checksum of a sample of their weights, and of their active adapters.
+def sample_of(module: nn.Module) -> Sample:
+    """The sample of the tensors that a module has now, which it keeps in an attribute."""
+    sample = vars(module).get("_sample")
+    if sample is None or not sample.is_current():
+        sample = vars(module)["_sample"] = Sample(module)
+    return sample
 
-    It is the same in every process that has loaded the same file. A change of a few values of a tensor, such as one
+
+def checksum(module: nn.Module) -> str:
+    """Checksum of a few bytes of each tensor of a module, and of its active adapters.
+
+    It is the same in every process that has loaded the same file. A change of a small part of a tensor, such as one
     embedding, may be missed.
     """
-
-    def __init__(self) -> None:
-        self.sample: Sample | None = None
-
-    def __reduce__(self) -> Any:
-        return Checksum, ()
-
-    @torch.no_grad()
-    def __call__(self, parts: Sequence[nn.Module]) -> str:
-        sample = self.sample
-        if sample is None or not sample.is_current(parts):
-            sample = self.sample = Sample(parts)
-        return sample.digest()
+    return sample_of(module).checksum()
 
 
 # --- the context ---
+
+LOCK = threading.RLock()  # of all contexts
 
 
 class Fast:
     """Context in which passes of a model without gradients are faster. Outputs change by rounding only.
 
-    Several threads may use one context at a time. A pass of another thread is faster meanwhile, too.
+    Weights that have changed are noticed on entering; they must not change inside. Several threads may use one
+    context, or several of one model: passes are those of the context that was entered first.
 
     Attributes:
-        packed: for each module the dtype of its weight, and its pass with rearranged weights (None: its own).
+        version: checksum of the weights without those of a head.
         graphs: CUDA graphs of a model that answers questions; None on a CPU.
     """
 
     def __init__(self, model: Any):
         self.model, self.users = model, 0
         self.forwards: list[FastForward] = []
-        self.models: list[Any] = []  # those that look for their context
-        self.packed: Packed = {}
         self.graphs: Graphs | None = None
-        self.head_checksum = Checksum()
-        self.version: Any = None
-        self.lock, self.local = threading.RLock(), threading.local()
+        self.version, self.state = "", None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("model", "users", "forwards", "models")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["model"])  # type: ignore[misc]
-        self.__dict__ |= state
+    def __reduce__(self) -> Any:
+        return Fast, (self.model,)  # neither packed weights nor graphs can be copied
 
     def __enter__(self) -> "Fast":
-        self.start()
-        self.local.depth = getattr(self.local, "depth", 0) + 1
+        with LOCK:
+            self.start()
+            self.users += 1
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self.local.depth -= 1
-        with self.lock:
-            self.users = max(self.users - 1, 0)
+        with LOCK:
+            self.users -= 1
             if self.users == 0:
-                self.uninstall()
+                self.stop()
 
     def start(self) -> None:
-        """Begin without an end; `stop` ends it."""
-        self.check()
-        with self.lock:
-            self.users += 1
-            self.install()
+        """Begin without an end, until `stop`."""
+        with LOCK:
+            (self.model.fast or self).update()
+            for model in self.models():
+                model.fast = model.fast or self
 
     def stop(self) -> None:
-        with self.lock:
-            self.users = 0
-            self.uninstall()
+        with LOCK:
+            self.remove_forwards()
+            for model in self.models():
+                if model.fast is self:
+                    del model.fast
+
+    def models(self) -> set[Any]:
+        """The model and its parts that have public passes: they look for their context in `fast`."""
+        return {self.model, self.model.base_model, self.model.get_decoder()}
+
+    def remove_forwards(self) -> None:
+        for forward in self.forwards:
+            if vars(forward.module).get("forward") is forward:
+                del vars(forward.module)["forward"]
 
     def check(self) -> None:
-        """Drop packed weights and graphs if the weights have changed. A thread does so once for each context."""
-        if is_torchdynamo_compiling() or self.is_checked():
-            return
-        with self.lock:
-            base = self.model.base_model
-            heads = [one for one in self.model.children() if one is not base and self.model is not base]
-            version = (
-                base.weights_version(),
-                self.head_checksum(heads),
-                base.checksum.sample,
-                self.head_checksum.sample,
-            )
-            if version == self.version:
-                return
-            self.uninstall()
-            self.version, self.packed = version, {}
-            modules = list(self.model.modules())
-            self.forwards = [FastForward(one, self.packed) for one in modules if type(one) in PACKS]
-            self.models = [one for one in modules if hasattr(type(one), "fast")]
-            answering = [one for one in self.models if hasattr(type(one), "question_logits")]
-            is_cuda = self.model.device.type == "cuda"
-            self.graphs = Graphs(answering[0]) if is_cuda and answering else None
-            if self.users:
-                self.install()
+        """Notice changed weights at the start of a pass, unless that was done on entering."""
+        if not (self.is_checked() or is_torchdynamo_compiling()):
+            self.update()
 
     def is_checked(self) -> bool:
-        """Whether this thread is inside of the context."""
-        return getattr(self.local, "depth", 0) > 0
+        """Whether a thread is inside of the context."""
+        return self.users > 0
 
-    def install(self) -> None:
-        # Not with setattr, which is slow for modules. What others have set stays.
-        for forward in self.forwards:
-            forward.module.__dict__.setdefault("forward", forward)
-        for model in self.models:
-            model.__dict__.setdefault("fast", self)
-
-    def uninstall(self) -> None:
-        for forward in self.forwards:
-            if forward.module.__dict__.get("forward") is forward:
-                del forward.module.__dict__["forward"]
-        for model in self.models:
-            if model.__dict__.get("fast") is self:
-                del model.__dict__["fast"]
+    def update(self) -> None:
+        """Install fast passes, without packed weights and graphs if the weights have changed."""
+        model, base = self.model, self.model.base_model
+        heads = [] if model is base else [one for one in model.children() if one is not base]
+        with LOCK:
+            # Graphs also depend on addresses, so on the samples themselves.
+            state: Any = [(sample, sample.checksum()) for sample in map(sample_of, (base, *heads))]
+            if state != self.state:
+                self.remove_forwards()
+                self.state, self.version = state, state[0][1]
+                modules = [one for one in model.modules() if type(one) in PACKS]
+                weights = [next(one.parameters()) for one in modules]
+                self.forwards = [FastForward(one, w.dtype) for one, w in zip(modules, weights) if is_supported(w)]
+                can_record = model.device.type == "cuda" and hasattr(model, "question_logits")
+                self.graphs = Graphs(model) if can_record else None
+            for forward in self.forwards:
+                forward.install()
 
 
 # --- weights in the layout of a CPU ---
 
 
 class FastForward:
-    """The forward pass of a module with packed weights, where that is possible; else the module's own pass.
+    """The forward pass of a module with packed weights, which are made when they are first needed.
 
-    The module's own pass is used with gradients, in training mode, under autocast, while compiling, on other devices
-    than a CPU, and for dtypes that oneDNN does not support.
+    It is the module's own pass with gradients, in training mode, under autocast, while compiling, for inputs of
+    another dtype than the weight's, and in a copy of the module.
     """
 
-    def __init__(self, module: nn.Module, packed: Packed):
-        self.module, self.packed = module, packed
+    def __init__(self, module: nn.Module, dtype: torch.dtype | None):
+        self.module, self.dtype = module, dtype
+        self.run: Pass | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"module": self.module, "packed": {}}  # packed weights can neither be copied nor pickled
+    def __reduce__(self) -> Any:
+        return FastForward, (self.module, None)
+
+    def install(self) -> None:
+        found = vars(self.module).get("forward")
+        if found is None or (isinstance(found, FastForward) and found.dtype is None):  # others' passes stay
+            vars(self.module)["forward"] = self  # setattr is slow for modules
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        module, run = self.module, None
+        module = self.module
         is_own = torch.is_grad_enabled() or module.training or is_torchdynamo_compiling()
-        if not (is_own or torch.is_autocast_enabled("cpu")):
-            if module not in self.packed:
-                weight = next(module.parameters())
-                self.packed[module] = weight.dtype, PACKS[type(module)](module) if is_supported(weight) else None
-            dtype, run = self.packed[module]
-            run = run if x.dtype == dtype else None
-        return type(module).forward(module, x) if run is None else run(x)
+        if is_own or torch.is_autocast_enabled("cpu") or x.dtype != self.dtype:
+            return type(module).forward(module, x)
+        if self.run is None:
+            self.run = PACKS[type(module)](module)
+        return self.run(x)
 
 
 def is_supported(weight: torch.Tensor) -> bool:
@@ -288,11 +271,8 @@ PACKS: dict[type, Callable[[Any], Pass]] = {nn.Linear: pack_linear, TrafficVLMCo
 
 
 def bucket(count: int, smallest: int) -> int:
-    """The first of smallest · (1, 2, 3, 4, 6, 8, 12, 16, …) that is at least `count`."""
-    size = smallest
-    while size < count:
-        size *= 2
-    return size * 3 // 4 if size >= 4 * smallest and size * 3 // 4 >= count else size
+    """The power of two that is at least `count`, and at least `smallest`."""
+    return max(smallest, 1 << (count - 1).bit_length())
 
 
 def pad(tensor: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
@@ -301,8 +281,10 @@ def pad(tensor: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy on the device, without waiting for what a GPU still computes."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    """The tensor on a device. From the CPU to a GPU, the copy does not wait for what the GPU still computes."""
+    if tensor.device.type == "cpu" and device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 class Recorded:
@@ -316,11 +298,10 @@ class Recorded:
         pool: memory shared by all graphs; None on a CPU.
     """
 
-    def __init__(self, function: Callable[..., Tensors], buffers: Sequence[torch.Tensor], pool: Any = None):
+    def __init__(self, function: Callable[..., Tensors], buffers: Tensors, pool: Any = None):
         self.function, self.buffers = function, buffers
         self.graph: Any = None
         if pool is None:
-            self.outputs = function(*buffers)
             return
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -333,36 +314,32 @@ class Recorded:
             self.outputs = function(*buffers)
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        """Copies of the outputs for inputs of any device and dtype. A smaller input fills the start of its buffer."""
+        """Copies of the outputs for inputs of the shapes of the buffers."""
         for buffer, new in zip(self.buffers, inputs, strict=True):
-            if new.device.type == "cpu" and buffer.is_cuda:
-                new = new.pin_memory()  # so that the copy need not be waited for
-            buffer[tuple(map(slice, new.shape))].copy_(new, non_blocking=True)
-        if self.graph is not None:
-            self.graph.replay()
+            buffer.copy_(to_device(new, buffer.device))
+        if self.graph is None:
+            self.outputs = self.function(*self.buffers)
         else:
-            for output, new in zip(self.outputs, self.function(*self.buffers)):
-                output.copy_(new)
+            self.graph.replay()
         return [output.clone() for output in self.outputs]
 
 
 def encode_images(model: Any, pixel_values: torch.Tensor) -> Tensors:
     """Keys and values [layers,I,K,P,D] of pixels [I,3,H,W]."""
-    tokens = model.projector(model.vision_tower(pixel_values, return_dict=True).last_hidden_state)
-    keys, values = zip(*model.text_model.project_image_tokens(tokens))
+    parts = model.model
+    tokens = parts.projector(parts.vision_tower(pixel_values, return_dict=True).last_hidden_state)
+    keys, values = zip(*parts.text_model.project_image_tokens(tokens))
     return torch.stack(keys), torch.stack(values)
 
 
-def answer(model: Any, length: int, text: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> Tensors:
-    """Logits [B,N,V] at the ends of questions.
+def answer(model: Any, text: torch.Tensor, ends: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> Tensors:
+    """Logits [B,N,V] at the ends [B,N] of questions.
 
     Args:
-        length: L.
-        text: [B,3L+N], token ids, positions, segments (0 at padding, which reads padding only) and ends, side by side:
-            one copy to the GPU instead of four.
+        text: [3,B,L], token ids, positions, and segments (0 at padding, which reads padding only).
         keys, values: [layers,B,K,P,D], of each row's image.
     """
-    ids, positions, segments, ends = text.split([length, length, length, text.shape[1] - 3 * length], dim=1)
+    ids, positions, segments = text
     images = EncodedImages(tuple(zip(keys, values)))
     rows = {"position_ids": positions, "segment_ids": segments, "encoded_images": images, "use_cache": False}
     states = model.get_decoder()(ids, **rows, return_dict=True).last_hidden_state  # [B,L,C]
@@ -370,7 +347,7 @@ def answer(model: Any, length: int, text: torch.Tensor, keys: torch.Tensor, valu
 
 
 class Graphs:
-    """Recorded passes of a `TrafficVLMForConditionalGeneration`, by kind and shape.
+    """Recorded passes of a `TrafficVLMForConditionalGeneration`, by function and shapes.
 
     `encode` and `answer` return None if there is no graph for their inputs: the model then computes its own pass.
     """
@@ -380,7 +357,7 @@ class Graphs:
         self.passes: OrderedDict[Hashable, Recorded] = OrderedDict()
         self.seen: set[Hashable] = set()
         self.lock = threading.RLock()  # the buffers belong to one caller at a time
-        self.pool: Any = None
+        self.pool = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
 
     def is_usable(self) -> bool:
         """Whether the model is in a state in which passes can be recorded and replayed."""
@@ -398,50 +375,29 @@ class Graphs:
             and model.get_decoder().config._attn_implementation in ("sdpa", "eager")
         )
 
-    def find(self, *key: Hashable, build: Callable[[], Recorded]) -> Recorded | None:
-        """The recording of this kind and shape, made on its second use; None on the first."""
-        key = (*key, self.model.get_decoder().config._attn_implementation)
-        if key not in self.passes:
-            if key not in self.seen:  # recording takes ten times as long as a pass
-                self.seen.add(key)
+    def run(self, function: Callable[..., Tensors], *inputs: torch.Tensor) -> list[torch.Tensor] | None:
+        """Outputs of the recording for this function and these shapes, made on its second use; None on the first."""
+        with self.lock:
+            if not self.is_usable():
                 return None
-            with torch.inference_mode(False), torch.no_grad():  # inference tensors could not be written later
-                self.passes[key] = build()
-            while len(self.passes) > KEPT:
-                self.passes.popitem(last=False)
-        self.passes.move_to_end(key)
-        return self.passes[key]
-
-    def record(self, function: Callable[..., Tensors], buffers: list[torch.Tensor]) -> Recorded:
-        if self.model.device.type == "cuda" and self.pool is None:
-            self.pool = torch.cuda.graph_pool_handle()
-        return Recorded(function, buffers, self.pool)
-
-    def zeros(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype or self.model.dtype, device=self.model.device)
+            attention = self.model.get_decoder().config._attn_implementation
+            key = (function.__name__, attention, *(one.shape for one in inputs))
+            if key not in self.passes:
+                if key not in self.seen:  # recording takes ten times as long as a pass
+                    self.seen.add(key)
+                    return None
+                with torch.inference_mode(False), torch.no_grad():  # inference tensors could not be written later
+                    buffers = [torch.zeros(one.shape, dtype=one.dtype, device=self.model.device) for one in inputs]
+                    self.passes[key] = Recorded(partial(function, self.model), buffers, self.pool)
+                if len(self.passes) > KEPT:
+                    self.passes.popitem(last=False)
+            self.passes.move_to_end(key)
+            return self.passes[key](*inputs)
 
     def encode(self, pixel_values: torch.Tensor) -> EncodedImages | None:
         """Encoded images of checked pixels [I,3,H,W]."""
-        with self.lock:
-            if not self.is_usable() or not len(pixel_values):
-                return None
-            shape = pixel_values.shape
-            run = partial(encode_images, self.model.model)
-            found = self.find("images", shape, build=lambda: self.record(run, [self.zeros(*shape)]))
-            if found is None:
-                return None
-            keys, values = found(pixel_values)
-            return EncodedImages(tuple(zip(keys, values)), pixel_values=pixel_values)
-
-    def stack_images(self, images: EncodedImages, image_of_row: torch.Tensor) -> Tensors | None:
-        """Keys and values [layers,B,K,P,D] of each row's image; None for images with hidden tokens."""
-        if images.attention_mask is not None or images.device != self.model.device:
-            return None
-        keys, values = (torch.stack(part) for part in zip(*images.cast(self.model.dtype).key_values))
-        if torch.equal(image_of_row, torch.arange(len(images))):
-            return keys, values
-        index = to_device(image_of_row, images.device)
-        return keys[:, index], values[:, index]
+        found = self.run(encode_images, pixel_values.to(self.model.dtype)) if len(pixel_values) else None
+        return None if found is None else EncodedImages(tuple(zip(*found)), pixel_values=pixel_values)
 
     def answer(
         self,
@@ -450,38 +406,30 @@ class Graphs:
         input_ids: torch.Tensor,
         ends: torch.Tensor | None,
         attention_mask: torch.Tensor | None,
-        position_ids: torch.Tensor | None,
-        segment_ids: torch.Tensor | None,
+        position_ids: Any,
+        segment_ids: Any,
     ) -> torch.Tensor | None:
-        """Logits [Q,V] of Q questions, row after row, of checked text on the CPU.
+        """Logits [Q,V] of the Q questions of packed rows [B,L], row after row, of checked text on the CPU.
 
         Args:
             image_of_row: [B], index of the image of each row.
-            ends: [B,N], the last token of each question, -1 if a row has fewer than N. Without ends, a row is one
-                question, which ends at the last token that is not padding.
+            ends: [B,N], the last token of each question, -1 if a row has fewer than N; None for rows not packed.
         """
-        visible = torch.ones_like(input_ids) if attention_mask is None else attention_mask.bool().long()
-        if ends is None:
-            ends = (visible * torch.arange(1, input_ids.shape[1] + 1)).argmax(-1)[:, None]
-        with self.lock:
-            if not self.is_usable() or (stacked := self.stack_images(images, image_of_row)) is None:
-                return None
-            (rows, length), count = input_ids.shape, ends.shape[1]
-            size = bucket(rows, 1), bucket(length, 16), bucket(count, 1)
-
-            def build() -> Recorded:
-                text = self.zeros(size[0], 3 * size[1] + size[2], dtype=torch.long)
-                shapes = [(one.shape[0], size[0], *one.shape[2:]) for one in stacked]
-                return self.record(partial(answer, self.model, size[1]), [text, *(self.zeros(*s) for s in shapes)])
-
-            found = self.find("questions", *size, build=build)
-            if found is None:
-                return None
-            # From 1 on, and 0 at padding.
-            segments = visible if segment_ids is None else (segment_ids - segment_ids.min() + 1) * visible
-            positions = count_positions(input_ids, visible, 0) if position_ids is None else position_ids
-            parts = [pad(one, size[0], size[1]) for one in (input_ids, positions.expand(rows, -1), segments)]
-            [logits] = found(torch.cat([*parts, pad(ends.clamp(min=0), size[0], size[2])], dim=1), *stacked)
-        logits = logits[:rows, :count].flatten(0, 1)
-        is_question = (ends >= 0).flatten()
+        if ends is None or images.attention_mask is not None or images.device != self.model.device:
+            return None
+        (rows, length), count = input_ids.shape, ends.shape[1]
+        size = bucket(rows, 1), bucket(length, 16)
+        segments = segment_ids - segment_ids.min() + 1
+        if attention_mask is not None:
+            segments = segments * attention_mask.bool()
+        text = torch.stack([pad(one, *size) for one in (input_ids, position_ids.expand(rows, -1), segments)])
+        keys, values = (torch.stack(part) for part in zip(*images.cast(self.model.dtype).key_values))
+        index = nn.functional.pad(image_of_row, (0, size[0] - rows))
+        if not torch.equal(index, torch.arange(len(images))):
+            index = to_device(index, images.device)
+            keys, values = keys[:, index], values[:, index]
+        found = self.run(answer, text, pad(ends.clamp(min=0), size[0], bucket(count, 1)), keys, values)
+        if found is None:
+            return None
+        logits, is_question = found[0][:rows, :count].flatten(0, 1), (ends >= 0).flatten()
         return logits if bool(is_question.all()) else logits[to_device(is_question.nonzero()[:, 0], logits.device)]

@@ -1,12 +1,9 @@
 """Convert images of any kind to RGB, as an image viewer shows them.
 
-What is special here:
-- a photograph is rotated upright (EXIF), and transparent pixels become white, not the hidden color of the file;
-- colors of another space (the ICC profile of a phone, such as Display P3) become those of screens (sRGB);
-- integers beyond 0..255, as of 16-bit gray, are scaled from their own range; Pillow alone would clip them to white;
-- where a rule cannot decide how to scale pixels, there is an error;
-- an image that cannot be read is an error that names the file or the array;
-- files are read without torch and transformers, for programs that ask exported graphs.
+- A photograph is rotated upright (EXIF), and transparent pixels become white, not the hidden color of the file.
+- Colors of another space (the ICC profile of a phone, such as Display P3) become the colors of screens (sRGB).
+- Integers beyond 0..255, as of 16-bit gray, are scaled from their own range; Pillow alone would clip them to white.
+- An image that cannot be read is an error that names the file or the array.
 """
 
 import base64
@@ -14,10 +11,9 @@ import io
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
@@ -38,64 +34,41 @@ CHANNELS = (1, 3, 4)
 UNIT, BYTE = 1.05, 16
 
 
-@dataclass(frozen=True)
-class Region:
-    """A part of an image, in fractions of its width and height: small objects are larger in it.
-
-    Raises:
-        ValueError: it is empty, or not all of it lies in the image.
-    """
+class Region(NamedTuple):
+    """A part of an image, in fractions of its width and height: small objects are larger in it."""
 
     left: float
     top: float
     width: float
     height: float
 
-    def __post_init__(self) -> None:
-        sides = ((self.left, self.width), (self.top, self.height))
-        # A little above 1 is rounding.
-        if not all(start >= 0 and size > 0 and start + size <= 1 + 1e-6 for start, size in sides):
-            text = ",".join(f"{value:g}" for value in self)
-            raise ValueError(f"region {text}: x, y, width and height are fractions, and x + width and y + height <= 1")
-
-    def __iter__(self) -> Iterator[float]:
-        return iter((self.left, self.top, self.width, self.height))
-
     @classmethod
     def of(cls, value: Any) -> "Region":
-        """A region from a region, four numbers, or a text that `from_text` reads. Other values raise `ValueError`."""
-        if isinstance(value, str):
-            return cls.from_text(value)
-        # A region is read as four numbers: with remote code, that of the processor is of another class `Region`.
-        try:
-            left, top, width, height = map(float, value)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"a region is left, top, width and height as fractions, got {value!r:.80}") from error
-        return cls(left, top, width, height)
+        """A region from four numbers, or from a text such as "0.25,0.25,0.5,0.5".
 
-    @classmethod
-    def from_text(cls, text: str) -> "Region":
-        """A region from "x,y,width,height", such as "0.25,0.25,0.5,0.5"; other texts raise `ValueError`."""
+        Raises:
+            ValueError: another value, or the region is empty, or not all of it lies in the image.
+        """
         try:
-            left, top, width, height = map(float, text.split(","))
-        except ValueError as error:
-            message = "expected x,y,width,height in fractions of the image, such as 0.25,0.25,0.5,0.5"
-            raise ValueError(f"region {text!r:.80}: {message}") from error
-        return cls(left, top, width, height)
+            region = cls(*map(float, value.split(",") if isinstance(value, str) else value))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"a region is x, y, width and height as fractions, got {value!r:.80}") from error
+        left, top, width, height = region
+        # A little above 1 is rounding.
+        if not (min(left, top) >= 0 and min(width, height) > 0 and max(left + width, top + height) <= 1 + 1e-6):
+            text = ",".join(f"{number:g}" for number in region)
+            raise ValueError(f"region {text}: x, y, width and height are fractions, and x + width and y + height <= 1")
+        return region
 
     def crop(self, image: Image.Image) -> Image.Image:
-        """The part of an image that is in the region."""
-        return image.crop(self.box(*image.size))
-
-    def box(self, width: int, height: int) -> tuple[int, int, int, int]:
-        """Left, top, right and bottom in pixels of an image of this size: at least one pixel."""
-        left, top = min(int(self.left * width), width - 1), min(int(self.top * height), height - 1)
-        right, bottom = math.ceil((self.left + self.width) * width), math.ceil((self.top + self.height) * height)
-        return left, top, min(max(right, left + 1), width), min(max(bottom, top + 1), height)
+        """The part of an image that is in the region: at least one pixel."""
+        left, top = (min(int(start * size), size - 1) for start, size in zip(self[:2], image.size))
+        right, bottom = (math.ceil((self[i] + self[i + 2]) * image.size[i]) for i in range(2))
+        return image.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
 
 
 def to_rgb(image: Any, channels_first: bool | None = None) -> Image.Image:
-    """Convert ``image`` to a PIL image of mode RGB.
+    """A PIL image of mode RGB.
 
     Args:
         image: a PIL image of any mode; an image file: its path, its bytes, an open binary file, base64 data, a URL, or
@@ -114,7 +87,7 @@ def to_rgb(image: Any, channels_first: bool | None = None) -> Image.Image:
     try:
         if isinstance(image, Image.Image):
             return _convert(image)
-        if isinstance(image, np.ndarray) or _is_tensor(image):
+        if isinstance(image, np.ndarray) or hasattr(image, "detach"):
             return _convert(_array_to_image(image, channels_first))
         with _open(image) as opened:
             return _convert(opened)
@@ -131,23 +104,22 @@ def read_file(file: Any) -> dict[str, Any]:
     try:
         with suppress(AttributeError, OSError):  # a pipe has no start
             file.seek(0)
-        if not isinstance(file.read(0), bytes):
+        content = file.read()
+        if not isinstance(content, bytes):
             raise TypeError("expected a file that is open in binary mode")
-        return {"bytes": file.read(), "path": getattr(file, "name", None)}
+        return {"bytes": content, "path": getattr(file, "name", None)}
     except Exception as error:
         raise _unreadable(file, error) from error
 
 
 def _unreadable(image: Any, error: Exception) -> TypeError | ValueError:
-    """An error of at most 190 letters that names an image by its file, or by its type with its size or value."""
-    path, content = image, image
+    """An error that names an image by its file, or by its type with its size or value."""
+    path, content = getattr(image, "filename", None) or image, image
     if isinstance(image, Mapping):
         path, content = image.get("path"), image.get("bytes")
-    elif isinstance(image, Image.Image):
-        path = getattr(image, "filename", None) or None
     if isinstance(path, str | os.PathLike):
         text = os.fspath(path)
-        name = f"image {text!r}" if len(text) <= 80 else f"image {text[:20]!r}...{text[-60:]!r}"
+        name = f"image {text!r}" if len(text) <= 100 else f"image {text[:20]!r}...{text[-60:]!r}"
     elif isinstance(content, BYTES):
         name = f"image of {len(content):,} bytes"
     elif hasattr(image, "shape"):
@@ -155,12 +127,7 @@ def _unreadable(image: Any, error: Exception) -> TypeError | ValueError:
     else:
         name = f"{type(image).__name__} {image!r:.50}"
     reason = "Pillow cannot identify its format" if isinstance(error, UnidentifiedImageError) else error
-    kind = TypeError if isinstance(error, TypeError) else ValueError
-    return kind(f"cannot read the {name}: {reason}"[:190])
-
-
-def _is_tensor(image: Any) -> bool:
-    return hasattr(image, "detach")
+    return (TypeError if isinstance(error, TypeError) else ValueError)(f"cannot read the {name}: {reason}")
 
 
 def _open(source: Any) -> Image.Image:
@@ -169,8 +136,7 @@ def _open(source: Any) -> Image.Image:
     if isinstance(source, BYTES):
         return Image.open(io.BytesIO(source))
     if not isinstance(source, str | os.PathLike):
-        kinds = "a PIL image, an array, a tensor, a path, a URL, base64 text, the bytes of a file or an open file"
-        raise TypeError(f"expected {kinds}")
+        raise TypeError("expected a PIL image, an array, a tensor, a path, a URL, base64 text, bytes or an open file")
     name = os.fspath(source)
     if os.path.isfile(name):
         return Image.open(name)
@@ -207,17 +173,16 @@ def _convert(image: Image.Image) -> Image.Image:
 
 def _to_srgb(image: Image.Image) -> Image.Image:
     """An image of mode RGB or RGBA in the colors of screens, by its ICC profile."""
-    if not (content := image.info.get("icc_profile")):
-        return image
-    with suppress(Exception):  # a profile that is damaged, or of gray or CMYK: viewers ignore it, too
-        profile = ImageCms.ImageCmsProfile(io.BytesIO(content))
-        if "srgb" not in ImageCms.getProfileDescription(profile).lower():
-            image = ImageCms.profileToProfile(image, profile, ImageCms.createProfile("sRGB"))  # type: ignore[assignment]
+    if content := image.info.get("icc_profile"):
+        with suppress(Exception):  # viewers ignore a damaged profile, too, and one for gray or CMYK
+            profile = ImageCms.ImageCmsProfile(io.BytesIO(content))
+            if "srgb" not in ImageCms.getProfileDescription(profile).lower():
+                return ImageCms.profileToProfile(image, profile, ImageCms.createProfile("sRGB")) or image
     return image
 
 
 def _array_to_image(array: Any, channels_first: bool | None) -> Image.Image:
-    if _is_tensor(array):
+    if hasattr(array, "detach"):
         channels_first = True if channels_first is None else channels_first
         array = (array.float() if array.is_floating_point() else array).detach().cpu().numpy()  # NumPy has no bfloat16
     if array.ndim not in (2, 3) or array.size == 0:
@@ -234,7 +199,7 @@ def _array_to_image(array: Any, channels_first: bool | None) -> Image.Image:
 
 
 def _to_uint8(array: np.ndarray) -> np.ndarray:
-    """Scale pixels of any number type to 0..255; `to_rgb` has the rule."""
+    """Pixels of any number type, scaled to 0..255; `to_rgb` has the rule."""
     if array.dtype == np.uint8:
         return array
     kind, black, white = array.dtype.kind, 0.0, 255.0

@@ -56,7 +56,7 @@ from .checks_traffic_vlm import (
     padding_mask,
 )
 from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
-from .fast_traffic_vlm import Checksum, Fast
+from .fast_traffic_vlm import Fast, checksum
 from .generation_traffic_vlm import MAX_NEW_TOKENS, TrafficVLMGenerationMixin
 from .scoring_traffic_vlm import attention_maps, question_logits, question_states, yes_probability
 from .vision_traffic_vlm import TrafficVLMVisionModel
@@ -148,10 +148,10 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
             init.normal_(module.weight, std=self.config.get_text_config().initializer_range)
 
     def weights_version(self) -> str:
-        """Checksum of the weights without those of a head; see `Checksum`."""
+        """Checksum of the weights without those of a head; see `checksum`."""
         if self.fast is not None and self.fast.is_checked():
-            return self.fast.version[0]
-        return self.base_model.checksum([self.base_model])
+            return self.fast.version
+        return checksum(self.base_model)
 
     def fast_context(self) -> Fast:
         """A context, to enter as often as needed, in which passes without gradients are faster; see `Fast`."""
@@ -212,7 +212,6 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         self.norm = TrafficVLMRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.gradient_checkpointing = False
-        self.checksum = Checksum()
         self.post_init()
 
     @takes_cache
@@ -379,7 +378,6 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         self.vision_tower = build_tower(config.vision_config)
         self.projector = nn.Linear(config.vision_config.hidden_size, config.text_config.hidden_size)
         self.text_model = TrafficVLMTextModel._from_config(config.text_config)
-        self.checksum = Checksum()
         self.post_init()
 
     @can_return_tuple

@@ -56,7 +56,7 @@ class ModelOptions:
             raise DataError(f"{os.path.abspath(self.model)} has no model: give --model FOLDER")
         # Read now, because the machines of a cluster need not have the file.
         self.loaded_thresholds = None if self.thresholds is None else load_thresholds(self.thresholds)
-        self.part_of_image = None if self.region is None else Region.from_text(self.region)
+        self.part_of_image = None if self.region is None else Region.of(self.region)
 
     def load(self, pipeline: type[TrafficVLMPipeline] = TrafficVLMPipeline) -> TrafficVLMPipeline:
         """A pipeline of the given class, with the model, thresholds and region of these options.

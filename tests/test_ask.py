@@ -11,7 +11,6 @@ from PIL import Image
 from tiny import save_folder, tiny_model
 from traffic_vlm.common.answers import map_strength
 from traffic_vlm.data.synthetic import render
-from traffic_vlm.images_traffic_vlm import Region
 from traffic_vlm.serving.options import ModelOptions
 from traffic_vlm.serving.overlay import asked_word, heat_over
 
@@ -50,15 +49,6 @@ def ask(model, folder, run_script, capsys):
 
 
 # The parts
-
-
-def test_a_region_lies_in_the_image():
-    boxes = {"0,0,1,1": (0, 0, 50, 40), "0.7,0,0.3,1": (35, 0, 50, 40)}
-    boxes["0.5,0.25,0.001,0.5"] = (25, 10, 26, 30)  # never empty
-    assert {text: Region.from_text(text).box(50, 40) for text in boxes} == boxes
-    for text in ("0,0,1.1,1", "0.5,0,0.6,1", "-0.1,0,0.5,1", "0,0,0,1", "0,0,nan,1", "0,0,1", "a,b,c,d"):
-        with pytest.raises(ValueError, match=r"region .*fractions"):
-            Region.from_text(text)
 
 
 def test_the_asked_word_is_the_first_noun(pipe):

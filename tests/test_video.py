@@ -61,7 +61,7 @@ def test_rotated_frames_are_shown_upright(tmp_path, matrix):
     quadrants = [level for row in (4, 27) for level in np.asarray(frame.image)[row, [4, 27], 0]]
     height, width, _ = expected.shape
     assert quadrants == pytest.approx([expected[y, x, 0] for y in (0, height - 1) for x in (0, width - 1)], abs=5)
-    frame = next(open_source(str(path)).frames(32, region=Region.from_text("0,0,0.5,0.5")))  # of the upright frame
+    frame = next(open_source(str(path)).frames(32, region=Region.of("0,0,0.5,0.5")))  # of the upright frame
     assert np.asarray(frame.image).mean() == pytest.approx(expected[0, 0, 0], abs=5)
 
 
