@@ -57,6 +57,7 @@ def question_logits(
     Questions are in the given order, those about the first image first. Answers, which have labels, are ignored.
 
     Args:
+        question_ends: [B,Q], the last token of each question, as the processor returns them; they are not checked.
         image_index: [B], index of the image of each row; not needed if row i is about image i.
 
     Raises:
@@ -78,6 +79,7 @@ def question_logits(
     if segment_ids is not None and question_ends is None:
         raise ValueError("Packed rows (segment_ids) need question_ends from the processor.")
     if labels is not None and question_ends is None:
+        check_text(config, input_ids, None, attention_mask, position_ids)
         attention_mask = hide_answers(input_ids, attention_mask, labels)
     image_of_row = torch.arange(len(images)) if image_index is None else image_index
     text: Any = {"attention_mask": attention_mask, "position_ids": position_ids, "segment_ids": segment_ids}

@@ -146,7 +146,6 @@ def model_inputs(draw: Any) -> dict[str, torch.Tensor]:
         "attention_mask": tensors((rows, length), 2),
         "position_ids": tensors((rows, length), 128),
         "segment_ids": tensors((rows, length), 3),
-        "question_ends": tensors((rows, 2), length),
         "labels": tensors((rows, length), 500),
         "image_index": tensors((rows,), images),
         "encoder_attention_mask": tensors((images, 256), 2),
@@ -169,7 +168,7 @@ def test_model_inputs(model, inputs, method, data):
         options = {"do_sample": st.booleans(), "num_beams": st.just(2)}
         options |= dict.fromkeys(("max_length", "min_new_tokens", "other"), scalars)
         arguments = data.draw(st.fixed_dictionaries({}, optional=options))
-        inputs = {name: value for name, value in inputs.items() if name not in ("labels", "question_ends")}
+        inputs = {name: value for name, value in inputs.items() if name != "labels"}
         result_of(model.generate, **inputs, max_new_tokens=2, **arguments)
         logits = []
     assert all(torch.isfinite(row).all() for row in logits)
