@@ -25,6 +25,7 @@ from tiny import (
     tiny_model,
     tiny_text_config,
 )
+from traffic_vlm import modeling_traffic_vlm
 from traffic_vlm.attention_traffic_vlm import apply_rotary, rotary_embedding
 from traffic_vlm.cache_traffic_vlm import CACHE_NAME, TrafficVLMCache
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
@@ -103,6 +104,15 @@ def test_grouped_query_attention_equals_multi_head_with_repeated_weights(vision)
             weights[name] = tensor.unflatten(0, (2, 8)).repeat_interleave(2, dim=0).flatten(0, 1)
     full.load_state_dict(weights)
     close(*(one(random_ids(2, 6), encoder_hidden_states=vision).last_hidden_state for one in (grouped, full)))
+
+
+def test_a_newer_release_of_transformers_is_named_once(monkeypatch):
+    said = []
+    monkeypatch.setattr(modeling_traffic_vlm.logger, "warning", lambda message, *rest: said.append(message))
+    for version in (modeling_traffic_vlm.NEWEST_TRIED + ".9", "5.99.0.dev0", "5.99.0.dev0"):
+        monkeypatch.setattr(modeling_traffic_vlm, "__version__", version)
+        tiny_decoder()
+    assert said == ["transformers 5.99.0.dev0 is newer than 5.24, the newest release tried."]
 
 
 def test_rotary_of_an_example():
