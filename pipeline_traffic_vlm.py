@@ -18,7 +18,7 @@ for reading a question and for what counts as its answer are in `question_traffi
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, takewhile
@@ -48,6 +48,9 @@ class Asked:
     pixels: torch.Tensor | None = None  # [1,3,H,W], unless the image is encoded
 
 
+Item = tuple[int, Question, dict[str, Any]]  # the index of an image, a question about it, and what is found out
+
+
 @contextmanager
 def naming_image(index: int | None) -> Iterator[None]:
     """Begin the messages of errors with the index of the image, if it is one of several."""
@@ -60,18 +63,14 @@ def naming_image(index: int | None) -> Iterator[None]:
 
 
 def is_encoded(image: Any) -> bool:
-    """Whether an image is an encoded one: `EncodedImages`, or images encoded by exported graphs."""
+    """Whether an image is `EncodedImages`."""
     return hasattr(image, "key_values")
 
 
 def is_stream(images: Any) -> bool:
     """Whether images come one by one: a generator, or a dataset of torch or of the library `datasets`."""
-    if hasattr(images, "read"):  # an open file, which would be iterated line by line
-        return False
-    if isinstance(images, Iterator | Dataset):
-        return True
-    is_dataset = hasattr(images, "column_names") and hasattr(images, "__iter__")
-    return is_dataset and not isinstance(images, Mapping)
+    is_iterator = isinstance(images, Iterator) and not hasattr(images, "read")  # an open file iterates over lines
+    return is_iterator or isinstance(images, Dataset) or hasattr(images, "column_names")
 
 
 class TrafficVLMPipeline(Pipeline):
@@ -84,8 +83,6 @@ class TrafficVLMPipeline(Pipeline):
         thresholds: P(yes) from which the answer is yes: a number, or an object whose `for_question(text)` gives one
             for each question, as `traffic_vlm.evaluation.thresholds.Thresholds` does. "Is there no car?" is asked
             as "Is there any car?", and has its threshold.
-        streamer: a streamer of transformers that gets the words of the answer to a single question.
-        generate_words: False leaves out answers in words: their items have the answer None.
         answer_untaught: True also answers questions about what the model does not know or was not taught; it guesses.
         min_score: score below which a likeliest answer in words is no answer, by default 0.05.
         margins: True adds "margin", l_yes - l_no without temperature, to each item that the model was asked.
@@ -97,26 +94,19 @@ class TrafficVLMPipeline(Pipeline):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        # Never a changed model: its passes are fast while this pipeline asks it. Exported graphs have no such context.
-        self.fast: Any = self.model.fast_context() if hasattr(self.model, "fast_context") else nullcontext()
+        self.fast = self.model.fast_context()  # passes are fast while this pipeline asks; the model stays unchanged
         self.text_config = self.model.config.get_text_config()
-        self._questions: dict[tuple[Any, ...], Question] = {}
+        self._questions: dict[tuple[str, bool], Question] = {}
+        self._known: Any = None  # what the questions were read with
 
     def _sanitize_parameters(
         self,
         region: Any = None,
         thresholds: Any = None,
-        streamer: Any = None,
-        generate_words: bool | None = None,
         margins: bool | None = None,
         answer_untaught: bool | None = None,
         min_score: float | None = None,
-        **unknown: Any,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        if unknown:
-            raise TypeError(
-                f"unexpected argument {min(unknown)!r}: the pipeline takes image, question and its options"
-            )
         if thresholds is not None and not hasattr(thresholds, "for_question"):
             try:
                 thresholds = float(thresholds)
@@ -124,14 +114,8 @@ class TrafficVLMPipeline(Pipeline):
                 raise TypeError(f"thresholds must be a number or loaded thresholds, got {thresholds!r:.80}") from None
             if not 0 <= thresholds <= 1:
                 raise ValueError(f"thresholds must be in 0..1, got {thresholds}")
-        forward = {
-            "thresholds": thresholds,
-            "streamer": streamer,
-            "generate_words": generate_words,
-            "margins": margins,
-            "min_score": min_score,
-        }
         preprocess = {"region": None if region is None else Region.of(region), "answer_untaught": answer_untaught}
+        forward = {"thresholds": thresholds, "margins": margins, "min_score": min_score}
         first, second = ({k: v for k, v in some.items() if v is not None} for some in (preprocess, forward))
         return first, second, {}
 
@@ -141,9 +125,9 @@ class TrafficVLMPipeline(Pipeline):
         question: Any = None,
         batch_size: int | None = None,
         num_workers: int | None = None,
-        **kwargs: Any,
+        **options: Any,
     ) -> Any:
-        """Answer questions about images.
+        """Answers to questions about images.
 
         Args:
             image: an image (whatever `to_rgb` reads: a path, a PIL image, an array, bytes, an open file, ...), an
@@ -152,7 +136,7 @@ class TrafficVLMPipeline(Pipeline):
             question: one question or a list; with several images, also one list of questions for each.
             batch_size: number of images in one pass, by default 1.
             num_workers: number of threads that prepare images.
-            kwargs: see the class.
+            options: see the class.
 
         Returns:
             for one image a list with a dictionary for each question; for several images a list of these lists, for
@@ -163,10 +147,10 @@ class TrafficVLMPipeline(Pipeline):
             does not affect the others.
 
         Raises:
-            ValueError, TypeError: no image, one that cannot be read, no question, or lists that do not fit together.
+            ValueError, TypeError: an unknown option; no image, or one that cannot be read; no question; lists that do
+                not fit together; an encoded image of another model. FloatingPointError: a logit is NaN or infinite.
         """
-        # Before images are looked at: otherwise a misspelled "image" would be reported as a missing image.
-        preprocess, forward, _ = self._sanitize_parameters(**kwargs)
+        preprocess, forward, _ = self._sanitize_parameters(**options)
         preprocess = self._preprocess_params | preprocess
         answer_untaught = preprocess.pop("answer_untaught", False)
         prepare: Callable[[Asked], Asked] = partial(self.preprocess, **preprocess)
@@ -177,11 +161,10 @@ class TrafficVLMPipeline(Pipeline):
             raise ValueError(f"batch_size must be a number of images, at least 1, got {batch_size!r}")
         if not isinstance(num_workers, int) or num_workers < 0:
             raise ValueError(f"num_workers must be a number of threads, got {num_workers!r}")
-        options = (prepare, answer, batch_size, num_workers or THREADS)
         if is_stream(image):
             items = image if isinstance(image, Iterable) else (image[i] for i in range(len(image)))
             rows = (self._ask(item, question, answer_untaught, index) for index, item in enumerate(items))
-            return self._answer_batches(rows, *options)
+            return self._answer_batches(rows, prepare, answer, batch_size, num_workers or THREADS)
         is_list = isinstance(image, Sequence) and not isinstance(image, str | BYTES)
         if not (is_list or getattr(image, "ndim", 0) == 4 or (is_encoded(image) and len(image) > 1)):
             return answer([prepare(self._ask(image, question, answer_untaught))])[0]
@@ -196,7 +179,7 @@ class TrafficVLMPipeline(Pipeline):
             )
         questions = question if has_lists else [question] * len(images)
         asked = [self._ask(*pair, answer_untaught, index) for index, pair in enumerate(zip(images, questions))]
-        return list(self._answer_batches(asked, *options))
+        return list(self._answer_batches(asked, prepare, answer, batch_size, num_workers or THREADS))
 
     def _ask(self, image: Any, question: Any, answer_untaught: bool, index: int | None = None) -> Asked:
         """An image, or what a dictionary holds, with its questions, checked and tokenized."""
@@ -223,41 +206,40 @@ class TrafficVLMPipeline(Pipeline):
             return Asked(image, [self.read_question(one, answer_untaught) for one in questions], index)
 
     def encode(self, image: Any, region: Any = None) -> Any:
-        """An image or a list of images, encoded once, to ask about them later: `vqa(vqa.encode(image), question)`.
+        """`EncodedImages` of an image or a list, to ask about them later: `vqa(vqa.encode(image), question)`.
 
-        `region` is that of the pipeline by default.
+        `region` is that of the pipeline by default. An image that cannot be read raises TypeError or ValueError.
         """
-        region = self._preprocess_params.get("region") if region is None else region
-        pixels = self.processor(images=image, region=region, return_tensors="pt")["pixel_values"]
+        pixels = self.processor.pixels(image, self._preprocess_params.get("region") if region is None else region)
         with self.fast:
             return self.model.encode_images(pixels.to(self.device))
 
     def read_question(self, text: str, answer_untaught: bool | None = None) -> Question:
-        """A question, checked and tokenized. The last ones are kept: the same are usually asked about many images.
+        """The question, checked and tokenized. The last ones are kept: the same are usually asked about many images.
 
         Its refusal is a problem, unless `answer_untaught`, by default that of the pipeline.
         """
-        processor = self.processor
-        key = text, processor.taught_words, processor.own_questions
-        question = self._questions.get(key)
+        if answer_untaught is None:
+            answer_untaught = self._preprocess_params.get("answer_untaught", False)
+        processor, questions = self.processor, self._questions
+        known = processor.taught, processor.own_questions
+        if known != self._known or len(questions) >= MAX_QUESTIONS:
+            questions = self._questions = {}
+            self._known = known
+        question = questions.get((text, answer_untaught))
         if question is None:
             limit = min(self.text_config.max_position_embeddings, processor.tokenizer.model_max_length)
             question = processor.rules.read(
                 text, processor.prompt, limit, processor.taught_words, processor.own_questions
             )
-            if len(self._questions) >= MAX_QUESTIONS:
-                self._questions.clear()
-            self._questions[key] = question
-        if answer_untaught is None:
-            answer_untaught = self._preprocess_params.get("answer_untaught", False)
-        return question.checked(answer_untaught)
+            questions[text, answer_untaught] = question = question.checked(answer_untaught)
+        return question
 
     def preprocess(self, inputs: Asked, region: Any = None) -> Asked:
         """The image with its pixels, unless it is encoded. Runs in threads."""
         with naming_image(inputs.index):
             if not is_encoded(inputs.image):
-                pixels = self.processor(images=[inputs.image], region=region, return_tensors="pt")["pixel_values"]
-                return replace(inputs, image=None, pixels=pixels)
+                return replace(inputs, image=None, pixels=self.processor.pixels([inputs.image], region))
             if region != self._preprocess_params.get("region"):  # `encode` has cut out that of the pipeline
                 raise ValueError("a region cannot be cut out of an encoded image: pass it to `encode`")
             return inputs
@@ -286,47 +268,43 @@ class TrafficVLMPipeline(Pipeline):
                     yield failed
 
             futures = submit()
-            ahead = list(islice(futures, batch_size))
-            while ahead:
-                good = list(takewhile(lambda future: future.exception() is None, ahead))  # waits for the images
-                failed = ahead[len(good) :]
-                ahead = [] if failed else list(islice(futures, batch_size))
+            batch = list(islice(futures, batch_size))
+            while batch:
+                ahead = list(islice(futures, batch_size))
+                good = list(takewhile(lambda future: future.exception() is None, batch))  # waits for the images
                 if good:
                     yield from answer([future.result() for future in good])
-                if failed:
-                    failed[0].result()  # raises its error
+                if len(good) < len(batch):
+                    batch[len(good)].result()  # raises its error
+                batch = ahead
 
     def _forward(
-        self,
-        rows: Sequence[Asked],
-        thresholds: Any = 0.5,
-        streamer: Any = None,
-        generate_words: bool = True,
-        margins: bool = False,
-        min_score: float = 0.05,
+        self, rows: Sequence[Asked], thresholds: Any = 0.5, margins: bool = False, min_score: float = 0.05
     ) -> list[list[dict[str, Any]]]:
         if self.model.training:
             raise ValueError("the model is in training mode, which changes its answers: call model.eval() first")
         find_threshold: Callable[[str], Any] = getattr(thresholds, "for_question", lambda text: thresholds)
-        pairs = [(image, question) for image, row in enumerate(rows) for question in row.questions]
-        items = [question.answer(problem=question.problem) for _, question in pairs]
-        asked = [i for i, (_, question) in enumerate(pairs) if question.problem is None]
-        scored = [i for i in asked if margins or pairs[i][1].is_yes_no]
-        in_words = [i for i in asked if generate_words and not pairs[i][1].is_yes_no]
+        items: list[Item] = [
+            (image, question, {"problem": question.problem})
+            for image, row in enumerate(rows)
+            for question in row.questions
+        ]
+        asked = [item for item in items if item[1].problem is None]
+        scored = [item for item in asked if margins or item[1].is_yes_no]
+        in_words = [item for item in asked if not item[1].is_yes_no]
         with self.fast:
             encoded = self._encode(rows)
-            scores = self._score(encoded, [pairs[i] for i in scored])
-            words = self._generate(encoded, [pairs[i] for i in in_words], streamer)
-        for i, (p, margin) in zip(scored, scores):
-            question = pairs[i][1]
-            more = question.yes_or_no(p, find_threshold(question.asked)) if question.is_yes_no else {}
+            scores = self._score(encoded, scored) if scored else []
+            words = self._generate(encoded, in_words) if in_words else []
+        for (_, question, found), (p, margin) in zip(scored, scores):
+            if question.is_yes_no:
+                found |= question.yes_or_no(p, find_threshold(question.asked))
             if margins:
-                more["margin"] = -margin if question.is_negated else margin
-            items[i] = question.answer(**more)
-        for i, (answer, score) in zip(in_words, words):
-            items[i] |= pairs[i][1].answer_in_words(answer, score, min_score)
-        found = iter(items)
-        return [[next(found) for _ in row.questions] for row in rows]
+                found["margin"] = -margin if question.is_negated else margin
+        for (_, question, found), (answer, score) in zip(in_words, words):
+            found |= question.answer_in_words(answer, score, min_score)
+        answers = iter([question.answer(**found) for _, question, found in items])
+        return [[next(answers) for _ in row.questions] for row in rows]
 
     def postprocess(self, model_outputs: Any) -> Any:  # the base class requires it
         return model_outputs
@@ -337,64 +315,50 @@ class TrafficVLMPipeline(Pipeline):
         self.processor.save_pretrained(save_directory)
 
     def _encode(self, rows: Sequence[Asked]) -> Any:
-        """The images of all rows, encoded together.
-
-        Raises:
-            ValueError: an encoded image of another model.
-        """
+        """The images of all rows, encoded together."""
         pixels = [row.pixels for row in rows if row.pixels is not None]
-        encoded = self.model.encode_images(torch.cat(pixels).to(self.device)) if pixels else ()
+        new = self.model.encode_images(torch.cat(pixels).to(self.device)) if pixels else ()
         if len(pixels) == len(rows):
-            return encoded
-        new = iter(encoded)
-        parts = [row.image if row.pixels is None else next(new) for row in rows]
-        for row, part in zip(rows, parts):
-            version = getattr(part, "weights_version", None)
-            with naming_image(row.index):
-                if version is not None and version != self.model.weights_version():
-                    raise ValueError("it was encoded by another model, or by weights that have changed since")
+            return new
+        encoded = iter(new)
+        parts = [row.image if row.pixels is None else next(encoded) for row in rows]
         return parts[0] if len(parts) == 1 else type(parts[0]).join(parts)
 
-    def _score(self, encoded: Any, asked: Sequence[tuple[int, Question]]) -> list[tuple[float, float]]:
-        """P(yes) and l_yes - l_no of each question (image, question), from one packed pass.
+    def _score(self, encoded: Any, asked: Sequence[Item]) -> list[tuple[float, float]]:
+        """(P(yes), l_yes - l_no) of each question, from one packed pass.
 
         Raises:
             FloatingPointError: a logit is NaN or infinite.
         """
-        if not asked:
-            return []
         prompts: list[list[Any]] = [[] for _ in range(len(encoded))]
-        for image, question in asked:
-            prompts[image].append(question.input_ids)
-        inputs = self.processor.lay_out(prompts, packed=True)
-        logits, _ = self.model.question_logits(**inputs, encoded_images=encoded)  # [Q,V]
+        for image, question, _ in asked:
+            prompts[image].append((question.input_ids, ()))
+        logits, _ = self.model.question_logits(**self.processor.lay_out(prompts), encoded_images=encoded)  # [Q,V]
         yes, no = self.text_config.yes_token_id, self.text_config.no_token_id
         margins = (logits[:, yes].float() - logits[:, no].float()).tolist()
-        for (_, question), margin in zip(asked, margins):
+        for (_, question, _), margin in zip(asked, margins):
             if not math.isfinite(margin):
                 raise FloatingPointError(f"the model answers {question.text!r:.80} with l_yes - l_no = {margin}")
         return list(zip(self.model.yes_probability(logits).tolist(), margins))
 
-    def _generate(
-        self, encoded: Any, asked: Sequence[tuple[int, Question]], streamer: Any = None
-    ) -> list[tuple[str, float]]:
-        """Greedy answers in words to questions (image, question), each with the geometric mean of its probabilities.
+    def _generate(self, encoded: Any, asked: Sequence[Item]) -> list[tuple[str, float]]:
+        """(greedy answer in words, geometric mean of the probabilities of its words and its end) of each question.
 
-        The mean is over the words and the end: the probability of a whole sentence is always near 0.
+        The probability of a whole sentence is always near 0.
 
         Raises:
             FloatingPointError: a logit is NaN or infinite.
         """
         limit = self.text_config.max_position_embeddings  # of a question with its answer
         new_tokens = self.model.generation_config.max_new_tokens
-        lengths = [len(question.input_ids) for _, question in asked]
+        lengths = [len(question.input_ids) for _, question, _ in asked]
         short = [i for i, length in enumerate(lengths) if length <= limit - new_tokens]
         # Each long question is alone: it leaves less room, and would cut the answers to the others.
         long = [[i] for i, length in enumerate(lengths) if length > limit - new_tokens]
         answers: list[tuple[str, float]] = [("", 0.0)] * len(asked)
         for group in [short, *long] if short else long:
-            images, questions = zip(*(asked[i] for i in group))
-            prompts = self.processor.lay_out([[question.input_ids] for question in questions], packed=False)
+            images, questions, _ = zip(*(asked[i] for i in group))
+            prompts = self.processor.lay_out([[(question.input_ids, ())] for question in questions], packed=False)
             length = prompts["input_ids"].shape[1]
             output = self.model.generate(
                 **prompts.to(self.device),
@@ -404,7 +368,6 @@ class TrafficVLMPipeline(Pipeline):
                 max_new_tokens=min(new_tokens, limit - length),
                 do_sample=False,
                 num_beams=1,
-                streamer=streamer,
                 output_logits=True,
                 return_dict_in_generate=True,
             )

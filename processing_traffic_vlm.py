@@ -1,27 +1,28 @@
-"""The processor of Traffic VLM: turns images and questions into the tensors that the model reads.
+"""The processor of Traffic VLM: images and questions in, the tensors that the model reads out.
+
+    images    ── pixels → pixel_values [I,3,256,256]
+    questions ── text → ids of each prompt and answer ── lay_out → input_ids [rows,L] and what belongs to them
 
 What is special here:
 - A prompt is ``[SOS] words ?`` without ``[EOS]``. Closing punctuation is replaced by one ``?``, so that "Is there a
   car", "Is there a car?" and "Is there a car ?" are the same prompt, and every answer follows the same token.
 - One image can have many questions. A row of ``input_ids`` is one question, and ``image_index`` is the index of its
   image; with ``packed=True`` a row holds several questions about one image, one after the other.
-- Images of any kind become RGB: rotated upright, on white where transparent, 16-bit gray scaled by its own range.
 - Nothing is dropped silently: unknown words, misspelled options and questions that are too long are reported.
 """
 
 import math
 import sys
 import warnings
-from collections.abc import Sequence
-from itertools import accumulate
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from transformers import BatchFeature
 from transformers.image_processing_utils import get_size_dict
 from transformers.processing_utils import ImagesKwargs, ProcessingKwargs, ProcessorMixin, TextKwargs
-from transformers.utils import logging
+from transformers.utils import PaddingStrategy, logging
 
 from .images_traffic_vlm import Region, to_rgb
 from .pipeline_traffic_vlm import TrafficVLMPipeline
@@ -44,26 +45,28 @@ CHAT_TEMPLATE = """\
 
 logger = logging.get_logger(__name__)
 
-MAX_WIDTH = 1_000_000  # tokens of a padded row; a wider row is a mistake and would exhaust the memory
 ROW_TOKENS = 512  # of a packed row. Attention costs L²; with a limit, the cost grows linearly with the questions
+MAX_WIDTH = 1_000_000  # tokens of a padded row; a wider row is a mistake and would exhaust the memory
+LETTERS = 50  # per token. A longer text has too many tokens, and tokenizing it to count them could take minutes
 IGNORED_LABEL = -100  # ignored by torch.nn.functional.cross_entropy
 TAUGHT_ON = ("photographs", "rendered")
-TEXT_OPTIONS = frozenset(
-    "padding padding_side truncation max_length pad_to_multiple_of return_attention_mask add_special_tokens "
-    "sanitize_control_tokens verbose".split()
-)
+LAYOUT_OPTIONS = ("padding", "padding_side", "max_length", "pad_to_multiple_of")
+WITHOUT_EFFECT = ("add_special_tokens", "sanitize_control_tokens", "verbose")  # here; the library sends them
+TEXT_OPTIONS = {*LAYOUT_OPTIONS, *WITHOUT_EFFECT, "truncation", "return_attention_mask", "return_tensors"}
+LIBRARY_OPTIONS = {*TextKwargs.__annotations__, *ProcessingKwargs.__annotations__, "videos", "audio"}
+TOKEN_INPUTS = ("input_ids", "attention_mask", "labels", "position_ids", "segment_ids")  # one number for each token
 
-Segment = tuple[list[int], list[int]]  # the ids of one prompt and of its answer (empty without answers)
-
-
-def _size(segment: Segment) -> int:
-    return len(segment[0]) + len(segment[1])
+Segment = tuple[Sequence[int], Sequence[int]]  # the ids of one prompt and of its answer (empty without answers)
 
 
-def _image_list(images: Any) -> list[Any]:
-    """Images as a list, from one image, a list, a batch [I,...] or, from chat templates, nested lists of one image."""
-    if isinstance(images, np.ndarray | torch.Tensor) and images.ndim == 4:
-        images = list(images)
+def list_images(images: Any) -> list[Any]:
+    """List of images, from one image, a list, a batch [I,...] or, from chat templates, nested lists of one image.
+
+    Raises:
+        ValueError: an empty list, or a nested list that does not hold exactly one image.
+    """
+    if getattr(images, "ndim", 0) == 4:
+        return list(images)
     if not isinstance(images, list | tuple):
         return [images]
     if not images:
@@ -74,97 +77,72 @@ def _image_list(images: Any) -> list[Any]:
             raise ValueError(
                 f"row {number} of `images` holds {len(row)} images; a question is about exactly one image"
             )
-    return [image for [image] in rows]
+    return [row[0] for row in rows]
 
 
-def _nesting(value: Any) -> str:
-    """How strings are nested, for error messages: "one string", "a nested list" or "a flat list"."""
-    nested = isinstance(value, list | tuple) and any(isinstance(row, list | tuple) for row in value)
-    return "one string" if isinstance(value, str) else "a nested list" if nested else "a flat list"
+def list_texts(texts: Any, name: str, limit: int) -> list[list[str]]:
+    """One list of strings for each image, from a string, one string per image or one list of strings per image.
 
+    Args:
+        name: of the argument, for errors.
+        limit: maximum number of characters of a string.
 
-def _rows(value: Any, name: str) -> list[list[str]]:
-    """``text`` or ``suffix``, which errors call `name`, as one list of strings per image."""
-    if isinstance(value, str):
-        return [[value]]
-    if not isinstance(value, list | tuple):
-        raise TypeError(
-            f"`{name}` must be a string, a list or a nested list of strings, got {type(value).__name__}: {value!r:.80}"
-        )
-    rows = [list(row) if isinstance(row, list | tuple) else [row] for row in value]
-    if _nesting(value) == "a nested list" and (flat := [row for row in value if not isinstance(row, list | tuple)]):
-        raise TypeError(f"`{name}` mixes lists with {flat[0]!r:.80}; expected only strings or only lists")
+    Raises:
+        TypeError: something else than strings. ValueError: an empty list, or a string above the limit.
+    """
+    given = texts if isinstance(texts, list | tuple) else [texts]
+    rows = [list(row) if isinstance(row, list | tuple) else [row] for row in given]
     if not rows or not all(rows):
-        raise ValueError(f"`{name}` has an empty list: {value!r:.80}; expected at least one string per image")
-    for item in (item for row in rows for item in row):
-        if not isinstance(item, str):
-            raise TypeError(f"`{name}` holds {type(item).__name__} {item!r:.80}; expected a string")
+        raise ValueError(f"`{name}` has an empty list: {texts!r:.80}; expected at least one string per image")
+    for text in (text for row in rows for text in row):
+        if not isinstance(text, str):
+            raise TypeError(f"`{name}` must hold strings, got {type(text).__name__}: {text!r:.80}")
+        if len(text) > limit:
+            raise ValueError(f"`{name}` has {len(text):,} characters, at most {limit:,} are allowed: {text[:80]!r}...")
     return rows
 
 
-def _list_words(words: list[str]) -> str:
-    """The first ten words for a message, and how many there are beside them."""
+def name_words(words: Sequence[str]) -> str:
+    """The first ten words for a message, and the number of the others."""
     more = f" and {len(words) - 10:,} more" if len(words) > 10 else ""
     return ", ".join(f"{word!r:.40}" for word in words[:10]) + more
 
 
-def _check_image_count(text: Any, rows: list[list[str]], images: list[Any]) -> None:
-    """Raise `ValueError` unless there is one list of questions per image."""
-    if len(rows) == len(images):
-        return
-    hint = ""
-    if len(images) == 1 and _nesting(text) == "a flat list":
-        hint = "; to ask one image several questions, nest them: text=[[question, question, ...]]"
-    unit = "lists of questions" if _nesting(text) == "a nested list" else "questions"
-    more = "more" if len(rows) > len(images) else "fewer"
-    raise ValueError(f"{more} {unit} than images: {len(rows)} in `text` for {len(images)} in `images`{hint}")
+def fill_rows(questions: Sequence[tuple[int, int]], width: int, reorder: bool = False) -> list[list[int]]:
+    """Rows of indices of questions (image, tokens): each about one image, of at most `width` tokens or one question.
 
-
-def _check_shape(text: Any, rows: list[list[str]], suffix: Any, answers: list[list[str]]) -> None:
-    """Raise `ValueError` unless there is one answer per question."""
-    sizes = [len(row) for row in rows], [len(row) for row in answers]
-    if _nesting(text) != _nesting(suffix) or sizes[0] != sizes[1]:
-        raise ValueError(
-            f"`suffix` must have the shape of `text`: `text` is {_nesting(text)} with {sizes[0]!s:.40} questions per "
-            f"image, `suffix` is {_nesting(suffix)} with {sizes[1]!s:.40} answers"
-        )
-
-
-def _fill_rows(lengths: list[int], limit: int, reorder: bool) -> list[list[int]]:
-    """Rows of indices of questions; a row has at most `limit` tokens, or one longer question.
-
-    A question goes into the last row, or a new one. With `reorder`, the longest question comes first, and each goes
-    into the first row with room.
+    A question goes into the last row, or a new one. With `reorder`, the longest of an image comes first, and each goes
+    into the image's first row with room.
     """
     rows: list[list[int]] = []
     room: list[int] = []
-    indices = range(len(lengths))
-    for index in sorted(indices, key=lengths.__getitem__, reverse=True) if reorder else indices:
-        candidates = range(len(rows)) if reorder else range(len(rows))[-1:]
-        row = next((row for row in candidates if room[row] >= lengths[index]), len(rows))
+    first, last = 0, -1  # the first row about the last image
+    order = range(len(questions))
+    for index in sorted(order, key=lambda i: (questions[i][0], -questions[i][1])) if reorder else order:
+        image, tokens = questions[index]
+        if image != last:
+            first, last = len(rows), image
+        candidates = range(first if reorder else max(first, len(rows) - 1), len(rows))
+        row = next((row for row in candidates if room[row] >= tokens), len(rows))
         if row == len(rows):
             rows.append([])
-            room.append(limit)
+            room.append(width)
         rows[row].append(index)
-        room[row] -= lengths[index]
+        room[row] -= tokens
     return rows
 
 
-def _pack(images: list[list[Segment]], row_tokens: int | str) -> list[tuple[int, list[int]]]:
-    """The image of each row, and the indices of its questions among those of the image."""
-    lengths = [[_size(segment) for segment in questions] for questions in images]
-
-    def fill(limit: int, reorder: bool) -> list[tuple[int, list[int]]]:
-        return [(image, row) for image, sizes in enumerate(lengths) for row in _fill_rows(sizes, limit, reorder)]
-
-    if row_tokens != "fit":
-        return fill(int(row_tokens), reorder=False)
-    # All rows of the batch have the same width: choose the width with the fewest tokens in total, including padding.
-    widths = range(max(map(max, lengths)), max(map(sum, lengths)) + 1, 4)
-    return min(((width, fill(width, reorder=True)) for width in widths), key=lambda pair: pair[0] * len(pair[1]))[1]
+def fit_rows(questions: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """The rows of `fill_rows` in the width with the fewest tokens in all rows together, padding included."""
+    totals: Counter[int] = Counter()
+    for image, tokens in questions:
+        totals[image] += tokens
+    widths = range(max(tokens for _, tokens in questions), max(totals.values()) + 1, 4)
+    filled = [(width, fill_rows(questions, width, reorder=True)) for width in widths]
+    return min(filled, key=lambda pair: pair[0] * len(pair[1]))[1]
 
 
-def _lay_out(rows: list[list[Segment]], pad_id: int, width: int, left: bool) -> dict[str, list[list[int]]]:
+def place_rows(rows: Sequence[Sequence[Segment]], pad_id: int, width: int, left: bool) -> dict[str, list[list[int]]]:
     """The text inputs [R,L] of rows of segments, padded to `width`, and ``question_ends`` [R,Q].
 
     Example: two questions of two tokens, the second with an answer, in a row of width 8 padded on the left::
@@ -173,26 +151,20 @@ def _lay_out(rows: list[list[Segment]], pad_id: int, width: int, left: bool) -> 
         position_ids    0     0     0   1   0   1  2    3
         segment_ids     0     0     1   1   2   2  2    2
     """
-    fillers = {"input_ids": pad_id, "attention_mask": 0, "labels": IGNORED_LABEL, "position_ids": 0, "segment_ids": 0}
-    data: dict[str, list[list[int]]] = {name: [] for name in (*fillers, "question_ends")}
-    most = max(map(len, rows))
+    placed, all_ends = [], []
     for row in rows:
-        sizes = [_size(segment) for segment in row]
-        pads = max(0, width - sum(sizes))
-        real = {
-            "input_ids": [token for prompt, answer in row for token in prompt + answer],
-            "attention_mask": [1] * sum(sizes),
-            "labels": [label for prompt, answer in row for label in [IGNORED_LABEL] * len(prompt) + answer],
-            "position_ids": [position for size in sizes for position in range(size)],
-            "segment_ids": [number for number, size in enumerate(sizes, start=1) for _ in range(size)],
-        }
-        for name, values in real.items():
-            padding = [fillers[name]] * pads
-            data[name].append(padding + values if left else values + padding)
-        starts = accumulate(sizes, initial=pads if left else 0)
-        ends = [start + len(prompt) - 1 for start, (prompt, _) in zip(starts, row)]
-        data["question_ends"].append(ends + [-1] * (most - len(ends)))
-    return data
+        tokens, ends = [], []
+        for number, (prompt, answer) in enumerate(row, start=1):
+            labels = (*[IGNORED_LABEL] * len(prompt), *answer)
+            pairs = enumerate(zip((*prompt, *answer), labels))
+            tokens += [(token, 1, label, position, number) for position, (token, label) in pairs]
+            ends.append(len(tokens) - len(answer) - 1)
+        padding = [(pad_id, 0, IGNORED_LABEL, 0, 0)] * (width - len(tokens))
+        placed.append([*zip(*(padding + tokens if left else tokens + padding))])
+        all_ends.append([end + len(padding) for end in ends] if left else ends)
+    data = {name: [list(row[i]) for row in placed] for i, name in enumerate(TOKEN_INPUTS)}
+    most = max(map(len, rows))
+    return data | {"question_ends": [ends + [-1] * (most - len(ends)) for ends in all_ends]}
 
 
 def _as_blocks(message: Any) -> Any:
@@ -260,12 +232,9 @@ class TrafficVLMProcessor(ProcessorMixin):
         row_tokens: int | str = ROW_TOKENS,
         on_unknown: str = "warn",
         region: Any = None,
-        return_tensors: str | None = None,
-        videos: None = None,
-        audio: None = None,
-        **kwargs: Any,
+        **options: Any,
     ) -> BatchFeature:
-        """Turn I images and N questions about them into model inputs.
+        """Model inputs for I images and N questions about them.
 
         Args:
             images: one image or a list of images; `to_rgb` lists the accepted types. With None, only text inputs are
@@ -278,11 +247,11 @@ class TrafficVLMProcessor(ProcessorMixin):
             on_unknown: "warn", "raise" or "ignore" if words are not in the vocabulary or, without `suffix`, not taught
                 (see `untaught_words`).
             region: the part of each image to read: a `Region`, or its left, top, width and height as fractions.
-            return_tensors: "pt", "np", or None for lists; with `packed`, None means "pt".
-            kwargs: ``truncation=True`` shortens questions longer than ``max_length`` (at most
-                ``tokenizer.model_max_length``) instead of raising; ``padding`` (by default True if tensors are
-                returned), ``padding_side``, ``pad_to_multiple_of``; the options of the image processor. All are also
-                accepted in ``text_kwargs``, ``images_kwargs`` or ``common_kwargs``.
+            options: ``return_tensors`` is "pt", "np", or None for lists ("pt" if packed); ``truncation=True`` shortens
+                questions longer than ``max_length`` (at most ``tokenizer.model_max_length``) instead of raising;
+                ``padding`` (by default True if tensors are returned), ``padding_side``, ``pad_to_multiple_of``; the
+                options of the image processor. As in the library, they can stand in ``text_kwargs``,
+                ``images_kwargs`` or ``common_kwargs``.
 
         Returns:
             ``pixel_values`` [I,3,256,256] float32 and, all int64,
@@ -297,62 +266,70 @@ class TrafficVLMProcessor(ProcessorMixin):
             - with ``suffix``: ``labels``, with the shape of ``input_ids``: the answer and ``[EOS]``, elsewhere -100.
 
         Raises:
-            ValueError, TypeError: an invalid argument; the message names the value and what was expected.
+            TypeError: an unknown option, or a question or answer that is no string.
+            ValueError: an invalid argument; a question that is empty or too long; another number of images or
+                answers than of questions. The message names the value and what was expected.
         """
-        if videos is not None or audio is not None:
-            raise ValueError("Traffic VLM reads images and text; `videos` and `audio` are not supported")
-        if images is None and text is None:
-            raise ValueError("expected `images`, `text` or both, got neither")
-        if text is None and suffix is not None:
-            raise ValueError("`suffix` holds the answers to the questions in `text`, but `text` is None")
+        if text is None and (images is None or suffix is not None):
+            raise ValueError("`text` is None: expected questions, or `images` alone")
         if row_tokens != "fit" and (not isinstance(row_tokens, int) or row_tokens < 1):
             raise ValueError(f'row_tokens must be a positive integer or "fit", got {row_tokens!r}')
-        if on_unknown not in ("warn", "raise", "ignore"):
-            raise ValueError(f'on_unknown must be "warn", "raise" or "ignore", got {on_unknown!r}')
-        text_options, image_options, return_tensors = self._split_options(kwargs, return_tensors)
-        if packed and return_tensors is None:
-            return_tensors = "pt"
-        image_list = None if images is None else _image_list(images)
+        texts, pixels = self._read_options(options)
+        return_tensors = texts.get("return_tensors") or pixels.get("return_tensors") or ("pt" if packed else None)
         data: dict[str, Any] = {}
+        if images is not None:
+            data["pixel_values"] = self.pixels(images, region, **pixels | {"return_tensors": return_tensors})
         if text is not None:
-            rows = _rows(text, "text")
-            answers = None if suffix is None else _rows(suffix, "suffix")
-            if image_list is not None:
-                _check_image_count(text, rows, image_list)
-            if answers is not None:
-                _check_shape(text, rows, suffix, answers)
-            segments = self._segments(rows, answers, on_unknown, text_options)
-            text_options.setdefault("padding", return_tensors is not None)
-            data = self._text_inputs(segments, answers is not None, packed, row_tokens, text_options)
-        if image_list is not None:
-            data["pixel_values"] = self._pixels(image_list, region, return_tensors, image_options)
+            limit = LETTERS * self.tokenizer.model_max_length
+            rows = list_texts(text, "text", limit)
+            answers = None if suffix is None else list_texts(suffix, "suffix", limit)
+            if images is not None and len(rows) != len(data["pixel_values"]):
+                raise ValueError(
+                    f"`text` is about {len(rows)} images, but `images` holds {len(data['pixel_values'])}. Several "
+                    "questions about one image are a nested list: text=[[question, question, ...]]"
+                )
+            if answers is not None and [*map(len, rows)] != [*map(len, answers)]:
+                got = f"{[*map(len, rows)]!s:.40} questions and {[*map(len, answers)]!s:.40} answers per image"
+                raise ValueError(f"`suffix` must have the shape of `text`, got {got}")
+            segments = self.text(rows, answers, on_unknown, texts.get("max_length"), texts.get("truncation"))
+            layout = {"padding": return_tensors is not None} | texts
+            layout = {name: layout[name] for name in LAYOUT_OPTIONS if name in layout}
+            data |= self.lay_out(segments, packed, row_tokens, return_tensors=None, **layout)
+            if texts.get("return_attention_mask") is False:
+                del data["attention_mask"]
         return BatchFeature(data, tensor_type=return_tensors)
 
-    def _split_options(self, given: dict, return_tensors: str | None) -> tuple[dict, dict, str | None]:
-        """Split keyword arguments into text options, image options and return_tensors; others raise TypeError."""
-        image_options = getattr(self.image_processor, "valid_kwargs", ImagesKwargs).__annotations__
-        known = {"text_kwargs": TEXT_OPTIONS, "images_kwargs": image_options}
-        defaults = self.tokenizer.init_kwargs  # padding can be set when a tokenizer is created
-        names = ("padding", "max_length") if "padding" in defaults else ()
-        options = {"text_kwargs": {name: defaults[name] for name in names if name in defaults}, "images_kwargs": {}}
-        groups = {name: dict(given.pop(name, None) or {}) for name in ("common_kwargs", *known)}
-        for group, members in [*groups.items(), ("", given)]:
-            return_tensors = members.pop("return_tensors", None) or return_tensors
-            for name, value in members.items():
-                targets = [key for key in known if name in known[key] and group in ("", "common_kwargs", key)]
-                from_library = name in TextKwargs.__annotations__ or name in ProcessingKwargs.__annotations__
-                if not targets and not (from_library and not value):  # the library passes options that are off
-                    raise TypeError(f"unexpected keyword argument `{name}`{f' in `{group}`' if group else ''}")
-                for target in targets:
-                    if not group and name in groups[target]:
-                        raise ValueError(f"`{name}` was passed twice: as a keyword argument and in `{target}`")
-                    options[target][name] = value
-        return options["text_kwargs"], options["images_kwargs"], return_tensors
+    def _read_options(self, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(options of the text, options of the image processor), merged by the library.
 
-    def _pixels(self, images: list[Any], region: Any, return_tensors: str | None, options: dict) -> Any:
+        Raises:
+            TypeError: an unknown option, or one of the library that has no effect here and is not off.
+            ValueError: an option that was passed twice.
+        """
+        images = {*getattr(self.image_processor, "valid_kwargs", ImagesKwargs).__annotations__}
+        known = {"text_kwargs": TEXT_OPTIONS, "images_kwargs": images, "common_kwargs": TEXT_OPTIONS | images}
+        groups = {name: dict(given.pop(name)) for name in known if name in given}
+        for group, members in ({"": given} | groups).items():
+            for name, value in members.items():
+                if name not in known.get(group, TEXT_OPTIONS | images) and (value or name not in LIBRARY_OPTIONS):
+                    raise TypeError(f"unexpected keyword argument `{name}`{f' in `{group}`' if group else ''}")
+        # Flat, as transformers 5.5 leaves out flat options beside those of a group.
+        grouped = {name: value for members in groups.values() for name, value in members.items()}
+        if twice := grouped.keys() & given.keys():
+            raise ValueError(f"`{min(twice)}` was passed twice: as a keyword argument and in a dictionary of options")
+        merged = self._merge_kwargs(ProcessingKwargs, self.tokenizer.init_kwargs, **given, **grouped)
+        return merged["text_kwargs"], merged["images_kwargs"]
+
+    def pixels(self, images: Any, region: Any = None, return_tensors: str | None = "pt", **options: Any) -> Any:
+        """Pixels [I,3,256,256] of one image or a list, or of the `region` of each; `options` of the image processor.
+
+        Raises:
+            TypeError, ValueError: an image that cannot be read, or a region outside of it.
+        """
         layout = options.pop("input_data_format", None)
-        channels_first = None if layout is None else layout == "channels_first"
-        pictures = [to_rgb(image, channels_first) for image in images]
+        pictures = [
+            to_rgb(image, None if layout is None else layout == "channels_first") for image in list_images(images)
+        ]
         if region is not None:
             pictures = [Region.of(region).crop(picture) for picture in pictures]
         # Resize here instead of in the image processor: this is twice as fast for a large image, and the pixels are
@@ -367,89 +344,98 @@ class TrafficVLMProcessor(ProcessorMixin):
         arrays = [np.array(picture) for picture in pictures]
         return self.image_processor(arrays, return_tensors=return_tensors, **options)["pixel_values"]
 
-    def _segments(
-        self, rows: list[list[str]], answer_rows: list[list[str]] | None, on_unknown: str, options: dict
+    def text(
+        self,
+        questions: Sequence[Sequence[str]],
+        answers: Sequence[Sequence[str]] | None = None,
+        on_unknown: str = "warn",
+        max_length: int | None = None,
+        truncation: Any = False,
     ) -> list[list[Segment]]:
-        """The ids of each prompt and answer, one list per image; the tokenizer is called once for all texts."""
-        typed = [question for row in rows for question in row]
-        texts = [question_words(question) for question in typed]
-        texts += [" ".join(answer.split()) for row in answer_rows or [] for answer in row]
+        """(ids of the prompt, ids of the answer and [EOS]) for each question of each image; [] without answers.
+
+        The arguments are those of `__call__`. The tokenizer is called once, with all different texts.
+
+        Raises:
+            ValueError: a text without words; more tokens than `max_length`; unknown words with `on_unknown="raise"`.
+        """
+        if on_unknown not in ("warn", "raise", "ignore"):
+            raise ValueError(f'on_unknown must be "warn", "raise" or "ignore", got {on_unknown!r}')
+        typed = [text for row in (*questions, *(answers or ())) for text in row]
+        count = sum(map(len, questions))
+        texts = [question_words(text) for text in typed[:count]] + [" ".join(text.split()) for text in typed[count:]]
         ids = self._tokenize(texts)
-        count = len(typed)
-        for index, (text, words) in enumerate(zip(texts, ids)):
-            if not words or (index < count and not has_word(text)):
-                name, value = ("text", typed[index]) if index < count else ("suffix", text)
-                raise ValueError(f"`{name}` has an empty string: {value!r:.80}; expected words")
+        for index, words in enumerate(ids):
+            if not words or not has_word(texts[index]):
+                name = "text" if index < count else "suffix"
+                raise ValueError(f"`{name}` has an empty string: {typed[index]!r:.80}; expected words")
         if on_unknown != "ignore":
-            self._report_words(texts, ids, answer_rows is not None, on_unknown)
-        answers = [[*words, self.tokenizer.eos_token_id] for words in ids[count:]] or [[]] * count
-        longest = min(self.tokenizer.model_max_length, options.get("max_length") or math.inf)
-        is_shortened = options.get("truncation") not in (None, False, "do_not_truncate")
-        segments = []
-        for index, (words, answer) in enumerate(zip(ids, answers)):
+            self._report_words(typed, ids, on_unknown, is_taught=answers is not None)
+        longest = min(self.tokenizer.model_max_length, max_length or math.inf)
+        is_shortened = truncation not in (None, False, "do_not_truncate")
+        found: list[Segment] = []
+        for index, words in enumerate(ids[:count]):
+            answer = [] if answers is None else [*ids[count + index], self.tokenizer.eos_token_id]
             room = longest - len(answer) - 2  # for the words between [SOS] and "?"
             if len(words) > room and not (is_shortened and room > 0):
-                what = "prompt and answer" if answer else "prompt"
                 raise ValueError(
-                    f"question {index} has {len(words) + len(answer) + 2} tokens ({what}), at most {longest} are "
-                    f"allowed: {typed[index][:80]!r}... (truncation=True shortens the question)"
+                    f"question {index} has {len(words) + 2} tokens and {len(answer)} of its answer, at most {longest} "
+                    f"are allowed: {typed[index][:80]!r}... (truncation=True shortens the question)"
                 )
-            segments.append((self._prompt(words[:room]), answer))
-        ordered = iter(segments)
-        return [[next(ordered) for _ in row] for row in rows]
+            found.append((self._prompt(words[:room]), answer))
+        segments = iter(found)
+        return [[next(segments) for _ in row] for row in questions]
 
-    def _tokenize(self, texts: list[str]) -> list[list[int]]:
-        distinct = list(dict.fromkeys(texts))  # many images often have the same questions
-        ids = self.tokenizer.encode_words(distinct, return_attention_mask=False)["input_ids"]
-        ids_of = dict(zip(distinct, ids))
-        return [ids_of[text] for text in texts]
+    def lay_out(
+        self,
+        images: Sequence[Sequence[Segment]],
+        packed: bool = True,
+        row_tokens: int | str = ROW_TOKENS,
+        padding: Any = True,
+        padding_side: str | None = None,
+        max_length: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        return_tensors: str | None = "pt",
+    ) -> BatchFeature:
+        """The text inputs that `__call__` returns, for the segments of each image, with its arguments.
 
-    def _prompt(self, words: list[int]) -> list[int]:
-        return [self.tokenizer.bos_token_id, *words, self.tokenizer.convert_tokens_to_ids("?")]
-
-    def _text_inputs(
-        self, images: list[list[Segment]], with_labels: bool, packed: bool, row_tokens: int | str, options: dict
-    ) -> dict[str, Any]:
-        """The text inputs that `__call__` returns, for the segments of each image."""
-        layout = _pack(images, row_tokens if packed else 1)  # no two questions fit into 1 token
-        rows = [[images[image][index] for index in indices] for image, indices in layout]
-        side = options.get("padding_side") or self.tokenizer.padding_side
+        Raises:
+            ValueError: `padding` or `padding_side` has no such value.
+        """
+        side = padding_side or self.tokenizer.padding_side
         if side not in ("left", "right"):
             raise ValueError(f'padding_side must be "left" or "right", got {side!r}')
-        width = self._row_width([sum(map(_size, row)) for row in rows], options)
-        inputs = _lay_out(rows, self.tokenizer.pad_token_id, width, left=side == "left")
-        names = ["input_ids"] if options.get("return_attention_mask") is False else ["input_ids", "attention_mask"]
-        names += ["labels"] if with_labels else []
-        names += ["position_ids", "segment_ids", "question_ends"] if packed else []
-        data: dict[str, Any] = {name: inputs[name] for name in names}
-        image_index = [image for image, _ in layout]
-        is_reordered = packed and row_tokens == "fit"
-        if is_reordered or image_index != list(range(len(images))):
-            data["image_index"] = image_index
-        if is_reordered:
-            spans = {}  # by the image of each question, and its index among those of the image
-            for row, (image, indices) in enumerate(layout):
-                for index, end in zip(indices, inputs["question_ends"][row]):
-                    spans[image, index] = [row, end + 1 - len(images[image][index][0]), end]
-            data["question_spans"] = [span for _, span in sorted(spans.items())]
-        return data
-
-    def _row_width(self, sizes: list[int], options: dict) -> int:
-        """The width to pad rows of these numbers of tokens to; 0 without padding."""
-        padding = options["padding"]
-        if padding in (None, False, "do_not_pad"):
-            return 0
-        if padding not in (True, "longest", "max_length"):
-            choices = 'True, False, "longest", "max_length" or "do_not_pad"'
-            raise ValueError(f"padding must be {choices}, got {padding!r}")
-        width = max(sizes)
-        if padding == "max_length":
-            width = max(width, options.get("max_length") or self.tokenizer.model_max_length)
-        multiple = options.get("pad_to_multiple_of") or 1
-        width = -(-width // multiple) * multiple
+        questions = [(image, *segment) for image, row in enumerate(images) for segment in row]
+        sizes = [(image, len(prompt) + len(answer)) for image, prompt, answer in questions]
+        if not packed:
+            rows = [[index] for index in range(len(questions))]
+        else:
+            rows = fit_rows(sizes) if row_tokens == "fit" else fill_rows(sizes, int(row_tokens))
+        strategy, width = PaddingStrategy.LONGEST if padding is True else PaddingStrategy(padding or "do_not_pad"), 0
+        if strategy != PaddingStrategy.DO_NOT_PAD:
+            width = max(sum(sizes[index][1] for index in row) for row in rows)
+            if strategy == PaddingStrategy.MAX_LENGTH:
+                width = max(width, max_length or self.tokenizer.model_max_length)
+            width += -width % (pad_to_multiple_of or 1)
         if width > MAX_WIDTH:
             raise ValueError(f"rows would be padded to {width:,} tokens; the limit is {MAX_WIDTH:,}")
-        return width
+        segments = [[questions[index][1:] for index in row] for row in rows]
+        data: dict[str, Any] = place_rows(segments, self.tokenizer.pad_token_id, width, side == "left")
+        if not any(answer for *_, answer in questions):
+            del data["labels"]
+        image_index = [questions[row[0]][0] for row in rows]
+        if image_index != list(range(len(images))) or (packed and row_tokens == "fit"):
+            data["image_index"] = image_index
+        if not packed:
+            del data["position_ids"], data["segment_ids"], data["question_ends"]
+        elif row_tokens == "fit":
+            spans = {
+                index: [number, end + 1 - len(questions[index][1]), end]
+                for number, row in enumerate(rows)
+                for index, end in zip(row, data["question_ends"][number])
+            }
+            data["question_spans"] = [spans[index] for index in range(len(questions))]
+        return BatchFeature(data, tensor_type=return_tensors)
 
     def prompt(self, question: str) -> Prompt:
         """The prompt, `[SOS] words ?`, of a question as `question_words` returns it. Nothing is checked."""
@@ -458,59 +444,58 @@ class TrafficVLMProcessor(ProcessorMixin):
         typed = list(words_at(question, words["offset_mapping"][0]))
         return Prompt(ids, self.tokenizer.convert_ids_to_tokens(ids), typed)
 
-    def lay_out(self, prompts: Sequence[Sequence[Sequence[int]]], packed: bool) -> BatchFeature:
-        """The text inputs, as `__call__` returns them, for lists of tokenized prompts, one list for each image."""
-        segments: list[list[Segment]] = [[(list(ids), []) for ids in row] for row in prompts]
-        data = self._text_inputs(segments, False, packed, ROW_TOKENS, {"padding": True})
-        return BatchFeature(data, tensor_type="pt")
+    def _prompt(self, words: list[int]) -> list[int]:
+        return [self.tokenizer.bos_token_id, *words, self.tokenizer.convert_tokens_to_ids("?")]
 
-    def _report_words(self, texts: list[str], ids: list[list[int]], with_answers: bool, on_unknown: str) -> None:
+    def _tokenize(self, texts: list[str]) -> list[list[int]]:
+        """The ids of the words of each text, without [SOS] and [EOS]."""
+        distinct = list(dict.fromkeys(texts))  # many images often have the same questions
+        ids = self.tokenizer.encode_words(distinct, return_attention_mask=False)["input_ids"]
+        ids_of = dict(zip(distinct, ids))
+        return [ids_of[text] for text in texts]
+
+    def _report_words(self, texts: list[str], ids: list[list[int]], on_unknown: str, is_taught: bool) -> None:
         """Warn of unknown and untaught words of texts with these ids, or raise `ValueError`."""
         messages = []
         if any(self.tokenizer.unk_token_id in words for words in ids):
             reading = "" if on_unknown == "raise" else f"; the model reads them as {self.tokenizer.unk_token}"
-            unknown = _list_words(self._find_unknown(texts))
-            messages.append(f"words that are not in the vocabulary: {unknown}{reading}")
-        # With answers, untaught words are being taught.
-        if not with_answers and (untaught := self.untaught_ids([token for words in ids for token in words])):
-            messages.append(f"words that the model was not taught, or not reliably: {_list_words(untaught)}")
+            messages.append(f"words that are not in the vocabulary: {name_words(self.unknown_words(texts))}{reading}")
+        if not is_taught and (untaught := self._untaught(ids)):  # with answers, words are being taught
+            messages.append(f"words that the model was not taught, or not reliably: {name_words(untaught)}")
         for message in messages:
             if on_unknown == "raise":
                 raise ValueError(message)
             warnings.warn(message, UserWarning, stacklevel=4)  # at the line that called the processor
 
-    def _find_unknown(self, texts: list[str]) -> list[str]:
-        found: dict[str, str] = {}
-        for word in self.tokenizer.unknown_words(texts):
-            found.setdefault(word.casefold(), word)
-        return list(found.values())
-
     def unknown_words(self, text: str | Sequence[str]) -> list[str]:
         """The words that are not in the vocabulary, as typed, each once, in order of appearance."""
-        rows = _rows(text, "text") if text else []
-        return self._find_unknown([question_words(item) for row in rows for item in row])
+        found: dict[str, str] = {}
+        for word in self.tokenizer.unknown_words(self._list_questions(text)):
+            found.setdefault(word.casefold(), word)
+        return list(found.values())
 
     def untaught_words(self, text: str | Sequence[str]) -> list[str]:
         """The content words of texts that the model was not taught, or not reliably, each once.
 
         Empty if `taught` is None: nothing is known then.
         """
-        if not text:
-            return []
-        ids = self._tokenize([question_words(item) for row in _rows(text, "text") for item in row])
-        return self.untaught_ids([token for words in ids for token in words])
+        return self._untaught(self._tokenize(self._list_questions(text)))
 
-    def untaught_ids(self, ids: Sequence[int]) -> list[str]:
-        """The result of `untaught_words` for token ids."""
-        if self.taught_words is None:
+    def _untaught(self, ids: Iterable[Sequence[int]]) -> list[str]:
+        taught = self.taught_words
+        if taught is None:
             return []
-        words = self.tokenizer.convert_ids_to_tokens(list(dict.fromkeys(ids)))
-        return [word for word in words if is_content_word(word) and word not in self.taught_words]
+        words = self.tokenizer.convert_ids_to_tokens(list(dict.fromkeys(token for text in ids for token in text)))
+        return [word for word in words if is_content_word(word) and word not in taught]
+
+    def _list_questions(self, text: str | Sequence[str]) -> list[str]:
+        rows = list_texts(text, "text", LETTERS * self.tokenizer.model_max_length) if text else []
+        return [question_words(question) for row in rows for question in row]
 
     @property
     def taught_words(self) -> frozenset[str] | None:
         """All words of `taught`; None if they are not known."""
-        return None if self.taught is None else frozenset(word for words in self.taught.values() for word in words)
+        return None if self.taught is None else frozenset().union(*self.taught.values())
 
     def apply_chat_template(self, conversation: Any, *args: Any, **kwargs: Any) -> Any:
         """As in the library; also tokenizes messages whose content is a string, with every version of transformers.

@@ -32,7 +32,7 @@ ANSWERS = {
     "question_id": str,
     "question": str,  # the text that was asked
     "truth": str,  # as the tokenizer writes it: "grey" becomes "gray"
-    "answer": object,  # None for a question with a problem, and for words that were not generated
+    "answer": object,  # None for a question with a problem
     "score": float,  # the probability of the answer; NaN without one
     "p_yes": float,  # P(yes) at the model's temperature; NaN for a question in words, and for a problem
     "margin": float,  # l_yes - l_no, without temperature, also of a question in words; NaN for a problem
@@ -49,7 +49,6 @@ def predict(
     processor: Any,
     rows: Iterable[Row],
     batch_size: int = 16,
-    generate_words: bool = True,
     transform: Transform | None = None,
     image: Image.Image | None = None,
     unseen: Collection[str] = (),
@@ -64,7 +63,6 @@ def predict(
         processor: its `TrafficVLMProcessor`.
         rows: rows of `data.folders.load_rows`, or with its COLUMNS.
         batch_size: images encoded together.
-        generate_words: answer questions that ask for words; otherwise their answer is None.
         transform: changes each image, upright and RGB, before it is encoded.
         image: ask about this image in place of the rows' own; it is encoded once.
         unseen: names of sources that the weights never saw, in addition to those that begin with "unseen_".
@@ -84,7 +82,7 @@ def predict(
         return {"image": picture if shared is None else shared, "question": list(row["questions"])}
 
     asked, answered = tee(with_questions(rows))
-    answers = pipe(map(ask, asked), batch_size=batch_size, generate_words=generate_words, margins=True)
+    answers = pipe(map(ask, asked), batch_size=batch_size, margins=True)
     found = []
     for row, items in zip(answered, answers):
         source, truths = str(row["source"]), normalize(processor, row["answers"])

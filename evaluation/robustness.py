@@ -78,7 +78,7 @@ def paraphrase_agreement(model: Any, processor: Any, rows: Iterable[Row], batch_
         difference of P(yes); "pairs": their number.
     """
     asked = (paraphrase(row, index) for index, row in enumerate(rows))
-    pairs = paraphrase_pairs(predict(model, processor, asked, generate_words=False, batch_size=batch_size))
+    pairs = paraphrase_pairs(predict(model, processor, asked, batch_size))
     tables = [by_group(some, AGREEMENT, "question_type") for some in (pairs.assign(question_type="all"), pairs)]
     return pd.concat(tables)
 
@@ -104,7 +104,7 @@ def contradictions(model: Any, processor: Any, rows: Iterable[Row], batch_size: 
     texts = [paraphrases_of(question_id)[0] for question_id in PROBES]
     lists = {name: [""] * len(texts) for name in LISTS} | {"questions": texts}
     asked = ({**lists, "image": row["image"], "source": "", "image_id": str(i)} for i, row in enumerate(rows))
-    answers = predict(model, processor, asked, generate_words=False, batch_size=batch_size)
+    answers = predict(model, processor, asked, batch_size)
     p = answers["p_yes"].to_numpy().reshape(-1, len(texts))  # [images, probes]
     excess = {f"{texts[i]} → {texts[j]}": p[:, i] - p[:, j] for i, j in implications(PROBES)}
     excess |= {f"{texts[i]} ≠ {texts[j]}": p[:, i] + p[:, j] - 1 for i, j in exclusions(PROBES)}
@@ -121,15 +121,19 @@ def corrupted_accuracy(
         answers: table of `predict` that holds those about the images as they are.
     """
     found = {
-        name: predict(
-            model, processor, rows, batch_size, generate_words=False, transform=corruption(change, processor)
-        )
+        name: predict(model, processor, map(only_yes_no, rows), batch_size, transform=corruption(change, processor))
         for name, change in CORRUPTIONS.items()
     }
     images = pd.concat(found.values())[["source", "image_id"]].drop_duplicates()
     found = {"as it is": answers.merge(images), **found}
     metric = YES_NO["balanced accuracy"]
     return pd.DataFrame({"balanced accuracy": {name: metric(table) for name, table in found.items()}})
+
+
+def only_yes_no(row: Row) -> dict[str, Any]:
+    """The row with those of its questions that are answered yes or no."""
+    kept = [i for i, answer in enumerate(row["answers"]) if answer.strip().lower() in ("yes", "no")]
+    return {**row, **{name: [row[name][i] for i in kept] for name in LISTS}}
 
 
 def corruption(change: Callable[[np.ndarray], np.ndarray], processor: Any) -> Transform:

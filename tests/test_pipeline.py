@@ -13,10 +13,10 @@ import torch
 import yaml
 from PIL import Image
 from torch.utils.data import Dataset
-from transformers import TextStreamer
 
 from tiny import ROOT, close, count_calls, tiny_model, yes_no_model
-from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline, answer_notes, answer_text
+from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
+from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 
 
 CAR, WET = "Is there a car?", "Is the road wet?"
@@ -67,7 +67,6 @@ def test_yes_and_no_are_those_of_score_yes_no(vqa, processor, pictures):
             assert set(item) == FIELDS
             assert item["answer"] == ("yes" if item["p_yes"] >= 0.5 else "no")
             assert item["score"] == max(item["p_yes"], 1 - item["p_yes"])
-    assert processor.post_process_yes_no(scores, questions) == [approximately(items) for items in rows]
 
 
 def test_words_are_those_of_generate_with_their_mean_probability(vqa, processor, pictures):
@@ -112,13 +111,11 @@ def test_long_questions_do_not_cut_the_answers_to_others(vqa, pictures):
     assert vqa(pictures[0], [AHEAD, long])[0] == alone
 
 
-def test_own_questions_have_answers_of_any_kind_and_are_streamed(pictures, processor, monkeypatch, capsys):
-    monkeypatch.setattr(processor, "own_questions", True)
+def test_own_questions_have_answers_of_any_kind(pictures):
+    processor = TrafficVLMProcessor.from_pretrained(ROOT, own_questions=True)
     vqa = TrafficVLMPipeline(model=tiny_model(), processor=processor, device="cpu", min_score=0)
-    streamer = TextStreamer(processor.tokenizer, skip_prompt=True)
-    [item] = vqa(pictures[0], "Who is driving?", streamer=streamer)
+    [item] = vqa(pictures[0], "Who is driving?")
     assert item["answer"] and "problem" not in item
-    assert capsys.readouterr().out.split()[0] == item["answer"].split()[0]
     vqa = TrafficVLMPipeline(model=yes_no_model(), processor=processor, device="cpu", min_score=0)
     assert vqa(pictures[0], "Who is driving?")[0]["answer"] is None  # never yes or no, which it would rather say
 
@@ -171,16 +168,16 @@ def test_what_is_known_and_taught_is_answered(vqa, question):
     assert [*read.unknown_words, *read.untaught_words] == REFUSALS["answered"][question]
 
 
-def test_words_taught_by_a_training_are_asked_about(pictures, processor, monkeypatch):
-    taught = processor.taught | {"rendered": [*processor.taught["rendered"], "umbrella", "white"]}
-    monkeypatch.setattr(processor, "taught", taught)
+def test_words_taught_by_a_training_are_asked_about():
+    processor = TrafficVLMProcessor.from_pretrained(ROOT)
     vqa = TrafficVLMPipeline(model=tiny_model(), processor=processor, device="cpu", answer_untaught=False)
-    for question in ("Is there an umbrella?", "Is the car white?", "Is the car red?"):
-        assert vqa.read_question(question).problem is None
-    monkeypatch.setattr(processor, "taught", None)  # nothing is known
-    unknown = TrafficVLMPipeline(model=tiny_model(), processor=processor, device="cpu")
-    assert unknown.read_question("Was there an accident?").problem is None
-    assert "'elephant'" in unknown.read_question("Is there an elephant?").problem
+    questions = ("Is there an umbrella?", "Is the car white?", "Is the car red?")
+    assert all(vqa.read_question(question).problem for question in questions)
+    processor.taught = processor.taught | {"rendered": [*processor.taught["rendered"], "umbrella", "white"]}
+    assert not any(vqa.read_question(question).problem for question in questions)
+    processor.taught = None  # nothing is known
+    assert vqa.read_question("Was there an accident?").problem is None
+    assert "'elephant'" in vqa.read_question("Is there an elephant?").problem
 
 
 def test_most_questions_of_other_people_are_answered(vqa):
@@ -195,20 +192,6 @@ def test_answers_for_people():
     assert answer_text(item) == "none seen, 0.90"
     assert answer_text(item | {"answer": "red", "not_sure": True}) == "red, 0.90, not sure"
     assert answer_text(item | {"answer": None, "problem": "it is too long"}) == "it is too long"
-
-
-@pytest.mark.parametrize(
-    ("question", "problem"),
-    [
-        ("How busy is it?", "not a yes/no question"),
-        ("Is there no car?", "'no'"),
-        ("Is it wet? Is it dark?", "2"),
-        ("Was there an accident?", "'accident'"),
-    ],
-)
-def test_p_yes_of_a_question_asked_as_written_means_nothing_for_other_forms(processor, question, problem):
-    [[item]] = processor.post_process_yes_no([[0.9]], question)
-    assert item["answer"] is None and item["p_yes"] is None and problem in item["problem"]
 
 
 # --- forms of input ---
@@ -296,22 +279,21 @@ def test_answers_before_an_error_are_given(vqa, pictures):
         next(answers)
 
 
-def test_images_are_prepared_while_the_last_ones_are_answered(vqa, pictures, monkeypatch):
+def test_images_are_prepared_while_the_last_ones_are_answered(pictures, processor):
     """The model waits for the third image to be opened before it answers the first two: that would never end."""
-    opened, prepare, forward = threading.Event(), vqa.preprocess, vqa._forward
-    counter = iter(range(100))
+    opened, counter = threading.Event(), iter(range(100))
 
-    def open_one(row, **options):
-        if next(counter) >= 2:
-            opened.set()
-        return prepare(row, **options)
+    class Waiting(TrafficVLMPipeline):
+        def preprocess(self, inputs, **options):
+            if next(counter) >= 2:
+                opened.set()
+            return super().preprocess(inputs, **options)
 
-    def answer(rows, **options):
-        assert opened.wait(10)
-        return forward(rows, **options)
+        def forward(self, rows, **options):
+            assert opened.wait(10)
+            return super().forward(rows, **options)
 
-    monkeypatch.setattr(vqa, "preprocess", open_one)
-    monkeypatch.setattr(vqa, "_forward", answer)
+    vqa = Waiting(model=tiny_model(), processor=processor, device="cpu")
     assert len(vqa(pictures, CAR, batch_size=2, num_workers=1)) == 3
 
 
@@ -327,13 +309,17 @@ def test_one_pass_answers_all_questions_and_each_is_tokenized_once(vqa, processo
 
 
 def test_only_yes_no_questions_are_scored(vqa, pictures, monkeypatch):
-    calls, score = [], vqa.model.question_logits
-    monkeypatch.setattr(vqa.model, "question_logits", lambda **inputs: calls.append(score(**inputs)) or calls[-1])
+    scored, score = [], vqa.model.question_logits
+
+    def count(**inputs):
+        scored.append(int((inputs["question_ends"] >= 0).sum()))
+        return score(**inputs)
+
+    monkeypatch.setattr(vqa.model, "question_logits", count)
     first = vqa(pictures, [[COLOR], [COLOR, CAR], [AHEAD]], batch_size=3)[0]
-    assert [counts for _, counts in calls] == [[0, 1, 0]]
-    assert vqa(pictures[0], COLOR) == approximately(first) and len(calls) == 1
+    assert vqa(pictures[0], COLOR) == approximately(first) and scored == [1]
     with_margin = vqa(pictures[0], COLOR, margins=True)
-    assert len(calls) == 2 and with_margin[0].pop("margin") and with_margin == approximately(first)
+    assert scored == [1, 1] and with_margin[0].pop("margin") and with_margin == approximately(first)
 
 
 def test_threads_and_copies_answer_alike(processor, pictures):
@@ -362,12 +348,12 @@ def test_thresholds_decide(vqa, pictures):
     assert no["score"] == 1 - no["p_yes"]
 
 
-def test_margins_and_words_can_be_chosen(vqa, pictures):
-    car, no_car, color = vqa(pictures[0], [CAR, "Is there no car?", COLOR], margins=True, generate_words=False)
+def test_margins_are_given_on_request(vqa, pictures):
+    car, no_car, color = vqa(pictures[0], [CAR, "Is there no car?", COLOR], margins=True)
     temperature = vqa.model.config.yes_no_temperature
     for item in (car, no_car):
         assert torch.sigmoid(torch.tensor(item["margin"] / temperature)) == pytest.approx(item["p_yes"], abs=1e-6)
-    assert color["answer"] is None and "problem" not in color and "margin" in color
+    assert color["answer"] and "margin" in color
 
 
 # --- bad input ---
@@ -401,7 +387,8 @@ PICTURE = Image.new("RGB", (60, 40))
         ("encoded", CAR, {"region": (0, 0, 0.5, 0.5)}, ValueError, "pass it to `encode`"),
         (PICTURE, CAR, {"thresholds": 1.5}, ValueError, "thresholds must be in 0..1, got 1.5"),
         (PICTURE, CAR, {"thresholds": ["0.8"]}, TypeError, "thresholds must be a number or loaded thresholds"),
-        (PICTURE, CAR, {"threshold": 0.5}, TypeError, "unexpected argument 'threshold'"),
+        (PICTURE, CAR, {"threshold": 0.5}, TypeError, "unexpected keyword argument 'threshold'"),
+        (PICTURE, CAR, {"generate_words": False}, TypeError, "unexpected keyword argument 'generate_words'"),
         (PICTURE, CAR, {"batch_size": 0}, ValueError, "batch_size must be"),
         (PICTURE, CAR, {"num_workers": -1}, ValueError, "num_workers must be"),
     ],
@@ -418,7 +405,7 @@ def test_images_of_another_model_are_refused(vqa, processor, pictures):
     other = TrafficVLMPipeline(model=tiny_model(1), processor=processor, device="cpu", min_score=0).encode(pictures[0])
     with pytest.raises(ValueError, match="another model"):
         vqa(other, CAR)
-    with pytest.raises(ValueError, match=r"image 1: .*another model"):
+    with pytest.raises(ValueError, match="different models"):
         vqa([pictures[0], other], CAR, batch_size=2)
 
 
