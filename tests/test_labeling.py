@@ -251,6 +251,7 @@ def test_bad_questions_are_refused_before_anything_is_written(model, tmp_path):
 def ray():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")  # this process has imported Ray without a token
+        patch.setenv("RAY_worker_niceness", "0")  # as in `start_process`
         module = load_ray(None)
         start_ray(module, None)
         yield module

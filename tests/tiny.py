@@ -114,7 +114,8 @@ def start_process(script: str, *arguments: object, **options) -> subprocess.Pope
     """Start a script of the repository in a new process, as people do. `options` are those of `Popen`."""
     # Ray sets variables in this process. With PYTHONSAFEPATH the folder of the script would not be on the path.
     kept = {name: text for name, text in os.environ.items() if not name.startswith(("RAY_", "PYTHONSAFEPATH"))}
-    environment = kept | options.pop("env", {})
+    # Ray's workers would have nice 15, and starve beside the other tests.
+    environment = kept | {"RAY_worker_niceness": "0"} | options.pop("env", {})
     command = [sys.executable, *options.pop("flags", []), str(ROOT / "scripts" / script), *map(str, arguments)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=environment, **{"stdout": pipe, "stderr": pipe, "text": True} | options)
