@@ -15,6 +15,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from tiny import ROOT, close, count_calls, tiny_model, yes_no_model
+from traffic_vlm.common.answers import answer_notes, answer_text
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 
@@ -130,7 +131,7 @@ def test_own_questions_have_answers_of_any_kind(pictures):
         ("qwerty zxcv", "knows no word of the question 'qwerty zxcv'"),
         ("Who is driving?", "not taught questions like this"),
         ("Is there a car " + "and a bus " * 60, "has 186 tokens; with its answer, at most 128 tokens are possible"),
-        ("car " * 100_000, "has 399,999 characters; with its answer"),
+        ("car " * 100_000, "has 400,000 characters; with its answer"),
         ("a" * 7000, "has 7,000 characters; with its answer, at most 128 tokens are possible"),  # one word
     ],
 )
@@ -405,7 +406,7 @@ def test_images_of_another_model_are_refused(vqa, processor, pictures):
     other = TrafficVLMPipeline(model=tiny_model(1), processor=processor, device="cpu", min_score=0).encode(pictures[0])
     with pytest.raises(ValueError, match="another model"):
         vqa(other, CAR)
-    with pytest.raises(ValueError, match="different models"):
+    with pytest.raises(ValueError, match="must be of one model"):
         vqa([pictures[0], other], CAR, batch_size=2)
 
 

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from tiny import yes_no_model
+from traffic_vlm.common.answers import answer_text
 from traffic_vlm.common.files import DataError
 from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.question_types import question_type_of
@@ -18,7 +19,7 @@ from traffic_vlm.data.scene import SCENE_ATTRIBUTES
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.data.templates import paraphrases_of
 from traffic_vlm.evaluation.thresholds import Threshold, Thresholds, fit_threshold, fit_thresholds, load_thresholds
-from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline, answer_text
+from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 
 
 def test_every_question_of_the_grammar_has_its_type():
