@@ -508,6 +508,7 @@ class Rules:
         wordings: Sequence[Sequence[str]] = (),
         examples: Mapping[str, str] | None = None,
     ):
+        self.arguments = kinds, colors, light_colors, wordings, examples
         self.colors, self.light_colors, self.examples = frozenset(colors), frozenset(light_colors), examples or {}
         self.wordings = [(re.compile(pattern, re.IGNORECASE), taught) for pattern, taught in wordings]
         self.kinds: list[tuple[AnswerKind, re.Pattern]] = []
@@ -518,6 +519,9 @@ class Rules:
             names = tuple(dict.fromkeys([*nouns, *nouns.values()]))
             found = AnswerKind(kind["name"], frozenset(kind.get("values", ())), names, self.colors)
             self.kinds.append((found, re.compile("|".join(rf"(?:{one}(?!\w))" for one in kind["asked"]))))
+
+    def __reduce__(self) -> Any:
+        return Rules, self.arguments  # sets of words have another order in each process
 
     def known_nouns(self, taught: Collection[str] | None) -> list[str]:
         """The nouns that a model can be asked about, in the singular; `taught`: its words, None if not known."""

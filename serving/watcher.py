@@ -289,6 +289,8 @@ def watch(
     check_output(options, name)
     pipe = replace(options, region=None).load()  # frames are cut to the region when they are resized
     read = read_questions(pipe, questions)
+    for question in read:
+        options.detector(question)  # raises an error before earlier files are deleted
     # Opened last: the buffer of a camera would overflow while the model is loaded.
     source = open_source(name, options.frame_rate)
     source.notes += [f"{question.text!r}: {note}" for question in read for note in answer_notes(question.answer())]

@@ -183,7 +183,7 @@ def test_a_frame_without_an_answer_belongs_to_no_event(tmp_path):
     for frame, item in zip(make_frames([20] * 20), items):
         recorder.add([frame], [[item]])
     recorder.close()
-    assert recorder.events == [(COLOR, Event(0.0, 1.0, 0.9, answer="red"))]
+    assert recorder.events == [(Rules().form(COLOR), Event(0.0, 1.0, 0.9, answer="red"))]
     assert [row["answer"] for row in read_csv(tmp_path / "timeline.csv")] == ["red"] * 10 + [""] * 10
     assert recorder.video.frames[-1] == (1.9, [f"not a color  {COLOR}"])
 
