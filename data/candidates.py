@@ -53,7 +53,7 @@ class Candidates:
         return found
 
     def _longer(self, key: Key, step: "Step") -> list[Key]:
-        """The key with each part, or with each group of parts, that a step allows."""
+        """All keys that extend `key` by one step."""
         parts: Sequence[Any] = step(self, *key[1:]) if callable(step) else [step] if isinstance(step, str) else [*step]
         if parts and isinstance(parts[0], str):
             return [(*key, part) for part in parts]
@@ -64,7 +64,7 @@ class Candidates:
         return [one for one in classes if self.rng is None or self.rng.random() < ABSENT_FRACTION]
 
     def _some_values(self, values: Sequence[str], true: Container[str | None]) -> Sequence[str]:
-        """All of the values, or with `rng` the true ones and a few others."""
+        """Values to ask about: all; when sampling (`rng`), every true value and as many random ones plus one."""
         if self.rng is None:
             return values
         kept = [value for value in values if value in true]

@@ -1,4 +1,4 @@
-"""Near-duplicates: images of one scene, such as frames of one video, which are all held back from training, or none.
+"""Split a dataset so that near-duplicate images (frames of one video) stay on one side.
 
     images → difference hash of 8 × 8 bits → groups of images whose hashes are close → a part that is held back
 

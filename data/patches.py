@@ -28,7 +28,7 @@ def box_coverage(boxes: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
 
 
 def resampling(low: float, high: float, count: int, old: int = GRID) -> np.ndarray:
-    """Weights [count,old] that turn the coverage of `old` equal parts of 0..1 into that of `count` parts of low..high.
+    """Resampling matrix [count,old]: `old` equal bins on [0, 1] → `count` equal bins on [low, high].
 
     `resampling(top, bottom, rows, len(mask)) @ mask @ resampling(left, right, columns, len(mask[0])).T` is the mask
     [rows,columns] of a window of the image.

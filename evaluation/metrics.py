@@ -85,7 +85,7 @@ def counted(rows: pd.DataFrame, even_few: bool = False) -> pd.DataFrame:
 
 
 def _fewest(rows: pd.DataFrame) -> pd.Series:
-    """The number of yes or of no of the unit of each row, whichever is smaller."""
+    """min(number of yes, number of no) of each row's unit."""
     units = [rows["group"], rows["unit"]]
     yes = (rows["truth"] == "yes").groupby(units).transform("sum")
     return np.minimum(yes, rows["truth"].groupby(units).transform("size") - yes)

@@ -76,7 +76,7 @@ def make_tokenizer(vocabulary: Path) -> TrafficVLMTokenizer:
 
 
 def build(output_dir: Path, tokenizer: TrafficVLMTokenizer, text_fields: dict[str, Any]) -> list[Path]:
-    """The paths of all files, which are written. Each replaces an existing one in a single step.
+    """Write all files atomically; return their paths.
 
     Args:
         text_fields: sizes of another decoder, for new weights; {} for the sizes of the repository's weights, whose

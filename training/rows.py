@@ -34,7 +34,7 @@ def sources_of(datasets: Sequence[Any]) -> list[str]:
 
 
 def split_for_evaluation(rows: list[Any], held: list[Any], max_images: int) -> tuple[list[Any], Any, str]:
-    """Rows to train on, rows to evaluate on, and a note on how far the latter repeat the former; it may be empty.
+    """(train, eval, warning): the warning counts near-duplicates across the split; '' if there are none.
 
     Args:
         rows: datasets to train on.
@@ -56,7 +56,7 @@ def split_for_evaluation(rows: list[Any], held: list[Any], max_images: int) -> t
 
 
 def hold_back(rows: list[Any]) -> tuple[list[Any], list[Any], str]:
-    """The datasets without what is held back of the photographs among them, what is, and a note on it."""
+    """(train, held_out, note): 10 % of the photographs are held out; rendered scenes stay in train."""
     photographs = [dataset for dataset in rows if not isinstance(dataset, SyntheticRows)]
     if min(map(len, photographs)) < 2:
         raise ValueError("one image cannot be trained on and held back: pass others with --eval_dataset")

@@ -131,7 +131,7 @@ class Source:
         return stems
 
     def by_name(self, entries: Sequence[ImageEntry]) -> Iterator[ImageEntry]:
-        """Entries with the path of the image in place of its name as written.
+        """Yield entries whose image name has been resolved to a file below the image folder.
 
         A name is a problem if no image has it, if several may have it, or if another entry has it, too. Images that no
         entry names are counted: they may belong to another split, or have lost their annotation.
