@@ -17,10 +17,12 @@ import uuid
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import torch
 from datasets import Dataset, Features, Image, List, Value, disable_progress_bars
@@ -33,6 +35,7 @@ from .formats import Problems, Record, check_sources, load_mapping, read_source
 from .formats.drafting import draft_mapping
 from .formats.names import plain_name
 from .ground_truth import GroundTruth
+from .near_duplicates import hash_file, near_duplicate_groups
 from .questions import Balancer, NaturalRates, Question, ask, rebalance
 from .scene import SYNTHETIC, Scene
 from .scene_labels import read_scene_labels, with_scene_labels
@@ -44,7 +47,7 @@ FEATURES = Features(
     {
         "image": Image(),
         **{name: List(Value("string")) for name in LISTS},
-        **{name: Value("string") for name in ("source", "image_id", "scene")},
+        **{name: Value("string") for name in ("source", "image_id", "group", "scene")},
     }
 )
 COLUMN_OF = tuple(zip(LISTS, ("text", "answer", "question_type", "category", "question_id")))  # (column, attribute)
@@ -153,7 +156,7 @@ def read_items(options: DatasetOptions, problems: Problems) -> dict[str, list[It
             if options.scene_labels is not None:
                 records = add_scene_labels(records, Path(folder), options.scene_labels, problems)
             count = len(records) if options.num_images is None else options.num_images
-            items[source] = list(select_evenly(records, count))
+            items[source] = list(add_groups(select_evenly(records, count)))
         else:
             count = SYNTHETIC_IMAGES if options.num_images is None else options.num_images
             offset = 0 if options.split == "train" else (1 + zlib.crc32(options.split.encode())) << 32
@@ -204,6 +207,17 @@ def add_scene_labels(records: Sequence[Record], folder: Path, scene_labels: Path
         scene = with_scene_labels(record.scene, labels[name]) if name in labels else record.scene
         found.append(replace(record, scene=scene))
     return found
+
+
+def add_groups(records: Sequence[Record]) -> list[Record]:
+    """Records of one source that each have a group; near-duplicates are the group where the source names none."""
+    unnamed = [record for record in records if not record.group]
+    with ThreadPoolExecutor() as pool:
+        hashes = list(pool.map(lambda record: hash_file(record.image), unnamed))
+    numbers = iter(near_duplicate_groups(np.array(hashes).reshape(-1, 64)))
+    return [
+        record if record.group else replace(record, group=f"near-duplicates {next(numbers)}") for record in records
+    ]
 
 
 def _fingerprint(items: list[Item]) -> str:
@@ -283,13 +297,13 @@ def make_rows(blocks: Sequence[tuple[int, Sequence[Item]]], options: DatasetOpti
         loaded, asked = [], []
         for item in items:
             try:
-                loaded.append(load_item(item))
+                loaded.append((*load_item(item), item.group if isinstance(item, Record) else ""))
             except DataError as error:
                 yield dict.fromkeys(FEATURES) | {"problem": str(error)}
                 continue
             asked.append(ask(GroundTruth(loaded[-1][1]), rng, options.questions_per_image, balancer))
-        for (image, scene), questions in zip(loaded, rebalance(asked) if options.balance else asked):
-            yield make_row(image, scene, questions) | {"problem": "" if questions else NOTHING}
+        for (image, scene, group), questions in zip(loaded, rebalance(asked) if options.balance else asked):
+            yield make_row(image, scene, questions, group) | {"problem": "" if questions else NOTHING}
 
 
 def _summarize(paths: Sequence[Path], problems: Problems) -> dict[str, Any]:
@@ -328,13 +342,14 @@ def _summarize(paths: Sequence[Path], problems: Problems) -> dict[str, Any]:
     }
 
 
-def make_row(image: bytes, scene: Scene, questions: Sequence[Question]) -> dict[str, Any]:
-    """One row of FEATURES. `image` is the content of an image file."""
+def make_row(image: bytes, scene: Scene, questions: Sequence[Question], group: str = "") -> dict[str, Any]:
+    """One row of FEATURES. `image` is the content of an image file, `group` its camera, drive or near-duplicates."""
     return {
         "image": {"bytes": image, "path": None},
         **{column: [getattr(question, name) for question in questions] for column, name in COLUMN_OF},
         "source": scene.source,
         "image_id": scene.image_id,
+        "group": group,
         "scene": scene.to_json(),
     }
 

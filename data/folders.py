@@ -28,6 +28,7 @@ from .formats.source import list_files
 
 LISTS = ("questions", "answers", "question_types", "categories", "question_ids")  # one entry for each question
 COLUMNS = ("image", *LISTS, "source", "image_id")
+MADE = ("group", "scene")  # columns of datasets that make_dataset.py wrote
 REQUIRED = ("image", "questions", "answers")  # the other columns have defaults
 ANSWER_ENDS = " .!"  # removed from the end of own answers: "Yes." would be an answer in words
 SPLITS = ("train", "val", "valid", "validation", "dev", "test")  # names of folders that each hold a split
@@ -50,7 +51,7 @@ def load_rows(
         sources: source names for the rows of each folder that have none; by default `source_names(folders)`.
 
     Returns:
-        a dataset with COLUMNS, and with "scene" if all folders have it.
+        a dataset with COLUMNS, and with those of MADE that all folders have.
 
     Raises:
         DataError: a folder is missing, empty or unreadable; a split or a required column does not exist.
@@ -58,7 +59,7 @@ def load_rows(
     folders = [Path(folder) for folder in folders]
     names = source_names(folders) if sources is None else sources
     parts = [_load_folder(folder, name, split, prefer) for folder, name in zip(folders, names)]
-    columns = [*COLUMNS, "scene"] if all("scene" in part.column_names for part in parts) else list(COLUMNS)
+    columns = [*COLUMNS, *(name for name in MADE if all(name in part.column_names for part in parts))]
     rows = concatenate_datasets([part.select_columns(columns) for part in parts])
     if max_images is not None and max_images < len(rows):
         rows = rows.shuffle(seed=0).select(range(max_images))

@@ -253,6 +253,25 @@ def test_a_source_that_has_changed_is_noticed(mine, tmp_path):
         make(tmp_path / "set", source=[mapped(mine)])
 
 
+def test_rows_have_the_camera_or_near_duplicates_as_their_group_and_a_split_may_be_a_part(mine, tmp_path):
+    """Two images have the same pixels, in two files; only the first image has a camera."""
+    annotations, mapping = (json.loads((mine / name).read_text()) for name in ("train.json", "map.json"))
+    shutil.copy(mine / "train/1.png", mine / "train/2.png")
+    make(tmp_path / "unnamed", source=[mapped(mine)])
+    first, second, third = load(tmp_path / "unnamed")["group"]
+    assert first != second == third and first.startswith("near-duplicates")
+    for image, camera, part in zip(annotations["images"], ("north", "", ""), ("choose", "report", "choose")):
+        image |= {"camera": camera, "part": part}
+    mapping |= {"group": "camera"}
+    mapping["splits"]["train"]["part"] = "choose"
+    (mine / "train.json").write_text(json.dumps(annotations))
+    (mine / "map.json").write_text(json.dumps(mapping))
+    make(tmp_path / "named", source=[mapped(mine)])
+    rows = load(tmp_path / "named")
+    assert [Path(name).name for name in rows["image_id"]] == ["0.png", "2.png"]
+    assert rows["group"][:] == ["north", "near-duplicates 0"]
+
+
 def test_scene_labels_add_what_boxes_do_not_tell(mine, tmp_path):
     line = {"weather": "rain", "time_of_day": "day", "road": "wet", "traffic": "busy", "place": "parking"}
     line |= {"view": "roadside", "present": ["truck", "car"], "unsure": ["bus"]}

@@ -23,6 +23,7 @@ def list_images(source: Source) -> Iterator[ImageEntry]:
         DataError: two categories have one id.
     """
     categories, images, annotations = source.records("annotations", "categories", "images", "annotations")
+    part = source.layout.get("part")
     names: dict[int | str | None, str] = {}
     for where, category in categories:
         key, name = to_key(category.get("id")), str(category.get("name"))
@@ -45,7 +46,7 @@ def list_images(source: Source) -> Iterator[ImageEntry]:
         key = to_key(image.get("id"))
         if uses[key] > 1:
             source.problems.add("bad record", where, f"another image has the same id {image.get('id')}")
-        else:
+        elif part in (None, image.get("part")):
             annotation = (image, labels.get(key, []), all_placed and key is not None)
             entries.append((str(image.get("file_name")), where, annotation))
     return source.by_name(entries)
@@ -54,6 +55,7 @@ def list_images(source: Source) -> Iterator[ImageEntry]:
 def add_labels(scene: SceneBuilder, annotation: tuple[dict[str, Any], list[Any], bool]) -> None:
     """Add the boxes of one image. A crowd is not an instance."""
     image, labels, is_complete = annotation
+    scene.group = str(image.get(scene.source.mapping.group, ""))
     if not is_complete:
         scene.uncertain |= CLASSES.keys()
     scene.scale_from(to_number(image.get("width")), to_number(image.get("height")))

@@ -5,7 +5,8 @@ All keys of a mapping file but the first four are optional:
     name, format      the source's name, and "coco", "yolo", "voc", "kitti", "bdd100k" or "masks"
     splits            {"train": {"images": folder, and "annotations", "labels", "masks", "classes" as the format needs;
                       "only", "except": lists of patterns of image paths below that folder, without suffix; "list": a
-                      text file of such paths}}; paths are relative to the source's folder, and inside it
+                      text file of such paths; "part": for coco, only images whose entry has this "part"}}; paths are
+                      relative to the source's folder, and inside it
     classes           {class name of the source: category}; null ignores the class. The long form is {"class": category
                       or null, "maybe": [other possible categories], attribute: value}. Case, "_" and "-" in a name
                       make no difference.
@@ -18,6 +19,7 @@ All keys of a mapping file but the first four are optional:
     names             class names of the source in the order of their ids, if none of its files lists them. A file with
                       another name for an id is an error
     presence          {"absent": pixels, "present": pixels, "at": [width, height]}: the minimum size of a mask
+    group             key of an image's entry that names its camera or drive, for coco
     unlabeled         "empty": an image without labels was not labeled, rather than being an empty scene
     license, notes    for human readers
 """
@@ -57,6 +59,7 @@ OPTIONAL: dict[str, Any] = {
     "values": {},
     "names": [],
     "presence": {"absent": 0, "present": 0, "at": [1, 1]},
+    "group": "",
     "unlabeled": "",
 }
 
@@ -85,6 +88,7 @@ class SourceMapping:
     values: dict[str, dict[str, Any]]
     names: tuple[str, ...]
     presence: dict[str, Any]
+    group: str
     unlabeled: str
 
     def find(self, name: str) -> ClassMapping | None:

@@ -26,10 +26,11 @@ TEXT_CHUNKS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")  # of a PNG: EXIF, and texts,
 
 @dataclass(frozen=True)
 class Record:
-    """One image and its scene."""
+    """One image and its scene; `group` names its camera or drive, "" if the source does not tell."""
 
     image: Path
     scene: Scene
+    group: str = ""
 
 
 @dataclass
@@ -49,6 +50,7 @@ class SceneBuilder:
     objects: list[SceneObject] = field(default_factory=list)
     uncertain: set[str] = field(default_factory=set)
     num_labels: int = 0  # including those of ignored classes
+    group: str = ""  # camera or drive
     scale: tuple[float, float] = (1.0, 1.0)  # from the units of the boxes to pixels of the image file
     seen: set[Any] = field(default_factory=set)  # objects so far, to find labels that are listed twice
 
@@ -177,7 +179,7 @@ class SceneBuilder:
             source=mapping.name,
             image_id=PurePosixPath(self.source.layout["images"], self.name).as_posix(),
         )
-        return Record(self.image, scene)
+        return Record(self.image, scene, self.group)
 
 
 def visible_by(*flags: Any) -> float:
