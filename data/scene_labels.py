@@ -17,7 +17,7 @@ from ..common.files import DataError
 from .formats import Problems
 from .formats.names import decode_text, plain_name
 from .formats.reading import split_lines
-from .scene import CLASSES, PRESENCE_ONLY, TABLES, Scene, is_a
+from .scene import CLASSES, PRESENCE_ONLY, TABLES, Scene, classes_of
 
 
 _FIELDS = TABLES["scene_labels"]["fields"]
@@ -81,7 +81,10 @@ def _parse(entry: dict[str, Any], asked: frozenset[str]) -> tuple[str, SceneLabe
 
 
 def with_scene_labels(scene: Scene, labels: SceneLabels) -> Scene:
-    """The scene with its scene labels; where the scene's source labels a class itself, its objects decide."""
+    """The scene with its scene labels. Where the source labels a class itself, its boxes say yes.
+
+    They say no only if nobody saw one by looking either: boxes often leave out far and parked objects.
+    """
     attributes = {}
     for name, value in labels.values.items():
         attribute, values = SCENE_ATTRIBUTE_OF[name]
@@ -96,7 +99,10 @@ def with_scene_labels(scene: Scene, labels: SceneLabels) -> Scene:
         presence["vehicle"] = False
     elif VEHICLES & labels.present:
         presence["vehicle"] = True
-    boxed = {name for item in scene.objects for name in CLASSES if is_a(item.category, name)}
-    known = scene.exhaustive | boxed
-    presence = {name: is_present for name, is_present in presence.items() if name not in known}
-    return replace(scene, scene_attributes=scene.scene_attributes | attributes, presence=presence)
+    boxed = {name for item in scene.objects for name in classes_of(item.category)}
+    seen = {CLASS_OF.get(name, name) for name in labels.present | labels.unsure} & CLASSES.keys()
+    seen = {name for one in seen for name in classes_of(one)}
+    exhaustive = scene.exhaustive - (seen - boxed)
+    presence = {name: is_present for name, is_present in presence.items() if name not in exhaustive | boxed}
+    attributes = scene.scene_attributes | attributes
+    return replace(scene, exhaustive=exhaustive, scene_attributes=attributes, presence=presence)
