@@ -262,6 +262,7 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
             attention heads of transformer layers.
         image_size: side of the images, or (height, width). The weights do not depend on it.
         patch_size: side of a patch in pixels; with convolutions the product of the strides.
+        pool_above: side in pixels. Images of a larger area have one token for 2 × 2 patches. None: no image has.
 
     Raises:
         ValueError: if fields are invalid or contradict each other; the message names them and their values.
@@ -289,6 +290,7 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         initializer_range: float = 0.02,
         neck: str = "transformer",
         neck_width: int | None = None,
+        pool_above: int | None = None,
         **kwargs: Any,
     ):
         self.conv_widths = list(conv_widths)
@@ -308,6 +310,7 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         self.initializer_range = initializer_range
         self.neck = neck
         self.neck_width = hidden_size if neck_width is None else neck_width
+        self.pool_above = pool_above
         self.check_fields()
         super().__init__(**kwargs)
 
@@ -319,11 +322,19 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         is_known = self.neck in ("transformer", "depthwise")
         _check(self, is_known, "neck must be 'transformer' or 'depthwise'", "neck")
         _check_positive_integers(self, "neck_width", "num_attention_heads", "patch_size")
+        if self.pool_above is not None:
+            _check_positive_integers(self, "pool_above")
         for name in ("layer_norm_eps", "initializer_range"):
             _check_number(self, name, TINY)
         is_divisible = self.neck == "depthwise" or self.neck_width % self.num_attention_heads == 0
         message = "neck_width must be divisible by num_attention_heads"
         _check(self, is_divisible, message, "neck_width", "num_attention_heads")
+
+    def token_grid(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of the tokens of an image of `height` × `width` pixels."""
+        is_pooled = self.pool_above is not None and height * width > self.pool_above**2
+        side = self.patch_size * (2 if is_pooled else 1)
+        return height // side, width // side
 
     def _check_convolutions(self) -> None:
         _check_positive_integers(self, "conv_expansion")

@@ -13,6 +13,7 @@ What is special here:
 - position embeddings are computed from coordinates in 0..1, so the same weights read images of any size (training
   starts with small ones). They are added twice, because the neck layers may discard positions that questions such as
   "on the left?" need;
+- larger images can have one token for 2 × 2 patches (`pool_above`), so that the decoder's time hardly depends on size;
 - the only running statistics are those of batch normalization. They are constant after training, and if frozen.
 
 Without convolutions (`TrafficVLMConfig.with_patch_tower()`) the tower is a plain vision transformer:
@@ -249,6 +250,20 @@ def patch_coordinates(rows: int, columns: int, num_waves: int, like: torch.Tenso
     return grid.flatten(0, 1).to(like.dtype)
 
 
+class TrafficVLMPatchPooling(nn.Module):
+    """2 × 2 patches → one token, a linear layer of their mean and maximum. It starts as the mean."""
+
+    def __init__(self, config: TrafficVLMVisionConfig):
+        super().__init__()
+        self.merge = nn.Linear(2 * config.neck_width, config.neck_width)
+
+    def forward(self, x: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+        """Tokens [B,P/4,C] of patches [B,P,C] in a grid of an even number of rows and of columns."""
+        x = x.transpose(1, 2).unflatten(2, grid)  # [B,C,rows,columns]
+        both = torch.cat([nn.functional.avg_pool2d(x, 2), nn.functional.max_pool2d(x, 2)], 1)
+        return self.merge(both.flatten(2).transpose(1, 2))
+
+
 # A layer takes tokens [B,P,C] and their grid (rows, columns), and returns tokens.
 NECK_LAYERS: dict[str, type[nn.Module]] = {
     "transformer": TrafficVLMVisionLayer,
@@ -257,7 +272,7 @@ NECK_LAYERS: dict[str, type[nn.Module]] = {
 
 
 class TrafficVLMVisionModel(PreTrainedModel):
-    """Pixels [B,3,H,W] → image tokens [B,P,hidden_size], one per `patch_size` × `patch_size` patch, row by row."""
+    """Pixels [B,3,H,W] → image tokens [B,P,hidden_size], one per patch, or per 2 × 2 (`pool_above`), row by row."""
 
     config_class = TrafficVLMVisionConfig
     main_input_name = "pixel_values"
@@ -286,6 +301,8 @@ class TrafficVLMVisionModel(PreTrainedModel):
         else:
             self.patches = TrafficVLMPatchEmbedding(config)
         self.layers = nn.ModuleList(NECK_LAYERS[config.neck](config) for _ in range(config.num_hidden_layers))
+        if config.pool_above is not None:
+            self.pool = TrafficVLMPatchPooling(config)
         self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.to_hidden = nn.Linear(width, config.hidden_size) if width != config.hidden_size else nn.Identity()
         if self.has_convolutions:
@@ -300,6 +317,8 @@ class TrafficVLMVisionModel(PreTrainedModel):
         # Positions with the same variance as the normalized features.
         if self.has_convolutions and module is self.place_of_token:
             init.normal_(module.weight, std=1 / math.sqrt(2 * self.NUM_WAVES))
+        if self.config.pool_above is not None and module is self.pool.merge:
+            init.copy_(module.weight, torch.eye(*module.weight.shape))  # the mean alone
 
     def forward(self, pixel_values: torch.Tensor, return_dict: bool = True, **kwargs: Any) -> Any:
         """`last_hidden_state` [B,P,hidden_size] of pixels [B,num_channels,H,W], H and W multiples of `patch_size`."""
@@ -311,9 +330,12 @@ class TrafficVLMVisionModel(PreTrainedModel):
             x = x + self.place(positions)
         for layer in self.layers:
             x = layer(x, (rows, columns))
+        grid = self.config.token_grid(*pixel_values.shape[2:])
+        if grid != (rows, columns):
+            x = self.pool(x, (rows, columns))
         x = self.to_hidden(self.norm(x))
         if self.has_convolutions:
-            x = x + self.place_of_token(positions)
+            x = x + self.place_of_token(patch_coordinates(*grid, self.NUM_WAVES, x))
         return BaseModelOutput(last_hidden_state=x) if return_dict else (x,)
 
     def combine_maps(self, pixel_values: torch.Tensor) -> torch.Tensor:
