@@ -19,6 +19,7 @@ MIRRORED, MIRRORED_NUMBERS = 0.5, 0.2  # fraction of images that are mirrored: w
 # Fraction of photographs, and of rendered scenes, that are cropped: a crop hides the number of lanes and the shape of
 # the road, which only rendered scenes label.
 CROPPED, CROPPED_RENDERED = 0.5, 0.3
+MAX_ENLARGED = 1.25  # of an image or crop: blur would tell its source
 MIN_SIDE = 0.6  # of a crop, as a fraction of the width and of the height
 GAMMA = 1.18  # at most: a middle gray changes by 12 %
 CONTRAST = 0.15  # at most: the increase of the slope at middle gray
@@ -35,17 +36,24 @@ HIDDEN: dict[str, tuple[float, tuple[str, ...]]] = {
 CAMERA = 0.2  # chance of blur, the same of noise and of JPEG artifacts
 
 
-def augment(image: np.ndarray, scene: Scene, rng: np.random.Generator, crops: bool = True) -> tuple[np.ndarray, Scene]:
+def augment(
+    image: np.ndarray,
+    scene: Scene,
+    rng: np.random.Generator,
+    crops: bool = True,
+    size: tuple[int, int] | None = None,
+) -> tuple[np.ndarray, Scene]:
     """The image [H',W',3] and its scene after random changes: mirrored, cropped, in other light, by another camera.
 
     Args:
         crops: False keeps the whole image.
+        size: (height, width) in pixels to resize the crop to; a crop is enlarged by `MAX_ENLARGED` at most.
     """
     if rng.random() < mirrored_fraction(scene):
         image, scene = image[:, ::-1], scene.flipped()
     if crops and rng.random() < (CROPPED_RENDERED if scene.source == SYNTHETIC else CROPPED):
-        image, scene = crop(image, scene, random_window(scene, rng))
-    image = np.ascontiguousarray(image)
+        image, scene = crop(image, scene, random_window(scene, rng, size or (0, 0)))
+    image = np.ascontiguousarray(image) if size is None else resize(image, size)
     for name, (chance, hidden) in HIDDEN.items():
         if rng.random() < chance:
             image, scene = HIDING[name](image, rng), scene.without(*hidden)
@@ -57,10 +65,23 @@ def mirrored_fraction(scene: Scene) -> float:
     return MIRRORED_NUMBERS if any("value" in item.attributes for item in scene.objects) else MIRRORED
 
 
-def random_window(scene: Scene, rng: np.random.Generator) -> tuple[int, int, int, int]:
-    """A window (left, top, right, bottom) in pixels of the scene, of at least `MIN_SIDE` of the width and height."""
-    width = max(1, round(scene.width * rng.uniform(MIN_SIDE, 1)))
-    height = max(1, round(scene.height * rng.uniform(MIN_SIDE, 1)))
+def is_large_enough(width: int, height: int, size: tuple[int, int]) -> bool:
+    """Whether `size` (height, width) enlarges an image of `width` × `height` pixels by at most `MAX_ENLARGED`."""
+    return height * MAX_ENLARGED >= size[0] and width * MAX_ENLARGED >= size[1]
+
+
+def random_window(scene: Scene, rng: np.random.Generator, size: tuple[int, int] = (0, 0)) -> tuple[int, int, int, int]:
+    """A window (left, top, right, bottom) in pixels of the scene, of at least `MIN_SIDE` of the width and height.
+
+    Args:
+        size: (height, width) of an image; the window is not enlarged by more than `MAX_ENLARGED` to it.
+    """
+    low_width, low_height = (
+        min(1.0, max(MIN_SIDE, side / MAX_ENLARGED / whole))
+        for side, whole in ((size[1], scene.width), (size[0], scene.height))
+    )
+    width = max(1, round(scene.width * rng.uniform(low_width, 1)))
+    height = max(1, round(scene.height * rng.uniform(low_height, 1)))
     left, top = int(rng.integers(scene.width - width + 1)), int(rng.integers(scene.height - height + 1))
     return left, top, left + width, top + height
 
@@ -71,6 +92,12 @@ def crop(image: np.ndarray, scene: Scene, window: tuple[int, int, int, int]) -> 
     left, top = int(window[0] * x), int(window[1] * y)
     right, bottom = max(round(window[2] * x), left + 1), max(round(window[3] * y), top + 1)
     return image[top:bottom, left:right], scene.cropped(*window)
+
+
+def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """The image resized to `size` (height, width), without regard to its shape."""
+    shrinks = image.shape[0] * image.shape[1] > size[0] * size[1]
+    return cv2.resize(image, size[::-1], interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
 
 
 def change_light(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -18,12 +18,12 @@ from datasets import concatenate_datasets
 from transformers import TrainingArguments
 
 from traffic_vlm.common.options import choose_threads, option, option_parser
-from traffic_vlm.data.dataset import Mixture
 from traffic_vlm.scripts import command
 from traffic_vlm.training.auxiliary.head import QueryHead, load_training_head
 from traffic_vlm.training.checkpoints import claim_run, files_to_delete, last_checkpoint
-from traffic_vlm.training.start import load_tower
-from traffic_vlm.training.tower import TowerImages, TowerModel, TowerTrainer, load_images
+from traffic_vlm.training.drawing import BatchSizes
+from traffic_vlm.training.start import add_pooling, freeze_blocks, load_tower
+from traffic_vlm.training.tower import TowerBatches, TowerModel, TowerTrainer, load_images
 
 
 CONSTANT_FRACTION = 0.3  # of the run with a constant learning rate, before it falls linearly to 0
@@ -41,8 +41,15 @@ class Options:
     start_from: str = option(
         str(Path(__file__).resolve().parents[1]), "a folder tower/ or a model whose tower is trained further"
     )
-    images: int = option(64_000, "images until the learning rate reaches 0")
-    batch_size: int = option(32, "images per step")
+    images: int = option(64_000, "images until the learning rate reaches 0, if all were of the default size")
+    batch_size: int = option(32, "images per step; fewer in a step with larger images")
+    sizes: list[int] = option([256, 352, 448, 480, 512], "sides of the images in pixels, one for each step")
+    size_weights: list[float] = option([60.0, 25.0, 5.0, 5.0, 5.0], "weight of each of --sizes")
+    default_size: int = option(256, "side of the images in the last tenth of the steps")
+    vary_aspect: bool = option(True, "vary the shape of the images from 0.75 to 1.8")
+    pool_above: int | None = option(None, "larger images have one token for 2 × 2 patches; default: as the start")
+    freeze_blocks: int | None = option(None, "freeze the stem and this number of convolution blocks")
+    eval_sizes: list[int] = option([256, 320, 384, 448], "sides of the images in evaluation, in pixels")
     learning_rate: float = option(3e-4, "learning rate, after the first 3 %% of the run")
     seed: int = option(0, "seed of images and new weights")
     num_workers: int = option(1, "processes that prepare batches")
@@ -60,16 +67,19 @@ def train(options: Options) -> None:
     parts, held = load_images(options.train_dataset), concatenate_datasets(load_images(options.eval_dataset))
     sources = sorted({name for rows in parts for name in rows.unique("source")})
     weights = options.train_weights or [len(rows) ** 0.5 for rows in parts]
-    mixture = Mixture(parts, weights, options.images, options.seed)
     claim_run(options.output_dir, {name: getattr(options, name) for name in SAME})
     torch.manual_seed(options.seed)
     tower = load_tower(options.start_from)
+    if options.pool_above is not None:
+        tower = add_pooling(tower, options.pool_above)
+    if options.freeze_blocks is not None:
+        freeze_blocks(tower, options.freeze_blocks)
     head = load_training_head(options.start_from) or QueryHead(tower.config.hidden_size)
     steps = math.ceil(options.images / options.batch_size)
     arguments = TrainingArguments(
         str(options.output_dir),
         max_steps=steps,
-        per_device_train_batch_size=options.batch_size,
+        per_device_train_batch_size=1,  # an item is a batch
         learning_rate=options.learning_rate,
         weight_decay=0.05,
         adam_beta2=0.98,
@@ -84,12 +94,21 @@ def train(options: Options) -> None:
         eval_strategy="steps",
         eval_steps=options.eval_steps,
         dataloader_num_workers=options.num_workers,
-        dataloader_prefetch_factor=8,
+        dataloader_prefetch_factor=4,
         dataloader_pin_memory=torch.accelerator.is_available(),  # torch warns that it does nothing on a CPU
         report_to="none",
     )
-    images, model = TowerImages(mixture, sources), TowerModel(tower, head, len(sources))
-    trainer = TowerTrainer(model, arguments, train_dataset=images, eval_dataset=held)
+    plan = BatchSizes(
+        options.sizes,
+        options.size_weights,
+        options.default_size,
+        options.batch_size,
+        steps,
+        options.vary_aspect,
+    )
+    batches = TowerBatches(parts, weights, plan, tower.config.token_grid, sources, options.seed)
+    model = TowerModel(tower, head, len(sources))
+    trainer = TowerTrainer(model, arguments, sizes=options.eval_sizes, train_dataset=batches, eval_dataset=held)
     checkpoint = last_checkpoint(options.output_dir)
     if checkpoint is not None:
         print(f"resuming from {checkpoint.name.replace('checkpoint-', 'step ')} of {steps}")

@@ -5,6 +5,7 @@ import json
 import shutil
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,12 +13,12 @@ import torch
 from datasets import Dataset
 from PIL import Image
 from safetensors.torch import load_file
-from torch.utils.data import default_collate
 
 from tiny import ROOT, TINY_TOWER
 from traffic_vlm.common.files import DataError
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
-from traffic_vlm.data.dataset import FEATURES, Mixture
+from traffic_vlm.data.augment import MAX_ENLARGED, random_window
+from traffic_vlm.data.dataset import FEATURES
 from traffic_vlm.data.folders import LISTS
 from traffic_vlm.data.formats import Problems
 from traffic_vlm.data.ground_truth import GroundTruth
@@ -34,12 +35,14 @@ from traffic_vlm.training.auxiliary.head import (
     load_training_head,
     save_training_head,
 )
-from traffic_vlm.training.start import load_tower
-from traffic_vlm.training.tower import TowerImages, TowerModel, answer_presence, load_images, pixels_of
+from traffic_vlm.training.drawing import BatchSizes, draw_chances
+from traffic_vlm.training.start import add_pooling, load_tower
+from traffic_vlm.training.tower import TowerBatches, TowerModel, answer_presence, load_images, pixels_of
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 
 LIGHT = TINY_TOWER | {"neck": "depthwise", "neck_width": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+STORED, SIDE = 384, 256  # of the images in pixels: in files, and by default in training
 
 
 # Targets
@@ -120,7 +123,9 @@ def test_scene_labels_hold_for_the_whole_image_and_some_of_them_for_crops(tmp_pa
     scene = labeled(CAR, weather="rain", road="none", view="roadside", present=["bicycle", "bus"], unsure=["truck"])
     crop, wide = scene.cropped(0, 0, 180, 180), scene.cropped(0, 0, 270, 270)
     for changed, category, expected in (
-        (scene, "bus", [0, 0, 0, 0]),  # boxes take precedence
+        (scene, "bus", [1, -1, -1, -1]),  # the boxes left it out
+        (labeled(CAR), "bus", [0, 0, 0, 0]),
+        (labeled(CAR, unsure=["bus"]), "bus", [-1] * 4),
         (scene, "bicycle", [1, -1, -1, -1]),
         (crop, "bicycle", [-1] * 4),
         (wide, "animal", [0, -1, -1, -1]),
@@ -147,13 +152,14 @@ def dataset(tmp_path_factory):
     """A dataset folder of 30 images: every second one has a car, a bright square on the left or right."""
     folder, rng, rows = tmp_path_factory.mktemp("dataset"), np.random.default_rng(0), []
     for index in range(30):
-        image, boxes = rng.integers(0, 80, (128, 128, 3), np.uint8), []
+        image, boxes = rng.integers(0, 80, (STORED, STORED, 3), np.uint8), []
         if index % 2:
-            left = 5 if index % 4 == 1 else 88
-            image[53:88, left : left + 35] = 250
-            boxes.append((left, 53, left + 35, 88))
-        scene = scene_of("car", *boxes, labels=("car", "bus"), size=128).to_json()
+            left = 15 if index % 4 == 1 else 264
+            image[159:264, left : left + 105] = 250
+            boxes.append((left, 159, left + 105, 264))
+        scene = scene_of("car", *boxes, labels=("car", "bus"), size=STORED).to_json()
         row = {"image": Image.fromarray(image), "source": "highway", "image_id": f"{index}.png", "scene": scene}
+        row["group"] = f"camera {index // 3}"
         rows.append(row | {name: [] for name in LISTS})
     (folder / "data").mkdir()
     Dataset.from_list(rows, FEATURES).to_parquet(str(folder / "data" / "train-00000.parquet"))
@@ -170,34 +176,82 @@ def test_rows_hold_the_images_and_unusable_ones_are_named(dataset, rows, tmp_pat
     stored = table.to_pylist()
     assert rows["scene"][:] == [row["scene"] for row in stored]
     for row, one in zip(rows, stored):
-        expected = Image.open(io.BytesIO(one["image"]["bytes"])).resize((256, 256), Image.Resampling.BILINEAR)
-        np.testing.assert_allclose(pixels_of(row), np.asarray(expected), atol=2)
+        np.testing.assert_array_equal(pixels_of(row), np.asarray(Image.open(io.BytesIO(one["image"]["bytes"]))))
     stored[3]["image"]["bytes"] = stored[3]["image"]["bytes"][:300]
     (tmp_path / "broken/data").mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(stored, table.schema), tmp_path / "broken/data/train-00000.parquet")
+    [broken] = load_images([str(tmp_path / "broken")])
     with pytest.raises(DataError, match=r"image 3.png cannot be read"):
-        load_images([str(tmp_path / "broken")])
+        pixels_of(broken[3])
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     line = {"file_name": "a.png", "questions": ["Is there a car?"], "answers": ["no"]}
     (tmp_path / "metadata.jsonl").write_text(json.dumps(line))
-    with pytest.raises(DataError, match="has no scenes"):
+    with pytest.raises(DataError, match="has no scenes or no groups"):
         load_images([str(tmp_path)])
     with pytest.raises(DataError, match="a folder is given twice"):
         load_images([str(dataset), f"{dataset}/data/.."])
 
 
-def test_augmentation_moves_objects_and_targets_together_and_depends_only_on_the_index(rows):
-    images, found = TowerImages(Mixture([rows.select([1])], None, 60), ["a", "highway"]), 0
-    for item in (images[index] for index in range(60)):
-        car = item["patch"][INDEX["car"]]
-        brightness = item["pixels"].float().reshape(16, 16, 16, 16, 3).mean((1, 3, 4))
-        if (car == 1).any() and (car == 0).any():
-            found += 1
-            assert brightness[car == 1].max() > brightness[car == 0].max()
+def batches_of(rows, steps, sides=(SIDE,), seed=0, pictures=2, **fields):
+    config = TrafficVLMVisionConfig(**LIGHT, pool_above=280)
+    sizes = BatchSizes(sides, [1] * len(sides), SIDE, pictures, steps, **fields)
+    return TowerBatches([rows], [1], sizes, config.token_grid, ["a", "highway"], seed)
+
+
+def test_augmentation_moves_objects_and_targets_together_and_depends_only_on_the_step(rows):
+    batches, found = batches_of(rows.select([1] * 8), 40, (SIDE, 320), varies_aspect=True), 0
+    for batch in (batches[step] for step in range(40)):
+        height, width = batch["pixels"].shape[1:3]
+        rows_, columns = batch["patch"].shape[2:]
+        assert height // rows_ == width // columns == (32 if height * width > 280**2 else 16)
+        for pixels, patch in zip(batch["pixels"], batch["patch"][:, INDEX["car"]]):
+            brightness = pixels.float().reshape(rows_, height // rows_, columns, width // columns, 3).mean((1, 3, 4))
+            if (patch == 1).any() and (patch == 0).any():
+                found += 1
+                assert brightness[patch == 1].max() > brightness[patch == 0].max()
     assert found > 30
-    again = TowerImages(Mixture([rows.select([1])], None, 90), ["a", "highway"])[59]
-    assert all(torch.equal(again[name], item[name]) for name in item)
-    assert item["source"] == 1 and not torch.equal(images[0]["pixels"], item["pixels"])
+    again = batches_of(rows.select([1] * 8), 40, (SIDE, 320), varies_aspect=True)[39]
+    assert all(torch.equal(again[name], batch[name]) for name in batch)
+    assert batch["source"].tolist() == [1, 1] and not torch.equal(batches[0]["pixels"], batch["pixels"])
+
+
+def test_a_batch_has_one_size_and_about_the_pixels_of_the_default_one():
+    sizes, rng = BatchSizes([256, 352, 448], [60, 25, 15], 256, 32, 1000, varies_aspect=True), np.random.default_rng(0)
+    drawn = np.array([sizes.draw(step, rng) for step in range(1000)])
+    count, height, width = drawn[:900].T
+    assert not (drawn[:, 1:] % 32).any() and (drawn[900:] == (32, 256, 256)).all()
+    assert 0.9 < (count * height * width).mean() / (32 * 256 * 256) < 1.1
+    aspect = width / height
+    assert 0.65 < aspect.min() < 0.8 and 1.7 < aspect.max() < 2.0
+    area = height * width
+    assert abs((area < 300**2).mean() - 0.6) < 0.05 and abs((area > 400**2).mean() - 0.15) < 0.04
+    for sides, weights, message in (
+        ([256, 300], [1, 1], r"multiples of 32 pixels, got \[300\]"),
+        ([256, 352], [1], r"one for each of \[256, 352\], got \[1\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            BatchSizes(sides, weights, default=256, pictures=8, steps=9)
+
+
+def test_a_camera_counts_with_the_square_root_of_its_pictures_and_no_picture_is_drawn_more_than_twelve_times():
+    groups = [["a"] * 9 + ["b"], ["c", "d"]]
+    chances = draw_chances(groups, [3, 1], 12)
+    np.testing.assert_allclose(chances, [0.75 / 12] * 9 + [0.75 / 4] + [1 / 8] * 2)
+    limited = draw_chances(groups, [3, 1], 100)  # at most 0.12: b, c and d have that much, the pictures of a the rest
+    np.testing.assert_allclose(limited, [0.64 / 9] * 9 + [0.12] * 3)
+    np.testing.assert_allclose(draw_chances(groups, [3, 1], 144), [1 / 12] * 12)
+    with pytest.raises(ValueError, match="12 pictures give at most 144 draws, --images is 145"):
+        draw_chances(groups, [3, 1], 145)
+
+
+def test_small_pictures_are_neither_drawn_for_large_sizes_nor_cropped_much(rows):
+    assert batches_of(rows, 10, (320,), pictures=8)[0]["pixels"].shape == (5, 320, 320, 3)
+    with pytest.raises(ValueError, match="no picture is large enough for 512 × 512 pixels"):
+        batches_of(rows, 10, (512,))[0]
+    rng = np.random.default_rng(0)
+    windows = np.array([random_window(Scene(400, 300), rng, (256, 352)) for _ in range(300)])
+    width, height = windows[:, 2] - windows[:, 0], windows[:, 3] - windows[:, 1]
+    assert 0 <= width.min() - 352 / MAX_ENLARGED < 3 and 0 <= height.min() - 256 / MAX_ENLARGED < 3
 
 
 # Head and loss
@@ -244,17 +298,37 @@ def tiny_tower():
     return TrafficVLMVisionModel(TrafficVLMVisionConfig(**LIGHT)), QueryHead(24)
 
 
+def test_pooled_tokens_start_as_the_means_of_four_patches_and_small_images_keep_theirs():
+    tower, _ = tiny_tower()
+    pooled, pixels = add_pooling(tower, 128).eval(), torch.randn(2, 3, 160, 128)
+    x = torch.randn(2, 80, 16)
+    means = x.unflatten(1, (5, 2, 4, 2)).mean((2, 4)).flatten(1, 2)
+    torch.testing.assert_close(pooled.pool(x, (10, 8)), means)
+    assert pooled(pixels).last_hidden_state.shape == (2, 20, 24) and pooled.config.token_grid(160, 128) == (5, 4)
+    small = pixels[:, :, :128]
+    torch.testing.assert_close(pooled(small).last_hidden_state, tower.eval()(small).last_hidden_state)
+
+
+def test_statistics_of_batch_normalization_stay_in_training(rows):
+    model = TowerModel(*tiny_tower(), 2)
+    before = {name: value.clone() for name, value in model.tower.named_buffers()}
+    model.train()(**batches_of(rows, 10)[0])["loss"].backward()
+    torch.testing.assert_close(dict(model.tower.named_buffers()), before)
+    assert model.head.training and model.tower.convolutions.stem[1].weight.grad is not None
+
+
 def test_answers_about_presence_are_a_table_of_evaluation(rows, monkeypatch):
     """The model finds the 8 of 15 cars that are on the left, and says no to all else."""
 
     def logits(pixels):
         found = torch.full((len(pixels), len(CATEGORIES), 4), -2.0)
-        found[pixels[:, :, :128].amax((1, 2, 3)) > 200, INDEX["car"], 0] = 2.0
+        found[pixels[:, :, : SIDE // 2].amax((1, 2, 3)) > 200, INDEX["car"], 0] = 2.0
         return (found,)
 
     model = TowerModel(*tiny_tower(), 1)
     monkeypatch.setattr(model, "logits", logits)
-    answers = answer_presence(model, rows, batch_size=7)
+    answers = answer_presence(model, rows, SIDE, batch_size=7)
+    assert set(answers["size"]) == {SIDE} and answers["group"].nunique() == 10
     car = answers[answers["question_id"] == "car/whole"]
     assert len(car) == 30 and balanced_accuracy(car) == pytest.approx((8 / 15 + 1) / 2)
     assert auc(car) == pytest.approx((8 * 15 + 7 * 15 / 2) / 225)
@@ -271,7 +345,8 @@ def test_a_tower_learns_its_average_is_saved_and_a_resumed_run_has_the_same_resu
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     command = ["--train_dataset", dataset, "--eval_dataset", dataset, "--start_from", tmp_path / "start"]
     command += ["--images", 192, "--batch_size", 8, "--save_steps", 12, "--eval_steps", 12]
-    command += ["--learning_rate", 0.01, "--output_dir"]
+    command += ["--sizes", 256, 288, "--size_weights", 1, 1, "--eval_sizes", 256, 320]
+    command += ["--vary_aspect", "false", "--pool_above", 300, "--learning_rate", 0.01, "--output_dir"]
     run_script("train_tower.py", *command, whole)
     printed = capsys.readouterr().out
     assert printed.count("'eval_auc'") == 2  # the evaluation of the last step is not repeated
@@ -292,14 +367,15 @@ def test_a_tower_learns_its_average_is_saved_and_a_resumed_run_has_the_same_resu
     saved = trained.state_dict()
     torch.testing.assert_close({name: saved[name] for name in average}, average)
     assert 0 < average["head.bias"].norm() < last["head.bias"].norm()  # it starts at 0, and the average follows
-    images = TowerImages(Mixture([rows], None, 30, seed=1), ["highway"])
-    batch = default_collate([images[index] for index in range(30)])
+    batch = batches_of(rows, 10, seed=1, pictures=30)[0] | {"source": torch.zeros(30, dtype=torch.long)}
     with torch.no_grad():
         before, after = (float(model.eval()(**batch)["loss"]) for model in (TowerModel(tower, head, 1), trained))
     assert after < 0.8 * before
     report = (whole / "report.md").read_text()
-    assert report.startswith("| source | balanced accuracy |") and "\n| category | balanced accuracy |" in report
-    assert "| highway | " in report
+    assert report.startswith("| source / size | balanced accuracy |") and "\n| category / size | balanced" in report
+    assert "| highway / 256 | " in report and "| highway / 320 | " in report
+    answers = pd.read_parquet(whole / "answers.parquet")
+    assert answers["size"].value_counts().nunique() == 1 and set(answers["size"]) == {256, 320}
     run_script("train_tower.py", *command, whole, "--batch_size", 2, status=2)
     assert "something else (batch_size: 8 before, 2 now)" in capsys.readouterr().err
 

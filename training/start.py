@@ -1,5 +1,6 @@
 """The model that a training run starts from: weights, tower, head, new words, and what of them is trained."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,15 @@ def load_tower(name: str, fields: dict[str, Any] | None = None) -> Any:
     if missing := sorted(loaded["missing_keys"]):
         raise ValueError(f"{name}: the vision tower has no weights {', '.join(missing[:3])} ({len(missing)} in all)")
     return tower
+
+
+def add_pooling(tower: Any, pool_above: int) -> Any:
+    """A tower with these weights that pools the patches of larger images; see `TrafficVLMVisionConfig.pool_above`."""
+    config = copy.deepcopy(tower.config)
+    config.pool_above = pool_above
+    pooled = TrafficVLMVisionModel(config)
+    pooled.load_state_dict(tower.state_dict(), strict=False)  # all but the new layer
+    return pooled
 
 
 def freeze_blocks(tower: Any, blocks: int) -> None:

@@ -1,0 +1,81 @@
+"""Drawing of pictures: how often each one is drawn, and the size of each batch.
+
+Pictures of one camera resemble each other, so a camera counts with the square root of its pictures, and so does a
+source. All pictures of a batch have one size, and fewer of them are in a batch of a larger size, so that every step
+takes the same time. Small pictures are not drawn for large sizes: `augment` enlarges none by more than `MAX_ENLARGED`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+MAX_DRAWS = 12  # of one picture in a run, on average
+ASPECTS = (0.75, 1.8)  # width / height of a batch
+STEP = 32  # sides of a batch are multiples, in pixels
+LAST_FRACTION = 0.1  # of the steps, which have the default size
+
+
+def draw_chances(groups: Sequence[Sequence[str]], weights: Sequence[float], draws: int) -> np.ndarray:
+    """Chance [N] of each picture at each draw; the N pictures of all sources stand one source after the other.
+
+    Args:
+        groups: for each source, the group (camera, drive, near-duplicates) of each of its pictures.
+        weights: of each source.
+        draws: of the whole run; no picture is drawn more than `MAX_DRAWS` times on average.
+
+    Raises:
+        ValueError: the pictures are too few for so many draws.
+    """
+    parts = []
+    for names, weight in zip(groups, weights):
+        _, group, counts = np.unique(names, return_inverse=True, return_counts=True)
+        share = counts[group] ** -0.5
+        parts.append(weight * share / share.sum())
+    chances = np.concatenate(parts) / sum(weights)
+    limit = MAX_DRAWS / draws
+    if len(chances) * limit < 1:
+        raise ValueError(f"{len(chances)} pictures give at most {len(chances) * MAX_DRAWS} draws, --images is {draws}")
+    while (is_over := chances > limit * (1 + 1e-9)).any():
+        is_limited = is_over | (chances >= limit)
+        rest = chances[~is_limited].sum()
+        chances = np.where(is_limited, limit, chances * (1 - limit * is_limited.sum()) / max(rest, 1e-12))
+    return chances
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """The size of the batch of each step.
+
+    Attributes:
+        sides: side of a square batch in pixels, to draw from.
+        weights: of each side.
+        default: side in the last steps.
+        pictures: number in a batch of the default size.
+        steps: of the run.
+        varies_aspect: batches are oblongs of about the same area, of `ASPECTS`.
+    """
+
+    sides: Sequence[int]
+    weights: Sequence[float]
+    default: int
+    pictures: int
+    steps: int
+    varies_aspect: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.sides) != len(self.weights) or min(self.weights) <= 0:
+            raise ValueError(f"--size_weights must be positive, one for each of {self.sides}, got {self.weights}")
+        if wrong := [side for side in (*self.sides, self.default) if side % STEP or side <= 0]:
+            raise ValueError(f"--sizes must be multiples of {STEP} pixels, got {wrong}")
+
+    def draw(self, step: int, rng: np.random.Generator) -> tuple[int, int, int]:
+        """(number of pictures, height, width) of the batch of a step."""
+        if step >= (1 - LAST_FRACTION) * self.steps:
+            return self.pictures, self.default, self.default
+        side = rng.choice(self.sides, p=np.array(self.weights) / sum(self.weights))
+        aspect = math.exp(rng.uniform(*map(math.log, ASPECTS))) if self.varies_aspect else 1.0
+        height, width = (STEP * round(length / STEP) for length in (side / aspect**0.5, side * aspect**0.5))
+        return max(1, round(self.pictures * self.default**2 / (height * width))), height, width
