@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from . import MIN_ANSWERS, STANDARD_ERRORS
-from .metrics import clustered_error, counted, is_yes_no
+from .metrics import clustered_error, counted, is_yes_no, placements
 
 
 KEYS = ["source", "image_id", "question", "truth"]
@@ -62,6 +62,29 @@ class Comparison:
             if self.is_shown
             else f"No difference shown for {model}: {figures}."
         )
+
+
+def compare_presence(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, tuple[float, float, float | None]]:
+    """{metric: (before, after, standard error of the difference)} of two tables of `training.tower.answer_presence`.
+
+    Pictures of one group (camera) are not independent: groups are the clusters.
+
+    Raises:
+        ValueError: the questions differ.
+    """
+    keys = ["source", "group", "image_id", "question_id", "truth"]
+    if len(before) != len(after) or not (before[keys].to_numpy() == after[keys].to_numpy()).all():
+        raise ValueError(f"only answers to the same questions can be compared, got {len(before)} and {len(after)}")
+    clusters = (table.reset_index(drop=True).assign(image_id=list(table["group"])) for table in (before, after))
+    was, now = map(counted, clusters)
+    found = {}
+    for name, old, new, factor in (
+        ("balanced accuracy", was["is_right"].astype(float), now["is_right"].astype(float), 1),
+        ("AUC", placements(was), placements(now), 2),  # a placement counts in the areas of yes and of no
+    ):
+        error = clustered_error(was, new - old)
+        found[name] = float(was["weight"] @ old), float(was["weight"] @ new), error and factor * error
+    return found
 
 
 def compare(before: pd.DataFrame, after: pd.DataFrame) -> Comparison | None:

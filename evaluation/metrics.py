@@ -136,6 +136,18 @@ def auc(rows: pd.DataFrame) -> float | None:
     return mean(areas.groupby(level=0).mean())
 
 
+def placements(rows: pd.DataFrame) -> pd.Series:
+    """For each row of `counted`, the fraction of its unit's other answers (no for a yes) that P(yes) ranks right.
+
+    Ties count half. Their sum, weighted by `weight`, is the AUC.
+    """
+    units, is_yes = [rows["group"], rows["unit"]], rows["truth"] == "yes"
+    alike = [*units, rows["truth"]]
+    below = rows["p_yes"].groupby(units).rank() - rows["p_yes"].groupby(alike).rank()  # of the other truth
+    others = is_yes.groupby(units).transform("size") - is_yes.groupby(alike).transform("size")
+    return (below / others).where(is_yes, 1 - below / others)
+
+
 def of_enough(metric: Metric) -> Metric:
     """The metric in a table: None with fewer than three question ids."""
     return lambda rows: metric(rows) if question_ids(rows) >= MIN_QUESTION_IDS else None

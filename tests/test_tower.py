@@ -374,6 +374,8 @@ def test_a_tower_learns_its_average_is_saved_and_a_resumed_run_has_the_same_resu
     report = (whole / "report.md").read_text()
     assert report.startswith("| source / size | balanced accuracy |") and "\n| category / size | balanced" in report
     assert "| highway / 256 | " in report and "| highway / 320 | " in report
+    run_script("compare_towers.py", "--runs", whole, stopped, "--sources", "highway")
+    assert "| stopped at 320 | " in (compared := capsys.readouterr().out) and "+0.000 ± 0.000 |" in compared
     answers = pd.read_parquet(whole / "answers.parquet")
     assert answers["size"].value_counts().nunique() == 1 and set(answers["size"]) == {256, 320}
     run_script("train_tower.py", *command, whole, "--batch_size", 2, status=2)
