@@ -330,12 +330,12 @@ class TrafficVLMVisionModel(PreTrainedModel):
             x = x + self.place(positions)
         for layer in self.layers:
             x = layer(x, (rows, columns))
-        grid = self.config.token_grid(*pixel_values.shape[2:])
-        if grid != (rows, columns):
+        token_rows, token_columns = self.config.token_grid(*pixel_values.shape[2:])
+        if (token_rows, token_columns) != (rows, columns):
             x = self.pool(x, (rows, columns))
         x = self.to_hidden(self.norm(x))
         if self.has_convolutions:
-            x = x + self.place_of_token(patch_coordinates(*grid, self.NUM_WAVES, x))
+            x = x + self.place_of_token(patch_coordinates(token_rows, token_columns, self.NUM_WAVES, x))
         return BaseModelOutput(last_hidden_state=x) if return_dict else (x,)
 
     def combine_maps(self, pixel_values: torch.Tensor) -> torch.Tensor:

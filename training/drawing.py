@@ -76,6 +76,7 @@ class BatchSizes:
         if step >= (1 - LAST_FRACTION) * self.steps:
             return self.pictures, self.default, self.default
         side = rng.choice(self.sides, p=np.array(self.weights) / sum(self.weights))
-        aspect = math.exp(rng.uniform(*map(math.log, ASPECTS))) if self.varies_aspect else 1.0
+        low, high = map(math.log, ASPECTS)
+        aspect = math.exp(rng.uniform(low, high)) if self.varies_aspect else 1.0
         height, width = (STEP * round(length / STEP) for length in (side / aspect**0.5, side * aspect**0.5))
         return max(1, round(self.pictures * self.default**2 / (height * width))), height, width

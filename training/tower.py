@@ -108,15 +108,16 @@ class TowerBatches(torch.utils.data.Dataset):
     def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
         cv2.setNumThreads(1)  # the data loader has as many processes as there shall be
         rng = np.random.default_rng([self.seed, step])
-        count, *size = self.sizes.draw(step, rng)
-        chances = self.chances * [is_large_enough(*stored, (size[0], size[1])) for stored in self.stored]
+        count, height, width = self.sizes.draw(step, rng)
+        chances = self.chances * [is_large_enough(*stored, (height, width)) for stored in self.stored]
         if not chances.any():
-            raise ValueError(f"no picture is large enough for {size[0]} × {size[1]} pixels; leave out this size")
+            raise ValueError(f"no picture is large enough for {height} × {width} pixels; leave out this size")
         drawn = rng.choice(len(chances), count, p=chances / chances.sum())
-        return default_collate([self._item(*self.places[index], (size[0], size[1]), rng) for index in drawn])
+        return default_collate([self._item(index, (height, width), rng) for index in drawn])
 
-    def _item(self, part: int, index: int, size: tuple[int, int], rng: np.random.Generator) -> dict[str, Any]:
-        row = self.parts[part][index]
+    def _item(self, index: int, size: tuple[int, int], rng: np.random.Generator) -> dict[str, Any]:
+        part, place = self.places[index]
+        row = self.parts[part][place]
         image, scene = augment(pixels_of(row), parse_scene(row["scene"]), rng, size=size)
         return {
             "pixels": torch.from_numpy(image),
