@@ -210,14 +210,14 @@ def add_scene_labels(records: Sequence[Record], folder: Path, scene_labels: Path
 
 
 def add_groups(records: Sequence[Record]) -> list[Record]:
-    """Records of one source that each have a group; near-duplicates are the group where the source names none."""
+    """Records of one source, each with a group. Where the source names none, near-duplicates are a group."""
     unnamed = [record for record in records if not record.group]
     with ThreadPoolExecutor() as pool:
         hashes = list(pool.map(lambda record: hash_file(record.image), unnamed))
-    numbers = iter(near_duplicate_groups(np.array(hashes).reshape(-1, 64)))
-    return [
-        record if record.group else replace(record, group=f"near-duplicates {next(numbers)}") for record in records
-    ]
+    numbers = near_duplicate_groups(np.array(hashes).reshape(-1, 64)).tolist()
+    first: dict[int, str] = {}
+    names = iter([first.setdefault(number, one.scene.image_id) for number, one in zip(numbers, unnamed)])
+    return [record if record.group else replace(record, group=f"like {next(names)}") for record in records]
 
 
 def _fingerprint(items: list[Item]) -> str:

@@ -259,7 +259,7 @@ def test_rows_have_the_camera_or_near_duplicates_as_their_group_and_a_split_may_
     shutil.copy(mine / "train/1.png", mine / "train/2.png")
     make(tmp_path / "unnamed", source=[mapped(mine)])
     first, second, third = load(tmp_path / "unnamed")["group"]
-    assert first != second == third and first.startswith("near-duplicates")
+    assert [first, second, third] == ["like train/0.png", *["like train/1.png"] * 2]
     for image, camera, part in zip(annotations["images"], ("north", "", ""), ("choose", "report", "choose")):
         image |= {"camera": camera, "part": part}
     mapping |= {"group": "camera"}
@@ -269,7 +269,7 @@ def test_rows_have_the_camera_or_near_duplicates_as_their_group_and_a_split_may_
     make(tmp_path / "named", source=[mapped(mine)])
     rows = load(tmp_path / "named")
     assert [Path(name).name for name in rows["image_id"]] == ["0.png", "2.png"]
-    assert rows["group"][:] == ["north", "near-duplicates 0"]
+    assert rows["group"][:] == ["north", "like train/2.png"]
 
 
 def test_scene_labels_add_what_boxes_do_not_tell(mine, tmp_path):
