@@ -21,15 +21,16 @@ from traffic_vlm.scripts import command
 class Options:
     runs: list[str] = field(metadata={"help": "folders with the answers.parquet of train_tower.py"})
     sources: list[str] | None = option(None, "sources of the photographs; default: all")
+    sizes: list[int] | None = option(None, "sizes to compare; default: all")
 
 
-def compare_runs(runs: list[str], sources: list[str] | None = None) -> str:
+def compare_runs(runs: list[str], sources: list[str] | None = None, sizes: list[int] | None = None) -> str:
     """Markdown table with a row for each run and size: both metrics, and their differences to the first row."""
     tables = {}
     for folder in map(Path, runs):
         answers = pd.read_parquet(folder / "answers.parquet")
-        if sources:
-            answers = answers[answers["source"].isin(sources)]
+        for name, chosen in (("source", sources), ("size", sizes)):
+            answers = answers[answers[name].isin(chosen)] if chosen else answers
         tables |= {f"{folder.name} at {size}": rows for size, rows in answers.groupby("size", sort=False)}
     first, lines = next(iter(tables.values())), {}
     for name, rows in tables.items():
@@ -43,7 +44,7 @@ def compare_runs(runs: list[str], sources: list[str] | None = None) -> str:
 @command("train")
 def main() -> None:
     [options] = option_parser([Options], __doc__).parse_args_into_dataclasses()
-    print(compare_runs(options.runs, options.sources))
+    print(compare_runs(options.runs, options.sources, options.sizes))
 
 
 if __name__ == "__main__":

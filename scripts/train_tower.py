@@ -23,7 +23,7 @@ from traffic_vlm.training.auxiliary.head import QueryHead, load_training_head
 from traffic_vlm.training.checkpoints import claim_run, files_to_delete, last_checkpoint
 from traffic_vlm.training.drawing import BatchSizes
 from traffic_vlm.training.start import add_pooling, freeze_blocks, load_tower
-from traffic_vlm.training.tower import TowerBatches, TowerModel, TowerTrainer, load_images
+from traffic_vlm.training.tower import TowerBatches, TowerModel, TowerTrainer, load_images, shared_groups
 
 
 CONSTANT_FRACTION = 0.3  # of the run with a constant learning rate, before it falls linearly to 0
@@ -65,6 +65,8 @@ class Options:
 def train(options: Options) -> None:
     """Start or resume a training of the tower."""
     parts, held = load_images(options.train_dataset), concatenate_datasets(load_images(options.eval_dataset))
+    if shared := shared_groups(parts, held):
+        print(f"{len(shared)} groups of pictures are also in --eval_dataset, whose figures are too high: {shared[:5]}")
     sources = sorted({name for rows in parts for name in rows.unique("source")})
     weights = options.train_weights or [len(rows) ** 0.5 for rows in parts]
     claim_run(options.output_dir, {name: getattr(options, name) for name in SAME})

@@ -349,6 +349,7 @@ def test_a_tower_learns_its_average_is_saved_and_a_resumed_run_has_the_same_resu
     command += ["--vary_aspect", "false", "--pool_above", 300, "--learning_rate", 0.01, "--output_dir"]
     run_script("train_tower.py", *command, whole)
     printed = capsys.readouterr().out
+    assert "10 groups of pictures are also in --eval_dataset" in printed and "'highway: camera 0'" in printed
     assert printed.count("'eval_auc'") == 2  # the evaluation of the last step is not repeated
     assert "tower is in" in printed and "to resume this training).\n" in printed
     shutil.copytree(whole / "checkpoint-12", stopped / "checkpoint-12")

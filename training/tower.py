@@ -62,6 +62,15 @@ def load_images(folders: Sequence[str]) -> list[Any]:
     return [rows.select_columns(COLUMNS).cast_column("image", Image(decode=False)) for rows in found]
 
 
+def shared_groups(train: Sequence[Any], held: Any) -> list[str]:
+    """Groups, such as cameras, with rows of `load_images` both in `train` and in `held`; sorted."""
+
+    def names(rows: Any) -> set[str]:
+        return {f"{source}: {group}" for source, group in zip(rows["source"][:], rows["group"][:])}
+
+    return sorted(set().union(*map(names, train)) & names(held))
+
+
 def pixels_of(row: Any) -> np.ndarray:
     """The image uint8 [H,W,3] of a row of `load_images`. Raises `DataError` if it cannot be read."""
     try:
