@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from traffic_vlm.common.options import option, option_parser
 from traffic_vlm.evaluation import markdown
 from traffic_vlm.evaluation.compare import compare_presence
-from traffic_vlm.options import option, option_parser
 from traffic_vlm.scripts import command
 
 
