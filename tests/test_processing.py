@@ -63,6 +63,12 @@ def test_signs_are_spelled_out_but_not_hyphens_brackets_and_arrows(processor, te
     assert len(processor.unknown_words(text)) == len(processor.unknown_words(same))  # "-" is "minus"
 
 
+def test_a_packed_row_has_at_most_the_limit(processor):
+    for limit, rows in ((10, 1), (9, 2), (5, 2), (4, 2)):  # "[SOS] is it wet ?" has 5 tokens; a longer one is alone
+        inputs = processor(text=[["Is it wet?", "Is it dark?"]], packed=True, row_tokens=limit, on_unknown="ignore")
+        assert len(inputs["input_ids"]) == rows, limit
+
+
 def test_the_length_limit_applies_to_each_question(processor):
     fits = "car " * 126  # with [SOS] and "?"
     assert len(processor(text=fits)["input_ids"][0]) == 128

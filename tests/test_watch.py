@@ -195,6 +195,9 @@ def test_a_threshold_of_a_negated_question_is_turned_around(tmp_path):
     options = watcher.WatchOptions(output_dir=tmp_path, thresholds=path)
     assert options.event_limits(Rules().form("Is there a bus?")) == (0.75, 0.75)
     assert options.event_limits(Rules().form("Is there no bus?")) == (0.25, 0.25)
+    for question, unsure in (("Is there a bus?", 0.75), ("Is there no bus?", 0.25)):
+        form = Rules().form(question)
+        assert options.is_unsure(form, unsure) and not options.is_unsure(form, 1 - unsure), question
 
 
 def test_a_timeline_is_reduced_to_ranges(tmp_path, monkeypatch):
