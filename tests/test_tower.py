@@ -377,6 +377,14 @@ def test_a_tower_learns_its_average_is_saved_and_a_resumed_run_has_the_same_resu
     assert "| highway / 256 | " in report and "| highway / 320 | " in report
     run_script("compare_towers.py", "--runs", whole, stopped, "--sources", "highway")
     assert "| stopped at 320 | " in (compared := capsys.readouterr().out) and "+0.000 ± 0.000 |" in compared
+    mixing = ["--start_from", tmp_path / "start", "--end", whole / "tower", "--eval_dataset", dataset]
+    run_script("mix_towers.py", *mixing, "--weights", 0.25, 1.0, "--eval_sizes", 320, "--output_dir", tmp_path / "mix")
+    mixed = load_file(tmp_path / "mix/0.25/tower/training_head.safetensors")
+    torch.testing.assert_close(
+        mixed["query.weight"], head.query.weight.lerp(average["head.query.weight"], 0.25).detach()
+    )
+    at_320 = pd.read_parquet(whole / "answers.parquet").query("size == 320").reset_index(drop=True)
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "mix/1.0/answers.parquet"), at_320)
     answers = pd.read_parquet(whole / "answers.parquet")
     assert answers["size"].value_counts().nunique() == 1 and set(answers["size"]) == {256, 320}
     run_script("train_tower.py", *command, whole, "--batch_size", 2, status=2)

@@ -217,18 +217,11 @@ class TowerTrainer(CheckedTrainer):
         return model(**inputs, mixed=rng.beta(MIXUP, MIXUP) if is_mixed else None)["loss"]
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Metrics of the averaged weights, with the prefix `eval_`.
-
-        answers.parquet (every answer at every size), report.md and tower/ are written.
-        """
+        """Metrics of the averaged weights, with the prefix `eval_`; `evaluate_tower` writes its files."""
         self.check_weights()  # or the tower of the last evaluation would be lost
-        folder, model = Path(self.args.output_dir), self.average.model
         self.average.swap()
-        model.tower.save_pretrained(folder / "tower")
-        save_training_head(model.head, folder / "tower")
-        answers = pd.concat([answer_presence(model, self.eval_dataset, size) for size in self.sizes])
+        answers = evaluate_tower(self.average.model, self.eval_dataset, self.sizes, Path(self.args.output_dir))
         self.average.swap()
-        write_report(answers, folder)
         first = answers[answers["size"] == self.sizes[0]]
         figures = {"eval_balanced_accuracy": balanced_accuracy(first), "eval_auc": auc(first)}
         metrics = {name: value for name, value in figures.items() if value is not None}
@@ -237,13 +230,17 @@ class TowerTrainer(CheckedTrainer):
         return metrics
 
 
-def write_report(answers: pd.DataFrame, folder: Path) -> None:
-    """Write answers.parquet and report.md."""
+def evaluate_tower(model: TowerModel, rows: Any, sizes: Sequence[int], folder: Path) -> pd.DataFrame:
+    """The answers about rows of `load_images` at several sizes; answers.parquet, report.md and tower/ are written."""
+    model.tower.save_pretrained(folder / "tower")
+    save_training_head(model.head, folder / "tower")
+    answers = pd.concat([answer_presence(model, rows, size) for size in sizes])
     with atomic_write(folder / "answers.parquet") as temporary:
         answers.to_parquet(temporary)
     tables = {names: by_group(answers, FIGURES, *names) for names in (("source", "size"), ("category", "size"))}
     text = "\n\n".join(markdown.table(" / ".join(names), rows.to_dict("index")) for names, rows in tables.items())
     atomic_write_text(folder / "report.md", text + "\n")
+    return answers
 
 
 @torch.inference_mode()
