@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from datasets import concatenate_datasets
 
-from traffic_vlm.options import choose_threads, option, option_parser
+from traffic_vlm.common.options import choose_threads, option, option_parser
 from traffic_vlm.scripts import command
 from traffic_vlm.training.auxiliary.head import load_training_head
 from traffic_vlm.training.start import add_pooling, load_tower
