@@ -121,6 +121,7 @@ class Fast:
     context, or several of one model: passes are those of the context that was entered first.
 
     Attributes:
+        users: number of threads inside.
         version: checksum of the weights without those of a head.
         graphs: CUDA graphs of a model that answers questions; None on a CPU.
     """
@@ -162,7 +163,7 @@ class Fast:
 
     def models(self) -> set[Any]:
         """The model and its parts that have public passes: they look for their context in `fast`."""
-        return {self.model, self.model.base_model, self.model.get_decoder()}
+        return {self.model, self.model.base_model, self.model.get_decoder()}  # of a copy, not yet in the constructor
 
     def remove_forwards(self) -> None:
         for forward in self.forwards:
@@ -171,12 +172,8 @@ class Fast:
 
     def check(self) -> None:
         """Notice changed weights at the start of a pass, unless that was done on entering."""
-        if not (self.is_checked() or is_torchdynamo_compiling()):
+        if not (self.users or is_torchdynamo_compiling()):
             self.update()
-
-    def is_checked(self) -> bool:
-        """Whether a thread is inside of the context."""
-        return self.users > 0
 
     def update(self) -> None:
         """Install fast passes, without packed weights and graphs if the weights have changed."""
@@ -194,7 +191,10 @@ class Fast:
                 can_record = model.device.type == "cuda" and hasattr(model, "question_logits")
                 self.graphs = Graphs(model) if can_record else None
             for forward in self.forwards:
-                forward.install()
+                attributes = vars(forward.module)  # setattr is slow for modules
+                found = attributes.get("forward")
+                if found is None or (isinstance(found, FastForward) and found.dtype is None):  # others' passes stay
+                    attributes["forward"] = forward
 
 
 # --- weights in the layout of a CPU ---
@@ -213,11 +213,6 @@ class FastForward:
 
     def __reduce__(self) -> Any:
         return FastForward, (self.module, None)
-
-    def install(self) -> None:
-        found = vars(self.module).get("forward")
-        if found is None or (isinstance(found, FastForward) and found.dtype is None):  # others' passes stay
-            vars(self.module)["forward"] = self  # setattr is slow for modules
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         module = self.module

@@ -158,7 +158,7 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
 
     def weights_version(self) -> str:
         """Checksum of the weights without those of a head; see `checksum`."""
-        if self.fast is not None and self.fast.is_checked():
+        if self.fast is not None and self.fast.users:
             return self.fast.version
         return checksum(self.base_model)
 

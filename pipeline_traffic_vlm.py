@@ -150,7 +150,7 @@ class TrafficVLMPipeline(Pipeline):
             ValueError, TypeError: an unknown option; no image, or one that cannot be read; no question; lists that do
                 not fit together; an encoded image of another model. FloatingPointError: a logit is NaN or infinite.
         """
-        preprocess, forward, _ = self._sanitize_parameters(**options)
+        preprocess, forward, _ = self._sanitize_parameters(**options) if options else ({}, {}, {})
         preprocess = self._preprocess_params | preprocess
         answer_untaught = preprocess.pop("answer_untaught", False)
         prepare: Callable[[Asked], Asked] = partial(self.preprocess, **preprocess)
