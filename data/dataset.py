@@ -2,34 +2,30 @@
 
     records or seeds → blocks of 256 → Dataset.from_generator → rows {image, questions, answers, ..., scene} → Parquet
 
-The rows of a block follow from the options and its index alone, and a file is either complete or absent. So a run that
-is stopped and started again writes the same rows as one that was never stopped, with any number of processes.
+The rows of a block follow from the options and its index alone, with any number of processes. The files are written to
+a temporary folder, which is renamed at the end: a run that is stopped leaves nothing, and is started again.
 """
 
-import hashlib
 import io
 import json
 import random
 import re
-import shutil
 import tempfile
 import uuid
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
-from datasets import Dataset, Features, Image, List, Value, disable_progress_bars
+from datasets import Dataset, Features, Image, List, Value
 from PIL import Image as PILImage
-from tqdm import tqdm
 
-from ..common.files import DataError, atomic_write, atomic_write_text, claim
+from ..common.files import DataError, new_folder
 from .folders import LISTS, select_evenly
 from .formats import Problems, Record, check_sources, load_mapping, read_source
 from .formats.drafting import draft_mapping
@@ -54,13 +50,23 @@ COLUMN_OF = tuple(zip(LISTS, ("text", "answer", "question_type", "category", "qu
 SYNTHETIC_IMAGES = 1000  # by default
 BLOCK = 256  # images among which the answers are balanced
 NOTHING = "nothing to ask"  # the problem of an image without a possible question
-REPORT = ("source", "question_types", "categories", "answers")  # columns that the report counts
+IMAGES_PER_FILE = 4096
+# What to do about images that are left out; a reason that begins so
+ADVICE = {
+    NOTHING: "list under 'exhaustive' of the mapping the categories of which every visible object is labeled, or use "
+    "--scene_labels",
+    "unknown class": "add the class under 'classes' of the mapping, with a category or null",
+    "missing image": "correct 'images' of the split in the mapping",
+    "image without annotation": "an image without objects needs an empty annotation file",
+    "unlabeled image": "if these images have no objects, remove 'unlabeled' from the mapping",
+    "image not listed": "if these images are of the split, add them to its annotation file",
+}
 JPEG_QUALITY = 92  # of synthetic images: about 20 kB each, without visible artifacts
-# `files` is a hash of the files: without it `load_dataset` may load another folder of the same name from its cache.
+# The id differs for every dataset: `load_dataset` may load another folder of the same name from its cache otherwise.
 CARD = """---
 configs:
   - config_name: default
-    description: made of {files}
+    description: made as {id}
     data_files:
       - split: {split}
         path: data/{split}-*.parquet
@@ -97,12 +103,10 @@ class DatasetOptions:
     )
     first_seed: int = field(default=0, metadata={"help": "seed of the first synthetic image"})
     seed: int = field(default=0, metadata={"help": "seed of the choice of questions"})
-    images_per_file: int = field(default=2 * BLOCK, metadata={"help": "a stopped run continues after the last file"})
     num_workers: int = field(default=2, metadata={"help": "number of processes"})
-    strict: bool = field(default=False, metadata={"help": "stop at the first problem instead of skipping the image"})
 
     def __post_init__(self) -> None:
-        for name in ("questions_per_image", "images_per_file", "num_workers"):
+        for name in ("questions_per_image", "num_workers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}")
         if not re.fullmatch(r"\w+(\.\w+)*", self.split):
@@ -110,30 +114,35 @@ class DatasetOptions:
 
 
 def make_dataset(options: DatasetOptions) -> dict[str, Any]:
-    """Write data/SPLIT-*.parquet, README.md and report.json to a folder, or complete them after a stopped run.
+    """Write data/SPLIT-*.parquet, README.md and report.json to a new folder.
 
     Returns:
         The report: numbers of images, and of questions by type; what was skipped because it is unusable;
-        what was left out as intended; the fraction of yes by category.
+        what was left out as intended; what to do about both; the fraction of yes by category.
 
     Raises:
-        DataError: a source or its mapping is unusable, or the folder holds another dataset. OSError: for example, the
-            disk is full; complete files are kept.
+        DataError: the folder exists, a source or its mapping is unusable, or no image has a possible question.
+        OSError: for example, the disk is full. Nothing is left then.
     """
-    folder, problems = options.output_dir, Problems(strict=options.strict)
-    items = read_items(options, problems)
-    others = [name for name in ("README.md", "report.json", "data") if (folder / name).exists()]
-    if others and not (folder / ".options.json").exists():
-        raise DataError(f"{folder} has {', '.join(others)} of something else; choose another --output_dir")
-    chosen = {name: str(value) for name, value in asdict(options).items() if name not in ("num_workers", "output_dir")}
-    claim(folder, chosen | {f"images of {source}": _fingerprint(part) for source, part in items.items()})
-    paths = _write_files([item for part in items.values() for item in part], options)
-    report, digest = _summarize(paths, problems), hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    atomic_write_text(folder / "README.md", CARD.format(split=options.split, files=digest.hexdigest()))
-    atomic_write_text(folder / "report.json", json.dumps(report, indent=1, sort_keys=True))
+    problems = Problems()
+    with new_folder(options.output_dir) as folder, tempfile.TemporaryDirectory(dir=folder.parent) as cache:
+        items = read_items(options, problems)
+        rows = _make_rows_in_processes([item for part in items.values() for item in part], options, cache)
+        notes = Counter(rows["problem"])
+        rows = rows.select([i for i, note in enumerate(rows["problem"]) if not note]).remove_columns("problem")
+        report = _summarize(rows, notes, problems) | {"advice": _advise(items, problems)}
+        if not len(rows):
+            raise DataError(
+                f"no image has a possible question: {'; '.join(report['advice'] + report['messages'][:3])}"
+            )
+        (folder / "data").mkdir()
+        count = -(-len(rows) // IMAGES_PER_FILE)
+        for index in range(count):
+            path = folder / "data" / f"{options.split}-{index:05d}.parquet"
+            rows.shard(count, index, contiguous=True).to_parquet(str(path))
+        (folder / "README.md").write_text(CARD.format(split=options.split, id=uuid.uuid4().hex), encoding="utf-8")
+        text = json.dumps(report, indent=1, sort_keys=True)
+        (folder / "report.json").write_text(text, encoding="utf-8")
     return report
 
 
@@ -220,73 +229,17 @@ def add_groups(records: Sequence[Record]) -> list[Record]:
     return [record if record.group else replace(record, group=f"like {next(names)}") for record in records]
 
 
-def _fingerprint(items: list[Item]) -> str:
-    """Hash seeds, or scenes with the names, sizes and times of their image files."""
-    digest = hashlib.sha256()
-    for item in items:
-        text = str(item)
-        if isinstance(item, Record):
-            status = item.image.stat()
-            text = f"{item.image.name} {status.st_size} {status.st_mtime_ns} {item.scene.to_json()}"
-        digest.update(f"{text}\n".encode())
-    return digest.hexdigest()[:16]
-
-
-def _write_files(items: Sequence[Item], options: DatasetOptions) -> list[Path]:
-    """The paths of all files; those that are missing are written."""
-    folder = options.output_dir / "data"
-    paths: list[Path] = []
-    for temporary in folder.glob(".*"):  # of a killed run
-        if temporary.is_dir():
-            shutil.rmtree(temporary)
-        elif temporary.suffix == ".tmp":
-            temporary.unlink()
-    disable_progress_bars()  # of the library, which has three for each file
-    with tqdm(total=len(items), unit=" images") as progress:
-        for start in range(0, len(items), options.images_per_file):
-            chosen = items[start : start + options.images_per_file]
-            path = folder / f"{options.split}-{len(paths):05d}.parquet"
-            if not path.exists():
-                write_file(path, chosen, start, options)
-            paths.append(path)
-            progress.update(len(chosen))
-    return paths
-
-
-def write_file(path: Path, items: Sequence[Item], first: int, options: DatasetOptions) -> None:
-    """Write the rows of some images to a Parquet file, and what was skipped to `skipped_path`.
-
-    Args:
-        first: index of the first image in the dataset.
-
-    Raises:
-        DataError: an image cannot be read and `options.strict` is set. OSError: for example, the disk is full.
-    """
-    blocks = [(first + start, items[start : start + BLOCK]) for start in range(0, len(items), BLOCK)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as cache:
-        made = Dataset.from_generator(
-            make_rows,
-            features=Features({**FEATURES, "problem": Value("string")}),
-            cache_dir=cache,
-            gen_kwargs={"blocks": blocks, "options": options},
-            num_proc=min(options.num_workers, len(blocks)),
-            fingerprint=uuid.uuid4().hex,  # by default a hash of all scenes
-        )
-        problems = list(made["problem"])
-        skipped = [problem for problem in problems if problem]
-        if options.strict and (unreadable := [problem for problem in skipped if problem != NOTHING]):
-            raise DataError(unreadable[0])
-        rows = made.select([i for i, problem in enumerate(problems) if not problem]).remove_columns("problem")
-        # Written first: a Parquet file that exists needs no further work.
-        atomic_write_text(skipped_path(path), json.dumps(skipped))
-        with atomic_write(path) as temporary:
-            rows.to_parquet(str(temporary))
-
-
-def skipped_path(path: Path) -> Path:
-    """The hidden file that lists what a Parquet file lacks; `load_dataset` ignores it."""
-    return path.parent / f".{path.stem}.json"
+def _make_rows_in_processes(items: Sequence[Item], options: DatasetOptions, cache: str) -> Dataset:
+    """The rows of `make_rows`, stored in the folder `cache`."""
+    blocks = [(start, items[start : start + BLOCK]) for start in range(0, len(items), BLOCK)]
+    return Dataset.from_generator(
+        make_rows,
+        features=Features({**FEATURES, "problem": Value("string")}),
+        cache_dir=cache,
+        gen_kwargs={"blocks": blocks, "options": options},
+        num_proc=min(options.num_workers, len(blocks)),
+        fingerprint=uuid.uuid4().hex,  # by default a hash of all scenes
+    )
 
 
 def make_rows(blocks: Sequence[tuple[int, Sequence[Item]]], options: DatasetOptions) -> Iterator[dict[str, Any]]:
@@ -306,40 +259,47 @@ def make_rows(blocks: Sequence[tuple[int, Sequence[Item]]], options: DatasetOpti
             yield make_row(image, scene, questions, group) | {"problem": "" if questions else NOTHING}
 
 
-def _summarize(paths: Sequence[Path], problems: Problems) -> dict[str, Any]:
-    """The report on these files, and on the problems that the readers found.
-
-    Raises:
-        DataError: a file is damaged.
-    """
-    found, messages, rows = Counter(problems.counts), list(problems.messages), []
-    for path in paths:
-        try:
-            noted = json.loads(skipped_path(path).read_text(encoding="utf-8"))
-            found.update(NOTHING if one == NOTHING else "unreadable image" for one in noted)
-            messages += [one for one in noted if one != NOTHING]
-            rows += pq.read_table(path, columns=list(REPORT)).to_pylist()
-        except (OSError, ValueError, TypeError) as error:
-            what = f"{path} or {skipped_path(path)} is damaged ({error!r})"
-            raise DataError(f"{what}; delete {path} and run the same command again") from error
-    answers = Counter(
-        (f"{question_type}/{category}", answer)
-        for row in rows
-        for question_type, category, answer in zip(row["question_types"], row["categories"], row["answers"])
-    )
-    left_out = problems.expected | {NOTHING}
+def _summarize(rows: Dataset, notes: Counter[str], problems: Problems) -> dict[str, Any]:
+    """The report on rows and problems, to which the notes of `make_rows` are added."""
+    for note, count in notes.items():
+        if note == NOTHING:
+            problems.add(NOTHING, "--source", f"{count} images have no possible question", expected=True, count=count)
+        elif note:
+            where, _, message = note.partition(": ")
+            problems.add("unreadable image", where, message, count=count)
+    answers: Counter[tuple[str, str]] = Counter()
+    questions: Counter[str] = Counter()
+    for row in rows.select_columns(["question_types", "categories", "answers"]):
+        questions.update(row["question_types"])
+        names = (f"{kind}/{category}" for kind, category in zip(row["question_types"], row["categories"]))
+        answers.update(zip(names, row["answers"]))
     yes_no = sorted({name for name, answer in answers if answer in ("yes", "no")})
     return {
         "images": len(rows),
-        "left_out": Counter({kind: count for kind, count in found.items() if kind in left_out}),
-        "messages": messages,
-        "questions": Counter(question_type for row in rows for question_type in row["question_types"]),
-        "skipped": Counter({kind: count for kind, count in found.items() if kind not in left_out}),
-        "sources": Counter(row["source"] for row in rows),
+        "left_out": Counter({kind: count for kind, count in problems.counts.items() if kind in problems.expected}),
+        "messages": problems.messages,
+        "questions": questions,
+        "skipped": Counter({kind: count for kind, count in problems.counts.items() if kind not in problems.expected}),
+        "sources": Counter(rows["source"]),
         "yes_rates": {
             name: round(answers[name, "yes"] / (answers[name, "yes"] + answers[name, "no"]), 3) for name in yes_no
         },
     }
+
+
+def _advise(items: dict[str, list[Item]], problems: Problems) -> list[str]:
+    """Sentences about what to do: for each source in which nothing is known to be absent, and each kind of problem."""
+
+    def can_be_no(item: Item) -> bool:
+        return isinstance(item, int) or bool(item.scene.exhaustive) or False in item.scene.presence.values()
+
+    found = [
+        f"{source}: no class is exhaustive, so nothing can be answered no: {ADVICE[NOTHING]}"
+        for source, part in items.items()
+        if part and not any(map(can_be_no, part))
+    ]
+    kinds = {kind: text for kind in problems.counts for start, text in ADVICE.items() if kind.startswith(start)}
+    return found + [f"{kind} ({problems.counts[kind]}): {text}" for kind, text in kinds.items()]
 
 
 def make_row(image: bytes, scene: Scene, questions: Sequence[Question], group: str = "") -> dict[str, Any]:

@@ -54,7 +54,7 @@ def read_scene_labels(path: str | Path, problems: Problems) -> Iterator[tuple[st
     Each invalid line is added to `problems` with its number.
 
     Raises:
-        DataError: the file cannot be read, or a line is invalid and `problems` is strict.
+        DataError: the file cannot be read.
     """
     try:
         lines = split_lines(decode_text(Path(path).read_bytes()))

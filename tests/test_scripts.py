@@ -170,7 +170,7 @@ BAD_OPTIONS = [
     (f"{DATASET} --source camvid", "camvid=FOLDER"),
     (f"{DATASET} --source synthetic synthetic", "given twice: synthetic synthetic"),
     (f"{DATASET} --num_images 0", "have no usable image: --num_images is 0"),
-    (f"{DATASET} --images_per_file -1", "--images_per_file must be at least 1, got -1"),
+    (f"{DATASET} --num_workers -1", "--num_workers must be at least 1, got -1"),
     (f"{DATASET} --split ../train", "like train or val.night, got '../train'"),
     ("push_to_hub.py name --model nowhere --dry_run", "nowhere has no model.safetensors, config.json"),
     ("train.py --output_dir out --learn_rate 1", "unrecognized arguments: --learn_rate"),

@@ -3,8 +3,7 @@
 - A mapping file says what the class names of a source mean, and which categories are labeled exhaustively. `drafting`
   writes one for a YOLO, COCO or Pascal VOC folder.
 - A label that is unclear or unusable limits only the scene of its image: see `SceneBuilder`.
-- Bad input is counted and skipped (`Problems`); with `strict=True` it raises an error that names the file and the line
-  or record.
+- Bad input is counted and skipped; messages in `Problems` name the file and the line or record.
 - Only the header of an image is read; masks are decoded.
 - Files outside of the source are not read, not even through links.
 
@@ -39,7 +38,7 @@ def read_source(
         problems: collects what is wrong with the input; without it, bad input is skipped silently.
 
     Raises:
-        DataError: there is no such split, the mapping is invalid, or `problems.strict` and the input has a problem.
+        DataError: there is no such split, or the mapping is invalid.
     """
     mapping = mapping if isinstance(mapping, SourceMapping) else load_mapping(mapping)
     if split not in mapping.splits:

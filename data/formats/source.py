@@ -30,16 +30,13 @@ class Problems:
         expected: kinds that are not errors, such as images of another split.
     """
 
-    strict: bool = False
     keep: int = 1000
     counts: Counter[str] = field(default_factory=Counter)
     messages: list[str] = field(default_factory=list)
     expected: set[str] = field(default_factory=set)
 
     def add(self, kind: str, where: object, message: str, expected: bool = False, count: int = 1) -> None:
-        """Count a problem at `where` (file:line, or file and record); `DataError` if strict, unless `expected`."""
-        if self.strict and not expected:
-            raise DataError(f"{where}: {message}")
+        """Count a problem at `where`: file:line, or file and record."""
         self.counts[kind] += count
         if expected:
             self.expected.add(kind)
