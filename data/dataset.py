@@ -33,7 +33,7 @@ from .formats.names import plain_name
 from .ground_truth import GroundTruth
 from .near_duplicates import hash_file, near_duplicate_groups
 from .questions import Balancer, NaturalRates, Question, ask, rebalance
-from .scene import SYNTHETIC, Scene
+from .scene import SYNTHETIC, Scene, parse_scene
 from .scene_labels import read_scene_labels, with_scene_labels
 from .synthetic import render
 
@@ -49,6 +49,7 @@ FEATURES = Features(
 COLUMN_OF = tuple(zip(LISTS, ("text", "answer", "question_type", "category", "question_id")))  # (column, attribute)
 SYNTHETIC_IMAGES = 1000  # by default
 BLOCK = 256  # images among which the answers are balanced
+TRAIN = "train"  # the split without stored questions: training asks new ones each time
 NOTHING = "nothing to ask"  # the problem of an image without a possible question
 IMAGES_PER_FILE = 4096
 # What to do about images that are left out; a reason that begins so
@@ -95,7 +96,7 @@ class DatasetOptions:
         default=None,
         metadata={"help": "maximum number of images of each source, evenly spread; default: all, 1000 synthetic ones"},
     )
-    split: str = field(default="train", metadata={"help": "split of the sources, and of the dataset"})
+    split: str = field(default=TRAIN, metadata={"help": "split of the sources, and of the dataset"})
     questions_per_image: int = field(default=16, metadata={"help": "maximum number of questions for each image"})
     balance: bool = field(
         default=True,
@@ -168,7 +169,7 @@ def read_items(options: DatasetOptions, problems: Problems) -> dict[str, list[It
             items[source] = list(add_groups(select_evenly(records, count)))
         else:
             count = SYNTHETIC_IMAGES if options.num_images is None else options.num_images
-            offset = 0 if options.split == "train" else (1 + zlib.crc32(options.split.encode())) << 32
+            offset = 0 if options.split == TRAIN else (1 + zlib.crc32(options.split.encode())) << 32
             items[source] = [offset + options.first_seed + i for i in range(count)]
     if not any(items.values()):
         found = "; ".join(problems.messages[:3]) or f"--num_images is {options.num_images}"
@@ -256,7 +257,8 @@ def make_rows(blocks: Sequence[tuple[int, Sequence[Item]]], options: DatasetOpti
                 continue
             asked.append(ask(GroundTruth(loaded[-1][1]), rng, options.questions_per_image, balancer))
         for (image, scene, group), questions in zip(loaded, rebalance(asked) if options.balance else asked):
-            yield make_row(image, scene, questions, group) | {"problem": "" if questions else NOTHING}
+            stored = [] if options.split == TRAIN else questions
+            yield make_row(image, scene, stored, group) | {"problem": "" if questions else NOTHING}
 
 
 def _summarize(rows: Dataset, notes: Counter[str], problems: Problems) -> dict[str, Any]:
@@ -302,11 +304,38 @@ def _advise(items: dict[str, list[Item]], problems: Problems) -> list[str]:
     return found + [f"{kind} ({problems.counts[kind]}): {text}" for kind, text in kinds.items()]
 
 
+def add_questions(rows: Dataset, count: int = 16, seed: int = 0) -> Dataset:
+    """Rows of which each has questions: those of training splits, which store none, get new ones about their scenes.
+
+    Yes and no are balanced within each source. Rows without scenes are returned unchanged.
+
+    Args:
+        count: maximum number of new questions about an image.
+    """
+    if "scene" not in rows.column_names or all(rows["questions"]):
+        return rows
+    lists = rows.select_columns([*LISTS, "source", "scene"]).to_list()
+    for source in sorted({row["source"] for row in lists}):
+        rng, balancer = random.Random(f"{seed}/{source}"), Balancer()
+        empty = [row for row in lists if row["source"] == source and not row["questions"]]
+        asked = [ask(GroundTruth(parse_scene(row["scene"])), rng, count, balancer) for row in empty]
+        for row, questions in zip(empty, rebalance(asked)):
+            row |= _lists_of(questions)
+    for column in LISTS:
+        rows = rows.remove_columns(column).add_column(column, [row[column] for row in lists], feature=FEATURES[column])
+    return rows
+
+
+def _lists_of(questions: Sequence[Question]) -> dict[str, list[str]]:
+    """The columns LISTS of a row with these questions."""
+    return {column: [getattr(question, name) for question in questions] for column, name in COLUMN_OF}
+
+
 def make_row(image: bytes, scene: Scene, questions: Sequence[Question], group: str = "") -> dict[str, Any]:
     """One row of FEATURES. `image` is the content of an image file, `group` its camera, drive or near-duplicates."""
     return {
         "image": {"bytes": image, "path": None},
-        **{column: [getattr(question, name) for question in questions] for column, name in COLUMN_OF},
+        **_lists_of(questions),
         "source": scene.source,
         "image_id": scene.image_id,
         "group": group,

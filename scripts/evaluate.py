@@ -33,6 +33,7 @@ from traffic_vlm.common.files import DataError, atomic_write, atomic_write_text
 from traffic_vlm.common.loading import load_processor, load_weights, refuse_adapter
 from traffic_vlm.common.options import choose_threads, option, option_parser
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
+from traffic_vlm.data.dataset import add_questions
 from traffic_vlm.data.folders import load_rows
 from traffic_vlm.data.near_duplicates import count_repeated
 from traffic_vlm.evaluation import MIN_ANSWERS
@@ -76,7 +77,7 @@ class Arguments:
 def evaluate(arguments: Arguments, options: Options) -> None:
     """Write the report of a model, and what the arguments ask for."""
     device, folder = "cuda" if torch.cuda.is_available() else "cpu", arguments.output_dir
-    rows = load_rows(arguments.dataset, arguments.split, arguments.max_images)
+    rows = add_questions(load_rows(arguments.dataset, arguments.split, arguments.max_images))
     sources, unseen = sorted(rows.unique("source")), arguments.unseen or []
     for name in unseen:
         if not any(name in (source, *source.split("/")) for source in sources):

@@ -14,7 +14,7 @@ a FOLDER, for which a mapping is drafted next to --output_dir. --num_images is t
 import sys
 
 from traffic_vlm.common.options import option_parser
-from traffic_vlm.data.dataset import DatasetOptions, make_dataset
+from traffic_vlm.data.dataset import TRAIN, DatasetOptions, make_dataset
 from traffic_vlm.scripts import command
 
 
@@ -22,7 +22,7 @@ from traffic_vlm.scripts import command
 def main() -> None:
     [options] = option_parser([DatasetOptions], __doc__).parse_args_into_dataclasses()
     report = make_dataset(options)
-    print(f"images: {report['images']}, questions: {report['questions'].total()}")
+    print(f"images: {report['images']}, stored questions: {report['questions'].total()} (none in split {TRAIN})")
     for question_type, count in report["questions"].most_common():
         print(f"  {question_type:<14}{count:>8}")
     for name in ("skipped", "left_out"):

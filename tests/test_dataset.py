@@ -14,6 +14,7 @@ from PIL import Image
 from traffic_vlm.common.files import DataError
 from traffic_vlm.data import dataset
 from traffic_vlm.data.dataset import DatasetOptions, make_dataset
+from traffic_vlm.data.folders import LISTS, load_rows
 from traffic_vlm.data.formats import Problems
 from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.questions import Balancer, Question, ask, enumerate_questions, rebalance
@@ -22,12 +23,12 @@ from traffic_vlm.data.synthetic import render
 
 
 def make(folder: Path, **options: object) -> dict:
-    few = {"num_images": 24, "num_workers": 1}
+    few = {"num_images": 24, "num_workers": 1, "split": "val"}
     return make_dataset(DatasetOptions(folder, **(few | options)))
 
 
-def load(folder: Path) -> Dataset:
-    return load_dataset(str(folder), split="train")
+def load(folder: Path, split: str = "val") -> Dataset:
+    return load_dataset(str(folder), split=split)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def mine(tmp_path):
     mapping = {
         "name": "mine",
         "format": "coco",
-        "splits": {"train": {"images": "train", "annotations": "train.json"}},
+        "splits": {split: {"images": "train", "annotations": "train.json"} for split in ("train", "val")},
         "classes": {"Cars": "car", "forklift": None},
         "exhaustive": ["car"],
     }
@@ -103,8 +104,27 @@ def test_a_run_that_fails_leaves_nothing_and_an_existing_folder_is_left_alone(
 def test_large_datasets_have_several_files_in_the_order_of_the_images(synthetic, tmp_path, monkeypatch):
     monkeypatch.setattr(dataset, "IMAGES_PER_FILE", 10)
     make(tmp_path / "set")
-    assert len(list((tmp_path / "set/data").glob("train-0000[012].parquet"))) == 3
+    assert len(list((tmp_path / "set/data").glob("val-0000[012].parquet"))) == 3
     assert load(tmp_path / "set").to_list() == load(synthetic).to_list()
+
+
+def test_training_splits_store_no_questions_and_get_balanced_ones_for_evaluation(tmp_path):
+    report = make(tmp_path / "train", split="train")
+    rows = load_rows([tmp_path / "train"])
+    assert report["images"] == len(rows) == 24 and not report["questions"] and not report["yes_rates"]
+    assert not any(row[name] for row in rows for name in LISTS)
+    asked = dataset.add_questions(rows)
+    assert asked["scene"] == rows["scene"] and all(0 < len(row["questions"]) <= 16 for row in asked)
+    for row in asked:  # every question is about the scene of its own row
+        true = {
+            (one.question_id, one.answer) for one in enumerate_questions(GroundTruth(Scene.from_json(row["scene"])))
+        }
+        assert true.issuperset(zip(row["question_ids"], row["answers"]))
+    counts = Counter(pair for row in asked for pair in zip(row["question_types"], row["categories"], row["answers"]))
+    assert all(
+        counts[kind, name, "no"] == counts[kind, name, "yes"] for kind, name, answer in counts if answer == "yes"
+    )
+    assert dataset.add_questions(asked) is asked and dataset.add_questions(rows).to_list() == asked.to_list()
 
 
 def test_rows_do_not_depend_on_the_number_of_processes(tmp_path, monkeypatch):
@@ -152,7 +172,7 @@ def test_the_report_says_why_nothing_is_answered_no_and_what_to_do(mine, tmp_pat
 
 def test_a_folder_alone_is_read_by_the_names_of_its_classes(mine, tmp_path, capsys):
     folder, draft = str(mine), tmp_path / "out_mine.json"
-    report = make(tmp_path / "out", source=[folder])
+    report = make(tmp_path / "out", source=[folder], split="train")
     assert report["sources"] == {"mine": 3} and report["skipped"] == {"unknown class 'forklift'": 1}
     printed = capsys.readouterr().out
     assert f"{folder} is read as coco, by {draft}:" in printed and f"--source {draft}={folder}" in printed
@@ -160,8 +180,9 @@ def test_a_folder_alone_is_read_by_the_names_of_its_classes(mine, tmp_path, caps
     draft.write_text(draft.read_text().replace('"car"', '"truck"'))
     shutil.rmtree(tmp_path / "out")
     with pytest.raises(DataError, match=f"mine.json differs .* was edited.* --source .*_mine.json={folder} uses it"):
-        make(tmp_path / "out", source=[folder])
-    assert "presence/truck" in make(tmp_path / "second", source=[f"{draft}={folder}"], balance=False)["yes_rates"]
+        make(tmp_path / "out", source=[folder], split="train")
+    make(tmp_path / "second", source=[f"{draft}={folder}"], split="train")
+    assert '"truck"' in load(tmp_path / "second", "train")[0]["scene"]
 
 
 def test_each_source_and_split_has_its_own_images(mine, tmp_path):
@@ -202,7 +223,7 @@ def test_rows_have_the_camera_or_near_duplicates_as_their_group_and_a_split_may_
     for image, camera, part in zip(annotations["images"], ("north", "", ""), ("choose", "report", "choose")):
         image |= {"camera": camera, "part": part}
     mapping |= {"group": "camera"}
-    mapping["splits"]["train"]["part"] = "choose"
+    mapping["splits"]["val"]["part"] = "choose"
     (mine / "train.json").write_text(json.dumps(annotations))
     (mine / "map.json").write_text(json.dumps(mapping))
     make(tmp_path / "named", source=[mapped(mine)])
@@ -267,7 +288,7 @@ def test_no_image_is_lost_to_the_balance():
 
 def test_without_balance_yes_is_as_frequent_as_in_the_images(tmp_path):
     true = defaultdict(list)
-    for seed in range(8):
+    for seed in dataset.read_items(DatasetOptions(tmp_path, split="val", num_images=8), Problems())["synthetic"]:
         for one in enumerate_questions(GroundTruth(render(seed)[1])):
             if one.question_type == "presence":
                 true[f"presence/{one.category}"].append(one.answer == "yes")

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets import concatenate_datasets
+from datasets import Dataset, concatenate_datasets
 from torch.utils.data import ConcatDataset
 
-from ..data.dataset import SyntheticRows, synthetic_rows
+from ..data.dataset import SyntheticRows, add_questions, synthetic_rows
 from ..data.folders import load_rows, select_evenly, source_names
 from ..data.near_duplicates import count_repeated, split_rows
 from ..data.scene import SYNTHETIC
@@ -51,8 +51,9 @@ def split_for_evaluation(rows: list[Any], held: list[Any], max_images: int) -> t
         synthetic_rows(first_seed=1 << 40, num_images=min(max_images, 64)) if isinstance(one, SyntheticRows) else one
         for one in held or [SyntheticRows()]
     ]
-    chosen: list[Any] = [select_evenly(dataset, max(1, max_images // len(held))) for dataset in held]
-    return rows, ConcatDataset(chosen), note
+    chosen = [select_evenly(dataset, max(1, max_images // len(held))) for dataset in held]
+    asked: list[Any] = [add_questions(part) if isinstance(part, Dataset) else part for part in chosen]
+    return rows, ConcatDataset(asked), note
 
 
 def hold_back(rows: list[Any]) -> tuple[list[Any], list[Any], str]:
