@@ -132,7 +132,7 @@ def case(format: str, files: dict[str, Any], *objects: SceneObject, problem: str
     return format, files, list(objects), {problem: 1} if problem else {}, uncertain
 
 
-CAR, LEFT, RIGHT = boxed("car", *BOX), boxed("car", 0, 0, 140, 70), boxed("car", 140, 70, 280, 140)
+CAR, LEFT = boxed("car", *BOX), boxed("car", 0, 0, 140, 70)
 CROWD, HIDDEN = replace(CAR, is_instance=False), replace(CAR, visible=0.7)
 FILLED = boxed("car", *BOX, area=280.0 * 140, coverage=((1.0,) * 14,) * 14, is_instance=False)
 HALF = replace(FILLED, area=140.0 * 140, box=(0.0, 0.0, 140.0, 140.0), coverage=((1.0,) * 7 + (0.0,) * 7,) * 14)
@@ -165,17 +165,11 @@ READ = [
     *[case("yolo", {"labels/a.txt": text}, LEFT) for text in [
         "0.0\t.25 .25 .5 .5  \r\n\r\n",
         BOM + b"0 0.25 0.25 0.5 0.5",
-        "0 .25 .25 .5 .5 12",  # the id of a track
-        "0 .25 .25 .5 .5 .87 12",
         "0 0 0 .5 0 .5 .5 0 .5",  # an oriented box
-        "0 0 0 .5 0 .5 .5 0 .5 .87 12",
-        "0 .25 .25 .5 .5 .1 .2 2 .9 .9 0",  # keypoints with visibilities
     ]],
     case("yolo", {"labels/a.txt": "0 -.1 0 .5 -.1 .5 .5 0 .5"}, replace(LEFT, visible=pytest.approx(25 / 36))),
-    case("yolo", {"labels/a.txt": "0 .25 .25 .5 .5 .9 1\n0 .75 .75 .5 .5 .9 2"}, LEFT, RIGHT),  # 1 is an id, as 2 is
     case("yolo", {"labels/a.txt": "0 .25 .5 .75 1 .25 1"}, boxed("car", 70, 70, 210, 140)),  # an outline
-    *[case("yolo", KEYPOINTS | {"labels/a.txt": f"0 .25 .25 .5 .5 {' .9 .9' * 3} {a}"}, LEFT)
-      for a in ("", ".87", ".87 1")],
+    *[case("yolo", KEYPOINTS | {"labels/a.txt": f"0 .25 .25 .5 .5 {a}"}, LEFT) for a in ("", ".9 .9 .9 .9 .9 .9")],
     case("yolo", {"labels/a.txt": ""}),
     *[case("yolo", files | {"labels/a.txt": "1 0.5 0.5 1 1"}, CAR) for files in [
         {"classes.txt": BOM + b"man\r\nCar \r\n"},
@@ -351,9 +345,9 @@ BAD_INPUT = [
         ("0 0,5 0,5 1 1", "is not four numbers: decimals need a point"),
         ("0 140 70 20 30", "is not in fractions of the image"),
         ("0 100 50 150 50 150 90", "is not in fractions of the image"),
-        ("0 0.5 0.5 0.2 0.2 1.57", "has 5 numbers, of which the last is neither a confidence nor an id"),
-        ("0 0.5 0.5 0.2 0.2 0.9 1", "may be an outline, or end in a confidence and an id"),
-        ("0 0.5 0.5 0.2 0.2 0.5 0.5 2", "may be an outline and one more number, or a box and keypoints"),
+        ("0 0.5 0.5 0.2 0.2 0.9", "has 5 numbers; it needs 4 for a box, or an even count for an outline"),
+        ("0 0.5 0.5 0.2 0.2 0.9 12", "is not in fractions of the image"),  # a confidence and the id of a track
+        ("0 0.5 0.5 0.2 0.2 0.5 0.5 2", "has 7 numbers; it needs 4 for a box, or an even count for an outline"),
     ]],
     bad("yolo", {"labels/a.txt": "0 0.5 0.5 1 1 0.5 0.5", "data.yaml": "names: [Car]\nkpt_shape: [2, 2]"},
         "bad box", "has 6 numbers; by kpt_shape of data.yaml it needs 4 + 4", CARS),

@@ -4,23 +4,19 @@ What can follow the class id of a line; numbers are fractions of the image's wid
 
     x y w h                       a box by its center
     x1 y1 x2 y2 x3 y3 ...         an outline, or the corners of an oriented box
-    ... confidence, id or both    after a box or an outline, written by detectors and trackers
-    x y w h and K × D keypoints   if data.yaml has "kpt_shape: [K, D]", or each third number is a visibility, 0 to 2
+    x y w h and K × D keypoints   if data.yaml has "kpt_shape: [K, D]"
 
-A last "0" or "1" may be a coordinate or an id: it is an id if other lines of the split have higher ones. If no line
-does, and the two boxes differ much, the line is a bad box. So is a line whose numbers are not fractions.
+A line with another count of numbers, or with numbers that are not fractions, is a bad box.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from .reading import Unusable, read_lines, read_text, reading, to_number
+from .reading import read_lines, read_text, reading, to_number
 from .scene_builder import SceneBuilder
 from .source import ImageEntry, Source
 
@@ -32,31 +28,21 @@ UNKNOWN = (math.nan,) * 4
 
 
 def list_images(source: Source) -> Iterator[ImageEntry]:
-    """Images; the annotation is (path of the text file, {id: class name}, numbers of keypoints, ids are written)."""
+    """Images; the annotation is (path of the text file, {id: class name}, numbers of keypoints)."""
     # LabelImg writes classes.txt into the folder of the labels.
     files = [*NAME_FILES, f"{source.layout['labels']}/classes.txt"]
     options = [source.root / name for name in ([source.layout["classes"]] if "classes" in source.layout else files)]
     path = next((path for path in options if path.is_file()), options[0])
     is_needed = path.is_file() or not source.mapping.names
     data = read_data(path, source.root) if is_needed else {"names": {}}
-    names, keypoints = source.class_names(data["names"], path), data.get("keypoints")
-    pairs = list(source.pairs("labels", ".txt"))
-
-    @cache
-    def has_ids() -> bool:
-        for _, _, labels in pairs:
-            with suppress(Unusable):  # a problem for `add_labels`
-                if any(_ends_in_id(line.split()[1:]) for _, line in read_lines(labels, source.root)):
-                    return True
-        return False
-
-    for name, where, labels in pairs:
-        yield name, where, (labels, names, keypoints, has_ids)
+    names, keypoints = source.class_names(data["names"], path), data.get("keypoints", 0)
+    for name, where, labels in source.pairs("labels", ".txt"):
+        yield name, where, (labels, names, keypoints)
 
 
-def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[int, str], int | None, Callable[[], bool]]) -> None:
+def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[int, str], int]) -> None:
     """Add the box of each line."""
-    path, names, keypoints, has_ids = annotation
+    path, names, keypoints = annotation
     scene.scale = scene.width, scene.height
     for where, line in read_lines(path, scene.source.root):
         first, *numbers = line.split()
@@ -66,7 +52,7 @@ def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[int, str], int 
             continue
         box, wrong = UNKNOWN, ""
         try:
-            box = box_of(numbers, keypoints, has_ids)
+            box = box_of(numbers, keypoints)
         except ValueError as error:
             wrong = str(error)
         scene.add(names.get(int(class_id), f"id {class_id:g}"), box, where, line[:80], wrong=wrong)
@@ -99,47 +85,32 @@ def read_data(path: Path, root: Path) -> dict[str, Any]:
     return data
 
 
-def box_of(numbers: list[str], keypoints: int | None, has_ids: Callable[[], bool]) -> Box:
+def box_of(numbers: list[str], keypoints: int) -> Box:
     """Left, top, right and bottom from the numbers after a class id; the docstring of this module has the rule.
 
     Args:
-        keypoints: how many numbers of a line are keypoints; None if data.yaml has no "kpt_shape".
-        has_ids: whether lines of the split end in ids of tracks.
+        keypoints: how many numbers of a line are keypoints; 0 if data.yaml has no "kpt_shape".
 
     Returns:
         fractions of the image; NaN if one of the numbers cannot be read.
 
     Raises:
-        ValueError: the numbers cannot be a box, or can be different ones.
+        ValueError: the numbers cannot be a box.
     """
     values = [to_number(number) for number in numbers]
     count = len(values)
     if not all(map(math.isfinite, values)):
         return UNKNOWN
-    if keypoints is not None and count != 4 and not 0 <= count - 4 - keypoints <= 2:
-        raise ValueError(f"has {count} numbers; by kpt_shape of data.yaml it needs 4 + {keypoints}")
-    if keypoints is not None or _has_visibilities(values):
+    if keypoints and count != 4:
+        if count != 4 + keypoints:
+            raise ValueError(f"has {count} numbers; by kpt_shape of data.yaml it needs 4 + {keypoints}")
         return _around(values[:4])
-    return _around(values[: count - _extra(numbers, values, has_ids)])
-
-
-def _extra(numbers: list[str], values: list[float], has_ids: Callable[[], bool]) -> int:
-    """How many of the last numbers of a line are not coordinates: 1 for a confidence or an id, 2 for both, or 0."""
-    count, last = len(values), values[-1]
     if count % 2:
-        if count % 3 == 1 and _may_be_keypoints(values):
-            readings = "an outline and one more number, or a box and keypoints"
-            raise ValueError(f"may be {readings}: data.yaml has no kpt_shape")
-        if not 0 <= last <= 1 and not numbers[-1].isdigit():  # for example, an angle
-            raise ValueError(f"has {count} numbers, of which the last is neither a confidence nor an id")
-        return 1
-    ends_in_id = _ends_in_id(numbers)
-    if ends_in_id is None:
-        differs = _is_inside(values) if count == 6 else _area(_around(values)) > 2 * _area(_around(values[:-2]))
-        ends_in_id = has_ids()
-        if differs and not ends_in_id:
-            raise ValueError("may be an outline, or end in a confidence and an id")
-    return 2 if ends_in_id else 0
+        raise ValueError(
+            f"has {count} numbers; it needs 4 for a box, or an even count for an outline. Remove confidences and track "
+            'ids; keypoints need "kpt_shape" in data.yaml'
+        )
+    return _around(values)
 
 
 def _around(values: list[float]) -> Box:
@@ -151,41 +122,3 @@ def _around(values: list[float]) -> Box:
         return min(values[::2]), min(values[1::2]), max(values[::2]), max(values[1::2])
     x, y, width, height = values
     return x - width / 2, y - height / 2, x + width / 2, y + height / 2
-
-
-def _area(box: Box) -> float:
-    return (box[2] - box[0]) * (box[3] - box[1])
-
-
-def _is_inside(values: list[float]) -> bool:
-    """Whether the first four numbers can be a box in the image."""
-    x, y, width, height = values[:4]
-    sides = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
-    return min(width, height) > 0 and all(-0.01 <= side <= 1.01 for side in sides)
-
-
-def _has_visibilities(values: list[float]) -> bool:
-    """Whether the numbers can only be a box and at least two keypoints of x, y and visibility."""
-    flags = values[6::3]
-    return len(flags) > 1 and len(values) % 3 == 1 and all(flag in (0, 1, 2) for flag in flags) and _is_inside(values)
-
-
-def _may_be_keypoints(values: list[float]) -> bool:
-    """Whether the first four numbers can be a box, and the others points in it, each with a visibility."""
-    x, y, width, height = values[:4]
-    points = [point for point in zip(values[4::3], values[5::3], values[6::3]) if point[:2] != (0, 0)]
-    are_near = (abs(left - x) <= width / 2 + 0.02 and abs(top - y) <= height / 2 + 0.02 for left, top, _ in points)
-    return _is_inside(values) and all(are_near) and all(0 <= flag <= 2 for _, _, flag in points)
-
-
-def _ends_in_id(numbers: list[str]) -> bool | None:
-    """Whether the last two of an even number of numbers are a confidence and the id of a track, such as "0.9 12".
-
-    None if they may also be coordinates, such as "0.9 1".
-    """
-    values = [to_number(number) for number in numbers]
-    if len(values) < 6 or len(values) % 2 or _has_visibilities(values) or not 0 <= values[-2] <= 1:
-        return False
-    if values[-1] > 1:  # not a coordinate
-        return values[-1] % 1 == 0
-    return None if numbers[-1].isdigit() else False
