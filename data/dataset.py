@@ -29,6 +29,7 @@ from ..common.files import DataError, new_folder
 from .folders import LISTS, select_evenly
 from .formats import Problems, Record, check_sources, load_mapping, read_source
 from .formats.drafting import draft_mapping
+from .formats.mapping import SourceMapping
 from .formats.names import plain_name
 from .ground_truth import GroundTruth
 from .near_duplicates import hash_file, near_duplicate_groups
@@ -154,17 +155,18 @@ def read_items(options: DatasetOptions, problems: Problems) -> dict[str, list[It
         DataError: a source is unknown or given twice, or no source has a usable image.
     """
     parts = {source: _find_mapping(source, options.output_dir) for source in options.source}
-    mappings = {name: load_mapping(name) for name, folder in parts.values() if folder}
-    check_sources(mappings.values())
-    folders = [(mappings[name].name, Path(folder).resolve()) for name, folder in parts.values() if folder]
+    mapped = {source: part for source, part in parts.items() if part is not None}
+    check_sources(mapping for mapping, _ in mapped.values())
+    folders = [(mapping.name, folder.resolve()) for mapping, folder in mapped.values()]
     if len(parts) < len(options.source) or len(set(folders)) < len(folders):
         raise DataError(f"a source is given twice: {' '.join(options.source)}")
     items: dict[str, list[Item]] = {}
-    for source, (name, folder) in parts.items():
-        if folder:
-            records = list(read_source(folder, mappings[name], options.split, problems))
+    for source in parts:
+        if source in mapped:
+            mapping, folder = mapped[source]
+            records = list(read_source(folder, mapping, options.split, problems))
             if options.scene_labels is not None:
-                records = add_scene_labels(records, Path(folder), options.scene_labels, problems)
+                records = add_scene_labels(records, folder, options.scene_labels, problems)
             count = len(records) if options.num_images is None else options.num_images
             items[source] = list(add_groups(select_evenly(records, count)))
         else:
@@ -177,21 +179,19 @@ def read_items(options: DatasetOptions, problems: Problems) -> dict[str, list[It
     return items
 
 
-def _find_mapping(source: str, output_dir: Path) -> tuple[str, str]:
-    """(mapping, folder) of a value of --source, with a drafted mapping if it is a folder alone.
-
-    For "synthetic" both are empty.
-    """
+def _find_mapping(source: str, output_dir: Path) -> tuple[SourceMapping, Path] | None:
+    """(mapping, folder) of a value of --source; None for "synthetic". For a folder alone, a mapping is drafted."""
     if source == SYNTHETIC:
-        return "", ""
+        return None
     if Path(source).is_dir():
         path = output_dir.parent / f"{output_dir.name}_{Path(source).resolve().name}.json"
-        print(draft_mapping(Path(source), path))
-        return str(path), source
-    mapping, _, folder = source.partition("=")
+        mapping, text = draft_mapping(Path(source), path)
+        print(text)
+        return mapping, Path(source)
+    name, _, folder = source.partition("=")
     if not folder:
         raise DataError(f"source {source!r} is not a folder, and a mapping needs one: --source {source}=FOLDER")
-    return mapping, folder
+    return load_mapping(name), Path(folder)
 
 
 def add_scene_labels(records: Sequence[Record], folder: Path, scene_labels: Path, problems: Problems) -> list[Record]:

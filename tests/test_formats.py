@@ -450,13 +450,14 @@ def test_links_out_of_the_source_fifos_and_missing_folders(tmp_path, format):
 def draft(folder: Path, files: dict[str, Any]) -> SourceMapping:
     """The mapping that is drafted for a folder with these files."""
     write(folder, files)
-    draft_mapping(folder, folder / "draft.json")
-    return load_mapping(folder / "draft.json")
+    mapping, _ = draft_mapping(folder, folder / "draft.json")
+    assert load_mapping(folder / "draft.json") == mapping
+    return mapping
 
 
 LABELS = {  # of the same images in three formats: 1 and 2 are for training, 3 is not
     "yolo": {
-        "data.yaml": "train: images/train\nval: images/val\nnames: [car, motor_bike, forklift]",
+        "data.yaml": "train: images/train\nval: images/val\nnames: [car, motor_cycle, forklift]",
         **{f"labels/{split}.txt": f"{LINE}\n1 0.5 0.5 0.5 0.5" for split in ("train/1", "train/2", "val/3")},
     },
     "coco": {
@@ -466,7 +467,7 @@ LABELS = {  # of the same images in three formats: 1 and 2 are for training, 3 i
                 "annotations": [{"image_id": i, "category_id": c, "bbox": BOX} for i in images for c in (1, 2)],
                 "categories": [
                     {"id": 1, "name": "car"},
-                    {"id": 2, "name": "motor_bike"},
+                    {"id": 2, "name": "motor_cycle"},
                     {"id": 3, "name": "forklift"},
                 ],
             }
@@ -475,7 +476,7 @@ LABELS = {  # of the same images in three formats: 1 and 2 are for training, 3 i
         "annotations/captions_train2017.json": {"images": [], "annotations": []},
     },
     "voc": {
-        **{f"Annotations/{i}.xml": voc(("car", 1, 1, 280, 140), ("motor_bike", 1, 1, 9, 9)) for i in (1, 2, 3)},
+        **{f"Annotations/{i}.xml": voc(("car", 1, 1, 280, 140), ("motor_cycle", 1, 1, 9, 9)) for i in (1, 2, 3)},
         "ImageSets/Main/train.txt": "1\n2",
         "ImageSets/Main/val.txt": "3",
     },
@@ -487,7 +488,7 @@ def test_the_classes_and_splits_of_a_folder_are_drafted(tmp_path, format):
     folders = ["JPEGImages"] * 2 if format == "voc" else ["images/train", "images/val"]
     images = {f"{folders[i == 3]}/{i}.jpg": SIZE for i in (1, 2, 3)}
     mapping = draft(tmp_path, images | LABELS[format])
-    assert mapping.format == format and mapping.exhaustive == {"car"}  # not each motorcycle, perhaps
+    assert mapping.format == format and mapping.exhaustive == {"car", "motorcycle"}
     for split, names in {"train": ["1.jpg", "2.jpg"], "val": ["3.jpg"]}.items():
         records, problems = read(tmp_path, mapping, split)
         assert [record.image.name for record in records] == names and not problems.counts, problems.messages
@@ -500,19 +501,14 @@ A, B = "a/images/1.jpg", "b/images/2.jpg"
 @pytest.mark.parametrize(
     ("data", "files", "found"),
     [
-        ("train: [a/images, b]", {}, [A, B]),
         ("path: /content/set\ntrain: b/images", {}, [B]),
         ("train: C:\\set\\b\\images", {}, [B]),
         ("train: ../b/images", {}, [B]),
         ("train: c", {"c/images/3.jpg": SIZE, "c/images/labels/3.txt": LINE}, ["c/images/3.jpg"]),
         ("train: c", {"c/3.jpg": SIZE, "c/3.txt": LINE}, ["c/3.jpg"]),
-        *[(f"train: {name}", {name: f"{line}\n\n"}, [A]) for name in ("train.txt", "./lists/train.txt")
-          for line in ("./a/images/1.jpg", "/content/set/a/images/1.jpg", "a\\images\\1.jpg")],
-        ("train: all.txt", {"all.txt": f"{B}\r\n{A}"}, [A, B]),
-        ("train: all.txt", {"all.txt": "2"}, [B]),
     ],
 )  # fmt: skip
-def test_the_folders_and_lists_of_a_data_yaml_are_read(tmp_path, data, files, found):
+def test_the_folders_of_a_data_yaml_are_read(tmp_path, data, files, found):
     for name in (A, B):
         files = {name: SIZE, name.replace("images", "labels").replace("jpg", "txt"): LINE} | files
     mapping = draft(tmp_path, files | {"data.yaml": BOM + f"names: [Car, man]\n{data}".encode()})
@@ -547,11 +543,15 @@ def test_what_a_source_says_is_exhaustive_is_drafted(tmp_path):
     ("files", "message"),
     [
         ({}, "has none of a data.yaml with image folders, COCO JSON files or Pascal VOC XML files"),
-        ({"data.yaml": "names: [A]\ntrain: [a, b]\nval: c.txt"}, "lists of images: train: a, train: b, val: c.txt"),
+        (
+            {"data.yaml": "names: [A]\ntrain: [a, b]\nval: c.txt"},
+            "are not folders inside of .*: train: .*a.*b.*, val: c.txt",
+        ),
         ({"data.yaml": "names: [forklift]\ntrain: ."}, r"none of its classes \(forklift\) .* of .*draft.json, and"),
-        ({"data.yaml": "names: [car]\ntrain: c.txt", "c.txt": "1.jpg"}, r"has none of its 1 images, such as '1.jpg'"),
-        ({"data.yaml": "names: [car]\ntrain: c.txt", "c.txt": "\n"}, "has none of its 0 images; "),
-        ({"data.yaml": "names: [car]\ntrain: [a, c.txt]", "c.txt": "", "a/1.jpg": SIZE}, "write all into one list"),
+        (
+            {"data.yaml": "names: [car]\ntrain: ../out"},
+            r"are not folders inside of .*: train: \.\./out; a mapping file",
+        ),
         ({"Annotations/1.xml": "<annotation/>"}, "has none of its 1 images"),
         ({"a.xml": "<annotation><object></annotation>"}, r"a\.xml: cannot be read: mismatched tag: line 1, column 22"),
         ({"a.json": "{'images': []}"}, r"a\.json: cannot be read: Expecting property name"),
@@ -567,8 +567,9 @@ def test_a_draft_stays_inside_of_its_folder(tmp_path):
     write(tmp_path, {"images/2.jpg": SIZE, "test/3.jpg": SIZE})
     assert draft(tmp_path / "mine", files).splits["train"] == {"images": "images", "labels": "labels"}
     write(tmp_path / "mine", {"data.yaml": files["data.yaml"] + "test: ../test\n"})
-    with pytest.raises(DataError, match=rf"data.yaml: test: \.\./test is outside of {tmp_path}/mine: "):
-        draft_mapping(tmp_path / "mine", tmp_path / "new.json")
+    mapping, _ = draft_mapping(tmp_path / "mine", tmp_path / "left_out.json")
+    assert mapping.splits.keys() == {"train"}
+    assert "left out: test: ../test of data.yaml" in (tmp_path / "left_out.json").read_text()
     (tmp_path / "mine/data.yaml").symlink_to((tmp_path / "mine/data.yaml").rename(tmp_path / "outside"))
     with pytest.raises(DataError, match=f"data.yaml leads to {tmp_path}/outside, which is outside of"):
         draft_mapping(tmp_path / "mine", tmp_path / "new.json")
@@ -607,18 +608,14 @@ def test_shipped_mappings_are_valid_and_differ_in_name():
         ({"classes": {"Car": {"class": None, "maybe": ["spaceship"]}}}, "'Car': 'spaceship' is not one of"),
         ({"classes": {"Car": {"class": "car", "color": "pink"}}}, "color of 'Car': 'pink' is not one of white"),
         ({"classes": {"Car": {"color": "red"}}}, "'Car': {'color': 'red'} has no 'class'"),
-        ({"classes": 3}, "'classes' must be a dict, got 3"),
+        ({"classes": 3}, "not a mapping file: 'int' object has no attribute 'items'"),
         ({"classes": None}, "not a mapping file: it has no 'classes'"),
         ({"exhaustive": ["bus"]}, "exhaustive: 'bus' is not one of"),
         ({"exhaustiv": []}, "keys: 'exhaustiv' is not one of name, format"),
         ({"attributed": {"car": ["mood"]}}, "attributed of 'car': 'mood' is not one of color"),
         ({"scene_attributes": {"view": "above"}}, "view: 'above' is not one of driver, camera"),
-        ({"values": {"weather": {"from": "w", "values": {"x": "hot"}}}}, "weather: 'hot' is not one of"),
-        ({"values": {"weather": {"from": "w"}}}, "values of 'weather' needs from and values"),
         ({"format": "labelme"}, "format: 'labelme' is not one of coco, yolo, voc"),
         ({"splits": {"train": {"images": "x"}}}, "split 'train' does not name its annotations"),
-        ({"unlabeled": "no"}, "unlabeled: 'no' is not one of"),
-        ({"presence": {"absent": 3}}, "presence needs absent, present and at"),
         ('{"classes": {"bike": "bicycle", "bike": "motorcycle"}}', "key 'bike' occurs twice, with 'bicycle' and"),
         ("{", "not a mapping file: Expecting"),
     ],

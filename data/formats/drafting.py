@@ -1,12 +1,10 @@
-"""Draft a mapping file for a folder that has none: with a YOLO data.yaml, COCO JSON files or Pascal VOC XML files.
+"""Draft a mapping for a folder that has none: with a YOLO data.yaml, COCO JSON files or Pascal VOC XML files.
 
-Classes are matched by name and by the synonyms of the tokenizer. The draft is a file like any other mapping, to be
-read and edited: its notes say which classes have no category yet, and what is assumed to be labeled exhaustively.
+Classes are matched by name. The draft is also saved as a file like any other mapping, to be read and edited: its notes
+say which classes have no category yet, and what is assumed to be labeled exhaustively.
 """
 
-import glob
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -17,17 +15,15 @@ from typing import Any
 
 from ...common.files import DataError, atomic_write_text
 from ...common.image_files import select_files
-from ...tokenization_traffic_vlm import TrafficVLMTokenizer
 from ..scene import CLASSES, LIGHT_STATES, classes_of
 from .coco import to_key
-from .mapping import MAPPINGS, normalize
+from .mapping import MAPPINGS, SourceMapping, normalize, parse_mapping
 from .names import keys_of, plain_name, stem_of
-from .reading import Unusable, read_json, read_lines, read_xml
+from .reading import Unusable, read_json, read_xml
 from .source import list_files, replace_last
 from .yolo import DATA_FILES, read_data
 
 
-ROOT = Path(__file__).resolve().parents[2]
 SPLITS = ("train", "val", "test")
 BY_HAND = "a mapping file tells how to read it: --source MAPPING.json={folder}, see docs/data.md"
 LIGHTS = {f"{state}light": {"class": "traffic light", "state": state} for state in LIGHT_STATES}
@@ -51,12 +47,12 @@ class Found:
     notes: list[str] = field(default_factory=list)
 
 
-def draft_mapping(folder: Path, path: Path) -> str:
-    """Write a mapping file for a folder, and return a text that says how its classes are read.
+def draft_mapping(folder: Path, path: Path) -> tuple[SourceMapping, str]:
+    """(mapping, text) for a folder: the text says how its classes are read. The mapping is also saved as a file.
 
     Args:
         folder: with `data.yaml`, COCO JSON or Pascal VOC XML files.
-        path: the file to write.
+        path: the file to save.
 
     Raises:
         DataError: the folder has none of these, or a link out of it; none of its classes has the name of one of our
@@ -87,7 +83,7 @@ def draft_mapping(folder: Path, path: Path) -> str:
         )
     read_as = ", ".join(f"{name} = {_category(entry) or 'ignored'}" for name, entry in classes["classes"].items())
     lines = [f"{folder} is read as {found.format}, by {path}:", read_as, *classes["notes"], f"To change it: {use}"]
-    return "\n  ".join(line for line in lines if line)
+    return parse_mapping(draft), "\n  ".join(line for line in lines if line)
 
 
 def _draft_classes(found: Found) -> dict[str, Any]:
@@ -137,31 +133,21 @@ def _category(entry: Any) -> str | None:
 
 
 def match_classes(names: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
-    """Match class names with our categories.
+    """Match class names with our categories, whatever their case, "_", "-" and spaces.
 
     Returns:
         {class name: entry of a mapping's "classes"} for names that match, and the categories of which every object can
-        be assumed to be labeled. Synonyms do not count for the latter: a car need not be a "sedan".
+        be assumed to be labeled: those that a class names exactly.
     """
-    own, others, tokenizer = _known_names()
-    classes: dict[str, Any] = {}
-    exhaustive = set()
-    for name in names:
-        words = normalize(name)
-        joined = words.replace(" ", "")  # "motor bike" and "motorbike"
-        synonyms = ["".join(tokenizer.tokenize(spelling)) for spelling in (words, joined)]
-        if joined in own:
-            exhaustive.add(own[joined])
-        if known := [own[spelling] for spelling in (joined, *synonyms) if spelling in own]:
-            classes[name] = known[0]
-        elif joined in others:
-            classes[name] = others[joined]
-    return classes, sorted(exhaustive)
+    own, others = _known_names()
+    keys = {name: normalize(name).replace(" ", "") for name in names}
+    classes = {name: (own | others)[key] for name, key in keys.items() if key in own or key in others}
+    return classes, sorted({own[key] for key in keys.values() if key in own})
 
 
 @cache
-def _known_names() -> tuple[dict[str, str], dict[str, Any], Any]:
-    """Names without spaces: {of our categories: category}, {of COCO's classes and lights: entry}; the tokenizer."""
+def _known_names() -> tuple[dict[str, str], dict[str, Any]]:
+    """Names without spaces: {of our categories: category}, {of other classes of COCO, and of lights: entry}."""
     own = {
         form.replace(" ", ""): category
         for category, (singular, plural, _) in CLASSES.items()
@@ -169,67 +155,45 @@ def _known_names() -> tuple[dict[str, str], dict[str, Any], Any]:
     }
     coco = json.loads((MAPPINGS / "coco.json").read_text(encoding="utf-8"))["classes"]
     others = {normalize(name).replace(" ", ""): entry for name, entry in coco.items()} | {"hydrant": None} | LIGHTS
-    return own, others, TrafficVLMTokenizer.from_pretrained(ROOT)
+    return own, {name: entry for name, entry in others.items() if name not in own}
 
 
 def _find_yolo(folder: Path, _: list[str]) -> Found:
-    """By `data.yaml` of Ultralytics and Roboflow: a split is a folder, several folders, or a text file of images."""
+    """By `data.yaml` of Ultralytics and Roboflow, whose splits are folders."""
     found = Found("yolo")
-    missing: list[str] = []
     path = next((folder / name for name in DATA_FILES if (folder / name).is_file()), None)
     if path is None:
         return found
     data = read_data(path, folder)
     found.names = list(data["names"].values())
+    missing: list[str] = []
     for split in SPLITS:
-        values = data.get(split) or []
-        values = values if isinstance(values, list) else [values]
-        places = {str(value): _find_place(folder, f"{path}: {split}", str(value), data) for value in values}
-        missing += [f"{split}: {value}" for value, place in places.items() if place is None]
-        if known := [place for place in places.values() if place is not None]:
-            found.splits[split] = _yolo_layout(folder, f"{path}: {split}", split, known)
+        value = data.get(split)
+        images = _find_images(folder, value, data) if isinstance(value, str) else None
+        if images is not None:
+            # Like Ultralytics: in place of the last folder "images", otherwise in the folder of the images.
+            labels = Path(replace_last(images.as_posix(), "images", "labels"))
+            if not (folder / labels).is_dir() and (folder / images / "labels").is_dir():
+                labels = images / "labels"
+            found.splits[split] = {"images": images.as_posix(), "labels": labels.as_posix()}
+        elif value:
+            missing.append(f"{split}: {value}")
     if not found.splits:
-        message = f"{path}: train, val and test are neither folders nor lists of images"
+        message = f"{path}: train, val and test are not folders inside of {folder}"
         raise DataError(f"{message}: {', '.join(missing) or 'none is given'}; {BY_HAND.format(folder=folder)}")
     if missing:
-        found.notes.append(f"Not found, and left out: {', '.join(missing)} of {path.name}.")
+        found.notes.append(f"Not folders inside of {folder}, and left out: {', '.join(missing)} of {path.name}.")
     return found
 
 
-def _find_place(folder: Path, where: str, value: str, data: dict[str, Any]) -> Path | None:
-    """Path, relative to `folder`, that a value of data.yaml names; None if it does not exist."""
+def _find_images(folder: Path, value: str, data: dict[str, Any]) -> Path | None:
+    """The folder of images, relative to `folder`, that a value of data.yaml names; None if there is none inside."""
     parts, root = PurePosixPath(plain_name(value)).parts, folder.resolve()
     # Roboflow writes "../train/images" for "train/images" next to data.yaml, others the path on their machine.
     options = [Path(plain_name(str(data.get("path", ""))), *parts), *(Path(*parts[i:]) for i in range(len(parts)))]
-    found = [(root / option).resolve() for option in options if (root / option).exists()]
-    inside = [option.relative_to(root) for option in found if option.is_relative_to(root)]
-    if found and not inside:
-        raise DataError(
-            f"{where}: {value} is outside of {folder}: files of other folders are not read. Write a mapping file for "
-            "a folder that holds both, see docs/data.md"
-        )
-    return inside[0] if inside else None
-
-
-def _yolo_layout(folder: Path, where: str, split: str, places: list[Path]) -> dict[str, Any]:
-    """Layout of a split with these folders, or with one list of images."""
-    lists = [place for place in places if (folder / place).is_file()]
-    if lists and len(places) > 1:
-        raise DataError(f"{where} has a list of images, {lists[0]}, and other entries: write all into one list")
-    more: dict[str, Any] = {}
-    if lists:
-        listed = [line for _, line in read_lines(folder / lists[0], folder)]
-        images, more = _image_folder(folder, folder / lists[0], split, listed), {"list": lists[0].as_posix()}
-    else:
-        places = [place / "images" if (folder / place / "images").is_dir() else place for place in places]
-        images = Path(os.path.commonpath(places))
-        if images not in places:
-            more = {"only": [f"{glob.escape(place.relative_to(images).as_posix())}/*" for place in places]}
-    # Like Ultralytics: in place of the last folder "images", otherwise in the folder of the images.
-    labels = Path(replace_last(images.as_posix(), "images", "labels"))
-    if not (folder / labels).is_dir() and (folder / images / "labels").is_dir():
-        labels = images / "labels"
-    return {"images": images.as_posix(), "labels": labels.as_posix()} | more
+    places = [(root / option).resolve() for option in options]
+    found = next((place.relative_to(root) for place in places if place.is_relative_to(root) and place.is_dir()), None)
+    return found / "images" if found is not None and (root / found / "images").is_dir() else found
 
 
 def _find_coco(folder: Path, reasons: list[str]) -> Found:

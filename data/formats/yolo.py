@@ -107,8 +107,8 @@ def box_of(numbers: list[str], keypoints: int) -> Box:
         return _around(values[:4])
     if count % 2:
         raise ValueError(
-            f"has {count} numbers; it needs 4 for a box, or an even count for an outline. Remove confidences and "
-            'track ids; keypoints need "kpt_shape" in data.yaml'
+            f"has {count} numbers; it needs 4 for a box, or an even count for an outline: remove confidences and "
+            'ids of tracks; keypoints need "kpt_shape" in data.yaml'
         )
     return _around(values)
 
