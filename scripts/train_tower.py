@@ -46,7 +46,7 @@ class Options:
     sizes: list[int] = option([256, 352, 448, 480, 512], "sides of the images in pixels, one for each step")
     size_weights: list[float] = option([60.0, 25.0, 5.0, 5.0, 5.0], "weight of each of --sizes")
     default_size: int = option(256, "side of the images in the last tenth of the steps")
-    vary_aspect: bool = option(True, "vary the shape of the images from 0.75 to 1.8")
+    vary_aspect: bool = option(False, "vary the shape of the images from 0.75 to 1.8")
     pool_above: int | None = option(None, "larger images have one token for 2 × 2 patches; default: as the start")
     freeze_blocks: int | None = option(None, "freeze the stem and this number of convolution blocks")
     eval_sizes: list[int] = option([256, 320, 384, 448], "sides of the images in evaluation, in pixels")
