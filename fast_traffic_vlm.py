@@ -52,7 +52,7 @@ class Sample:
         modules = list(module.modules())
         groups = [(one._modules, one._parameters, one._buffers) for one in modules]
         self.groups: list[dict[str, Any]] = [group for three in groups for group in three if group]
-        self.members = self.list_members()
+        self.members = [member for group in self.groups for member in group.values()]
         # A tensor on the device meta has no bytes: its weights are offloaded.
         self.tensors = [one for one in self.members if isinstance(one, torch.Tensor) and not one.is_meta]
         self.addresses = [tensor.data_ptr() for tensor in self.tensors]
@@ -70,13 +70,9 @@ class Sample:
     def __reduce__(self) -> Any:
         return type(None), ()  # a copied module has other tensors
 
-    def list_members(self) -> list[Any]:
-        """Submodules, parameters and buffers."""
-        return [member for group in self.groups for member in group.values()]
-
     def is_current(self) -> bool:
         """Whether the module still has the same members, and its tensors the same addresses."""
-        members = self.list_members()
+        members = [member for group in self.groups for member in group.values()]
         return (
             len(members) == len(self.members)
             and all(map(is_, members, self.members))
@@ -121,13 +117,13 @@ class Fast:
     context, or several of one model: passes are those of the context that was entered first.
 
     Attributes:
-        users: number of threads inside.
         version: checksum of the weights without those of a head.
         graphs: CUDA graphs of a model that answers questions; None on a CPU.
     """
 
     def __init__(self, model: Any):
         self.model, self.users = model, 0
+        self.models: set[Any] = set()  # the model and its parts with public passes, which look for it in `fast`
         self.forwards: list[FastForward] = []
         self.graphs: Graphs | None = None
         self.version, self.state = "", None
@@ -137,7 +133,7 @@ class Fast:
 
     def __enter__(self) -> "Fast":
         with LOCK:
-            self.start()
+            (self.model.fast or self).update()
             self.users += 1
         return self
 
@@ -147,54 +143,44 @@ class Fast:
             if self.users == 0:
                 self.stop()
 
-    def start(self) -> None:
-        """Begin without an end, until `stop`."""
-        with LOCK:
-            (self.model.fast or self).update()
-            for model in self.models():
-                model.fast = model.fast or self
-
-    def stop(self) -> None:
-        with LOCK:
-            self.remove_forwards()
-            for model in self.models():
-                if model.fast is self:
-                    del model.fast
-
-    def models(self) -> set[Any]:
-        """The model and its parts that have public passes: they look for their context in `fast`."""
-        return {self.model, self.model.base_model, self.model.get_decoder()}  # of a copy, not yet in the constructor
-
-    def remove_forwards(self) -> None:
-        for forward in self.forwards:
-            if vars(forward.module).get("forward") is forward:
-                del vars(forward.module)["forward"]
-
-    def check(self) -> None:
-        """Notice changed weights at the start of a pass, unless that was done on entering."""
-        if not (self.users or is_torchdynamo_compiling()):
-            self.update()
-
     def update(self) -> None:
-        """Install fast passes, without packed weights and graphs if the weights have changed."""
-        model, base = self.model, self.model.base_model
-        heads = [] if model is base else [one for one in model.children() if one is not base]
+        """Make passes fast until `stop`, with new packed weights and graphs if the weights have changed.
+
+        Each public pass calls it, and does nothing while a thread is inside of the context, or while compiling.
+        """
+        model = self.model
+        if (self.users > 0 and model.fast is self) or is_torchdynamo_compiling():
+            return
         with LOCK:
+            base = model.base_model
+            heads = [] if model is base else [one for one in model.children() if one is not base]
             # Graphs also depend on addresses, so on the samples themselves.
             state: Any = [(sample, sample.checksum()) for sample in map(sample_of, (base, *heads))]
             if state != self.state:
-                self.remove_forwards()
+                self.stop()
                 self.state, self.version = state, state[0][1]
+                self.models = {model, base, model.get_decoder()}
                 modules = [one for one in model.modules() if type(one) in PACKS]
                 weights = [next(one.parameters()) for one in modules]
                 self.forwards = [FastForward(one, w.dtype) for one, w in zip(modules, weights) if is_supported(w)]
                 can_record = model.device.type == "cuda" and hasattr(model, "question_logits")
                 self.graphs = Graphs(model) if can_record else None
+            for one in self.models:
+                one.fast = one.fast or self
             for forward in self.forwards:
-                attributes = vars(forward.module)  # setattr is slow for modules
-                found = attributes.get("forward")
+                found = vars(forward.module).get("forward")
                 if found is None or (isinstance(found, FastForward) and found.dtype is None):  # others' passes stay
-                    attributes["forward"] = forward
+                    vars(forward.module)["forward"] = forward  # setattr is slow for modules
+
+    def stop(self) -> None:
+        """Leave the model as it was before `update`."""
+        with LOCK:
+            for module in self.models or self.model.modules():  # `models` is empty in a copy
+                if vars(module).get("fast") is self:
+                    del vars(module)["fast"]
+            for forward in self.forwards:
+                if vars(forward.module).get("forward") is forward:
+                    del vars(forward.module)["forward"]
 
 
 # --- weights in the layout of a CPU ---

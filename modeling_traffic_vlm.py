@@ -158,7 +158,7 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
 
     def weights_version(self) -> str:
         """Checksum of the weights without those of a head; see `checksum`."""
-        if self.fast is not None and self.fast.users:
+        if self.fast is not None and self.fast.users > 0:
             return self.fast.version
         return checksum(self.base_model)
 
@@ -173,7 +173,7 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
         shape comes for the second time.
         """
         if self.fast is None:
-            self.fast_context().start()
+            self.fast_context().update()
         return self
 
     def train(self, mode: bool = True) -> "TrafficVLMPreTrainedModel":
@@ -187,7 +187,7 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
         """CUDA graphs of the current weights; None on a CPU, and while passes are not fast."""
         if self.fast is None:
             return None
-        self.fast.check()
+        self.fast.update()
         return self.fast.graphs
 
     def get_decoder(self) -> "TrafficVLMTextModel":
@@ -266,7 +266,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
                 "output_attentions=True, or call attention_maps(), which works with every implementation."
             )
         if self.fast is not None:
-            self.fast.check()
+            self.fast.update()
         past_length: Any = 0
         if past_key_values is not None:
             check_cache(past_key_values)
@@ -401,7 +401,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
             ValueError: pixels of another shape, or pixels that are not normalized: integers, beyond ±10, NaN.
         """
         if self.fast is not None:
-            self.fast.check()
+            self.fast.update()
         check_pixels(pixel_values, self.config.vision_config)
         outputs = self.vision_tower(pixel_values.to(self.vision_tower.dtype), return_dict=True, **kwargs)
         return BaseModelOutputWithPooling(

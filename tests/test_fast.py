@@ -172,6 +172,7 @@ def test_a_fused_model_can_be_copied_and_saved(model, tmp_path):
         assert torch.equal(logits(other), fused)
         assert torch.equal(logits(other.train().eval()), own)
         logits(other.fuse_for_inference())
+    assert torch.equal(logits(copy.deepcopy(model).train().eval()), own)  # before its first pass
     freed = weakref.ref(other)
     del other
     gc.collect()
