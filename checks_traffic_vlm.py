@@ -17,8 +17,6 @@ from torch import nn
 from transformers import Cache, PreTrainedConfig
 from transformers.utils import is_torchdynamo_compiling
 
-from .configuration_traffic_vlm import height_and_width
-
 
 INTEGER_DTYPES = (torch.int64, torch.int32)  # accepted for token ids, positions and image indices
 MASKED = ("eager", "sdpa")  # implementations of attention that take a mask [B,1,L,S]
@@ -160,9 +158,8 @@ def check_labels(labels: torch.Tensor, logits: torch.Tensor) -> None:
             raise ValueError(f"labels must be in [0, {vocab_size}) or -100 (ignored), got {int(wrong[0])}.")
 
 
-def check_pixels(pixel_values: torch.Tensor, config: PreTrainedConfig) -> None:
-    """Refuse pixels that are not normalized floats [I,C,H,W] of the size in a vision configuration."""
-    shape = (getattr(config, "num_channels", 3), *height_and_width(config.image_size))
+def check_pixels(pixel_values: torch.Tensor, shape: tuple[int, int, int]) -> None:
+    """Refuse pixels that are not normalized floats [I,C,H,W] of the shape [C,H,W]."""
     if pixel_values.ndim != 4 or pixel_values.shape[1:] != shape:
         expected, given = ",".join(map(str, shape)), list(pixel_values.shape)
         raise ValueError(f"pixel_values must be [images,{expected}], got {given}.")

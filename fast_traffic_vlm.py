@@ -175,9 +175,9 @@ class Fast:
     def stop(self) -> None:
         """Leave the model as it was before `update`."""
         with LOCK:
-            for module in self.models or self.model.modules():  # `models` is empty in a copy
-                if vars(module).get("fast") is self:
-                    del vars(module)["fast"]
+            for model in self.models or self.model.modules():  # a copy has no `models` before its first pass
+                if vars(model).get("fast") is self:
+                    del model.fast
             for forward in self.forwards:
                 if vars(forward.module).get("forward") is forward:
                     del vars(forward.module)["forward"]

@@ -55,10 +55,10 @@ from .checks_traffic_vlm import (
     packed_mask,
     padding_mask,
 )
-from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
+from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig, height_and_width
 from .fast_traffic_vlm import Fast, checksum
 from .generation_traffic_vlm import MAX_NEW_TOKENS, TrafficVLMGenerationMixin
-from .scoring_traffic_vlm import attention_maps, question_logits, question_states, yes_probability
+from .scoring_traffic_vlm import TrafficVLMScoringMixin, attention_maps, question_states
 from .vision_traffic_vlm import TrafficVLMVisionModel
 
 
@@ -202,6 +202,13 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
         self.get_decoder().embed_tokens = value
 
 
+def mask_images(images: EncodedImages | None, attention_mask: torch.Tensor) -> EncodedImages:
+    """The images with the tokens hidden where attention_mask [I,P] is 0."""
+    if images is None:
+        raise ValueError(f"encoder_attention_mask needs an image: {IMAGES}. A cache keeps it for later steps.")
+    return replace(images, attention_mask=attention_mask)
+
+
 class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
     """The text decoder. Without an image it is a plain language model."""
 
@@ -220,6 +227,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         self.layers: Any = nn.ModuleList(TrafficVLMDecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = TrafficVLMRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout)
+        self.rotary_dim, self.rope_theta = config.rotary_dim, config.rope_parameters["rope_theta"]
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -283,11 +291,13 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
             past_key_values = TrafficVLMCache(config=self.config)
         if position_ids is None:
             position_ids = count_positions(inputs_embeds, attention_mask, past_length)
-        images = self.choose_images(encoder_hidden_states, encoded_images, encoder_attention_mask)
-        image_key_values, image_mask = self.read_images(images, image_index, inputs_embeds, past_key_values)
+        if encoder_hidden_states is not None:
+            encoded_images = EncodedImages(self.project_image_tokens(encoder_hidden_states))
+        if encoder_attention_mask is not None:
+            encoded_images = mask_images(encoded_images, encoder_attention_mask)
+        image_key_values, image_mask = self.read_images(encoded_images, image_index, inputs_embeds, past_key_values)
         causal_mask = self.causal_mask(inputs_embeds, attention_mask, segment_ids, past_key_values)
-        theta = self.config.rope_parameters["rope_theta"]
-        rotary = rotary_embedding(position_ids, self.config.rotary_dim, theta, inputs_embeds.dtype)
+        rotary = rotary_embedding(position_ids, self.rotary_dim, self.rope_theta, inputs_embeds.dtype)
 
         cached: Any = {CACHE_NAME: past_key_values}
         hidden_states = self.dropout(inputs_embeds)
@@ -328,21 +338,6 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
             raise ValueError(f"encoder_hidden_states must be [I,P,{width}] (encoder_hidden_size), got {shape}.")
         return tuple(layer.cross_attn.project(encoder_hidden_states) for layer in self.layers)
 
-    def choose_images(
-        self,
-        encoder_hidden_states: torch.Tensor | None,
-        encoded_images: EncodedImages | None,
-        encoder_attention_mask: torch.Tensor | None = None,
-    ) -> EncodedImages | None:
-        """Encoded images of the image tokens, or the given ones, with the given mask; None without images."""
-        if encoder_hidden_states is not None:
-            encoded_images = EncodedImages(self.project_image_tokens(encoder_hidden_states))
-        if encoder_attention_mask is None:
-            return encoded_images
-        if encoded_images is None:
-            raise ValueError(f"encoder_attention_mask needs an image: {IMAGES}. A cache keeps it for later steps.")
-        return replace(encoded_images, attention_mask=encoder_attention_mask)
-
     def read_images(
         self,
         images: EncodedImages | None,
@@ -382,10 +377,12 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
     def __init__(self, config: TrafficVLMConfig):
         super().__init__(config)
         config.check_fields()
-        is_custom = config.vision_config.model_type == TrafficVLMVisionModel.config_class.model_type
+        vision = config.vision_config
+        is_custom = vision.model_type == TrafficVLMVisionModel.config_class.model_type
         build_tower = TrafficVLMVisionModel._from_config if is_custom else AutoModel.from_config
-        self.vision_tower = build_tower(config.vision_config)
-        self.projector = nn.Linear(config.vision_config.hidden_size, config.text_config.hidden_size)
+        self.vision_tower = build_tower(vision)
+        self.pixel_shape = (getattr(vision, "num_channels", 3), *height_and_width(vision.image_size))
+        self.projector = nn.Linear(vision.hidden_size, config.text_config.hidden_size)
         self.text_model = TrafficVLMTextModel._from_config(config.text_config)
         self.post_init()
 
@@ -402,7 +399,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         """
         if self.fast is not None:
             self.fast.update()
-        check_pixels(pixel_values, self.config.vision_config)
+        check_pixels(pixel_values, self.pixel_shape)
         outputs = self.vision_tower(pixel_values.to(self.vision_tower.dtype), return_dict=True, **kwargs)
         return BaseModelOutputWithPooling(
             last_hidden_state=outputs.last_hidden_state,
@@ -415,7 +412,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         """Encoded images of pixels [I,3,H,W], with gradients: vision tower, then keys and values of every layer."""
         graphs = self.graphs
         if graphs is not None and attention_mask is None:
-            check_pixels(pixel_values, self.config.vision_config)  # a recorded pass checks nothing
+            check_pixels(pixel_values, self.pixel_shape)  # a recorded pass checks nothing
             if (images := graphs.encode(pixel_values)) is not None:
                 return images
         image_tokens = self.get_image_features(pixel_values, return_dict=True).pooler_output
@@ -451,7 +448,9 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
             key, dtype = encoded_images.key_values[0][0], self.text_model.dtype
             if key.dtype != dtype and not torch.is_autocast_enabled(key.device.type):
                 encoded_images = encoded_images.cast(dtype)
-        return self.text_model.choose_images(None, encoded_images, encoder_attention_mask)
+        if encoder_attention_mask is None:
+            return encoded_images
+        return mask_images(encoded_images, encoder_attention_mask)
 
     @can_return_tuple
     def forward(
@@ -603,7 +602,9 @@ class TrafficVLMFullModel(TrafficVLMPreTrainedModel):
         return attention_maps(self, *args, **inputs)
 
 
-class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMFullModel, TrafficVLMGenerationMixin):
+class TrafficVLMForConditionalGeneration(
+    TrafficVLMLanguageModel, TrafficVLMFullModel, TrafficVLMScoringMixin, TrafficVLMGenerationMixin
+):
     """The full model with the language-model head: `generate()`, `score_yes_no()`, `attention_maps()`.
 
     Example:
@@ -664,22 +665,6 @@ class TrafficVLMForConditionalGeneration(TrafficVLMLanguageModel, TrafficVLMFull
             **kwargs | {"return_dict": True},
         )
         return self.language_model_output(outputs, labels, logits_to_keep, **kwargs)
-
-    def yes_probability(self, logits: torch.Tensor) -> torch.Tensor:
-        """P(yes) [...] in float32 of logits [...,V] at the last token of a question."""
-        return yes_probability(logits, self.config)
-
-    def question_logits(self, *args: Any, **inputs: Any) -> tuple[torch.Tensor, list[int]]:
-        """Logits [Q,V] of all questions, and their number for each image, as of `scoring_traffic_vlm`."""
-        return question_logits(self, *args, **inputs)
-
-    def score_yes_no(self, *args: Any, **inputs: Any) -> list[torch.Tensor]:
-        """P(yes) of every question: one float32 tensor [Q] per image, its Q questions in the given order.
-
-        Arguments and errors are those of `question_logits`.
-        """
-        logits, counts = self.question_logits(*args, **inputs)
-        return list(self.yes_probability(logits).split(counts))
 
 
 # With label smoothing, `Trainer` compares logits with the next labels only for classes whose names are listed here.

@@ -1,4 +1,4 @@
-"""P(yes) of many questions in one pass, and attention maps: functions of a full model.
+"""P(yes) of many questions in one pass, and attention maps: methods of a full model.
 
 P(yes) = softmax([l_no, l_yes] / temperature)[1], where l_no and l_yes are the logits of `[NO]` and `[YES]` at the last
 token of a question. Logits are computed at these tokens only.
@@ -37,71 +37,6 @@ def question_states(
     return hidden_states[torch.arange(last.shape[0], device=last.device), last]
 
 
-@torch.no_grad()
-def question_logits(
-    model: Any,
-    input_ids: torch.Tensor,
-    pixel_values: torch.Tensor | None = None,
-    attention_mask: torch.Tensor | None = None,
-    position_ids: torch.Tensor | None = None,
-    segment_ids: torch.Tensor | None = None,
-    question_ends: torch.Tensor | None = None,
-    encoded_images: EncodedImages | None = None,
-    image_index: torch.Tensor | None = None,
-    encoder_attention_mask: torch.Tensor | None = None,
-    labels: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, list[int]]:
-    """Logits [Q,V] of the first token of every answer, and the number of questions about each image.
-
-    Takes the output of the processor, packed (several questions per row) or not, with pixels or `encoded_images`.
-    Questions are in the given order, those about the first image first. Answers, which have labels, are ignored.
-
-    Args:
-        question_ends: [B,Q], the last token of each question, as the processor returns them; they are not checked.
-        image_index: [B], index of the image of each row; not needed if row i is about image i.
-
-    Raises:
-        ValueError: no image; a number of images that does not match the rows; packed rows without `question_ends`
-            or `position_ids`; labels that cover a whole row; a question that ends in `[EOS]`.
-    """
-    images = model.model.choose_images(pixel_values, encoded_images, encoder_attention_mask)
-    if images is None:
-        raise ValueError("Questions need pixel_values or encoded_images.")
-    # Text is read on the CPU, which need not wait for a GPU that encodes the images meanwhile.
-    optional = (attention_mask, position_ids, segment_ids, question_ends, image_index, labels)
-    attention_mask, position_ids, segment_ids, question_ends, image_index, labels = (
-        None if tensor is None else tensor.cpu() for tensor in optional
-    )
-    input_ids = input_ids.cpu()
-    config = model.config.get_text_config()
-    if attention_mask is None:
-        attention_mask = padding_mask(input_ids, config.pad_token_id)
-    if segment_ids is not None and question_ends is None:
-        raise ValueError("Packed rows (segment_ids) need question_ends from the processor.")
-    if labels is not None and question_ends is None:
-        check_text(config, input_ids, None, attention_mask, position_ids)
-        attention_mask = hide_answers(input_ids, attention_mask, labels)
-    image_of_row = torch.arange(len(images)) if image_index is None else image_index
-    text: Any = {"attention_mask": attention_mask, "position_ids": position_ids, "segment_ids": segment_ids}
-    logits, graphs = None, model.graphs
-    if graphs is not None:  # a recorded pass checks nothing, the decoder checks its arguments
-        check_text(config, input_ids, None, **text)
-        check_image_index(image_index, len(input_ids), len(images))
-        logits = graphs.answer(images, image_of_row, input_ids, question_ends, **text)
-    if logits is None:
-        rows = {"input_ids": input_ids, "image_index": image_index, **text}
-        moved = {name: None if tensor is None else tensor.to(images.device) for name, tensor in rows.items()}
-        outputs = model.model.text_model(**moved, encoded_images=images, use_cache=False)
-        logits = model.compute_logits(question_states(outputs.last_hidden_state, attention_mask, question_ends))
-    check_prompt_ends(question_states(input_ids, attention_mask, question_ends), config.eos_token_id)
-    image_of_question = image_of_row
-    if question_ends is not None:
-        image_of_question = image_of_row.repeat_interleave((question_ends >= 0).sum(-1))
-    if bool((image_of_question.diff() < 0).any()):  # rows are not in the order of their images
-        logits = logits[image_of_question.argsort(stable=True)]
-    return logits, torch.bincount(image_of_question, minlength=len(images)).tolist()
-
-
 def hide_answers(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, labels: torch.Tensor) -> torch.Tensor:
     """Attention mask [B,L] that is 0 at answers, which have labels.
 
@@ -116,12 +51,87 @@ def hide_answers(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, l
     return mask
 
 
-def yes_probability(logits: torch.Tensor, config: Any) -> torch.Tensor:
-    """P(yes) = softmax([l_no, l_yes] / temperature)[1] in float32, of logits [...,V], with a full model's config."""
-    text_config = config.get_text_config()
-    # `logits[..., [no, yes]]` would copy the two indices to a GPU, and wait for it.
-    no_yes = torch.stack([logits[..., text_config.no_token_id], logits[..., text_config.yes_token_id]], -1).float()
-    return (no_yes / config.yes_no_temperature).softmax(-1)[..., 1]
+class TrafficVLMScoringMixin:
+    """P(yes) of many questions, for a full model with the language-model head."""
+
+    @torch.no_grad()
+    def question_logits(
+        self: Any,
+        input_ids: torch.Tensor,
+        pixel_values: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        segment_ids: torch.Tensor | None = None,
+        question_ends: torch.Tensor | None = None,
+        encoded_images: EncodedImages | None = None,
+        image_index: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, list[int]]:
+        """Logits [Q,V] of the first token of every answer, and the number of questions about each image.
+
+        Takes the output of the processor, packed (several questions per row) or not, with pixels or `encoded_images`.
+        Questions are in the given order, those about the first image first. Answers, which have labels, are ignored.
+
+        Args:
+            question_ends: [B,Q], the last token of each question, as the processor returns them; they are not checked.
+            image_index: [B], index of the image of each row; not needed if row i is about image i.
+
+        Raises:
+            ValueError: no image; a number of images that does not match the rows; packed rows without `question_ends`
+                or `position_ids`; labels that cover a whole row; a question that ends in `[EOS]`.
+        """
+        images = self.model.choose_images(pixel_values, encoded_images, encoder_attention_mask)
+        if images is None:
+            raise ValueError("Questions need pixel_values or encoded_images.")
+        # Text is read on the CPU, which need not wait for a GPU that encodes the images meanwhile.
+        optional = (attention_mask, position_ids, segment_ids, question_ends, image_index, labels)
+        attention_mask, position_ids, segment_ids, question_ends, image_index, labels = (
+            None if tensor is None else tensor.cpu() for tensor in optional
+        )
+        input_ids = input_ids.cpu()
+        config = self.config.get_text_config()
+        if attention_mask is None:
+            attention_mask = padding_mask(input_ids, config.pad_token_id)
+        if segment_ids is not None and question_ends is None:
+            raise ValueError("Packed rows (segment_ids) need question_ends from the processor.")
+        if labels is not None and question_ends is None:
+            check_text(config, input_ids, None, attention_mask, position_ids)
+            attention_mask = hide_answers(input_ids, attention_mask, labels)
+        image_of_row = torch.arange(len(images)) if image_index is None else image_index
+        text: Any = {"attention_mask": attention_mask, "position_ids": position_ids, "segment_ids": segment_ids}
+        logits, graphs = None, self.graphs
+        if graphs is not None:  # a recorded pass checks nothing, the decoder checks its arguments
+            check_text(config, input_ids, None, **text)
+            check_image_index(image_index, len(input_ids), len(images))
+            logits = graphs.answer(images, image_of_row, input_ids, question_ends, **text)
+        if logits is None:
+            rows = {"input_ids": input_ids, "image_index": image_index, **text}
+            moved = {name: None if tensor is None else tensor.to(images.device) for name, tensor in rows.items()}
+            outputs = self.model.text_model(**moved, encoded_images=images, use_cache=False)
+            logits = self.compute_logits(question_states(outputs.last_hidden_state, attention_mask, question_ends))
+        check_prompt_ends(question_states(input_ids, attention_mask, question_ends), config.eos_token_id)
+        image_of_question = image_of_row
+        if question_ends is not None:
+            image_of_question = image_of_row.repeat_interleave((question_ends >= 0).sum(-1))
+        if bool((image_of_question.diff() < 0).any()):  # rows are not in the order of their images
+            logits = logits[image_of_question.argsort(stable=True)]
+        return logits, torch.bincount(image_of_question, minlength=len(images)).tolist()
+
+    def yes_probability(self: Any, logits: torch.Tensor) -> torch.Tensor:
+        """P(yes) = softmax([l_no, l_yes] / temperature)[1] [...] in float32, of logits [...,V] of questions."""
+        text_config = self.config.get_text_config()
+        # `logits[..., [no, yes]]` would copy the two indices to a GPU, and wait for it.
+        no_yes = torch.stack([logits[..., text_config.no_token_id], logits[..., text_config.yes_token_id]], -1).float()
+        return (no_yes / self.config.yes_no_temperature).softmax(-1)[..., 1]
+
+    def score_yes_no(self, *args: Any, **inputs: Any) -> list[torch.Tensor]:
+        """P(yes) of every question: one float32 tensor [Q] per image, its Q questions in the given order.
+
+        Arguments and errors are those of `question_logits`.
+        """
+        logits, counts = self.question_logits(*args, **inputs)
+        return list(self.yes_probability(logits).split(counts))
 
 
 @contextmanager

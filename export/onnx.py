@@ -27,7 +27,6 @@ from ..cache_traffic_vlm import KeyValues
 from ..common.files import new_folder
 from ..common.loading import load_processor, load_weights
 from ..configuration_traffic_vlm import height_and_width
-from ..scoring_traffic_vlm import yes_probability
 
 
 NAMES = ("vision", "score", "decode")
@@ -55,6 +54,7 @@ class DecoderGraph(nn.Module):
     def __init__(self, model: Any):
         super().__init__()
         self.text_model, self.lm_head, self.config = model.model.text_model, model.lm_head, model.config
+        self.yes_probability = model.yes_probability
 
     def hidden_states(
         self,
@@ -92,7 +92,7 @@ class ScoreGraph(DecoderGraph):
         states = self.hidden_states(input_ids, position_ids, mask, image_keys, image_values)
         ends = question_ends.clamp(min=0)[..., None].expand(-1, -1, states.shape[-1])
         logits = self.lm_head(states.gather(1, ends))
-        return yes_probability(logits, self.config), logits
+        return self.yes_probability(logits), logits
 
 
 class StepCache:
@@ -139,7 +139,7 @@ class DecodeGraph(DecoderGraph):
         is_pad = torch.arange(logits.shape[-1]) == self.config.get_text_config().pad_token_id
         log_probs = logits.masked_fill(is_pad, -torch.inf).log_softmax(-1)
         keys, values = map(torch.stack, zip(*cache.after))
-        return yes_probability(logits, self.config), log_probs, keys, values, torch.stack(maps).mean(0)
+        return self.yes_probability(logits), log_probs, keys, values, torch.stack(maps).mean(0)
 
 
 class Graph(NamedTuple):
