@@ -163,7 +163,9 @@ def _convert(image: Image.Image) -> Image.Image:
     if image.mode == "F" or image.mode.startswith("I"):
         image = Image.fromarray(_to_uint8(np.asarray(image)))
     mode = "RGBA" if image.has_transparency_data else "RGB"
-    image = _to_srgb(image if image.mode == mode else image.convert(mode))
+    image = image if image.mode == mode else image.convert(mode)
+    if profile := image.info.get("icc_profile"):
+        image = _to_srgb(image, profile)
     if mode == "RGBA":
         background = Image.new("RGBA", image.size, "white")
         background.alpha_composite(image)
@@ -171,13 +173,12 @@ def _convert(image: Image.Image) -> Image.Image:
     return image
 
 
-def _to_srgb(image: Image.Image) -> Image.Image:
-    """An image of mode RGB or RGBA in the colors of screens, by its ICC profile."""
-    if content := image.info.get("icc_profile"):
-        with suppress(Exception):  # viewers ignore a damaged profile, too, and one for gray or CMYK
-            profile = ImageCms.ImageCmsProfile(io.BytesIO(content))
-            if "srgb" not in ImageCms.getProfileDescription(profile).lower():
-                return ImageCms.profileToProfile(image, profile, ImageCms.createProfile("sRGB")) or image
+def _to_srgb(image: Image.Image, content: bytes) -> Image.Image:
+    """An image of mode RGB or RGBA in the colors of screens, by the content of its ICC profile."""
+    with suppress(Exception):  # viewers ignore a damaged profile, too, and one for gray or CMYK
+        profile = ImageCms.ImageCmsProfile(io.BytesIO(content))
+        if "srgb" not in ImageCms.getProfileDescription(profile).lower():
+            return ImageCms.profileToProfile(image, profile, ImageCms.createProfile("sRGB")) or image
     return image
 
 

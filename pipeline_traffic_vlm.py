@@ -32,7 +32,7 @@ from .images_traffic_vlm import BYTES, Region, read_file
 from .question_traffic_vlm import Question
 
 
-__all__ = ["Question", "TrafficVLMPipeline", "is_encoded"]
+__all__ = ["Question", "TrafficVLMPipeline"]
 
 THREADS = 4  # default number of threads that prepare images
 MAX_QUESTIONS = 4096  # questions that are kept once read
@@ -40,11 +40,10 @@ MAX_QUESTIONS = 4096  # questions that are kept once read
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """One image with its questions; `index` is its place among several images."""
+    """One image with its questions. `EncodedImages` have `key_values`, and need no pixels."""
 
     image: Any
     questions: list[Question]
-    index: int | None = None
     pixels: torch.Tensor | None = None  # [1,3,H,W], unless the image is encoded
 
 
@@ -52,19 +51,12 @@ Item = tuple[int, Question, dict[str, Any]]  # the index of an image, a question
 
 
 @contextmanager
-def naming_image(index: int | None) -> Iterator[None]:
-    """Begin the messages of errors with the index of the image, if it is one of several."""
+def naming_image(index: int) -> Iterator[None]:
+    """Begin the messages of errors with the index of the image, which is one of several."""
     try:
         yield
     except (TypeError, ValueError) as error:
-        if index is None:
-            raise
         raise type(error)(f"image {index}: {error}") from error
-
-
-def is_encoded(image: Any) -> bool:
-    """Whether an image is `EncodedImages`."""
-    return hasattr(image, "key_values")
 
 
 def is_stream(images: Any) -> bool:
@@ -163,10 +155,10 @@ class TrafficVLMPipeline(Pipeline):
             raise ValueError(f"num_workers must be a number of threads, got {num_workers!r}")
         if is_stream(image):
             items = image if isinstance(image, Iterable) else (image[i] for i in range(len(image)))
-            rows = (self._ask(item, question, answer_untaught, index) for index, item in enumerate(items))
-            return self._answer_batches(rows, prepare, answer, batch_size, num_workers or THREADS)
+            asked = self._ask_each(((item, question) for item in items), answer_untaught)
+            return self._answer_batches(asked, prepare, answer, batch_size, num_workers or THREADS)
         is_list = isinstance(image, Sequence) and not isinstance(image, str | BYTES)
-        if not (is_list or getattr(image, "ndim", 0) == 4 or (is_encoded(image) and len(image) > 1)):
+        if not (is_list or getattr(image, "ndim", 0) == 4 or (hasattr(image, "key_values") and len(image) > 1)):
             return answer([prepare(self._ask(image, question, answer_untaught))])[0]
         images = [image[i] for i in range(len(image))]
         if not images:
@@ -178,32 +170,38 @@ class TrafficVLMPipeline(Pipeline):
                 "flat list of questions for all"
             )
         questions = question if has_lists else [question] * len(images)
-        asked = [self._ask(*pair, answer_untaught, index) for index, pair in enumerate(zip(images, questions))]
-        return list(self._answer_batches(asked, prepare, answer, batch_size, num_workers or THREADS))
+        rows = list(self._ask_each(zip(images, questions), answer_untaught))
+        return list(self._answer_batches(rows, prepare, answer, batch_size, num_workers or THREADS))
 
-    def _ask(self, image: Any, question: Any, answer_untaught: bool, index: int | None = None) -> Asked:
+    def _ask(self, image: Any, question: Any, answer_untaught: bool) -> Asked:
         """An image, or what a dictionary holds, with its questions, checked and tokenized."""
-        with naming_image(index):
-            # A dictionary of bytes and path alone is an image: a cell of the library `datasets` that is not decoded.
-            if isinstance(image, Mapping) and not image.keys() <= {"bytes", "path"}:
-                if "image" not in image or ("question" in image) == (question is not None):
-                    given = f"{list(image)!s:.50} and question={question!r:.50}"
-                    raise ValueError(f'expected a dictionary with "image", and one "question" in all, got {given}')
-                image, question = image["image"], image.get("question", question)
-            if image is None:
-                raise ValueError("no image was given")
-            if hasattr(image, "read"):  # now, as a generator of open files closes each before it opens the next
-                image = read_file(image)
-            if is_encoded(image) and len(image) != 1:
-                raise ValueError(f"expected one encoded image, got {len(image)}")
-            questions = question if isinstance(question, list | tuple) else [question]
-            if len(questions) == 1 and isinstance(questions[0], list | tuple):  # one list of questions for one image
-                questions = questions[0]
-            if not questions or question is None:
-                raise ValueError("no question was given")
-            if other := [one for one in questions if not isinstance(one, str)]:
-                raise TypeError(f"a question must be a string, got {type(other[0]).__name__}: {other[0]!r:.80}")
-            return Asked(image, [self.read_question(one, answer_untaught) for one in questions], index)
+        # A dictionary of bytes and path alone is an image: a cell of the library `datasets` that is not decoded.
+        if isinstance(image, Mapping) and not image.keys() <= {"bytes", "path"}:
+            if "image" not in image or ("question" in image) == (question is not None):
+                given = f"{list(image)!s:.50} and question={question!r:.50}"
+                raise ValueError(f'expected a dictionary with "image", and one "question" in all, got {given}')
+            image, question = image["image"], image.get("question", question)
+        if image is None:
+            raise ValueError("no image was given")
+        if hasattr(image, "read"):  # now, as a generator of open files closes each before it opens the next
+            image = read_file(image)
+        if hasattr(image, "key_values") and len(image) != 1:
+            raise ValueError(f"expected one encoded image, got {len(image)}")
+        questions = question if isinstance(question, list | tuple) else [question]
+        if len(questions) == 1 and isinstance(questions[0], list | tuple):  # one list of questions for one image
+            questions = questions[0]
+        if not questions or question is None:
+            raise ValueError("no question was given")
+        if other := [one for one in questions if not isinstance(one, str)]:
+            raise TypeError(f"a question must be a string, got {type(other[0]).__name__}: {other[0]!r:.80}")
+        return Asked(image, [self.read_question(one, answer_untaught) for one in questions])
+
+    def _ask_each(self, pairs: Iterable[tuple[Any, Any]], answer_untaught: bool) -> Iterator[Asked]:
+        """Yield each of several images with its questions; errors name the index of the image."""
+        for index, (image, question) in enumerate(pairs):
+            with naming_image(index):
+                asked = self._ask(image, question, answer_untaught)
+            yield asked
 
     def encode(self, image: Any, region: Any = None) -> Any:
         """`EncodedImages` of an image or a list, to ask about them later: `vqa(vqa.encode(image), question)`.
@@ -237,12 +235,11 @@ class TrafficVLMPipeline(Pipeline):
 
     def preprocess(self, inputs: Asked, region: Any = None) -> Asked:
         """The image with its pixels, unless it is encoded. Runs in threads."""
-        with naming_image(inputs.index):
-            if not is_encoded(inputs.image):
-                return replace(inputs, image=None, pixels=self.processor.pixels([inputs.image], region))
-            if region != self._preprocess_params.get("region"):  # `encode` has cut out that of the pipeline
-                raise ValueError("a region cannot be cut out of an encoded image: pass it to `encode`")
-            return inputs
+        if not hasattr(inputs.image, "key_values"):
+            return replace(inputs, image=None, pixels=self.processor.pixels([inputs.image], region))
+        if region != self._preprocess_params.get("region"):  # `encode` has cut out that of the pipeline
+            raise ValueError("a region cannot be cut out of an encoded image: pass it to `encode`")
+        return inputs
 
     @staticmethod
     def _answer_batches(
@@ -258,10 +255,14 @@ class TrafficVLMPipeline(Pipeline):
         """
         with ThreadPoolExecutor(threads) as pool:
 
+            def prepare_named(index: int, row: Asked) -> Asked:
+                with naming_image(index):
+                    return prepare(row)
+
             def submit() -> Iterator[Future[Asked]]:
                 try:
-                    for row in asked:
-                        yield pool.submit(prepare, row)
+                    for index, row in enumerate(asked):
+                        yield pool.submit(prepare_named, index, row)
                 except Exception as error:
                     failed: Future[Asked] = Future()
                     failed.set_exception(error)
