@@ -215,7 +215,7 @@ class StoredImagePipeline(TrafficVLMPipeline):
 
     def preprocess(self, inputs: Asked, region: Any = None) -> Asked:
         try:
-            return super().preprocess(replace(inputs, image=inputs.image.open(), index=None), region)
+            return super().preprocess(replace(inputs, image=inputs.image.open()), region)
         except (OSError, TypeError, ValueError) as error:
             problem = str(error) or type(error).__name__
         # A pass needs pixels for each of its images: here a black image, about which nothing is asked.
