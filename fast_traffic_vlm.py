@@ -70,15 +70,6 @@ class Sample:
     def __reduce__(self) -> Any:
         return type(None), ()  # a copied module has other tensors
 
-    def is_current(self) -> bool:
-        """Whether the module still has the same members, and its tensors the same addresses."""
-        members = [member for group in self.groups for member in group.values()]
-        return (
-            len(members) == len(self.members)
-            and all(map(is_, members, self.members))
-            and [tensor.data_ptr() for tensor in self.tensors] == self.addresses
-        )
-
     def checksum(self) -> str:
         digest = hashlib.blake2b(digest_size=16)
         for device, views in self.views.items():
@@ -89,9 +80,16 @@ class Sample:
 
 
 def sample_of(module: nn.Module) -> Sample:
-    """The sample of the tensors that a module has now, which it keeps in an attribute."""
-    sample = vars(module).get("_sample")
-    if sample is None or not sample.is_current():
+    """The sample that a module keeps in an attribute, renewed for other members or tensors at other addresses."""
+    sample: Any = vars(module).get("_sample")
+    members = [] if sample is None else [member for group in sample.groups for member in group.values()]
+    is_current = (
+        sample is not None
+        and len(members) == len(sample.members)
+        and all(map(is_, members, sample.members))
+        and [tensor.data_ptr() for tensor in sample.tensors] == sample.addresses
+    )
+    if not is_current:
         sample = vars(module)["_sample"] = Sample(module)
     return sample
 
