@@ -291,10 +291,8 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
             past_key_values = TrafficVLMCache(config=self.config)
         if position_ids is None:
             position_ids = count_positions(inputs_embeds, attention_mask, past_length)
-        if encoder_hidden_states is not None:
-            encoded_images = EncodedImages(self.project_image_tokens(encoder_hidden_states))
-        if encoder_attention_mask is not None:
-            encoded_images = mask_images(encoded_images, encoder_attention_mask)
+        if encoder_hidden_states is not None or encoder_attention_mask is not None:
+            encoded_images = self.choose_images(encoder_hidden_states, encoded_images, encoder_attention_mask)
         image_key_values, image_mask = self.read_images(encoded_images, image_index, inputs_embeds, past_key_values)
         causal_mask = self.causal_mask(inputs_embeds, attention_mask, segment_ids, past_key_values)
         rotary = rotary_embedding(position_ids, self.rotary_dim, self.rope_theta, inputs_embeds.dtype)
@@ -337,6 +335,19 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
             shape = tuple(encoder_hidden_states.shape)
             raise ValueError(f"encoder_hidden_states must be [I,P,{width}] (encoder_hidden_size), got {shape}.")
         return tuple(layer.cross_attn.project(encoder_hidden_states) for layer in self.layers)
+
+    def choose_images(
+        self,
+        encoder_hidden_states: torch.Tensor | None,
+        encoded_images: EncodedImages | None,
+        encoder_attention_mask: torch.Tensor | None,
+    ) -> EncodedImages | None:
+        """Encoded images of the image tokens, or the given ones, with the given mask; None without images."""
+        if encoder_hidden_states is not None:
+            encoded_images = EncodedImages(self.project_image_tokens(encoder_hidden_states))
+        if encoder_attention_mask is not None:
+            encoded_images = mask_images(encoded_images, encoder_attention_mask)
+        return encoded_images
 
     def read_images(
         self,

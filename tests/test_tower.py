@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 
 import numpy as np
@@ -113,11 +114,13 @@ def test_what_is_known_of_patches(scene, category, expected):
 
 
 def test_scene_labels_hold_for_the_whole_image_and_some_of_them_for_crops(tmp_path):
+    problems = Problems()
+
     def labeled(scene, **fields):
         line = dict.fromkeys(SCENE_VALUES) | {"image": "a\u2028.jpg", "present": [], "unsure": []} | fields
         text = json.dumps(line, ensure_ascii=False)  # with a separator of lines that does not end a line of JSON
         (tmp_path / "source.jsonl").write_text(text, encoding="utf-8")
-        [(_, labels)] = read_scene_labels(tmp_path / "source.jsonl", Problems())
+        [(_, labels)] = read_scene_labels(tmp_path / "source.jsonl", problems)
         return with_scene_labels(scene, labels)
 
     scene = labeled(CAR, weather="rain", road="none", view="roadside", present=["bicycle", "bus"], unsure=["truck"])
@@ -140,8 +143,9 @@ def test_scene_labels_hold_for_the_whole_image_and_some_of_them_for_crops(tmp_pa
     ):
         assert region_of(changed, category) == expected, category
     for fields, named in (({"weather": "none"}, "none"), ({"present": ["ufo"]}, "ufo"), ({"present": None}, "TypeE")):
-        with pytest.raises(DataError, match=f"source.jsonl:1.*{named}"):
+        with pytest.raises(ValueError, match="unpack"):  # the line is left out
             labeled(CAR, **fields)
+        assert re.search(f"source.jsonl:1.*{named}", problems.messages[-1])
 
 
 # Images
