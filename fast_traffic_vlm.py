@@ -115,19 +115,21 @@ class Fast:
     context, or several of one model: passes are those of the context that was entered first.
 
     Attributes:
+        users: number of entries that have not been left.
+        is_kept: passes stay fast when the last one is left, until `stop`; then each public pass looks for changes.
         version: checksum of the weights without those of a head.
         graphs: CUDA graphs of a model that answers questions; None on a CPU.
     """
 
     def __init__(self, model: Any):
-        self.model, self.users = model, 0
+        self.model, self.users, self.is_kept = model, 0, False
         self.models: set[Any] = set()  # the model and its parts with public passes, which look for it in `fast`
         self.forwards: list[FastForward] = []
         self.graphs: Graphs | None = None
         self.version, self.state = "", None
 
     def __reduce__(self) -> Any:
-        return Fast, (self.model,)  # neither packed weights nor graphs can be copied
+        return Fast, (self.model,), {"is_kept": self.is_kept}  # neither packed weights nor graphs can be copied
 
     def __enter__(self) -> "Fast":
         with LOCK:
@@ -138,13 +140,19 @@ class Fast:
     def __exit__(self, *error: Any) -> None:
         with LOCK:
             self.users -= 1
-            if self.users == 0:
-                self.stop()
+            if self.users == 0 and not self.is_kept:
+                self.uninstall()
+
+    def keep(self) -> None:
+        """Make passes fast until `stop`."""
+        with LOCK:
+            self.is_kept = True
+            self.update()
 
     def update(self) -> None:
-        """Make passes fast until `stop`, with new packed weights and graphs if the weights have changed.
+        """Make passes fast, with new packed weights and graphs if the weights have changed.
 
-        Each public pass calls it, and does nothing while a thread is inside of the context, or while compiling.
+        Does nothing while a thread is inside of the context, or while compiling.
         """
         model = self.model
         if (self.users > 0 and model.fast is self) or is_torchdynamo_compiling():
@@ -155,7 +163,7 @@ class Fast:
             # Graphs also depend on addresses, so on the samples themselves.
             state: Any = [(sample, sample.checksum()) for sample in map(sample_of, (base, *heads))]
             if state != self.state:
-                self.stop()
+                self.uninstall()
                 self.state, self.version = state, state[0][1]
                 self.models = {model, base, model.get_decoder()}
                 modules = [one for one in model.modules() if type(one) in PACKS]
@@ -171,14 +179,18 @@ class Fast:
                     vars(forward.module)["forward"] = forward  # setattr is slow for modules
 
     def stop(self) -> None:
-        """Leave the model as it was before `update`."""
+        """Leave the model as it was before passes were fast."""
         with LOCK:
-            for model in self.models or self.model.modules():  # a copy has no `models` before its first pass
-                if vars(model).get("fast") is self:
-                    del model.fast
-            for forward in self.forwards:
-                if vars(forward.module).get("forward") is forward:
-                    del vars(forward.module)["forward"]
+            self.is_kept = False
+            self.uninstall()
+
+    def uninstall(self) -> None:
+        for model in self.models or self.model.modules():  # a copy has no `models` before its first pass
+            if vars(model).get("fast") is self:
+                del model.fast
+        for forward in self.forwards:
+            if vars(forward.module).get("forward") is forward:
+                del vars(forward.module)["forward"]
 
 
 # --- weights in the layout of a CPU ---

@@ -158,8 +158,9 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
 
     def weights_version(self) -> str:
         """Checksum of the weights without those of a head; see `checksum`."""
-        if self.fast is not None and self.fast.users > 0:
-            return self.fast.version
+        fast = self.fast  # once, as another thread may leave the context
+        if fast is not None and fast.users > 0:
+            return fast.version
         return checksum(self.base_model)
 
     def fast_context(self) -> Fast:
@@ -167,13 +168,12 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
         return Fast(self)
 
     def fuse_for_inference(self) -> "TrafficVLMPreTrainedModel":
-        """Make passes without gradients faster from now until `train()`: as in `fast_context`, which is never left.
+        """The model, whose passes without gradients are faster until `train()`: as in `fast_context`, never left.
 
         On a CUDA GPU, images and questions become CUDA graphs, in which hooks do not run. A graph is recorded when its
         shape comes for the second time.
         """
-        if self.fast is None:
-            self.fast_context().update()
+        (self.fast or self.fast_context()).keep()
         return self
 
     def train(self, mode: bool = True) -> "TrafficVLMPreTrainedModel":
@@ -185,10 +185,12 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
     @property
     def graphs(self) -> Any:
         """CUDA graphs of the current weights; None on a CPU, and while passes are not fast."""
-        if self.fast is None:
+        fast = self.fast
+        if fast is None:
             return None
-        self.fast.update()
-        return self.fast.graphs
+        if fast.is_kept:
+            fast.update()
+        return fast.graphs
 
     def get_decoder(self) -> "TrafficVLMTextModel":
         """The text decoder of any of the models."""
@@ -273,8 +275,8 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
                 f"{implementation} attention does not return its weights: load with attn_implementation='eager' for "
                 "output_attentions=True, or call attention_maps(), which works with every implementation."
             )
-        if self.fast is not None:
-            self.fast.update()
+        if (fast := self.fast) is not None and fast.is_kept:
+            fast.update()
         past_length: Any = 0
         if past_key_values is not None:
             check_cache(past_key_values)
@@ -408,8 +410,8 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         Raises:
             ValueError: pixels of another shape, or pixels that are not normalized: integers, beyond ±10, NaN.
         """
-        if self.fast is not None:
-            self.fast.update()
+        if (fast := self.fast) is not None and fast.is_kept:
+            fast.update()
         check_pixels(pixel_values, self.pixel_shape)
         outputs = self.vision_tower(pixel_values.to(self.vision_tower.dtype), return_dict=True, **kwargs)
         return BaseModelOutputWithPooling(

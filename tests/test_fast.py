@@ -11,7 +11,7 @@ from PIL import Image
 
 from tiny import TINY_TEXT, TINY_TOWER
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
-from traffic_vlm.fast_traffic_vlm import checksum, is_supported, pack_convolution
+from traffic_vlm.fast_traffic_vlm import Fast, checksum, is_supported, pack_convolution
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 from traffic_vlm.vision_traffic_vlm import TrafficVLMConvNorm
@@ -163,6 +163,32 @@ def test_adapters_that_are_switched_or_merged_count(model, processor):
     assert ask() == ask(fresh) == pytest.approx(with_adapter, abs=1e-4)
     merged.get_decoder().layers[0].mlp.down_proj.weight.data.zero_()
     assert abs(ask() - with_adapter) > 1e-3
+
+
+def test_a_pass_leaves_no_trace_if_another_thread_leaves_the_context_meanwhile(model, monkeypatch):
+    before, own, update = traces(model), logits(model), Fast.update
+    context = model.fast_context().__enter__()
+
+    def leave_first(fast):
+        context.__exit__()
+        update(fast)
+
+    monkeypatch.setattr(Fast, "update", leave_first)
+    logits(model)
+    monkeypatch.undo()
+    if context.users:
+        context.__exit__()
+    assert traces(model) == before and torch.equal(logits(model), own)
+
+
+def test_a_model_fused_within_a_context_stays_fused_until_it_trains(model):
+    before, own = traces(model), logits(model)
+    with model.fast_context():
+        model.fuse_for_inference()
+    assert not torch.equal(logits(model), own)
+    model.lm_head.weight.data.mul_(2)
+    assert not torch.equal(logits(model), own)
+    assert traces(model.train()) == before
 
 
 def test_a_fused_model_can_be_copied_and_saved(model, tmp_path):
