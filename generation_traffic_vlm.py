@@ -16,7 +16,7 @@ from transformers import Cache, GenerationConfig
 from transformers.generation import GenerationMixin, LogitsProcessorList, SuppressTokensLogitsProcessor
 
 from .cache_traffic_vlm import CACHE_NAME, TrafficVLMCache, holds_image, takes_cache
-from .checks_traffic_vlm import check_cache, check_image_index, check_prompt_ends, check_text
+from .checks_traffic_vlm import check_cache, check_image_index, check_prompt_ends, check_text, padding_mask
 
 
 MAX_NEW_TOKENS = 32  # default for an answer: sentences have up to 24 words, and punctuation
@@ -63,9 +63,9 @@ class TrafficVLMGenerationMixin(GenerationMixin):
             check_text(text_config, ids, None, kwargs.get("attention_mask"), kwargs.get("position_ids"))
             check_prompt_ends(ids[:, -1], text_config.eos_token_id)
         self._encode_once(kwargs.get("inputs_embeds") if ids is None else ids, kwargs)
-        mask, pad = kwargs.get("attention_mask"), text_config.pad_token_id
-        if mask is None and pad is not None and isinstance(ids, torch.Tensor):
-            mask = ids.ne(pad)
+        mask = kwargs.get("attention_mask")
+        if mask is None and isinstance(ids, torch.Tensor):
+            mask = padding_mask(ids, text_config.pad_token_id)
         if mask is not None and mask.ndim == 2 and not bool(mask[:, -1].all()):
             raise ValueError('generate() needs left-padded prompts: pass padding_side="left" to the processor.')
         return super().generate(inputs, generation_config, **kwargs)
@@ -79,10 +79,10 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         rows = len(images) if text is None else len(text)
         image_index = kwargs.pop("image_index", None)
         cache: Any = kwargs.get(CACHE_NAME)
-        check_image_index(image_index, rows, len(images))
         if holds_image(cache):
             cache.keep_image(images.rows(image_index, rows))
         else:
+            check_image_index(image_index, rows, len(images))
             image_index = torch.arange(rows) if image_index is None else image_index
             kwargs |= {"encoded_images": images, "image_index": image_index}
 

@@ -26,8 +26,17 @@ from transformers.utils import PaddingStrategy, logging
 
 from .images_traffic_vlm import Region, to_rgb
 from .pipeline_traffic_vlm import TrafficVLMPipeline
-from .question_traffic_vlm import Prompt, Rules, has_word, is_content_word, question_words
-from .tokenization_traffic_vlm import TrafficVLMTokenizer, words_at
+from .question_traffic_vlm import (
+    LETTERS,
+    Prompt,
+    Rules,
+    distinct_words,
+    has_word,
+    is_content_word,
+    question_words,
+    words_at,
+)
+from .tokenization_traffic_vlm import TrafficVLMTokenizer
 
 
 CHAT_TEMPLATE = """\
@@ -47,7 +56,6 @@ logger = logging.get_logger(__name__)
 
 ROW_TOKENS = 512  # of a packed row. Attention costs L²; with a limit, the cost grows linearly with the questions
 MAX_WIDTH = 1_000_000  # tokens of a padded row; a wider row is a mistake and would exhaust the memory
-LETTERS = 50  # per token. A longer text has too many tokens, and tokenizing it to count them could take minutes
 IGNORED_LABEL = -100  # ignored by torch.nn.functional.cross_entropy
 TAUGHT_ON = ("photographs", "rendered")
 LAYOUT_OPTIONS = ("padding", "padding_side", "max_length", "pad_to_multiple_of")
@@ -469,10 +477,7 @@ class TrafficVLMProcessor(ProcessorMixin):
 
     def unknown_words(self, text: str | Sequence[str]) -> list[str]:
         """The words that are not in the vocabulary, as typed, each once, in order of appearance."""
-        found: dict[str, str] = {}
-        for word in self.tokenizer.unknown_words(self._list_questions(text)):
-            found.setdefault(word.casefold(), word)
-        return list(found.values())
+        return list(distinct_words(self.tokenizer.unknown_words(self._list_questions(text))))
 
     def untaught_words(self, text: str | Sequence[str]) -> list[str]:
         """The content words of texts that the model was not taught, or not reliably, each once.

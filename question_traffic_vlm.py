@@ -15,7 +15,7 @@ standard library, so that the page in a browser decides as the pipeline does.
 
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import dropwhile, takewhile
@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 NONE = "none"  # the answer to a question about something that is not there
 END, UNKNOWN_TOKEN = "[EOS]", "[UNK]"
 QUESTION_END = " .?!…。？！"  # removed from the end of a question and replaced by one "?"
+LETTERS = 50  # per token. A longer text has too many tokens, and reading it to count them could take minutes
 
 GUESS = "its answer would be a guess, which answer_untaught gives"
 
@@ -44,6 +45,23 @@ def question_words(text: str) -> str:
 def has_word(text: str) -> bool:
     """Whether text is more than spaces and punctuation. An emoji counts as an unknown word."""
     return any(not letter.isspace() and unicodedata.category(letter)[0] != "P" for letter in text)
+
+
+def words_at(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[str]:
+    """Yield for each token, at [start, end) of the text, the word that it comes from: all letters around it.
+
+    Offsets of a rewritten word cover its last letter only, and one letter can become several tokens (U+FDFA). Takes
+    time linear in the text, as the letters of a word are read once.
+    """
+    begin = stop = 0  # of the last word
+    for start, end in spans:
+        if not (begin <= start and end <= stop):
+            begin, stop = start, end
+            while 0 < begin < end and text[begin - 1].isalpha() and text[begin].isalpha():
+                begin -= 1
+            while 0 < stop < len(text) and text[stop - 1].isalpha() and text[stop].isalpha():
+                stop += 1
+        yield text[begin:stop]
 
 
 def _simplify(text: str) -> str:
@@ -136,7 +154,7 @@ def _without_instruction(text: str) -> tuple[str, bool]:
     for i in range(0, len(clauses), 2):
         if set(clauses[i].casefold().split()) <= _INSTRUCTION:
             clauses[i : i + 2] = [" "] * len(clauses[i : i + 2])  # without the separator that follows
-    return " ".join("".join(clauses).split()).strip(" .?!…。？！,;:()[]-–—"), True
+    return " ".join("".join(clauses).split()).strip(QUESTION_END + ",;:()[]-–—"), True
 
 
 def _count_questions(text: str) -> int:
@@ -567,7 +585,6 @@ class Rules:
         form = self.form(text)
         return text if form.problem or form.is_negated else form.asked
 
-    @lru_cache(maxsize=4096)  # noqa: B019
     def answer_kind(self, words: str) -> AnswerKind | None:
         """The kind of answer that a question in words asks for; None for a question of a kind that was not taught.
 
@@ -597,7 +614,7 @@ class Rules:
             any_kind: accept every question and every answer in words: the model was taught a user's own questions.
         """
         too_long = f"with its answer, at most {limit} tokens are possible: {text[:80]!r}"
-        if len(text) > 50 * limit:  # reading it would take long
+        if len(text) > LETTERS * limit:
             return Question(text, text, True, problem=f"the question has {len(text):,} characters; {too_long}")
         form = self.form(text)
         if form.problem:
@@ -608,13 +625,13 @@ class Rules:
             return replace(form, problem=f"the question {text[:80]!r} has no word")
         if len(ids) >= limit:  # an answer has one token at least
             return replace(form, problem=f"the question has {len(ids)} tokens; {too_long}")
-        unknown = _distinct(word for token, word in zip(tokens, typed) if token == UNKNOWN_TOKEN)
+        unknown = distinct_words(word for token, word in zip(tokens, typed) if token == UNKNOWN_TOKEN)
         if unknown and not any(token.isalnum() for token in tokens):
             problem = f"the model knows no word of the question {text[:80]!r}"
             return replace(form, unknown_words=unknown, problem=problem)
         known = tokens if taught is None else taught
         untaught = (word for token, word in zip(tokens, typed) if is_content_word(token) and token not in known)
-        question = replace(form, input_ids=tuple(ids), unknown_words=unknown, untaught_words=_distinct(untaught))
+        question = replace(form, input_ids=tuple(ids), unknown_words=unknown, untaught_words=distinct_words(untaught))
         question = replace(question, refusal=self._refusal(tokens, typed, taught))
         if form.is_yes_no or any_kind or not self.kinds:
             return question
@@ -649,7 +666,7 @@ class Rules:
         return f"the model was taught the colors of lights, not that of {typed[nouns[0]]!r}: {GUESS}"
 
 
-def _distinct(words: Iterable[str]) -> tuple[str, ...]:
+def distinct_words(words: Iterable[str]) -> tuple[str, ...]:
     """The different words in order; "Bus" and "bus" are one."""
     found: dict[str, str] = {}
     for word in words:

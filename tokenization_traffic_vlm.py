@@ -12,13 +12,15 @@ What is special here:
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
+
+from .question_traffic_vlm import words_at
 
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[SOS]", "[EOS]"]
@@ -377,23 +379,6 @@ _WHOLE_WORDS = {
 # A number word and its digits give the same token. The word "one" is not replaced because it is also a pronoun.
 _WHOLE_WORDS |= {str(number): word for number, word in enumerate(_NUMBERS) if word != "one"}
 _WHOLE_WORDS |= {str(10 * number): word for number, word in enumerate(_TENS, start=2)}
-
-
-def words_at(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[str]:
-    """Yield for each token, at [start, end) of the text, the word that it comes from: all letters around it.
-
-    Offsets of a rewritten word cover its last letter only, and one letter can become several tokens (U+FDFA). Takes
-    time linear in the text, as the letters of a word are read once.
-    """
-    begin = stop = 0  # of the last word
-    for start, end in spans:
-        if not (begin <= start and end <= stop):
-            begin, stop = start, end
-            while 0 < begin < end and text[begin - 1].isalpha() and text[begin].isalpha():
-                begin -= 1
-            while 0 < stop < len(text) and text[stop - 1].isalpha() and text[stop].isalpha():
-                stop += 1
-        yield text[begin:stop]
 
 
 def plural_of(word: str) -> str:

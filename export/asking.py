@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..common.answers import answer_notes, answer_text, map_strength, words_to_map
-from ..question_traffic_vlm import UNKNOWN_TOKEN, Prompt, Question, Rules
+from ..question_traffic_vlm import UNKNOWN_TOKEN, Prompt, Question, Rules, words_at
 
 
 class Asking:
@@ -69,12 +69,7 @@ def as_typed(text: str, words: list[str]) -> Iterator[str]:
             yield word
         else:
             end = start + len(word)
-            first, last = origin[start], origin[end - 1] + 1
-            while first > 0 and text[first - 1].isalpha() and text[first].isalpha():  # the letters around it, too
-                first -= 1
-            while last < len(text) and text[last - 1].isalpha() and text[last].isalpha():
-                last += 1
-            yield text[first:last]
+            yield from words_at(text, [(origin[start], origin[end - 1] + 1)])
 
 
 def show(item: dict[str, Any], question: Question) -> str:
