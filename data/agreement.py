@@ -3,15 +3,15 @@
     "Is there a car on the left?" implies "Is there a car?"     P(first) ≤ P(second)
     "Is the road wet?" excludes "Is the road dry?"               P(first) + P(second) ≤ 1
 
-Questions are given by their ids; see `templates.py`.
+Questions are given by their ids; see `grammar.py`.
 """
 
 from collections.abc import Sequence
 from functools import lru_cache
 
-from .ground_truth import EGO_REGIONS
+from .grammar import TYPES
 from .scene import CLASSES, SCENE_ATTRIBUTES
-from .templates import TYPES
+from .truth import EGO_REGIONS
 
 
 Pair = tuple[int, int]  # indices of two questions

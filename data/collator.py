@@ -21,9 +21,9 @@ from PIL import Image
 from ..images_traffic_vlm import to_rgb
 from ..processing_traffic_vlm import ROW_TOKENS
 from .augment import augment, change_light
-from .ground_truth import NONE, GroundTruth
 from .questions import QUESTION_TYPES, Balancer, Question, ask
 from .scene import Scene, scene_of
+from .truth import NONE, GroundTruth
 
 
 @dataclass

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from .ground_truth import MIN_VISIBLE, Box
 from .patches import box_coverage, resampling
 from .questions import Question
 from .scene import CLASSES, Scene, is_a
+from .truth import MIN_VISIBLE, Box
 
 
 MIN_COVERAGE = 0.25  # fraction of a patch that an object must cover

@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..data.ground_truth import Box, GroundTruth
 from ..data.grounding import find_word
 from ..data.questions import enumerate_questions
 from ..data.scene import CLASSES, scene_of
+from ..data.truth import Box, GroundTruth
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from .metrics import Metric, mean
 from .predict import with_questions

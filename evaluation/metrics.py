@@ -21,7 +21,7 @@ import pandas as pd
 from scipy.optimize import minimize_scalar
 from scipy.special import expit
 
-from ..data.ground_truth import NONE
+from ..data.truth import NONE
 from . import MIN_ANSWERS
 
 

@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from ..data.ground_truth import NONE
 from ..data.scene import SYNTHETIC
+from ..data.truth import NONE
 from ..images_traffic_vlm import to_rgb
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
 
@@ -61,7 +61,7 @@ def predict(
     Args:
         model: a `TrafficVLMForConditionalGeneration` in evaluation mode, also with adapters.
         processor: its `TrafficVLMProcessor`.
-        rows: rows of `data.folders.load_rows`, or with its COLUMNS.
+        rows: rows of `data.datasets.load_rows`, or with its COLUMNS.
         batch_size: images encoded together.
         transform: changes each image, upright and RGB, before it is encoded.
         image: ask about this image in place of the rows' own; it is encoded once.

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from ..common.options import option
-from ..data.folders import select_evenly
+from ..data.datasets import select_evenly
 from . import MIN_ANSWERS, metrics
 from .grounding import POINTING, score_pointing
 from .metrics import WITHOUT_IMAGE, WORDS, YES_NO, by_group, is_yes_no

@@ -14,8 +14,8 @@ from PIL import Image
 
 from ..data.agreement import exclusions, implications
 from ..data.augment import add_noise, blur, compress, darken
-from ..data.folders import LISTS
-from ..data.templates import paraphrases_of
+from ..data.datasets import LISTS
+from ..data.grammar import paraphrases_of
 from .metrics import YES_NO, Metric, by_group, mean
 from .predict import Transform, predict
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..common.files import DataError
-from ..data.question_types import question_type_of
+from ..data.grammar import question_type_of
 from ..data.questions import QUESTION_TYPES
 from . import MIN_ANSWERS
 

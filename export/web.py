@@ -25,7 +25,7 @@ from ..common.loading import load_processor
 from ..configuration_traffic_vlm import height_and_width
 from ..data.grounding import class_words
 from ..data.scene import CLASSES
-from ..data.suggestions import suggest_questions
+from ..serving.suggestions import suggest_questions
 from .libraries import fetch_libraries
 from .onnx import OPSET, describe, load, make_graphs, save_onnx, step
 

@@ -38,7 +38,7 @@ from transformers import CompileConfig, PaliGemmaConfig, PaliGemmaForConditional
 
 from traffic_vlm.common.options import option, option_parser
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
-from traffic_vlm.data.folders import source_names
+from traffic_vlm.data.datasets import source_names
 from traffic_vlm.evaluation.markdown import table
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor

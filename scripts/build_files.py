@@ -26,7 +26,7 @@ from transformers import GenerationConfig, SiglipImageProcessorPil
 from traffic_vlm.common.options import option, option_parser
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.data.coverage import measure_coverage, read_questions
-from traffic_vlm.data.templates import question_rules
+from traffic_vlm.data.grammar import question_rules
 from traffic_vlm.generation_traffic_vlm import MAX_NEW_TOKENS
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.scripts import command

@@ -13,9 +13,9 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from traffic_vlm.common.options import option, option_parser
-from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.questions import Balancer, ask
 from traffic_vlm.data.synthetic import render
+from traffic_vlm.data.truth import GroundTruth
 from traffic_vlm.scripts import command
 
 

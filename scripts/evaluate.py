@@ -33,8 +33,7 @@ from traffic_vlm.common.files import DataError, atomic_write, atomic_write_text
 from traffic_vlm.common.loading import load_processor, load_weights, refuse_adapter
 from traffic_vlm.common.options import choose_threads, option, option_parser
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
-from traffic_vlm.data.dataset import add_questions
-from traffic_vlm.data.folders import load_rows
+from traffic_vlm.data.datasets import add_questions, load_rows
 from traffic_vlm.data.near_duplicates import count_repeated
 from traffic_vlm.evaluation import MIN_ANSWERS
 from traffic_vlm.evaluation.markdown import headline, to_markdown

@@ -14,7 +14,7 @@ a FOLDER, for which a mapping is drafted next to --output_dir. --num_images is t
 import sys
 
 from traffic_vlm.common.options import option_parser
-from traffic_vlm.data.dataset import TRAIN, DatasetOptions, make_dataset
+from traffic_vlm.data.datasets import TRAIN, DatasetOptions, make_dataset
 from traffic_vlm.scripts import command
 
 

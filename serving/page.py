@@ -21,11 +21,11 @@ from PIL import Image
 
 from ..common.answers import answer_notes, answer_text, map_strength
 from ..common.image_files import MAX_BYTES, open_image
-from ..data.suggestions import suggest_questions
 from ..images_traffic_vlm import Region
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from ..question_traffic_vlm import NONE
 from .overlay import asked_word, attention_of_question, heat_over, mapped_words
+from .suggestions import suggest_questions
 
 
 MAX_QUESTIONS = 64

@@ -1,9 +1,9 @@
 """Answers that contradict each other: what a yes implies and excludes, and that ground truth never does."""
 
 from traffic_vlm.data.agreement import exclusions, implications, implied_by
-from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.questions import enumerate_questions
 from traffic_vlm.data.synthetic import render
+from traffic_vlm.data.truth import GroundTruth
 
 
 def test_implications_follow_from_the_meaning():

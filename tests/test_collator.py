@@ -11,12 +11,12 @@ from PIL import Image
 
 from tiny import tiny_model
 from traffic_vlm.data.collator import TrafficCollator
-from traffic_vlm.data.dataset import Mixture, SyntheticRows
-from traffic_vlm.data.ground_truth import GroundTruth
+from traffic_vlm.data.datasets import Mixture, SyntheticRows
 from traffic_vlm.data.patches import box_coverage
 from traffic_vlm.data.presence import HEAD_QUESTIONS
 from traffic_vlm.data.questions import Balancer
 from traffic_vlm.data.scene import CLASSES, Scene, SceneObject, is_a
+from traffic_vlm.data.truth import GroundTruth
 from traffic_vlm.training.collator import SupervisedCollator
 
 

@@ -11,11 +11,10 @@ from datasets import Dataset
 from PIL import Image
 
 from tiny import count_calls, save_folder, tiny_model, yes_no_model
-from traffic_vlm.data.dataset import FEATURES, make_row, synthetic_rows
-from traffic_vlm.data.folders import LISTS, load_rows
+from traffic_vlm.data.datasets import FEATURES, LISTS, load_rows, make_row, synthetic_rows
+from traffic_vlm.data.grammar import paraphrases_of
 from traffic_vlm.data.questions import Question
 from traffic_vlm.data.scene import Scene, SceneObject
-from traffic_vlm.data.templates import paraphrases_of
 from traffic_vlm.evaluation.grounding import patches_in_boxes, score_pointing, word_map
 from traffic_vlm.evaluation.markdown import headline
 from traffic_vlm.evaluation.metrics import at_temperature, balanced_accuracy, by_group, exact_match, is_yes_no, refused

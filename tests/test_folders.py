@@ -8,8 +8,7 @@ from datasets import Dataset
 from PIL import Image
 
 from traffic_vlm.common.files import DataError
-from traffic_vlm.data.dataset import FEATURES, synthetic_rows
-from traffic_vlm.data.folders import load_rows, select_evenly, source_names
+from traffic_vlm.data.datasets import FEATURES, load_rows, select_evenly, source_names, synthetic_rows
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from PIL import Image
 
 from traffic_vlm.common.files import DataError
 from traffic_vlm.data.formats import Problems, load_mapping, read_source
-from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.questions import ask
+from traffic_vlm.data.truth import GroundTruth
 
 
 pytestmark = pytest.mark.filterwarnings("ignore")

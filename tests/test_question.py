@@ -5,10 +5,10 @@ from itertools import product
 
 import pytest
 
-from traffic_vlm.data.ground_truth import MAX_COUNT, NONE
+from traffic_vlm.data.grammar import FILLINGS, TYPES, paraphrases_of, question_rules
 from traffic_vlm.data.questions import SCENE_ATTRIBUTE_OF_TYPE
 from traffic_vlm.data.scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES, is_a
-from traffic_vlm.data.templates import FILLINGS, TYPES, paraphrases_of, question_rules
+from traffic_vlm.data.truth import MAX_COUNT, NONE
 from traffic_vlm.question_traffic_vlm import END, Rules, question_words
 from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiny import ROOT
-from traffic_vlm.data.ground_truth import NONE, GroundTruth
+from traffic_vlm.data.grammar import FILLINGS, MASS_NOUNS, TYPES, flat, paraphrases_of, read_templates
 from traffic_vlm.data.questions import QUESTION_TYPES, Balancer, Question, ask, enumerate_questions
 from traffic_vlm.data.scene import (
     ATTRIBUTES,
@@ -29,7 +29,7 @@ from traffic_vlm.data.scene import (
     Scene,
     SceneObject,
 )
-from traffic_vlm.data.templates import FILLINGS, MASS_NOUNS, TYPES, flat, paraphrases_of, read_templates
+from traffic_vlm.data.truth import NONE, GroundTruth
 from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer
 
 
@@ -525,8 +525,8 @@ def run_copy(tmp_path):
     def run(code: str, *arguments: str) -> list[str]:
         imports = """
             import random, sys
-            from traffic_vlm.data.ground_truth import GroundTruth
-            from traffic_vlm.data.question_types import question_type_of
+            from traffic_vlm.data.truth import GroundTruth
+            from traffic_vlm.data.grammar import question_type_of
             from traffic_vlm.data.questions import ask, enumerate_questions
             from traffic_vlm.data.scene import Scene, SceneObject
         """

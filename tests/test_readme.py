@@ -25,7 +25,7 @@ DOCUMENTS = "\n".join([README, *((ROOT / "docs" / f"{name}.md").read_text() for 
 COMMANDS = re.findall(r"python (scripts/\w+\.py)((?:[^`\n]|\\\n)*)", DOCUMENTS)
 # Where a script's options are, beside the script.
 OPTIONS = {
-    "scripts/make_dataset.py": ["data/dataset.py"],
+    "scripts/make_dataset.py": ["data/datasets.py"],
     "scripts/train.py": ["training/options.py"],
     "scripts/build_files.py": ["training/options.py"],
     "scripts/ask.py": ["serving/options.py"],

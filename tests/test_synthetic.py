@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.scene import ATTRIBUTES, CLASSES, LIGHT_STATES, SCENE_ATTRIBUTES, SPEED_LIMITS, is_a
 from traffic_vlm.data.synthetic import draw, make_plan, render
 from traffic_vlm.data.synthetic.camera import Camera
@@ -22,6 +21,7 @@ from traffic_vlm.data.synthetic.road import Road
 from traffic_vlm.data.synthetic.roadside import make_sign, make_traffic_light
 from traffic_vlm.data.synthetic.shapes import make_mesh
 from traffic_vlm.data.synthetic.vehicles import make_vehicle, visible_from
+from traffic_vlm.data.truth import GroundTruth
 
 
 SUN, SKY, ZENITH = (0.48, 0.8, -0.36), (200, 215, 235), (90, 140, 220)

@@ -12,12 +12,11 @@ from PIL import Image
 from tiny import yes_no_model
 from traffic_vlm.common.answers import answer_text
 from traffic_vlm.common.files import DataError
-from traffic_vlm.data.ground_truth import GroundTruth
-from traffic_vlm.data.question_types import question_type_of
+from traffic_vlm.data.grammar import paraphrases_of, question_type_of
 from traffic_vlm.data.questions import QUESTION_TYPES, enumerate_questions
 from traffic_vlm.data.scene import SCENE_ATTRIBUTES
 from traffic_vlm.data.synthetic import render
-from traffic_vlm.data.templates import paraphrases_of
+from traffic_vlm.data.truth import GroundTruth
 from traffic_vlm.evaluation.thresholds import Threshold, Thresholds, fit_threshold, fit_thresholds, load_thresholds
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
 

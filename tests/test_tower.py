@@ -19,15 +19,14 @@ from tiny import ROOT, TINY_TOWER
 from traffic_vlm.common.files import DataError
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
 from traffic_vlm.data.augment import MAX_ENLARGED, random_window
-from traffic_vlm.data.dataset import FEATURES
-from traffic_vlm.data.folders import LISTS
+from traffic_vlm.data.datasets import FEATURES, LISTS
 from traffic_vlm.data.formats import Problems
-from traffic_vlm.data.ground_truth import GroundTruth
+from traffic_vlm.data.formats.scene_labels import SCENE_VALUES, read_scene_labels, with_scene_labels
 from traffic_vlm.data.grounding import object_patches
 from traffic_vlm.data.presence import CATEGORIES, HEAD_QUESTIONS, INDEX, REGIONS, patch_targets, region_targets
 from traffic_vlm.data.scene import Scene, SceneObject
-from traffic_vlm.data.scene_labels import SCENE_VALUES, read_scene_labels, with_scene_labels
 from traffic_vlm.data.synthetic import render
+from traffic_vlm.data.truth import GroundTruth
 from traffic_vlm.evaluation.metrics import auc, balanced_accuracy
 from traffic_vlm.training.auxiliary.head import (
     PATCH_WEIGHT,

@@ -17,8 +17,7 @@ from runs import NO_EVAL, ONE_STEP, changes, command, history, learn, own_folder
 from tiny import ROOT, TINY_TOWER, close, new_process
 from traffic_vlm.common.loading import load_weights
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
-from traffic_vlm.data.dataset import SyntheticRows
-from traffic_vlm.data.folders import load_rows
+from traffic_vlm.data.datasets import SyntheticRows, load_rows
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.training.auxiliary.head import HEAD_FILE, QueryHead, load_training_head, save_training_head
 from traffic_vlm.training.auxiliary.losses import grounding_loss

@@ -10,9 +10,9 @@ from tokenizers import Tokenizer
 
 from runs import NO_EVAL, learn, own_folder, refuse
 from tiny import ROOT, tiny_model
-from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.questions import ask
 from traffic_vlm.data.synthetic import render
+from traffic_vlm.data.truth import GroundTruth
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.question_traffic_vlm import is_content_word
 from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer

@@ -15,13 +15,13 @@ import torch
 
 from ..data.agreement import exclusions, implications
 from ..data.collator import Prepared, TrafficCollator
-from ..data.ground_truth import GroundTruth
+from ..data.grammar import paraphrases_of
 from ..data.grounding import find_word, object_patches, word_patches
 from ..data.presence import CATEGORIES, REGIONS, patch_targets, region_targets
 from ..data.questions import Question, ask
 from ..data.scene import SYNTHETIC
 from ..data.targets import Targets
-from ..data.templates import paraphrases_of
+from ..data.truth import GroundTruth
 from ..tokenization_traffic_vlm import ANSWER_TOKENS
 
 

@@ -7,8 +7,7 @@ from typing import Any
 from datasets import Dataset, concatenate_datasets
 from torch.utils.data import ConcatDataset
 
-from ..data.dataset import SyntheticRows, add_questions, synthetic_rows
-from ..data.folders import load_rows, select_evenly, source_names
+from ..data.datasets import SyntheticRows, add_questions, load_rows, select_evenly, source_names, synthetic_rows
 from ..data.near_duplicates import count_repeated, split_rows
 from ..data.scene import SYNTHETIC
 from ..question_traffic_vlm import is_content_word

@@ -12,7 +12,7 @@ import torch
 from transformers import TrainingArguments
 
 from ..common.files import FILE_MODE
-from ..data.dataset import Mixture
+from ..data.datasets import Mixture
 from ..data.scene import SYNTHETIC
 from ..evaluation.compare import compare
 from ..evaluation.predict import mean_image

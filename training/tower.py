@@ -23,10 +23,10 @@ from torch.utils.data import SequentialSampler, default_collate
 
 from ..common.files import DataError, atomic_write, atomic_write_text
 from ..data.augment import augment, is_large_enough, resize
-from ..data.ground_truth import GroundTruth
 from ..data.grounding import object_patches
 from ..data.presence import CATEGORIES, REGIONS, patch_targets, region_targets
 from ..data.scene import parse_scene
+from ..data.truth import GroundTruth
 from ..evaluation import markdown
 from ..evaluation.metrics import auc, balanced_accuracy, by_group
 from ..images_traffic_vlm import to_rgb

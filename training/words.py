@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from ..data.grammar import FILLINGS, TYPES, enumeration, flat
 from ..data.scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES, is_a
-from ..data.templates import FILLINGS, TYPES, enumeration, flat
 from ..question_traffic_vlm import is_content_word
 from ..tokenization_traffic_vlm import ANSWER_TOKENS, SPECIAL_TOKENS, TrafficVLMTokenizer
 

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from ..ground_truth import GROUNDED, NOTHING, PATCHES, VisibleObject
 from ..patches import GRID
 from ..scene import SCENE_ATTRIBUTES, SPEED_LIMITS, SYNTHETIC, Scene, SceneObject, given_to_all
+from ..truth import GROUNDED, NOTHING, PATCHES, VisibleObject
 from .backdrop import Crosswalk
 from .camera import SCALE
 from .dice import load

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from .ground_truth import UNCOUNTED
-from .scene import CLASSES, LIGHT_STATES, SCENE_ATTRIBUTES, UNBOXED
-from .templates import paraphrases_of
+from ..data.grammar import paraphrases_of
+from ..data.scene import CLASSES, LIGHT_STATES, SCENE_ATTRIBUTES, UNBOXED
+from ..data.truth import UNCOUNTED
 
 
 REGIONS = ("left", "right", "near")

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..common.files import DataError
-from .formats import Problems
-from .formats.names import decode_text, plain_name
-from .formats.reading import split_lines
-from .scene import CLASSES, PRESENCE_ONLY, TABLES, Scene, classes_of
+from ...common.files import DataError
+from ..scene import CLASSES, PRESENCE_ONLY, TABLES, Scene, classes_of
+from . import Problems
+from .names import decode_text, plain_name
+from .reading import split_lines
 
 
 _FIELDS = TABLES["scene_labels"]["fields"]

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from .grammar import TYPES, QuestionType, amount, enumeration
 from .scene import CLASSES, UNBOXED, Scene, SceneObject, classes_of, is_a
-from .templates import TYPES, QuestionType, amount, enumeration
 
 
 NONE = "none"  # the answer to a question about something that is not there

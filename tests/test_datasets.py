@@ -12,14 +12,13 @@ from datasets import Dataset, load_dataset
 from PIL import Image
 
 from traffic_vlm.common.files import DataError
-from traffic_vlm.data import dataset
-from traffic_vlm.data.dataset import DatasetOptions, make_dataset
-from traffic_vlm.data.folders import LISTS, load_rows
+from traffic_vlm.data import datasets
+from traffic_vlm.data.datasets import LISTS, DatasetOptions, load_rows, make_dataset
 from traffic_vlm.data.formats import Problems
-from traffic_vlm.data.ground_truth import GroundTruth
 from traffic_vlm.data.questions import Balancer, Question, ask, enumerate_questions, rebalance
 from traffic_vlm.data.scene import Scene
 from traffic_vlm.data.synthetic import render
+from traffic_vlm.data.truth import GroundTruth
 
 
 def make(folder: Path, **options: object) -> dict:
@@ -76,7 +75,7 @@ def mapped(folder: Path) -> str:
 def test_rows_are_loaded_as_the_report_counts_them(synthetic, tmp_path):
     rows, report = load(synthetic), json.loads((synthetic / "report.json").read_text())
     assert len(rows) == 24 and rows[0]["image"].size == (224, 224)
-    assert set(rows.column_names) == set(dataset.FEATURES)
+    assert set(rows.column_names) == set(datasets.FEATURES)
     assert all(len(row["questions"]) == len(row["answers"]) == len(row["question_types"]) > 0 for row in rows)
     assert report["images"] == 24 and report["sources"] == {"synthetic": 24} and not report["skipped"]
     assert report["questions"] == Counter(question_type for row in rows for question_type in row["question_types"])
@@ -102,7 +101,7 @@ def test_a_run_that_fails_leaves_nothing_and_an_existing_folder_is_left_alone(
 
 
 def test_large_datasets_have_several_files_in_the_order_of_the_images(synthetic, tmp_path, monkeypatch):
-    monkeypatch.setattr(dataset, "IMAGES_PER_FILE", 10)
+    monkeypatch.setattr(datasets, "IMAGES_PER_FILE", 10)
     make(tmp_path / "set")
     assert len(list((tmp_path / "set/data").glob("val-0000[012].parquet"))) == 3
     assert load(tmp_path / "set").to_list() == load(synthetic).to_list()
@@ -113,7 +112,7 @@ def test_training_splits_store_no_questions_and_get_balanced_ones_for_evaluation
     rows = load_rows([tmp_path / "train"])
     assert report["images"] == len(rows) == 24 and not report["questions"] and not report["yes_rates"]
     assert not any(row[name] for row in rows for name in LISTS)
-    asked = dataset.add_questions(rows)
+    asked = datasets.add_questions(rows)
     assert asked["scene"] == rows["scene"] and all(0 < len(row["questions"]) <= 16 for row in asked)
     for row in asked:  # every question is about the scene of its own row
         true = {
@@ -124,11 +123,11 @@ def test_training_splits_store_no_questions_and_get_balanced_ones_for_evaluation
     assert all(
         counts[kind, name, "no"] == counts[kind, name, "yes"] for kind, name, answer in counts if answer == "yes"
     )
-    assert dataset.add_questions(asked) is asked and dataset.add_questions(rows).to_list() == asked.to_list()
+    assert datasets.add_questions(asked) is asked and datasets.add_questions(rows).to_list() == asked.to_list()
 
 
 def test_rows_do_not_depend_on_the_number_of_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr(dataset, "BLOCK", 4)
+    monkeypatch.setattr(datasets, "BLOCK", 4)
     for workers in (1, 3):
         make(tmp_path / str(workers), num_workers=workers)
     rows = [load(tmp_path / str(workers)).to_list() for workers in (1, 3)]
@@ -187,7 +186,7 @@ def test_a_folder_alone_is_read_by_the_names_of_its_classes(mine, tmp_path, caps
 
 def test_each_source_and_split_has_its_own_images(mine, tmp_path):
     def items(**options: object) -> list[list]:
-        return list(dataset.read_items(DatasetOptions(tmp_path, **options), Problems()).values())
+        return list(datasets.read_items(DatasetOptions(tmp_path, **options), Problems()).values())
 
     for maximum, expected in {None: [3, 1000], 2: [2, 2], 5: [3, 5]}.items():
         assert [len(part) for part in items(source=[mapped(mine), "synthetic"], num_images=maximum)] == expected
@@ -288,7 +287,7 @@ def test_no_image_is_lost_to_the_balance():
 
 def test_without_balance_yes_is_as_frequent_as_in_the_images(tmp_path):
     true = defaultdict(list)
-    for seed in dataset.read_items(DatasetOptions(tmp_path, split="val", num_images=8), Problems())["synthetic"]:
+    for seed in datasets.read_items(DatasetOptions(tmp_path, split="val", num_images=8), Problems())["synthetic"]:
         for one in enumerate_questions(GroundTruth(render(seed)[1])):
             if one.question_type == "presence":
                 true[f"presence/{one.category}"].append(one.answer == "yes")
