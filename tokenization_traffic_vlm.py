@@ -7,12 +7,12 @@ What is special here:
   and they are decoded as "yes" and "no";
 - a number outside the vocabulary is split into its digits, so no number is unknown;
 - a word that is not in the vocabulary becomes `[UNK]` and is never dropped; `unknown_words` lists such words;
-- `replace_words` gives the entries of some words to a user's own words.
+- 20 entries are reserved for a user's own words, which `with_words` adds.
 """
 
 import re
 import unicodedata
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -25,6 +25,7 @@ from .question_traffic_vlm import words_at
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[SOS]", "[EOS]"]
 ANSWER_TOKENS = ["[YES]", "[NO]"]
+RESERVED_TOKENS = [f"[RESERVED_{number}]" for number in range(20)]  # no text becomes one: brackets are removed
 
 # A word ends where no letter follows. \b would miss the end of "car" in "car2", which is split later.
 _START, _END = r"(?<![\p{L}\p{M}])", r"(?![\p{L}\p{M}])"
@@ -188,7 +189,6 @@ _SYNONYMS = {
     # other words
     "color": "colour",
     "center": "centre",
-    "behavior": "behaviour",
     "side": "edge",
     "area": "zone|site",
     "ground": "terrain",
@@ -197,8 +197,6 @@ _SYNONYMS = {
     "time": "moment",
     "type": "kind|sort",
     "accident": "incident|mishap",
-    "hazard": "danger",
-    "risk": "probability|likelihood|chance",
     "action": "decision|judge?ment",
     "change": "affect",
     "obstacle": "obstruction|blockage",
@@ -315,11 +313,6 @@ _WHOLE_WORDS = {
     "allowed": "permitted",
     # accidents and hazards
     "happened": "occurred",
-    "crash": "collide",
-    "crashed": "collided|wrecked",
-    "crashing": "colliding",
-    "crashing into": "hitting",
-    "hit": "struck|rammed",
     "overturned": "(?:flipped )?upside down|(?:flipped|rolled|turned) over|flipped|rollover",
     "fallen": "collapsed",
     "broken down": "stalled",
@@ -329,8 +322,6 @@ _WHOLE_WORDS = {
     "traffic": "traffic flow",
     "fire": "flames?|burning",
     "avoid": "prevent",
-    "avoided": "prevented",
-    "at fault": "responsible",
     "cause": "reason|justification|explanation|lead to(?= an? (?:accident|collision|crash))",
     "because": "since",
     "because of": "due to",
@@ -338,7 +329,6 @@ _WHOLE_WORDS = {
     "large": "big|huge",
     "heavy": "thick|dense",
     "busy": "congested|crowded",
-    "wrong": "incorrect|improper",
     "safe": "suitable",
     "safely": "properly|correctly",
     "clear": "free",
@@ -388,36 +378,31 @@ def plural_of(word: str) -> str:
     return word[:-1] + "ies" if re.search(r"[^aeiou]y$", word) else word + "s"
 
 
-def _rewrites(vocab: Collection[str], added_words: Mapping[str, str]) -> list[tuple[str, str]]:
+_MARK = "\u034f"  # an invisible combining mark
+
+
+def _rewrites(vocab: Collection[str], added_words: Sequence[str]) -> list[tuple[str, str]]:
     """The rules of the normalizer, as (regular expression, replacement).
 
-    With `added_words`, no rule writes a word that was replaced, none rewrites an added word, and further rules rewrite
-    the plurals of added words to the words.
+    Added words and their plurals are marked until all other rules have been applied. No rule reads a marked word,
+    because a word does not end before a mark.
     """
-    removed = set(added_words.values()) - set(vocab)
-    rewrites = [*_SIGNS, *_SPELLING, *((f"{_START}(?:{phrases}){_END}", words) for words, phrases in _PHRASES.items())]
-    for word, synonyms in _SYNONYMS.items():
-        plural = "" if f"{word}s" in removed else "s?"
-        rewrites.append((f"{_START}(?:{synonyms})(?={plural}{_END})", word))
-    rewrites += [(f"{_START}(?:{words}){_END}", word) for word, words in _WHOLE_WORDS.items()]
-    if not added_words:
-        return rewrites
-    plurals = {plural: word for word in added_words if (plural := plural_of(word)) not in vocab}
-    kept = []
-    for pattern, replacement in rewrites:
-        replace = normalizers.Replace(Regex(pattern), replacement)
-        spared = [word for word in (*added_words, *plurals) if replace.normalize_str(word) != word]
-        if spared:  # "scooter" was a synonym of "motorcycle"
-            pattern = f"(?!(?:{'|'.join(spared)}){_END})(?:{pattern})"
-        elif inner := [word for word in added_words if re.search(rf"(?<![^\W\d_]){word}(?![^\W\d_])", pattern)]:
-            # "congestion" within a phrase: "is there congestion" stays, "is there gridlock" is a traffic jam.
-            pattern = rf"(?!(?:\S+ ){{0,5}}(?:{'|'.join(inner)}){_END})(?:{pattern})"
-        if not removed & set(replacement.split()):
-            kept.append((pattern, replacement))
-    return kept + [(f"{_START}{plural}{_END}", word) for plural, word in plurals.items()]
+    own = []
+    for word in added_words:
+        forms = word if (plural := plural_of(word)) in vocab else f"{word}|{plural}"
+        own.append((f"{_START}(?:{forms}){_END}", word + _MARK))
+    return [
+        *_SIGNS,
+        *_SPELLING,
+        *own,
+        *((f"{_START}(?:{phrases}){_END}", words) for words, phrases in _PHRASES.items()),
+        *((f"{_START}(?:{synonyms})(?=s?{_END})", word) for word, synonyms in _SYNONYMS.items()),
+        *((f"{_START}(?:{words}){_END}", word) for word, words in _WHOLE_WORDS.items()),
+        *([(_MARK, "")] if own else []),
+    ]
 
 
-def _normalizer(vocab: Collection[str], added_words: Mapping[str, str]) -> normalizers.Normalizer:
+def _normalizer(vocab: Collection[str], added_words: Sequence[str]) -> normalizers.Normalizer:
     """Lower-case the text and rewrite it to words of the vocabulary. A rule without a match costs about 0.1 µs."""
     return normalizers.Sequence(
         [
@@ -461,7 +446,7 @@ class TrafficVLMTokenizer(PreTrainedTokenizerFast):
             six tokens only. Ignored if `tokenizer_file` or `tokenizer_object` is given.
         bos_token, eos_token, unk_token, pad_token: the special tokens; `[YES]` and `[NO]` are not special.
         model_max_length: maximum number of tokens of a question with its answer.
-        added_words: words that `replace_words` added, each with the word whose entry it has.
+        added_words: the words of `vocab` that `with_words` added.
 
     Raises:
         ValueError: the vocabulary does not begin with the six tokens, or its ids are not contiguous.
@@ -480,13 +465,13 @@ class TrafficVLMTokenizer(PreTrainedTokenizerFast):
         pad_token: str = "[PAD]",
         model_max_length: int = 128,
         clean_up_tokenization_spaces: bool = False,
-        added_words: Mapping[str, str] | None = None,
+        added_words: Sequence[str] = (),
         **kwargs: Any,
     ):
         if kwargs.get("tokenizer_object") is None and kwargs.get("tokenizer_file") is None:
-            self._tokenizer = self._build_backend(vocab, added_words or {})
+            self._tokenizer = self._build_backend(vocab, added_words)
         if added_words:  # saved in tokenizer_config.json: the library may rebuild the tokenizer from its vocabulary
-            kwargs["added_words"] = dict(added_words)
+            kwargs["added_words"] = list(added_words)
         kwargs.pop("dtype", None)  # of the model, which pipelines pass on; a tokenizer could not be saved with it
         super().__init__(
             bos_token=bos_token,
@@ -499,7 +484,7 @@ class TrafficVLMTokenizer(PreTrainedTokenizerFast):
         )
 
     @staticmethod
-    def _build_backend(vocab: dict[str, int] | None, added_words: Mapping[str, str]) -> Tokenizer:
+    def _build_backend(vocab: dict[str, int] | None, added_words: Sequence[str]) -> Tokenizer:
         expected = SPECIAL_TOKENS + ANSWER_TOKENS
         vocab = {token: i for i, token in enumerate(expected)} if vocab is None else vocab
         words = sorted(vocab, key=lambda word: vocab[word])
@@ -520,36 +505,43 @@ class TrafficVLMTokenizer(PreTrainedTokenizerFast):
         return backend
 
     @property
-    def added_words(self) -> dict[str, str]:
-        """The words that `replace_words` added, each with the word whose entry it has."""
-        return dict(self.init_kwargs.get("added_words", {}))
+    def added_words(self) -> list[str]:
+        """The words that `with_words` added."""
+        return list(self.init_kwargs.get("added_words", ()))
 
-    def replace_words(self, replacements: Mapping[str, str]) -> "TrafficVLMTokenizer":
-        """A copy in which new words have the entries of old ones: {"forklift": "overturned"}.
+    @property
+    def reserved_ids(self) -> list[int]:
+        """The ids of the reserved entries that are free. They are never generated."""
+        vocab = self.get_vocab()
+        return [vocab[token] for token in RESERVED_TOKENS if token in vocab]
 
-        - Synonyms and spellings of an old word are no longer rewritten: they are unknown, like the old word.
-        - The plural of a new word is read as the word ("forklifts"), unless the vocabulary has the plural.
-        - A new word that was a synonym ("scooter" of "motorcycle") is no longer one.
+    def with_words(self, words: Sequence[str]) -> "TrafficVLMTokenizer":
+        """A copy in which each new word has the first reserved entry that is free.
+
+        The plural of a new word is read as the word ("forklifts"), unless the vocabulary has the plural. A new word
+        that was a synonym ("scooter" of "motorcycle") is no longer one.
 
         Raises:
-            ValueError: a new word is in the vocabulary already, or is not a single word of letters, or is split or
-                rewritten; an old word is not in the vocabulary, or is one of the first six entries.
+            ValueError: a word is in the vocabulary already, or is not a single word of letters, or is split or
+                rewritten; or there are more words than free entries.
         """
-        vocab, fixed = self.get_vocab(), SPECIAL_TOKENS + ANSWER_TOKENS
-        for new, old in replacements.items():
-            if new in vocab:
-                raise ValueError(f"{new!r} is in the vocabulary already")
-            if not new.isalpha() or unicodedata.normalize("NFKC", new).lower() != new:
-                raise ValueError(f"{new!r} is not a single word of lower-case letters")
-            if old not in vocab or old in fixed:
-                raise ValueError(f"{old!r} has no entry of the vocabulary that {new!r} could get")
-            vocab[new] = vocab.pop(old)
+        vocab, free = self.get_vocab(), self.reserved_ids
+        if len(words) > len(free):
+            limit, before = len(RESERVED_TOKENS), len(self.added_words)
+            raise ValueError(f"{len(words)} words cannot be added: the limit is {limit}, {before} were added before")
+        for word, entry in zip(words, free):
+            if word in vocab:
+                raise ValueError(f"{word!r} is in the vocabulary already")
+            if not word.isalpha() or unicodedata.normalize("NFKC", word).lower() != word:
+                raise ValueError(f"{word!r} is not a single word of lower-case letters")
+            del vocab[self.convert_ids_to_tokens(entry)]
+            vocab[word] = entry
         copy = deepcopy(self)
-        copy.init_kwargs["added_words"] = self.added_words | dict(replacements)
+        copy.init_kwargs["added_words"] = [*self.added_words, *words]
         copy._tokenizer = self._build_backend(vocab, copy.added_words)
-        for new in replacements:
-            if copy.tokenize(new) != [new]:
-                raise ValueError(f"{new!r} is split or rewritten by the tokenizer: choose another word")
+        for word in words:
+            if copy.tokenize(word) != [word]:
+                raise ValueError(f"{word!r} is split or rewritten by the tokenizer: choose another word")
         return copy
 
     def encode_words(self, texts: list[str], **options: Any) -> Any:

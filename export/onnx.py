@@ -265,7 +265,7 @@ def describe(model: Any, processor: Any) -> dict[str, Any]:
         "end": text.eos_token_id,
         "pad": text.pad_token_id,
         "yes_no": [text.yes_token_id, text.no_token_id],
-        "never": text.suppressed_tokens,
+        "never": [*text.suppressed_tokens, *(model.generation_config.suppress_tokens or [])],
         "taught": None if processor.taught_words is None else sorted(processor.taught_words),
         "answer_untaught": False,  # true: guess at what was not taught, instead of a problem
         "own_questions": processor.own_questions,

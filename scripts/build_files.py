@@ -1,15 +1,11 @@
 """Write the JSON and Jinja files that make this repository loadable, from the code and the word list.
 
     python scripts/build_files.py                              # into the repository; takes seconds on a CPU
-    python scripts/build_files.py --output_dir /tmp/files --questions tests/data/questions.txt
     python scripts/build_files.py --output_dir runs/medium --medium true    # another decoder, for new weights
 
 The files are config.json, generation_config.json, and those of the tokenizer and the processor. The
 temperature and the dtype in config.json and the taught words in processor_config.json belong to the weights and are
-kept, unless other sizes are chosen. With --questions the script also prints how many words of a list of questions the
-tokenizer knows, how many of these training can teach, because they stand in our own questions or are function words,
-and how many the weights were taught: one question per line, in the last column if there are tabs. A folder with other
-weights is refused, since they have their own files.
+kept, unless other sizes are chosen. A folder with other weights is refused, since they have their own files.
 """
 
 import json
@@ -25,14 +21,12 @@ from transformers import GenerationConfig, SiglipImageProcessorPil
 
 from traffic_vlm.common.options import option, option_parser
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
-from traffic_vlm.data.coverage import measure_coverage, read_questions
 from traffic_vlm.data.grammar import question_rules
 from traffic_vlm.generation_traffic_vlm import MAX_NEW_TOKENS
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.scripts import command
-from traffic_vlm.tokenization_traffic_vlm import ANSWER_TOKENS, SPECIAL_TOKENS, TrafficVLMTokenizer
+from traffic_vlm.tokenization_traffic_vlm import ANSWER_TOKENS, RESERVED_TOKENS, SPECIAL_TOKENS, TrafficVLMTokenizer
 from traffic_vlm.training.options import SizeOptions
-from traffic_vlm.training.words import template_words
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,15 +42,14 @@ VISION_TOWER = {"neck": "depthwise", "neck_width": 384, "num_hidden_layers": 2, 
 class Options(SizeOptions):
     output_dir: Path = option(ROOT, "folder to write the files to")
     vocabulary: Path = option(ROOT / "scripts" / "vocabulary.txt", "word list")
-    questions: Path | None = option(None, "list of questions to measure the coverage on")
 
 
 def make_tokenizer(vocabulary: Path) -> TrafficVLMTokenizer:
     """The tokenizer of a word list, in which lines that start with "# " are comments.
 
     Raises:
-        ValueError: a word occurs twice, there are not 500 words, the special tokens do not come first, or no text
-            produces a word, because the normalizer rewrites or splits it.
+        ValueError: a word occurs twice, there are not 500 words, the special tokens do not come first, a reserved
+            entry is missing, or no text produces a word, because the normalizer rewrites or splits it.
     """
     lines = vocabulary.read_text(encoding="utf-8").splitlines()
     words = [word for line in lines if not line.startswith("# ") for word in line.split()]
@@ -67,9 +60,12 @@ def make_tokenizer(vocabulary: Path) -> TrafficVLMTokenizer:
         raise ValueError(f"{vocabulary.name} must have {VOCAB_SIZE} words, it has {len(words)}")
     if words[: len(first)] != first:
         raise ValueError(f"{vocabulary.name} must begin with {first}, it begins with {words[: len(first)]}")
+    if missing := [token for token in RESERVED_TOKENS if token not in words]:
+        raise ValueError(f"{vocabulary.name} lacks the reserved entries {missing}")
     tokenizer = TrafficVLMTokenizer({word: index for index, word in enumerate(words)})
     # "'s" exists only after a word.
-    expected = {word: ["car", word] if word.startswith("'") else [word] for word in words[len(first) :]}
+    reachable = [word for word in words[len(first) :] if word not in RESERVED_TOKENS]
+    expected = {word: ["car", word] if word.startswith("'") else [word] for word in reachable}
     if unreachable := [word for word, tokens in expected.items() if tokenizer.tokenize("".join(tokens)) != tokens]:
         raise ValueError(f"{vocabulary.name} has words that the normalizer rewrites or splits: {unreachable}")
     return tokenizer
@@ -99,7 +95,7 @@ def build(output_dir: Path, tokenizer: TrafficVLMTokenizer, text_fields: dict[st
     taught = {} if text_fields else read_fields(ROOT / "processor_config.json", "taught", "own_questions")
     parts = (
         config,
-        GenerationConfig(**token_ids, max_new_tokens=MAX_NEW_TOKENS),
+        GenerationConfig(**token_ids, max_new_tokens=MAX_NEW_TOKENS, suppress_tokens=tokenizer.reserved_ids),
         # The processor marks its tokenizer and writes the tokenizer's files too: give it a copy, and write ours last.
         TrafficVLMProcessor(image_processor, deepcopy(tokenizer), **taught, questions=question_rules()),
         tokenizer,
@@ -123,17 +119,6 @@ def main() -> None:
     tokenizer = make_tokenizer(options.vocabulary)
     for path in build(options.output_dir, tokenizer, options.text_fields()):
         print(path)
-    if options.questions is None:
-        return
-    lists = read_fields(options.output_dir / "processor_config.json", "taught").get("taught") or {}
-    known = {
-        "words of the vocabulary": set(tokenizer.get_vocab()),
-        "words that our questions can teach": template_words(tokenizer),
-        "words that were taught": {word for words in lists.values() for word in words},
-    }
-    for title, words in known.items():
-        if words:
-            print(f"{title}:\n{measure_coverage(tokenizer, read_questions(options.questions), words)}")
 
 
 if __name__ == "__main__":

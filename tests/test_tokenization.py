@@ -9,17 +9,15 @@ from hypothesis import strategies as st
 from test_question import templates
 
 from tiny import ROOT, load_script
-from traffic_vlm.data.coverage import measure_coverage, read_questions
 from traffic_vlm.data.scene import CLASSES
-from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer
-from traffic_vlm.training.words import template_words
+from traffic_vlm.tokenization_traffic_vlm import RESERVED_TOKENS, TrafficVLMTokenizer, _rewrites
 
 
 SPECIAL_IDS = {"[PAD]": 0, "[UNK]": 1, "[SOS]": 2, "[EOS]": 3, "[YES]": 4, "[NO]": 5}
 VOCABULARY = ROOT / "scripts" / "vocabulary.txt"
-QUESTIONS = read_questions(ROOT / "tests" / "data" / "questions.txt")
+QUESTIONS = (ROOT / "tests" / "data" / "questions.txt").read_text("utf-8").splitlines()
 TOKENIZER = TrafficVLMTokenizer.from_pretrained(ROOT)
-WORDS = [word for word in TOKENIZER.get_vocab() if word not in SPECIAL_IDS]
+WORDS = TOKENIZER.get_vocab().keys() - SPECIAL_IDS.keys() - set(RESERVED_TOKENS)
 
 
 # --- ids ---
@@ -112,6 +110,12 @@ def test_other_spellings_have_the_same_ids(text, same):
     assert TOKENIZER.unk_token_id not in TOKENIZER.encode(text)
 
 
+def test_the_rules_write_words_of_the_vocabulary():
+    for _, replacement in _rewrites(TOKENIZER.get_vocab(), []):
+        words = {word for word, _ in TOKENIZER.backend_tokenizer.pre_tokenizer.pre_tokenize_str(replacement)}
+        assert words <= {*WORDS, "[YES]", "[NO]", "minus"}, replacement  # negative numbers are unknown
+
+
 def test_words_end_where_they_should():
     assert TOKENIZER.tokenize("50mph now normal yesterday") == ["50", "mph", "now", "normal", "[UNK]"]
     assert TOKENIZER.tokenize("motor vehicle") == ["[UNK]", "vehicle"]  # not "motorcycle vehicle"
@@ -162,7 +166,7 @@ def test_unknown_words_take_linear_time(letters, expected):
     assert time.monotonic() - begin < 10
 
 
-PIECES = st.sampled_from([*SPECIAL_IDS, "[pad]", "[ PAD ]", "car", " ", "[", "]", "'s", "\u200b"])
+PIECES = st.sampled_from([*SPECIAL_IDS, RESERVED_TOKENS[0], "[pad]", "[ PAD ]", "car", " ", "[", "]", "'s", "\u200b"])
 
 
 @settings(max_examples=30, deadline=None)
@@ -170,14 +174,15 @@ PIECES = st.sampled_from([*SPECIAL_IDS, "[pad]", "[ PAD ]", "car", " ", "[", "]"
 def test_any_text_has_valid_ids_and_lists_its_unknown_words(text):
     ids = TOKENIZER.encode(text, split_special_tokens=True)
     assert ids[0] == 2 and ids[-1] == 3
-    assert set(ids[1:-1]) <= {1, *range(4, 500)}  # text of users never gives [PAD], [SOS] or [EOS]
+    # Text of users never gives [PAD], [SOS], [EOS] or a reserved entry.
+    assert set(ids[1:-1]) <= {1, *range(4, 500)} - {*TOKENIZER.reserved_ids}
     unknown = TOKENIZER.unknown_words(text)
     assert bool(unknown) == (1 in ids)
     assert "" not in unknown and all(word in text for word in unknown)
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.sampled_from([word for word in WORDS if not word.startswith("'")]), max_size=20))
+@given(st.lists(st.sampled_from([word for word in sorted(WORDS) if not word.startswith("'")]), max_size=20))
 def test_encoding_of_decoded_text_is_stable(words):
     again = TOKENIZER.encode(TOKENIZER.decode(TOKENIZER.encode(" ".join(words)), skip_special_tokens=True))
     assert TOKENIZER.encode(TOKENIZER.decode(again, skip_special_tokens=True)) == again
@@ -193,6 +198,7 @@ def test_encoding_of_decoded_text_is_stable(words):
         ("stroller", "stroller extra", "500 words, it has 501"),
         ("[PAD] [UNK]", "[UNK] [PAD]", "begin with"),
         ("stroller", "pavement", "rewrites or splits: \\['pavement'\\]"),
+        ("[RESERVED_3]", "attention", "lacks the reserved entries \\['\\[RESERVED_3\\]'\\]"),
     ],
 )
 def test_an_invalid_word_list_is_an_error_that_names_the_word(tmp_path, old, new, message):
@@ -203,22 +209,9 @@ def test_an_invalid_word_list_is_an_error_that_names_the_word(tmp_path, old, new
 
 
 def test_the_vocabulary_covers_the_questions_of_people():
-    coverage = measure_coverage(TOKENIZER, ["Is there a Zeppelin?", "Is there a car?"], TOKENIZER.get_vocab())
-    assert (coverage.words, coverage.known_words, coverage.questions, coverage.known_questions) == (8, 7, 2, 1)
-    assert coverage.unknown == {"zeppelin": 1}
-    coverage = measure_coverage(TOKENIZER, QUESTIONS, TOKENIZER.get_vocab())
-    assert coverage.known_words >= 0.97 * coverage.words
-    assert coverage.known_questions >= 0.85 * coverage.questions
-    taught = measure_coverage(TOKENIZER, QUESTIONS, template_words(TOKENIZER))  # by our own questions
-    assert taught.known_words >= 0.9 * taught.words
-    assert taught.known_questions >= 0.55 * taught.questions
-
-
-def test_build_files_script_reports_coverage(tmp_path, run_script, capsys):
-    (tmp_path / "questions.txt").write_text("one set\tIs there a car?\n\n")
-    run_script("build_files.py", "--output_dir", tmp_path, "--questions", tmp_path / "questions.txt")
-    printed = capsys.readouterr().out
-    assert printed.count("1 questions, all words known: 100.00%") == 3  # tokenizer, our own questions, weights
+    unknown = {question: TOKENIZER.unknown_words(question) for question in QUESTIONS}
+    assert sum(map(len, unknown.values())) < 0.04 * len(" ".join(QUESTIONS).split())
+    assert sum(not words for words in unknown.values()) > 0.8 * len(QUESTIONS)
 
 
 def test_the_dtype_of_a_pipeline_is_not_saved(tmp_path):

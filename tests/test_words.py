@@ -1,154 +1,140 @@
 """A user's own words: their entries in the tokenizer, their rows in the weights, and a training run with them."""
 
-import random
-import shutil
+import json
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
+from transformers import GenerationConfig
 
 from runs import NO_EVAL, learn, own_folder, refuse
-from tiny import ROOT, tiny_model
-from traffic_vlm.data.questions import ask
-from traffic_vlm.data.synthetic import render
-from traffic_vlm.data.truth import GroundTruth
+from tiny import ROOT, random_ids, random_pixels, tiny_model
+from traffic_vlm.export.onnx import describe
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
-from traffic_vlm.question_traffic_vlm import is_content_word
-from traffic_vlm.tokenization_traffic_vlm import TrafficVLMTokenizer
-from traffic_vlm.training.words import add_words, entries_to_replace, kin_words, parse_words, template_words
+from traffic_vlm.tokenization_traffic_vlm import RESERVED_TOKENS, TrafficVLMTokenizer
+from traffic_vlm.training.words import add_words, related_words
 
 
 TOKENIZER = TrafficVLMTokenizer.from_pretrained(ROOT)
+RESERVED = TOKENIZER.reserved_ids
 EMBEDDINGS = "model.text_model.embed_tokens.weight"
+PLENTY = ["".join(chr(ord("a") + int(digit)) for digit in f"99{number}") for number in range(10, 32)]  # "jjba", ...
+
+
+def test_twenty_entries_are_reserved_and_no_text_becomes_one():
+    assert len(RESERVED) == 20 and TOKENIZER.convert_ids_to_tokens(RESERVED) == RESERVED_TOKENS
+    assert TOKENIZER.tokenize("Is it a [RESERVED_0]?") == ["is", "it", "a", "[UNK]", "0", "?"]
+    assert TOKENIZER.unknown_words("[RESERVED_0] [reserved_19]") == ["RESERVED", "reserved"]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"generation_config": GenerationConfig(max_new_tokens=1)}])
+def test_reserved_entries_are_never_generated(processor, options):
+    model, ids, pixels = tiny_model(tie_word_embeddings=False), random_ids(1, 5), random_pixels(1)
+    state = model.model(ids, pixels).last_hidden_state[0, -1].detach()
+    with torch.no_grad():
+        model.lm_head.weight[RESERVED] = 10 * state  # by far the likeliest
+    assert int(model.generate(ids, pixel_values=pixels, max_new_tokens=1)[0, -1]) in RESERVED
+    model.generation_config = GenerationConfig.from_pretrained(ROOT)
+    assert set(RESERVED) < set(describe(model, processor)["never"])  # of export.json, which the browser reads
+    options = {"max_new_tokens": 1} | options
+    assert int(model.generate(ids, pixel_values=pixels, **options)[0, -1]) not in RESERVED
+    changed = add_words(model, TOKENIZER, ["zebra:animal"])
+    model.lm_head.weight.data[RESERVED[0]] = 10 * state
+    [new] = model.generate(ids, pixel_values=pixels, **options)[:, -1:]
+    assert changed.decode(new) == "zebra"
 
 
 @pytest.mark.parametrize(
-    ("words", "text", "same"),
+    ("words", "text", "tokens"),
     [
-        ({"forklift": "overturned", "tow": "stroller"}, "Two FORKLIFTS tow a car", "two overturned stroller a car"),
-        ({"forklift": "overturned", "forklifts": "broken"}, "forklift forklifts", "overturned broken"),
-        ({"hatch": "overturned", "quarry": "broken"}, "hatches quarries", "overturned broken"),
-        ({"bu": "broken"}, "bu bus buses", "broken bus buses"),  # "bus" is known: it is no plural of "bu"
-        ({"scooter": "overturned", "pickup": "broken"}, "scooters pickup truck", "overturned broken truck"),
-        ({"scooter": "overturned", "pickup": "broken"}, "mopeds, lorries", "motorcycles, trucks"),  # by the same rules
+        ("forklift tow", "Two FORKLIFTS tow a car", "2 forklift tow a car"),
+        ("forklift forklifts", "forklift forklifts", "forklift forklifts"),
+        ("hatch quarry", "hatches, quarries", "hatch , quarry"),
+        ("bu", "bu bus buses", "bu bus buses"),  # "bus" is known: it is no plural of "bu"
+        ("scooter pickup", "scooters pickup truck", "scooter pickup truck"),  # no longer synonyms
+        ("scooter pickup", "mopeds, lorries", "motorcycles , trucks"),
+        ("congestion coach", "Is there congestion?", "is there congestion ?"),  # within a phrase
+        ("congestion coach", "Is there gridlock?", "is there a traffic jam ?"),
+        ("congestion coach", "coaches, shuttles", "coach , buses"),
+        ("crash hit", "collide crash hits", "[UNK] crash hit"),
     ],
 )
-def test_new_words_have_the_entries_of_old_ones_and_no_other_word_changes(tmp_path, words, text, same):
-    changed, stepwise = TOKENIZER.replace_words(words), TOKENIZER
-    for word, entry in words.items():
-        stepwise = stepwise.replace_words({word: entry})
+def test_new_words_have_reserved_entries_and_no_other_word_changes(tmp_path, words, text, tokens):
+    words = words.split()
+    changed, stepwise = TOKENIZER.with_words(words), TOKENIZER
+    for word in words:
+        stepwise = stepwise.with_words([word])
     changed.save_pretrained(tmp_path)
     built = TrafficVLMTokenizer.from_pretrained(tmp_path)  # the library builds it from the vocabulary
-    expected = TOKENIZER(same, add_special_tokens=False)["input_ids"]
     for tokenizer in (changed, stepwise, built):
-        assert tokenizer(text, add_special_tokens=False)["input_ids"] == expected
-        assert tokenizer.unknown_words(" ".join(words.values())) == [*words.values()]
-        assert tokenizer.added_words == words and len(tokenizer) == 500
+        assert tokenizer.tokenize(text) == tokens.split()
+        assert tokenizer.convert_tokens_to_ids(words) == RESERVED[: len(words)]
+        assert tokenizer.added_words == words and tokenizer.reserved_ids == RESERVED[len(words) :]
+        assert len(tokenizer) == 500
     by_file = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    assert by_file.encode(text, add_special_tokens=False).ids == expected
-    assert not TOKENIZER.added_words and TOKENIZER.unknown_words(same) == []  # unchanged
-
-
-def test_synonyms_of_a_removed_word_are_unknown():
-    removed = {"stroller": "tow", "fire": "rail", "cause": "gate", "bicycles": "kart", "overturned": "drone"}
-    assert TOKENIZER.unknown_words("prams fire engine reason bikes bike upside down") == ["prams"]  # has no plural
-    changed = TOKENIZER.replace_words({new: old for old, new in removed.items()})
-    unknown = changed.unknown_words("pram fire engine reason bikes bike upside down")
-    assert unknown == ["pram", "fire", "engine", "reason", "bikes", "upside"]
-
-
-def test_a_new_word_stays_within_the_phrases_that_held_it():
-    changed = TOKENIZER.replace_words({"congestion": "pothole", "coach": "glare"})
-    assert changed.tokenize("Is there congestion?") == ["is", "there", "congestion", "?"]
-    assert changed.tokenize("Is there gridlock?") == TOKENIZER.tokenize("Is there congestion?")
-    assert changed.tokenize("coaches, shuttles") == ["coach", ",", "buses"]
-
-
-def test_words_of_our_own_questions_are_never_given_away():
-    rng, protected = random.Random(0), template_words(TOKENIZER)
-    for seed in range(6):
-        for question in ask(GroundTruth(render(seed)[1]), rng, 64):
-            tokens = TOKENIZER.tokenize(f"{question.text} {question.answer}")
-            assert {token for token in tokens if token.isalpha()} <= protected, question
-
-
-def test_the_last_unused_words_of_the_vocabulary_go_first():
-    assert entries_to_replace(TOKENIZER, 3) == ["wrong", "future", "small"]
-    changed = TOKENIZER.replace_words({"forklift": "wrong"})
-    assert entries_to_replace(changed, 1, keep={"future"}) == ["small"]  # an added word stays
-    with pytest.raises(ValueError, match=r"has 500 words, but only [1-3]\d\d entries can be given away"):
-        entries_to_replace(TOKENIZER, 500)
+    assert by_file.encode(text, add_special_tokens=False).tokens == tokens.split()
+    assert not TOKENIZER.added_words and TOKENIZER.reserved_ids == RESERVED  # unchanged
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["forklift", "Forklift:vehicle"], "'forklift' is given twice"),
+        (["forklift", "Forklift:vehicle"], "'forklift' is in the vocabulary already"),
         (["bus"], "'bus' is in the vocabulary already"),
-        (["fork-lift"], "'fork-lift' is not a single word of letters"),
-        (["forklift:tractor"], "'tractor' is neither a category nor a word of the vocabulary"),
+        (["fork-lift"], "'fork-lift' is not a single word of lower-case letters"),
+        (["fork lift"], "'fork lift' is not a single word"),
+        ([""], "'' is not a single word"),
+        (["isnt"], "'isnt' is split or rewritten"),
+        (["forklift:tractor"], "--add_words forklift:tractor: 'tractor' is neither a category nor a word"),
         (["forklift:[PAD]"], "neither a category"),
-        ({"car": "broken"}, "'car' is in the vocabulary already"),
-        ({"fork lift": "broken"}, "'fork lift' is not a single word of lower-case letters"),
-        ({"Forklift": "broken"}, "'Forklift' is not a single word"),
-        ({"forklift": "zebra"}, "'zebra' has no entry"),
-        ({"forklift": "[YES]"}, "'[YES]' has no entry"),
-        ({"forklift": "broken", "tow": "broken"}, "'broken' has no entry"),
-        ({"isnt": "broken"}, "'isnt' is split or rewritten"),
+        (PLENTY[:21], "21 words cannot be added: the limit is 20, 0 were added before"),
     ],
 )
-def test_invalid_words_and_replacements_are_refused(options, message):
-    """Lists are the values of --add_words, dictionaries are replacements in the tokenizer."""
+def test_words_that_cannot_be_added_are_refused(model, options, message):
     with pytest.raises(ValueError) as error:
-        TOKENIZER.replace_words(options) if isinstance(options, dict) else parse_words(options, TOKENIZER)
+        add_words(model, TOKENIZER, options)
     assert message in str(error.value)
 
 
+def test_the_limit_counts_words_that_were_added_before():
+    full = TOKENIZER.with_words(PLENTY[:20])
+    assert full.reserved_ids == []
+    with pytest.raises(ValueError, match="1 words cannot be added: the limit is 20, 20 were"):
+        full.with_words(PLENTY[20:21])
+
+
 @pytest.mark.parametrize("tied", [True, False])
-def test_rows_start_from_the_mean_of_their_kin(tied):
-    model, new_words = tiny_model(tie_word_embeddings=tied), ["forklift:vehicle", "dusty:sunny", "gate"]
+def test_rows_start_from_the_mean_of_related_words(tied):
+    model = tiny_model(tie_word_embeddings=tied)
     tables = [model.get_input_embeddings().weight, model.get_output_embeddings().weight]
     before = [table.detach().clone() for table in tables]
-    changed = add_words(model, TOKENIZER, new_words, taught=["future"], texts=["Is it clearly wrong?"])
-    kept = ["future", "wrong", "clearly"]  # taught, and asked about
-    assert list(changed.added_words.values()) == entries_to_replace(TOKENIZER, 3, kept)
+    changed = add_words(model, TOKENIZER, ["forklift:vehicle", "Dusty:sunny", "gate"])
+    assert changed.added_words == ["forklift", "dusty", "gate"]
     for old, new in zip(before, tables):
         expected = old.clone()
-        for word, kin in (("forklift", "vehicle"), ("dusty", "sunny"), ("gate", None)):
-            entry = changed.convert_tokens_to_ids(word)
-            expected[entry] = old[TOKENIZER.convert_tokens_to_ids(kin_words(kin))].mean(0)
+        for entry, kin in zip(RESERVED, ("vehicle", "sunny", "")):
+            expected[entry] = old[TOKENIZER.convert_tokens_to_ids(related_words(kin))].mean(0)
         torch.testing.assert_close(new, expected)
-    assert {"vehicle", "car", "rickshaw"} <= set(kin_words("vehicle")) < set(kin_words(None))
-    assert kin_words("traffic light") == ["light"] and kin_words("sunny") == ["sunny"]
+    assert model.generation_config.suppress_tokens == RESERVED[3:]
+    assert {"vehicle", "car", "rickshaw"} <= set(related_words("vehicle")) < set(related_words(""))
+    assert related_words("traffic light") == ["light"] and related_words("sunny") == ["sunny"]
 
 
-def test_a_run_teaches_a_new_word(start, tmp_path, capsys, monkeypatch):
-    """All words of the start but two are taught."""
-    monkeypatch.setattr("traffic_vlm.evaluation.taught.MIN_ASKED", 15)
-    processor = TrafficVLMProcessor.from_pretrained(start)
-    taught = [word for word in TOKENIZER.get_vocab() if is_content_word(word) and word not in ("wrong", "smoke")]
-    processor.taught = {"photographs": taught, "rendered": []}
-    start = shutil.copytree(start, tmp_path / "start")
-    processor.save_pretrained(start)
+def test_a_run_teaches_a_new_word(start, tmp_path, capsys):
     mine, out = own_folder(tmp_path / "mine", "zebra"), tmp_path / "out"
     options = f"--train_dataset {mine} {NO_EVAL} --num_train_epochs"
     assert "zebra. --add_words zebra teaches" in refuse(start, tmp_path / "not", f"{options} 1")
-    message = refuse(start, tmp_path / "not", f"{options} 1 --add_words okapi emu gnu")
-    assert "--add_words has 3 words, but only 2 entries can be given away" in message
-
     learn(start, out, f"{options} 1 --add_words zebra:animal")
     message = refuse(start, out, f"{options} 2 --add_words zebra")
     assert "(add_words: ['zebra:animal'] before, ['zebra'] now)" in message
     learn(start, out, f"{options} 2 --add_words zebra:animal")
     assert "resuming from" in capsys.readouterr().out
-    processor, entry = TrafficVLMProcessor.from_pretrained(out), TOKENIZER.convert_tokens_to_ids("wrong")
-    assert processor.tokenizer.added_words == {"zebra": "wrong"}
-    assert processor.unknown_words("zebras, wrong") == ["wrong"]
-    taught = processor.taught["photographs"]
-    assert {"bus", "zebra"} <= set(taught)  # words of one's own are taught from then on
+    processor = TrafficVLMProcessor.from_pretrained(out)
+    assert processor.tokenizer.added_words == ["zebra"] and processor.unknown_words("zebras, gnu") == ["gnu"]
     assert processor.own_questions  # of any kind, answered in words
+    assert json.loads((out / "generation_config.json").read_text())["suppress_tokens"] == RESERVED[1:]
     before, after = (load_file(folder / "model.safetensors")[EMBEDDINGS] for folder in (start, out))
-    kin = before[TOKENIZER.convert_tokens_to_ids(kin_words("animal"))].mean(0)
+    kin = before[TOKENIZER.convert_tokens_to_ids(related_words("animal"))].mean(0)
     assert before.shape == after.shape
-    assert (after[entry] - kin).norm() < 0.3 * (before[entry] - kin).norm()  # trained from there on
+    assert (after[RESERVED[0]] - kin).norm() < 0.3 * (before[RESERVED[0]] - kin).norm()  # trained from there on

@@ -62,8 +62,8 @@ class ModelOptions(SizeOptions):
     hidden_dropout: float | None = option(None, "dropout of the decoder; default: as in the model's configuration")
     add_words: list[str] = option(
         [],
-        "new words of your questions, as WORD or WORD:KIN; each gets the entry of a word that was not taught, and "
-        "starts from the mean of a category or word that is its kin",
+        "up to 20 new words of your questions, as WORD or WORD:KIN; each starts from KIN, a word of the vocabulary or "
+        "the mean of a category's words",
     )
     attn_implementation: str = option(
         "sdpa", "attention of the decoder; on a CPU in bfloat16, eager trains 20 %% faster than sdpa"

@@ -97,7 +97,7 @@ def check_rows(rows: Any, processor: Any) -> None:
     if texts and (unknown := processor.unknown_words(texts)):
         raise ValueError(
             f"{len(unknown)} words of the questions and answers are not among the 500 of the vocabulary: "
-            f"{', '.join(unknown[:20])}. --add_words {' '.join(unknown[:20])} teaches them in place of others"
+            f"{', '.join(unknown[:20])}. --add_words {' '.join(unknown[:20])} teaches them"
         )
     if pairs:  # the processor rejects empty and long questions: now, rather than in the middle of an epoch
         questions, answers = zip(*pairs)

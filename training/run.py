@@ -25,8 +25,9 @@ from .collator import SupervisedCollator
 from .hub import publish
 from .options import DataOptions, ModelOptions, check_options
 from .rows import check_rows, has_answers_in_words, open_datasets, own_words, sources_of, split_for_evaluation
-from .start import prepare_model, prepare_words, start_message
+from .start import prepare_model, start_message
 from .trainer import BEFORE_FILE, StartEpoch, TrafficTrainer, unwrap
+from .words import add_words
 
 
 MAY_CHANGE = ("attn_implementation", "compile_decoder", "from_scratch", "save_dtype")  # when a run is resumed
@@ -64,7 +65,7 @@ def train(arguments: TrainingArguments, model_options: ModelOptions, data_option
         loss_weights["presence"] = 0.0  # it would train tower and head, which LoRA leaves as they are
     model, processor = prepare_model(model_options, bool(loss_weights["presence"]), len(sources))
     checkpoint = arguments.resume_from_checkpoint or last_checkpoint(folder)
-    prepare_words(unwrap(model), processor, model_options, [*rows, *held], checkpoint)
+    processor.tokenizer = add_words(unwrap(model), processor.tokenizer, model_options.add_words)
     for dataset in (*rows, *held):
         check_rows(dataset, processor)
     own: set[str] = set().union(*(own_words(dataset, processor) for dataset in rows))

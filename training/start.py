@@ -1,4 +1,4 @@
-"""The model that a training run starts from: weights, tower, head, new words, and what of them is trained."""
+"""The model that a training run starts from: weights, tower, head, and what of them is trained."""
 
 import copy
 from pathlib import Path
@@ -12,12 +12,9 @@ from ..common.loading import load_weights, refuse_adapter
 from ..configuration_traffic_vlm import PATCH_TOWER, TrafficVLMConfig, TrafficVLMVisionConfig
 from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMMLP
 from ..processing_traffic_vlm import TrafficVLMProcessor
-from ..tokenization_traffic_vlm import TrafficVLMTokenizer
 from ..vision_traffic_vlm import TrafficVLMVisionModel
 from .options import PATCH, ModelOptions
-from .rows import own_questions
 from .trainer import unwrap
-from .words import add_words
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -176,15 +173,3 @@ def compile_decoder(model: Any) -> None:
     modules: list[Any] = [module for module in model.get_decoder().modules() if isinstance(module, classes)]
     for module in modules:
         module.forward = torch.compile(module.forward, dynamic=True)
-
-
-def prepare_words(
-    model: Any, processor: Any, options: ModelOptions, datasets: list[Any], checkpoint: Path | str | None
-) -> None:
-    """Add the words of --add_words to the tokenizer and the model; or take the tokenizer of a checkpoint."""
-    if options.add_words and checkpoint:  # its weights are loaded later, and belong to its words
-        processor.tokenizer = TrafficVLMTokenizer.from_pretrained(str(checkpoint))
-    elif options.add_words:
-        texts = {text for dataset in datasets for pair in own_questions(dataset, processor) for text in pair}
-        taught = {word for words in (processor.taught or {}).values() for word in words}
-        processor.tokenizer = add_words(model, processor.tokenizer, options.add_words, taught, texts)
