@@ -220,16 +220,14 @@ class TrafficVLMPipeline(Pipeline):
         if answer_untaught is None:
             answer_untaught = self._preprocess_params.get("answer_untaught", False)
         processor, questions = self.processor, self._questions
-        known = processor.taught, processor.own_questions
+        known = processor.taught_words, processor.own_questions
         if known != self._known or len(questions) >= MAX_QUESTIONS:
             questions = self._questions = {}
             self._known = known
         question = questions.get((text, answer_untaught))
         if question is None:
             limit = min(self.text_config.max_position_embeddings, processor.tokenizer.model_max_length)
-            question = processor.rules.read(
-                text, processor.prompt, limit, processor.taught_words, processor.own_questions
-            )
+            question = processor.rules.read(text, processor.prompt, limit, *known)
             questions[text, answer_untaught] = question = question.checked(answer_untaught)
         return question
 

@@ -57,7 +57,6 @@ logger = logging.get_logger(__name__)
 ROW_TOKENS = 512  # of a packed row. Attention costs L²; with a limit, the cost grows linearly with the questions
 MAX_WIDTH = 1_000_000  # tokens of a padded row; a wider row is a mistake and would exhaust the memory
 IGNORED_LABEL = -100  # ignored by torch.nn.functional.cross_entropy
-TAUGHT_ON = ("photographs", "rendered")
 LAYOUT_OPTIONS = ("padding", "padding_side", "max_length", "pad_to_multiple_of")
 WITHOUT_EFFECT = ("add_special_tokens", "sanitize_control_tokens", "verbose")  # here; the library sends them
 TEXT_OPTIONS = {*LAYOUT_OPTIONS, *WITHOUT_EFFECT, "truncation", "return_attention_mask", "return_tensors"}
@@ -189,14 +188,13 @@ class TrafficVLMProcessor(ProcessorMixin):
         image_processor: an image processor of transformers that returns pixels [I,3,256,256].
         tokenizer: the `TrafficVLMTokenizer`.
         chat_template: a Jinja template; by default it makes a prompt of the last user message's text.
-        taught: the content words that the weights were taught: {"photographs": [...], "rendered": [...]}, by questions
-            about photographs, or about rendered scenes only. None if they are not known.
+        taught: the content words that the weights were taught. None if they are not known.
         own_questions: whether the weights were taught a user's own questions. Then the pipeline accepts every kind
             of question, and every answer in words.
         questions: the arguments of `Rules`, by which questions are read: kinds of answers, other wordings, examples.
 
     Raises:
-        ValueError: `taught` has another form, or words that are not in the vocabulary.
+        ValueError: `taught` is not a list, or has words that are not in the vocabulary.
     """
 
     def __init__(
@@ -204,17 +202,16 @@ class TrafficVLMProcessor(ProcessorMixin):
         image_processor: Any,
         tokenizer: Any,
         chat_template: str | None = None,
-        taught: dict[str, list[str]] | None = None,
+        taught: list[str] | None = None,
         own_questions: bool = False,
         questions: dict[str, Any] | None = None,
         **kwargs: Any,
     ):
         super().__init__(image_processor, tokenizer, chat_template=chat_template or CHAT_TEMPLATE, **kwargs)
         if taught is not None:
-            if not isinstance(taught, dict) or set(taught) != set(TAUGHT_ON):
-                raise ValueError(f"taught must be a dictionary with the lists {TAUGHT_ON}, got {taught!r:.80}")
-            words = {word for some in taught.values() for word in some}
-            if other := sorted(words - set(tokenizer.get_vocab())):
+            if not isinstance(taught, list):
+                raise ValueError(f"taught must be a list of words, got {taught!r:.80}")
+            if other := sorted(set(taught) - set(tokenizer.get_vocab())):
                 raise ValueError(f"taught has words that are not in the vocabulary: {', '.join(other[:10])}")
         self.taught, self.own_questions, self.questions = taught, own_questions, questions
         self.rules = Rules(**(questions or {}))
@@ -499,8 +496,8 @@ class TrafficVLMProcessor(ProcessorMixin):
 
     @property
     def taught_words(self) -> frozenset[str] | None:
-        """All words of `taught`; None if they are not known."""
-        return None if self.taught is None else frozenset().union(*self.taught.values())
+        """The words of `taught`; None if they are not known."""
+        return None if self.taught is None else frozenset(self.taught)
 
     def apply_chat_template(self, conversation: Any, *args: Any, **kwargs: Any) -> Any:
         """As in the library; also tokenizes messages whose content is a string, with every version of transformers.

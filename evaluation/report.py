@@ -1,6 +1,6 @@
 """All metrics of a model on a dataset, as one dictionary for JSON, Markdown and plots.
 
-    answers, also about the mean image → tables of metrics, calibration, gains of words
+    answers, also about the mean image → tables of metrics, calibration
     more questions about a few images  → contradictions, paraphrases, corrupted images, pointing accuracy
 
 `quick_metrics` computes the few that training follows, with the same functions.
@@ -20,7 +20,6 @@ from .grounding import POINTING, score_pointing
 from .metrics import WITHOUT_IMAGE, WORDS, YES_NO, by_group, is_yes_no
 from .predict import KINDS, UNSEEN, answer_loss, mean_image, predict
 from .robustness import contradictions, corrupted_accuracy, paraphrase_agreement
-from .taught import word_gains
 
 
 Rows = Sequence[Mapping[str, Any]]
@@ -87,7 +86,7 @@ def evaluate_model(model: Any, processor: Any, rows: Rows, answers: pd.DataFrame
 
     Returns:
         "images", "images_by_source", "questions"; "tables": {name: {row: {column: value}}}, without those that have
-        no rows; "calibration", empty without yes/no questions; "word_gains". A metric without questions is None.
+        no rows; "calibration", empty without yes/no questions. A metric without questions is None.
 
     Raises:
         ValueError: no questions.
@@ -116,7 +115,6 @@ def evaluate_model(model: Any, processor: Any, rows: Rows, answers: pd.DataFrame
         "questions": {"yes_no": len(answers) - in_words, "words": in_words},
         "tables": {name: to_values(table) for name, table in tables.items() if len(table)},
         "calibration": calibrate(answers, model.config.yes_no_temperature),
-        "word_gains": word_gains(answers, without_image, processor),
     }
 
 

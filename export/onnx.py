@@ -266,7 +266,7 @@ def describe(model: Any, processor: Any) -> dict[str, Any]:
         "pad": text.pad_token_id,
         "yes_no": [text.yes_token_id, text.no_token_id],
         "never": [*text.suppressed_tokens, *(model.generation_config.suppress_tokens or [])],
-        "taught": None if processor.taught_words is None else sorted(processor.taught_words),
+        "taught": processor.taught,
         "answer_untaught": False,  # true: guess at what was not taught, instead of a problem
         "own_questions": processor.own_questions,
         "questions": processor.questions,

@@ -19,7 +19,6 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,9 +40,7 @@ from traffic_vlm.evaluation.metrics import at_temperature, with_probability
 from traffic_vlm.evaluation.plots import draw_question_types, draw_reliability
 from traffic_vlm.evaluation.predict import predict
 from traffic_vlm.evaluation.report import Options, evaluate_model, rows_to_fit
-from traffic_vlm.evaluation.taught import MIN_GAIN_QUESTIONS, update_taught
 from traffic_vlm.evaluation.thresholds import fit_thresholds
-from traffic_vlm.processing_traffic_vlm import TAUGHT_ON
 from traffic_vlm.scripts import command
 
 
@@ -61,16 +58,14 @@ class Arguments:
     max_images: int | None = option(None, "draw at most so many images")
     bf16: bool = option(False, "compute in bfloat16 (autocast)")
     write_temperature: bool = option(False, "write the fitted temperature of P(yes) to the model folder")
-    write_taught_words: bool = option(False, "write the words that the model is taught to processor_config.json")
 
     def __post_init__(self) -> None:
         if self.max_images is not None and self.max_images < 1:
             raise ValueError(f"--max_images must be at least 1, got {self.max_images}")
         if self.write_temperature:
             refuse_adapter(self.model, "--write_temperature")
-        for name in ("write_temperature", "write_taught_words"):
-            if getattr(self, name) and not (Path(self.model) / "processor_config.json").is_file():
-                raise ValueError(f"--{name} writes to the model folder: {self.model} has no processor_config.json")
+            if not (Path(self.model) / "config.json").is_file():
+                raise ValueError(f"--write_temperature writes to the model folder: {self.model} has no config.json")
 
 
 def evaluate(arguments: Arguments, options: Options) -> None:
@@ -108,8 +103,6 @@ def evaluate(arguments: Arguments, options: Options) -> None:
         write_temperature(Path(arguments.model), temperature)
         fitted = at_temperature(fitted, temperature)  # thresholds are for the model as it is now
     write_thresholds(fitted, folder / "thresholds.json")
-    if arguments.write_taught_words:
-        write_taught_words(Path(arguments.model), processor.taught, report["word_gains"])
 
 
 def write_report(report: dict[str, Any], folder: Path) -> None:
@@ -131,17 +124,6 @@ def write_thresholds(answers: pd.DataFrame, path: Path) -> None:
         return
     atomic_write_text(path, json.dumps(thresholds.to_dict(), indent=1, allow_nan=False))
     print(f"wrote {path}")
-
-
-def write_taught_words(
-    folder: Path, before: Mapping[str, Sequence[str]] | None, gains: Mapping[str, Mapping[str, float]]
-) -> None:
-    """Set the standing of the words that were measured in processor_config.json of the model folder."""
-    asked = {word: TAUGHT_ON[0 if found["photographs"] >= MIN_GAIN_QUESTIONS else 1] for word, found in gains.items()}
-    path = folder / "processor_config.json"
-    fields = json.loads(path.read_text(encoding="utf-8")) | {"taught": update_taught(before or {}, asked, gains)}
-    atomic_write_text(path, json.dumps(fields, indent=2, sort_keys=True) + "\n")
-    print(f"wrote the taught words to {path}")
 
 
 def write_temperature(folder: Path, temperature: float) -> None:

@@ -174,7 +174,7 @@ def test_words_taught_by_a_training_are_asked_about():
     vqa = TrafficVLMPipeline(model=tiny_model(), processor=processor, device="cpu", answer_untaught=False)
     questions = ("Is there an umbrella?", "Is the car white?", "Is the car red?")
     assert all(vqa.read_question(question).problem for question in questions)
-    processor.taught = processor.taught | {"rendered": [*processor.taught["rendered"], "umbrella", "white"]}
+    processor.taught += ["umbrella", "white"]
     assert not any(vqa.read_question(question).problem for question in questions)
     processor.taught = None  # nothing is known
     assert vqa.read_question("Was there an accident?").problem is None

@@ -162,7 +162,7 @@ BAD_OPTIONS = [
     ("contact_sheet.py --num_images 0", "--num_images must be at least 1, got 0"),
     (f"{EVALUATE} --max_images 0", "--max_images must be at least 1, got 0"),
     (EVALUATE, "has neither data/SPLIT-00000.parquet"),
-    ("evaluate.py --model a --dataset . --output_dir out --write_taught_words", "a has no processor_config.json"),
+    ("evaluate.py --model a --dataset . --output_dir out --write_temperature true", "a has no config.json"),
     ("export.py --output_dir out --format int8", "--format int8 is made from onnx"),
     ("export.py --output_dir .", "exists; choose another --output_dir"),
     (f"{LABEL} --ask zeppelin?", "the model knows no word of the question 'zeppelin?'"),

@@ -115,7 +115,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_and_averages_all_steps(start,
     assert not changes(whole, stopped) and not list(stopped.glob(".save-*"))
     paths = [folder / "checkpoint-3" / "trainer_state.json" for folder in (whole, stopped)]
     assert (paths[0].parent / AVERAGE_FILE).stat().st_mtime_ns < paths[0].stat().st_mtime_ns  # or a kill may lose it
-    counts, resumed = (json.loads(path.read_text())["stateful_callbacks"]["WordCounts"] for path in paths)
+    counts, resumed = (json.loads(path.read_text())["stateful_callbacks"]["AskedWords"] for path in paths)
     assert counts == resumed and torch.tensor(counts["attributes"]["counts"]).sum() > 50
 
 

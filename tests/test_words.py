@@ -1,9 +1,11 @@
-"""A user's own words: their entries in the tokenizer, their rows in the weights, and a training run with them."""
+"""The words of a training: a user's own ones, from the tokenizer to the weights, and those that it teaches."""
 
 import json
+import shutil
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import GenerationConfig
@@ -13,7 +15,8 @@ from tiny import ROOT, random_ids, random_pixels, tiny_model
 from traffic_vlm.export.onnx import describe
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.tokenization_traffic_vlm import RESERVED_TOKENS, TrafficVLMTokenizer
-from traffic_vlm.training.words import add_words, related_words
+from traffic_vlm.training.collator import SupervisedCollator
+from traffic_vlm.training.words import AskedWords, add_words, related_words
 
 
 TOKENIZER = TrafficVLMTokenizer.from_pretrained(ROOT)
@@ -130,11 +133,66 @@ def test_a_run_teaches_a_new_word(start, tmp_path, capsys):
     assert "(add_words: ['zebra:animal'] before, ['zebra'] now)" in message
     learn(start, out, f"{options} 2 --add_words zebra:animal")
     assert "resuming from" in capsys.readouterr().out
-    processor = TrafficVLMProcessor.from_pretrained(out)
+    known, processor = (TrafficVLMProcessor.from_pretrained(folder) for folder in (start, out))
     assert processor.tokenizer.added_words == ["zebra"] and processor.unknown_words("zebras, gnu") == ["gnu"]
+    assert processor.taught == sorted({*known.taught, "zebra", "blue"})  # the words of the user's own questions
     assert processor.own_questions  # of any kind, answered in words
     assert json.loads((out / "generation_config.json").read_text())["suppress_tokens"] == RESERVED[1:]
     before, after = (load_file(folder / "model.safetensors")[EMBEDDINGS] for folder in (start, out))
     kin = before[TOKENIZER.convert_tokens_to_ids(related_words("animal"))].mean(0)
     assert before.shape == after.shape
     assert (after[RESERVED[0]] - kin).norm() < 0.3 * (before[RESERVED[0]] - kin).norm()  # trained from there on
+
+
+# --- taught words ---
+
+
+def test_untaught_words_are_reported_like_unknown_ones(tmp_path):
+    processor = TrafficVLMProcessor.from_pretrained(ROOT)
+    processor.taught = ["car", "cone"]
+    processor.save_pretrained(tmp_path)
+    processor = TrafficVLMProcessor.from_pretrained(tmp_path)
+    assert processor.untaught_words(["Is there a car or a cone?", "Where is the bus?"]) == ["bus"]
+    with pytest.warns(UserWarning, match="words that the model was not taught, or not reliably: 'bus'"):
+        processor(text="Is there a bus?")
+    with pytest.raises(ValueError, match="words that the model was not taught, or not reliably: 'bus'"):
+        processor(text="Is there a bus?", on_unknown="raise")
+    processor(text="Is there a bus?", suffix="no", on_unknown="raise")  # the word is being taught
+    processor.taught = None
+    assert processor.untaught_words("Is there a bus?") == []
+    for words, message in (
+        (["unicorn", "car"], "words that are not in the vocabulary: unicorn"),
+        ({"photographs": []}, "taught must be a list of words, got {'photographs'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            TrafficVLMProcessor(processor.image_processor, processor.tokenizer, taught=words)
+
+
+def test_words_asked_often_had_different_answers(processor):
+    image, asked = Image.new("RGB", (40, 40)), AskedWords(processor.tokenizer)
+    questions = ["Is there a car or a van?", "A car?", "What color is the bus?", "Is it a bicycle?"]
+    rows = [{"image": image, "source": "x", "questions": questions, "answers": ["yes", "no", "red", "no"]}]
+    rows += [{"image": image, "source": "x", "questions": ["A car?"], "answers": ["no"]}]
+    batch = SupervisedCollator(processor, training=False)(rows)
+    for _ in range(67):
+        asked.add(batch["input_ids"], batch["labels"], batch["segment_ids"])
+    counts = dict(zip(processor.tokenizer.convert_ids_to_tokens(range(500)), asked.counts.tolist()))
+    assert counts["car"] == [67, 134, 0] and counts["bus"] == counts["color"] == [0, 0, 67]
+    assert counts["van"] == [67, 0, 0] and counts["bicycle"] == [0, 67, 0]
+    assert not any(counts["red"] + counts["[YES]"] + counts["[PAD]"])  # words of answers, and padding
+    assert asked.often() == {"car"}  # 201 times
+    asked.counts *= 3
+    assert asked.often() == {"car", "bus", "color"}  # of the others, all answers are the same
+
+
+def test_a_run_teaches_the_words_of_its_questions(start, tmp_path, monkeypatch):
+    monkeypatch.setattr("traffic_vlm.training.words.MIN_ASKED", 3)
+    for known in (["cow"], None):
+        folder, out = tmp_path / f"{known}", tmp_path / f"{known}_out"
+        shutil.copytree(start, folder)
+        processor = TrafficVLMProcessor.from_pretrained(folder)
+        processor.taught = known
+        processor.save_pretrained(folder)
+        learn(folder, out, f"--max_steps 2 {NO_EVAL}")
+        taught = TrafficVLMProcessor.from_pretrained(out).taught
+        assert taught is None if known is None else "cow" in taught and len(taught) > 3

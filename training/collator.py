@@ -19,10 +19,8 @@ from ..data.grammar import paraphrases_of
 from ..data.grounding import find_word, object_patches, word_patches
 from ..data.presence import CATEGORIES, REGIONS, patch_targets, region_targets
 from ..data.questions import Question, ask
-from ..data.scene import SYNTHETIC
 from ..data.targets import Targets
 from ..data.truth import GroundTruth
-from ..tokenization_traffic_vlm import ANSWER_TOKENS
 
 
 Span = tuple[int, int, int]  # row, first and last column of a question
@@ -30,11 +28,9 @@ Span = tuple[int, int, int]  # row, first and last column of a question
 
 @dataclass
 class SupervisedCollator(TrafficCollator):
-    """A `TrafficCollator` whose batches also hold, for a vision tower of `grid` rows and columns of patches:
+    """A `TrafficCollator` whose batches also hold `targets`, for a vision tower of `grid` rows and columns of patches.
 
-    - `targets`, of the class `Targets`; the index of a source is its position in `sources`, 0 for other sources;
-    - `word_counts` [V,2,3], an array, which stays on the CPU: the number of questions in which each word stands, about
-      photographs or rendered scenes, with the answer yes, no or words.
+    They are of the class `Targets`; the index of a source is its position in `sources`, 0 for other sources.
 
     Up to `paraphrases` of the questions about an image are paraphrases of another one. Rows are packed with hardly any
     padding (`row_tokens="fit"`): with one row per image, 30 % of the tokens would be padding.
@@ -61,10 +57,8 @@ class SupervisedCollator(TrafficCollator):
         shape = (len(prepared), len(CATEGORIES))
         region, patch = np.full((*shape, len(REGIONS)), -1, np.int8), np.full((*shape, *self.grid), -1, np.int8)
         lists: defaultdict[str, list[Any]] = defaultdict(list)  # the targets that are lists, by name
-        counts = np.zeros((len(self.processor.tokenizer), 2, 3), np.int64)
         for image, item in enumerate(prepared):
             asked = list(zip(item.questions, spans))
-            self._count_words(asked, int(item.source == SYNTHETIC), batch, counts)
             if item.truth is not None:
                 covered = object_patches(item.truth.scene, self.grid)
                 region[image], patch[image] = region_targets(item.truth), patch_targets(item.truth.scene, covered)
@@ -85,17 +79,7 @@ class SupervisedCollator(TrafficCollator):
             paraphrases=tensor("paraphrases", 4),
             agreement=tensor("agreement", 5),
         )
-        return batch | {"targets": targets, "word_counts": counts}
-
-    def _count_words(
-        self, asked: list[tuple[Question, Span]], kind: int, batch: dict[str, Any], counts: np.ndarray
-    ) -> None:
-        """Count the words of the questions about an image; a word that stands twice in a question counts once."""
-        yes_no = self.processor.tokenizer.convert_tokens_to_ids(list(ANSWER_TOKENS))
-        for _, (row, start, end) in asked:
-            words = batch["input_ids"][row, start : end + 1].unique().numpy()
-            answer = int(batch["labels"][row, end + 1])
-            counts[words, kind, yes_no.index(answer) if answer in yes_no else 2] += 1
+        return batch | {"targets": targets}
 
     def _find_words(
         self,

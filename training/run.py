@@ -15,10 +15,7 @@ from ..common.files import FILE_MODE
 from ..data.datasets import Mixture
 from ..data.scene import SYNTHETIC
 from ..evaluation.compare import compare
-from ..evaluation.predict import mean_image
 from ..evaluation.report import answer_metrics
-from ..evaluation.taught import asked_often, update_taught, word_gains
-from ..processing_traffic_vlm import TAUGHT_ON
 from .card import write_card
 from .checkpoints import claim_run, files_to_delete, last_checkpoint
 from .collator import SupervisedCollator
@@ -131,7 +128,9 @@ def finish(
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     unwrap(model).config.use_cache = True  # the library's Trainer turns it off
     answers = None if trainer.eval_dataset is None else trainer.answers(model, trainer.eval_dataset)
-    renew_taught(trainer, model, processor, answers, own, is_from_scratch=not base)
+    if processor.taught is not None:  # else it is not known what the weights were taught before
+        # Without the words of the user's own questions, these would have no answer.
+        processor.taught = sorted({*processor.taught, *trainer.asked.often(), *own})
     if model_options.lora_rank:
         model.save_pretrained(folder / ADAPTER)
         processor.save_pretrained(folder / ADAPTER)
@@ -163,31 +162,6 @@ def judge(
             return comparison.verdict(model), answer_metrics(before), answer_metrics(answers)
     reason = "it was not evaluated, or all true answers are the same"
     return f"Whether training made {model} better is not known: {reason}.", {}, {}
-
-
-def renew_taught(
-    trainer: TrafficTrainer,
-    model: Any,
-    processor: Any,
-    answers: pd.DataFrame | None,
-    own: Collection[str],
-    is_from_scratch: bool,
-) -> None:
-    """Renew `processor.taught` by `update_taught`: words that this training asked often get a new standing.
-
-    The words of the user's own questions are taught from then on: otherwise these would have no answer. The lists stay
-    None, unknown, if nothing was known of the weights before, or if weights from scratch are not evaluated.
-    """
-    if processor.taught is None and not (is_from_scratch and answers is not None):
-        return
-    asked, gains = asked_often(trainer.word_counts.counts, processor.tokenizer), {}
-    if asked and answers is not None:
-        rows = trainer.eval_dataset
-        without_image = trainer.answers(model, rows, image=mean_image(rows, processor))["is_right"]
-        gains = word_gains(answers, without_image, processor)
-    asked |= dict.fromkeys(own, TAUGHT_ON[0])
-    gains = {word: gain for word, gain in gains.items() if word not in own}
-    processor.taught = update_taught(processor.taught or {}, asked, gains)
 
 
 def save_folder(model: Any, processor: Any, folder: Path, dtype: str) -> None:

@@ -40,7 +40,7 @@ def prepare_model(options: ModelOptions, has_head: bool = True, num_sources: int
     model, base = build_model(options), options.model_name_or_path
     processor = TrafficVLMProcessor.from_pretrained(base or ROOT)
     if not base:
-        processor.taught, processor.own_questions = None, False
+        processor.taught, processor.own_questions = [], False
     size = model.config.vision_config.image_size
     processor.image_processor.size = {"height": size, "width": size}
     for name, value in read_normalization(options.trained_tower).items():

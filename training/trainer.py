@@ -10,17 +10,16 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import nn
 from transformers import TrainerCallback
-from transformers.trainer_callback import ExportableState
 
 from ..common.files import atomic_write
 from ..evaluation.predict import predict
 from ..evaluation.report import quick_metrics
 from .checkpoints import CheckedTrainer
+from .words import AskedWords
 
 
 BEFORE_FILE = ".answers_before.parquet"  # beside the checkpoints: the answers before training
@@ -39,7 +38,7 @@ class TrafficTrainer(CheckedTrainer):
             weight is not computed. "presence" needs a model with a training head.
 
     Attributes:
-        word_counts: numbers of the questions of the training so far, by word; see `SupervisedCollator`.
+        asked: counts of the words of the questions of the training so far.
     """
 
     def __init__(self, *args: Any, loss_weights: Mapping[str, float] | None = None, **kwargs: Any):
@@ -51,15 +50,15 @@ class TrafficTrainer(CheckedTrainer):
 
             self.recording = recording
         self.sums: dict[str, tuple[Any, Any]] = {}  # {name: (sum, count)} since the last log
-        self.word_counts = WordCounts()
-        self.add_callback(self.word_counts)
+        self.asked = AskedWords(self.processing_class.tokenizer)
+        self.add_callback(self.asked)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """The loss of the answers plus the weighted auxiliary losses. Each is also added to the means of the log."""
         targets = inputs.pop("targets", None)
-        self.word_counts.counts = self.word_counts.counts + inputs.pop("word_counts", 0)
+        self.asked.add(inputs["input_ids"], inputs["labels"], inputs["segment_ids"])
         inputs["pixel_values"] = self._normalized(inputs["pixel_values"])
         inputs["use_cache"], labels = False, inputs["labels"]  # label smoothing removes the labels
         with self.recording(unwrap(self.accelerator.unwrap_model(model))) as recorded:
@@ -153,23 +152,6 @@ class TrafficTrainer(CheckedTrainer):
         """Table of `predict` in the precision of the training. The model is in evaluation mode from then on."""
         with self.accelerator.autocast():
             return predict(model.eval(), self.processing_class, rows, self.args.per_device_eval_batch_size, **options)
-
-
-class WordCounts(TrainerCallback, ExportableState):  # type: ignore[misc]
-    """The sum of the word counts of all batches; of the first process, if there are several.
-
-    The library saves it in `trainer_state.json` of each checkpoint.
-    """
-
-    def __init__(self) -> None:
-        self.counts: Any = np.zeros(1, np.int64)
-
-    def state(self) -> dict[str, Any]:
-        return {"args": {}, "attributes": {"counts": self.counts.tolist()}}
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Continue the counts of the checkpoint that training resumes from."""
-        self.counts = np.array(state.stateful_callbacks["WordCounts"]["attributes"]["counts"])
 
 
 class StartEpoch(TrainerCallback):

@@ -1,15 +1,22 @@
-"""A user's own words: each takes a reserved entry of the tokenizer, and starts from the mean of related words.
+"""The words of a training: a user's own ones, which are added, and those that its questions teach.
 
 --add_words forklift:vehicle → [RESERVED_0] becomes "forklift", its row of the weights the mean of car, bus, truck, …
+packed questions and answers → counts of words → words that are taught from then on
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
 
 from ..data.scene import CLASSES, is_a
-from ..tokenization_traffic_vlm import TrafficVLMTokenizer
+from ..question_traffic_vlm import is_content_word
+from ..tokenization_traffic_vlm import ANSWER_TOKENS, TrafficVLMTokenizer
+
+
+MIN_ASKED = 200  # times that a word must stand in questions of a training to be taught
 
 
 def related_words(kin: str) -> list[str]:
@@ -48,3 +55,41 @@ def add_words(model: Any, tokenizer: TrafficVLMTokenizer, options: Sequence[str]
                 weight[changed.convert_tokens_to_ids(word)] = weight[ids].mean(0)
     model.generation_config.suppress_tokens = changed.reserved_ids or None
     return changed
+
+
+class AskedWords(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """Counts [V,3] of the words of training questions whose answer is yes, no, or in words.
+
+    They are of the first process, if there are several. The library saves them in `trainer_state.json`.
+    """
+
+    def __init__(self, tokenizer: TrafficVLMTokenizer):
+        self.tokenizer = tokenizer
+        self.counts = torch.zeros(len(tokenizer), 3, dtype=torch.long)
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": {"counts": self.counts.tolist()}}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Continue the counts of the checkpoint that training resumes from."""
+        saved = state.stateful_callbacks["AskedWords"]["attributes"]["counts"]
+        self.counts = torch.tensor(saved, device=args.device)
+
+    def add(self, input_ids: torch.Tensor, labels: torch.Tensor, segment_ids: torch.Tensor) -> None:
+        """Count the words of packed rows [R,L]. Nothing is read from a GPU, which would wait for it."""
+        yes, no = self.tokenizer.convert_tokens_to_ids(ANSWER_TOKENS)
+        answer = torch.where(labels == yes, 1, torch.where(labels == no, 2, 0))  # 0 at other tokens
+        of_segment = torch.zeros_like(answer).scatter_reduce(1, segment_ids, answer, "amax")
+        kind = (of_segment.gather(1, segment_ids) - 1) % 3  # yes 0, no 1, in words 2
+        is_asked = (labels < 0) & (segment_ids > 0)
+        self.counts.index_put_((input_ids, kind), is_asked.long(), accumulate=True)
+
+    def often(self) -> set[str]:
+        """The content words that stood 200 times in questions, with both answers or with answers in words."""
+        return {
+            word
+            for word, (yes, no, in_words) in zip(
+                self.tokenizer.convert_ids_to_tokens(range(len(self.counts))), self.counts.tolist()
+            )
+            if is_content_word(word) and yes + no + in_words >= MIN_ASKED and ((yes and no) or in_words)
+        }
