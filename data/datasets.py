@@ -1,9 +1,13 @@
-"""Datasets of images, scenes and questions: written as Parquet files, rendered while training, and mixed.
+"""Datasets of images, scenes and questions: written as Parquet files, loaded, rendered while training, and mixed.
 
     records or seeds → blocks of 256 → Dataset.from_generator → rows {image, questions, answers, ..., scene} → Parquet
 
 The rows of a block follow from the options and its index alone, with any number of processes. The files are written to
 a temporary folder, which is renamed at the end: a run that is stopped leaves nothing, and is started again.
+
+`load_rows` opens such a folder, or images beside a `metadata.jsonl` (or `metadata.csv`) with a file_name, questions
+and answers in each line. The latter is read here, as `datasets` would take files with "test", "train", "dev" or "eval"
+in their names as splits, and leave out the others.
 """
 
 import csv
@@ -31,35 +35,37 @@ from PIL import Image as PILImage
 
 from ..common.files import DataError, new_folder
 from ..common.image_files import open_image, select_files
-from .formats import Problems, Record, check_sources, load_mapping, read_source
+from .formats import Problems, Record, load_mapping, read_source
 from .formats.drafting import draft_mapping
-from .formats.mapping import SourceMapping
-from .formats.names import decode_text, find_by_name, index_files, plain_name
-from .formats.reading import reading, split_lines
+from .formats.names import find_by_name, index_files, plain_name
+from .formats.reading import Folder, decode_text, reading, split_lines
 from .formats.scene_labels import read_scene_labels, with_scene_labels
-from .formats.source import list_files
 from .near_duplicates import hash_file, near_duplicate_groups
-from .questions import Balancer, NaturalRates, Question, ask, rebalance
+from .questions import Balancer, NaturalRates, Question, ask, has_question, rebalance
 from .scene import SYNTHETIC, Scene, parse_scene
 from .synthetic import render
 from .truth import GroundTruth
 
 
-LISTS = ("questions", "answers", "question_types", "categories", "question_ids")  # one entry for each question
+Item = Record | int  # an annotated image, or the seed of a synthetic one
+# Columns with one entry for each question, and the attributes of a question in them
+COLUMN_OF = {
+    **{"questions": "text", "answers": "answer", "question_types": "question_type"},
+    **{"categories": "category", "question_ids": "question_id"},
+}
+LISTS = tuple(COLUMN_OF)
 COLUMNS = ("image", *LISTS, "source", "image_id")
 MADE = ("group", "scene")  # columns of datasets that make_dataset.py wrote
-REQUIRED = ("image", "questions", "answers")  # the other columns have defaults
-ANSWER_ENDS = " .!"  # removed from the end of own answers: "Yes." would be an answer in words
-SPLITS = ("train", "val", "valid", "validation", "dev", "test")  # names of folders that each hold a split
-Item = Record | int  # an annotated image, or the seed of a synthetic one
 FEATURES = Features(
     {
         "image": Image(),
         **{name: List(Value("string")) for name in LISTS},
-        **{name: Value("string") for name in ("source", "image_id", "group", "scene")},
+        **{name: Value("string") for name in ("source", "image_id", *MADE)},
     }
 )
-COLUMN_OF = tuple(zip(LISTS, ("text", "answer", "question_type", "category", "question_id")))  # (column, attribute)
+REQUIRED = ("image", "questions", "answers")  # the other columns have defaults
+ANSWER_ENDS = " .!"  # removed from the end of own answers: "Yes." would be an answer in words
+SPLITS = ("train", "val", "valid", "validation", "dev", "test")  # names of folders that each hold a split
 SYNTHETIC_IMAGES = 1000  # by default
 BLOCK = 256  # images among which the answers are balanced
 TRAIN = "train"  # the split without stored questions: training asks new ones each time
@@ -141,14 +147,22 @@ def make_dataset(options: DatasetOptions) -> dict[str, Any]:
     problems = Problems()
     with new_folder(options.output_dir) as folder, tempfile.TemporaryDirectory(dir=folder.parent) as cache:
         items = read_items(options, problems)
-        rows = _make_rows_in_processes([item for part in items.values() for item in part], options, cache)
+        every = [item for part in items.values() for item in part]
+        blocks = [(start, every[start : start + BLOCK]) for start in range(0, len(every), BLOCK)]
+        rows = Dataset.from_generator(
+            make_rows,
+            features=Features({**FEATURES, "problem": Value("string")}),
+            cache_dir=cache,
+            gen_kwargs={"blocks": blocks, "options": options},
+            num_proc=min(options.num_workers, len(blocks)),
+            fingerprint=uuid.uuid4().hex,  # by default a hash of all scenes
+        )
         notes = Counter(rows["problem"])
         rows = rows.select([i for i, note in enumerate(rows["problem"]) if not note]).remove_columns("problem")
         report = _summarize(rows, notes, problems) | {"advice": _advise(items, problems)}
         if not len(rows):
-            raise DataError(
-                f"no image has a possible question: {'; '.join(report['advice'] + report['messages'][:3])}"
-            )
+            reasons = report["advice"] + report["messages"][:3]
+            raise DataError(f"no image has a possible question: {'; '.join(reasons)}")
         (folder / "data").mkdir()
         count = -(-len(rows) // IMAGES_PER_FILE)
         for index in range(count):
@@ -166,44 +180,41 @@ def read_items(options: DatasetOptions, problems: Problems) -> dict[str, list[It
     Raises:
         DataError: a source is unknown or given twice, or no source has a usable image.
     """
-    parts = {source: _find_mapping(source, options.output_dir) for source in options.source}
-    mapped = {source: part for source, part in parts.items() if part is not None}
-    check_sources(mapping for mapping, _ in mapped.values())
-    folders = [(mapping.name, folder.resolve()) for mapping, folder in mapped.values()]
-    if len(parts) < len(options.source) or len(set(folders)) < len(folders):
+    named = {(name, os.path.realpath(folder)) for name, _, folder in (one.rpartition("=") for one in options.source)}
+    if len(named) < len(options.source):
         raise DataError(f"a source is given twice: {' '.join(options.source)}")
     items: dict[str, list[Item]] = {}
-    for source in parts:
-        if source in mapped:
-            mapping, folder = mapped[source]
-            records = list(read_source(folder, mapping, options.split, problems))
-            if options.scene_labels is not None:
-                records = add_scene_labels(records, folder, options.scene_labels, problems)
-            count = len(records) if options.num_images is None else options.num_images
-            items[source] = list(add_groups(select_evenly(records, count)))
-        else:
+    for source in options.source:
+        if source == SYNTHETIC:
             count = SYNTHETIC_IMAGES if options.num_images is None else options.num_images
             offset = 0 if options.split == TRAIN else (1 + zlib.crc32(options.split.encode())) << 32
             items[source] = [offset + options.first_seed + i for i in range(count)]
+        else:
+            records = read_records(source, options, problems)
+            count = len(records) if options.num_images is None else options.num_images
+            items[source] = list(add_groups(select_evenly(records, count)))
     if not any(items.values()):
         found = "; ".join(problems.messages[:3]) or f"--num_images is {options.num_images}"
         raise DataError(f"the sources {options.source} have no usable image: {found}")
     return items
 
 
-def _find_mapping(source: str, output_dir: Path) -> tuple[SourceMapping, Path] | None:
-    """(mapping, folder) of a value of --source; None for "synthetic". For a folder alone, a mapping is drafted."""
-    if source == SYNTHETIC:
-        return None
+def read_records(source: str, options: DatasetOptions, problems: Problems) -> list[Record]:
+    """Records of a value of --source, NAME=FOLDER or FOLDER. For a folder alone, a mapping is drafted."""
     if Path(source).is_dir():
-        path = output_dir.parent / f"{output_dir.name}_{Path(source).resolve().name}.json"
-        mapping, text = draft_mapping(Path(source), path)
+        folder = Folder(source)
+        path = options.output_dir.parent / f"{options.output_dir.name}_{folder.root.resolve().name}.json"
+        mapping, text = draft_mapping(folder, path)
         print(text)
-        return mapping, Path(source)
-    name, _, folder = source.partition("=")
-    if not folder:
-        raise DataError(f"source {source!r} is not a folder, and a mapping needs one: --source {source}=FOLDER")
-    return load_mapping(name), Path(folder)
+    else:
+        name, _, root = source.partition("=")
+        if not root:
+            raise DataError(f"source {source!r} is not a folder, and a mapping needs one: --source {source}=FOLDER")
+        folder, mapping = Folder(root), load_mapping(name)
+    records = read_source(folder, mapping, options.split, problems)
+    if options.scene_labels is None:
+        return records
+    return add_scene_labels(records, folder.root, options.scene_labels, problems)
 
 
 def add_scene_labels(records: Sequence[Record], folder: Path, scene_labels: Path, problems: Problems) -> list[Record]:
@@ -242,19 +253,6 @@ def add_groups(records: Sequence[Record]) -> list[Record]:
     return [record if record.group else replace(record, group=f"like {next(names)}") for record in records]
 
 
-def _make_rows_in_processes(items: Sequence[Item], options: DatasetOptions, cache: str) -> Dataset:
-    """The rows of `make_rows`, stored in the folder `cache`."""
-    blocks = [(start, items[start : start + BLOCK]) for start in range(0, len(items), BLOCK)]
-    return Dataset.from_generator(
-        make_rows,
-        features=Features({**FEATURES, "problem": Value("string")}),
-        cache_dir=cache,
-        gen_kwargs={"blocks": blocks, "options": options},
-        num_proc=min(options.num_workers, len(blocks)),
-        fingerprint=uuid.uuid4().hex,  # by default a hash of all scenes
-    )
-
-
 def make_rows(blocks: Sequence[tuple[int, Sequence[Item]]], options: DatasetOptions) -> Iterator[dict[str, Any]]:
     """Yield rows of FEATURES and "problem", why a row is left out or "". A block is (index of first image, images)."""
     for first, items in blocks:
@@ -263,14 +261,18 @@ def make_rows(blocks: Sequence[tuple[int, Sequence[Item]]], options: DatasetOpti
         loaded, asked = [], []
         for item in items:
             try:
-                loaded.append((*load_item(item), item.group if isinstance(item, Record) else ""))
+                image, scene = load_item(item)
             except DataError as error:
                 yield dict.fromkeys(FEATURES) | {"problem": str(error)}
                 continue
-            asked.append(ask(GroundTruth(loaded[-1][1]), rng, options.questions_per_image, balancer))
+            truth, group = GroundTruth(scene), item.group if isinstance(item, Record) else ""
+            if options.split != TRAIN:
+                loaded.append((image, scene, group))
+                asked.append(ask(truth, rng, options.questions_per_image, balancer))
+            else:
+                yield make_row(image, scene, [], group) | {"problem": "" if has_question(truth) else NOTHING}
         for (image, scene, group), questions in zip(loaded, rebalance(asked) if options.balance else asked):
-            stored = [] if options.split == TRAIN else questions
-            yield make_row(image, scene, stored, group) | {"problem": "" if questions else NOTHING}
+            yield make_row(image, scene, questions, group) | {"problem": "" if questions else NOTHING}
 
 
 def _summarize(rows: Dataset, notes: Counter[str], problems: Problems) -> dict[str, Any]:
@@ -340,7 +342,7 @@ def add_questions(rows: Dataset, count: int = 16, seed: int = 0) -> Dataset:
 
 def _lists_of(questions: Sequence[Question]) -> dict[str, list[str]]:
     """The columns LISTS of a row with these questions."""
-    return {column: [getattr(question, name) for question in questions] for column, name in COLUMN_OF}
+    return {column: [getattr(question, name) for question in questions] for column, name in COLUMN_OF.items()}
 
 
 def make_row(image: bytes, scene: Scene, questions: Sequence[Question], group: str = "") -> dict[str, Any]:
@@ -458,7 +460,7 @@ def load_rows(
         sources: source names for the rows of each folder that have none; by default `source_names(folders)`.
 
     Returns:
-        a dataset with COLUMNS, and with those of MADE that all folders have.
+        a dataset with COLUMNS, and with those of MADE that a folder has; "" in the rows of the others.
 
     Raises:
         DataError: a folder is missing, empty or unreadable; a split or a required column does not exist.
@@ -466,8 +468,12 @@ def load_rows(
     folders = [Path(folder) for folder in folders]
     names = source_names(folders) if sources is None else sources
     parts = [_load_folder(folder, name, split, prefer) for folder, name in zip(folders, names)]
-    columns = [*COLUMNS, *(name for name in MADE if all(name in part.column_names for part in parts))]
-    rows = concatenate_datasets([part.select_columns(columns) for part in parts])
+    made = [name for name in MADE if any(name in part.column_names for part in parts)]
+    for i, part in enumerate(parts):
+        for name in set(made) - set(part.column_names):
+            part = part.add_column(name, [""] * len(part))
+        parts[i] = part.select_columns([*COLUMNS, *made])
+    rows = concatenate_datasets(parts)
     if max_images is not None and max_images < len(rows):
         rows = rows.shuffle(seed=0).select(range(max_images))
     return rows
@@ -528,49 +534,45 @@ def _read_own(folder: Path, split: str | None, prefer: str | None) -> Dataset:
     Raises:
         DataError: there are none, a line is wrong, or an image is missing or damaged.
     """
-    paths = sorted([*folder.rglob("metadata.jsonl"), *folder.rglob("metadata.csv")])
-    if not paths:
+    files = Folder(folder)
+    names = [name for name in files.files(folder) if Path(name).name in ("metadata.jsonl", "metadata.csv")]
+    if not names:
         raise DataError(
             f"{folder}: has neither data/SPLIT-00000.parquet, as scripts/make_dataset.py writes, nor images beside a "
             "metadata.jsonl of file_name, questions and answers"
         )
-    parts = [path.relative_to(folder).parts[0] for path in paths]
+    parts = [Path(name).parts[0] for name in names]
     if not all(part.lower() in SPLITS for part in parts):
-        parts = ["train"] * len(paths)
-    name = _choose_split(folder, dict.fromkeys(parts), split, prefer)
-    paths = [path for path, part in zip(paths, parts) if part == name]
-    rows, missing = [], []
+        parts = ["train"] * len(names)
+    chosen = _choose_split(folder, dict.fromkeys(parts), split, prefer)
+    names = [name for name, part in zip(names, parts) if part == chosen]
+    rows, problems = list[dict[str, Any]](), list[str]()
     seen, used = set[Path](), set[Path]()
-    for path in paths:
-        images = index_files(select_files(list_files(path.parent))[0])
-        seen.update(path.parent / name for names in images.values() for name in names)
+    for path in (folder / name for name in names):
+        images = index_files(select_files(files.files(path.parent))[0])
+        seen.update(path.parent / name for names_of in images.values() for name in names_of)
         for where, row in _read_metadata(path):
             if "file_name" not in row:
                 raise DataError(f"{where}: has no file_name, only {', '.join(map(str, row)) or 'nothing'}")
             written = str(row["file_name"])
-            found = find_by_name(images, written)
-            used.update(path.parent / name for name in found)
+            _check_questions(f"{where} ({written})", row)
+            found = [path.parent / name for name in find_by_name(images, written)]
+            used.update(found)
             if len(found) == 1:
-                _check_questions(f"{where} ({written})", row)
-                image = path.parent / found[0]
                 # A CSV file has a line for each question: lines about one image have one id.
-                row = {"image_id": image.relative_to(folder).as_posix(), **row, "image": str(image)}
-                row["answers"] = [text.rstrip(ANSWER_ENDS) for text in row["answers"]]
-                rows.append(row)
+                row = {"image_id": found[0].relative_to(folder).as_posix(), **row, "image": str(found[0])}
+                rows.append(row | {"answers": [text.rstrip(ANSWER_ENDS) for text in row["answers"]]})
             else:
-                reason = f"may be {' or '.join(found)}" if found else "is missing"
-                missing.append(f"{where}: image {written!r} {reason}")
-    if missing:
-        raise DataError(f"{folder}: cannot find {len(missing)} of its images: {'; '.join(missing[:3])}")
+                reason = f"may be {' or '.join(path.name for path in found)}" if found else "is missing"
+                problems.append(f"{where}: image {written!r} {reason}")
     with ThreadPoolExecutor() as pool:  # now: training would stop at a damaged image after hours
-        damaged = list(filter(None, pool.map(_image_problem, [row["image"] for row in rows])))
-    if damaged:
-        raise DataError(f"{folder}: cannot read {len(damaged)} of its images: {'; '.join(damaged[:3])}")
+        problems += filter(None, pool.map(_image_problem, [row["image"] for row in rows]))
+    if problems:
+        raise DataError(f"{folder}: cannot read {len(problems)} of its images: {'; '.join(problems[:3])}")
     if os.environ.get("RANK", "0") == "0":  # of several processes, one
         note = f"; without a line, and left out: {len(seen - used)}" if seen - used else ""
-        files = ", ".join(path.relative_to(folder).as_posix() for path in paths)
-        print(f"{folder}: images with questions by {files}: {len(rows)}{note}", file=sys.stderr)
-    columns = [column for column in (*COLUMNS, "scene") if rows and all(column in row for row in rows)]
+        print(f"{folder}: images with questions by {', '.join(names)}: {len(rows)}{note}", file=sys.stderr)
+    columns = [column for column in COLUMNS if rows and all(column in row for row in rows)]
     table = Dataset.from_dict({column: [row[column] for row in rows] for column in columns})
     return table.cast_column("image", Image()) if rows else table
 

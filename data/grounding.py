@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from .patches import box_coverage, resampling
+from .patches import box_coverage
 from .questions import Question
-from .scene import CLASSES, Scene, is_a
+from .scene import CLASSES, Scene, is_a, resampling
 from .truth import MIN_VISIBLE, Box
 
 

@@ -55,7 +55,7 @@ class Candidates:
     kind: QuestionType
     rng: random.Random | None = None
 
-    def keys(self) -> list[Key]:
+    def find_keys(self) -> list[Key]:
         """All keys of the question type; some are listed several times, see OPEN_QUESTION_COPIES."""
         found: list[Key] = []
         for row in KEYS[self.kind.rule]:
@@ -392,9 +392,14 @@ class NaturalRates(Balancer):
 
 def enumerate_questions(truth: GroundTruth) -> list[Question]:
     """All questions with an unambiguous answer in a scene, in their simplest wording."""
-    keys = [key for kind in TYPES.values() for key in dict.fromkeys(Candidates(truth, kind).keys())]
+    keys = [key for kind in TYPES.values() for key in dict.fromkeys(Candidates(truth, kind).find_keys())]
     found = [(key, truth.find(key)) for key in keys]
     return [_question(truth, key, answer, None) for key, answer in found if answer is not None]
+
+
+def has_question(truth: GroundTruth) -> bool:
+    """Whether a scene has any question with an unambiguous answer."""
+    return any(truth.find(key) is not None for kind in TYPES.values() for key in Candidates(truth, kind).find_keys())
 
 
 def ask(
@@ -427,7 +432,7 @@ def ask(
         question_type = _pick(weights, rng)
         pool = pools.get(question_type)
         if pool is None:
-            pool = pools[question_type] = Candidates(truth, TYPES[question_type], rng).keys()
+            pool = pools[question_type] = Candidates(truth, TYPES[question_type], rng).find_keys()
         for _ in range(min(MAX_TRIES, len(pool))):
             tries -= 1
             candidates = [int(rng.random() * len(pool)) for _ in range(CANDIDATES)]

@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from .patches import resampling
 
-
+GRID = 14  # patches per side of stored masks, which are resampled to the grid of the model
 SYNTHETIC = "synthetic"  # the source of rendered scenes; all others are photographs
 
 
@@ -281,6 +280,17 @@ def _crop_coverage(
     rows = resampling(window[1] / scene.height, window[3] / scene.height, len(coverage), len(coverage))
     columns = resampling(window[0] / scene.width, window[2] / scene.width, len(coverage[0]), len(coverage[0]))
     return tuple(map(tuple, (rows @ np.array(coverage) @ columns.T).round(4).tolist()))
+
+
+def resampling(low: float, high: float, count: int, old: int = GRID) -> np.ndarray:
+    """Resampling matrix [count,old]: `old` equal bins on [0, 1] → `count` equal bins on [low, high].
+
+    `resampling(top, bottom, rows, len(mask)) @ mask @ resampling(left, right, columns, len(mask[0])).T` is the mask
+    [rows,columns] of a window of the image.
+    """
+    edges, starts = low + (high - low) * np.arange(count + 1) / count, np.arange(old) / old
+    overlap = np.minimum(edges[1:, None], starts + 1 / old) - np.maximum(edges[:-1, None], starts)
+    return overlap.clip(0) * count / (high - low)
 
 
 def given_to_all(

@@ -146,7 +146,7 @@ def test_folders_of_splits_with_own_questions(tmp_path, capsys):
         ("\n{'a': 1}", ":2: is not valid JSON: Expecting property name"),
         (b"\xff", "metadata.jsonl: cannot be read: .*can't decode byte"),
         ("", "the dataset has no rows"),
-        (f"{line('7.png')}\n{line('7.png')}", "cannot find 2 of its images: .*:1: image '7.png' is missing"),
+        (f"{line('7.png')}\n{line('7.png')}", "cannot read 2 of its images: .*:1: image '7.png' is missing"),
         (line("x.gif"), r"image 'x.gif' may be x.bmp or x.png"),
         (line("torn.jpg"), r"cannot read 1 of its images: torn\.jpg is damaged"),
     ],

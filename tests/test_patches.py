@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from traffic_vlm.data.patches import box_coverage, resampling
+from traffic_vlm.data.patches import box_coverage
+from traffic_vlm.data.scene import resampling
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,12 @@ The module of each format has two functions: `list_images` yields the images of 
 labels of one image to a `SceneBuilder`.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from ...common.files import DataError
 from . import bdd100k, coco, kitti, masks, voc, yolo
 from .mapping import SourceMapping, load_mapping
-from .mapping import check_sources as check_sources
-from .reading import Unusable
+from .reading import Folder, Unusable
 from .scene_builder import Record, SceneBuilder
 from .source import Problems, Source
 
@@ -27,12 +25,15 @@ READERS = {"coco": coco, "yolo": yolo, "voc": voc, "kitti": kitti, "bdd100k": bd
 
 
 def read_source(
-    root: str | Path, mapping: SourceMapping | str | Path, split: str = "train", problems: Problems | None = None
-) -> Iterator[Record]:
-    """Records of one split of a source, read one by one, in the order of its annotations.
+    folder: Folder | str | Path,
+    mapping: SourceMapping | str | Path,
+    split: str = "train",
+    problems: Problems | None = None,
+) -> list[Record]:
+    """Records of one split of a source, in the order of its annotations.
 
     Args:
-        root: the source's folder.
+        folder: the source's folder.
         mapping: a mapping, the path of its file, or the name of one in `data/formats/mappings`.
         split: a key of the mapping's "splits".
         problems: collects what is wrong with the input; without it, bad input is skipped silently.
@@ -41,26 +42,22 @@ def read_source(
         DataError: there is no such split, or the mapping is invalid.
     """
     mapping = mapping if isinstance(mapping, SourceMapping) else load_mapping(mapping)
+    folder = folder if isinstance(folder, Folder) else Folder(folder)
+    problems = Problems() if problems is None else problems
     if split not in mapping.splits:
         raise DataError(f"source {mapping.name!r} has no split {split!r}; it has {', '.join(mapping.splits)}")
-    return _read(Source(Path(root), mapping, split, Problems() if problems is None else problems))
-
-
-def _read(source: Source) -> Iterator[Record]:
-    reader, is_empty = READERS[source.mapping.format], True
+    source, reader = Source(folder, mapping, split, problems), READERS[mapping.format]
+    records: list[Record] = []
     try:
         for name, where, annotation in reader.list_images(source):
             try:
                 scene = SceneBuilder(source, name, where)
                 reader.add_labels(scene, annotation)
+                records += [record] if (record := scene.finish()) else []
             except Unusable as error:
-                source.problems.add(*error.args)
-                continue
-            if (record := scene.finish()) is not None:
-                is_empty = False
-                yield record
+                problems.add(*error.args)
     except Unusable as error:  # a file that all images need
-        source.problems.add(*error.args)
-    if is_empty:
-        message = f"split {source.split!r} of source {source.mapping.name!r} has no usable image"
-        source.problems.add("empty source", source.root, message)
+        problems.add(*error.args)
+    if not records:
+        problems.add("empty source", folder.root, f"split {split!r} of source {mapping.name!r} has no usable image")
+    return records

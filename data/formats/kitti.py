@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
-from .reading import read_lines, to_number
+from .reading import to_number
 from .scene_builder import SceneBuilder
 from .source import ImageEntry, Source
 
@@ -27,7 +27,7 @@ def add_labels(scene: SceneBuilder, path: Path) -> None:
 
     A type may have several words, such as "traffic light": it ends before the first number.
     """
-    for where, line in read_lines(path, scene.source.root):
+    for where, line in scene.source.folder.lines(path):
         fields = line.split()
         words = list(takewhile(lambda field: math.isnan(to_number(field)), fields))
         numbers = fields[len(words) :][:7]

@@ -16,8 +16,7 @@ All keys of a mapping file but the first four are optional:
     scene_attributes_of  {pattern of image paths: {name: value} of these images}
     values            {scene attribute or attribute: {"from": key, "values": {value of the source: ours or null}}},
                       for bdd100k
-    names             class names of the source in the order of their ids, if none of its files lists them. A file with
-                      another name for an id is an error
+    names             class names of the source in the order of their ids, if none of its files lists them
     presence          {"absent": pixels, "present": pixels, "at": [width, height]}: the minimum size of a mask
     group             key of an image's entry that names its camera or drive, for coco
     unlabeled         "empty": an image without labels was not labeled, rather than being an empty scene
@@ -28,7 +27,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
@@ -36,8 +35,7 @@ from typing import Any
 
 from ...common.files import DataError
 from ..scene import ATTRIBUTES, CLASSES, SCENE_ATTRIBUTES, classes_of, is_a
-from .names import decode_text
-from .reading import reading
+from .reading import decode_text, reading
 
 
 MAPPINGS = Path(__file__).parent / "mappings"
@@ -49,18 +47,6 @@ LAYOUTS = {  # required keys of a split; "yolo" and "masks" may also have the fi
     "kitti": {"images", "labels"},
     "bdd100k": {"images", "annotations"},
     "masks": {"images", "masks"},
-}
-REQUIRED = ("name", "format", "splits", "classes")
-OPTIONAL: dict[str, Any] = {
-    "exhaustive": [],
-    "attributed": {},
-    "scene_attributes": {},
-    "scene_attributes_of": {},
-    "values": {},
-    "names": [],
-    "presence": {"absent": 0, "present": 0, "at": [1, 1]},
-    "group": "",
-    "unlabeled": "",
 }
 
 
@@ -81,15 +67,15 @@ class SourceMapping:
     format: str
     splits: dict[str, dict[str, Any]]
     classes: dict[str, ClassMapping]
-    exhaustive: frozenset[str]
-    attributed: dict[str, frozenset[str]]
-    scene_attributes: dict[str, str]
-    scene_attributes_of: dict[str, dict[str, str]]
-    values: dict[str, dict[str, Any]]
-    names: tuple[str, ...]
-    presence: dict[str, Any]
-    group: str
-    unlabeled: str
+    exhaustive: frozenset[str] = frozenset()
+    attributed: dict[str, frozenset[str]] = field(default_factory=dict)
+    scene_attributes: dict[str, str] = field(default_factory=dict)
+    scene_attributes_of: dict[str, dict[str, str]] = field(default_factory=dict)
+    values: dict[str, dict[str, Any]] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    presence: dict[str, Any] = field(default_factory=lambda: {"absent": 0, "present": 0, "at": [1, 1]})
+    group: str = ""
+    unlabeled: str = ""
 
     def find(self, name: str) -> ClassMapping | None:
         """The meaning of a class name, or None if the mapping does not list it."""
@@ -111,7 +97,7 @@ def normalize(name: str) -> str:
 
 
 def load_mapping(mapping: str | Path) -> SourceMapping:
-    """Read and check a mapping file: the path of a JSON file, or the name of one in `data/formats/mappings`.
+    """The mapping in a JSON file, given by its path, or by the name of one in `data/formats/mappings`.
 
     Raises:
         DataError: the file cannot be read or is not a valid mapping; the message names the file and the wrong value.
@@ -122,66 +108,40 @@ def load_mapping(mapping: str | Path) -> SourceMapping:
     if not path.is_file():
         raise DataError(f"{path}: cannot be read, there is no such file; shipped mappings are {', '.join(SHIPPED)}")
     with reading(path, "not a mapping file"):
-        return parse_mapping(json.loads(decode_text(path.read_bytes()), object_pairs_hook=_reject_duplicate_keys))
-
-
-def check_sources(mappings: Iterable[SourceMapping]) -> None:
-    """Raise `DataError` if two different mappings share a source name: their images could not be told apart."""
-    first: dict[str, SourceMapping] = {}
-    for mapping in mappings:
-        if first.setdefault(mapping.name, mapping) != mapping:
-            raise DataError(f"two sources are named {mapping.name!r} and map their classes differently")
-
-
-def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if result.setdefault(key, value) != value:
-            raise ValueError(f"key {key!r} occurs twice, with {result[key]!r} and with {value!r}")
-    return result
-
-
-def _check(where: str, found: Iterable[Any], allowed: Iterable[Any]) -> None:
-    allowed = list(allowed)
-    for value in found:
-        if value not in allowed:
-            raise ValueError(f"{where}: {value!r} is not one of {', '.join(map(str, allowed)) or 'none'}")
+        return parse_mapping(json.loads(decode_text(path.read_bytes())))
 
 
 def parse_mapping(raw: dict[str, Any]) -> SourceMapping:
     """The mapping in the content of a file. Raises ValueError, or whatever a value of a wrong type raises."""
-    if missing := [key for key in REQUIRED if key not in raw]:
-        raise ValueError(f"it has no {' and no '.join(map(repr, missing))}")
-    _check("keys", raw, [*SourceMapping.__dataclass_fields__, "license", "notes"])
-    raw = OPTIONAL | raw
-    _check("format", [raw["format"]], LAYOUTS)
-    for split, layout in raw["splits"].items():
-        if missing := LAYOUTS[raw["format"]] - layout.keys():
+    mapping = SourceMapping(**{key: value for key, value in raw.items() if key not in ("license", "notes")})
+    _check("format", [mapping.format], LAYOUTS)
+    for split, layout in mapping.splits.items():
+        if missing := LAYOUTS[mapping.format] - layout.keys():
             raise ValueError(f"split {split!r} does not name its {' and '.join(sorted(missing))}")
-    for scene_attributes in (raw["scene_attributes"], *raw["scene_attributes_of"].values()):
+    for scene_attributes in (mapping.scene_attributes, *mapping.scene_attributes_of.values()):
         for name, value in scene_attributes.items():
             _check(name, [value], SCENE_ATTRIBUTES.get(name, ()))
     classes: dict[str, ClassMapping] = {}
-    for name, entry in raw["classes"].items():
-        mapping = _parse_class(name, entry, raw["exhaustive"])
-        if classes.setdefault(normalize(name), mapping) != mapping:
+    for name, entry in mapping.classes.items():
+        meaning = _parse_class(name, entry, mapping.exhaustive)
+        if classes.setdefault(normalize(name), meaning) != meaning:
             raise ValueError(f"classes: {name!r} occurs twice, in two spellings, with different meanings")
-    mapped = {mapping.category for mapping in classes.values()}
+    mapped = {meaning.category for meaning in classes.values()}
     labeled = [name for name in CLASSES if any(member in mapped and is_a(member, name) for member in CLASSES)]
-    _check("exhaustive", raw["exhaustive"], labeled)
-    _check("attributed", raw["attributed"], [category for category in CLASSES if category in mapped])
-    for category, attributes in raw["attributed"].items():
+    _check("exhaustive", mapping.exhaustive, labeled)
+    _check("attributed", mapping.attributed, [category for category in CLASSES if category in mapped])
+    for category, attributes in mapping.attributed.items():
         _check(f"attributed of {category!r}", attributes, ATTRIBUTES)
-    raw |= {
-        "classes": classes,
-        "exhaustive": frozenset(raw["exhaustive"]),
-        "attributed": {category: frozenset(names) for category, names in raw["attributed"].items()},
-        "names": tuple(map(str, raw["names"])),
-    }
-    return SourceMapping(**{key: raw[key] for key in SourceMapping.__dataclass_fields__})
+    return replace(
+        mapping,
+        classes=classes,
+        exhaustive=frozenset(mapping.exhaustive),
+        attributed={category: frozenset(names) for category, names in mapping.attributed.items()},
+        names=tuple(map(str, mapping.names)),
+    )
 
 
-def _parse_class(name: str, entry: Any, exhaustive: list[str]) -> ClassMapping:
+def _parse_class(name: str, entry: Any, exhaustive: Iterable[str]) -> ClassMapping:
     """The meaning of a class. By default, a broad category may be any of its exhaustively labeled members."""
     attributes = dict(entry) if isinstance(entry, dict) else {"class": entry}
     if "class" not in attributes:
@@ -198,3 +158,11 @@ def _parse_class(name: str, entry: Any, exhaustive: list[str]) -> ClassMapping:
     for attribute, value in attributes.items():
         _check(f"{attribute} of {name!r}", [value], ATTRIBUTES.get(attribute, ()))
     return ClassMapping(category, attributes, frozenset(maybe))
+
+
+def _check(where: str, found: Iterable[Any], allowed: Iterable[Any]) -> None:
+    """Raise a ValueError that names the first value that is not allowed."""
+    allowed = list(allowed)
+    for value in found:
+        if value not in allowed:
+            raise ValueError(f"{where}: {value!r} is not one of {', '.join(map(str, allowed)) or 'none'}")

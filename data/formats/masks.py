@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ...common.files import open_inside
-from ..patches import mask_coverage
-from ..scene import SceneObject
+from ..scene import GRID, SceneObject
 from .mapping import ClassMapping
 from .reading import Unusable, reading
 from .scene_builder import SceneBuilder
@@ -21,14 +19,13 @@ IGNORED = 255  # "void", "ignore": pixels without a label, in most data sets
 
 def list_images(source: Source) -> Iterator[ImageEntry]:
     """Images; the annotation is (path of the mask, {id: class name})."""
-    found: dict[int, str] = {}
+    names = dict(enumerate(source.mapping.names))
     if "classes" in source.layout:
         for where, entry in source.records("classes", "categories")[0]:
             if isinstance(entry.get("id"), int):
-                found[entry["id"]] = str(entry.get("name"))
+                names[entry["id"]] = str(entry.get("name"))
             else:
                 source.problems.add("bad record", where, f"id must be a whole number, got {entry.get('id')!r}")
-    names = source.class_names(found, source.root / source.layout.get("classes", ""))
     for name, where, path in source.pairs("masks", ".png", ".bmp", ".tif", ".tiff"):
         yield name, where, (path, names)
 
@@ -70,11 +67,20 @@ def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[int, str]]) -> 
         scene.objects.append(SceneObject(mapping.category, **fields, is_instance=False))
 
 
+def mask_coverage(filled: np.ndarray) -> np.ndarray:
+    """Fraction [14,14] of each patch that a boolean mask [H,W] fills. A pixel counts for one patch only."""
+    height, width = filled.shape
+    patch = (np.arange(height) * GRID // height)[:, None] * GRID + np.arange(width) * GRID // width  # [H,W]
+    sizes = np.bincount(patch.ravel(), minlength=GRID**2)
+    covered = np.bincount(patch[filled], minlength=GRID**2)
+    return (covered / np.maximum(sizes, 1)).reshape(GRID, GRID)
+
+
 def _read(scene: SceneBuilder, path: Path) -> np.ndarray:
     """Class ids [H, W] of a mask, which may be gray saved as RGB."""
     with (
         reading(path, "mask cannot be decoded", "corrupt image"),
-        open_inside(path, scene.source.root) as file,
+        scene.source.folder.open(path) as file,
         Image.open(file) as image,
     ):
         mask, mode = np.asarray(image), image.mode

@@ -1,6 +1,5 @@
-"""Names of images and texts in annotations of other people: paths of other systems, suffixes, encodings."""
+"""Names of images in annotations of other people: paths of other systems, suffixes, encodings."""
 
-import codecs
 import os
 import unicodedata
 from collections.abc import Iterable, Mapping
@@ -27,18 +26,15 @@ def index_files(names: Iterable[str]) -> dict[str, list[str]]:
     return index
 
 
-def keys_of(written: str, whole: bool = False) -> list[str]:
+def keys_of(written: str) -> list[str]:
     """The keys of `index_files` that a name in an annotation may mean, the closest first.
 
     The name may be a path of another machine or system ("C:\\data\\images\\a.jpg"), percent-encoded, without suffix.
-
-    Args:
-        whole: only keys with all folders of the name.
     """
     keys = []
     for text in dict.fromkeys((written, unquote(written))):
         parts = [part for part in plain_name(text).split("/") if part not in ("", ".")]
-        for start in range(min(len(parts), 1) if whole else len(parts)):
+        for start in range(len(parts)):
             name = "/".join(parts[start:])
             keys.append(stem_of(name) if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES else name)
     return keys
@@ -55,13 +51,3 @@ def find_by_name(index: Mapping[str, list[str]], written: str) -> list[str]:
         if same := [file for file in found if any(end.endswith(change(plain_name(file))) for end in ends)]:
             return same
     return found
-
-
-def decode_text(content: bytes) -> str:
-    """The text of a file in UTF-8, with or without a byte-order mark, or in UTF-16 with one.
-
-    Raises:
-        UnicodeDecodeError: it is in another encoding.
-    """
-    is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    return content.decode("utf-16" if is_utf16 else "utf-8-sig")

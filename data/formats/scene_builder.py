@@ -1,19 +1,15 @@
 """The scene of an image, from its labels. A label that is wrong or unclear limits what is known of the scene."""
 
 import math
-import os
 import re
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any
 
 from PIL import ExifTags, Image
 
-from ...common.files import open_inside
-from ..patches import GRID
-from ..scene import CLASSES, Scene, SceneObject, classes_of, given_to_all, is_a
+from ..scene import CLASSES, GRID, Scene, SceneObject, classes_of, given_to_all
 from .mapping import ClassMapping
 from .names import stem_of
 from .reading import Unusable, reading, to_flag
@@ -21,7 +17,6 @@ from .source import Source
 
 
 VISIBLE_IF_FLAGGED = 0.7  # where "occluded" and "truncated" are only yes or no
-TEXT_CHUNKS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")  # of a PNG: EXIF, and texts, which may hold EXIF
 
 
 @dataclass(frozen=True)
@@ -59,10 +54,10 @@ class SceneBuilder:
         self.scene_attributes = self.source.mapping.scene_attributes_for(stem_of(self.name))
         with (
             reading(self.where, f"image {self.image} cannot be opened", "corrupt image"),
-            open_inside(self.image, self.source.root) as file,
+            self.source.folder.open(self.image) as file,
             Image.open(file) as image,
         ):
-            self.width, self.height = _upright_size(image, file)
+            self.width, self.height = _upright_size(image)
 
     def reject(self, kind: str, where: str, message: str) -> None:
         """Report a label that may be of any category."""
@@ -94,11 +89,9 @@ class SceneBuilder:
 
     def mark_uncertain(self, mapping: ClassMapping, lost: bool = False) -> None:
         """Mark as uncertain what an object may be besides its category; if it is `lost`, its category as well."""
+        known = () if lost or mapping.category is None else classes_of(mapping.category)
         for category in mapping.maybe | ({mapping.category} if lost and mapping.category else set()):
-            self.uncertain.add(category)
-            for broader in classes_of(category)[1:]:
-                if lost or mapping.category is None or not is_a(mapping.category, broader):
-                    self.uncertain.add(broader)
+            self.uncertain |= set(classes_of(category)) - set(known) | {category}
 
     def add(
         self,
@@ -187,26 +180,11 @@ def visible_by(*flags: Any) -> float:
     return VISIBLE_IF_FLAGGED ** sum(map(to_flag, flags))
 
 
-def _upright_size(image: Image.Image, file: BinaryIO) -> tuple[int, int]:
-    """Width and height of an open image as labeling tools show it, turned by its EXIF. This rarely decodes pixels."""
+def _upright_size(image: Image.Image) -> tuple[int, int]:
+    """Width and height of an open image as labeling tools show it, turned by its EXIF."""
     width, height = image.size
     try:
-        if image.format == "PNG" and _has_late_text(file):
-            image.load()
-        exif = Image.Image.getexif(image)  # a PNG's own method would always decode its pixels
-        is_turned = image.format != "TIFF" and exif.get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
+        turn = image.getexif().get(ExifTags.Base.Orientation)  # decodes a PNG: its EXIF may follow the pixels
     except Exception:  # viewers ignore a broken EXIF block
-        is_turned = False
-    return (height, width) if is_turned else (width, height)
-
-
-def _has_late_text(file: BinaryIO) -> bool:
-    """Whether a PNG has text chunks after its first pixels, which Pillow reads only with the pixels."""
-    position, kinds = file.tell(), []
-    file.seek(8)
-    while len(header := file.read(8)) == 8:
-        length, kind = struct.unpack(">I4s", header)
-        kinds.append(kind)
-        file.seek(length + 4, os.SEEK_CUR)
-    file.seek(position)
-    return any(kind in TEXT_CHUNKS for kind in kinds[kinds.index(b"IDAT") :])
+        turn = None
+    return (height, width) if turn in (5, 6, 7, 8) and image.format != "TIFF" else (width, height)

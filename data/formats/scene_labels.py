@@ -11,13 +11,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from ...common.files import DataError
 from ..scene import CLASSES, PRESENCE_ONLY, TABLES, Scene, classes_of
-from . import Problems
-from .names import decode_text, plain_name
-from .reading import split_lines
+from .names import plain_name
+from .reading import Folder
+from .source import Problems
 
 
 _FIELDS = TABLES["scene_labels"]["fields"]
@@ -48,7 +46,7 @@ class SceneLabels:
     asked: frozenset[str]
 
 
-def read_scene_labels(path: str | Path, problems: Problems) -> Iterator[tuple[str, SceneLabels]]:
+def read_scene_labels(path: Path, problems: Problems) -> Iterator[tuple[str, SceneLabels]]:
     """Yield (image path as `plain_name` gives it, labels) for each line of a file.
 
     Each invalid line is added to `problems` with its number.
@@ -56,28 +54,21 @@ def read_scene_labels(path: str | Path, problems: Problems) -> Iterator[tuple[st
     Raises:
         DataError: the file cannot be read.
     """
-    try:
-        lines = split_lines(decode_text(Path(path).read_bytes()))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
-    asked = frozenset(SEEN) | (frozenset(SEEN_BY_DRIVERS) if Path(path).stem == "bdd100k" else frozenset())
-    for line_number, line in lines:
+    asked = frozenset(SEEN) | (frozenset(SEEN_BY_DRIVERS) if path.stem == "bdd100k" else frozenset())
+    for where, line in Folder(path.parent).lines(path):
         try:
-            yield _parse(json.loads(line), asked)
+            entry = json.loads(line)
+            values = {name: entry[name] for name in SCENE_VALUES if entry.get(name) is not None}
+            for name, value in values.items():
+                allowed = (*SCENE_VALUES[name], "none") if name in ("road", "place") else SCENE_VALUES[name]
+                if value not in allowed:
+                    raise ValueError(f"{name} is {value!r}, expected null or one of {', '.join(allowed)}")
+            present, unsure = frozenset(entry["present"]), frozenset(entry["unsure"])
+            if unknown := sorted((present | unsure) - asked):
+                raise ValueError(f"unknown categories {unknown}; expected some of {', '.join(sorted(asked))}")
+            yield plain_name(str(entry["image"])), SceneLabels(values, present, unsure, asked)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            problems.add("bad scene label", f"{path}:{line_number}", f"{type(error).__name__}: {error}")
-
-
-def _parse(entry: dict[str, Any], asked: frozenset[str]) -> tuple[str, SceneLabels]:
-    values = {name: entry[name] for name in SCENE_VALUES if entry.get(name) is not None}
-    for name, value in values.items():
-        allowed = (*SCENE_VALUES[name], "none") if name in ("road", "place") else SCENE_VALUES[name]
-        if value not in allowed:
-            raise ValueError(f"{name} is {value!r}, expected null or one of {', '.join(allowed)}")
-    present, unsure = frozenset(entry["present"]), frozenset(entry["unsure"])
-    if unknown := sorted((present | unsure) - asked):
-        raise ValueError(f"unknown categories {unknown}; expected some of {', '.join(sorted(asked))}")
-    return plain_name(str(entry["image"])), SceneLabels(values, present, unsure, asked)
+            problems.add("bad scene label", where, f"{type(error).__name__}: {error}")
 
 
 def with_scene_labels(scene: Scene, labels: SceneLabels) -> Scene:

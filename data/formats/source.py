@@ -9,11 +9,10 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ...common.files import DataError
 from ...common.image_files import select_files
-from .mapping import SourceMapping, normalize
+from .mapping import SourceMapping
 from .names import find_by_name, index_files, stem_of
-from .reading import Unusable, read_json, read_lines
+from .reading import Folder, Unusable
 
 
 ANNOTATIONS = (".txt", ".xml", ".json", ".jsonl", ".yaml", ".yml", ".csv")  # nobody takes them for images
@@ -48,7 +47,7 @@ class Problems:
 class Source:
     """One split of a source: its folder, its mapping, and the problems found in it."""
 
-    root: Path
+    folder: Folder
     mapping: SourceMapping
     split: str
     problems: Problems
@@ -59,7 +58,7 @@ class Source:
 
     def path(self, key: str) -> Path:
         """File or folder that the split names as `key`."""
-        return self.root / self.layout[key]
+        return self.folder.root / self.layout[key]
 
     def records(self, file: str, *keys: str) -> list[list[Entry]]:
         """The objects of each list `keys` of a JSON file. A file that is a list, or JSON lines, is the first list.
@@ -68,7 +67,7 @@ class Source:
             Unusable: the file cannot be read, or lacks a list.
         """
         path = self.path(file)
-        data = read_json(path, self.root)
+        data = self.folder.json(path)
         data = {keys[0]: data} if isinstance(data, list) else data
         if not (isinstance(data, dict) and all(isinstance(data.get(key), list) for key in keys)):
             raise Unusable("bad file", path, f"is not a JSON object with the lists {', '.join(keys)}")
@@ -82,26 +81,12 @@ class Source:
                     self.problems.add("bad record", f"{path}: {key}[{i}]", "is not a JSON object")
         return found
 
-    def class_names(self, found: dict[int, str], path: Path) -> dict[int, str]:
-        """Names {id: class name} of the mapping, and those `found` in a file of the source.
-
-        Raises:
-            DataError: they name an id differently. The wrong one would give all labels with this id a wrong category.
-        """
-        listed = dict(enumerate(self.mapping.names))
-        if any(normalize(listed[i]) != normalize(found[i]) for i in listed.keys() & found.keys()):
-            raise DataError(
-                f"'names' of the mapping {self.mapping.name!r} are {list(listed.values())}, but {path} has "
-                f"{list(found.values())}: remove 'names' from the mapping file, or correct it"
-            )
-        return listed | found
-
     @cached_property
     def images(self) -> dict[str, list[str]]:
         """Images of the split's folder, {path without suffix: [paths]}, without masks in a folder below it."""
         folder = self.path("images")
         below = [os.path.relpath(self.path(key), folder) + "/" for key in FOLDERS if key in self.layout]
-        files = [name for name in list_files(folder) if not name.startswith(tuple(below))]
+        files = [name for name in self.folder.files(folder) if not name.startswith(tuple(below))]
         names, note = select_files(name for name in files if not name.lower().endswith(ANNOTATIONS))
         if note:
             self.problems.add("files left out", folder, note, expected=True)
@@ -119,7 +104,7 @@ class Source:
         if "list" not in self.layout:
             return None
         stems: set[str] = set()
-        for where, line in read_lines(self.path("list"), self.root):
+        for where, line in self.folder.lines(self.path("list")):
             # VOC adds a column to the name. A path may have spaces.
             found = find_by_name(self.images, line) or find_by_name(self.images, line.split()[0])
             if not found:
@@ -160,7 +145,7 @@ class Source:
         The folders may differ in one name: a/images/1.jpg and a/labels/1.txt belong together, too.
         """
         annotations: dict[str, list[str]] = {}
-        for stem, names in index_files(select_files(list_files(self.path(key)), suffixes)[0]).items():
+        for stem, names in index_files(select_files(self.folder.files(self.path(key)), suffixes)[0]).items():
             image = stem if stem in self.images else replace_last(stem, key, "images")
             annotations.setdefault(image if image in self.images else stem, []).extend(names)
         for stem in filter(self.selects, sorted(self.images.keys() | annotations.keys())):
@@ -177,14 +162,6 @@ class Source:
             elif PurePosixPath(found[0]).name != "classes.txt":  # LabelImg's list of classes
                 where = self.path(key) / found[0]
                 self.problems.add("annotation without image", where, f"has no image in {self.path('images')}")
-
-
-def list_files(folder: Path) -> list[str]:
-    """Sorted paths of all files below a folder, relative to it, links to folders not followed. Raises `Unusable`."""
-    if not folder.is_dir():
-        raise Unusable("bad file", folder, "there is no such folder")
-    paths = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
-    return sorted(path.relative_to(folder).as_posix() for path in paths)
 
 
 def replace_last(path: str, old: str, new: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from .reading import Unusable, read_xml, to_flag, to_number
+from .reading import Unusable, to_flag, to_number
 from .scene_builder import SceneBuilder, visible_by
 from .source import ImageEntry, Source
 
@@ -18,7 +18,7 @@ def list_images(source: Source) -> Iterator[ImageEntry]:
 
 def add_labels(scene: SceneBuilder, path: Path) -> None:
     """Add the boxes of one image. A difficult object is there, but no question is about its category."""
-    root = read_xml(path, scene.source.root)
+    root = scene.source.folder.xml(path)
     if root.tag != "annotation":
         raise Unusable("bad file", path, f"is not Pascal VOC: its root is <{root.tag}>, not <annotation>")
     scene.scale_from(*(to_number(root.findtext(f"size/{key}")) for key in ("width", "height")))

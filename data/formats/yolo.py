@@ -16,14 +16,13 @@ from typing import Any
 
 import yaml
 
-from .reading import read_lines, read_text, reading, to_number
+from .reading import Folder, decode_text, reading, to_number
 from .scene_builder import SceneBuilder
 from .source import ImageEntry, Source
 
 
 DATA_FILES = ("data.yaml", "data.yml", "dataset.yaml")
 NAME_FILES = (*DATA_FILES, "classes.txt", "obj.names")
-Box = tuple[float, float, float, float]
 UNKNOWN = (math.nan,) * 4
 
 
@@ -31,11 +30,12 @@ def list_images(source: Source) -> Iterator[ImageEntry]:
     """Images; the annotation is (path of the text file, {id: class name}, numbers of keypoints)."""
     # LabelImg writes classes.txt into the folder of the labels.
     files = [*NAME_FILES, f"{source.layout['labels']}/classes.txt"]
-    options = [source.root / name for name in ([source.layout["classes"]] if "classes" in source.layout else files)]
+    files = [source.layout["classes"]] if "classes" in source.layout else files
+    options = [source.folder.root / name for name in files]
     path = next((path for path in options if path.is_file()), options[0])
-    is_needed = path.is_file() or not source.mapping.names
-    data = read_data(path, source.root) if is_needed else {"names": {}}
-    names, keypoints = source.class_names(data["names"], path), data.get("keypoints", 0)
+    given = {"names": dict(enumerate(source.mapping.names))}
+    data = read_data(path, source.folder) if path.is_file() or not source.mapping.names else given
+    names, keypoints = data["names"], data.get("keypoints", 0)
     for name, where, labels in source.pairs("labels", ".txt"):
         yield name, where, (labels, names, keypoints)
 
@@ -44,7 +44,7 @@ def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[int, str], int]
     """Add the box of each line."""
     path, names, keypoints = annotation
     scene.scale = scene.width, scene.height
-    for where, line in read_lines(path, scene.source.root):
+    for where, line in scene.source.folder.lines(path):
         first, *numbers = line.split()
         class_id = to_number(first)
         if not class_id.is_integer() or len(numbers) < 4:
@@ -58,7 +58,7 @@ def add_labels(scene: SceneBuilder, annotation: tuple[Path, dict[int, str], int]
         scene.add(names.get(int(class_id), f"id {class_id:g}"), box, where, line[:80], wrong=wrong)
 
 
-def read_data(path: Path, root: Path) -> dict[str, Any]:
+def read_data(path: Path, folder: Folder, keep: bool = False) -> dict[str, Any]:
     """Keys of a data.yaml, with {id: class name} as "names"; "keypoints" is how many numbers of a line are keypoints.
 
     The lines of a text file are the names. An id without a name, or with a blank one, is left out.
@@ -66,7 +66,7 @@ def read_data(path: Path, root: Path) -> dict[str, Any]:
     Raises:
         Unusable: it cannot be read, has no names, or its "kpt_shape" is not [number of keypoints, 2 or 3].
     """
-    text = read_text(path, root)
+    text = folder.parse(path, decode_text, keep)
     with reading(path, "class names cannot be read"):
         # The loader keeps every value as text: a class may be named "no" or "050".
         is_yaml = path.suffix in (".yaml", ".yml")
@@ -85,7 +85,7 @@ def read_data(path: Path, root: Path) -> dict[str, Any]:
     return data
 
 
-def box_of(numbers: list[str], keypoints: int) -> Box:
+def box_of(numbers: list[str], keypoints: int) -> tuple[float, float, float, float]:
     """Left, top, right and bottom from the numbers after a class id; the docstring of this module has the rule.
 
     Args:
@@ -101,24 +101,19 @@ def box_of(numbers: list[str], keypoints: int) -> Box:
     count = len(values)
     if not all(map(math.isfinite, values)):
         return UNKNOWN
-    if keypoints and count != 4:
-        if count != 4 + keypoints:
-            raise ValueError(f"has {count} numbers; by kpt_shape of data.yaml it needs 4 + {keypoints}")
-        return _around(values[:4])
-    if count % 2:
+    if keypoints and count not in (4, 4 + keypoints):
+        raise ValueError(f"has {count} numbers; by kpt_shape of data.yaml it needs 4 + {keypoints}")
+    if count % 2 and not keypoints:
         raise ValueError(
             f"has {count} numbers; it needs 4 for a box, or an even count for an outline: remove confidences and "
             'ids of tracks; keypoints need "kpt_shape" in data.yaml'
         )
-    return _around(values)
-
-
-def _around(values: list[float]) -> Box:
-    """The box given by its center and size, if there are four numbers, otherwise the box around points."""
-    low, high = (-2, 2) if len(values) == 4 else (-0.5, 1.5)  # corners of an oriented box may lie outside
+    is_box = bool(keypoints) or count == 4
+    low, high = (-2, 2) if is_box else (-0.5, 1.5)  # corners of an oriented box may lie outside
+    values = values[:4] if is_box else values
     if min(values) < low or max(values) > high:
         raise ValueError("is not in fractions of the image, 0 to 1")
-    if len(values) > 4:
+    if not is_box:
         return min(values[::2]), min(values[1::2]), max(values[::2]), max(values[1::2])
     x, y, width, height = values
     return x - width / 2, y - height / 2, x + width / 2, y + height / 2

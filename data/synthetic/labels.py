@@ -5,8 +5,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from ..patches import GRID
-from ..scene import SCENE_ATTRIBUTES, SPEED_LIMITS, SYNTHETIC, Scene, SceneObject, given_to_all
+from ..scene import GRID, SCENE_ATTRIBUTES, SPEED_LIMITS, SYNTHETIC, Scene, SceneObject, given_to_all
 from ..truth import GROUNDED, NOTHING, PATCHES, VisibleObject
 from .backdrop import Crosswalk
 from .camera import SCALE
