@@ -24,8 +24,6 @@ import torch
 from transformers import Cache, DynamicCache, GenerationMixin
 from transformers.utils import is_torchdynamo_compiling
 
-from .checks_traffic_vlm import check_image_index
-
 
 # The library's name of a cache, in arguments of `generate()` and `forward` and in their outputs.
 IS_RENAMED = "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
@@ -120,9 +118,11 @@ class EncodedImages:
         Raises:
             ValueError: no parts; some parts with an attention mask and some without; parts of different models.
         """
+        if not parts:
+            raise ValueError("There are no encoded images to join.")
         models = len({part.weights_version for part in parts})
-        if models != 1:
-            raise ValueError(f"Encoded images to join must be of one model, got those of {models}.")
+        if models > 1:
+            raise ValueError(f"Encoded images to join must be of one model, got images of {models}.")
         if len({part.attention_mask is None for part in parts}) > 1:
             raise ValueError("Encoded images with and without an attention mask cannot be joined.")
 
@@ -136,17 +136,8 @@ class EncodedImages:
             key_values, parts[0].weights_version, join_optional("attention_mask"), join_optional("pixel_values")
         )
 
-    def rows(self, image_index: torch.Tensor | None, count: int) -> "EncodedImages":
-        """Images without pixels, one for each of `count` rows of text: image `image_index[i]`, by default image i.
-
-        Raises:
-            ValueError: another number of rows, an index out of range, or a mask of another shape.
-        """
-        images, _, tokens, _ = self.key_values[0][0].shape  # len() would be a constant in an exported graph
-        if self.attention_mask is not None and self.attention_mask.shape != (images, tokens):
-            shape = list(self.attention_mask.shape)
-            raise ValueError(f"encoder_attention_mask must be [{images},{tokens}], images by tokens; got {shape}.")
-        check_image_index(image_index, count, images)
+    def rows(self, image_index: torch.Tensor | None) -> "EncodedImages":
+        """Images without pixels, one for each row of text: image `image_index[i]`, by default image i. Not checked."""
         without_pixels = replace(self, pixel_values=None)
         if image_index is None:
             return without_pixels
@@ -180,10 +171,10 @@ class TrafficVLMCache(DynamicCache):
         return new
 
     def keep_image(self, image: EncodedImages) -> None:
-        """Keep one image for each row, unless the cache holds the same.
+        """Keep one image for each row, unless the cache holds the same; a mask can be left out then.
 
         Raises:
-            ValueError: the cache holds another image, by the keys of the first layer.
+            ValueError: the cache holds another image, by the keys of the first layer, or the image with another mask.
         """
         if self.image is None:
             self.image = image
@@ -191,12 +182,16 @@ class TrafficVLMCache(DynamicCache):
             return
         held, key = self.image.key_values[0][0].float(), image.key_values[0][0].to(self.image.device).float()
         # Keys of one image may differ by rounding, to bfloat16 at worst.
-        if held.shape == key.shape and bool((held - key).abs().max() <= 0.03 * held.abs().max()):
-            return
-        raise ValueError(
-            "past_key_values holds another image than the one given: pass no image to ask more about the one it "
-            "holds, or a new cache with a new image."
-        )
+        if held.shape != key.shape or not bool((held - key).abs().max() <= 0.03 * held.abs().max()):
+            raise ValueError(
+                "past_key_values holds another image than the one given: pass no image to ask more about the one it "
+                "holds, or a new cache with a new image."
+            )
+        new, mask = image.attention_mask, self.image.attention_mask
+        if new is not None and (mask is None or not torch.equal(new.to(mask.device).bool(), mask.bool())):
+            raise ValueError(
+                "past_key_values holds the image with another encoder_attention_mask: pass it in the first step only."
+            )
 
     def _change_image(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         if self.image is not None:

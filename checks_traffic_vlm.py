@@ -90,11 +90,12 @@ def check_text(
     """Refuse token ids [B,L] or embeddings [B,L,C] that do not fit their masks and the decoder's configuration."""
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("Pass exactly one of input_ids and inputs_embeds.")
-    if input_ids is not None and (
-        input_ids.dtype not in INTEGER_DTYPES or input_ids.ndim != 2 or not input_ids.numel()
-    ):
-        raise ValueError(f"input_ids must be int64 [rows,tokens], at least one token; got {describe(input_ids)}.")
     text: Any = input_ids if inputs_embeds is None else inputs_embeds
+    if input_ids is not None and (text.dtype not in INTEGER_DTYPES or text.ndim != 2 or not text.numel()):
+        raise ValueError(f"input_ids must be integers [rows,tokens], at least one token; got {describe(text)}.")
+    width = config.hidden_size
+    if inputs_embeds is not None and not (text.is_floating_point() and text.ndim == 3 and text.shape[-1] == width):
+        raise ValueError(f"inputs_embeds must be floats [rows,tokens,{width}] (hidden_size); got {describe(text)}.")
     rows, length = text.shape[:2]
     if attention_mask is not None and attention_mask.ndim != 4:
         past, shape = int(past_length), list(attention_mask.shape)
@@ -107,7 +108,7 @@ def check_text(
         is_integer = position_ids.dtype in INTEGER_DTYPES
         if not is_integer or position_ids.shape not in ((1, length), (rows, length)):
             got = describe(position_ids)
-            raise ValueError(f"position_ids must be int64 [{rows},{length}] to match the tokens, got {got}.")
+            raise ValueError(f"position_ids must be integers [{rows},{length}] to match the tokens, got {got}.")
     if segment_ids is not None:
         if segment_ids.shape != (rows, length) or int(past_length) > 0:
             got = f"{list(segment_ids.shape)} with {int(past_length)} cached tokens"
@@ -183,6 +184,6 @@ def check_image_index(image_index: torch.Tensor | None, rows: int, images: int) 
             raise ValueError(f"{rows} rows of text for {images} images: pass image_index, the image of each row.")
         return
     if image_index.shape != (rows,) or image_index.dtype not in INTEGER_DTYPES:
-        raise ValueError(f"image_index must be int64 [{rows}], one index per row, got {describe(image_index)}.")
+        raise ValueError(f"image_index must be integers [{rows}], one index per row; got {describe(image_index)}.")
     if rows and is_readable(image_index):
         check_range("image_index", image_index, images)

@@ -317,9 +317,7 @@ class Recorded:
 
 def encode_images(model: Any, pixel_values: torch.Tensor) -> Tensors:
     """Keys and values [layers,I,K,P,D] of pixels [I,3,H,W]."""
-    parts = model.model
-    tokens = parts.projector(parts.vision_tower(pixel_values, return_dict=True).last_hidden_state)
-    keys, values = zip(*parts.text_model.project_image_tokens(tokens))
+    keys, values = zip(*model.model.project_pixels(pixel_values))
     return torch.stack(keys), torch.stack(values)
 
 
@@ -331,9 +329,8 @@ def answer(model: Any, text: torch.Tensor, ends: torch.Tensor, keys: torch.Tenso
         keys, values: [layers,B,K,P,D], of each row's image.
     """
     ids, positions, segments = text
-    images = EncodedImages(tuple(zip(keys, values)))
-    rows = {"position_ids": positions, "segment_ids": segments, "encoded_images": images, "use_cache": False}
-    states = model.get_decoder()(ids, **rows, return_dict=True).last_hidden_state  # [B,L,C]
+    decoder, images = model.get_decoder(), EncodedImages(tuple(zip(keys, values)))
+    states = decoder.decode(decoder.embed_tokens(ids), positions, segment_ids=segments, images=images)  # [B,L,C]
     return [model.compute_logits(states.gather(1, ends[..., None].expand(-1, -1, states.shape[-1])))]
 
 

@@ -79,10 +79,10 @@ class TrafficVLMGenerationMixin(GenerationMixin):
         rows = len(images) if text is None else len(text)
         image_index = kwargs.pop("image_index", None)
         cache: Any = kwargs.get(CACHE_NAME)
+        check_image_index(image_index, rows, len(images))
         if holds_image(cache):
-            cache.keep_image(images.rows(image_index, rows))
+            cache.keep_image(images.rows(image_index))
         else:
-            check_image_index(image_index, rows, len(images))
             image_index = torch.arange(rows) if image_index is None else image_index
             kwargs |= {"encoded_images": images, "image_index": image_index}
 

@@ -48,6 +48,7 @@ from .attention_traffic_vlm import (
 from .cache_traffic_vlm import CACHE_NAME, EncodedImages, KeyValues, TrafficVLMCache, takes_cache
 from .checks_traffic_vlm import (
     check_cache,
+    check_image_index,
     check_labels,
     check_pixels,
     check_text,
@@ -66,6 +67,7 @@ logger = logging.get_logger(__name__)
 
 NEWEST_TRIED = "5.24"  # release of transformers; a newer one may have changed what this code relies on
 IMAGES = "pixel_values, encoded_images or encoder_hidden_states"
+ONE_SOURCE = f"Give one of {IMAGES}, not several."
 PAD_MARGIN = 100.0  # the logit of `[PAD]` is this much below the lowest one: exp(-100) added to another word's is 0
 
 
@@ -204,10 +206,16 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
         self.get_decoder().embed_tokens = value
 
 
-def mask_images(images: EncodedImages | None, attention_mask: torch.Tensor) -> EncodedImages:
+def mask_images(images: EncodedImages | None, attention_mask: torch.Tensor | None) -> EncodedImages | None:
     """The images with the tokens hidden where attention_mask [I,P] is 0."""
+    if attention_mask is None:
+        return images
     if images is None:
         raise ValueError(f"encoder_attention_mask needs an image: {IMAGES}. A cache keeps it for later steps.")
+    count, _, tokens, _ = images.key_values[0][0].shape
+    if attention_mask.shape != (count, tokens):
+        shape = list(attention_mask.shape)
+        raise ValueError(f"encoder_attention_mask must be [{count},{tokens}], images by tokens; got {shape}.")
     return replace(images, attention_mask=attention_mask)
 
 
@@ -293,13 +301,42 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
             past_key_values = TrafficVLMCache(config=self.config)
         if position_ids is None:
             position_ids = count_positions(inputs_embeds, attention_mask, past_length)
-        if encoder_hidden_states is not None or encoder_attention_mask is not None:
-            encoded_images = self.choose_images(encoder_hidden_states, encoded_images, encoder_attention_mask)
-        image_key_values, image_mask = self.read_images(encoded_images, image_index, inputs_embeds, past_key_values)
-        causal_mask = self.causal_mask(inputs_embeds, attention_mask, segment_ids, past_key_values)
-        rotary = rotary_embedding(position_ids, self.rotary_dim, self.rope_theta, inputs_embeds.dtype)
-
+        images = self.choose_images(encoder_hidden_states, encoded_images, encoder_attention_mask)
+        images = self.images_of_rows(images, image_index, len(inputs_embeds), past_key_values)
+        states = self.decode(
+            inputs_embeds, position_ids, attention_mask, segment_ids, images, past_key_values, **kwargs
+        )
         cached: Any = {CACHE_NAME: past_key_values}
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states, **cached)
+
+    def decode(
+        self,
+        inputs_embeds: torch.Tensor,
+        position_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        segment_ids: torch.Tensor | None = None,
+        images: EncodedImages | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Last hidden states [B,L,C] of inputs that `forward` has checked, with one image for each row."""
+        cached: Any = {CACHE_NAME: past_key_values}
+        if segment_ids is None:
+            causal_mask = create_causal_mask(self.config, inputs_embeds, attention_mask, **cached)
+        else:
+            length = segment_ids.shape[1]
+            columns = length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0]
+            causal_mask = packed_mask(segment_ids, attention_mask, columns)
+        image_key_values: Any = [(None, None)] * len(self.layers) if images is None else images.key_values
+        image_mask = None
+        if images is not None and images.attention_mask is not None:
+            image_mask = create_bidirectional_mask(
+                config=self.config,
+                inputs_embeds=inputs_embeds,
+                attention_mask=images.attention_mask,
+                encoder_hidden_states=images.key_values[0][0][:, 0],  # [B,P,D], only its shape is used
+            )
+        rotary = rotary_embedding(position_ids, self.rotary_dim, self.rope_theta, inputs_embeds.dtype)
         hidden_states = self.dropout(inputs_embeds)
         for layer, (image_key, image_value) in zip(self.layers, image_key_values):
             hidden_states = layer(
@@ -312,21 +349,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
                 **cached,
                 **kwargs,
             )
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.norm(hidden_states), **cached)
-
-    def causal_mask(
-        self,
-        inputs_embeds: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        segment_ids: torch.Tensor | None,
-        past_key_values: Cache | None,
-    ) -> Any:
-        """Mask of self-attention: a token reads itself and earlier tokens, no padding and no other question."""
-        if segment_ids is None:
-            return create_causal_mask(self.config, inputs_embeds, attention_mask, **{CACHE_NAME: past_key_values})
-        length = segment_ids.shape[1]
-        columns = length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0]
-        return packed_mask(segment_ids, attention_mask, columns)
+        return self.norm(hidden_states)
 
     def project_image_tokens(self, encoder_hidden_states: torch.Tensor) -> tuple[KeyValues, ...]:
         """Keys and values [I,K,P,D] of every layer's cross-attention for image tokens [I,P,encoder_hidden_size]."""
@@ -345,25 +368,21 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         encoder_attention_mask: torch.Tensor | None,
     ) -> EncodedImages | None:
         """Encoded images of the image tokens, or the given ones, with the given mask; None without images."""
+        if encoder_hidden_states is not None and encoded_images is not None:
+            raise ValueError(ONE_SOURCE)
         if encoder_hidden_states is not None:
             encoded_images = EncodedImages(self.project_image_tokens(encoder_hidden_states))
-        if encoder_attention_mask is not None:
-            encoded_images = mask_images(encoded_images, encoder_attention_mask)
-        return encoded_images
+        return mask_images(encoded_images, encoder_attention_mask)
 
-    def read_images(
-        self,
-        images: EncodedImages | None,
-        image_index: torch.Tensor | None,
-        inputs_embeds: torch.Tensor,
-        past_key_values: Any,
-    ) -> tuple[Any, Any]:
-        """Keys and values [B,K,P,D] of each row's image for every layer (None without images), and attention's mask.
-
-        The first step stores the images in the cache, and later steps read them there.
-        """
+    @staticmethod
+    def images_of_rows(
+        images: EncodedImages | None, image_index: torch.Tensor | None, rows: int, past_key_values: Any
+    ) -> EncodedImages | None:
+        """One image for each row, or None. The first step stores the images in the cache; later steps read them."""
         if images is not None:
-            images = images.rows(image_index, len(inputs_embeds))
+            count = images.key_values[0][0].shape[0]  # len() would be a constant in an exported graph
+            check_image_index(image_index, rows, count)
+            images = images.rows(image_index)
         elif image_index is not None:
             raise ValueError(f"image_index needs an image: {IMAGES}.")
         if images is not None and past_key_values is not None:
@@ -371,17 +390,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
                 given = type(past_key_values).__name__
                 raise ValueError(f"With an image, past_key_values must be a TrafficVLMCache, got {given}.")
             past_key_values.keep_image(images)
-        images = getattr(past_key_values, "image", images)
-        if images is None:
-            return [(None, None)] * self.config.num_hidden_layers, None
-        if images.attention_mask is None:  # all image tokens are visible
-            return images.key_values, None
-        return images.key_values, create_bidirectional_mask(
-            config=self.config,
-            inputs_embeds=inputs_embeds,
-            attention_mask=images.attention_mask,
-            encoder_hidden_states=images.key_values[0][0][:, 0],  # [B,P,D], only its shape is used
-        )
+        return getattr(past_key_values, "image", images)
 
 
 class TrafficVLMModel(TrafficVLMPreTrainedModel):
@@ -421,16 +430,19 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
             attentions=outputs.get("attentions"),
         )
 
-    def encode(self, pixel_values: torch.Tensor, attention_mask: torch.Tensor | None = None) -> EncodedImages:
-        """Encoded images of pixels [I,3,H,W], with gradients: vision tower, then keys and values of every layer."""
+    def encode(self, pixel_values: torch.Tensor) -> EncodedImages:
+        """Encoded images of pixels [I,3,H,W], with gradients."""
+        check_pixels(pixel_values, self.pixel_shape)
         graphs = self.graphs
-        if graphs is not None and attention_mask is None:
-            check_pixels(pixel_values, self.pixel_shape)  # a recorded pass checks nothing
-            if (images := graphs.encode(pixel_values)) is not None:
-                return images
-        image_tokens = self.get_image_features(pixel_values, return_dict=True).pooler_output
-        key_values = self.text_model.project_image_tokens(image_tokens)
-        return EncodedImages(key_values, attention_mask=attention_mask, pixel_values=pixel_values)
+        images = None if graphs is None else graphs.encode(pixel_values)
+        if images is None:
+            images = EncodedImages(self.project_pixels(pixel_values), pixel_values=pixel_values)
+        return images
+
+    def project_pixels(self, pixel_values: torch.Tensor) -> tuple[KeyValues, ...]:
+        """Keys and values [I,K,P,D] of every layer's cross-attention for checked pixels [I,3,H,W]."""
+        tokens = self.vision_tower(pixel_values.to(self.vision_tower.dtype), return_dict=True).last_hidden_state
+        return self.text_model.project_image_tokens(self.projector(tokens))
 
     def choose_images(
         self,
@@ -443,11 +455,11 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         Raises:
             ValueError: pixels and encoded images, or images of other weights. TypeError: not `EncodedImages`.
         """
-        if encoded_images is None and pixel_values is not None:
-            return self.encode(pixel_values, encoder_attention_mask)
-        if encoded_images is not None:
-            if pixel_values is not None:
-                raise ValueError("Pass either pixel_values or encoded_images, not both.")
+        if pixel_values is not None and encoded_images is not None:
+            raise ValueError(ONE_SOURCE)
+        if pixel_values is not None:
+            encoded_images = self.encode(pixel_values)
+        elif encoded_images is not None:
             if not hasattr(encoded_images, "key_values"):
                 raise TypeError(f"encoded_images must come from encode_images(), got {type(encoded_images).__name__}.")
             if not is_torchdynamo_compiling() and encoded_images.weights_version is not None:
@@ -461,8 +473,6 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
             key, dtype = encoded_images.key_values[0][0], self.text_model.dtype
             if key.dtype != dtype and not torch.is_autocast_enabled(key.device.type):
                 encoded_images = encoded_images.cast(dtype)
-        if encoder_attention_mask is None:
-            return encoded_images
         return mask_images(encoded_images, encoder_attention_mask)
 
     @can_return_tuple
@@ -522,7 +532,8 @@ class TrafficVLMLanguageModel(TrafficVLMPreTrainedModel):
         if labels is not None:
             check_labels(labels, logits)
             text_config = self.config.get_text_config()
-            labels = labels.masked_fill(labels == text_config.pad_token_id, -100)  # never a target
+            if text_config.pad_token_id is not None:
+                labels = labels.masked_fill(labels == text_config.pad_token_id, -100)  # never a target
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=text_config.vocab_size, **kwargs)
         return CausalLMOutputWithCrossAttentions(
             loss=loss,
@@ -604,7 +615,8 @@ class TrafficVLMFullModel(TrafficVLMPreTrainedModel):
         training mode, batch normalization mixes the images and changes its statistics.
         """
         version = self.model.weights_version()  # first, so that it need not wait for a GPU that encodes
-        return replace(self.model.encode(pixel_values, encoder_attention_mask), weights_version=version)
+        images: Any = mask_images(self.model.encode(pixel_values), encoder_attention_mask)
+        return replace(images, weights_version=version)
 
     def get_image_features(self, pixel_values: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
         """Image tokens, as of `TrafficVLMModel.get_image_features`."""

@@ -13,7 +13,14 @@ import torch
 from torch import nn
 
 from .cache_traffic_vlm import EncodedImages
-from .checks_traffic_vlm import check_image_index, check_prompt_ends, check_text, describe, padding_mask
+from .checks_traffic_vlm import (
+    check_image_index,
+    check_prompt_ends,
+    check_text,
+    count_positions,
+    describe,
+    padding_mask,
+)
 from .configuration_traffic_vlm import height_and_width
 
 
@@ -95,21 +102,22 @@ class TrafficVLMScoringMixin:
             attention_mask = padding_mask(input_ids, config.pad_token_id)
         if segment_ids is not None and question_ends is None:
             raise ValueError("Packed rows (segment_ids) need question_ends from the processor.")
+        check_text(config, input_ids, None, attention_mask, position_ids, segment_ids)
+        check_image_index(image_index, len(input_ids), len(images))
         if labels is not None and question_ends is None:
-            check_text(config, input_ids, None, attention_mask, position_ids)
             attention_mask = hide_answers(input_ids, attention_mask, labels)
+        if position_ids is None:
+            position_ids = count_positions(input_ids, attention_mask, 0)
         image_of_row = torch.arange(len(images)) if image_index is None else image_index
         text: Any = {"attention_mask": attention_mask, "position_ids": position_ids, "segment_ids": segment_ids}
-        logits, graphs = None, self.graphs
-        if graphs is not None:  # a recorded pass checks nothing, the decoder checks its arguments
-            check_text(config, input_ids, None, **text)
-            check_image_index(image_index, len(input_ids), len(images))
-            logits = graphs.answer(images, image_of_row, input_ids, question_ends, **text)
+        graphs = self.graphs
+        logits = None if graphs is None else graphs.answer(images, image_of_row, input_ids, question_ends, **text)
         if logits is None:
-            rows = {"input_ids": input_ids, "image_index": image_index, **text}
-            moved = {name: None if tensor is None else tensor.to(images.device) for name, tensor in rows.items()}
-            outputs = self.model.text_model(**moved, encoded_images=images, use_cache=False)
-            logits = self.compute_logits(question_states(outputs.last_hidden_state, attention_mask, question_ends))
+            decoder, device = self.get_decoder(), images.device
+            moved = {name: None if tensor is None else tensor.to(device) for name, tensor in text.items()}
+            embeddings = decoder.embed_tokens(input_ids.to(device))
+            states = decoder.decode(embeddings, **moved, images=images.rows(image_index))
+            logits = self.compute_logits(question_states(states, attention_mask, question_ends))
         check_prompt_ends(question_states(input_ids, attention_mask, question_ends), config.eos_token_id)
         image_of_question = image_of_row
         if question_ends is not None:
@@ -185,7 +193,8 @@ def attention_maps(
         raise ValueError("attention_maps needs pixel_values or encoded_images.")
     if attention_mask is None:
         attention_mask = padding_mask(input_ids, model.config.get_text_config().pad_token_id)
-    images, decoder = images.rows(image_index, len(input_ids)), model.model.text_model
+    check_image_index(image_index, len(input_ids), len(images))
+    images, decoder = images.rows(image_index), model.get_decoder()
     text = {"attention_mask": attention_mask, "position_ids": position_ids, "segment_ids": segment_ids}
     with reading_cross_attention(decoder) as read:
         decoder(input_ids=input_ids, **text, encoded_images=images, use_cache=False)

@@ -19,14 +19,18 @@ PIXELS = random_pixels(2)
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"input_ids": IDS.float()}, "input_ids must be int64 [rows,tokens], at least one token; got float32 [2, 3]"),
+        (
+            {"input_ids": IDS.float()},
+            "input_ids must be integers [rows,tokens], at least one token; got float32",
+        ),
         ({"input_ids": IDS[..., None]}, "got int64 [2, 3, 1]"),
         ({"input_ids": IDS[:, :0]}, "got int64 [2, 0]"),
         ({"input_ids": IDS + 493}, "input_ids must be in [0, 500), the vocabulary; got 500"),
         ({"input_ids": IDS - 8}, "got -1"),
+        ({"input_ids": None, "inputs_embeds": torch.ones(2, 3, 31)}, "inputs_embeds must be floats [rows,tokens,32]"),
         ({"attention_mask": torch.ones(2, 4)}, "attention_mask must be [2,3], rows by 0 cached and 3 new tokens; got"),
         ({"attention_mask": torch.ones(3)}, "got [3]"),
-        ({"position_ids": torch.arange(4)[None]}, "position_ids must be int64 [2,3] to match the tokens"),
+        ({"position_ids": torch.arange(4)[None]}, "position_ids must be integers [2,3] to match the tokens"),
         ({"position_ids": torch.ones(2, 3)}, "got float32 [2, 3]"),
         ({"encoder_attention_mask": torch.ones(1, 256)}, "encoder_attention_mask must be [2,256]"),
         ({"pixel_values": torch.zeros(2, 3, 200, 224)}, "must be [images,3,256,256], got [2, 3, 200, 224]"),
@@ -36,7 +40,10 @@ PIXELS = random_pixels(2)
         ({"pixel_values": torch.full_like(PIXELS, 11)}, "got 11..11"),
         ({"pixel_values": torch.ones_like(PIXELS, dtype=torch.uint8)}, "normalized floats"),
         ({"pixel_values": random_pixels(3)}, "2 rows of text for 3 images"),
-        ({"image_index": torch.tensor([0.0, 1.0])}, "image_index must be int64 [2], one index per row, got float32"),
+        (
+            {"image_index": torch.tensor([0.0, 1.0])},
+            "image_index must be integers [2], one index per row; got fl",
+        ),
         ({"image_index": torch.tensor([0])}, "got int64 [1]"),
         ({"image_index": torch.tensor([0, 2])}, "image_index must be in [0, 2); got 2"),
         ({"image_index": torch.tensor([0, -1])}, "got -1"),
@@ -61,6 +68,7 @@ ROW = {name: tensor for name, tensor in pack([IDS[0], IDS[0]]).items() if name !
     ("inputs", "message"),
     [
         ({"input_ids": None}, "exactly one of input_ids and inputs_embeds"),
+        ({"input_ids": None, "inputs_embeds": torch.ones(2, 32)}, "(hidden_size); got float32 [2, 32]"),
         ({"input_ids": random_ids(1, 129)}, "A text of 129 tokens is longer than max_position_embeddings=128"),
         ({"encoder_hidden_states": TOKENS[:1]}, "2 rows of text for 1 images"),
         ({"encoder_hidden_states": TOKENS[..., :23]}, "24"),
@@ -94,6 +102,10 @@ def test_an_image_for_a_decoder_without_cross_attention():
         ({"labels": IDS, "logits_to_keep": 1}, "labels must be int64 [2,1]"),
         ({"labels": IDS + 493}, "labels must be in [0, 500) or -100 (ignored), got 500"),
         ({"labels": IDS - 8}, "got -1"),
+        (
+            {"pixel_values": PIXELS, "encoder_hidden_states": TOKENS},
+            "Give one of pixel_values, encoded_images or",
+        ),
         ({"encoder_attention_mask": torch.ones(2, 256)}, "encoder_attention_mask needs an image: pixel_values"),
     ],
 )

@@ -199,6 +199,13 @@ def test_a_cache_refuses_another_image(model, name):
         cache = model(IDS, PIXELS, use_cache=True).past_key_values
         with pytest.raises(ValueError, match="holds another image than the one given"):
             getattr(model, name)(input_ids=more, past_key_values=cache, **image)
+    mask = torch.ones(2, 256)
+    mask[:, 100:] = 0
+    for first in ({}, {"encoder_attention_mask": mask.flip(1)}):
+        cache = model(IDS, PIXELS, use_cache=True, **first).past_key_values
+        with pytest.raises(ValueError, match="holds the image with another encoder_attention_mask"):
+            again = {"pixel_values": PIXELS, "encoder_attention_mask": mask}
+            getattr(model, name)(input_ids=more, past_key_values=cache, **again)
 
 
 @torch.no_grad()

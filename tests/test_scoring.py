@@ -147,10 +147,10 @@ def test_joined_encoded_images(model):
     close(model(ids[:2], encoded_images=separate).logits, model(ids[:2], encoded_images=together).logits)
     other = tiny_model(seed=1).encode_images(pixels[:1])
     for wrong, message in (
-        ([], "of one model, got those of 0"),
+        ([], "no encoded images to join"),
         ([parts[0], hidden[0]], "with and without an attention mask"),
-        ([parts[0], other], "of one model, got those of 2"),
-        ([parts[0], replace(parts[0], weights_version=None)], "of one model, got those of 2"),
+        ([parts[0], other], "of one model, got images of 2"),
+        ([parts[0], replace(parts[0], weights_version=None)], "of one model, got images of 2"),
     ):
         with pytest.raises(ValueError, match=message):
             EncodedImages.join(wrong)
@@ -176,7 +176,7 @@ def test_encoded_images_of_other_weights_are_refused(model):
     for other in (tiny_model(seed=1), tiny_model(text={"num_hidden_layers": 3})):
         with pytest.raises(ValueError, match="another model"):
             model(ids, encoded_images=other.encode_images(pixels))
-    with pytest.raises(ValueError, match="not both"):
+    with pytest.raises(ValueError, match="Give one of pixel_values, encoded_images"):
         model(ids, pixels, encoded_images=model.encode_images(pixels))
     with pytest.raises(TypeError, match="Tensor"):
         model(ids, encoded_images=pixels)
