@@ -1,4 +1,4 @@
-"""Faster passes without gradients, with the same weights: `with Fast(model): ...`, which leaves the model unchanged.
+"""Faster passes without gradients, with the same weights: `with model.fast_context(): ...`, which changes no model.
 
 On a CPU, modules get a faster forward pass while the context is open:
 
@@ -17,11 +17,11 @@ Unusual passes (gradients, training, compiling, autocast, adapters on a GPU) are
 
 import hashlib
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from operator import is_
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ Tensors = Sequence[torch.Tensor]
 SAMPLE = 16  # bytes of each tensor in a checksum
 # PEFT settings that change a module's output but are not tensors.
 ADAPTER_STATE = ("_disable_adapters", "_active_adapter", "merged_adapters", "scaling")
-KEPT = 16  # recorded passes; the least recently used one is dropped
+MOST = 16  # recorded passes; then all are dropped
 
 
 # --- changed weights ---
@@ -62,7 +62,9 @@ class Sample:
             stored = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
             start = tensor.storage_offset() * tensor.element_size()
             count = min(tensor.nbytes, len(stored) - start)
-            step = max(count // SAMPLE, 1) - 1 | 1  # odd, so that all bytes of a number have their turn
+            step = max(count // SAMPLE, 1)
+            if step % 2 == 0:  # all bytes of a number have their turn
+                step -= 1
             view = stored.as_strided((min(count, SAMPLE),), (step,), start)
             # NumPy joins many small arrays several times as fast as torch.
             self.views.setdefault(tensor.device, []).append(view.numpy() if tensor.device.type == "cpu" else view)
@@ -80,17 +82,14 @@ class Sample:
 
 
 def sample_of(module: nn.Module) -> Sample:
-    """The sample that a module keeps in an attribute, renewed for other members or tensors at other addresses."""
+    """The sample that a module keeps in an attribute; a new one for other parts, or tensors at other addresses."""
     sample: Any = vars(module).get("_sample")
-    members = [] if sample is None else [member for group in sample.groups for member in group.values()]
-    is_current = (
-        sample is not None
-        and len(members) == len(sample.members)
-        and all(map(is_, members, sample.members))
-        and [tensor.data_ptr() for tensor in sample.tensors] == sample.addresses
-    )
-    if not is_current:
-        sample = vars(module)["_sample"] = Sample(module)
+    if sample is not None:
+        members = [member for group in sample.groups for member in group.values()]
+        has_same = len(members) == len(sample.members) and all(map(is_, members, sample.members))
+        if has_same and [tensor.data_ptr() for tensor in sample.tensors] == sample.addresses:
+            return sample
+    sample = vars(module)["_sample"] = Sample(module)
     return sample
 
 
@@ -105,92 +104,100 @@ def checksum(module: nn.Module) -> str:
 
 # --- the context ---
 
-LOCK = threading.RLock()  # of all contexts
-
 
 class Fast:
     """Context in which passes of a model without gradients are faster. Outputs change by rounding only.
 
-    Weights that have changed are noticed on entering; they must not change inside. Several threads may use one
-    context, or several of one model: passes are those of the context that was entered first.
+    A model has one, which all threads and pipelines share (`fast_context`): passes are fast until the last one leaves.
+    Weights that have changed are noticed by the first one that enters; they must not change inside.
 
     Attributes:
         users: number of entries that have not been left.
-        is_kept: passes stay fast when the last one is left, until `stop`; then each public pass looks for changes.
+        is_kept: passes stay fast when the last user leaves, until `stop`; then each public pass looks for changes.
         version: checksum of the weights without those of a head.
         graphs: CUDA graphs of a model that answers questions; None on a CPU.
     """
 
     def __init__(self, model: Any):
         self.model, self.users, self.is_kept = model, 0, False
-        self.models: set[Any] = set()  # the model and its parts with public passes, which look for it in `fast`
+        self.lock = threading.RLock()
+        self.parts: list[Any] = []  # those with public passes, which look for this object in `fast`
         self.forwards: list[FastForward] = []
         self.graphs: Graphs | None = None
         self.version, self.state = "", None
 
     def __reduce__(self) -> Any:
-        return Fast, (self.model,), {"is_kept": self.is_kept}  # neither packed weights nor graphs can be copied
+        return fast_context, (self.model,)  # of a copied model
 
     def __enter__(self) -> "Fast":
-        with LOCK:
-            (self.model.fast or self).update()
+        with self.lock:
             self.users += 1
+            if self.users == 1:
+                self.install()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        with LOCK:
+        with self.lock:
             self.users -= 1
-            if self.users == 0 and not self.is_kept:
+            if not (self.users or self.is_kept):
                 self.uninstall()
 
     def keep(self) -> None:
         """Make passes fast until `stop`."""
-        with LOCK:
+        with self.lock:
             self.is_kept = True
-            self.update()
-
-    def update(self) -> None:
-        """Make passes fast, with new packed weights and graphs if the weights have changed.
-
-        Does nothing while a thread is inside of the context, or while compiling.
-        """
-        model = self.model
-        if (self.users > 0 and model.fast is self) or is_torchdynamo_compiling():
-            return
-        with LOCK:
-            base = model.base_model
-            heads = [] if model is base else [one for one in model.children() if one is not base]
-            # Graphs also depend on addresses, so on the samples themselves.
-            state: Any = [(sample, sample.checksum()) for sample in map(sample_of, (base, *heads))]
-            if state != self.state:
-                self.uninstall()
-                self.state, self.version = state, state[0][1]
-                self.models = {model, base, model.get_decoder()}
-                modules = [one for one in model.modules() if type(one) in PACKS]
-                weights = [next(one.parameters()) for one in modules]
-                self.forwards = [FastForward(one, w.dtype) for one, w in zip(modules, weights) if is_supported(w)]
-                can_record = model.device.type == "cuda" and hasattr(model, "question_logits")
-                self.graphs = Graphs(model) if can_record else None
-            for one in self.models:
-                one.fast = one.fast or self
-            for forward in self.forwards:
-                found = vars(forward.module).get("forward")
-                if found is None or (isinstance(found, FastForward) and found.dtype is None):  # others' passes stay
-                    vars(forward.module)["forward"] = forward  # setattr is slow for modules
+            self.look_for_changes()
 
     def stop(self) -> None:
-        """Leave the model as it was before passes were fast."""
-        with LOCK:
+        """Undo `keep`."""
+        with self.lock:
             self.is_kept = False
+            if not self.users:
+                self.uninstall()
+
+    def look_for_changes(self) -> None:
+        """Prepare passes for weights that have changed, if they are kept and no context is open."""
+        if self.is_kept and not self.users and not is_torchdynamo_compiling():
+            with self.lock:
+                if self.is_kept and not self.users:
+                    self.install()
+
+    def install(self) -> None:
+        """Make passes fast, with packed weights and graphs of the current weights."""
+        model, base = self.model, self.model.base_model
+        heads = [] if model is base else [one for one in model.children() if one is not base]
+        # Graphs also depend on addresses, so on the samples themselves.
+        state: Any = [(sample, sample.checksum()) for sample in map(sample_of, (base, *heads))]
+        if state != self.state:
             self.uninstall()
+            self.state, self.version = state, state[0][1]
+            self.parts = [model, base, model.get_decoder()]
+            modules = [one for one in model.modules() if type(one) in PACKS]
+            self.forwards = [FastForward(one) for one in modules if is_supported(next(one.parameters()))]
+            can_record = model.device.type == "cuda" and hasattr(model, "question_logits")
+            self.graphs = Graphs(model) if can_record else None
+        for part in self.parts:
+            part.fast = self
+        for forward in self.forwards:
+            vars(forward.module).setdefault("forward", forward)  # others' passes stay; setattr is slow for modules
 
     def uninstall(self) -> None:
-        for model in self.models or self.model.modules():  # a copy has no `models` before its first pass
-            if vars(model).get("fast") is self:
-                del model.fast
+        for part in self.parts:
+            if vars(part).get("fast") is self:
+                del part.fast
         for forward in self.forwards:
             if vars(forward.module).get("forward") is forward:
                 del vars(forward.module)["forward"]
+
+
+LOCK = threading.Lock()
+CONTEXTS: WeakValueDictionary[int, Fast] = WeakValueDictionary()  # by id(model), as long as anyone has the context
+
+
+def fast_context(model: Any) -> Fast:
+    """The context of a model: the one that a pipeline of the model has already, or a new one."""
+    with LOCK:
+        return CONTEXTS.get(id(model)) or CONTEXTS.setdefault(id(model), Fast(model))
 
 
 # --- weights in the layout of a CPU ---
@@ -199,16 +206,16 @@ class Fast:
 class FastForward:
     """The forward pass of a module with packed weights, which are made when they are first needed.
 
-    It is the module's own pass with gradients, in training mode, under autocast, while compiling, for inputs of
-    another dtype than the weight's, and in a copy of the module.
+    It is the module's own pass with gradients, in training mode, under autocast, while compiling, and for inputs of
+    another dtype than the weight's.
     """
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype | None):
-        self.module, self.dtype = module, dtype
+    def __init__(self, module: nn.Module):
+        self.module, self.dtype = module, next(module.parameters()).dtype
         self.run: Pass | None = None
 
     def __reduce__(self) -> Any:
-        return FastForward, (self.module, None)
+        raise TypeError("packed weights cannot be copied: copy a model before fuse_for_inference() or after train()")
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         module = self.module
@@ -342,7 +349,7 @@ class Graphs:
 
     def __init__(self, model: Any):
         self.model = model
-        self.passes: OrderedDict[Hashable, Recorded] = OrderedDict()
+        self.passes: dict[Hashable, Recorded] = {}
         self.seen: set[Hashable] = set()
         self.lock = threading.RLock()  # the buffers belong to one caller at a time
         self.pool = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
@@ -374,12 +381,11 @@ class Graphs:
                 if key not in self.seen:  # recording takes ten times as long as a pass
                     self.seen.add(key)
                     return None
+                if len(self.passes) == MOST:
+                    self.passes.clear()
                 with torch.inference_mode(False), torch.no_grad():  # inference tensors could not be written later
                     buffers = [torch.zeros(one.shape, dtype=one.dtype, device=self.model.device) for one in inputs]
                     self.passes[key] = Recorded(partial(function, self.model), buffers, self.pool)
-                if len(self.passes) > KEPT:
-                    self.passes.popitem(last=False)
-            self.passes.move_to_end(key)
             return self.passes[key](*inputs)
 
     def encode(self, pixel_values: torch.Tensor) -> EncodedImages | None:

@@ -57,7 +57,7 @@ from .checks_traffic_vlm import (
     padding_mask,
 )
 from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig, height_and_width
-from .fast_traffic_vlm import Fast, checksum
+from .fast_traffic_vlm import Fast, checksum, fast_context
 from .generation_traffic_vlm import MAX_NEW_TOKENS, TrafficVLMGenerationMixin
 from .scoring_traffic_vlm import TrafficVLMScoringMixin, attention_maps, question_states
 from .vision_traffic_vlm import TrafficVLMVisionModel
@@ -166,8 +166,8 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
         return checksum(self.base_model)
 
     def fast_context(self) -> Fast:
-        """A context, to enter as often as needed, in which passes without gradients are faster; see `Fast`."""
-        return Fast(self)
+        """The context of this model in which passes without gradients are faster; see `Fast`."""
+        return fast_context(self)
 
     def fuse_for_inference(self) -> "TrafficVLMPreTrainedModel":
         """The model, whose passes without gradients are faster until `train()`: as in `fast_context`, never left.
@@ -175,23 +175,23 @@ class TrafficVLMPreTrainedModel(PreTrainedModel):
         On a CUDA GPU, images and questions become CUDA graphs, in which hooks do not run. A graph is recorded when its
         shape comes for the second time.
         """
-        (self.fast or self.fast_context()).keep()
+        fast_context(self).keep()
         return self
 
     def train(self, mode: bool = True) -> "TrafficVLMPreTrainedModel":
         """As in torch; training mode undoes `fuse_for_inference`."""
-        if mode and self.fast is not None:
-            self.fast.stop()
+        fast = self.fast  # once, as another thread may leave the context
+        if mode and fast is not None:
+            fast.stop()
         return super().train(mode)
 
     @property
     def graphs(self) -> Any:
-        """CUDA graphs of the current weights; None on a CPU, and while passes are not fast."""
+        """CUDA graphs of the current weights, which are looked at; None on a CPU, and while passes are not fast."""
         fast = self.fast
         if fast is None:
             return None
-        if fast.is_kept:
-            fast.update()
+        fast.look_for_changes()
         return fast.graphs
 
     def get_decoder(self) -> "TrafficVLMTextModel":
@@ -283,8 +283,8 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
                 f"{implementation} attention does not return its weights: load with attn_implementation='eager' for "
                 "output_attentions=True, or call attention_maps(), which works with every implementation."
             )
-        if (fast := self.fast) is not None and fast.is_kept:
-            fast.update()
+        if (fast := self.fast) is not None:
+            fast.look_for_changes()
         past_length: Any = 0
         if past_key_values is not None:
             check_cache(past_key_values)
@@ -419,8 +419,8 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         Raises:
             ValueError: pixels of another shape, or pixels that are not normalized: integers, beyond ±10, NaN.
         """
-        if (fast := self.fast) is not None and fast.is_kept:
-            fast.update()
+        if (fast := self.fast) is not None:
+            fast.look_for_changes()
         check_pixels(pixel_values, self.pixel_shape)
         outputs = self.vision_tower(pixel_values.to(self.vision_tower.dtype), return_dict=True, **kwargs)
         return BaseModelOutputWithPooling(

@@ -213,9 +213,9 @@ class TrafficVLMPipeline(Pipeline):
             return self.model.encode_images(pixels.to(self.device))
 
     def read_question(self, text: str, answer_untaught: bool | None = None) -> Question:
-        """The question, checked and tokenized. The last ones are kept: the same are usually asked about many images.
+        """The question, checked and tokenized. Its refusal is a problem, unless `answer_untaught`.
 
-        Its refusal is a problem, unless `answer_untaught`, by default that of the pipeline.
+        Up to 4,096 questions are kept, as the same are usually asked about many images; then all are forgotten.
         """
         if answer_untaught is None:
             answer_untaught = self._preprocess_params.get("answer_untaught", False)
@@ -227,8 +227,8 @@ class TrafficVLMPipeline(Pipeline):
         question = questions.get((text, answer_untaught))
         if question is None:
             limit = min(self.text_config.max_position_embeddings, processor.tokenizer.model_max_length)
-            question = processor.rules.read(text, processor.prompt, limit, *known)
-            questions[text, answer_untaught] = question = question.checked(answer_untaught)
+            question = processor.rules.read(text, processor.prompt, limit, *known).refusing(answer_untaught)
+            questions[text, answer_untaught] = question
         return question
 
     def preprocess(self, inputs: Asked, region: Any = None) -> Asked:
@@ -302,7 +302,7 @@ class TrafficVLMPipeline(Pipeline):
                 found["margin"] = -margin if question.is_negated else margin
         for (_, question, found), (answer, score) in zip(in_words, words):
             found |= question.answer_in_words(answer, score, min_score)
-        answers = iter([question.answer(**found) for _, question, found in items])
+        answers = iter([question.item(**found) for _, question, found in items])
         return [[next(answers) for _ in row.questions] for row in rows]
 
     def postprocess(self, model_outputs: Any) -> Any:  # the base class requires it

@@ -30,7 +30,6 @@ from .question_traffic_vlm import (
     LETTERS,
     Prompt,
     Rules,
-    distinct_words,
     has_word,
     is_content_word,
     question_words,
@@ -474,7 +473,7 @@ class TrafficVLMProcessor(ProcessorMixin):
 
     def unknown_words(self, text: str | Sequence[str]) -> list[str]:
         """The words that are not in the vocabulary, as typed, each once, in order of appearance."""
-        return list(distinct_words(self.tokenizer.unknown_words(self._list_questions(text))))
+        return self.tokenizer.unknown_words(self._list_questions(text))
 
     def untaught_words(self, text: str | Sequence[str]) -> list[str]:
         """The content words of texts that the model was not taught, or not reliably, each once.

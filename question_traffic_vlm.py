@@ -446,11 +446,11 @@ class Question:
     problem: str | None = None
     refusal: str | None = None
 
-    def checked(self, answer_untaught: bool) -> "Question":
-        """The question, whose refusal is a problem unless `answer_untaught`."""
+    def refusing(self, answer_untaught: bool) -> "Question":
+        """The question, whose refusal is its problem unless `answer_untaught`."""
         return self if answer_untaught or self.problem else replace(self, problem=self.refusal)
 
-    def answer(
+    def item(
         self,
         answer: str | None = None,
         score: float | None = None,

@@ -113,7 +113,7 @@ class TrafficVLMScoringMixin:
         graphs = self.graphs
         logits = None if graphs is None else graphs.answer(images, image_of_row, input_ids, question_ends, **text)
         if logits is None:
-            decoder, device = self.get_decoder(), images.device
+            decoder, device = self.model.text_model, images.device
             moved = {name: None if tensor is None else tensor.to(device) for name, tensor in text.items()}
             embeddings = decoder.embed_tokens(input_ids.to(device))
             states = decoder.decode(embeddings, **moved, images=images.rows(image_index))
@@ -179,10 +179,12 @@ def attention_maps(
     layers: list[int] | None = None,
     heads: list[int] | None = None,
 ) -> torch.Tensor:
-    """Cross-attention maps [B,L,h,w] in float32, [16,16] patches for each token; a map sums to 1, but to 0 at padding.
+    """Cross-attention maps [B,L,h,w] in float32, of [16,16] patches for each token; 0 at padding.
+
+    A map sums to 1, or to less if the vision tower has a class token, which is left out.
 
     Args:
-        input_ids ... encoder_attention_mask: as of `question_logits`.
+        input_ids ... encoder_attention_mask: as of `question_logits`; `question_ends` has no effect.
         layers, heads: indices of the layers and query heads to average over; all by default, and for an empty list.
 
     Raises:

@@ -30,7 +30,7 @@ class Asking:
         """A question, checked and tokenized."""
         about = self.about
         question = self.rules.read(text, self._prompt, about["max_tokens"], about["taught"], about["own_questions"])
-        return question.checked(about["answer_untaught"])
+        return question.refusing(about["answer_untaught"])
 
     def _prompt(self, text: str) -> Prompt:
         ids, tokens, words = map(list, zip(*json.loads(self.tokenize(text)))) if text else ([], [], [])
@@ -51,12 +51,12 @@ class Asking:
 
     def yes_or_no(self, question: Question, p: float) -> str:
         """JSON of the item of a yes/no question, from P(yes)."""
-        return show(question.answer(**question.yes_or_no(p)), question)
+        return show(question.item(**question.yes_or_no(p)), question)
 
     def in_words(self, question: Question, answer: str, score: float) -> str:
         """JSON of the item of a question that was answered in words, or has a problem."""
         more = {"problem": question.problem} if question.problem else question.answer_in_words(answer, score)
-        return show(question.answer(**more), question)
+        return show(question.item(**more), question)
 
 
 def as_typed(text: str, words: list[str]) -> Iterator[str]:

@@ -272,7 +272,7 @@ def check_questions(options: LabelOptions) -> list[str]:
         if question.unknown_words and not options.answer_untaught:
             words = ", ".join(question.unknown_words)
             raise DataError(f"{question.text!r}: the model does not know {words}. Correct or rephrase the question")
-        for note in answer_notes(question.answer()):
+        for note in answer_notes(question.item()):
             print(f"{question.text!r}: {note}", file=sys.stderr)
     return [question.text for question in questions]
 

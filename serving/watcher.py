@@ -293,7 +293,7 @@ def watch(
         options.detector(question)  # raises an error before earlier files are deleted
     # Opened last: the buffer of a camera would overflow while the model is loaded.
     source = open_source(name, options.frame_rate)
-    source.notes += [f"{question.text!r}: {note}" for question in read for note in answer_notes(question.answer())]
+    source.notes += [f"{question.text!r}: {note}" for question in read for note in answer_notes(question.item())]
     rate = min(source.rate, options.fps or source.rate)
     video = AnnotatedVideo(options.video, rate) if options.video else None
     for file in FILES:  # only now, when the new run can start

@@ -101,14 +101,14 @@ def test_changed_weights_drop_the_graphs(device):
 
 @torch.no_grad()
 def test_shapes_are_recorded_when_they_come_again_and_few_are_kept(monkeypatch):
-    monkeypatch.setattr(fast_traffic_vlm, "KEPT", 2)
+    monkeypatch.setattr(fast_traffic_vlm, "MOST", 2)
     recorded, _ = make()
     for count in (1, 2, 1):
         images = recorded.encode_images(random_pixels(count))
     assert kinds(recorded) == ["encode_images"]
     for lengths in ((3,), (3, 4), (3,), (20,), (3, 4)):
         recorded.score_yes_no(encoded_images=images, **questions(*lengths))
-    assert kinds(recorded) == ["answer", "answer"]  # that of images was the least recently used
+    assert kinds(recorded) == ["answer"]  # the third shape took the place of both
 
 
 @each_attention
