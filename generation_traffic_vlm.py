@@ -47,8 +47,7 @@ class TrafficVLMGenerationMixin(GenerationMixin):
 
         Raises:
             ValueError: packed or right-padded rows; a prompt that ends in `[EOS]`; a number of images that does not
-                match the text; a prompt that with `max_new_tokens` would exceed `max_position_embeddings`;
-                `stop_strings` or `assistant_early_exit`.
+                match the text; a prompt that with `max_new_tokens` would exceed `max_position_embeddings`.
         """
         for name in ("segment_ids", "question_ends"):
             if kwargs.pop(name, None) is not None:
@@ -115,13 +114,6 @@ class TrafficVLMGenerationMixin(GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        if generation_config.stop_strings is not None:
-            raise ValueError(
-                "stop_strings need a tokenizer that writes any text, and this one has whole words only: pass the ids "
-                "of the words at which to stop, eos_token_id=[eos_token_id, tokenizer.convert_tokens_to_ids(word)]."
-            )
-        if generation_config.assistant_early_exit is not None:
-            raise ValueError("assistant_early_exit is not supported: pass a smaller model as assistant_model.")
         self._check_length(generation_config, model_kwargs)
         is_given = model_kwargs.get(CACHE_NAME) is not None
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)

@@ -305,8 +305,6 @@ RIGHT_PADDED = 'pass padding_side="left" to the processor'
             {"pixel_values": None, "encoder_attention_mask": torch.ones(1, 256)},
             "encoder_attention_mask needs an image",
         ),
-        ({"stop_strings": ["car"]}, "stop_strings need a tokenizer"),
-        ({"assistant_early_exit": 1}, "assistant_early_exit is not supported: pass a smaller model"),
     ],
 )
 def test_bad_input_is_an_error_before_generating(model, inputs, message):
