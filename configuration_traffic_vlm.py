@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
-from transformers.activations import ACT2FN
 
 
 AUTO_MAP = {
@@ -199,9 +198,7 @@ class TrafficVLMTextConfig(PreTrainedConfig):
         _check(self, is_divisible, "num_attention_heads must be divisible by num_key_value_heads", *heads)
         for name in ("head_dim", "rope_head_dim"):
             _check(self, getattr(self, name) % 2 == 0, f"{name} must be even because RoPE rotates pairs", name)
-        _check(self, self.hidden_act in ACT2FN, "hidden_act must be in transformers' ACT2FN", "hidden_act")
-        for name in ("rms_norm_eps", "initializer_range"):
-            _check_number(self, name, TINY)
+        _check_number(self, "rms_norm_eps", TINY)
         for name in ("attention_dropout", "hidden_dropout"):
             _check_number(self, name, 0.0, 1.0)
         is_default = self.rope_parameters.get("rope_type") == "default"
@@ -318,14 +315,11 @@ class TrafficVLMVisionConfig(PreTrainedConfig):
         """Raise `ValueError` if a field is invalid or fields contradict each other."""
         if any(getattr(self, name) for name in CONV_LISTS):
             self._check_convolutions()
-        _check(self, self.hidden_act in ACT2FN, "hidden_act must be in transformers' ACT2FN", "hidden_act")
         is_known = self.neck in ("transformer", "depthwise")
         _check(self, is_known, "neck must be 'transformer' or 'depthwise'", "neck")
         _check_positive_integers(self, "neck_width", "num_attention_heads", "patch_size")
         if self.pool_above is not None:
             _check_positive_integers(self, "pool_above")
-        for name in ("layer_norm_eps", "initializer_range"):
-            _check_number(self, name, TINY)
         is_divisible = self.neck == "depthwise" or self.neck_width % self.num_attention_heads == 0
         message = "neck_width must be divisible by num_attention_heads"
         _check(self, is_divisible, message, "neck_width", "num_attention_heads")
@@ -425,11 +419,6 @@ class TrafficVLMConfig(PreTrainedConfig):
     ) -> TrafficVLMTextConfig:
         fields = dict(text_config.to_dict() if isinstance(text_config, PreTrainedConfig) else text_config or {})
         fields = {key: value for key, value in fields.items() if key not in ("auto_map", "model_type")}
-        if fields.get("encoder_hidden_size", 0) is None:
-            raise ValueError(
-                "text_config.encoder_hidden_size must not be None, as the full model reads the image by "
-                "cross-attention: got encoder_hidden_size=None."
-            )
         fields["encoder_hidden_size"] = fields.get("hidden_size", 512)
         if tie_word_embeddings is not None:
             fields["tie_word_embeddings"] = tie_word_embeddings
