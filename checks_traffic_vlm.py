@@ -129,12 +129,9 @@ def check_text(
 
 
 def check_cache(past_key_values: Any) -> None:
-    """Refuse keys and values that are not in a cache of the library, such as tuples."""
+    """Refuse keys and values that are not in a cache of the library."""
     if not isinstance(past_key_values, Cache):
-        raise ValueError(
-            f"past_key_values must be a cache, got {type(past_key_values).__name__}. TrafficVLMCache(past_key_values) "
-            "makes one of a tuple of (keys, values) for each layer."
-        )
+        raise ValueError(f"past_key_values must be a cache, got {type(past_key_values).__name__}.")
 
 
 def check_prompt_ends(last_ids: torch.Tensor, eos_token_id: int | list[int] | None) -> None:

@@ -54,7 +54,6 @@ CHAT_TEMPLATE = """\
 logger = logging.get_logger(__name__)
 
 ROW_TOKENS = 512  # of a packed row. Attention costs L²; with a limit, the cost grows linearly with the questions
-MAX_WIDTH = 1_000_000  # tokens of a padded row; a wider row is a mistake and would exhaust the memory
 IGNORED_LABEL = -100  # ignored by torch.nn.functional.cross_entropy
 LAYOUT_OPTIONS = ("padding", "padding_side", "max_length", "pad_to_multiple_of")
 WITHOUT_EFFECT = ("add_special_tokens", "sanitize_control_tokens", "verbose")  # here; the library sends them
@@ -421,8 +420,6 @@ class TrafficVLMProcessor(ProcessorMixin):
             if strategy == PaddingStrategy.MAX_LENGTH:
                 width = max(width, max_length or self.tokenizer.model_max_length)
             width += -width % (pad_to_multiple_of or 1)
-        if width > MAX_WIDTH:
-            raise ValueError(f"rows would be padded to {width:,} tokens; the limit is {MAX_WIDTH:,}")
         segments = [[questions[index][1:] for index in row] for row in rows]
         data: dict[str, Any] = place_rows(segments, self.tokenizer.pad_token_id, width, side == "left")
         if not any(answer for *_, answer in questions):

@@ -8,7 +8,6 @@ import torch
 from transformers import DynamicCache
 
 from tiny import pack, random_ids, random_pixels, tiny_decoder
-from traffic_vlm.cache_traffic_vlm import TrafficVLMCache
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForSequenceClassification
 
 
@@ -132,12 +131,3 @@ def test_packed_rows_need_an_attention_that_takes_masks():
     flash.config._attn_implementation_internal = "flash_attention_2"  # as on a GPU; attention itself never runs
     with pytest.raises(ValueError, match="which flash_attention_2 does not support: use sdpa or eager"):
         flash(**ROW)
-
-
-@torch.no_grad()
-def test_the_error_about_tuples_names_a_cache_that_works(model):
-    ids = random_ids(1, 6)
-    cache = model(ids[:, :5], PIXELS[:1], use_cache=True).past_key_values
-    past = tuple((layer.keys, layer.values) for layer in cache.layers)
-    step = model(ids[:, 5:], PIXELS[:1], past_key_values=TrafficVLMCache(past)).logits[:, 0]
-    torch.testing.assert_close(step, model(ids, PIXELS[:1]).logits[:, 5], atol=1e-4, rtol=1e-4)
