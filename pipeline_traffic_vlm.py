@@ -350,13 +350,11 @@ class TrafficVLMPipeline(Pipeline):
         """
         limit = self.text_config.max_position_embeddings  # of a question with its answer
         new_tokens = self.model.generation_config.max_new_tokens
-        lengths = [len(question.input_ids) for _, question, _ in asked]
-        short = [i for i, length in enumerate(lengths) if length <= limit - new_tokens]
-        # Each long question is alone: it leaves less room, and would cut the answers to the others.
-        long = [[i] for i, length in enumerate(lengths) if length > limit - new_tokens]
-        answers: list[tuple[str, float]] = [("", 0.0)] * len(asked)
-        for group in [short, *long] if short else long:
-            images, questions, _ = zip(*(asked[i] for i in group))
+        # A long question is asked alone: it leaves less room, and would cut the answers to the others.
+        is_long = any(len(question.input_ids) > limit - new_tokens for _, question, _ in asked)
+        answers: list[tuple[str, float]] = []
+        for group in [[item] for item in asked] if is_long else [asked]:
+            images, questions, _ = zip(*group)
             prompts = self.processor.lay_out([[(question.input_ids, ())] for question in questions], packed=False)
             length = prompts["input_ids"].shape[1]
             output = self.model.generate(
@@ -375,10 +373,10 @@ class TrafficVLMPipeline(Pipeline):
             is_word = tokens != self.text_config.pad_token_id  # padding follows the end
             scores = (log_p.masked_fill(~is_word, 0.0).sum(-1) / is_word.sum(-1)).exp().tolist()
             texts = self.processor.batch_decode(tokens, skip_special_tokens=True)
-            for i, text, score in zip(group, texts, scores):
+            for question, score in zip(questions, scores):
                 if not math.isfinite(score):
-                    raise FloatingPointError(f"the model answers {asked[i][1].text!r} with a probability of {score}")
-                answers[i] = text, score
+                    raise FloatingPointError(f"the model answers {question.text!r} with a probability of {score}")
+            answers += zip(texts, scores)
         return answers
 
     def _find_next_tokens(self, questions: Sequence[Question], prompt_length: int) -> Callable[..., list[int]]:
