@@ -4,7 +4,8 @@
 
 What a change hides becomes unknown in the scene (`HIDDEN`): nobody sees the color of a car in a gray picture. Other
 changes are mild enough for colors to keep their names. Training uses `augment`, of the tower and of the full model;
-evaluation uses `darken`, `blur`, `add_noise` and `compress` with a fixed strength.
+evaluation uses `darken`, `blur`, `add_noise` and `compress` with a fixed strength; the renderer uses `add_rain` and
+`change_light`.
 
 Images are uint8 arrays [H,W,3]. Their size need not be that of the scene: the tower's frames are squeezed to squares.
 """
@@ -33,7 +34,7 @@ HIDDEN: dict[str, tuple[float, tuple[str, ...]]] = {
     "haze": (0.03, ("color", "weather", "glare")),
     "rain": (0.03, ("weather", "road surface")),
 }
-CAMERA = 0.2  # chance of blur, the same of noise and of JPEG artifacts
+FLAWS = 0.2  # chance of blur, the same of noise and of JPEG artifacts
 
 
 def augment(
@@ -100,21 +101,24 @@ def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return cv2.resize(image, size[::-1], interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
 
 
-def change_light(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def change_light(image: np.ndarray, rng: np.random.Generator, flaws: float = FLAWS) -> np.ndarray:
     """The image with other tones, as if from another camera; some images are also blurred, noisy or compressed.
 
     Tones change by at most a tenth of the range, without clipping, and hues hardly change. So white, silver, gray and
     black keep their names, and so do orange and yellow.
+
+    Args:
+        flaws: chance of blur, the same of noise and of JPEG artifacts.
     """
     tones = np.linspace(0, 1, 256) ** GAMMA ** rng.uniform(-1, 1)
     tones -= rng.uniform(-CONTRAST, CONTRAST) * np.sin(2 * np.pi * tones) / (2 * np.pi)  # black and white stay
     image = cv2.LUT(image, np.rint(255 * tones).astype(np.uint8))
     image = saturate(image, 1 + rng.uniform(-SATURATION, SATURATION))
-    if rng.random() < CAMERA:
+    if rng.random() < flaws:
         image = blur(image, rng.uniform(0.3, 1.5))
-    if rng.random() < CAMERA:
+    if rng.random() < flaws:
         image = add_noise(image, rng.uniform(2, 12), rng)
-    if rng.random() < CAMERA:
+    if rng.random() < flaws:
         image = compress(image, int(rng.integers(25, 90)))
     return image
 
@@ -159,15 +163,14 @@ def add_haze(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def add_rain(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The image with streaks of rain in one slant."""
+    """The image with streaks of rain in one slant, which reflect its light."""
     height, width = image.shape[:2]
-    image, slant = image.copy(), rng.uniform(-0.3, 0.3)
-    for x, y, length in rng.uniform((0, 0, 0.03), (1, 1, 0.1), (int(rng.integers(40, 160)), 3)):
-        tone = int(rng.integers(150, 230))
+    layer, slant, light = np.zeros_like(image), rng.uniform(-0.3, 0.3), image.mean()
+    for x, y, length, tone in rng.uniform((0, -0.1, 0.03, 0.2), (1, 1, 0.13, 0.7), (int(rng.integers(60, 160)), 4)):
         start = int(x * width), int(y * height)
         end = int(x * width + slant * length * height), int((y + length) * height)
-        cv2.line(image, start, end, (tone, tone, tone), 1, cv2.LINE_AA)
-    return image
+        cv2.line(layer, start, end, (tone * light,) * 3, 1, cv2.LINE_AA)
+    return cv2.add(image, layer)
 
 
 HIDING = {

@@ -9,7 +9,6 @@ import numpy as np
 
 from .camera import NEAR, SCALE, Camera
 from .colors import mix
-from .dice import Dice
 from .light import Light
 from .plan import CROSSWALK, FIRST, OTHER, SKY, STRIPES, TERRAIN, Patch, Plan
 
@@ -22,7 +21,7 @@ class Crosswalk:
     area: int  # canvas pixels; 0 if part of it is behind the camera
 
 
-def draw_backdrop(plan: Plan, size: int, dice: Dice) -> tuple[np.ndarray, list[Crosswalk]]:
+def draw_backdrop(plan: Plan, size: int, rng: np.random.Generator) -> tuple[np.ndarray, list[Crosswalk]]:
     """A canvas with ground, sky and skyline, uint8 [size, size, 4] as in `stage`, and the crosswalks on it."""
     camera, light = plan.camera, plan.light
     level = math.tan(camera.pitch)
@@ -40,7 +39,7 @@ def draw_backdrop(plan: Plan, size: int, dice: Dice) -> tuple[np.ndarray, list[C
         number = FIRST + 2 * len(crosswalks) - 2  # of the last crosswalk
         numbers.append({CROSSWALK: number, STRIPES: number + 1}.get(patch.kind, patch.kind))
     canvas = light_ground(plan, layers, numbers)
-    above = cv2.cvtColor(sky(size // SCALE, camera.horizon(), light, dice), cv2.COLOR_RGB2RGBA)
+    above = cv2.cvtColor(sky(size // SCALE, camera.horizon(), light, rng), cv2.COLOR_RGB2RGBA)
     above[..., 3] = SKY
     above = cv2.resize(above, None, fx=SCALE, fy=SCALE, interpolation=cv2.INTER_NEAREST)
     cv2.copyTo(above, cv2.inRange(layers[: len(above)], 0, 0), canvas[: len(above)])
@@ -116,26 +115,26 @@ def tile(texture: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarr
     return texture.take(rows % len(texture), axis=0).take(columns % len(texture), axis=1)
 
 
-def sky(size: int, horizon: float, light: Light, dice: Dice) -> np.ndarray:
+def sky(size: int, horizon: float, light: Light, rng: np.random.Generator) -> np.ndarray:
     """The sky, down to a little below the row of the horizon (in image sizes), uint8 [rows, size, 3]."""
     bottom = max(int(horizon * size), 1)
     rows = np.arange(min(bottom + size // 8, size))
     low = np.array(light.haze_color, dtype=np.float32)
     fraction = np.minimum(rows / bottom, 1)[:, None, None]
     image = np.array(light.zenith) * (1 - fraction) + low * fraction  # [rows, 1, 3]
-    x, y = dice.integer(0, 511), dice.integer(0, 511)
+    x, y = rng.integers(512, size=2)
     cloud = tile(clouds(), rows * 2 + y, np.arange(size) + x)[..., None]
     if light.weather == "clear" and light.time != "night":
         color = np.minimum(low + 25, 255) if light.time == "day" else low
-        cover = dice.integer(145, 190)
-        image = image + (color - image) * np.clip((cloud - cover) * dice.integer(2, 6), 0, 200) / 256
+        cover = rng.integers(145, 190)
+        image = image + (color - image) * np.clip((cloud - cover) * rng.integers(2, 7), 0, 200) / 256
     elif light.weather in ("cloudy", "rainy", "snowy"):
         image = image + (cloud - 128) * (0.11 if light.time == "night" else 0.31)
     pixels = np.clip(np.broadcast_to(image, (len(rows), size, 3)), 0, 255).astype(np.uint8)
     if light.time == "night" and light.weather == "clear":
-        for _ in range(dice.integer(25, 60)):
-            pixels[dice.integer(0, len(rows) - 1), dice.integer(0, size - 1)] = dice.integer(90, 220)
-        if dice.chance(0.5):
-            moon = (dice.integer(0, size), dice.integer(0, bottom))
+        stars = rng.integers((0, 0, 90), (len(rows), size, 220), (int(rng.integers(25, 60)), 3))
+        pixels[stars[:, 0], stars[:, 1]] = stars[:, 2:]
+        if rng.random() < 0.5:
+            moon = (int(rng.integers(size)), int(rng.integers(bottom)))
             cv2.circle(pixels, moon, max(size // 40, 2), (235, 232, 210), -1, cv2.LINE_AA)
     return pixels

@@ -1,9 +1,9 @@
 """Draws a plan: first the canvas, then the photograph and its annotations."""
 
+import numpy as np
 from PIL import Image
 
 from ..scene import Scene
-from .dice import Dice
 from .labels import describe
 from .layout import make_plan
 from .photo import develop
@@ -31,7 +31,7 @@ def render(seed: int, size: int = 224) -> tuple[Image.Image, Scene]:
 
 def draw(plan: Plan, size: int) -> tuple[Image.Image, Scene]:
     """The image and the annotations of a plan, for a width and height of `size` pixels."""
-    dice = Dice(f"photograph {plan.seed}")
-    stage = Stage(plan, size, dice)
-    image = develop(stage, dice)
+    rng = np.random.default_rng(plan.seed % 2**64)
+    stage = Stage(plan, size, rng)
+    image = develop(stage, rng)
     return Image.fromarray(image), describe(stage, image)

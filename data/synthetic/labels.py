@@ -170,9 +170,9 @@ def describe_thing(stage: Stage, index: int) -> SceneObject | None:
     depth = stage.plan.camera.look(*thing.place)[2]
     hidden = float(light.hidden(depth))
     bright = light.ambient[1] + light.headlight(depth) + light.sun / 2
-    visible = round(min(1.0, count / max(area, count)), 4)
+    visible = min(1.0, count / max(area, count))
     if bright * (1 - hidden) < DARK and (not thing.bright or hidden > 0.8):
-        visible = round(visible * UNSEEN, 4)
+        visible *= UNSEEN
     width, height = box[2] - box[0], box[3] - box[1]
     attributes = {}
     for name, value in thing.attributes.items():
@@ -181,7 +181,7 @@ def describe_thing(stage: Stage, index: int) -> SceneObject | None:
         known = large and visible >= rule.visible and hidden <= rule.hidden and bright >= rule.bright
         if known and (name != "state" or any(shows_lamp(stage, index, lamp) for lamp in thing.lamps)):
             attributes[name] = value
-    return SceneObject(thing.category, box, count / SCALE**2, visible, attributes)
+    return SceneObject(thing.category, box, count / SCALE**2, max(round(visible, 4), 1e-4), attributes)
 
 
 def shows_lamp(stage: Stage, index: int, lamp: Lamp) -> bool:

@@ -16,7 +16,7 @@ Depth = TypeVar("Depth", float, np.ndarray)
 
 @dataclass(frozen=True)
 class Light:
-    """The light of a scene, and the flaws of its photograph.
+    """The light of a scene, and the quality of its photograph.
 
     Attributes:
         weather, time: values of the scene attributes "weather" and "time of day".
@@ -27,7 +27,7 @@ class Light:
         haze_color: color of the sky at the horizon and of far things.
         zenith: color of the sky at the top.
         headlights: light that the headlights of the camera's vehicle add at depth 0.
-        exposure, tint: factors of the photograph; blur, noise, jpeg: strengths from 0.
+        flaws: chance of blur, the same of noise and of JPEG artifacts; 0 is an ideal camera.
     """
 
     weather: str
@@ -39,11 +39,7 @@ class Light:
     haze_color: Color
     zenith: Color
     headlights: float = 0.0
-    exposure: float = 1.0
-    tint: Point3 = (1.0, 1.0, 1.0)
-    blur: int = 0
-    noise: int = 0
-    jpeg: int = 0
+    flaws: float = 0.0
 
     def hidden(self, depth: Depth) -> Depth:
         """Fraction of a thing's light that haze replaces with its own color, at a depth in meters, 0..1."""
@@ -90,16 +86,12 @@ def make_light(dice: Dice, driving: bool, has_lamps: bool) -> Light:
     return Light(
         weather=weather,
         time=time,
-        ambient=(level * tones[0], level * tones[1], level * tones[2]),
+        ambient=tuple(level * tone * dice.uniform(0.96, 1.04) for tone in tones),
         sun=sky["sun"][weather != "clear"],
         sun_direction=(math.sin(azimuth) * flat, math.sin(elevation), math.cos(azimuth) * flat),
         haze=haze,
         haze_color=low,
         zenith=low if weather == "foggy" else top,
         headlights=dice.uniform(0.5, 0.75) if driving and time == "night" else 0.0,
-        exposure=dice.uniform(0.88, 1.14),
-        tint=(dice.uniform(0.95, 1.05), dice.uniform(0.97, 1.03), dice.uniform(0.95, 1.05)),
-        blur=dice.pick((0, 0, 0, 1, 2)),
-        noise=dice.pick((0, 1, 2, 4, 7)) + (4 if time == "night" else 0),
-        jpeg=dice.pick((0, 0, 1, 2, 3)),
+        flaws=0.4,
     )

@@ -13,7 +13,6 @@ import numpy as np
 
 from .backdrop import draw_backdrop
 from .camera import NEAR, SCALE
-from .dice import Dice
 from .light import Light
 from .mesh import Mesh
 from .plan import FIRST, OTHER, STUFF, Plan
@@ -44,9 +43,9 @@ class Stage:
         outlines: corners of each thing's visible faces in 1/16 canvas pixels, {thing: [[N, 2], ...]}.
     """
 
-    def __init__(self, plan: Plan, size: int, dice: Dice):
+    def __init__(self, plan: Plan, size: int, rng: np.random.Generator):
         self.plan, self.size = plan, size
-        self.canvas, self.crosswalks = draw_backdrop(plan, size * SCALE, dice)
+        self.canvas, self.crosswalks = draw_backdrop(plan, size * SCALE, rng)
         self.numbers, free = [], FIRST + 2 * len(self.crosswalks)
         for thing in plan.things:
             self.numbers.append(STUFF.get(thing.category, min(free, 255)))
