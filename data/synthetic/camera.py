@@ -56,14 +56,21 @@ class Camera:
         return np.clip(np.rint((rolled + 0.5) * (16 * size)), -(2**24), 2**24).astype(np.int32)
 
     def look(self, x: float, y: float, z: float) -> Point3:
-        """(column, row, depth) of a world point, without roll: in image sizes and meters; depth ≤ 0 is behind."""
+        """(column, row, depth) of a world point, in image sizes and meters; depth ≤ 0 is behind."""
         right, up, depth = ((x - self.x, y - self.height, z) @ self.axes).tolist()
-        scale = 1 / max(depth, 1e-3)
-        return 0.5 + right * scale * self.focal[0], 0.5 - up * scale * self.focal[1], depth
+        u, v = (side * focal / max(depth, 1e-3) for side, focal in zip((right, -up), self.focal))
+        sine, cosine = math.sin(self.roll), math.cos(self.roll)
+        return 0.5 + cosine * u - sine * v, 0.5 + sine * u + cosine * v, depth
 
     def horizon(self) -> float:
         """Row of the horizon at the center column, in image sizes."""
         return 0.5 - self.focal[1] * math.tan(self.pitch)
+
+    @functools.cached_property
+    def nearest_ground(self) -> float:
+        """Meters from which the ground comes into the picture; 0 for a driver's camera, which sees it from nearby."""
+        down = self.pitch + math.atan(0.5 / self.focal[1])
+        return self.height * math.cos(down) / max(math.sin(down), 0.05) if self.height > 3 else 0.0
 
     def first_ground_row(self, size: int) -> int:
         """A row above all ground in an image of `size` pixels, however the camera is rolled."""

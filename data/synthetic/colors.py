@@ -14,12 +14,6 @@ def scaled(color: Color, factor: float) -> Color:
     return red, green, blue
 
 
-def lighten(color: Color, levels: int) -> Color:
-    """A color with a number of levels added to each channel."""
-    red, green, blue = (min(max(level + levels, 0), 255) for level in color)
-    return red, green, blue
-
-
 def mix(a: Color, b: Color, fraction: float) -> Color:
     """The color at a fraction of the way from a to b."""
     red, green, blue = (round(x + (y - x) * fraction) for x, y in zip(a, b))

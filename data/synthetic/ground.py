@@ -1,8 +1,9 @@
 """The ground of a plan: road, markings, crosswalks, sidewalks, land; and the skyline behind it."""
 
+from collections.abc import Sequence
+
 from .camera import Point2
-from .colors import Color, lighten, mix, scaled
-from .dice import Dice
+from .colors import Color, mix, scaled
 from .plan import CROSSWALK, FAR, ROAD, SIDEWALK, STRIPES, Plan
 from .road import Road
 
@@ -18,8 +19,8 @@ def strip(road: Road, left: float, right: float, start: float = START, end: floa
     return [road.at(left, z) for z in stations] + [road.at(right, z) for z in reversed(stations)]
 
 
-def lay_ground(plan: Plan) -> list[float]:
-    """Add all patches of ground to a plan, and return the meters ahead at which crosswalks are."""
+def lay_ground(plan: Plan) -> None:
+    """Add all patches of ground to a plan."""
     dice, road, weather = plan.dice, plan.road, plan.light.weather
     asphalt = dice.color("asphalt")
     land = dice.color("paved land" if plan.setting == "city" and dice.chance(0.7) else "grass")
@@ -35,7 +36,7 @@ def lay_ground(plan: Plan) -> list[float]:
     if road.sidewalk:
         if road.junction:
             plan.pave(SIDEWALK, walk, crossing_road(road.junction, road.sidewalk))
-        for width, color in ((road.sidewalk, walk), (0.18, lighten(walk, 24))):  # paving and curb
+        for width, color in ((road.sidewalk, walk), (0.18, scaled(walk, 1.14))):  # paving and curb
             left, right = strip(road, road.left - width, road.left), strip(road, road.right, road.right + width)
             plan.pave(SIDEWALK, color, left, right)
     if road.junction:
@@ -45,7 +46,7 @@ def lay_ground(plan: Plan) -> list[float]:
     if plan.setting != "rural" or not dice.chance(0.25):
         markings(plan, line)
         plan.marked = True
-    return crosswalks(plan, asphalt, line)
+    add_crosswalks(plan, asphalt, line)
 
 
 def crossing_road(junction: Point2, margin: float = 0.0) -> list[Point2]:
@@ -55,43 +56,36 @@ def crossing_road(junction: Point2, margin: float = 0.0) -> list[Point2]:
 
 
 def wear(plan: Plan, asphalt: Color) -> None:
-    """Add wheel tracks, repaired places and puddles."""
-    dice, road, weather = plan.dice, plan.road, plan.light.weather
-    track = lighten(asphalt, -14 if weather == "snowy" else dice.pick((-7, 6)))
+    """Add wheel tracks and repaired places."""
+    dice, road = plan.dice, plan.road
+    track = scaled(asphalt, 0.92 if plan.light.weather == "snowy" else dice.pick((0.93, 1.06)))
     wheels = [x + wheel for x, _ in road.lanes for wheel in (-0.8, 0.8)]
     plan.pave(ROAD, track, *(strip(road, x - 0.25, x + 0.25) for x in wheels))
     for _ in range(dice.integer(0, 4)):
         x, z = dice.uniform(road.left, road.right - 1), dice.uniform(3, 30)
         width, length = dice.uniform(0.6, 2), dice.uniform(0.6, 4)
-        color = lighten(asphalt, dice.pick((-18, -12, 12)) if weather != "rainy" else 34)
-        plan.pave(ROAD, color, road.quad(x, x + width, z, z + length))
+        plan.pave(ROAD, scaled(asphalt, dice.pick((0.82, 0.88, 1.12))), road.quad(x, x + width, z, z + length))
 
 
 def markings(plan: Plan, line: Color) -> None:
     """Add lane lines, edge lines, stop lines and arrows."""
     dice, road = plan.dice, plan.road
     edges = sorted({round(x + side * road.lane / 2, 3) for x, _ in road.lanes for side in (-1, 1)})
-    yellow = dice.chance(0.3)
-    dash, gap = dice.pick(((3.0, 6.0), (3.0, 3.0), (4.0, 8.0)))
     stretches = [(START, FAR)]
     if road.junction:
-        middle, half = road.junction
-        stretches = [(START, middle - half), (middle + half, FAR)]
-    dashes = []
-    for start, end in stretches:
-        for x in edges:
-            if x in (edges[0], edges[-1]):
-                plan.pave(ROAD, line, strip(road, x - 0.07, x + 0.07, start, end))
-            elif abs(x) < 0.1:
-                offsets = (-0.16, 0.16) if len(edges) > 3 or dice.chance(0.4) else (0.0,)
-                pieces = (strip(road, x + offset - 0.07, x + offset + 0.07, start, end) for offset in offsets)
-                plan.pave(ROAD, (226, 180, 50) if yellow else line, *pieces)
-            else:
-                z = start
-                while z < min(end - dash, 110):
-                    if z > -10:
-                        dashes.append(road.quad(x - 0.07, x + 0.07, z, z + dash))
-                    z += dash + gap
+        z, half = road.junction
+        stretches = [(START, z - half), (z + half, FAR)]
+
+    def pave_lines(xs: Sequence[float], color: Color) -> None:
+        plan.pave(ROAD, color, *(strip(road, x - 0.07, x + 0.07, *stretch) for x in xs for stretch in stretches))
+
+    pave_lines((edges[0], edges[-1]), line)
+    if 0.0 in edges[1:-1]:
+        is_double = len(edges) > 3 or dice.chance(0.4)
+        pave_lines((-0.16, 0.16) if is_double else (0.0,), (226, 180, 50) if dice.chance(0.3) else line)
+    dash, gap = dice.pick(((3, 6), (3, 3), (4, 8)))
+    starts = [z for z in range(-9, 110, dash + gap) if not road.crossing(z + dash / 2, dash / 2)]
+    dashes = [road.quad(x - 0.07, x + 0.07, z, z + dash) for x in edges[1:-1] if x for z in starts]
     if dashes:
         plan.pave(ROAD, line, *dashes)
     if road.junction:
@@ -104,40 +98,38 @@ def markings(plan: Plan, line: Color) -> None:
                 plan.pave(ROAD, line, road.quad(x - 0.1, x + 0.1, z - 5, z - 3), head)
 
 
-def crosswalks(plan: Plan, asphalt: Color, line: Color) -> list[float]:
-    """Add crosswalks at the junction, or one elsewhere, and return the meters ahead at which they are."""
+def add_crosswalks(plan: Plan, asphalt: Color, line: Color) -> None:
+    """Add crosswalks at the junction, or one elsewhere."""
     dice, road = plan.dice, plan.road
-    places = []
     if road.junction and dice.chance(0.7):
-        places.append(road.junction[0] - road.junction[1] - 1.9)
-        if dice.chance(0.5):
-            places.append(road.junction[0] + road.junction[1] + 1.9)
+        middle, half = road.junction
+        plan.crosswalks = [middle - half - 1.9, middle + half + 1.9][: dice.integer(1, 2)]
     elif plan.setting != "highway" and dice.chance(0.3):
-        places.append(dice.uniform(7, 24))
+        plan.crosswalks = [dice.uniform(7, 24)]
     color = (236, 196, 60) if dice.chance(0.1) else line
-    for z in places:
-        half, width = dice.uniform(2.6, 3.6) / 2, dice.uniform(0.42, 0.6)
+    for z in plan.crosswalks:
+        half, width = dice.uniform(1.3, 1.8), dice.uniform(0.42, 0.6)
         left, right = road.left + 0.3, road.right - 0.3
         plan.pave(CROSSWALK, asphalt, road.quad(left, right, z - half, z + half))
         count = int((right - left + width + 0.01) / (width * 2))
         stripes = (left + 2 * width * i for i in range(count))
         plan.pave(STRIPES, color, *(road.quad(x, x + width, z - half, z + half) for x in stripes))
-    return places
 
 
-def skyline(dice: Dice, setting: str) -> list[Point2]:
-    """Outline of far hills or roofs: (x as a fraction of the width, height above the horizon in image sizes)."""
+def add_skyline(plan: Plan) -> None:
+    """Add far hills, or the roofs of a city, to most plans."""
+    dice, city = plan.dice, plan.setting == "city"
     if dice.chance(0.15):
-        return []
-    points = []
+        return
+    plan.skyline_color = (
+        (170, 178, 186) if plan.light.weather == "snowy" else (112, 112, 116) if city else (92, 112, 88)
+    )
     x, level = 0.0, dice.uniform(0.01, 0.05)
     while x < 1.3:
-        points.append((x, level))
-        if setting == "city":
-            x += dice.uniform(0.03, 0.12)
-            points.append((x, level))
+        plan.skyline.append((x, level))
+        x += dice.uniform(0.03, 0.13)
+        if city:
+            plan.skyline.append((x, level))
             level = dice.uniform(0.01, 0.11)
         else:
-            x += dice.uniform(0.03, 0.15)
             level = min(max(level + dice.uniform(-0.025, 0.025), 0.005), 0.11)
-    return points

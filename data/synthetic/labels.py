@@ -82,7 +82,7 @@ def describe(stage: Stage, image: np.ndarray) -> Scene:
     scene_attributes = {"weather": light.weather, "time of day": light.time, **describe_road(plan)}
     if light.time == "night" and light.weather in ("clear", "cloudy"):
         del scene_attributes["weather"]  # not visible
-    if plan.view and not any(is_misplaced(stage, index, item) for index, item in items.items()):
+    if not any(is_misplaced(stage, index, item) for index, item in items.items()):
         scene_attributes["view"] = plan.view
     attributed = given_to_all({category: frozenset(names) for category, names in ATTRIBUTES.items()}, objects)
     # Far roofs look like buildings, but are not annotated.
@@ -100,7 +100,7 @@ def describe_presence(stage: Stage, items: dict[int, SceneObject]) -> dict[str, 
         shown = [item for index, item in items.items() if name in plan.things[index].traits]
         if not shown or any(item.size >= large and item.visible >= POSE_VISIBLE for item in shown):
             presence[name] = bool(shown)
-    if plan.view and plan.light.weather != "snowy":
+    if plan.light.weather != "snowy":
         presence["lane line"] = plan.marked
     return presence
 
@@ -109,7 +109,7 @@ def describe_road(plan: Plan) -> dict[str, str]:
     """Scene attributes "lane count" and "road shape", as far as the image shows them."""
     road, camera = plan.road, plan.camera
     found: dict[str, str] = {}
-    if not plan.view or plan.light.weather == "snowy" or plan.light.hidden(40.0) > THICK:
+    if plan.light.weather == "snowy" or plan.light.hidden(40.0) > THICK:
         return found
     edges = ([camera.look(x, 0.0, z) for x, z in (road.at(road.left, z), road.at(road.right, z))] for z in LANES_AT)
     all_in_view = any(all(0 < column < 1 and 0 < row < 1 and depth > 0 for column, row, depth in two) for two in edges)
@@ -155,7 +155,7 @@ def describe_crosswalk(stage: Stage, crosswalk: Crosswalk, image: np.ndarray) ->
     contrast = np.abs(paint.mean(axis=0) - road.mean(axis=0)).max() if paint.size and road.size else 0.0
     if box[3] - box[1] < FLAT * stage.size or contrast < FAINT:
         visible *= UNSEEN
-    return SceneObject("crosswalk", box, count / SCALE**2, round(visible, 4))
+    return SceneObject("crosswalk", box, count / SCALE**2, max(round(visible, 4), 1e-4))
 
 
 def describe_thing(stage: Stage, index: int) -> SceneObject | None:

@@ -1,4 +1,4 @@
-"""Meshes: convex faces in meters, put together from simple parts.
+"""Meshes: convex faces in meters, put together from parts, such as those of `shapes/*.yaml`.
 
 Axes as in the world: x to the right, y up, z ahead, to the front of a vehicle. Flat figures are in the plane z = 0.
 """
@@ -8,10 +8,12 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from .camera import Point2, Point3
+from .dice import load
 
 
 SQUARE = ((0, 0), (1, 0), (1, 1), (0, 1))
@@ -44,19 +46,100 @@ class Mesh:
     high: Point3
 
 
+@functools.cache
+def make_mesh(group: str, name: str, *tags: str, pose: int = 0, text: str = "") -> Mesh:
+    """The mesh of a shape.
+
+    Args:
+        group, name: of the shape in `shapes/*.yaml`.
+        tags: values of `with` and `without` that hold, such as "bag" or "back".
+        pose: index into `pose` lists.
+        text: what is written in place of "TEXT".
+    """
+    shape = load("shapes")[group][name]
+    builder = Builder((*tags, f"pose {pose}"), pose, {"TEXT": text})
+    if isinstance(shape, dict):
+        for joint, value in shape.get("joints", {}).items():
+            builder.values[joint] = builder.evaluate(value)
+        shape = shape["parts"]
+    builder.add(shape)
+    return builder.build()
+
+
 class Builder:
-    """Builds a mesh from faces, added part by part in painting order. A color is a key of a palette.
+    """Builds a mesh from parts, in painting order. A color is a key of a palette.
+
+    `shapes/*.yaml` name the methods for parts; `shapes/README.md` explains them.
 
     Attributes:
+        tags, pose: what `evaluate` and `add` choose from a shape.
+        values: of the names in a shape: points, numbers, texts and colors.
         side: -1 mirrors further parts to the left, 1 does not.
         shift: meters in x, y, z by which further parts are moved.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tags: Sequence[str] = (), pose: int = 0, values: dict[str, Any] | None = None) -> None:
+        self.tags, self.pose, self.values = tags, pose, values or {}
         self.side = 1
         self.shift: Sequence[float] = (0.0, 0.0, 0.0)
         self._vertices: list[Sequence[float]] = []
         self._faces: list[tuple[int, str, Point3, str]] = []
+
+    def build(self) -> Mesh:
+        """The mesh of all faces so far."""
+        vertices = np.array(self._vertices, dtype=np.float64)
+        firsts, colors, towards, texts = zip(*self._faces)
+        starts = np.array(firsts)
+        ends = np.append(starts[1:], len(vertices))
+        following = np.arange(1, len(vertices) + 1)
+        following[ends - 1] = starts
+        normals = np.add.reduceat(np.cross(vertices, vertices[following]), starts) / 2  # Newell's method
+        fronts = np.sign((normals * np.array(towards)).sum(axis=1))  # 0: both sides
+        normals[fronts < 0] *= -1
+        names = tuple(dict.fromkeys(colors))
+        indices = np.array([names.index(color) for color in colors])
+        low, high = tuple(vertices.min(axis=0).tolist()), tuple(vertices.max(axis=0).tolist())
+        return Mesh(vertices, starts, ends, names, indices, normals, fronts == 0, list(texts), low, high)
+
+    # Shapes of files
+
+    def add(self, parts: Sequence[Any]) -> None:
+        """Add parts and groups of parts of a shape."""
+        for part in parts:
+            if isinstance(part, list):
+                kind, *arguments = part
+                named = arguments.pop() if kind in ("car", "bus") else {}
+                getattr(self, kind)(*map(self.evaluate, arguments), **named)
+            elif part.get("with", "") in {"", *self.tags} and part.get("without") not in self.tags:
+                outer_side, outer_shift = self.side, self.shift
+                sides = (-1, 1) if part.get("mirrored") else (1,)
+                for side, i in itertools.product(sides, range(part.get("repeated", 1))):
+                    self.side = outer_side * side
+                    self.shift = [x + i * step for x, step in zip(outer_shift, part.get("step", (0, 0, 0)))]
+                    self.add(part["parts"])
+                self.side, self.shift = outer_side, outer_shift
+
+    def evaluate(self, value: Any) -> Any:
+        """The value of an argument of a part: of the name of a joint its place, of [joint, dx, dy] a place near it."""
+        match value:
+            case {"pose": choices}:
+                return self.evaluate(choices[self.pose])
+            case str():
+                return self.values.get(value, value)
+            case [str(joint), float() | int() as dx, float() | int() as dy] if joint in self.values:
+                x, y = self.values[joint]
+                return [x + dx, y + dy]
+            case list():
+                return [self.evaluate(item) for item in value]
+        return value
+
+    # Simple parts
+
+    def face(self, color: str, points: Sequence[Point3], toward: Point3 = (0, 0, 0), text: str = "") -> None:
+        """A convex face; `toward` is the rough direction of its front, (0, 0, 0) for both sides."""
+        (dx, dy, dz), side = self.shift, self.side
+        self._faces.append((len(self._vertices), color, (side * toward[0], toward[1], toward[2]), text))
+        self._vertices.extend((side * x + dx, y + dy, z + dz) for x, y, z in points)
 
     def flat(self, color: str, points: Sequence[Point2], toward: float = 0, z: float = 0.0) -> None:
         """A convex polygon of (x, y) whose front faces -z (`toward` = -1), +z (1), or both (0)."""
@@ -65,6 +148,10 @@ class Builder:
     def plate(self, color: str, x: Point2, y: Point2, z: float = 0.0, toward: float = 0) -> None:
         """A rectangle between two x and two y, in the plane at z."""
         self.flat(color, [(x[i], y[j]) for i, j in SQUARE], toward, z)
+
+    def wall(self, color: str, x: float, y: Point2, z: Point2) -> None:
+        """A rectangle between two y and two z that faces away from x = 0."""
+        self.face(color, [(x, y[i], z[j]) for j, i in SQUARE], (x, 0, 0))
 
     def disc(
         self, color: str, x: float, y: float, radius: float, sides: int = 12, toward: float = 0, z: float = 0.0
@@ -82,11 +169,16 @@ class Builder:
         points = [(ax + x * wide, ay + y * wide) for x, y in across]
         self.flat(color, points + [(bx - x * thin, by - y * thin) for x, y in across])
 
-    def face(self, color: str, points: Sequence[Point3], toward: Point3 = (0, 0, 0), text: str = "") -> None:
-        """A convex face; `toward` is the rough direction of its front, (0, 0, 0) for both sides."""
-        (dx, dy, dz), side = self.shift, self.side
-        self._faces.append((len(self._vertices), color, (side * toward[0], toward[1], toward[2]), text))
-        self._vertices.extend((side * x + dx, y + dy, z + dz) for x, y, z in points)
+    def ring(self, color: str, x: float, y: float, radius: float, width: float) -> None:
+        """A circle of strokes, through which one can see."""
+        rim = [(x + radius * s, y + radius * c) for s, c in circle(14)]
+        for start, end in itertools.pairwise([*rim, rim[0]]):
+            self.limb(color, start, end, width)
+
+    def text(self, color: str, half_width: float, half_height: float, text: str) -> None:
+        """A text around (0, 0) that faces -z."""
+        x, y = half_width, half_height
+        self.face(color, [(-x, y, 0), (x, y, 0), (x, -y, 0), (-x, -y, 0)], (0, 0, -1), text)
 
     def pane(
         self,
@@ -97,14 +189,18 @@ class Builder:
         count: int = 1,
         step: float = 0.0,
     ) -> None:
-        """Panes in a quad: left, top, right and bottom edge of the first; the next one is `step` farther right."""
-        left, top, right, bottom = edges
-        for i in range(count):
-            self.face(color, inset(quad, left + i * step, top, right + i * step, bottom), toward)
+        """Panes in a quad of corners from the top left to the bottom left, clockwise.
 
-    def wall(self, color: str, x: float, y: Point2, z: Point2) -> None:
-        """A rectangle between two y and two z that faces away from x = 0."""
-        self.face(color, [(x, y[i], z[j]) for j, i in SQUARE], (x, 0, 0))
+        Args:
+            edges: left, top, right and bottom edge of the first pane, as fractions of the quad's sides.
+            step: how much farther right each of the `count` panes is than the one before.
+        """
+        left, top, right, bottom = edges
+        v = np.array([top, top, bottom, bottom])
+        for i in range(count):
+            u = np.array([left, right, right, left]) + i * step
+            weights = np.stack([(1 - u) * (1 - v), u * (1 - v), u * v, (1 - u) * v], axis=1)
+            self.face(color, (weights @ np.array(quad)).tolist(), toward)
 
     def box(self, color: str, x: Point2, y: Point2, z: Point2) -> None:
         """A box without its bottom."""
@@ -124,31 +220,120 @@ class Builder:
         for side, outside in ((0, -1), (1, 1)):
             self.face(color, [corner[side] for corner in corners], (outside, 0, 0))
 
-    def build(self) -> Mesh:
-        """The mesh of all faces so far."""
-        vertices = np.array(self._vertices, dtype=np.float64)
-        firsts, colors, towards, texts = zip(*self._faces)
-        starts = np.array(firsts)
-        ends = np.append(starts[1:], len(vertices))
-        following = np.arange(1, len(vertices) + 1)
-        following[ends - 1] = starts
-        normals = np.add.reduceat(np.cross(vertices, vertices[following]), starts) / 2  # Newell's method
-        fronts = np.sign((normals * np.array(towards)).sum(axis=1))  # 0: both sides
-        normals[fronts < 0] *= -1
-        names = tuple(dict.fromkeys(colors))
-        indices = np.array([names.index(color) for color in colors])
-        low, high = tuple(vertices.min(axis=0).tolist()), tuple(vertices.max(axis=0).tolist())
-        return Mesh(vertices, starts, ends, names, indices, normals, fronts == 0, list(texts), low, high)
+    def tank(self, color: str, y: float, radii: Point2, z: Point2) -> None:
+        """A lying cylinder around x = 0 with half width and half height."""
+        outline = [(radii[0] * s, y + radii[1] * c) for s, c in circle(10)]
+        for (ax, ay), (bx, by) in itertools.pairwise([*outline, outline[0]]):
+            wall = [(ax, ay, z[0]), (bx, by, z[0]), (bx, by, z[1]), (ax, ay, z[1])]
+            self.face(color, wall, (ax + bx, ay + by - 2 * y, 0))
+        self.flat(color, outline, 1, z[1])
+        self.flat(color, outline, -1, z[0])
 
+    # Parts of animals and vehicles. `half` is half a vehicle's width, `axles` are z in meters.
 
-def inset(quad: Sequence[Point3], left: float, top: float, right: float, bottom: float) -> list[Point3]:
-    """Part of a quad (top left, top right, bottom right, bottom left), its edges as fractions of the quad's sides."""
-    corners = np.array(quad)
+    def legs(self, xs: Sequence[float], top: float, widths: Point2, swing: float) -> None:
+        """Four legs of an animal from their x at the body: the far two in the color "mark", the near two in "coat"."""
+        for x, way, color in zip(xs, (1, -1, -1, 1), ("mark", "mark", "coat", "coat")):
+            knee, foot = (x + way * swing * 0.4, top * 0.5), (x + way * swing, 0.04)
+            self.limb(color, (x, top), knee, *widths)
+            self.limb(color, knee, foot, widths[1], widths[1] * 0.8)
+            self.limb("dark", foot, (foot[0] + 0.04, 0.03), widths[1], widths[1] * 0.8)
 
-    def at(u: float, v: float) -> Point3:
-        return tuple(np.array([(1 - u) * (1 - v), u * (1 - v), u * v, (1 - u) * v]) @ corners)
+    def tires(self, half: float, axles: Sequence[float], radius: float) -> None:
+        """Tires as seen from the front and the back, to be painted before the body."""
+        for z, side, toward in itertools.product(axles, (-1, 1), (-1, 1)):
+            edges = (side * half * 0.98, side * (half - 0.24))
+            self.plate("tire", edges, (0, 0.6), z + toward * radius * 0.8, toward)
 
-    return [at(left, top), at(right, top), at(right, bottom), at(left, bottom)]
+    def wheels(self, half: float, axles: Sequence[float], radius: float) -> None:
+        """Wheels on the sides, to be painted after the body."""
+        for z, x in itertools.product(axles, (-half, half)):
+            for color, r in (("tire", radius), ("hub", radius * 0.58)):
+                self.face(color, [(x, radius + r * c, z + r * s) for s, c in circle(12)], (x, 0, 0))
+
+    def ends(self, half: float, front: float, back: float, low: float, high: float) -> None:
+        """Lamps, license plates, grille and bumpers on flat ends at z = `front` and `back`, from `low` to `high`."""
+
+        def part(color: str, left: float, right: float, bottom: float, top: float, z: float) -> None:
+            heights = low + bottom * (high - low), low + top * (high - low)
+            self.plate(color, (left * half, right * half), heights, z, 1 if z == front else -1)
+
+        part("trim", -0.52, 0.52, 0.4, 0.8, front)
+        for side in (-1, 1):
+            part("head", side * 0.95, side * 0.58, 0.48, 0.86, front)
+            part("tail", side * 0.95, side * 0.66, 0.48, 0.86, back)
+        for z in (front, back):
+            part("trim", -0.97, 0.97, 0.0, 0.22, z)
+            part("plate", -0.28, 0.28, 0.22, 0.4, z)
+
+    def car(
+        self,
+        *,
+        length: float,
+        half: float,
+        hood: float,
+        roof: float,
+        cabin: Sequence[float],
+        nose: float = 0.2,
+        narrowing: float = 0.70,
+        rear_window: float = 0.85,
+        panes: int = 3,
+        glazed: float = 0.95,
+    ) -> None:
+        """A car or van: a low body with a narrower cabin on it.
+
+        Args:
+            length, half, hood, roof: sizes and heights in meters.
+            cabin: z of the cabin's front foot, roof front, roof back and back foot.
+            nose: how far the front end is below the hood, meters.
+            narrowing: width of the roof, as a fraction of the body's.
+            rear_window: its lower edge, as a fraction of the back of the cabin from the top.
+            panes: number of panes on each side.
+            glazed: fraction of each side up to which they reach.
+        """
+        front, back, low = length / 2, -length / 2, 0.28
+        foot, roof_front, roof_back, back_foot = cabin
+        axles, radius = (front - 0.85, back + 0.85), 0.33 if roof < 1.7 else 0.37
+        nose_y = hood - nose
+        tail_y = hood - (0.06 if back_foot - back > 0.3 else 0.0)
+        waist, top, base = half * 0.94, half * narrowing, hood - 0.02
+        profile = [(back, low), (front, low), (front, nose_y), (front - 0.12, nose_y + 0.1)]
+        profile += [(foot, hood), (back_foot, hood), (back + 0.06, tail_y), (back, tail_y - 0.12)]
+        self.tires(half, axles, radius)
+        self.prism("body", profile, [half, half, half * 0.97, half * 0.93, waist, waist, waist, half * 0.97])
+        self.ends(half, front + 0.01, back - 0.01, low, nose_y)
+        outline = [(foot, base), (roof_front, roof), (roof_back, roof), (back_foot, base)]
+        self.prism("body", outline, [waist, top, top, waist])
+        for z, low_z, bottom, toward in ((roof_front, foot, 0.94, 1), (roof_back, back_foot, rear_window, -1)):
+            window = [(-top, roof, z), (top, roof, z), (waist, base, low_z), (-waist, base, low_z)]
+            self.pane("glass", window, (0.08, 0.1, 0.92, bottom), (0, 0.3, toward))
+        side = [(top, roof, roof_front), (top, roof, roof_back), (waist, base, back_foot), (waist, base, foot)]
+        width = glazed / panes
+        for self.side in (-1, 1):  # afterwards it is 1 again
+            self.pane("glass", side, (0.04, 0.12, width, 0.92), (1, 0.3, 0), panes, width)
+            self.box("trim", (waist, waist + 0.18), (base + 0.02, base + 0.16), (foot - 0.35, foot - 0.25))
+        self.wheels(half + 0.01, axles, radius)
+
+    def bus(self, *, length: float, roof: float, floors: Sequence[Point2]) -> None:
+        """A bus: a box with doors on the right and a band of windows on every floor, between two heights."""
+        half, low, front = 1.25, 0.35, length / 2
+        axles = (front - 2.4, 2.6 - front)
+        self.tires(half, axles, 0.48)
+        self.prism("body", [(-front, low), (front, low), (front, roof), (-front, roof)], [half, half, 1.21, 1.21])
+        for self.side in (-1, 1):
+            self.wall("shade", 1.26, (low, 0.6), (-front, front))
+            for bottom, top in floors:
+                quad = [(1.26, top, front), (1.26, top, -front), (1.26, bottom, -front), (1.26, bottom, front)]
+                self.pane("glass", quad, (0.02, 0, 0.146, 1), (1, 0, 0), 7, 0.138)
+        for z in (front * 0.76, front * 0.76 + 0.55, -1.0, -0.45):
+            self.wall("glass", 1.27, (0.45, 2.2), (z, z + 0.5))
+        for bottom, top in floors:
+            self.plate("glass", (-1.13, 1.13), (bottom - 0.15, top), front + 0.01, 1)
+            self.plate("glass", (-0.82, 0.82), (bottom, top), -front - 0.01, -1)
+        self.plate("trim", (-0.75, 0.75), (roof - 0.45, roof - 0.08), front + 0.02, 1)
+        self.plate("display", (-0.5, 0.5), (roof - 0.36, roof - 0.16), front + 0.02, 1)
+        self.ends(half, front + 0.02, -front - 0.02, low, 1.05)
+        self.wheels(half + 0.02, axles, 0.48)
 
 
 @functools.cache

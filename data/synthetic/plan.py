@@ -1,10 +1,10 @@
-"""The plan of a scene, before anything is drawn: light, road, camera, ground and things."""
+"""The plan of a scene, before anything is drawn: light, road, camera, ground and things, and places for more."""
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -105,22 +105,44 @@ class Patch:
     kind: int
 
 
+class Spot(NamedTuple):
+    """A place along the road where a thing would stand.
+
+    Attributes:
+        x, z: of its middle, along the road.
+        half_x, half_z: half the ground that it takes, meters.
+        height: meters above the ground of the point that must be in the picture.
+        margin: how far outside of the picture this point may be, in image sizes.
+        nearest: least depth of this point, meters.
+    """
+
+    x: float
+    z: float
+    half_x: float
+    half_z: float
+    height: float = 0.8
+    margin: float = 0.0
+    nearest: float = 2.0
+
+
 @dataclass
 class Plan:
     """A scene before it is drawn: `things` in any order, `patches` of ground bottom to top.
 
     Attributes:
         setting: "city", "suburb", "rural" or "highway".
-        view: value of the scene attribute "view"; None for a close-up.
+        view: value of the scene attribute "view".
         land: color of the ground beside the road.
         skyline: outline of far hills or roofs: (x as a fraction of the width, height in image sizes).
         hood: color of the hood of the camera's vehicle, None if it is out of view.
         marked: whether the road has lane lines.
+        crosswalks: meters ahead of each crosswalk.
+        taken: rectangles along the road that things stand on: left, right, back, front.
     """
 
     seed: int
     setting: str
-    view: str | None
+    view: str
     light: Light
     road: Road
     camera: Camera
@@ -132,10 +154,45 @@ class Plan:
     skyline_color: Color = (0, 0, 0)
     hood: Color | None = None
     marked: bool = False
+    crosswalks: list[float] = field(default_factory=list)
+    taken: list[tuple[float, float, float, float]] = field(default_factory=list)
 
     def pave(self, kind: int, color: Color, *polygons: list[Point2]) -> None:
         """Add a patch of ground on top of the others."""
         self.patches.append(Patch(polygons, color, kind))
+
+    def ahead(self, nearest: float, span: float) -> float:
+        """Random z in meters, near ones more often: at least `nearest`, and where the ground is in the picture."""
+        return max(nearest, self.camera.nearest_ground) + span * self.dice.random() ** 2
+
+    def beside(self, nearest: float, span: float, on_road: float) -> Point2:
+        """Random x and z: on the road with probability `on_road`, else next to it."""
+        dice, road, z = self.dice, self.road, self.ahead(nearest, span)
+        if dice.chance(on_road):
+            return dice.uniform(road.left, road.right), z
+        return road.side(dice.pick((-1, 1)), dice.uniform(0.5, max(road.sidewalk, 3.0))), z
+
+    def is_seen(self, x: float, y: float, z: float, margin: float = 0.0, nearest: float = 2.0) -> bool:
+        """Whether a world point is in the picture, widened by a margin in image sizes."""
+        column, row, depth = self.camera.look(x, y, z)
+        return depth > nearest and -margin < column < 1 + margin and -margin < row < 1 + margin
+
+    def take(self, x: float, z: float, half_x: float, half_z: float) -> bool:
+        """Take a rectangle along the road if it is free; return whether it was."""
+        x0, x1, z0, z1 = x - half_x, x + half_x, z - half_z, z + half_z
+        if any(x0 < right and left < x1 and z0 < front and back < z1 for left, right, back, front in self.taken):
+            return False
+        self.taken.append((x0, x1, z0, z1))
+        return True
+
+    def put(self, spot: Spot, make: Callable[..., Thing | list[Thing]], *more: Any) -> bool:
+        """Add what `make(plan, x, z, *more)` returns if the spot is visible and free; return whether it was."""
+        x, z = self.road.at(spot.x, spot.z)
+        if not self.is_seen(x, spot.height, z, spot.margin, spot.nearest) or not self.take(*spot[:4]):
+            return False
+        made = make(self, x, z, *more)
+        self.things += made if isinstance(made, list) else [made]
+        return True
 
 
 def billboard(

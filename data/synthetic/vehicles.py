@@ -1,14 +1,12 @@
 """Vehicles: cars, vans, buses and trucks as solids; motorcycles and bicycles as flat figures."""
 
-import functools
 import math
 
 from .colors import scaled
 from .dice import PAINT, load
 from .figures import make_rider
-from .plan import Lamp, Plan, Thing, billboard
-from .shapes import make_mesh
-from .site import Site, Spot
+from .mesh import make_mesh
+from .plan import Lamp, Plan, Spot, Thing, billboard
 
 
 WARM, RED = (255, 236, 190), (255, 50, 36)  # glow of lamps
@@ -89,20 +87,13 @@ def make_cycle(plan: Plan, x: float, z: float, category: str, ridden: bool, head
     return [cycle, make_rider(plan, cycle, facing)] if ridden else [cycle]
 
 
-def place_vehicles(site: Site) -> None:
-    """Place cars, vans, buses and trucks in lanes, parked, and on the crossing road; parked trailers."""
-    for category in ("bus", "truck", "van", "trailer", "car"):
-        for _ in range(site.number(category)):
-            site.place(functools.partial(_drive, site, category), make_vehicle)
-
-
-def _drive(site: Site, category: str) -> tuple[Spot, str, str, float, bool] | None:
-    """A spot for a vehicle, its class and shape, its heading, and whether it moves; None on a junction if parked."""
-    dice, road = site.dice, site.road
+def place_vehicle(plan: Plan, category: str) -> bool:
+    """Try to place a car, van, bus or truck in a lane, parked, or on the crossing road; or a parked trailer."""
+    dice, road = plan.dice, plan.road
     shape = dice.pick(list(load("shapes")[category]))
     long, wide = load("scenes.yaml")["sizes"][category]
     choice = 1.0 if category == "trailer" else dice.random()
-    z = site.ahead(long / 2 + (4.0 if category in ("car", "van") else 6.0), 45 if site.camera.height < 3 else 32)
+    z = plan.ahead(long / 2 + (4.0 if category in ("car", "van") else 6.0), 45 if plan.camera.height < 3 else 32)
     moving, half_x, half_z = True, wide / 2, long / 2
     if road.junction and choice < 0.3:  # on the crossing road
         way = dice.pick((-1, 1))
@@ -114,44 +105,36 @@ def _drive(site: Site, category: str) -> tuple[Spot, str, str, float, bool] | No
         heading = dice.uniform(0, 2 * math.pi)
         half_x = long / 2
     elif (road.parking > 2 and choice < 0.62 and category != "bus") or choice > 0.93:  # parked
-        side = dice.pick((-1, 1))
-        x = road.side(side, -1.1 if road.parking > 2 else wide * 0.8)
+        if road.crossing(z, long / 2):
+            return False
+        x = road.side(dice.pick((-1, 1)), -1.1 if road.parking > 2 else wide * 0.8)
         heading, moving = road.heading(z) + dice.pick((0.0, math.pi)), False
     else:
-        lane, way = dice.pick(road.lanes)
-        x = lane + dice.uniform(-0.25, 0.25)
-        heading = road.heading(z) + (0.0 if way > 0 else math.pi) + dice.uniform(-0.04, 0.04)
+        x, heading = lane_at(plan, z, 0.25, 0.04)
         half_z += 0.7
-    if not moving and road.crossing(z, long / 2):
-        return None
     spot = Spot(x, z, half_x, half_z, margin=0.05, nearest=long / 2 + 1.6)
-    return spot, category, shape, heading, moving
+    return plan.put(spot, make_vehicle, category, shape, heading, moving)
 
 
-def place_cycles(site: Site) -> None:
-    """Place motorcycles and bicycles, most with riders."""
-    for category in ("motorcycle", "bicycle"):
-        for _ in range(site.number(category)):
-            ridden = site.dice.chance(0.78)
-            site.place(functools.partial(_ride if ridden else _park, site, category), make_cycle)
+def lane_at(plan: Plan, z: float, shift: float, turn: float) -> tuple[float, float]:
+    """x and heading in a random lane, off its middle by up to `shift` meters, and its direction by `turn` radians."""
+    dice = plan.dice
+    lane, way = dice.pick(plan.road.lanes)
+    heading = plan.road.heading(z) + (0.0 if way > 0 else math.pi)
+    return lane + dice.uniform(-shift, shift), heading + dice.uniform(-turn, turn)
 
 
-def _ride(site: Site, category: str) -> tuple[Spot, str, bool, float]:
-    """A spot in a lane or across the road, the class, that it is ridden, and its heading."""
-    dice, road = site.dice, site.road
-    if road.junction and dice.chance(0.3):
+def place_cycle(plan: Plan, category: str) -> bool:
+    """Try to place a motorcycle or bicycle, ridden in a lane or across the road, or parked beside it."""
+    dice, road, z = plan.dice, plan.road, plan.ahead(3.2, 14)
+    ridden = dice.chance(0.78)
+    if not ridden:
+        x, heading = road.side(dice.pick((-1, 1)), dice.uniform(0.4, 1.4)), dice.uniform(0, 2 * math.pi)
+    elif road.junction and dice.chance(0.3):
         z = road.junction[0] + dice.uniform(-0.5, 0.5) * road.junction[1]
-        return Spot(dice.uniform(-12, 12), z, 0.6, 0.9), category, True, dice.pick((0.5, -0.5)) * math.pi
-    z = site.ahead(3.2, 14)
-    lane, way = dice.pick(road.lanes)
-    heading = road.heading(z) + (0.0 if way > 0 else math.pi) + dice.uniform(-0.15, 0.15)
-    if dice.chance(0.25):
-        heading += dice.pick((0.5, -0.5)) * math.pi
-    return Spot(lane + dice.uniform(-0.35, 0.35) * road.lane, z, 0.6, 0.9), category, True, heading
-
-
-def _park(site: Site, category: str) -> tuple[Spot, str, bool, float]:
-    """A spot beside the road, the class, that it is not ridden, and its heading."""
-    dice = site.dice
-    x = site.road.side(dice.pick((-1, 1)), dice.uniform(0.4, 1.4))
-    return Spot(x, site.ahead(3.2, 12), 0.6, 0.9), category, False, dice.uniform(0, 2 * math.pi)
+        x, heading = dice.uniform(-12, 12), dice.pick((0.5, -0.5)) * math.pi
+    else:
+        x, heading = lane_at(plan, z, 1.1, 0.15)
+        if dice.chance(0.25):
+            heading += dice.pick((0.5, -0.5)) * math.pi
+    return plan.put(Spot(x, z, 0.6, 0.9), make_cycle, category, ridden, heading)
