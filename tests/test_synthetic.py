@@ -63,7 +63,7 @@ def instances(plan: Plan) -> list:
 
 @pytest.fixture(scope="module")
 def scenes():
-    return [render(seed) for seed in range(250)]
+    return [render(seed) for seed in range(300)]
 
 
 # Shapes

@@ -56,25 +56,22 @@ def draw_backdrop(plan: Plan, size: int, rng: np.random.Generator) -> tuple[np.n
 def project(patch: Patch, camera: Camera, size: int) -> tuple[list[np.ndarray], int]:
     """Polygons of a patch in 1/16 canvas pixels, and their area in canvas pixels, 0 if a part is behind the camera."""
     view = camera.view(np.array([(x, 0.0, z) for polygon in patch.polygons for x, z in polygon]))
-    ends = np.cumsum([len(polygon) for polygon in patch.polygons])[:-1]
-    if view[:, 2].min() >= NEAR:
-        pieces = np.split(camera.pixels(view, size), ends)
-        return pieces, round(sum(cv2.contourArea(piece) for piece in pieces) / 256)
-    clipped = (clip_near(polygon) for polygon in np.split(view, ends))
-    return [camera.pixels(polygon, size) for polygon in clipped if len(polygon)], 0
+    pixels, pieces = camera.pixels(view, size), []
+    bounds = np.cumsum([0, *map(len, patch.polygons)])
+    whole = np.minimum.reduceat(view[:, 2], bounds[:-1]) >= NEAR
+    for start, end, is_whole in zip(bounds, bounds[1:], whole):
+        pieces.append(pixels[start:end] if is_whole else camera.pixels(clip_near(view[start:end]), size))
+    area = round(sum(map(cv2.contourArea, pieces)) / 256) if whole.all() else 0
+    return [piece for piece in pieces if len(piece)], area
 
 
 def clip_near(points: np.ndarray) -> np.ndarray:
     """The part of a polygon [N, 3] in view coordinates that is in front of the camera."""
-    if points[:, 2].min() >= NEAR:
-        return points
-    kept = []
-    for a, b in zip(np.roll(points, 1, axis=0), points):
-        if (a[2] >= NEAR) != (b[2] >= NEAR):
-            kept.append(a + (b - a) * ((NEAR - a[2]) / (b[2] - a[2])))
-        if b[2] >= NEAR:
-            kept.append(b)
-    return np.array(kept).reshape(-1, 3)
+    step = np.roll(points, -1, axis=0) - points
+    in_front = points[:, 2] >= NEAR
+    is_cut = in_front != np.roll(in_front, -1)
+    cuts = points + step * ((NEAR - points[:, 2]) / np.where(is_cut, step[:, 2], 1.0))[:, None]
+    return np.stack([points, cuts], axis=1)[np.stack([in_front, is_cut], axis=1)]
 
 
 def light_ground(plan: Plan, layers: np.ndarray, numbers: list[int]) -> np.ndarray:

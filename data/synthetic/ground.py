@@ -4,19 +4,8 @@ from collections.abc import Sequence
 
 from .camera import Point2
 from .colors import Color, mix, scaled
-from .plan import CROSSWALK, FAR, ROAD, SIDEWALK, STRIPES, Plan
-from .road import Road
-
-
-START = -60.0  # meters: the ground begins behind the camera
-# Meters ahead where a curve is cut into straight pieces.
-STATIONS = (-40, -25, -15, -9, -5, -2, 0.5, 2, 4, 6, 9, 12, 16, 21, 27, 35, 45, 60, 80, 110, 150, 210)
-
-
-def strip(road: Road, left: float, right: float, start: float = START, end: float = FAR) -> list[Point2]:
-    """Outline of the ground from `left` to `right` of the road's middle line, and from `start` to `end` along it."""
-    stations = [start, *(z for z in STATIONS if start < z < end), end] if road.bend else [start, end]
-    return [road.at(left, z) for z in stations] + [road.at(right, z) for z in reversed(stations)]
+from .plan import CROSSWALK, ROAD, SIDEWALK, STRIPES, Plan
+from .road import FAR, START
 
 
 def lay_ground(plan: Plan) -> None:
@@ -37,11 +26,11 @@ def lay_ground(plan: Plan) -> None:
         if road.junction:
             plan.pave(SIDEWALK, walk, crossing_road(road.junction, road.sidewalk))
         for width, color in ((road.sidewalk, walk), (0.18, scaled(walk, 1.14))):  # paving and curb
-            left, right = strip(road, road.left - width, road.left), strip(road, road.right, road.right + width)
+            left, right = road.strip(road.left - width, road.left), road.strip(road.right, road.right + width)
             plan.pave(SIDEWALK, color, left, right)
     if road.junction:
         plan.pave(ROAD, asphalt, crossing_road(road.junction))
-    plan.pave(ROAD, asphalt, strip(road, road.left, road.right))
+    plan.pave(ROAD, asphalt, road.strip(road.left, road.right))
     wear(plan, asphalt)
     if plan.setting != "rural" or not dice.chance(0.25):
         markings(plan, line)
@@ -60,11 +49,11 @@ def wear(plan: Plan, asphalt: Color) -> None:
     dice, road = plan.dice, plan.road
     track = scaled(asphalt, 0.92 if plan.light.weather == "snowy" else dice.pick((0.93, 1.06)))
     wheels = [x + wheel for x, _ in road.lanes for wheel in (-0.8, 0.8)]
-    plan.pave(ROAD, track, *(strip(road, x - 0.25, x + 0.25) for x in wheels))
+    plan.pave(ROAD, track, *(road.strip(x - 0.25, x + 0.25) for x in wheels))
     for _ in range(dice.integer(0, 4)):
         x, z = dice.uniform(road.left, road.right - 1), dice.uniform(3, 30)
         width, length = dice.uniform(0.6, 2), dice.uniform(0.6, 4)
-        plan.pave(ROAD, scaled(asphalt, dice.pick((0.82, 0.88, 1.12))), road.quad(x, x + width, z, z + length))
+        plan.pave(ROAD, scaled(asphalt, dice.pick((0.82, 0.88, 1.12))), road.strip(x, x + width, z, z + length))
 
 
 def markings(plan: Plan, line: Color) -> None:
@@ -77,7 +66,7 @@ def markings(plan: Plan, line: Color) -> None:
         stretches = [(START, z - half), (z + half, FAR)]
 
     def pave_lines(xs: Sequence[float], color: Color) -> None:
-        plan.pave(ROAD, color, *(strip(road, x - 0.07, x + 0.07, *stretch) for x in xs for stretch in stretches))
+        plan.pave(ROAD, color, *(road.strip(x - 0.07, x + 0.07, *stretch) for x in xs for stretch in stretches))
 
     pave_lines((edges[0], edges[-1]), line)
     if 0.0 in edges[1:-1]:
@@ -85,17 +74,17 @@ def markings(plan: Plan, line: Color) -> None:
         pave_lines((-0.16, 0.16) if is_double else (0.0,), (226, 180, 50) if dice.chance(0.3) else line)
     dash, gap = dice.pick(((3, 6), (3, 3), (4, 8)))
     starts = [z for z in range(-9, 110, dash + gap) if not road.crossing(z + dash / 2, dash / 2)]
-    dashes = [road.quad(x - 0.07, x + 0.07, z, z + dash) for x in edges[1:-1] if x for z in starts]
+    dashes = [road.strip(x - 0.07, x + 0.07, z, z + dash) for x in edges[1:-1] if x for z in starts]
     if dashes:
         plan.pave(ROAD, line, *dashes)
     if road.junction:
         z, half = road.junction[0] - road.junction[1] - 4.2, road.lane * 0.45
         ahead = [x for x, way in road.lanes if way > 0]
-        plan.pave(ROAD, line, *(road.quad(x - half, x + half, z, z + 0.4) for x in ahead))
+        plan.pave(ROAD, line, *(road.strip(x - half, x + half, z, z + 0.4) for x in ahead))
         for x in ahead:
             if dice.chance(0.5):
                 head = [(x - 0.35, z - 3), (x + 0.35, z - 3), (x, z - 1.6)]
-                plan.pave(ROAD, line, road.quad(x - 0.1, x + 0.1, z - 5, z - 3), head)
+                plan.pave(ROAD, line, road.strip(x - 0.1, x + 0.1, z - 5, z - 3), head)
 
 
 def add_crosswalks(plan: Plan, asphalt: Color, line: Color) -> None:
@@ -110,10 +99,10 @@ def add_crosswalks(plan: Plan, asphalt: Color, line: Color) -> None:
     for z in plan.crosswalks:
         half, width = dice.uniform(1.3, 1.8), dice.uniform(0.42, 0.6)
         left, right = road.left + 0.3, road.right - 0.3
-        plan.pave(CROSSWALK, asphalt, road.quad(left, right, z - half, z + half))
+        plan.pave(CROSSWALK, asphalt, road.strip(left, right, z - half, z + half))
         count = int((right - left + width + 0.01) / (width * 2))
         stripes = (left + 2 * width * i for i in range(count))
-        plan.pave(STRIPES, color, *(road.quad(x, x + width, z - half, z + half) for x in stripes))
+        plan.pave(STRIPES, color, *(road.strip(x, x + width, z - half, z + half) for x in stripes))
 
 
 def add_skyline(plan: Plan) -> None:

@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 
 from .camera import Point3
-from .colors import Color, mix, parse
+from .colors import Color, mix, parse, scaled
 from .dice import Dice, load
 
 
@@ -60,33 +60,20 @@ def make_light(dice: Dice, driving: bool, has_lamps: bool) -> Light:
     tables = load("scenes.yaml")
     weather, time = dice.pick(tables["weathers"]), dice.pick(tables["times"])
     gray, level, haze = tables["light"][weather]
-    level *= dice.uniform(0.92, 1.1)
-    sky = tables["skies"][time]
+    sky = tables["skies"]["unlit night" if time == "night" and not has_lamps else time]
     (top, gray_top), lows, (gray_low,) = map(parse, (sky["top"], sky["low"], sky["gray low"]))
-    low, cover = lows[0], gray  # the color at the horizon, and how gray it gets
-    if time == "day":
-        top = (top[0] + dice.integer(0, 40), top[1] + dice.integer(0, 30), top[2])
-        tones = (1.0, 1.0, 1.02)
-    elif time == "dusk":
-        level *= dice.uniform(0.72, 0.84)
-        low, cover, warmth = dice.pick(lows), gray * 0.9, 0.09 * (1.1 - gray)
-        tones = (1 + warmth, 1 - warmth / 2, 1.0)
-    else:
-        level = (0.42 if has_lamps else 0.34) * dice.uniform(0.85, 1.25)
-        cover = gray if has_lamps else gray * 0.3
-        tones = (1.0, 0.96, 0.95 if has_lamps else 1.2)
-    top, low = mix(top, gray_top, gray), mix(low, gray_low, cover)
+    top, low = mix(dice.vary(top, 15), gray_top, gray), mix(dice.pick(lows), gray_low, gray * sky["cover"])
     if weather == "rainy":
-        top, low = mix(top, (0, 0, 0), 0.15), mix(low, (0, 0, 0), 0.12)
-    fog = dice.uniform(0.016, 0.045)
+        top, low = scaled(top, 0.86), scaled(low, 0.88)
     if weather == "foggy":
-        haze = fog * 0.6 if time == "night" else fog
+        haze = dice.uniform(0.016, 0.045) * (0.6 if time == "night" else 1.0)
+    level *= dice.uniform(*sky["level"])
     azimuth, elevation = dice.uniform(0, 6.283), dice.uniform(0.6, 1.1)
     flat = math.cos(elevation)
     return Light(
         weather=weather,
         time=time,
-        ambient=tuple(level * tone * dice.uniform(0.96, 1.04) for tone in tones),
+        ambient=tuple(level * tone * dice.uniform(0.96, 1.04) for tone in sky["tones"]),
         sun=sky["sun"][weather != "clear"],
         sun_direction=(math.sin(azimuth) * flat, math.sin(elevation), math.cos(azimuth) * flat),
         haze=haze,

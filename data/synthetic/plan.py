@@ -16,7 +16,6 @@ from .mesh import Mesh
 from .road import Road
 
 
-FAR = 300.0  # meters: end of the ground ahead
 # Numbers on the canvas of the classes without instances; instances are numbered from FIRST on.
 SKY, TERRAIN, ROAD, SIDEWALK, BUILDING, TREE, POLE, FENCE, OTHER = range(9)
 FIRST = 16
@@ -172,24 +171,17 @@ class Plan:
             return dice.uniform(road.left, road.right), z
         return road.side(dice.pick((-1, 1)), dice.uniform(0.5, max(road.sidewalk, 3.0))), z
 
-    def is_seen(self, x: float, y: float, z: float, margin: float = 0.0, nearest: float = 2.0) -> bool:
-        """Whether a world point is in the picture, widened by a margin in image sizes."""
-        column, row, depth = self.camera.look(x, y, z)
-        return depth > nearest and -margin < column < 1 + margin and -margin < row < 1 + margin
-
-    def take(self, x: float, z: float, half_x: float, half_z: float) -> bool:
-        """Take a rectangle along the road if it is free; return whether it was."""
-        x0, x1, z0, z1 = x - half_x, x + half_x, z - half_z, z + half_z
-        if any(x0 < right and left < x1 and z0 < front and back < z1 for left, right, back, front in self.taken):
-            return False
-        self.taken.append((x0, x1, z0, z1))
-        return True
-
     def put(self, spot: Spot, make: Callable[..., Thing | list[Thing]], *more: Any) -> bool:
         """Add what `make(plan, x, z, *more)` returns if the spot is visible and free; return whether it was."""
         x, z = self.road.at(spot.x, spot.z)
-        if not self.is_seen(x, spot.height, z, spot.margin, spot.nearest) or not self.take(*spot[:4]):
+        column, row, depth = self.camera.look(x, spot.height, z)
+        low, high = -spot.margin, 1 + spot.margin
+        if depth <= spot.nearest or not (low < column < high and low < row < high):
             return False
+        x0, x1, z0, z1 = spot.x - spot.half_x, spot.x + spot.half_x, spot.z - spot.half_z, spot.z + spot.half_z
+        if any(x0 < right and left < x1 and z0 < front and back < z1 for left, right, back, front in self.taken):
+            return False
+        self.taken.append((x0, x1, z0, z1))
         made = make(self, x, z, *more)
         self.things += made if isinstance(made, list) else [made]
         return True

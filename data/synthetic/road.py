@@ -7,6 +7,11 @@ from .camera import Camera, Point2
 from .dice import Dice, load
 
 
+START, FAR = -60.0, 300.0  # meters: the ground begins behind the camera
+# Meters ahead where a curve is cut into straight pieces.
+STATIONS = (-40, -25, -15, -9, -5, -2, 0.5, 2, 4, 6, 9, 12, 16, 21, 27, 35, 45, 60, 80, 110, 150, 210)
+
+
 @dataclass(frozen=True)
 class Road:
     """Cross-section and course of a road. Along it, z is meters ahead, and x meters to the right of its middle line.
@@ -35,9 +40,10 @@ class Road:
         near = min(max(z, -40.0), 120.0)
         return x + self.bend * near * (z - near / 2), z
 
-    def quad(self, left: float, right: float, start: float, end: float) -> list[Point2]:
-        """World corners of a rectangle along the road."""
-        return [self.at(left, start), self.at(right, start), self.at(right, end), self.at(left, end)]
+    def strip(self, left: float, right: float, start: float = START, end: float = FAR) -> list[Point2]:
+        """World outline of the ground from `left` to `right` and from `start` to `end` along the road."""
+        stations = [start, *(z for z in STATIONS if start < z < end), end] if self.bend else [start, end]
+        return [self.at(left, z) for z in stations] + [self.at(right, z) for z in reversed(stations)]
 
     def side(self, side: int, offset: float) -> float:
         """x of a place `offset` meters outside of the right edge (`side` = 1) or the left one (-1)."""
