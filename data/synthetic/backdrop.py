@@ -2,40 +2,35 @@
 
 import functools
 import math
-from dataclasses import dataclass
 
 import cv2
 import numpy as np
 
 from .camera import NEAR, SCALE, Camera
-from .colors import mix
+from .dice import mix
 from .light import Light
 from .plan import CROSSWALK, FIRST, OTHER, SKY, STRIPES, TERRAIN, Patch, Plan
 
 
-@dataclass(frozen=True)
-class Crosswalk:
-    """A crosswalk on the canvas: its number (its stripes have the next), and its area with nothing in front of it."""
+def draw_backdrop(plan: Plan, size: int, rng: np.random.Generator) -> tuple[np.ndarray, dict[int, int]]:
+    """A canvas with ground, sky and skyline, uint8 [size, size, 4] as in `stage`, and the area of each crosswalk.
 
-    number: int
-    area: int  # canvas pixels; 0 if part of it is behind the camera
-
-
-def draw_backdrop(plan: Plan, size: int, rng: np.random.Generator) -> tuple[np.ndarray, list[Crosswalk]]:
-    """A canvas with ground, sky and skyline, uint8 [size, size, 4] as in `stage`, and the crosswalks on it."""
+    A crosswalk is named by its object number; its stripes have the next one. Its area is in canvas pixels, with
+    nothing in front of it, and 0 if a part is behind the camera.
+    """
     camera, light = plan.camera, plan.light
     level = math.tan(camera.pitch)
     horizon = camera.pixels(np.array([(-3.0, level, 1.0), (3.0, level, 1.0)]), size)
     below = np.array([(32 * size, 144 * size), (-16 * size, 144 * size)], dtype=np.int32)  # 1/16 pixels, out of view
     layers = np.zeros((size, size), dtype=np.uint8)  # 0: sky, 1: land, from 2: patches
     cv2.fillPoly(layers, [np.concatenate([horizon, below])], 1, cv2.LINE_8, 4)
-    crosswalks: list[Crosswalk] = []
+    crosswalks: dict[int, int] = {}
     numbers = [SKY, TERRAIN]
     for layer, patch in enumerate(plan.patches, 2):
         pieces, area = project(patch, camera, size)
         cv2.fillPoly(layers, pieces, layer, cv2.LINE_8, 4)
         if patch.kind == CROSSWALK:
-            crosswalks.append(Crosswalk(FIRST + 2 * len(crosswalks), area))
+            crosswalks[FIRST + 2 * len(crosswalks)] = area
         number = FIRST + 2 * len(crosswalks) - 2  # of the last crosswalk
         numbers.append({CROSSWALK: number, STRIPES: number + 1}.get(patch.kind, patch.kind))
     canvas = light_ground(plan, layers, numbers)

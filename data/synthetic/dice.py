@@ -1,4 +1,4 @@
-"""Random choices of a scene, and the tables to choose from, which people can edit."""
+"""Random choices of a scene, colors, and the tables to choose from, which people can edit."""
 
 import functools
 import random
@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 
 import yaml
 
-from .colors import Color, parse
-
 
 FOLDER = Path(__file__).parent
+Color = tuple[int, int, int]
 T = TypeVar("T")
 
 
@@ -23,6 +22,23 @@ def load(name: str) -> dict[str, Any]:
         # For all tables, PyYAML's parser in C, which most installations have, takes 20 ms; the one in Python, 300.
         table |= yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return table
+
+
+def parse(text: str) -> tuple[Color, ...]:
+    """The colors of a text: hexadecimal codes such as "ff0000", separated by spaces."""
+    return tuple((code[0], code[1], code[2]) for code in map(bytes.fromhex, text.split()))
+
+
+def scaled(color: Color, factor: float) -> Color:
+    """A darker or brighter color."""
+    red, green, blue = (min(int(level * factor), 255) for level in color)
+    return red, green, blue
+
+
+def mix(a: Color, b: Color, fraction: float) -> Color:
+    """The color at a fraction of the way from a to b."""
+    red, green, blue = (round(x + (y - x) * fraction) for x, y in zip(a, b))
+    return red, green, blue
 
 
 PAINT = {name: parse(code)[0] for name, code in load("colors.yaml")["paint"].items()}  # of vehicles, by name

@@ -2,7 +2,7 @@
 
 from .dice import PAINT, load
 from .mesh import make_mesh
-from .plan import Plan, Spot, Thing, billboard
+from .plan import Plan, Thing, billboard
 
 
 # Phases of a stride whose status can be seen from the side. From the front, walking looks almost like standing.
@@ -57,11 +57,11 @@ def place_pedestrian(plan: Plan, category: str) -> bool:
         x, z = dice.uniform(road.left, road.right), dice.pick(plan.crosswalks) + dice.uniform(-1.2, 1.2)
     else:
         x, z = plan.beside(2.6, 13.0, on_road=0.2)
-    return plan.put(Spot(x, z, 0.3, 0.3), make_pedestrian)
+    return plan.put(make_pedestrian, (x, z, 0.3, 0.3))
 
 
 def place_animal(plan: Plan, kind: str) -> bool:
     """Try to place an animal beside the road or on it."""
     nearest, span, half = (2.8, 7.0, 0.5) if kind == "dog" else (4.5, 13.0, 1.1)
     x, z = plan.beside(nearest, span, on_road=0.6)
-    return plan.put(Spot(x, z, half, 0.3), make_animal, kind)
+    return plan.put(make_animal, (x, z, half, 0.3), kind)

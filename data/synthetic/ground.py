@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from .camera import Point2
-from .colors import Color, mix, scaled
+from .dice import Color, mix, scaled
 from .plan import CROSSWALK, ROAD, SIDEWALK, STRIPES, Plan
 from .road import FAR, START
 

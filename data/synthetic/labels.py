@@ -7,7 +7,6 @@ import numpy as np
 
 from ..scene import GRID, SCENE_ATTRIBUTES, SPEED_LIMITS, SYNTHETIC, Scene, SceneObject, given_to_all
 from ..truth import GROUNDED, NOTHING, PATCHES, VisibleObject
-from .backdrop import Crosswalk
 from .camera import SCALE
 from .dice import load
 from .plan import STUFF, Lamp, Plan
@@ -72,12 +71,9 @@ RULES = {
 def describe(stage: Stage, image: np.ndarray) -> Scene:
     """The scene of a stage and its photograph [size, size, 3]: all annotations."""
     plan, size, light = stage.plan, stage.size, stage.plan.light
-    crosswalks = (describe_crosswalk(stage, crosswalk, image) for crosswalk in stage.crosswalks)
-    items = {
-        index: item
-        for index, thing in enumerate(plan.things)
-        if thing.category not in STUFF and (item := describe_thing(stage, index))
-    }
+    crosswalks = (describe_crosswalk(stage, number, image) for number in stage.crosswalks)
+    indices = (index for index, thing in enumerate(plan.things) if thing.category not in STUFF)
+    items = {index: item for index in indices if (item := describe_thing(stage, index))}
     objects = (*describe_stuff(stage.ids[::SCALE, ::SCALE]), *filter(None, crosswalks), *items.values())
     scene_attributes = {"weather": light.weather, "time of day": light.time, **describe_road(plan)}
     if light.time == "night" and light.weather in ("clear", "cloudy"):
@@ -88,8 +84,7 @@ def describe(stage: Stage, image: np.ndarray) -> Scene:
     # Far roofs look like buildings, but are not annotated.
     exhaustive = EXHAUSTIVE - {"building"} if plan.setting == "city" and plan.skyline else EXHAUSTIVE
     presence = describe_presence(stage, items)
-    source = (SYNTHETIC, str(plan.seed))
-    return Scene(size, size, objects, scene_attributes, exhaustive, attributed, *source, presence)
+    return Scene(size, size, objects, scene_attributes, exhaustive, attributed, SYNTHETIC, str(plan.seed), presence)
 
 
 def describe_presence(stage: Stage, items: dict[int, SceneObject]) -> dict[str, bool]:
@@ -108,9 +103,9 @@ def describe_presence(stage: Stage, items: dict[int, SceneObject]) -> dict[str, 
 def describe_road(plan: Plan) -> dict[str, str]:
     """Scene attributes "lane count" and "road shape", as far as the image shows them."""
     road, camera = plan.road, plan.camera
-    found: dict[str, str] = {}
     if plan.light.weather == "snowy" or plan.light.hidden(40.0) > THICK:
-        return found
+        return {}
+    found = {}
     edges = ([camera.look(x, 0.0, z) for x, z in (road.at(road.left, z), road.at(road.right, z))] for z in LANES_AT)
     all_in_view = any(all(0 < column < 1 and 0 < row < 1 and depth > 0 for column, row, depth in two) for two in edges)
     if plan.marked and all_in_view and str(len(road.lanes)) in SCENE_ATTRIBUTES["lane count"]:
@@ -142,15 +137,16 @@ def describe_stuff(ids: np.ndarray) -> list[SceneObject]:
     return objects
 
 
-def describe_crosswalk(stage: Stage, crosswalk: Crosswalk, image: np.ndarray) -> SceneObject | None:
-    """The annotation of a crosswalk in a photograph, None if nothing of it is visible."""
-    stripes = stage.ids == crosswalk.number + 1
-    mask = stripes | (stage.ids == crosswalk.number)
+def describe_crosswalk(stage: Stage, number: int, image: np.ndarray) -> SceneObject | None:
+    """The annotation of the crosswalk of a number in a photograph, None if nothing of it is visible."""
+    stripes = stage.ids == number + 1
+    mask = stripes | (stage.ids == number)
     count = int(np.count_nonzero(mask))
     if not count:
         return None
     box = bounding_box(mask, SCALE)
-    visible = min(1.0, count / crosswalk.area) if crosswalk.area else 0.5
+    area = stage.crosswalks[number]
+    visible = min(1.0, count / area) if area else 0.5
     paint, road = image[stripes[::SCALE, ::SCALE]], image[(mask & ~stripes)[::SCALE, ::SCALE]]  # [N, 3]
     contrast = np.abs(paint.mean(axis=0) - road.mean(axis=0)).max() if paint.size and road.size else 0.0
     if box[3] - box[1] < FLAT * stage.size or contrast < FAINT:

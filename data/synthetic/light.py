@@ -7,8 +7,7 @@ from typing import TypeVar
 import numpy as np
 
 from .camera import Point3
-from .colors import Color, mix, parse, scaled
-from .dice import Dice, load
+from .dice import Color, Dice, load, mix, parse, scaled
 
 
 Depth = TypeVar("Depth", float, np.ndarray)

@@ -16,6 +16,8 @@ from .camera import Point2, Point3
 from .dice import load
 
 
+Points = Sequence[Point3]
+Edges = tuple[float, float, float, float]
 SQUARE = ((0, 0), (1, 0), (1, 1), (0, 1))
 
 
@@ -135,7 +137,7 @@ class Builder:
 
     # Simple parts
 
-    def face(self, color: str, points: Sequence[Point3], toward: Point3 = (0, 0, 0), text: str = "") -> None:
+    def face(self, color: str, points: Points, toward: Point3 = (0, 0, 0), text: str = "") -> None:
         """A convex face; `toward` is the rough direction of its front, (0, 0, 0) for both sides."""
         (dx, dy, dz), side = self.shift, self.side
         self._faces.append((len(self._vertices), color, (side * toward[0], toward[1], toward[2]), text))
@@ -180,15 +182,7 @@ class Builder:
         x, y = half_width, half_height
         self.face(color, [(-x, y, 0), (x, y, 0), (x, -y, 0), (-x, -y, 0)], (0, 0, -1), text)
 
-    def pane(
-        self,
-        color: str,
-        quad: Sequence[Point3],
-        edges: Sequence[float],
-        toward: Point3,
-        count: int = 1,
-        step: float = 0.0,
-    ) -> None:
+    def pane(self, color: str, quad: Points, edges: Edges, toward: Point3, count: int = 1, step: float = 0.0) -> None:
         """Panes in a quad of corners from the top left to the bottom left, clockwise.
 
         Args:
@@ -219,15 +213,6 @@ class Builder:
             self.face(color, [left, right, next_right, next_left], toward)
         for side, outside in ((0, -1), (1, 1)):
             self.face(color, [corner[side] for corner in corners], (outside, 0, 0))
-
-    def tank(self, color: str, y: float, radii: Point2, z: Point2) -> None:
-        """A lying cylinder around x = 0 with half width and half height."""
-        outline = [(radii[0] * s, y + radii[1] * c) for s, c in circle(10)]
-        for (ax, ay), (bx, by) in itertools.pairwise([*outline, outline[0]]):
-            wall = [(ax, ay, z[0]), (bx, by, z[0]), (bx, by, z[1]), (ax, ay, z[1])]
-            self.face(color, wall, (ax + bx, ay + by - 2 * y, 0))
-        self.flat(color, outline, 1, z[1])
-        self.flat(color, outline, -1, z[0])
 
     # Parts of animals and vehicles. `half` is half a vehicle's width, `axles` are z in meters.
 

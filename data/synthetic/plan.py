@@ -4,13 +4,12 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from .camera import Camera, Point2, Point3
-from .colors import Color
-from .dice import Dice
+from .dice import Color, Dice
 from .light import Light
 from .mesh import Mesh
 from .road import Road
@@ -86,10 +85,6 @@ class Thing:
         sine, cosine = math.sin(self.heading), math.cos(self.heading)
         return np.array([(cosine, 0.0, sine), (0.0, 1.0, 0.0), (-sine, 0.0, cosine)]) * self.scale
 
-    def colors(self, names: Sequence[str]) -> list[tuple[int, int, int, bool]]:
-        """(red, green, blue, whether it shines by itself) of each color name."""
-        return [(*self.palette[name], name in self.bright) for name in names]
-
     def world(self, point: Point3) -> Point3:
         """World coordinates (x, y, z) of a point in the thing's axes."""
         return tuple((self.matrix @ point + self.place).tolist())
@@ -102,26 +97,6 @@ class Patch:
     polygons: Sequence[list[Point2]]
     color: Color
     kind: int
-
-
-class Spot(NamedTuple):
-    """A place along the road where a thing would stand.
-
-    Attributes:
-        x, z: of its middle, along the road.
-        half_x, half_z: half the ground that it takes, meters.
-        height: meters above the ground of the point that must be in the picture.
-        margin: how far outside of the picture this point may be, in image sizes.
-        nearest: least depth of this point, meters.
-    """
-
-    x: float
-    z: float
-    half_x: float
-    half_z: float
-    height: float = 0.8
-    margin: float = 0.0
-    nearest: float = 2.0
 
 
 @dataclass
@@ -171,18 +146,33 @@ class Plan:
             return dice.uniform(road.left, road.right), z
         return road.side(dice.pick((-1, 1)), dice.uniform(0.5, max(road.sidewalk, 3.0))), z
 
-    def put(self, spot: Spot, make: Callable[..., Thing | list[Thing]], *more: Any) -> bool:
-        """Add what `make(plan, x, z, *more)` returns if the spot is visible and free; return whether it was."""
-        x, z = self.road.at(spot.x, spot.z)
-        column, row, depth = self.camera.look(x, spot.height, z)
-        low, high = -spot.margin, 1 + spot.margin
-        if depth <= spot.nearest or not (low < column < high and low < row < high):
+    def put(
+        self,
+        make: Callable[..., Thing | list[Thing]],
+        spot: tuple[float, float, float, float],
+        *more: Any,
+        height: float = 0.8,
+        margin: float = 0.0,
+        nearest: float = 2.0,
+    ) -> bool:
+        """Add what `make(plan, x, z, *more)` returns if a spot is visible and free; return whether it was.
+
+        Args:
+            spot: x and z of its middle along the road, and half the meters that it takes in x and z.
+            height: meters above the ground of the point that must be in the picture.
+            margin: how far outside of the picture this point may be, in image sizes.
+            nearest: least depth of this point, meters.
+        """
+        (x, z, half_x, half_z), (low, high) = spot, (-margin, 1 + margin)
+        world = self.road.at(x, z)
+        column, row, depth = self.camera.look(world[0], height, world[1])
+        if depth <= nearest or not (low < column < high and low < row < high):
             return False
-        x0, x1, z0, z1 = spot.x - spot.half_x, spot.x + spot.half_x, spot.z - spot.half_z, spot.z + spot.half_z
+        x0, x1, z0, z1 = x - half_x, x + half_x, z - half_z, z + half_z
         if any(x0 < right and left < x1 and z0 < front and back < z1 for left, right, back, front in self.taken):
             return False
         self.taken.append((x0, x1, z0, z1))
-        made = make(self, x, z, *more)
+        made = make(self, *world, *more)
         self.things += made if isinstance(made, list) else [made]
         return True
 

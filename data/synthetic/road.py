@@ -85,19 +85,17 @@ def make_road(dice: Dice, setting: str) -> Road:
 
 def make_camera(dice: Dice, road: Road, view: str) -> Camera:
     """A random camera behind a windshield or above the roadside."""
-    squeeze = dice.pick((1.0, 1.0, 0.75, 0.62))
     focal = dice.uniform(0.85, 1.6)
+    lens = (focal * dice.pick((1.0, 1.0, 0.75, 0.62)), focal)
     roll = dice.uniform(-0.03, 0.03) if dice.chance(0.5) else 0.0
     if view == "driver":
-        own = dice.pick([x for x, way in road.lanes if way > 0])
+        x = dice.pick([lane for lane, way in road.lanes if way > 0]) + dice.uniform(-0.5, 0.5)
         height = dice.uniform(2.1, 2.7) if dice.chance(0.2) else dice.uniform(1.15, 1.65)
-        yaw = dice.uniform(-0.12, 0.12) + (road.heading(18) * 0.8 if road.bend else 0.0)
-        pitch = dice.uniform(-0.06, 0.12)
-        return Camera(own + dice.uniform(-0.5, 0.5), height, yaw, pitch, roll, (focal * squeeze, focal))
+        yaw = dice.uniform(-0.12, 0.12) + road.heading(18) * 0.8
+        return Camera(x, height, yaw, dice.uniform(-0.06, 0.12), roll, lens)
     height = dice.uniform(3.5, 6.0) if dice.chance(0.5) else dice.uniform(5.0, 9.5)
     x = dice.uniform(road.left - 12, road.right + 12) if dice.chance(0.7) else dice.uniform(road.left, road.right)
-    z = dice.uniform(10, 28)
-    target, _ = road.at(dice.uniform(road.left, road.right), z)
+    target, z = road.at(dice.uniform(road.left, road.right), dice.uniform(10, 28))
     yaw = math.atan2(target - x, z) + dice.uniform(-0.08, 0.08)
     pitch = math.atan2(height, math.hypot(target - x, z)) - dice.uniform(0.0, 0.2)
-    return Camera(x, height, yaw, pitch, roll, (focal * squeeze, focal))
+    return Camera(x, height, yaw, pitch, roll, lens)

@@ -4,9 +4,10 @@ import math
 from dataclasses import replace
 
 from ..scene import LIGHT_STATES, SPEED_LIMITS
+from .camera import Point2
 from .dice import load
 from .mesh import make_mesh
-from .plan import Lamp, Plan, Spot, Thing, billboard
+from .plan import Lamp, Plan, Thing, billboard
 
 
 LENS, LENS_STEP = 0.13, 0.32  # meters: radius of the lamps of a traffic light of 1 m, and from one lamp to the next
@@ -22,10 +23,8 @@ def make_traffic_light(plan: Plan, state: str, x: float, y: float, z: float, hei
     glow = Lamp(center, lit[state], height * GLOW[plan.light.time])
     mesh = make_mesh("traffic light", "sideways" if sideways else "upright", *("board",) * dice.chance(0.35))
     heading = plan.camera.bearing(x, z) * 0.8 + dice.uniform(-0.15, 0.15)
-    scale, attributes = (height, height, height), {"state": state}
-    return Thing(
-        "traffic light", (mesh,), palette, (x, y, z), heading, scale, (state,), attributes, (glow,), carried=True
-    )
+    looks = (height, height, height), (state,), {"state": state}, (glow,)
+    return Thing("traffic light", (mesh,), palette, (x, y, z), heading, *looks, carried=True)
 
 
 def make_sign(plan: Plan, kind: str, x: float, y: float, z: float, width: float, text: str = "") -> Thing:
@@ -40,11 +39,10 @@ def make_sign(plan: Plan, kind: str, x: float, y: float, z: float, width: float,
     return Thing(category, (mesh,), palette, (x, y, z), heading, scale, attributes=attributes, carried=True)
 
 
-def make_pole(
-    plan: Plan, x: float, z: float, shape: str, width: float, height: float, lamp: Lamp | None = None
-) -> Thing:
-    """A pole of a shape, scaled to a width (negative mirrors it) and height; `lamp` is lit."""
-    pole = billboard(plan, "pole", make_mesh("pole", shape), plan.dice.palette("pole"), x, z, (width, height, 1.0))
+def make_pole(plan: Plan, x: float, z: float, shape: str, scale: Point2, lamp: Lamp | None = None) -> Thing:
+    """A pole of a shape, scaled in width (negative mirrors it) and height; `lamp` is lit."""
+    mesh, palette = make_mesh("pole", shape), plan.dice.palette("pole")
+    pole = billboard(plan, "pole", mesh, palette, x, z, (*scale, 1.0))
     if not lamp:
         return pole
     return replace(pole, palette=pole.palette | {"lamp": lamp.color}, bright=("lamp",), lamps=(lamp,))
@@ -54,7 +52,7 @@ def make_signpost(plan: Plan, x: float, z: float, kind: str, height: float) -> l
     """A pole, and a sign on it whose center is `height` meters up."""
     width = plan.dice.uniform(1.0, 1.5)
     text = plan.dice.pick(SPEED_LIMITS) if kind == "speed limit sign" else ""
-    pole = make_pole(plan, x, z, "post", 1.0, height + width * 0.4)
+    pole = make_pole(plan, x, z, "post", (1.0, height + width * 0.4))
     return [pole, make_sign(plan, kind, x, height, z - 0.12, width, text)]
 
 
@@ -82,7 +80,7 @@ def place_traffic_lights(plan: Plan, count: int) -> None:
         x, wz = road.at(road.side(side, dice.uniform(0.4, 1.2)), z)
         height = dice.uniform(5.4, 6.4) if over else dice.uniform(3.0, 3.8)
         arm = -side * dice.uniform(2.0, 5.0)
-        pole = ("arm", arm / 3.5, height / 6) if over else ("post", 1.0, height)
+        pole = ("arm", (arm / 3.5, height / 6)) if over else ("post", (1.0, height))
         plan.things.append(make_pole(plan, x, wz, *pole))
         places = [(arm, height - tall * 0.45)] if over else []  # (meters along the arm, height)
         if not over or dice.chance(0.5):
@@ -100,7 +98,7 @@ def place_sign(plan: Plan, category: str) -> bool:
         return False
     kind = dice.pick(("ban", "warning", "board")) if category == "traffic sign" else category
     x, height = plan.road.side(1 if dice.chance(0.7) else -1, dice.uniform(0.5, 2.2)), dice.uniform(1.9, 2.8)
-    return plan.put(Spot(x, z, 0.6, 0.5, height, margin=-0.03), make_signpost, kind, height)
+    return plan.put(make_signpost, (x, z, 0.6, 0.5), kind, height, height=height, margin=-0.03)
 
 
 def place_cones(plan: Plan, count: int) -> None:
@@ -109,7 +107,7 @@ def place_cones(plan: Plan, count: int) -> None:
     x, z = dice.uniform(road.left, road.right), plan.ahead(2.6, 5)
     drift, step = dice.uniform(-0.4, 0.4), dice.uniform(1.0, 3.0)
     for i in range(count):
-        plan.put(Spot(x + i * drift, z + i * step, 0.3, 0.3, height=0.4), make_cone)
+        plan.put(make_cone, (x + i * drift, z + i * step, 0.3, 0.3), height=0.4)
 
 
 def place_barriers(plan: Plan, count: int) -> None:
@@ -118,9 +116,9 @@ def place_barriers(plan: Plan, count: int) -> None:
     kind, across = dice.pick(("striped barrier", "block barrier")), dice.chance(0.5)
     x, z = dice.uniform(road.left - 1.5, road.right + 1.5), plan.ahead(4.5, 14)
     for i in range(count):
-        spot = Spot(x + i * 2.1, z, 1.1, 0.4) if across else Spot(x, z + i * 2.1, 1.1, 1.1)
-        heading = road.heading(spot.z) + (0.0 if across else math.pi / 2)
-        plan.put(spot, make_row_part, "barrier", kind, heading)
+        spot = (x + i * 2.1, z, 1.1, 0.4) if across else (x, z + i * 2.1, 1.1, 1.1)
+        heading = road.heading(spot[1]) + (0.0 if across else math.pi / 2)
+        plan.put(make_row_part, spot, "barrier", kind, heading)
 
 
 def place_street_lamps(plan: Plan) -> None:
@@ -134,7 +132,7 @@ def place_street_lamps(plan: Plan) -> None:
     for z in (6 + i * step for i in range(5)):
         if not road.crossing(z):
             x, wz = road.at(road.side(side, 0.6), z)
-            plan.things.append(make_pole(plan, x, wz, "street lamp", -side, height / 8, lamp))
+            plan.things.append(make_pole(plan, x, wz, "street lamp", (-side, height / 8), lamp))
 
 
 def place_fences(plan: Plan) -> None:

@@ -6,10 +6,9 @@ import math
 import random
 
 from .camera import Point3
-from .colors import scaled
-from .dice import load
+from .dice import load, scaled
 from .mesh import Builder, Mesh, make_mesh
-from .plan import Plan, Spot, Thing, billboard
+from .plan import Plan, Thing, billboard
 
 
 GLASS = ("lit glass", "glass", "sky glass")
@@ -131,4 +130,4 @@ def place_trees(plan: Plan) -> None:
         offset = dice.uniform(0.9, max(1.5, road.sidewalk + 0.5)) if near else dice.uniform(3, 40)
         x, z = road.side(dice.pick((-1, 1)), offset), dice.uniform(9, 80)
         if not road.crossing(z, 2):
-            plan.put(Spot(x, z, 0.5, 0.5, height=3.0, margin=0.2, nearest=3.0), make_tree, kind)
+            plan.put(make_tree, (x, z, 0.5, 0.5), kind, height=3.0, margin=0.2, nearest=3.0)

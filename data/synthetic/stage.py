@@ -5,7 +5,6 @@ polygon writes all four at once, so annotations and image cannot differ.
 """
 
 import functools
-import itertools
 from collections import defaultdict
 
 import cv2
@@ -38,7 +37,7 @@ class Stage:
         canvas: colors and object numbers, uint8 [2 · size, 2 · size, 4].
         ids: the object numbers alone, uint8 [2 · size, 2 · size].
         numbers: object number of each thing of the plan; that of its class for classes without instances.
-        crosswalks: those of the plan.
+        crosswalks: canvas pixels of each crosswalk, by object number, as in `draw_backdrop`.
         footprints: corners (x, z) of each thing's parts on the ground, {thing: [[4, 2], ...]}.
         outlines: corners of each thing's visible faces in 1/16 canvas pixels, {thing: [[N, 2], ...]}.
     """
@@ -52,7 +51,7 @@ class Stage:
             free += thing.category not in STUFF
         self.footprints: dict[int, list[np.ndarray]] = defaultdict(list)
         self.outlines: dict[int, list[np.ndarray]] = defaultdict(list)
-        if parts := self._sorted_parts():
+        if plan.things and (parts := self._sorted_parts()):
             self._paint(parts)
         if plan.hood:
             points = np.rint(np.array(HOOD) * (16 * SCALE * size)).astype(np.int32)
@@ -63,8 +62,6 @@ class Stage:
         """(index of the thing, mesh) of each part, back to front, without those that are too near."""
         things, camera = self.plan.things, self.plan.camera
         parts = [(index, mesh) for index, thing in enumerate(things) for mesh in thing.meshes]
-        if not parts:
-            return []
         owners = [index for index, _ in parts]
         low, high = (np.array([getattr(mesh, end) for _, mesh in parts]) for end in ("low", "high"))
         boxes = np.where(CORNERS, high[:, None], low[:, None])  # [P, 8, 3]
@@ -115,9 +112,10 @@ class Stage:
         kept = np.flatnonzero((two_sided | towards_camera) & large)
 
         unit = normal[kept] / np.maximum(area[kept], 1e-9)[:, None]
-        palettes = [things[index].colors(mesh.names) for index, mesh in parts]
-        rows = joined("colors") + np.repeat(np.cumsum([0, *map(len, palettes[:-1])]), faces)
-        base = np.array([*itertools.chain(*palettes)])[rows[kept]]
+        used = [(things[index], name) for index, mesh in parts for name in mesh.names]
+        palette = np.array([(*thing.palette[name], name in thing.bright) for thing, name in used])
+        first_colors = np.cumsum([0, *(len(mesh.names) for mesh in meshes[:-1])])
+        base = palette[(joined("colors") + np.repeat(first_colors, faces))[kept]]
         colors = shade(base, unit, two_sided[kept], depth[kept], self.plan.light)
         pixels, texts = camera.pixels(view, len(self.canvas)), [text for mesh in meshes for text in mesh.texts]
         owners = np.repeat(owners, faces)[kept].tolist()

@@ -2,11 +2,10 @@
 
 import math
 
-from .colors import scaled
-from .dice import PAINT, load
+from .dice import PAINT, load, scaled
 from .figures import make_rider
 from .mesh import make_mesh
-from .plan import Lamp, Plan, Spot, Thing, billboard
+from .plan import Lamp, Plan, Thing, billboard
 
 
 WARM, RED = (255, 236, 190), (255, 50, 36)  # glow of lamps
@@ -32,21 +31,20 @@ def make_vehicle(plan: Plan, x: float, z: float, category: str, shape: str, head
         palette["glass"] = (188, 174, 126)
     bright = ("head",) * lit + ("tail",) * (brake or lit) + ("glass", "display") * glowing
     meshes = (make_mesh("truck cab", "cab"),) * (category == "truck") + (make_mesh(category, shape),)
-    lamps = []
-    if lit:
-        glow = (0.9 if time == "night" else 0.35) * (1.5 if weather in ("rainy", "foggy") else 1.0)
-        half = meshes[0].high[0] * 0.75
-        for side in (-half, half):
-            lamps.append(Lamp((side, 0.75, meshes[0].high[2]), WARM, glow, 1))
-            lamps.append(Lamp((side, 0.75, meshes[-1].low[2]), RED, glow * (0.7 if brake else 0.4), -1))
+    glow = (0.9 if time == "night" else 0.35) * (1.5 if weather in ("rainy", "foggy") else 1.0)
+    half, front, back = meshes[0].high[0] * 0.75, meshes[0].high[2], meshes[-1].low[2]
+    lamps: list[Lamp] = []
+    for side in (-half, half) if lit else ():
+        lamps.append(Lamp((side, 0.75, front), WARM, glow, 1))
+        lamps.append(Lamp((side, 0.75, back), RED, glow * (0.7 if brake else 0.4), -1))
     grow = dice.uniform(0.94, 1.08)
     scale = (grow * dice.uniform(0.97, 1.03), grow * dice.uniform(0.96, 1.05), grow)
     attributes = {"color": color}
     if category != "trailer":
         attributes |= visible_from(plan, x, z, heading, moving, brake, lit)
     traits = ("parked car",) * (category == "car" and not moving)
-    lights = tuple(lamps)
-    return Thing(category, meshes, palette, (x, 0.0, z), heading, scale, bright, attributes, lights, traits=traits)
+    place, lights = (x, 0.0, z), tuple(lamps)
+    return Thing(category, meshes, palette, place, heading, scale, bright, attributes, lights, traits=traits)
 
 
 def visible_from(
@@ -112,8 +110,8 @@ def place_vehicle(plan: Plan, category: str) -> bool:
     else:
         x, heading = lane_at(plan, z, 0.25, 0.04)
         half_z += 0.7
-    spot = Spot(x, z, half_x, half_z, margin=0.05, nearest=long / 2 + 1.6)
-    return plan.put(spot, make_vehicle, category, shape, heading, moving)
+    more = category, shape, heading, moving
+    return plan.put(make_vehicle, (x, z, half_x, half_z), *more, margin=0.05, nearest=long / 2 + 1.6)
 
 
 def lane_at(plan: Plan, z: float, shift: float, turn: float) -> tuple[float, float]:
@@ -137,4 +135,4 @@ def place_cycle(plan: Plan, category: str) -> bool:
         x, heading = lane_at(plan, z, 1.1, 0.15)
         if dice.chance(0.25):
             heading += dice.pick((0.5, -0.5)) * math.pi
-    return plan.put(Spot(x, z, 0.6, 0.9), make_cycle, category, ridden, heading)
+    return plan.put(make_cycle, (x, z, 0.6, 0.9), category, ridden, heading)
