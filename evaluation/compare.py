@@ -15,9 +15,6 @@ from . import MIN_ANSWERS, STANDARD_ERRORS
 from .metrics import clustered_error, counted, is_yes_no, placements
 
 
-KEYS = ["source", "image_id", "question", "truth"]
-
-
 @dataclass(frozen=True)
 class Comparison:
     """A metric before and after.
@@ -25,9 +22,9 @@ class Comparison:
     Attributes:
         metric: "balanced accuracy", or "exact match" if no question is answered yes or no.
         before, after: its values in 0..1.
-        error: standard error of their difference; None if there are too few images or answers to tell.
-        is_guess: the model is not shown to be better than one that sees no image: 0.5, or no exact match at all.
-        questions, images: numbers of those compared.
+        error: standard error of the difference; None if there are too few images or answers to tell.
+        is_guess: the model is not shown to be better than a guess: 0.5, or no exact match at all.
+        questions, images: numbers of compared questions, and of their images.
     """
 
     metric: str
@@ -38,30 +35,22 @@ class Comparison:
     questions: int
     images: int
 
-    @property
-    def is_shown(self) -> bool:
-        """Whether the difference exceeds two standard errors."""
-        return self.error is not None and abs(self.after - self.before) > STANDARD_ERRORS * self.error
-
     def verdict(self, model: str = "the model") -> str:
-        """A sentence on whether training made `model` better."""
+        """A sentence on whether training made `model` better, by a difference of more than two standard errors."""
+        difference = self.after - self.before
         figures = f"{self.metric} {self.before:.3f} before, {self.after:.3f} after"
         if self.error is None:
             figures += f", on too few questions to tell ({self.questions})"
         else:
-            difference = f"difference {self.after - self.before:+.3f} ± {self.error:.3f}"
-            figures += f" ({difference}, {self.questions} questions about {self.images} images)"
-        if self.is_shown and self.after < self.before:
-            return (
-                f"Training made {model} WORSE: {figures}. The weights that it started from are better on these images."
-            )
+            figures += f" (difference {difference:+.3f} ± {self.error:.3f}, {self.questions} questions about "
+            figures += f"{self.images} images)"
+        is_shown = self.error is not None and abs(difference) > STANDARD_ERRORS * self.error
+        if is_shown and difference < 0:
+            return f"Training made {model} WORSE: {figures}. The weights it started from are better on these images."
         if self.is_guess:
             return f"The answers of {model} are no better than a guess: {figures}. It needs more images or epochs."
-        return (
-            f"Training made {model} better: {figures}."
-            if self.is_shown
-            else f"No difference shown for {model}: {figures}."
-        )
+        outcome = f"Training made {model} better" if is_shown else f"No difference shown for {model}"
+        return f"{outcome}: {figures}."
 
 
 def compare_presence(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, tuple[float, float, float | None]]:
@@ -72,11 +61,8 @@ def compare_presence(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, tup
     Raises:
         ValueError: the questions differ.
     """
-    keys = ["source", "group", "image_id", "question_id", "truth"]
-    if len(before) != len(after) or not (before[keys].to_numpy() == after[keys].to_numpy()).all():
-        raise ValueError(f"only answers to the same questions can be compared, got {len(before)} and {len(after)}")
-    clusters = (table.reset_index(drop=True).assign(image_id=list(table["group"])) for table in (before, after))
-    was, now = map(counted, clusters)
+    check_same(before, after, ["source", "group", "image_id", "question_id", "truth"])
+    was, now = (counted(table.assign(image_id=table["group"]).reset_index(drop=True)) for table in (before, after))
     found = {}
     for name, old, new, factor in (
         ("balanced accuracy", was["is_right"].astype(float), now["is_right"].astype(float), 1),
@@ -87,14 +73,19 @@ def compare_presence(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, tup
     return found
 
 
+def check_same(before: pd.DataFrame, after: pd.DataFrame, columns: list[str]) -> None:
+    """Raise a ValueError if the tables differ in one of these columns."""
+    if len(before) != len(after) or not (before[columns].to_numpy() == after[columns].to_numpy()).all():
+        raise ValueError(f"only answers to the same questions can be compared, got {len(before)} and {len(after)}")
+
+
 def compare(before: pd.DataFrame, after: pd.DataFrame) -> Comparison | None:
     """Comparison of two tables of `predict` of the same questions in the same order; None without questions.
 
     Raises:
         ValueError: the questions differ.
     """
-    if len(before) != len(after) or not (before[KEYS].to_numpy() == after[KEYS].to_numpy()).all():
-        raise ValueError(f"only answers to the same questions can be compared, got {len(before)} and {len(after)}")
+    check_same(before, after, ["source", "image_id", "question", "truth"])
     chosen, metric = counted(before, even_few=True), "balanced accuracy"
     if chosen.empty:
         in_words = before[~is_yes_no(before)]

@@ -5,7 +5,7 @@
 Two baselines see no image: the central patch and a random patch.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from ..data.questions import enumerate_questions
 from ..data.scene import CLASSES, scene_of
 from ..data.truth import Box, GroundTruth
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
-from .metrics import Metric, mean
-from .predict import with_questions
+from .metrics import Metric, by_group, mean
+from .predict import Row, with_questions
 
 
 POINTING: dict[str, Metric] = {
@@ -29,24 +29,27 @@ POINTING: dict[str, Metric] = {
 }
 
 
-def score_pointing(model: Any, processor: Any, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Table with a row for each question of `grounded_questions` that has a word for the objects in the boxes.
+@torch.no_grad()
+def pointing_accuracy(model: Any, processor: Any, rows: Iterable[Row]) -> pd.DataFrame:
+    """Table with a row for each source and the columns of POINTING.
 
-    Returns:
-        columns "source", "category" and those of `score_map`. The columns of POINTING are its metrics.
+    The attention map of a word is the mean over layers and heads. Questions without a word for the objects in the
+    boxes are left out.
     """
     pipe, scores = TrafficVLMPipeline(model=model, processor=processor, device=model.device), []
     for row in with_questions(rows):
         asked = list(grounded_questions(row))
         encoded = pipe.encode(row["image"]) if asked else None
         for question, category, boxes in asked:
-            weights = word_map(pipe, encoded, question, category)
-            if weights is not None:
-                scores.append({"source": row["source"], "category": category, **score_map(weights, boxes)})
-    return pd.DataFrame(scores, columns=["source", "category", "highest", "center", "random"])
+            ids = pipe.read_question(question).input_ids
+            position = find_word(processor, ids, category)
+            if position is not None:
+                maps = model.attention_maps(torch.tensor([ids], device=model.device), encoded_images=encoded)
+                scores.append({"source": row["source"], **score_map(maps[0, position].cpu(), boxes)})
+    return by_group(pd.DataFrame(scores, columns=["source", "highest", "center", "random"]), POINTING, "source")
 
 
-def grounded_questions(row: Mapping[str, Any]) -> Iterator[tuple[str, str, list[Box]]]:
+def grounded_questions(row: Row) -> Iterator[tuple[str, str, list[Box]]]:
     """Questions of a row that its scene answers with yes because of objects in boxes; none without a scene.
 
     Yields:
@@ -63,35 +66,16 @@ def grounded_questions(row: Mapping[str, Any]) -> Iterator[tuple[str, str, list[
             yield question, category, [tuple(np.divide(box, size).tolist()) for box in boxes[question_id]]
 
 
-@torch.no_grad()
-def word_map(pipe: TrafficVLMPipeline, encoded: Any, question: str, category: str) -> torch.Tensor | None:
-    """Attention map [rows,columns] of the word that names the category in a question, on the CPU.
-
-    It is the mean over layers and heads. None without such a word ("Is it raining?").
-
-    Args:
-        encoded: one encoded image.
-    """
-    ids = pipe.read_question(question).input_ids
-    position = find_word(pipe.processor, ids, category)
-    if position is None:
-        return None
-    maps = pipe.model.attention_maps(torch.tensor([ids], device=pipe.device), encoded_images=encoded)
-    return maps[0, position].cpu()
-
-
 def score_map(weights: torch.Tensor, boxes: Iterable[Box]) -> dict[str, float]:
-    """How an attention map [rows,columns] points at boxes.
+    """Scores in 0..1 of an attention map [rows,columns]: the fraction of some patches that are in one of the boxes.
 
     Returns:
-        "highest": 1 if the patch with the highest attention is in a box, else 0, and the mean over equally high ones;
-        "center": the same for the central patch, the mean of four on an even grid; "random": the fraction of patches
-        that are in a box.
+        "highest": of the patch with the highest attention (of all, if several are equally high); "center": of the
+        central patch; "random": of all patches.
     """
     rows, columns = weights.shape
     inside = patches_in_boxes(boxes, (rows, columns)).float()
-    center = inside[(rows - 1) // 2 : rows // 2 + 1, (columns - 1) // 2 : columns // 2 + 1]
-    scores = {"highest": inside[weights == weights.max()], "center": center, "random": inside}
+    scores = {"highest": inside[weights == weights.max()], "center": inside[rows // 2, columns // 2], "random": inside}
     return {name: patches.mean().item() for name, patches in scores.items()}
 
 

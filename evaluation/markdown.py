@@ -9,19 +9,17 @@ import pandas as pd
 HEADLINE = ("balanced accuracy", "±", "right where it is there", "AUC", "calibration error", "questions")
 # What stands above a table.
 NOTES = {
-    "yes_no_by_kind": "Known sources are those that training has other images of; it has none of unseen ones, which "
-    "tell what to expect on a camera of your own. ± is one standard error, with images as clusters. The mean image is "
-    "that of all images: a model that is shown it sees nothing. It is right where it is there: the truth is yes. "
-    "– stands where there are too few questions to tell.",
+    "yes_no_by_kind": "Training has other images of known sources, and none of unseen ones: expect their figures on a "
+    "camera of your own. ± is one standard error. A model that is shown the mean image sees nothing. –: too few "
+    "questions to tell.",
     "yes_no_by_question_type": "![Balanced accuracy, and that of the mean image](question_types.png)",
     "words_by_kind": '"None" is right if the asked object is not there.',
     "contradictions": "Fraction of images for which two answers contradict each other by more than 0.1.",
     "paraphrases": "Of all pairs of paraphrases of a yes/no question.",
     "robustness": "Some of the images, corrupted at the model's input size.",
     "pointing_by_source": "How often the patch with the highest cross-attention of an object's word is in its box.",
-    "calibration": "half_temperature is fitted to one half of the images; ece_before and ece_after are the "
-    "calibration errors on the other half, at the model's temperature and at this one.\n\n"
-    "![Reliability](reliability.png)",
+    "calibration": "half_temperature is fitted to one half of the images; on the other, ece_before and ece_after are "
+    "the errors at the model's temperature and at this one.\n\n![Reliability](reliability.png)",
 }
 
 

@@ -10,7 +10,6 @@ over question ids, and then over sources. A source without such a question id co
 Tables leave it out with fewer than three question ids, which would speak for a whole group.
 """
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -68,8 +67,8 @@ def counted(rows: pd.DataFrame, even_few: bool = False) -> pd.DataFrame:
             figure to follow on 20 images, too.
 
     Returns:
-        some of the rows, with new columns: "unit", the question id that a row counts for, "group", its source, and
-        "weight"; the sum of weight × is_right is the balanced accuracy.
+        some of the rows, with new columns: "group", the source; "unit", the question id, or "" for a whole source;
+        "weight": the sum of weight × is_right is the balanced accuracy.
     """
     rows = rows[is_yes_no(rows)]
     fine = rows.assign(group=rows["source"], unit=rows["question_id"])
@@ -92,7 +91,7 @@ def _fewest(rows: pd.DataFrame) -> pd.Series:
 
 
 def balanced_accuracy(rows: pd.DataFrame, column: str = "is_right", even_few: bool = False) -> float | None:
-    """Balanced accuracy in 0..1; `column` says which answers are right. `even_few` is that of `counted`."""
+    """Balanced accuracy in 0..1; `column` says which answers are right. `even_few`: see `counted`."""
     chosen = counted(rows, even_few)
     return float(chosen["weight"] @ chosen[column].astype(float)) if len(chosen) else None
 
@@ -104,11 +103,9 @@ def balanced_error(rows: pd.DataFrame) -> float | None:
 
 
 def clustered_error(rows: pd.DataFrame, values: pd.Series) -> float | None:
-    """Standard error of the weighted sum of `values`, whose rows are independent only between images.
+    """Standard error of the sum of weight × value over `rows` of `counted`; None with fewer than two images.
 
-    Args:
-        rows: rows of `counted`, or with its columns. Questions about one image are often right or wrong together.
-        values: a number for each row.
+    Images are the clusters: questions about one image are often right or wrong together.
     """
     values = values.astype(float)
     deviations = values - values.groupby([rows["group"], rows["unit"], rows["truth"]]).transform("mean")
@@ -128,18 +125,14 @@ def auc(rows: pd.DataFrame) -> float | None:
 
     It is a mean over question ids and sources, like the balanced accuracy.
     """
-    rows = counted(rows).dropna(subset="p_yes")
-    units, is_yes = [rows["group"], rows["unit"]], rows["truth"] == "yes"
-    ranks = rows["p_yes"].groupby(units).rank()  # ties share their mean rank
-    yes, no = is_yes.groupby(units).sum(), (~is_yes).groupby(units).sum()
-    areas = (ranks.where(is_yes, 0).groupby(units).sum() - yes * (yes + 1) / 2) / (yes * no)
-    return mean(areas.groupby(level=0).mean())
+    rows = counted(rows.dropna(subset="p_yes"))
+    return float(rows["weight"] @ placements(rows)) if len(rows) else None
 
 
 def placements(rows: pd.DataFrame) -> pd.Series:
     """For each row of `counted`, the fraction of its unit's other answers (no for a yes) that P(yes) ranks right.
 
-    Ties count half. Their sum, weighted by `weight`, is the AUC.
+    The sum of weight × placement is the AUC. Ties count half.
     """
     units, is_yes = [rows["group"], rows["unit"]], rows["truth"] == "yes"
     alike = [*units, rows["truth"]]
@@ -148,28 +141,10 @@ def placements(rows: pd.DataFrame) -> pd.Series:
     return (below / others).where(is_yes, 1 - below / others)
 
 
-def of_enough(metric: Metric) -> Metric:
-    """The metric in a table: None with fewer than three question ids."""
-    return lambda rows: metric(rows) if question_ids(rows) >= MIN_QUESTION_IDS else None
-
-
-def accuracy(rows: pd.DataFrame) -> float | None:
-    """Fraction of questions that are answered right."""
-    return mean(rows["is_right"])
-
-
-def refused(rows: pd.DataFrame) -> float | None:
-    """Fraction of questions that the pipeline refuses by default, as what they ask for is unknown or not taught."""
-    return mean(rows["is_refused"])
-
-
 def right_if_there(rows: pd.DataFrame) -> float | None:
-    """Fraction of right answers where the thing is there; None with fewer than 10 such questions.
-
-    It is there if the truth of a yes/no question is yes, and if the truth in words is neither "none" nor "0".
-    """
+    """Fraction of right answers where the truth is neither "no" nor "none" nor "0"; None below 10 questions."""
     there = rows[~rows["truth"].isin(ABSENT)]
-    return accuracy(there) if len(there) >= MIN_ANSWERS else None
+    return mean(there["is_right"]) if len(there) >= MIN_ANSWERS else None
 
 
 # Words
@@ -177,15 +152,15 @@ def right_if_there(rows: pd.DataFrame) -> float | None:
 
 def exact_match(rows: pd.DataFrame) -> float | None:
     """Fraction of the questions with a truth in words that are answered with exactly these words."""
-    return accuracy(rows[~is_yes_no(rows)])
+    return mean(rows[~is_yes_no(rows)]["is_right"])
 
 
 def mean_recall(rows: pd.DataFrame) -> float | None:
-    """Mean over question types of the mean recall of their values, which have a truth in words.
+    """Mean over question types of the mean recall of their values in words; rare values count like frequent ones.
 
-    The recall of a value ("rainy") is the fraction of the questions with this truth that are answered with it, so rare
-    values count as much as frequent ones. Values with fewer than 10 questions are left out, and question types with
-    fewer than two values besides "none": a model that always answers "none" would be right.
+    The recall of a value ("rainy") is the fraction of the questions with this truth that are answered with it. Values
+    with fewer than 10 questions are left out, and so are question types with fewer than two values besides "none": a
+    model that always answers "none" would be right.
     """
     rows = rows[~is_yes_no(rows)]
     values = rows.groupby(["question_type", "truth"], as_index=False)["is_right"].agg(["mean", "size"])
@@ -204,16 +179,15 @@ def none_if(rows: pd.DataFrame, is_there: bool) -> float | None:
 
 
 def with_probability(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with the truth yes or no that have P(yes); a question with a problem and one in words have none."""
+    """Rows with the truth yes or no and a P(yes)."""
     return rows[is_yes_no(rows) & rows["p_yes"].notna()]
 
 
 def reliability(rows: pd.DataFrame, bins: int = BINS) -> pd.DataFrame:
-    """Table with a row for each bin of P(yes); the last bin includes 1.
+    """Table with a row for each bin of P(yes), of which the last one includes 1.
 
-    Returns:
-        columns "low", "high", "questions", "p_yes" (its mean) and "yes_rate" (fraction with the truth yes); the last
-        two are NaN for an empty bin.
+    Its columns are "low", "high", "questions", "p_yes" (the mean) and "yes_rate" (the fraction with the truth yes).
+    The last two are NaN for an empty bin.
     """
     rows = with_probability(rows)
     index = np.minimum((rows["p_yes"] * bins).astype(int), bins - 1)
@@ -226,17 +200,15 @@ def reliability(rows: pd.DataFrame, bins: int = BINS) -> pd.DataFrame:
 
 def calibration_error(rows: pd.DataFrame, bins: int = BINS) -> float | None:
     """Expected calibration error: mean over bins of |mean P(yes) - yes rate|, weighted by their questions."""
-    table = reliability(rows, bins).query("questions > 0")
-    if table.empty:
-        return None
-    return float(np.average((table["p_yes"] - table["yes_rate"]).abs(), weights=table["questions"]))
+    table = reliability(rows, bins)
+    count = table["questions"].sum()
+    return float(((table["p_yes"] - table["yes_rate"]).abs() * table["questions"]).sum() / count) if count else None
 
 
 def fit_temperature(rows: pd.DataFrame) -> float:
     """Temperature in TEMPERATURES with the highest likelihood of the truth (https://arxiv.org/abs/1706.04599).
 
-    The likelihood has one peak in 1/T. It lies at the lower limit if all answers are right, and at the upper limit if
-    answers and truth are unrelated.
+    It is the lower limit if all answers are right, and the upper limit if answers and truth are unrelated.
 
     Args:
         rows: at least one row of `with_probability`.
@@ -256,12 +228,12 @@ def at_temperature(rows: pd.DataFrame, temperature: float) -> pd.DataFrame:
     return rows.assign(p_yes=p_yes.where(rows["p_yes"].notna()))
 
 
-def image_half(source: str, image_id: str) -> int:
-    """Half 0 or 1 of an image, the same in every run."""
-    return hashlib.sha256(f"{source}/{image_id}".encode()).digest()[0] % 2
+def of_enough(metric: Metric) -> Metric:
+    """The metric in a table: None with fewer than three question ids."""
+    return lambda rows: metric(rows) if question_ids(rows) >= MIN_QUESTION_IDS else None
 
 
-# Columns of the tables of a report, whose answers have the column WITHOUT_IMAGE too.
+# Columns of the tables of a report, whose answers also have the column WITHOUT_IMAGE.
 YES_NO: dict[str, Metric] = {
     "balanced accuracy": of_enough(balanced_accuracy),
     "±": of_enough(balanced_error),
@@ -269,8 +241,8 @@ YES_NO: dict[str, Metric] = {
     "right where it is there": right_if_there,
     "AUC": of_enough(auc),
     "calibration error": calibration_error,
-    "accuracy": accuracy,
-    "refused": refused,
+    "accuracy": lambda rows: mean(rows["is_right"]),
+    "refused": lambda rows: mean(rows["is_refused"]),  # by default
     "questions": len,
     "question ids": question_ids,
 }
@@ -281,6 +253,6 @@ WORDS: dict[str, Metric] = {
     "mean image": lambda rows: exact_match(rows.assign(is_right=rows[WITHOUT_IMAGE])),
     '"none" if not there': partial(none_if, is_there=False),
     '"none" if there': partial(none_if, is_there=True),
-    "refused": refused,
+    "refused": lambda rows: mean(rows["is_refused"]),
     "questions": len,
 }

@@ -4,7 +4,7 @@ rows {image, questions, answers, ...} → the pipeline, which never sees the ans
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice, tee
 from typing import Any
 
@@ -40,7 +40,6 @@ ANSWERS = {
     "is_refused": bool,  # whether the pipeline does not answer the question by default
 }
 
-Transform = Callable[[Image.Image], Image.Image]
 Row = Mapping[str, Any]
 
 
@@ -49,23 +48,18 @@ def predict(
     processor: Any,
     rows: Iterable[Row],
     batch_size: int = 16,
-    transform: Transform | None = None,
     image: Image.Image | None = None,
     unseen: Collection[str] = (),
 ) -> pd.DataFrame:
-    """Table of the answers to every question of `rows`. The caller chooses device, dtype and autocast.
-
-    Questions that the pipeline refuses by default, as it does not know or was not taught what they ask for, are
-    answered here, too.
+    """Table of the answers to every question of `rows`, also to questions that the pipeline refuses by default.
 
     Args:
-        model: a `TrafficVLMForConditionalGeneration` in evaluation mode, also with adapters.
+        model: a `TrafficVLMForConditionalGeneration` in evaluation mode; the caller chooses device, dtype, autocast.
         processor: its `TrafficVLMProcessor`.
         rows: rows of `data.datasets.load_rows`, or with its COLUMNS.
         batch_size: images encoded together.
-        transform: changes each image, upright and RGB, before it is encoded.
         image: ask about this image in place of the rows' own; it is encoded once.
-        unseen: names of sources that the weights never saw, in addition to those that begin with "unseen_".
+        unseen: names of unseen sources; see `kind_of_source`.
 
     Returns:
         the columns ANSWERS, and a row for each question in the order of the rows and their questions, numbered from 0.
@@ -78,8 +72,7 @@ def predict(
     shared = None if image is None else pipe.encode(image)
 
     def ask(row: Row) -> dict[str, Any]:
-        picture = row["image"] if transform is None else transform(to_rgb(row["image"]))
-        return {"image": picture if shared is None else shared, "question": list(row["questions"])}
+        return {"image": row["image"] if shared is None else shared, "question": list(row["questions"])}
 
     asked, answered = tee(with_questions(rows))
     answers = pipe(map(ask, asked), batch_size=batch_size, margins=True)
@@ -99,10 +92,9 @@ def predict(
 
 
 def kind_of_source(source: str, unseen: Collection[str] = ()) -> str:
-    """Kind of a source: "rendered" scenes, "unseen" by training, or "known" to it, which is all else.
+    """Kind of a source: "rendered", "unseen" by training, or "known".
 
-    A source is unseen if its name, or a part of it ("runs/unseen_camera"), begins with "unseen_" or is in
-    `unseen`.
+    A source is unseen if a part of its name ("runs/unseen_camera") begins with "unseen_" or is in `unseen`.
     """
     if source == SYNTHETIC:
         return RENDERED
@@ -117,36 +109,21 @@ def with_questions(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def normalize(processor: Any, answers: Sequence[str]) -> list[str]:
-    """Answers as the tokenizer writes them: "gray" for "grey", [UNK] for a word outside the vocabulary.
-
-    "none" stays where a vocabulary does not have it: such a model is wrong, as it should be.
-    """
+    """Answers as the tokenizer writes them: "gray" for "grey", [UNK] for an unknown word; "none" always stays."""
     ids = processor.tokenizer(list(answers), add_special_tokens=False, split_special_tokens=True)["input_ids"]
     return [NONE if answer == NONE else text for answer, text in zip(answers, processor.batch_decode(ids))]
 
 
-def mean_image(rows: Iterable[Row], processor: Any) -> Image.Image:
-    """The mean of images, each resized to the model's input size: what a model without an image is shown.
-
-    Raises:
-        ValueError: no rows.
-    """
-    size = processor.image_processor.size
-    total, count = np.zeros((size["height"], size["width"], 3)), 0
-    for row in rows:
-        total += np.asarray(to_rgb(row["image"]).resize((size["width"], size["height"])), dtype=np.float64)
-        count += 1
-    if not count:
-        raise ValueError("mean_image needs at least one row")
-    return Image.fromarray(np.rint(total / count).astype(np.uint8))
+def mean_image(rows: Sequence[Row], processor: Any) -> Image.Image:
+    """The mean of the images of one row or more, each resized to the model's input size."""
+    size = processor.image_processor.size["width"], processor.image_processor.size["height"]
+    total: Any = sum(np.asarray(to_rgb(row["image"]).resize(size), dtype=np.float64) for row in rows)
+    return Image.fromarray(np.rint(total / len(rows)).astype(np.uint8))
 
 
 @torch.no_grad()
 def answer_loss(model: Any, processor: Any, rows: Iterable[Row], batch_size: int = 16) -> float | None:
-    """Mean cross-entropy of the tokens of the true answers, [EOS] included; None without questions.
-
-    exp of it is the perplexity: the number of equally likely words that would be as uncertain.
-    """
+    """Mean cross-entropy of the tokens of the true answers, [EOS] included; None without questions."""
     total, tokens, asked = 0.0, 0, with_questions(rows)
     while batch := list(islice(asked, batch_size)):
         inputs = processor(

@@ -7,62 +7,33 @@
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any
 
 import pandas as pd
 
-from ..common.options import option
 from ..data.datasets import select_evenly
 from . import MIN_ANSWERS, metrics
-from .grounding import POINTING, score_pointing
+from .grounding import pointing_accuracy
 from .metrics import WITHOUT_IMAGE, WORDS, YES_NO, by_group, is_yes_no
-from .predict import KINDS, UNSEEN, answer_loss, mean_image, predict
+from .predict import KINDS, UNSEEN, Row, answer_loss, mean_image, predict
 from .robustness import contradictions, corrupted_accuracy, paraphrase_agreement
 
 
-Rows = Sequence[Mapping[str, Any]]
 MEAN_IMAGES = 1000  # for the mean image
 
 
-@dataclass
-class Options:
-    """Options of `evaluate_model`.
-
-    Raises:
-        ValueError: a number is too small.
-    """
-
-    batch_size: int = option(16, "images at once")
-    paraphrased_images: int = option(100, "ask in paraphrases, and for contradictions, about at most so many images")
-    corrupted_images: int = option(200, "corrupt at most so many images; 0 skips it")
-    grounding_images: int = option(1000, "measure pointing accuracy on at most so many images; 0 skips it")
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value < (limit := int(name == "batch_size")):
-                raise ValueError(f"--{name} must be at least {limit}, got {value}")
-
-
 def quick_metrics(
-    model: Any, processor: Any, rows: Rows, batch_size: int = 16, answers: pd.DataFrame | None = None
+    model: Any, processor: Any, rows: Sequence[Row], batch_size: int, answers: pd.DataFrame
 ) -> dict[str, float]:
-    """The metrics that training follows: those of `answer_metrics`, and of the words of the answers.
-
-    Args:
-        answers: the table of `predict` for `rows`, if it is known.
-
-    Returns:
-        also "answer_loss", the mean cross-entropy of the words of the answers, and "words", exp of it.
-    """
-    found = answer_metrics(predict(model, processor, rows, batch_size) if answers is None else answers)
+    """The metrics that training follows: `answer_metrics`, "answer_loss" and its exp, the "perplexity"."""
     loss = answer_loss(model, processor, rows, batch_size)
-    return found if loss is None else found | {"answer_loss": loss, "words": math.exp(loss)}
+    return answer_metrics(answers) | ({} if loss is None else {"answer_loss": loss, "perplexity": math.exp(loss)})
 
 
 def answer_metrics(answers: pd.DataFrame) -> dict[str, float]:
-    """Metrics of a table of `predict`. Those that it has no questions for are missing.
+    """Metrics of a table of `predict`; a metric without questions is missing.
 
     Returns:
         "balanced_accuracy", and "balanced_accuracy_SOURCE" of each source; "exact_match" of answers in words;
@@ -71,43 +42,51 @@ def answer_metrics(answers: pd.DataFrame) -> dict[str, float]:
     groups = {"balanced_accuracy": answers}
     groups |= {f"balanced_accuracy_{name}": members for name, members in answers.groupby("source")}
     found = {name: metrics.balanced_accuracy(members, even_few=True) for name, members in groups.items()}
-    found |= {"exact_match": metrics.exact_match(answers), "accuracy": metrics.accuracy(answers)}
+    found |= {"exact_match": metrics.exact_match(answers), "accuracy": metrics.mean(answers["is_right"])}
     found |= {"ece": metrics.calibration_error(answers)}
     return {name: value for name, value in found.items() if value is not None}
 
 
-def evaluate_model(model: Any, processor: Any, rows: Rows, answers: pd.DataFrame, options: Options) -> dict[str, Any]:
+def evaluate_model(
+    model: Any,
+    processor: Any,
+    rows: Sequence[Row],
+    answers: pd.DataFrame,
+    batch_size: int = 16,
+    paraphrased_images: int = 100,
+    corrupted_images: int = 200,
+    grounding_images: int = 1000,
+) -> dict[str, Any]:
     """The report: all metrics, as values for JSON.
 
     Args:
-        model, processor, rows: as for `predict`; rows have a length and can be indexed.
+        model, processor, rows, batch_size: as for `predict`.
         answers: the table of `predict` for `rows`.
-        options: on how many images.
+        paraphrased_images: number of images to ask about in paraphrases, and for contradictions.
+        corrupted_images, grounding_images: number of images for these tables; 0 leaves a table out.
 
     Returns:
-        "images", "images_by_source", "questions"; "tables": {name: {row: {column: value}}}, without those that have
-        no rows; "calibration", empty without yes/no questions. A metric without questions is None.
+        "images", "images_by_source", "questions"; "tables": {name: {row: {column: value}}}, without empty ones;
+        "calibration", empty without yes/no questions. A metric without questions is None.
 
     Raises:
         ValueError: no questions.
     """
     if answers.empty:
         raise ValueError("no image has a question to evaluate")
-    asking: dict[str, Any] = {"model": model, "processor": processor, "batch_size": options.batch_size}
+    asking: dict[str, Any] = {"model": model, "processor": processor, "batch_size": batch_size}
     average = mean_image(select_evenly(rows, MEAN_IMAGES), processor)
     without_image = predict(rows=rows, image=average, **asking)["is_right"]
     tables = answer_tables(answers.assign(**{WITHOUT_IMAGE: without_image}))
-    if options.paraphrased_images:
-        few = select_evenly(rows, options.paraphrased_images)
+    if paraphrased_images:
+        few = select_evenly(rows, paraphrased_images)
         tables["contradictions"] = contradictions(rows=few, **asking)
         tables["paraphrases"] = paraphrase_agreement(rows=few, **asking)
-    if options.corrupted_images:
-        few = select_evenly(rows, options.corrupted_images)
+    if corrupted_images:
+        few = select_evenly(rows, corrupted_images)
         tables["robustness"] = corrupted_accuracy(rows=few, answers=answers, **asking)
-    if options.grounding_images:
-        pointing = score_pointing(model, processor, select_evenly(rows, options.grounding_images))
-        tables["pointing_by_source"] = by_group(pointing, POINTING, "source")
-        tables["pointing_by_category"] = by_group(pointing, POINTING, "category")
+    if grounding_images:
+        tables["pointing_by_source"] = pointing_accuracy(model, processor, select_evenly(rows, grounding_images))
     in_words = int((~is_yes_no(answers)).sum())
     return {
         "images": len(rows),
@@ -119,13 +98,11 @@ def evaluate_model(model: Any, processor: Any, rows: Rows, answers: pd.DataFrame
 
 
 def answer_tables(answers: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Tables of the metrics of answers, which have the column WITHOUT_IMAGE too."""
+    """Tables of the metrics of answers, which also have the column WITHOUT_IMAGE."""
     yes_no, words = answers[is_yes_no(answers)], answers[~is_yes_no(answers)]
-    tables = {}
-    for column in ("kind", "source", "question_type", "category"):
-        tables[f"yes_no_by_{column}"] = by_group(yes_no, YES_NO, column)
-    for column in ("kind", "source", "question_type"):
-        tables[f"words_by_{column}"] = by_group(words, WORDS, column)
+    columns = ("kind", "source", "question_type", "category")
+    tables = {f"yes_no_by_{column}": by_group(yes_no, YES_NO, column) for column in columns}
+    tables |= {f"words_by_{column}": by_group(words, WORDS, column) for column in columns[:3]}
     for name in ("yes_no_by_kind", "words_by_kind"):
         tables[name] = tables[name].loc[[kind for kind in KINDS if kind in tables[name].index]]
     by_answer = by_group(words, {"exact match": metrics.exact_match, "questions": len}, "question_type", "truth")
@@ -134,9 +111,9 @@ def answer_tables(answers: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def rows_to_fit(answers: pd.DataFrame) -> pd.DataFrame:
-    """The answers that temperature and thresholds are fitted to: those of unseen sources, if there are any.
+    """The answers about unseen sources; all without any: temperature and thresholds are fitted to them.
 
-    On the sources that it knows a model is right more often than on a user's camera, and may be as sure as it is.
+    On known sources a model is right, and sure, more often than on a user's camera.
     """
     is_unseen = answers["kind"] == UNSEEN
     return answers[is_unseen] if is_unseen.any() else answers
@@ -146,14 +123,15 @@ def calibrate(answers: pd.DataFrame, temperature: float) -> dict[str, Any]:
     """Calibration of P(yes) at the model's temperature and at a fitted one; empty without yes/no questions.
 
     Returns:
-        "temperature", "fitted_on": the sources; "fitted_temperature", of all their images; "half_temperature", fitted
-        to one half of their images and tested on the other, None with too few; "ece_before" and "bins_before" of the
+        "temperature"; "fitted_on": sources; "fitted_temperature", of all their images; "half_temperature", fitted to
+        one half of their images and tested on the other, None with too few; "ece_before" and "bins_before" of the
         tested half at the model's temperature, "ece_after" and "bins_after" at the fitted one.
     """
     rows = metrics.with_probability(rows_to_fit(answers))
     if rows.empty:
         return {}
-    half = pd.Series([metrics.image_half(*image) for image in zip(rows["source"], rows["image_id"])], rows.index)
+    # By a hash, so that an image is in the same half in every run.
+    half = (rows["source"] + "/" + rows["image_id"]).map(lambda name: sha256(name.encode()).digest()[0] % 2)
     fitted, tested = rows[half == 0], rows[half == 1]
     is_split = not fitted.empty and not tested.empty
     best = metrics.fit_temperature(rows)

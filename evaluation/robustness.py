@@ -4,8 +4,8 @@ The questions of the first two are made here, for the images of a dataset; they 
 """
 
 import random
-from collections.abc import Callable, Iterable, Mapping
-from itertools import combinations
+from collections.abc import Callable, Iterable
+from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,14 @@ from PIL import Image
 from ..data.agreement import exclusions, implications
 from ..data.augment import add_noise, blur, compress, darken
 from ..data.datasets import LISTS
-from ..data.grammar import paraphrases_of
+from ..data.grammar import TYPES, paraphrases_of
+from ..images_traffic_vlm import to_rgb
 from .metrics import YES_NO, Metric, by_group, mean
-from .predict import Transform, predict
+from .predict import Row, predict
 
 
 PARAPHRASES = 4  # of each question
-TOLERANCE = 0.1  # of a probability, beyond which two answers contradict each other
+MAX_EXCESS = 0.1  # of a probability, beyond which two answers contradict each other
 # Ids of questions that are asked together about each image.
 PROBES = (
     *(f"presence/{name}" for name in ("vehicle", "car", "bus", "truck", "motorcycle", "person", "pedestrian")),
@@ -46,36 +47,28 @@ AGREEMENT: dict[str, Metric] = {
     "pairs": len,
 }
 
-Row = Mapping[str, Any]
-
 
 def paraphrase(row: Row, index: int) -> dict[str, Any]:
     """A row with up to 4 paraphrases of each of its yes/no questions, and `index` as image_id.
 
     Hand-written questions have no paraphrases and are left out.
     """
-    lists: dict[str, list[str]] = {name: [] for name in LISTS}
-    for question_type, category, question_id, answer in zip(
-        row["question_types"], row["categories"], row["question_ids"], row["answers"]
-    ):
-        if answer not in ("yes", "no") or question_id in lists["question_ids"]:
+    found: dict[str, list[tuple[str, ...]]] = {}  # by question id
+    for _, answer, question_type, category, question_id in zip(*(row[name] for name in LISTS)):
+        if answer not in ("yes", "no") or question_id in found or question_id.split("/")[0] not in TYPES:
             continue
-        try:
-            texts = paraphrases_of(question_id)
-        except ValueError:  # not a question id of the templates
-            continue
-        for text in random.Random(f"{index}/{question_id}").sample(texts, min(PARAPHRASES, len(texts))):
-            for name, value in zip(lists, (text, answer, question_type, category, question_id)):
-                lists[name].append(value)
-    return {"image": row["image"], "source": row["source"], "image_id": str(index), **lists}
+        texts = paraphrases_of(question_id)
+        some = random.Random(f"{index}/{question_id}").sample(texts, min(PARAPHRASES, len(texts)))
+        found[question_id] = [(text, answer, question_type, category, question_id) for text in some]
+    columns = zip(*chain(*found.values())) if found else [()] * len(LISTS)
+    return {**row, "image_id": str(index), **dict(zip(LISTS, map(list, columns)))}
 
 
 def paraphrase_agreement(model: Any, processor: Any, rows: Iterable[Row], batch_size: int = 16) -> pd.DataFrame:
-    """How alike the answers to paraphrases about each image are: a row for "all" and one for each question type.
+    """Table with a row for "all" questions and one for each type; AGREEMENT are the columns.
 
-    Returns:
-        columns "same answer": fraction of pairs on the same side of P(yes) = 0.5; "mean change": mean absolute
-        difference of P(yes); "pairs": their number.
+    "same answer" is the fraction of pairs on the same side of P(yes) = 0.5, "mean change" the mean absolute difference
+    of P(yes).
     """
     asked = (paraphrase(row, index) for index, row in enumerate(rows))
     pairs = paraphrase_pairs(predict(model, processor, asked, batch_size))
@@ -95,11 +88,10 @@ def paraphrase_pairs(answers: pd.DataFrame) -> pd.DataFrame:
 
 
 def contradictions(model: Any, processor: Any, rows: Iterable[Row], batch_size: int = 16) -> pd.DataFrame:
-    """How often pairs of answers about an image contradict each other by more than 0.1 of a probability.
+    """Table with a row for each pair of PROBES that depend on each other, the worst first.
 
-    Returns:
-        a row for each pair of PROBES, the worst first ("Is there a red car? → Is there a car?" for a yes that implies
-        another, "Is it day? ≠ Is it night?" for two that exclude each other): "contradict", the fraction of images.
+    "Is there a bus? → Is there a vehicle?" is a yes that implies another; "Is it day? ≠ Is it night?" exclude each
+    other. The column "contradict" is the fraction of images whose answers contradict each other by more than 0.1.
     """
     texts = [paraphrases_of(question_id)[0] for question_id in PROBES]
     lists = {name: [""] * len(texts) for name in LISTS} | {"questions": texts}
@@ -108,20 +100,20 @@ def contradictions(model: Any, processor: Any, rows: Iterable[Row], batch_size: 
     p = answers["p_yes"].to_numpy().reshape(-1, len(texts))  # [images, probes]
     excess = {f"{texts[i]} → {texts[j]}": p[:, i] - p[:, j] for i, j in implications(PROBES)}
     excess |= {f"{texts[i]} ≠ {texts[j]}": p[:, i] + p[:, j] - 1 for i, j in exclusions(PROBES)}
-    found = pd.Series({name: float((values > TOLERANCE).mean()) for name, values in excess.items()})
+    found = pd.Series({name: float((values > MAX_EXCESS).mean()) for name, values in excess.items()})
     return found.sort_values(ascending=False, kind="stable").to_frame("contradict")
 
 
 def corrupted_accuracy(
     model: Any, processor: Any, rows: Iterable[Row], answers: pd.DataFrame, batch_size: int = 16
 ) -> pd.DataFrame:
-    """Balanced accuracy on images "as it is" and after each of CORRUPTIONS: a row for each.
+    """Table with a row for the images "as it is" and after each of CORRUPTIONS: the balanced accuracy.
 
     Args:
         answers: table of `predict` that holds those about the images as they are.
     """
     found = {
-        name: predict(model, processor, map(only_yes_no, rows), batch_size, transform=corruption(change, processor))
+        name: predict(model, processor, (corrupt(row, change, processor) for row in rows), batch_size)
         for name, change in CORRUPTIONS.items()
     }
     images = pd.concat(found.values())[["source", "image_id"]].drop_duplicates()
@@ -130,17 +122,10 @@ def corrupted_accuracy(
     return pd.DataFrame({"balanced accuracy": {name: metric(table) for name, table in found.items()}})
 
 
-def only_yes_no(row: Row) -> dict[str, Any]:
-    """The row with those of its questions that are answered yes or no."""
-    kept = [i for i, answer in enumerate(row["answers"]) if answer.strip().lower() in ("yes", "no")]
-    return {**row, **{name: [row[name][i] for i in kept] for name in LISTS}}
-
-
-def corruption(change: Callable[[np.ndarray], np.ndarray], processor: Any) -> Transform:
-    """A function that resizes an image to the model's input size and changes its pixels [H,W,3]."""
+def corrupt(row: Row, change: Callable[[np.ndarray], np.ndarray], processor: Any) -> dict[str, Any]:
+    """The row with its yes/no questions only, and its image at the model's input size, changed by `change`."""
     size, resample = processor.image_processor.size, processor.image_processor.resample
-
-    def corrupt(image: Image.Image) -> Image.Image:
-        return Image.fromarray(change(np.asarray(image.resize((size["width"], size["height"]), resample))))
-
-    return corrupt
+    image = to_rgb(row["image"]).resize((size["width"], size["height"]), resample)
+    kept = [i for i, answer in enumerate(row["answers"]) if answer.strip().lower() in ("yes", "no")]
+    lists = {name: [row[name][i] for i in kept] for name in LISTS}
+    return {**row, **lists, "image": Image.fromarray(change(np.asarray(image)))}

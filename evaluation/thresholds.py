@@ -3,20 +3,16 @@
 thresholds.json → thresholds ─┐
 question → question type ─────┴→ threshold and band ── P(yes) → yes or no, sure or not
 
-Threshold: balanced accuracy (the mean of the fractions of yes and of no that are answered right) is computed at 0.01,
-0.02, ..., 0.99. Of all thresholds within one standard error of the best, the one closest to 0.5 is taken: with few
-questions the best one is chance.
-
-Band: below it the answers no, and above it the answers yes, reach a target accuracy. Each of the two accuracies counts
-one more right and one more wrong answer than there are, so that a few right answers are not enough.
-
-Precision and both accuracies hold where yes is as frequent as in the questions of the fit; where it is rarer, they are
-lower for yes.
+- Threshold: of 0.01, 0.02, ..., 0.99, all within one standard error of the best balanced accuracy are candidates, and
+  the one closest to 0.5 is taken. With few questions the best one is chance.
+- Band: the answers below and above it reach a target accuracy, which counts one more right and one more wrong answer
+  than there are: a few right answers are not enough.
+- Accuracy and precision are for the rate of yes in the questions of the fit. Where yes is rarer, precision is lower.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +20,6 @@ import numpy as np
 
 from ..common.files import DataError
 from ..data.grammar import question_type_of
-from ..data.questions import QUESTION_TYPES
 from . import MIN_ANSWERS
 
 
@@ -36,50 +31,28 @@ TARGET_ACCURACY = 0.9  # of answers outside the band
 GRID = np.arange(1, 100) / 100
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Threshold:
     """How P(yes) becomes an answer, and what was measured of it on development questions.
 
     Attributes:
         threshold: P(yes) from which the answer is yes.
-        band: (low, high) with low <= threshold <= high: answers with P(yes) in it are not sure. None: all are sure.
+        band: [low, high] with low <= threshold <= high: answers with P(yes) in it are not sure. None: all are sure.
         precision: fraction of the answers yes that are right; None without such an answer, or if not measured.
         recall: fraction of the questions with the truth yes that are answered yes; None if not measured.
         yes, no: number of questions with this truth; None if not measured.
-
-    Raises:
-        ValueError: a value has the wrong type or is outside its range.
     """
 
     threshold: float
-    band: tuple[float, float] | None = None
+    band: list[float] | None = None
     precision: float | None = None
     recall: float | None = None
     yes: int | None = None
     no: int | None = None
 
-    def __post_init__(self) -> None:
-        _check_fraction("threshold", self.threshold)
-        for name in ("precision", "recall"):
-            if (value := getattr(self, name)) is not None:
-                _check_fraction(name, value)
-        if self.band is None:
-            return
-        if not isinstance(self.band, list | tuple) or len(self.band) != 2:
-            raise ValueError(f"band must be [low, high] or null, got {self.band!r:.80}")
-        for limit in self.band:
-            _check_fraction("band", limit)
-        if not self.band[0] <= self.threshold <= self.band[1]:
-            raise ValueError(f"band must include the threshold {self.threshold}, got {self.band!r}")
-
     def is_unsure(self, p_yes: float) -> bool:
         """Whether P(yes) lies in the band."""
         return self.band is not None and self.band[0] <= p_yes <= self.band[1]
-
-
-def _check_fraction(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:  # NaN too
-        raise ValueError(f"{name} must be a number in 0..1, got {value!r:.80}")
 
 
 @dataclass(frozen=True)
@@ -100,59 +73,29 @@ class Thresholds:
         """The threshold of a question, by its words."""
         return self.question_types.get(question_type_of(question) or "", self.default)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Values for JSON."""
-        return asdict(self)
-
 
 def load_thresholds(path: str | Path) -> Thresholds:
     """The thresholds of a file of scripts/evaluate.py, or of one written by hand: only thresholds are required.
 
     Raises:
-        DataError: the file cannot be read or is not valid JSON; a field or question type is missing or unknown; a
-            value is outside its range. The message names the file and the value.
+        OSError: the file cannot be read.
+        DataError: it is not valid JSON, or a field is missing or unknown. Values are not checked.
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: is not valid JSON: {error}") from error
-    try:
-        known = _fields("the file", content)
-        types = _fields("question_types", known.pop("question_types", {}))
-        if unknown := [name for name in types if name not in QUESTION_TYPES]:
-            raise ValueError(f"unknown question type {unknown[0]!r:.80}; known are {', '.join(QUESTION_TYPES)}")
-        default = _read_threshold("default", known.pop("default", {}))
-        return Thresholds(default, {name: _read_threshold(name, one) for name, one in types.items()}, **known)
-    except (ValueError, TypeError) as error:  # TypeError: a field is missing or unknown
-        raise DataError(f"{path}: {error}") from error
-
-
-def _fields(name: str, content: Any) -> dict[str, Any]:
-    if not isinstance(content, dict):
-        raise ValueError(f"{name} must be an object, got {content!r:.80}")
-    return dict(content)
-
-
-def _read_threshold(name: str, content: Any) -> Threshold:
-    fields = _fields(name, content)
-    try:
-        if isinstance(fields.get("band"), list):
-            fields["band"] = tuple(fields["band"])
-        return Threshold(**fields)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{name}: {error}") from error
+        types = {name: Threshold(**one) for name, one in content.pop("question_types", {}).items()}
+        return Thresholds(Threshold(**content.pop("default")), types, **content)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} has no valid thresholds: {error!r}") from error
 
 
 def fit_thresholds(answers: "pd.DataFrame", target_accuracy: float = TARGET_ACCURACY) -> Thresholds | None:
-    """A threshold for all yes/no questions, and one for each question type that has enough of them.
+    """A threshold for all yes/no questions, and one for each question type with enough of them.
 
-    Questions count for the type that their words have, as in serving, whatever the dataset calls it.
+    The type of a question is that of its words, as in serving, whatever the dataset calls it.
 
     Args:
-        answers: table of `predict`, of sources that the weights never saw: on those that they know, bands would be
-            too narrow for the cameras of a user.
+        answers: table of `predict`, best about unseen sources (see `report.rows_to_fit`).
 
     Returns:
         the thresholds; None with fewer than 10 yes or no in all.
@@ -170,11 +113,7 @@ def fit_thresholds(answers: "pd.DataFrame", target_accuracy: float = TARGET_ACCU
 
 
 def fit_threshold(p_yes: Any, is_yes: Any, target_accuracy: float = TARGET_ACCURACY) -> Threshold | None:
-    """The threshold of some questions; None with fewer than 10 yes or no.
-
-    Args:
-        p_yes, is_yes: P(yes) and truth of each question.
-    """
+    """The threshold of questions with these P(yes) and truths; None with fewer than 10 yes or no."""
     p, truth = np.asarray(p_yes, float), np.asarray(is_yes, bool)
     if min(truth.sum(), (~truth).sum()) < MIN_ANSWERS:
         return None
@@ -182,7 +121,7 @@ def fit_threshold(p_yes: Any, is_yes: Any, target_accuracy: float = TARGET_ACCUR
     says_yes = p >= threshold
     below = _band_width(threshold - p[~says_yes], ~truth[~says_yes], target_accuracy)
     above = _band_width(p[says_yes] - threshold, truth[says_yes], target_accuracy)
-    band = (round(max(0.0, threshold - below), 2), round(min(1.0, threshold + above), 2))
+    band = [round(max(0.0, threshold - below), 2), round(min(1.0, threshold + above), 2)]
     return Threshold(
         threshold,
         band if below or above else None,
@@ -207,11 +146,11 @@ def _choose_threshold(yes: np.ndarray, no: np.ndarray) -> float:
 
 
 def _band_width(distances: np.ndarray, is_right: np.ndarray, target_accuracy: float) -> float:
-    """How far the band must reach to one side, in steps of 0.01; 1 if the target is never reached.
+    """Width of the band on one side, in steps of 0.01; 1 if the target is never reached.
 
     Args:
-        distances: of the answers on this side to the threshold.
-        is_right: whether each of them is right.
+        distances: of each answer on this side to the threshold.
+        is_right: whether each answer is right.
     """
     for width in np.arange(100) / 100:
         # Answers at the end of a band belong to it; the tolerance is for rounding.

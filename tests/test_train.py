@@ -50,7 +50,7 @@ def test_a_run_is_logged_judged_and_pushed_and_its_folder_loads_by_itself(start,
     evaluations, steps = history(out, "eval_answer_loss"), history(out)
     losses = [entry["eval_answer_loss"] for entry in evaluations]
     assert [entry["step"] for entry in evaluations] == [0, 2, 4] and losses == sorted(losses, reverse=True)
-    assert [entry["eval_words"] for entry in evaluations] == pytest.approx([math.exp(loss) for loss in losses])
+    assert [entry["eval_perplexity"] for entry in evaluations] == pytest.approx([math.exp(loss) for loss in losses])
     assert steps[3]["answer_loss"] < steps[0]["answer_loss"] and 0 <= steps[0]["yes_no_accuracy"] <= 1
     assert all(max(entry[f"{name}_loss"] for entry in steps) > 0 for name in set(LOSSES) - {"agreement"})  # few pairs
     assert list((out / "runs").rglob("events.out.tfevents.*"))

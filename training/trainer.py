@@ -106,12 +106,12 @@ class TrafficTrainer(CheckedTrainer):
         self.sums[name] = (total + value.detach(), number + count)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log training steps with the means since the last log, and `words`, the perplexity of the answers."""
+        """Log training steps with the means since the last log, and `perplexity`, exp of the answer loss."""
         if "loss" in logs:
             means = {name: float(total) / max(1, int(count)) for name, (total, count) in self.sums.items()}
             self.sums = {}
             if "answer_loss" in means:
-                means["words"] = math.exp(min(means["answer_loss"], 50.0))
+                means["perplexity"] = math.exp(min(means["answer_loss"], 50.0))
             logs = logs | {name: round(mean, 4) for name, mean in means.items()}
         super().log(logs, *args, **kwargs)
 
