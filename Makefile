@@ -14,7 +14,7 @@ PY := $(VENV)/bin/python
 CORE := $(VENV)/.core
 SETUP := $(VENV)/.ready
 INSTALL := $(PY) -m pip install --quiet -c .ci/constraints.txt
-PACKAGES := $(addprefix -p traffic_vlm.,common data evaluation export serving training)
+PACKAGES := $(addprefix -p traffic_vlm.,common data evaluation export scripts serving training)
 export HF_HUB_OFFLINE := 1
 
 .PHONY: setup ask demo test quick web lint coverage fuzz compat files clean

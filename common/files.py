@@ -16,6 +16,9 @@ os.umask(_UMASK)
 FILE_MODE = 0o666 & ~_UMASK  # that of files from `open`; files from safetensors would be for their owner only
 
 
+ROOT = Path(__file__).resolve().parent.parent  # a clone has weights here, an installed package has none
+
+
 class DataError(ValueError):
     """Invalid input data. The message names the file, and the line or record."""
 

@@ -10,26 +10,27 @@ An image is a file, a folder, or a pattern in quotes. Words that exist as a file
 have a * are images, and all others are questions, in any order; --ask QUESTION is always one.
 For several images, --overlay out.png writes out_1_a.png, out_2_b.png and so on.
 
-The number after an answer is the probability of that answer, a "no" included; after words, the mean of the words. With
---thresholds an answer is yes from the threshold of its question type, and may be marked "not sure". --json prints what
-the pipeline returns: question, answer, score (the probability of the answer) and p_yes (that of yes; null for words).
-What the model does not know or was not taught has no answer but a problem; --answer_untaught true gives its guess.
+The number after an answer is its probability. --json prints what the pipeline returns (see README.md). What the model
+does not know or was not taught has no answer but a problem; --answer_untaught true gives its guess.
 The exit status is 1 if an image or a question had a problem, and 2 if nothing was asked.
 """
 
+import json
 import os
 import sys
 import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from traffic_vlm.common.answers import answer_notes, answer_text
 from traffic_vlm.common.image_files import IMAGE_SUFFIXES, find_images, open_image
 from traffic_vlm.common.loading import load_processor
 from traffic_vlm.common.options import option, option_parser, silence_libraries
-from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline
-from traffic_vlm.scripts import command, print_answers
+from traffic_vlm.scripts import command
 from traffic_vlm.serving.options import ModelOptions
+from traffic_vlm.serving.overlay import name_overlays, save_overlay
 
 
 @dataclass
@@ -42,29 +43,43 @@ def is_image(word: str) -> bool:
     return os.path.exists(word) or "*" in word or Path(word).suffix.lower() in IMAGE_SUFFIXES
 
 
-def ask(
-    pipe: TrafficVLMPipeline, path: Path, questions: list[str], as_json: bool, overlay: Path | None, region: Any
-) -> bool:
-    """Answer questions about an image file. Returns whether all have an answer."""
-    image = open_image(path)
-    encoded = pipe.encode(image)
-    items = pipe(encoded, questions)
-    print_answers(str(path), items, as_json)
-    answered = [item for item in items if item["answer"] is not None]
-    if overlay and answered:
-        from traffic_vlm.serving.overlay import save_overlay
-
-        save_overlay(pipe, region.crop(image) if region else image, encoded, answered, overlay)
-        print(f"wrote {overlay}", file=sys.stderr)
-    return len(answered) == len(items)
+def print_answers(image: str, items: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    """Print the answers to questions about an image: a table, or a line of JSON with what the pipeline returns."""
+    if as_json:
+        print(json.dumps({"image": image, "answers": items}), flush=True)
+        return
+    width = max(len(item["question"]) for item in items)
+    print(image)
+    for item in items:
+        notes = "".join(f"   ({note})" for note in answer_notes(item))
+        print(f"  {item['question']:<{width}}  {answer_text(item)}{notes}")
 
 
-def print_known(processor: Any) -> None:
-    """Print the kinds of question with an example each, and the nouns that can be asked about."""
-    for kind, example in processor.rules.examples.items():
-        print(f"{kind:<18}{example}")
-    nouns = ", ".join(processor.rules.known_nouns(processor.taught_words))
-    print(textwrap.fill(f"nouns: {nouns}", 80, subsequent_indent=" " * 7))
+def ask(options: AskOptions, images: Sequence[str], questions: list[str], as_json: bool) -> int:
+    """Answer questions about images. Returns the number of images with a problem."""
+    found = [find_images(image) for image in images]
+    paths = [path for files, _ in found for path in files]
+    for note in dict.fromkeys(note for _, note in found if note):
+        print(note, file=sys.stderr)
+    overlays: Sequence[Path | None] = [None] * len(paths)
+    if options.overlay:
+        overlays = list(name_overlays(options.overlay, paths))
+    pipe, region, failed = options.load(), options.part_of_image, 0
+    for path, overlay in zip(paths, overlays):
+        try:
+            image = open_image(path)
+            encoded = pipe.encode(image)
+            items = pipe(encoded, questions)
+            print_answers(str(path), items, as_json)
+            answered = [item for item in items if item["answer"] is not None]
+            failed += len(answered) < len(items)
+            if overlay and answered:
+                save_overlay(pipe, region.crop(image) if region else image, encoded, answered, overlay)
+                print(f"wrote {overlay}", file=sys.stderr)
+        except (ValueError, TypeError, OSError, FloatingPointError) as error:
+            print(error, file=sys.stderr)
+            failed += 1
+    return failed
 
 
 @command()
@@ -79,7 +94,11 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print what can be asked: kinds of question, and nouns")
     options, asked = parser.parse_args_into_dataclasses()
     if asked.list:
-        print_known(load_processor(options.model))
+        processor = load_processor(options.model)
+        for kind, example in processor.rules.examples.items():
+            print(f"{kind:<18}{example}")
+        nouns = ", ".join(processor.rules.known_nouns(processor.taught_words))
+        print(textwrap.fill(f"nouns: {nouns}", 80, subsequent_indent=" " * 7))
         return 0
     images = list(filter(is_image, asked.words))
     questions = [word for word in asked.words if not is_image(word)] + asked.ask
@@ -88,23 +107,7 @@ def main() -> int:
         parser.error(f"there is no image{called}")
     if not questions:
         parser.error("there is no question: write it in quotes after the images, or after --ask")
-    found = [find_images(image) for image in images]
-    paths = [path for files, _ in found for path in files]
-    for note in dict.fromkeys(note for _, note in found if note):
-        print(note, file=sys.stderr)
-    overlays: list[Path | None] = [None] * len(paths)
-    if options.overlay:
-        from traffic_vlm.serving.overlay import name_overlays
-
-        overlays = [*name_overlays(options.overlay, paths)]
-    pipe, failed = options.load(), 0
-    for path, overlay in zip(paths, overlays):
-        try:
-            failed += not ask(pipe, path, questions, asked.json, overlay, options.part_of_image)
-        except (ValueError, TypeError, OSError, FloatingPointError) as error:
-            print(error, file=sys.stderr)
-            failed += 1
-    return 1 if failed else 0
+    return int(ask(options, images, questions, asked.json) > 0)
 
 
 if __name__ == "__main__":

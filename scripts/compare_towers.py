@@ -1,50 +1,81 @@
-"""Compare runs of train_tower.py on the same photographs, at all sizes, with paired errors.
+"""Compare towers on the same photographs with paired errors, or mix two towers and compare the mixtures.
 
     python scripts/compare_towers.py --runs runs/first runs/second --sources unseen_city_cameras
+    python scripts/compare_towers.py --mix . runs/tower/tower --eval_dataset runs/choose --output_dir runs/mixed
 
-Differences are to the first run at its first size. Their errors are clustered by group, such as a camera.
+Differences are to the first run at its first size. Their errors are clustered by group, such as a camera. A mixture of
+where a training started and ended often does better on new cameras than both. Each is written to OUTPUT_DIR/WEIGHT:
+tower/, answers.parquet and report.md.
 """
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+import torch
+from datasets import concatenate_datasets
 
-from traffic_vlm.common.options import option, option_parser
+from traffic_vlm.common.options import choose_threads, option, option_parser
 from traffic_vlm.evaluation import markdown
 from traffic_vlm.evaluation.compare import compare_presence
 from traffic_vlm.scripts import command
+from traffic_vlm.training.auxiliary.head import load_training_head
+from traffic_vlm.training.start import add_pooling, load_tower
+from traffic_vlm.training.tower import TowerModel, evaluate_tower, load_images
 
 
 @dataclass
-class Options:
-    runs: list[str] = field(metadata={"help": "folders with the answers.parquet of train_tower.py"})
-    sources: list[str] | None = option(None, "sources of the photographs; default: all")
-    sizes: list[int] | None = option(None, "sizes to compare; default: all")
+class TowerOptions:
+    runs: list[Path] = option([], "folders with the answers.parquet of a training")
+    sources: list[str] = option([], "sources of the photographs; default: all")
+    sizes: list[int] = option([], "sides of the images in pixels; default: all, and of a mixture 256 and 384")
+    mix: list[str] = option([], "two folders with a tower: where a training started, and where it ended")
+    weights: list[float] = option([0.0, 0.3, 0.5, 0.7, 1.0], "weight of the end in each mixture")
+    eval_dataset: list[str] = option([], "folders of images to evaluate mixtures on")
+    output_dir: Path = option(Path("runs/mixed"), "a folder for each weight is written here")
 
 
-def compare_runs(runs: list[str], sources: list[str] | None = None, sizes: list[int] | None = None) -> str:
+def compare_runs(runs: list[Path], sources: list[str], sizes: list[int]) -> str:
     """Markdown table with a row for each run and size: both metrics, and their differences to the first row."""
-    tables = {}
-    for folder in map(Path, runs):
+    tables: dict[str, pd.DataFrame] = {}
+    for folder in runs:
         answers = pd.read_parquet(folder / "answers.parquet")
         for name, chosen in (("source", sources), ("size", sizes)):
             answers = answers[answers[name].isin(chosen)] if chosen else answers
         tables |= {f"{folder.name} at {size}": rows for size, rows in answers.groupby("size", sort=False)}
-    first, lines = next(iter(tables.values())), {}
+    first = next(iter(tables.values()))
+    lines: dict[str, dict[str, object]] = {name: {} for name in tables}
     for name, rows in tables.items():
-        lines[name] = {}
         for metric, (before, after, error) in compare_presence(first, rows).items():
-            lines[name][metric] = after
-            lines[name][f"{metric}, difference"] = f"{after - before:+.3f} ± {error or 0:.3f}"
+            lines[name] |= {metric: after, f"{metric}, difference": f"{after - before:+.3f} ± {error or 0:.3f}"}
     return markdown.table("run", lines)
+
+
+@torch.no_grad()
+def mix(options: TowerOptions) -> list[Path]:
+    """The folders of the mixtures, which are evaluated. The start is pooled like the end."""
+    rows = concatenate_datasets(load_images(options.eval_dataset))
+    (start, first), (end, last) = ((load_tower(name), load_training_head(name)) for name in options.mix)
+    if first is None or last is None:
+        raise ValueError(f"--mix {' '.join(options.mix)}: one of them has no query head")
+    if end.config.pool_above is not None and start.config.pool_above is None:
+        start = add_pooling(start, end.config.pool_above)
+    before, mixed = TowerModel(start, first, 1).state_dict(), TowerModel(end, last, 1)
+    after = {name: value.clone() for name, value in mixed.state_dict().items()}
+    for weight in options.weights:
+        changed = {name: before[name].lerp(one, weight) for name, one in after.items() if one.is_floating_point()}
+        mixed.load_state_dict(after | changed)
+        evaluate_tower(mixed, rows, options.sizes or [256, 384], options.output_dir / str(weight))
+    return [options.output_dir / str(weight) for weight in options.weights]
 
 
 @command("train")
 def main() -> None:
-    [options] = option_parser([Options], __doc__).parse_args_into_dataclasses()
-    print(compare_runs(options.runs, options.sources, options.sizes))
+    [options] = option_parser([TowerOptions], __doc__).parse_args_into_dataclasses()
+    choose_threads()
+    runs = mix(options) if options.mix else options.runs
+    print(compare_runs(runs, options.sources, options.sizes))
 
 
 if __name__ == "__main__":

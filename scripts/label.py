@@ -6,19 +6,12 @@
 
 INPUT is a folder of images, of WebDataset tars, or of Parquet files with a column of images, on this machine or at a
 URL of S3, GCS or HDFS; or a glob, or a text file with the path of an image in each line. The output folder gets
-part-*.parquet with a row for each image and question: key, question, answer, score (the probability of the answer),
-p_yes (P(yes), null for words), and problem: why there is no answer, for example because the image cannot be read. With
---thresholds an answer is yes from the threshold of its question type, and a column not_sure follows. Questions with a
-word that the model does not know are refused.
+part-*.parquet with a row for each image and question; docs/scale.md explains the columns, and clusters. Questions
+with a word that the model does not know are refused.
 
 The same command labels what has no labels yet: after it was stopped or killed, and when INPUT has new images. Other
-questions, weights or thresholds need another output folder.
-
-On a cluster run the command on one of its machines, with --address auto. All machines must have this package and see
-INPUT and the model. If the cluster asks for a token, set RAY_AUTH_MODE=token and store it in ~/.ray/auth_token.
-
-The exit status is 0, even if some images have problems (their number is printed); 2 if something is wrong, or a file
-cannot be read or written (mend or remove it, and run the same command again); 130 after Ctrl-C.
+questions, weights or thresholds need another output folder. The exit status is 0, even if some images have problems
+(their number is printed); 2 if a file cannot be read or written: mend or remove it, and run the same command again.
 """
 
 import sys

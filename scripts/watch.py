@@ -15,59 +15,40 @@ An event begins where P(yes) reaches --on, ends where it falls below --off, and 
 and events get a column not_sure. For a question that asks for words ("What color is the traffic light?"), each period
 of one answer is an event.
 
-The exit status is 0; 1 if frames are missing (a broken file, a lost camera); 2 if the run could not start or failed;
-130 after Ctrl-C, 143 after SIGTERM.
+The first Ctrl-C or SIGTERM ends the run after the current frames, the second one at once. The exit status is 0; 1 if
+frames are missing (a broken file, a lost camera); 2 if the run could not start or failed; 130 after Ctrl-C, 143 after
+SIGTERM.
 """
 
 import signal
 import sys
 from typing import Any
 
+from traffic_vlm.common.options import option_parser, silence_libraries
+from traffic_vlm.scripts import command
 
-class StopSignal:
-    """The number of the signal that ends the run after the current frames: Ctrl-C or SIGTERM; 0 without one.
 
-    A signal before the first frame, and the second one, end the run at once.
-    """
+@command("video")
+def main() -> int:
+    from traffic_vlm.serving.watcher import WatchOptions, watch
 
-    def __init__(self) -> None:
-        self.number, self.is_polled = 0, False
-        for name in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(name, self._on_signal)  # a shell lets its background jobs ignore SIGINT: `watch.py ... &`
+    silence_libraries()
+    parser = option_parser([WatchOptions], __doc__)
+    parser.add_argument("source", metavar="SOURCE", help="a video, an image, a folder, a camera or a stream")
+    parser.add_argument("--ask", action="append", required=True, metavar="QUESTION", help="may be repeated")
+    options, what = parser.parse_args_into_dataclasses()
+    stopped: list[int] = []
 
-    def _on_signal(self, number: int, _: Any) -> None:
-        is_second, self.number = bool(self.number), number
-        if is_second or not self.is_polled:
+    def stop(number: int, _: Any) -> None:
+        if stopped:
             raise KeyboardInterrupt
+        stopped.append(number)
         print("\nstopping: completing the files", file=sys.stderr, flush=True)
 
-    def __call__(self) -> int:
-        self.is_polled = True
-        return self.number
-
-
-def main() -> int:
-    stop = StopSignal()
-    try:
-        # These imports take seconds, in which Ctrl-C must work, too.
-        from traffic_vlm.common.options import option_parser, silence_libraries
-        from traffic_vlm.scripts import command
-
-        @command("video")
-        def run() -> int:
-            from traffic_vlm.serving.watcher import WatchOptions, watch
-
-            silence_libraries()
-            parser = option_parser([WatchOptions], __doc__)
-            parser.add_argument("source", metavar="SOURCE", help="a video, an image, a folder, a camera or a stream")
-            parser.add_argument("--ask", action="append", required=True, metavar="QUESTION", help="may be repeated")
-            options, what = parser.parse_args_into_dataclasses()
-            return int(bool(watch(what.source, what.ask, options, stop)))
-
-        status = run()
-    except KeyboardInterrupt:
-        status = 130
-    return 128 + stop.number if stop.number else status
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)  # a shell lets its background jobs ignore SIGINT: `watch.py ... &`
+    problems = watch(what.source, what.ask, options, lambda: sum(stopped))
+    return 128 + stopped[0] if stopped else int(bool(problems))
 
 
 if __name__ == "__main__":

@@ -3,21 +3,17 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
-from ..common.files import DataError
+from ..common.files import ROOT, DataError
 from ..common.loading import has_model, load_processor, load_weights
 from ..common.options import choose_threads, option
 from ..evaluation.thresholds import load_thresholds
 from ..images_traffic_vlm import Region
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from ..question_traffic_vlm import Question
-
-
-ROOT = Path(__file__).resolve().parent.parent  # a clone has weights, an installed package has none
 
 
 @dataclass

@@ -104,37 +104,28 @@ def test_busy_cores_get_no_threads(set_threads):
             process.communicate()
 
 
-FULL = "a file could not be written, the disk is full or the size of files is limited ({})"
-ZIP = "inline_container.cc:672] . unexpected pos 372160 vs 372052"
-IN_WORKER = "Caught ValueError\nOriginal Traceback (most recent call last):\nValueError: no"
-
-
-def fail(error):
-    if error:
-        raise error
-
-
 @pytest.mark.parametrize(
     ("error", "status", "line"),
     [
         (ValueError("no"), 2, "no"),
         (ModuleNotFoundError("No module named 'av'"), 2, "No module named 'av': pip install \"traffic_vlm[video]\""),
-        (RuntimeError(IN_WORKER), 2, "ValueError: no"),
-        (OSError(2, "No such file"), 2, "[Errno 2] No such file"),
-        (OSError(28, "No space"), 2, FULL.format("[Errno 28] No space")),
-        (RuntimeError(ZIP), 2, FULL.format(ZIP)),  # of torch
-        (RuntimeError("inline_container: PytorchStreamReader"), 2, "inline_container: PytorchStreamReader"),
-        (Exception("(os error 28)"), 2, FULL.format("(os error 28)")),  # of tokenizers
+        (
+            RuntimeError("Caught ValueError\nOriginal Traceback (most recent call last):\nValueError: no"),
+            2,
+            "ValueError: no",
+        ),
+        (OSError(28, "No space"), 2, "[Errno 28] No space"),
         (KeyboardInterrupt(), 130, ""),
         (None, 0, ""),
     ],
 )
 def test_errors_are_one_line_and_a_status(error, status, line, capsys):
-    assert command("video")(lambda: fail(error))() == status
+    def fail():
+        if error:
+            raise error
+
+    assert command("video")(fail)() == status
     assert capsys.readouterr().err.removesuffix("\n") == line
-    assert command(resumes=True)(lambda: fail(error))() == status
-    is_stopped = status == 130 or line.startswith("a file could not be written")
-    assert ("the same command resumes" in capsys.readouterr().err) == is_stopped
 
 
 ASK = "ask.py scene.png Q"
@@ -152,15 +143,11 @@ BAD_OPTIONS = [
     (f"{ASK} --device abacus", "abacus"),
     (f"{ASK} --threads 0", "--threads must be above 0, got 0"),
     (f"{ASK} --region 0,0,2,1", "region 0,0,2,1: x, y, width and height are fractions"),
-    (f"{ASK} --thresholds nowhere.json", "nowhere.json: cannot be read: No such file"),
+    (f"{ASK} --thresholds nowhere.json", "No such file or directory: 'nowhere.json'"),
     (f"{ASK} --overlay ./scene.png", "is an image that is asked about"),
     (f"{ASK} --overlay seen.jpg", "must be a PNG file, got 'seen.jpg'"),
-    ("benchmark.py fly", "invalid choice: 'fly'"),
-    ("benchmark.py speed --questions 4 0", "--questions must be at least 1, got 0"),
-    ("benchmark.py speed --model nowhere", "nowhere: there is no config.json"),
     ("build_files.py --output_dir out --vocabulary words.txt", "must have 500 words, it has 2"),
-    ("contact_sheet.py --num_images 0", "--num_images must be at least 1, got 0"),
-    (f"{EVALUATE} --max_images 0", "--max_images must be at least 1, got 0"),
+    ("compare_towers.py --runs nowhere", "nowhere/answers.parquet"),
     (EVALUATE, "has neither data/SPLIT-00000.parquet"),
     ("evaluate.py --model a --dataset . --output_dir out --write_temperature true", "a has no config.json"),
     ("export.py --output_dir out --format int8", "--format int8 is made from onnx"),

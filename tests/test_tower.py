@@ -380,8 +380,9 @@ def test_a_tower_learns_its_average_is_saved_and_a_resumed_run_has_the_same_resu
     assert "| highway / 256 | " in report and "| highway / 320 | " in report
     run_script("compare_towers.py", "--runs", whole, stopped, "--sources", "highway")
     assert "| stopped at 320 | " in (compared := capsys.readouterr().out) and "+0.000 ± 0.000 |" in compared
-    mixing = ["--start_from", tmp_path / "start", "--end", whole / "tower", "--eval_dataset", dataset]
-    run_script("mix_towers.py", *mixing, "--weights", 0.25, 1.0, "--eval_sizes", 320, "--output_dir", tmp_path / "mix")
+    mixing = ["--mix", tmp_path / "start", whole / "tower", "--eval_dataset", dataset, "--weights", 0.25, 1.0]
+    run_script("compare_towers.py", *mixing, "--sizes", 320, "--output_dir", tmp_path / "mix")
+    assert "| 1.0 at 320 | " in capsys.readouterr().out
     mixed = load_file(tmp_path / "mix/0.25/tower/training_head.safetensors")
     torch.testing.assert_close(
         mixed["query.weight"], head.query.weight.lerp(average["head.query.weight"], 0.25).detach()
