@@ -17,6 +17,7 @@ import json
 import os
 import random
 import re
+import signal
 import sys
 import tempfile
 import uuid
@@ -149,14 +150,19 @@ def make_dataset(options: DatasetOptions) -> dict[str, Any]:
         items = read_items(options, problems)
         every = [item for part in items.values() for item in part]
         blocks = [(start, every[start : start + BLOCK]) for start in range(0, len(every), BLOCK)]
-        rows = Dataset.from_generator(
-            make_rows,
-            features=Features({**FEATURES, "problem": Value("string")}),
-            cache_dir=cache,
-            gen_kwargs={"blocks": blocks, "options": options},
-            num_proc=min(options.num_workers, len(blocks)),
-            fingerprint=uuid.uuid4().hex,  # by default a hash of all scenes
-        )
+        try:
+            rows = Dataset.from_generator(
+                make_rows,
+                features=Features({**FEATURES, "problem": Value("string")}),
+                cache_dir=cache,
+                gen_kwargs={"blocks": blocks, "options": options, "parent": os.getpid()},
+                num_proc=min(options.num_workers, len(blocks)),
+                fingerprint=uuid.uuid4().hex,  # by default a hash of all scenes
+            )
+        except Exception as error:
+            if isinstance(error.__context__, KeyboardInterrupt):  # `datasets` waits for its workers in vain
+                raise KeyboardInterrupt from None
+            raise
         notes = Counter(rows["problem"])
         rows = rows.select([i for i, note in enumerate(rows["problem"]) if not note]).remove_columns("problem")
         report = _summarize(rows, notes, problems) | {"advice": _advise(items, problems)}
@@ -253,8 +259,12 @@ def add_groups(records: Sequence[Record]) -> list[Record]:
     return [record if record.group else replace(record, group=f"like {next(names)}") for record in records]
 
 
-def make_rows(blocks: Sequence[tuple[int, Sequence[Item]]], options: DatasetOptions) -> Iterator[dict[str, Any]]:
+def make_rows(
+    blocks: Sequence[tuple[int, Sequence[Item]]], options: DatasetOptions, parent: int
+) -> Iterator[dict[str, Any]]:
     """Yield rows of FEATURES and "problem", why a row is left out or "". A block is (index of first image, images)."""
+    if os.getpid() != parent:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C the parent ends its workers
     for first, items in blocks:
         rng = random.Random(f"{options.seed}/{first // BLOCK}")
         balancer = Balancer() if options.balance else NaturalRates()
@@ -319,7 +329,7 @@ def _advise(items: dict[str, list[Item]], problems: Problems) -> list[str]:
 
 
 def add_questions(rows: Dataset, count: int = 16, seed: int = 0) -> Dataset:
-    """Rows of which each has questions: those of training splits, which store none, get new ones about their scenes.
+    """Rows with questions: rows of training splits, which store none, get new ones about their scenes.
 
     Yes and no are balanced within each source. Rows without scenes are returned unchanged.
 
@@ -460,7 +470,7 @@ def load_rows(
         sources: source names for the rows of each folder that have none; by default `source_names(folders)`.
 
     Returns:
-        a dataset with COLUMNS, and with those of MADE that a folder has; "" in the rows of the others.
+        a dataset with COLUMNS, and with the columns of MADE that a folder has ("" in rows of other folders).
 
     Raises:
         DataError: a folder is missing, empty or unreadable; a split or a required column does not exist.

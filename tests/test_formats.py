@@ -2,9 +2,10 @@
 
 import json
 import os
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -480,11 +481,29 @@ LABELS = {  # of the same images in three formats: 1 and 2 are for training, 3 i
 }
 
 
+class CountingFolder(Folder):
+    """Counts how often each file is opened."""
+
+    def __init__(self, root: Path):
+        super().__init__(root)
+        self.opened = Counter[Path]()
+
+    def open(self, path: Path) -> BinaryIO:
+        self.opened[path] += 1
+        return super().open(path)
+
+
 @pytest.mark.parametrize("format", LABELS)
 def test_the_classes_and_splits_of_a_folder_are_drafted(tmp_path, format):
+    """Each file is read once, for the draft and the records, and the folder is walked once."""
     folders = ["JPEGImages"] * 2 if format == "voc" else ["images/train", "images/val"]
     images = {f"{folders[i == 3]}/{i}.jpg": SIZE for i in (1, 2, 3)}
-    mapping = draft(tmp_path, images | LABELS[format])
+    write(tmp_path, images | LABELS[format])
+    folder = CountingFolder(tmp_path)
+    mapping, _ = draft_mapping(folder, tmp_path / "draft.json")
+    assert read_source(folder, mapping) and set(folder.opened.values()) == {1}
+    walked = ["labels/train", "images/train"] if format == "yolo" else ["."]
+    assert [path.relative_to(tmp_path).as_posix() for path in folder.walked] == walked
     assert mapping.format == format and mapping.exhaustive == {"car", "motorcycle"}
     for split, names in {"train": ["1.jpg", "2.jpg"], "val": ["3.jpg"]}.items():
         records, problems = read(tmp_path, mapping, split)

@@ -124,9 +124,10 @@ def match_classes(found: Found) -> dict[str, Any]:
     if not found.names:
         notes.append("No object is labeled: only --scene_labels or questions of your own tell what the images show.")
     lights = [entry for entry in meanings.values() if entry["class"] == "traffic light"]
-    given = {"traffic light": ["state"]} if lights and all("state" in entry for entry in lights) else {}
+    has_states = bool(lights) and all("state" in entry for entry in lights)
     classes = {name: entry if len(entry) > 1 else entry["class"] for name, entry in meanings.items()}
-    return {"classes": classes, "exhaustive": sorted(exhaustive), "attributed": given, "notes": notes}
+    content = {"classes": classes, "exhaustive": sorted(exhaustive), "notes": notes}
+    return content | ({"attributed": {"traffic light": ["state"]}} if has_states else {})
 
 
 @cache
