@@ -175,8 +175,7 @@ def make_dataset(options: DatasetOptions) -> dict[str, Any]:
             path = folder / "data" / f"{options.split}-{index:05d}.parquet"
             rows.shard(count, index, contiguous=True).to_parquet(str(path))
         (folder / "README.md").write_text(CARD.format(split=options.split, id=uuid.uuid4().hex), encoding="utf-8")
-        text = json.dumps(report, indent=1, sort_keys=True)
-        (folder / "report.json").write_text(text, encoding="utf-8")
+        (folder / "report.json").write_text(json.dumps(report, indent=1, sort_keys=True), encoding="utf-8")
     return report
 
 
@@ -264,7 +263,7 @@ def make_rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield rows of FEATURES and "problem", why a row is left out or "". A block is (index of first image, images)."""
     if os.getpid() != parent:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C the parent ends its workers
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # Ctrl-C: no traceback of each worker
     for first, items in blocks:
         rng = random.Random(f"{options.seed}/{first // BLOCK}")
         balancer = Balancer() if options.balance else NaturalRates()
@@ -522,10 +521,10 @@ def _load_folder(folder: Path, source: str, split: str | None, prefer: str | Non
         # "train-00000.parquet", or "train-00000-of-00002.parquet" as `push_to_hub` writes it
         files.setdefault(re.sub(r"-\d+(-of-\d+)?$", "", path.stem), []).append(glob.escape(str(path)))
     if files:
-        name = _choose_split(folder, files, split, prefer)
+        chosen = files[_choose_split(folder, files, split, prefer)]
         with reading(folder, "the dataset cannot be read"):
             # By file names: the cache of `datasets` may hold another folder of the same name.
-            rows = load_dataset("parquet", data_files=files[name], split="train")
+            rows = load_dataset("parquet", data_files=chosen, split="train")
     else:
         rows = _read_own(folder, split, prefer)
     if not len(rows):
