@@ -130,7 +130,7 @@ def finish(
     answers = None if trainer.eval_dataset is None else trainer.answers(model, trainer.eval_dataset)
     if processor.taught is not None:  # else it is not known what the weights were taught before
         # Without the words of the user's own questions, these would have no answer.
-        processor.taught = sorted({*processor.taught, *trainer.asked.often(), *own})
+        processor.taught = sorted({*processor.taught, *trainer.asked.often(processor.tokenizer), *own})
     if model_options.lora_rank:
         model.save_pretrained(folder / ADAPTER)
         processor.save_pretrained(folder / ADAPTER)

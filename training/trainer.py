@@ -50,7 +50,7 @@ class TrafficTrainer(CheckedTrainer):
 
             self.recording = recording
         self.sums: dict[str, tuple[Any, Any]] = {}  # {name: (sum, count)} since the last log
-        self.asked = AskedWords(self.processing_class.tokenizer)
+        self.asked = AskedWords(self.model.config.get_text_config())
         self.add_callback(self.asked)
 
     def compute_loss(

@@ -11,9 +11,10 @@ import torch
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from ..configuration_traffic_vlm import TrafficVLMTextConfig
 from ..data.scene import CLASSES, is_a
 from ..question_traffic_vlm import is_content_word
-from ..tokenization_traffic_vlm import ANSWER_TOKENS, TrafficVLMTokenizer
+from ..tokenization_traffic_vlm import TrafficVLMTokenizer
 
 
 MIN_ASKED = 200  # times that a word must stand in questions of a training to be taught
@@ -63,9 +64,9 @@ class AskedWords(TrainerCallback, ExportableState):  # type: ignore[misc]
     They are of the first process, if there are several. The library saves them in `trainer_state.json`.
     """
 
-    def __init__(self, tokenizer: TrafficVLMTokenizer):
-        self.tokenizer = tokenizer
-        self.counts = torch.zeros(len(tokenizer), 3, dtype=torch.long)
+    def __init__(self, config: TrafficVLMTextConfig):
+        self.config = config
+        self.counts = torch.zeros(config.vocab_size, 3, dtype=torch.long)
 
     def state(self) -> dict[str, Any]:
         return {"args": {}, "attributes": {"counts": self.counts.tolist()}}
@@ -77,19 +78,18 @@ class AskedWords(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def add(self, input_ids: torch.Tensor, labels: torch.Tensor, segment_ids: torch.Tensor) -> None:
         """Count the words of packed rows [R,L]. Nothing is read from a GPU, which would wait for it."""
-        yes, no = self.tokenizer.convert_tokens_to_ids(ANSWER_TOKENS)
+        yes, no = self.config.yes_token_id, self.config.no_token_id
         answer = torch.where(labels == yes, 1, torch.where(labels == no, 2, 0))  # 0 at other tokens
         of_segment = torch.zeros_like(answer).scatter_reduce(1, segment_ids, answer, "amax")
         kind = (of_segment.gather(1, segment_ids) - 1) % 3  # yes 0, no 1, in words 2
         is_asked = (labels < 0) & (segment_ids > 0)
         self.counts.index_put_((input_ids, kind), is_asked.long(), accumulate=True)
 
-    def often(self) -> set[str]:
+    def often(self, tokenizer: TrafficVLMTokenizer) -> set[str]:
         """The content words that stood 200 times in questions, with both answers or with answers in words."""
+        words = zip(tokenizer.convert_ids_to_tokens(range(len(self.counts))), self.counts.tolist())
         return {
             word
-            for word, (yes, no, in_words) in zip(
-                self.tokenizer.convert_ids_to_tokens(range(len(self.counts))), self.counts.tolist()
-            )
+            for word, (yes, no, in_words) in words
             if is_content_word(word) and yes + no + in_words >= MIN_ASKED and ((yes and no) or in_words)
         }
