@@ -131,9 +131,9 @@ class Fast:
 
     def __enter__(self) -> "Fast":
         with self.lock:
-            self.users += 1
-            if self.users == 1:
+            if not self.users:
                 self.install()
+            self.users += 1
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -288,8 +288,8 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 class Recorded:
     """A function of tensors, repeated on the contents of its buffers.
 
-    On a GPU this replays a CUDA graph; on a CPU, for tests, it calls the function again. The function is kept, and so
-    are all tensors that it reads: a graph reads their memory, which would otherwise be freed.
+    On a GPU this replays a CUDA graph; on a CPU, for tests, it calls the function again. The function keeps the model,
+    whose memory a graph reads.
 
     Args:
         buffers: tensors that the function takes; each call copies its inputs into them.

@@ -320,13 +320,7 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
         **kwargs: Any,
     ) -> torch.Tensor:
         """Last hidden states [B,L,C] of inputs that `forward` has checked, with one image for each row."""
-        cached: Any = {CACHE_NAME: past_key_values}
-        if segment_ids is None:
-            causal_mask = create_causal_mask(self.config, inputs_embeds, attention_mask, **cached)
-        else:
-            length = segment_ids.shape[1]
-            columns = length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0]
-            causal_mask = packed_mask(segment_ids, attention_mask, columns)
+        causal_mask = self.causal_mask(inputs_embeds, attention_mask, segment_ids, past_key_values)
         image_key_values: Any = [(None, None)] * len(self.layers) if images is None else images.key_values
         image_mask = None
         if images is not None and images.attention_mask is not None:
@@ -346,10 +340,24 @@ class TrafficVLMTextModel(TrafficVLMPreTrainedModel):
                 rotary=rotary,
                 attention_mask=causal_mask,
                 encoder_attention_mask=image_mask,
-                **cached,
+                **{CACHE_NAME: past_key_values},
                 **kwargs,
             )
         return self.norm(hidden_states)
+
+    def causal_mask(
+        self,
+        inputs_embeds: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        segment_ids: torch.Tensor | None,
+        past_key_values: Cache | None,
+    ) -> Any:
+        """Mask of self-attention: a token reads itself and earlier tokens, no padding and no other question."""
+        if segment_ids is None:
+            return create_causal_mask(self.config, inputs_embeds, attention_mask, **{CACHE_NAME: past_key_values})
+        length = segment_ids.shape[1]
+        columns = length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0]
+        return packed_mask(segment_ids, attention_mask, columns)
 
     def project_image_tokens(self, encoder_hidden_states: torch.Tensor) -> tuple[KeyValues, ...]:
         """Keys and values [I,K,P,D] of every layer's cross-attention for image tokens [I,P,encoder_hidden_size]."""
@@ -450,11 +458,7 @@ class TrafficVLMModel(TrafficVLMPreTrainedModel):
         encoded_images: EncodedImages | None,
         encoder_attention_mask: torch.Tensor | None = None,
     ) -> EncodedImages | None:
-        """Encoded images of the pixels, or the given ones, checked, with the given mask; None without images.
-
-        Raises:
-            ValueError: pixels and encoded images, or images of other weights. TypeError: not `EncodedImages`.
-        """
+        """Encoded images of the pixels, or the given ones, checked, with the given mask; None without images."""
         if pixel_values is not None and encoded_images is not None:
             raise ValueError(ONE_SOURCE)
         if pixel_values is not None:

@@ -59,12 +59,6 @@ def naming_image(index: int) -> Iterator[None]:
         raise type(error)(f"image {index}: {error}") from error
 
 
-def is_stream(images: Any) -> bool:
-    """Whether images come one by one: a generator, or a dataset of torch or of the library `datasets`."""
-    is_iterator = isinstance(images, Iterator) and not hasattr(images, "read")  # an open file iterates over lines
-    return is_iterator or isinstance(images, Dataset) or hasattr(images, "column_names")
-
-
 class TrafficVLMPipeline(Pipeline):
     """Answer questions about images: the task `visual-question-answering`.
 
@@ -153,7 +147,9 @@ class TrafficVLMPipeline(Pipeline):
             raise ValueError(f"batch_size must be a number of images, at least 1, got {batch_size!r}")
         if not isinstance(num_workers, int) or num_workers < 0:
             raise ValueError(f"num_workers must be a number of threads, got {num_workers!r}")
-        if is_stream(image):
+        is_iterator = isinstance(image, Iterator) and not hasattr(image, "read")  # an open file iterates over lines
+        # Images come one by one: from a generator, or a dataset of torch or of the library `datasets`.
+        if is_iterator or isinstance(image, Dataset) or hasattr(image, "column_names"):
             items = image if isinstance(image, Iterable) else (image[i] for i in range(len(image)))
             asked = self._ask_each(((item, question) for item in items), answer_untaught)
             return self._answer_batches(asked, prepare, answer, batch_size, num_workers or THREADS)
