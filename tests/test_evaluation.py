@@ -102,27 +102,23 @@ def test_a_question_with_a_problem_counts_as_wrong_and_has_no_probability(model,
     assert negated.is_right == positive.is_right
 
 
-def test_a_question_that_is_refused_by_default_is_answered_and_marked(model, processor, rows):
-    found = predict(model, processor, [asking(rows[0], ["Is there a car?", "Is there a zebra?"], ["yes", "no"])])
-    assert list(found["is_refused"]) == [False, True] and found["answer"].isin(["yes", "no"]).all()
-
-
 def test_the_truth_does_not_decide_how_a_question_is_asked(model, processor, rows, answers):
     changed = [row | {"answers": ["red" if a in ("yes", "no") else "yes" for a in row["answers"]]} for row in rows]
     one, other = (some.drop(columns=["truth", "is_right"]) for some in (answers, predict(model, processor, changed)))
     pd.testing.assert_frame_equal(one, other, atol=1e-5)
 
 
-def test_truths_are_written_as_the_tokenizer_writes_answers(model, processor, rows):
-    row = asking(rows[0], ["What color is it?", "Is it a car?", "What is ahead?"], ["Grey", " YES", "red zebra"])
-    assert list(predict(model, processor, [row])["truth"]) == ["gray", "yes", "red [UNK]"]
+def test_truths_are_written_as_answers_and_refused_questions_are_answered(model, processor, rows):
+    row = asking(rows[0], ["What color is it?", "Is there a zebra?", "What is ahead?"], ["Grey", " YES", "red zebra"])
+    found = predict(model, processor, [row])
+    assert list(found["truth"]) == ["gray", "yes", "red [UNK]"]
+    assert found["is_refused"][1] and found["answer"][1] in ("yes", "no")
 
 
 def test_rows_without_questions_are_left_out_and_torn_ones_refused(model, processor, rows):
     none = asking(rows[0], [], [])
     assert predict(model, processor, [none]).empty and answer_loss(model, processor, [none]) is None
-    found = predict(model, processor, [none, rows[0], none])
-    assert list(found["question"]) == rows[0]["questions"]
+    assert list(predict(model, processor, [none, rows[0], none])["question"]) == rows[0]["questions"]
     with pytest.raises(ValueError, match="is shorter than"):
         predict(model, processor, [rows[0] | {"answers": ["yes"]}])
 
@@ -281,8 +277,8 @@ def test_the_script_writes_report_answers_thresholds_and_temperature(
         assert row["question ids"] == 1 and row["balanced accuracy"] is None  # too few to tell
     for column, table in (("exact match", answers), ("mean image", without)):
         assert tables["words_by_source"]["a"][column] == exact_match(table[table["source"] == "a"])
-    assert len(tables["robustness"]) == 5 and tables["contradictions"] and tables["paraphrases"]
-    assert sum(row["questions"] for row in tables["pointing_by_source"].values()) > 0
+    assert len(tables["robustness"]) == 5
+    assert tables["contradictions"] and tables["paraphrases"] and tables["pointing_by_source"]
     assert headline(report) in capsys.readouterr().out
     assert all(f"| {name} |" in text for some in tables.values() for name in some)
     assert "reliability.png" in text and "question_types.png" in text

@@ -112,13 +112,11 @@ def test_metrics_of_words_by_hand():
     assert mean_recall(absent) is None
 
 
-def test_a_mean_recall_needs_two_answers_besides_none():
+@pytest.mark.parametrize(("blue", "recall"), [(0, None), (9, None), (10, pytest.approx(2 / 3))])
+def test_a_mean_recall_needs_two_answers_besides_none(blue, recall):
     """A model that always answers "none" is right about 10 of 10 things that are not there, and about no red one."""
-    absent, red = in_words("color", "none", "none", 10), in_words("color", "red", "none", 10)
-    assert mean_recall(table(absent + red)) is None
-    blue = in_words("color", "blue", "blue", 10)
-    assert mean_recall(table(absent + red + blue)) == pytest.approx(2 / 3)
-    assert mean_recall(table(absent + red + blue[1:])) is None
+    rows = in_words("color", "none", "none", 10) + in_words("color", "red", "none", 10)
+    assert mean_recall(table(rows + in_words("color", "blue", "blue", blue))) == recall
 
 
 def test_right_where_it_is_there_leaves_out_what_is_absent():
@@ -175,13 +173,16 @@ def test_a_temperature_is_fitted_to_unseen_sources_and_tested_on_other_images():
     assert calibrate(rows.assign(truth="red"), 1.0) == {}
 
 
-def test_kinds_of_sources():
-    kinds = {
-        "rendered": ["synthetic"],
-        "known": ["camvid", "unseen/val", "runs/mine_too"],
-        "unseen": ["unseen_camera", "runs/unseen_city", "mine", "runs/mine"],
-    }
-    assert all(kind_of_source(name, ["mine"]) == kind for kind, names in kinds.items() for name in names)
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("rendered", "synthetic"),
+        ("known", "camvid unseen/val runs/mine_too"),
+        ("unseen", "unseen_camera runs/unseen_city mine runs/mine"),
+    ],
+)
+def test_kinds_of_sources(kind, names):
+    assert {kind_of_source(name, ["mine"]) for name in names.split()} == {kind}
 
 
 # The verdict
@@ -222,10 +223,10 @@ def test_a_verdict_needs_two_standard_errors(before, now, words):
     assert compare(before, now).verdict("it").startswith(words)
 
 
-def test_only_answers_to_the_same_questions_are_compared():
-    for other in (COLORS[1][:3], COLORS[1].assign(question="!")):
-        with pytest.raises(ValueError, match="the same questions"):
-            compare(COLORS[0], other)
+@pytest.mark.parametrize("other", [COLORS[1][:3], COLORS[1].assign(question="!")])
+def test_only_answers_to_the_same_questions_are_compared(other):
+    with pytest.raises(ValueError, match="the same questions"):
+        compare(COLORS[0], other)
     assert compare(COLORS[0][:0], COLORS[1][:0]) is None
 
 
