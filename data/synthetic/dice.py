@@ -60,7 +60,7 @@ class Dice(random.Random):
         return items[int(self.random() * len(items))]
 
     def vary(self, color: Color, levels: int = 8) -> Color:
-        """A color whose channels differ from those of another one by up to `levels`."""
+        """The color with each channel moved by up to `levels` at random."""
         red, green, blue = (min(max(level + self.integer(-levels, levels), 0), 255) for level in color)
         return red, green, blue
 

@@ -39,7 +39,7 @@ NEAR_WITHIN, FAR_BEYOND = 12.0, 14.0  # meters
 
 
 class Rule(NamedTuple):
-    """What it takes to tell an attribute of a thing from the image.
+    """The conditions under which an attribute of a thing can be told from the image.
 
     Attributes:
         visible: least fraction of the thing that nothing hides.
@@ -88,7 +88,7 @@ def describe(stage: Stage, image: np.ndarray) -> Scene:
 
 
 def describe_presence(stage: Stage, items: dict[int, SceneObject]) -> dict[str, bool]:
-    """Whether there are helmets, lane lines and the like, by name, as far as the image shows it; `items` by thing."""
+    """{helmet, lane line and the like: whether the scene has one}, as far as the image shows it; `items` by thing."""
     plan, presence = stage.plan, {}
     large = TRAIT_PATCHES / PATCHES * stage.size**2
     for name in TRAITS:
@@ -138,7 +138,7 @@ def describe_stuff(ids: np.ndarray) -> list[SceneObject]:
 
 
 def describe_crosswalk(stage: Stage, number: int, image: np.ndarray) -> SceneObject | None:
-    """The annotation of the crosswalk of a number in a photograph, None if nothing of it is visible."""
+    """The annotation of a crosswalk, given by its object number; None if nothing of it is visible."""
     stripes = stage.ids == number + 1
     mask = stripes | (stage.ids == number)
     count = int(np.count_nonzero(mask))

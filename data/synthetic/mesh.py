@@ -1,4 +1,4 @@
-"""Meshes: convex faces in meters, put together from parts, such as those of `shapes/*.yaml`.
+"""Meshes: convex faces in meters, put together from the parts that `shapes/*.yaml` list.
 
 Axes as in the world: x to the right, y up, z ahead, to the front of a vehicle. Flat figures are in the plane z = 0.
 """

@@ -102,14 +102,13 @@ def place_buildings(plan: Plan) -> None:
     dice, road, camera = plan.dice, plan.road, plan.camera
     density = load("scenes.yaml")["buildings"][plan.setting]
     city, house = plan.setting == "city", plan.setting in ("suburb", "rural")
+    lengths, heights = ((8, 12), (5.5, 8.5)) if house else ((9, 24), (8, 30))
     for side in (-1, 1):
         setback = dice.uniform(0.3, 3) if city else dice.uniform(5, 14)
         z = -30.0 if camera.height > 3 else dice.uniform(1, 9)
         end = 95 if dice.chance(0.95 if city else 0.75) else z
         while z < end:
-            long, tall = (
-                (dice.uniform(8, 12), dice.uniform(5.5, 8.5)) if house else (dice.uniform(9, 24), dice.uniform(8, 30))
-            )
+            long, tall = dice.uniform(*lengths), dice.uniform(*heights)
             deep, middle = dice.uniform(8, 12), z + long / 2
             z += long + (dice.uniform(3, 14) if house else dice.pick((0.0, 0.0, 0.4, 6.0)))
             if not dice.chance(density) or road.crossing(middle, long / 2 + road.sidewalk + 1):

@@ -33,10 +33,10 @@ class Stage:
 
     Attributes:
         plan: what is drawn.
-        size: width and height of the image, half those of the canvas.
+        size: width and height of the image; the canvas is twice as large.
         canvas: colors and object numbers, uint8 [2 · size, 2 · size, 4].
         ids: the object numbers alone, uint8 [2 · size, 2 · size].
-        numbers: object number of each thing of the plan; that of its class for classes without instances.
+        numbers: object number of each thing of the plan; things of a class without instances share one.
         crosswalks: canvas pixels of each crosswalk, by object number, as in `draw_backdrop`.
         footprints: corners (x, z) of each thing's parts on the ground, {thing: [[4, 2], ...]}.
         outlines: corners of each thing's visible faces in 1/16 canvas pixels, {thing: [[N, 2], ...]}.

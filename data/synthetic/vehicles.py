@@ -63,7 +63,7 @@ def visible_from(
 
 
 def make_cycle(plan: Plan, x: float, z: float, category: str, ridden: bool, heading: float) -> list[Thing]:
-    """A motorcycle or bicycle and its rider, in side view where it is across the line of sight."""
+    """A motorcycle or bicycle and its rider, in side view if it crosses the line of sight."""
     dice = plan.dice
     color = dice.pick(tuple(PAINT))
     sight = plan.camera.bearing(x, z)
