@@ -136,6 +136,14 @@ def test_box_and_area_of_a_known_square(z):
     assert item.area == pytest.approx(side**2, rel=0.05, abs=1.2 * side) and item.visible == 1.0
 
 
+def test_a_point_and_a_vertex_are_at_the_same_pixel_of_a_rolled_camera():
+    camera, point = replace(CAMERA, roll=0.05, yaw=0.1, pitch=0.05, focal=(0.9, 1.2)), (3.0, 2.0, 8.0)
+    column, row, depth = camera.look(*point)
+    view = camera.view(np.array([point]))
+    assert camera.pixels(view, 224)[0] == pytest.approx((column * 16 * 224, row * 16 * 224), abs=1)
+    assert depth == pytest.approx(view[0, 2])
+
+
 def test_what_is_cut_by_the_border_or_covered_is_less_visible():
     [cut] = instances(plain(car(10, 5.0)))
     assert cut.box[2] == 224 and 0.3 < cut.visible < 0.8
