@@ -6,20 +6,18 @@ Importing this package registers its classes with transformers, so that models l
     vqa = transformers.pipeline("visual-question-answering", model=folder)
 """
 
-from typing import Any
-
 import transformers
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from .configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
+from .modeling_traffic_vlm import EncodedImages as EncodedImages
 from .modeling_traffic_vlm import (
-    EncodedImages,
     TrafficVLMForCausalLM,
     TrafficVLMForConditionalGeneration,
     TrafficVLMForSequenceClassification,
-    TrafficVLMModel,
     TrafficVLMTextModel,
 )
+from .modeling_traffic_vlm import TrafficVLMModel as TrafficVLMModel
 from .pipeline_traffic_vlm import TrafficVLMPipeline
 from .processing_traffic_vlm import TrafficVLMProcessor
 from .tokenization_traffic_vlm import TrafficVLMTokenizer
@@ -31,18 +29,16 @@ GENERATING = ("AutoModel", "AutoModelForImageTextToText", "AutoModelForMultimoda
 
 def register() -> None:
     """Register the classes of this package with the auto classes and pipelines of transformers."""
-    for config in (TrafficVLMConfig, TrafficVLMTextConfig):
-        transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
-    models: list[tuple[str, Any, Any]] = [
-        (name, TrafficVLMConfig, TrafficVLMForConditionalGeneration) for name in GENERATING
-    ]
-    models += [("AutoModelForSequenceClassification", TrafficVLMConfig, TrafficVLMForSequenceClassification)]
-    models += [("AutoModel", TrafficVLMTextConfig, TrafficVLMTextModel)]
-    models += [("AutoModelForCausalLM", TrafficVLMTextConfig, TrafficVLMForCausalLM)]
-    for name, config, model in models:
-        getattr(transformers, name).register(config, model, exist_ok=True)
-    transformers.AutoTokenizer.register(TrafficVLMConfig, fast_tokenizer_class=TrafficVLMTokenizer, exist_ok=True)
-    transformers.AutoProcessor.register(TrafficVLMConfig, TrafficVLMProcessor, exist_ok=True)
+    full, text, auto = TrafficVLMConfig, TrafficVLMTextConfig, transformers
+    for config in (full, text):
+        auto.AutoConfig.register(config.model_type, config, exist_ok=True)
+    for name in GENERATING:
+        getattr(auto, name).register(full, TrafficVLMForConditionalGeneration, exist_ok=True)
+    auto.AutoModelForSequenceClassification.register(full, TrafficVLMForSequenceClassification, exist_ok=True)
+    auto.AutoModel.register(text, TrafficVLMTextModel, exist_ok=True)
+    auto.AutoModelForCausalLM.register(text, TrafficVLMForCausalLM, exist_ok=True)
+    auto.AutoTokenizer.register(full, fast_tokenizer_class=TrafficVLMTokenizer, exist_ok=True)
+    auto.AutoProcessor.register(full, TrafficVLMProcessor, exist_ok=True)
 
     # The library has removed its own task of this name, and newer releases refuse the name before they look it up.
     getattr(transformers.pipelines, "REMOVED_TASKS", {}).pop(TASK, None)
@@ -53,17 +49,3 @@ def register() -> None:
 
 
 register()
-
-__all__ = [
-    "EncodedImages",
-    "TrafficVLMConfig",
-    "TrafficVLMForCausalLM",
-    "TrafficVLMForConditionalGeneration",
-    "TrafficVLMForSequenceClassification",
-    "TrafficVLMModel",
-    "TrafficVLMPipeline",
-    "TrafficVLMProcessor",
-    "TrafficVLMTextConfig",
-    "TrafficVLMTextModel",
-    "TrafficVLMTokenizer",
-]

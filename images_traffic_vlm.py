@@ -154,8 +154,9 @@ def _open(source: Any) -> Image.Image:
 def _convert(image: Image.Image) -> Image.Image:
     if 0 in image.size:
         raise ValueError(f"it has no pixels: width x height is {image.width} x {image.height}")
-    if image.format == "TIFF" and getattr(image, "is_animated", False) and image.tell() == 0:
-        warnings.warn("a TIFF of several pages is read as its first page", stacklevel=2)
+    # Not MPO, the format of phones, whose further frames are previews.
+    if image.format in ("GIF", "PNG", "TIFF", "WEBP") and getattr(image, "is_animated", False) and image.tell() == 0:
+        warnings.warn(f"a {image.format} of several frames is read as its first frame", stacklevel=2)
     image.load()
     with suppress(Exception):  # a damaged EXIF block: the pixels are still readable
         if image.getexif().get(ORIENTATION, 1) != 1:  # otherwise the library would copy it

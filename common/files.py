@@ -1,4 +1,4 @@
-"""Files: `DataError`, which files may be read, and atomic writes. This module needs only the standard library."""
+"""Files: `DataError`, reading inside a folder, and atomic writes. This module needs only the standard library."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 _UMASK = os.umask(0o022)  # the only way to read the umask is to set it
 os.umask(_UMASK)
-FILE_MODE = 0o666 & ~_UMASK  # that of files from `open`; files from safetensors would be for their owner only
+FILE_MODE = 0o666 & ~_UMASK  # the mode of files from `open`; files from safetensors would be for their owner only
 
 
 ROOT = Path(__file__).resolve().parent.parent  # a clone has weights here, an installed package has none
@@ -23,11 +23,11 @@ class DataError(ValueError):
     """Invalid input data. The message names the file, and the line or record."""
 
 
-def check_file(path: str | Path, folder: str | Path) -> None:
-    """Reject links that leave the folder, and FIFOs, which would block.
+def open_inside(path: str | Path, folder: str | Path) -> BinaryIO:
+    """The open file, to read its bytes.
 
     Raises:
-        DataError: the file is outside of the folder once all links are followed, or it is not a regular file.
+        DataError: it is outside of the folder once all links are followed, or not a regular file (a FIFO would block).
         OSError: for example, there is no such file.
     """
     target, root = os.path.realpath(path), os.path.realpath(folder)
@@ -35,11 +35,6 @@ def check_file(path: str | Path, folder: str | Path) -> None:
         raise DataError(f"{path} leads to {target}, which is outside of {folder}: files of other folders are not read")
     if not stat.S_ISREG(os.stat(target).st_mode):
         raise DataError(f"{path} is not a regular file")
-
-
-def open_inside(path: str | Path, folder: str | Path) -> BinaryIO:
-    """Open a file of a folder to read its bytes. Raises what `check_file` and `open` raise."""
-    check_file(path, folder)
     return open(path, "rb")
 
 
@@ -47,9 +42,8 @@ def open_inside(path: str | Path, folder: str | Path) -> BinaryIO:
 def atomic_write(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path to write to, and rename it to `path` at the end of the block. Creates missing folders.
 
-    After an error inside the block the temporary file is removed and `path` is unchanged. Several writers of one file,
-    on one machine or many, each have their own temporary file; the last one to finish wins.
-    The file's mode follows the umask.
+    After an error inside the block the temporary file is removed and `path` is unchanged. Several writers of one file
+    each have their own temporary file; the last one to finish wins.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,19 +85,14 @@ def claim(folder: Path, options: dict[str, Any]) -> None:
     """Record the options of a run in its folder (.options.json), or refuse if an earlier run recorded others.
 
     Raises:
-        DataError: the folder was claimed with other options, or .options.json is damaged.
+        DataError: the folder was claimed with other options.
     """
     path = folder / ".options.json"
-    advice = f"choose another folder, or delete {folder} to start over"
-    try:
-        before = dict(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    if not path.exists():
         atomic_write_text(path, json.dumps(options, indent=1))
         return
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{path} is damaged ({error}); {advice}") from error
-    changes = [
-        f"{name}: {before.get(name)} before, {new} now" for name, new in options.items() if before.get(name) != new
-    ]
-    if changes:
-        raise DataError(f"{folder} holds something else ({'; '.join(changes)}); {advice}")
+    before = json.loads(path.read_text(encoding="utf-8"))
+    changed = [name for name, new in options.items() if before.get(name) != new]
+    changes = [f"{name}: {before.get(name)} before, {options[name]} now" for name in changed]
+    if changed:
+        raise DataError(f"{folder} holds something else ({'; '.join(changes)}): choose another folder, or delete it")

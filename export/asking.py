@@ -4,11 +4,12 @@ web/traffic_vlm.js calls `Asking`; texts of JSON go in and out. This module need
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..common.answers import answer_notes, answer_text, map_strength, words_to_map
-from ..question_traffic_vlm import UNKNOWN_TOKEN, Prompt, Question, Rules, words_at
+from ..question_traffic_vlm import UNKNOWN_TOKEN, Prompt, Question, Rules
 
 
 class Asking:
@@ -61,15 +62,11 @@ class Asking:
 
 def as_typed(text: str, words: list[str]) -> Iterator[str]:
     """Yield each word as the user typed it; a word that the tokenizer rewrote is yielded unchanged."""
-    lower, end = text.lower(), 0
-    origin = [i for i, letter in enumerate(text) for _ in letter.lower()]  # İ becomes two letters
+    end = 0
     for word in words:
-        start = lower.find(word, end)
-        if start < 0:
-            yield word
-        else:
-            end = start + len(word)
-            yield from words_at(text, [(origin[start], origin[end - 1] + 1)])
+        found = re.compile(re.escape(word), re.IGNORECASE).search(text, end)
+        end = found.end() if found else end
+        yield found[0] if found else word
 
 
 def show(item: dict[str, Any], question: Question) -> str:

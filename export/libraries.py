@@ -7,21 +7,14 @@ import tempfile
 from pathlib import Path
 
 
+ORT = "dist/ort-wasm-simd-threaded"
 # Name → package of npm, its version, and the files of it that the page loads. package.json names the license.
 LIBRARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "wasm": (
-        "onnxruntime-web",
-        "1.30.0",
-        ("dist/ort.wasm.min.mjs", "dist/ort-wasm-simd-threaded.mjs", "dist/ort-wasm-simd-threaded.wasm"),
-    ),
+    "wasm": ("onnxruntime-web", "1.30.0", ("dist/ort.wasm.min.mjs", f"{ORT}.mjs", f"{ORT}.wasm")),
     "webgpu": (
         "onnxruntime-web",
         "1.30.0",
-        (
-            "dist/ort.webgpu.min.mjs",
-            "dist/ort-wasm-simd-threaded.asyncify.mjs",
-            "dist/ort-wasm-simd-threaded.asyncify.wasm",
-        ),
+        ("dist/ort.webgpu.min.mjs", f"{ORT}.asyncify.mjs", f"{ORT}.asyncify.wasm"),
     ),
     "tokenizers": ("@huggingface/tokenizers", "0.2.0", ("dist/tokenizers.min.mjs",)),
     "python": (
@@ -33,7 +26,7 @@ LIBRARIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 
 def fetch_libraries(folder: Path) -> dict[str, dict[str, int]]:
-    """Write the libraries into folders like `pyodide-314.0.7`, and return the size in bytes of each file by library.
+    """Library → file → its size in bytes, after writing the libraries into folders like `pyodide-314.0.7`.
 
     npm compares each package with the digest in its registry, and caches it.
 

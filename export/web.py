@@ -21,20 +21,18 @@ import numpy as np
 
 from ..common.files import new_folder
 from ..common.image_files import MAX_PIXELS
-from ..common.loading import load_processor
 from ..configuration_traffic_vlm import height_and_width
 from ..data.grounding import class_words
 from ..data.scene import CLASSES
 from ..serving.suggestions import suggest_questions
 from .libraries import fetch_libraries
-from .onnx import OPSET, describe, load, make_graphs, save_onnx, step
+from .onnx import OPSET, describe, load, make_graphs, save_onnx, store_in_less
 
 
 ROOT = Path(__file__).resolve().parent.parent
 # An installed package has no docs/.
 EXAMPLES = [path for name in ("crossing", "night", "truck") if (path := ROOT / "docs" / f"{name}.jpg").is_file()]
 RULES = ("question_traffic_vlm.py", "common/answers.py", "export/asking.py")
-MIN_SIZE = 4096  # numbers of a tensor from which it is stored in fewer bits
 RESIZING = {2: "linear", 3: "cubic"}  # Pillow's filters → modes of the operator
 
 
@@ -82,42 +80,6 @@ def pixels_graph(about: Mapping[str, Any]) -> Any:
     return model
 
 
-def store_in_less(path: Path) -> None:
-    """Store the large weights of an ONNX file in fewer bits: matrices in 8, convolutions in 16.
-
-    Products are still of float32, which in WebAssembly is faster than integers, and more exact. Each output channel of
-    a matrix has its own scale. Convolutions in 8 bits would change P(yes) by up to 0.06.
-    """
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
-
-    model = onnx.load(path)
-    graph, nodes = model.graph, []
-    options: dict[str, Any]
-    factors = {node.input[1] for node in graph.node if node.op_type == "MatMul"}  # [in,out]; others are [out,in]
-    for tensor in list(graph.initializer):
-        weight = numpy_helper.to_array(tensor)
-        if weight.dtype != np.float32 or weight.ndim < 2 or weight.size < MIN_SIZE:
-            continue
-        if weight.ndim == 2:
-            axis = int(tensor.name in factors)
-            scale = np.maximum(np.abs(weight).max(1 - axis, keepdims=True), 1e-12) / 127
-            stored = {"int8": np.rint(weight / scale).astype(np.int8), "scale": scale.ravel()}
-            operator, options = "DequantizeLinear", {"axis": axis}
-        else:
-            stored = {"float16": weight.astype(np.float16)}
-            operator, options = "Cast", {"to": TensorProto.FLOAT}
-        stored = {f"{tensor.name}_{suffix}": value for suffix, value in stored.items()}
-        graph.initializer.remove(tensor)
-        graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in stored.items())
-        nodes.append(helper.make_node(operator, [*stored], [tensor.name], **options))
-    nodes += graph.node
-    del graph.node[:]
-    graph.node.extend(nodes)
-    del graph.value_info[:]
-    onnx.save(model, path)
-
-
 def browser_tokenizer(content: str) -> dict[str, Any]:
     """The content of a tokenizer.json for the JavaScript library, which has no vocabularies of whole words.
 
@@ -137,8 +99,7 @@ def write_model(model: Any, processor: Any, folder: Path) -> None:
     graphs = make_graphs(model)
     for name in ("vision", "decode"):
         save_onnx(graphs[name], folder / f"{name}.onnx")
-        with step(f"{name}.onnx: storing large weights in 8 and 16 bits"):
-            store_in_less(folder / f"{name}.onnx")
+        store_in_less(folder / f"{name}.onnx", folder / f"{name}.onnx")
     tokenizer = browser_tokenizer(processor.tokenizer.backend_tokenizer.to_str())
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     with zipfile.ZipFile(folder / "rules.zip", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -147,9 +108,7 @@ def write_model(model: Any, processor: Any, folder: Path) -> None:
 
 
 def export_page(model_folder: Path, output_dir: Path) -> list[Path]:
-    """Write the page of a model to a new folder, which appears when it is complete; returns its files.
-
-    Each step is printed.
+    """The files of the page of a model, in a new folder, which appears when it is complete.
 
     Raises:
         ValueError, OSError: the folder exists; the model cannot be used; npm is missing or fails; or the browser
@@ -157,10 +116,9 @@ def export_page(model_folder: Path, output_dir: Path) -> list[Path]:
         ModuleNotFoundError: a package is missing.
     """
     with new_folder(output_dir) as folder:
-        model, processor = load(model_folder), load_processor(model_folder)
+        model, processor = load(model_folder)
         pinned = folder / "pinned"
-        with step("JavaScript libraries: fetching them by npm"):
-            files = fetch_libraries(pinned)
+        files = fetch_libraries(pinned)
         weights = pinned / "model"
         weights.mkdir()
         write_model(model, processor, weights)

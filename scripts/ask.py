@@ -6,8 +6,8 @@
     python scripts/ask.py a.jpg "Is the traffic light red?" --region 0.25,0,0.5,0.5    # far objects: a part, larger
     python scripts/ask.py --list                                         # what can I ask?
 
-An image is a file, a folder, or a pattern in quotes. Words that exist as a file or folder, end like an image file, or
-have a * are images, and all others are questions, in any order; --ask QUESTION is always one.
+An image is a file or a folder. Words that exist as a file or folder, or end like an image file, are images, and all
+others are questions, in any order; --ask QUESTION is always one.
 For several images, --overlay out.png writes out_1_a.png, out_2_b.png and so on.
 
 The number after an answer is its probability. --json prints what the pipeline returns (see README.md). What the model
@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from traffic_vlm.common.answers import answer_notes, answer_text
-from traffic_vlm.common.image_files import IMAGE_SUFFIXES, find_images, open_image
-from traffic_vlm.common.loading import load_processor
+from traffic_vlm.common.image_files import IMAGE_SUFFIXES, list_images, open_image
 from traffic_vlm.common.options import option, option_parser, silence_libraries
+from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.scripts import command
 from traffic_vlm.serving.options import ModelOptions
 from traffic_vlm.serving.overlay import name_overlays, save_overlay
@@ -40,7 +40,7 @@ class AskOptions(ModelOptions):
 
 def is_image(word: str) -> bool:
     """Whether a word of the command line is an image or several, and not a question."""
-    return os.path.exists(word) or "*" in word or Path(word).suffix.lower() in IMAGE_SUFFIXES
+    return os.path.exists(word) or Path(word).suffix.lower() in IMAGE_SUFFIXES
 
 
 def print_answers(image: str, items: Sequence[Mapping[str, Any]], as_json: bool) -> None:
@@ -57,7 +57,7 @@ def print_answers(image: str, items: Sequence[Mapping[str, Any]], as_json: bool)
 
 def ask(options: AskOptions, images: Sequence[str], questions: list[str], as_json: bool) -> int:
     """Answer questions about images. Returns the number of images with a problem."""
-    found = [find_images(image) for image in images]
+    found = [list_images(Path(image)) for image in images]
     paths = [path for files, _ in found for path in files]
     for note in dict.fromkeys(note for _, note in found if note):
         print(note, file=sys.stderr)
@@ -86,15 +86,13 @@ def ask(options: AskOptions, images: Sequence[str], questions: list[str], as_jso
 def main() -> int:
     silence_libraries()
     parser = option_parser([AskOptions], __doc__)
-    parser.add_argument(
-        "words", metavar="IMAGE/QUESTION", nargs="*", help="files, folders, patterns; questions in quotes"
-    )
+    parser.add_argument("words", metavar="IMAGE/QUESTION", nargs="*", help="files, folders; questions in quotes")
     parser.add_argument("--ask", action="append", default=[], metavar="QUESTION", help="may be given many times")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each image")
     parser.add_argument("--list", action="store_true", help="print what can be asked: kinds of question, and nouns")
     options, asked = parser.parse_args_into_dataclasses()
     if asked.list:
-        processor = load_processor(options.model)
+        processor = TrafficVLMProcessor.from_pretrained(options.model)
         for kind, example in processor.rules.examples.items():
             print(f"{kind:<18}{example}")
         nouns = ", ".join(processor.rules.known_nouns(processor.taught_words))

@@ -23,7 +23,7 @@ from datasets import disable_progress_bars
 from transformers.utils import logging
 
 from traffic_vlm.common.files import DataError, atomic_write, atomic_write_text
-from traffic_vlm.common.loading import load_processor, load_weights
+from traffic_vlm.common.loading import load_weights
 from traffic_vlm.common.options import choose_threads, option, option_parser
 from traffic_vlm.data.datasets import add_questions, load_rows
 from traffic_vlm.data.near_duplicates import count_repeated
@@ -34,6 +34,7 @@ from traffic_vlm.evaluation.plots import draw_question_types, draw_reliability
 from traffic_vlm.evaluation.predict import predict
 from traffic_vlm.evaluation.report import evaluate_model, rows_to_fit
 from traffic_vlm.evaluation.thresholds import fit_thresholds
+from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.scripts import command
 
 
@@ -71,7 +72,7 @@ def evaluate(options: EvaluateOptions) -> None:
         if not any(name in (source, *source.split("/")) for source in sources):
             raise DataError(f"--unseen {name}: no image is of this source, only of {', '.join(sources)}")
     model = load_weights(options.model, dtype=torch.float32).eval().to(device)
-    processor = load_processor(options.model)
+    processor = TrafficVLMProcessor.from_pretrained(options.model)
     report: dict[str, Any] = {"model": options.model, "datasets": list(map(str, options.dataset))}
     with torch.autocast(device, torch.bfloat16, enabled=options.bf16):
         answers = predict(model, processor, rows, options.batch_size, unseen=options.unseen)

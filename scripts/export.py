@@ -1,8 +1,7 @@
-"""Export a model as graphs that run without Python code: ONNX or torch.export.
+"""Export a model as ONNX graphs, or as a page for the browser.
 
     python scripts/export.py --output_dir runs/onnx                       # vision, score and decode as .onnx; on a CPU
     python scripts/export.py --output_dir runs/onnx --format onnx int8    # also with int8 weights, a third of the size
-    python scripts/export.py --output_dir runs/torch --format torch       # as .pt2, for torch.export.load
     python scripts/export.py --output_dir runs/web --web                  # a page for the browser; npm is needed
     python -m http.server --directory runs/web                            # then open http://localhost:8000
 
@@ -27,7 +26,8 @@ class ExportOptions:
     output_dir: Path = field(metadata={"help": "new folder"})
     model: Path = option(Path(__file__).resolve().parent.parent, "model folder")
     format: list[str] = field(
-        default_factory=lambda: ["onnx"], metadata={"choices": FORMATS, "help": "int8 is made from onnx"}
+        default_factory=lambda: ["onnx"],
+        metadata={"choices": FORMATS, "help": "graphs to write; int8: large weights in 8 bits"},
     )
     web: bool = option(False, "write a page for the browser instead")
 

@@ -5,7 +5,7 @@
     python scripts/label.py frames.parquet --column image --key_column id --ask "Is it night?" --output_dir runs/labels
 
 INPUT is a folder of images, of WebDataset tars, or of Parquet files with a column of images, on this machine or at a
-URL of S3, GCS or HDFS; or a glob, or a text file with the path of an image in each line. The output folder gets
+URL of S3, GCS or HDFS; or a text file with the path of an image in each line. The output folder gets
 part-*.parquet with a row for each image and question; docs/scale.md explains the columns, and clusters. Questions
 with a word that the model does not know are refused.
 
@@ -27,7 +27,7 @@ def main() -> None:
     silence_libraries()
     parser = option_parser([LabelOptions], __doc__)
     parser.add_argument(
-        "input", metavar="INPUT", help="images, tars or Parquet files: a folder, a glob or one file; or a list.txt"
+        "input", metavar="INPUT", help="images, tars or Parquet files: a folder or one file; or a list.txt"
     )
     options, arguments = parser.parse_args_into_dataclasses()
     label(arguments.input, options)

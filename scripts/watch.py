@@ -11,9 +11,9 @@ kill), events.csv, timeline.png and summary.json. Every frame of a file is answe
 dropped, and counted, when the model is late.
 
 An event begins where P(yes) reaches --on, ends where it falls below --off, and lasts at least --shortest seconds; with
---fps 1, one frame counts as one second. With --thresholds, both are the threshold of the question's type, and timeline
-and events get a column not_sure. For a question that asks for words ("What color is the traffic light?"), each period
-of one answer is an event.
+--fps 1, one frame counts as one second. With --thresholds, both are the threshold of the question's type, and
+timeline.csv gets a column not_sure. For a question that asks for words ("What color is the traffic light?"), each
+period of one answer is an event.
 
 The first Ctrl-C or SIGTERM ends the run after the current frames, the second one at once. The exit status is 0; 1 if
 frames are missing (a broken file, a lost camera); 2 if the run could not start or failed; 130 after Ctrl-C, 143 after

@@ -13,23 +13,15 @@ from .timeline import clock_time
 
 
 SUFFIXES = (".mp4", ".mov", ".mkv")
-MAX_SIDE, MIN_SIDE = 1280, 320  # pixels: limits of the longer and of the shorter side of a frame
-MIN_WIDTH, MARGIN, FONT_SIZE, LINE = 400, 10, 14, 20  # pixels
+MAX_SIDE, MIN_WIDTH, MARGIN, FONT_SIZE, LINE = 1280, 400, 10, 14, 20  # pixels
 TIME_BASE = Fraction(1, 90_000)
 TEXT, BACKGROUND = "#ebebeb", "#181818"
 
 
 def video_size(width: int, height: int) -> tuple[int, int]:
-    """Width and height within the limits, in the proportion of a frame, and even, as H.264 needs."""
-    largest = MAX_SIDE / max(width, height)
-    scale = min(max(min(1.0, largest), MIN_SIDE / min(width, height)), largest)
+    """(width, height) in the proportion of a frame, at most MAX_SIDE, and even, as H.264 needs."""
+    scale = min(1.0, MAX_SIDE / max(width, height))
     return max(2, 2 * round(width * scale / 2)), max(2, 2 * round(height * scale / 2))
-
-
-def check_path(path: Path) -> None:
-    """Raise a DataError for a file type other than .mp4, .mov and .mkv."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise DataError(f"--video {path}: must end in {', '.join(SUFFIXES)}")
 
 
 class AnnotatedVideo:
@@ -40,12 +32,12 @@ class AnnotatedVideo:
         rate: frames per second, a hint to players. Every frame has its own time stamp.
 
     Raises:
-        DataError: the file has another type, or cannot be written. `add` and `close` raise it, too.
+        DataError: the file cannot be written. `add` and `close` raise it, too.
     """
 
     def __init__(self, path: Path, rate: float):
-        check_path(path)
         self.path = path
+        self.size: tuple[int, int] | None = None  # of the first frame, and so of all
         self.rate = Fraction(rate).limit_denominator(1001)
         self.stream: Any = None  # opened with the first frame, whose size it needs
         self.last, self.is_broken = -1, False  # time stamp of the last frame; whether writing failed
@@ -60,7 +52,8 @@ class AnnotatedVideo:
 
     def add(self, seconds: float, picture: Image.Image, lines: Sequence[str]) -> None:
         """Write an RGB frame, with lines of text below it."""
-        image = with_text(picture, [clock_time(seconds), *lines])
+        self.size = self.size or video_size(*picture.size)
+        image = with_text(picture.resize(self.size), [clock_time(seconds), *lines])
         if self.stream is None:
             self._start(*image.size)
         frame = av.VideoFrame.from_image(image)

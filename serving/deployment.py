@@ -5,11 +5,12 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from ..common.options import option
-from .cluster import load_ray, share_machines, start_ray
+from .cluster import running_ray, share_machines
 from .service import API_KEY, Settings, build_app
 
 
@@ -54,30 +55,21 @@ def serve(options: DeploymentOptions, on_start: Callable[[], None]) -> None:
         on_start: called once Ray has started, whose signal handlers it can replace.
 
     Raises:
-        ValueError: an empty API key, too many replicas for the machines, or a cluster that already has this service.
+        ValueError: an empty API key, or too many replicas for the machines.
         OSError: the port is in use, or Ray does not start.
     """
     api_key = os.environ.get(API_KEY)
     if api_key == "":
         raise ValueError(f"{API_KEY} is set, but empty: unset it to require no key")
-    settings = Settings(**{one.name: getattr(options, one.name) for one in fields(Settings)})
-    holder = hold_port(options.host, options.port) if options.address is None else None
-    ray = load_ray(options.address)
-    from ray import serve as ray_serve
+    port: Any = nullcontext() if options.address else closing(hold_port(options.host, options.port))
+    with port, running_ray(options.address) as ray:
+        from ray import serve as ray_serve
 
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # not each step of starting and stopping
-    start_ray(ray, options.address)
-    on_start()
-    try:
-        resources, room = share_machines(ray.nodes(), options.device, options.threads)
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)  # not each step of starting and stopping
+        on_start()
+        resources, room = share_machines(ray.cluster_resources(), options.device, options.threads)
         if options.replicas > room:
-            each = " and ".join(f"{name} {amount}" for name, amount in resources.items())
-            raise ValueError(f"--replicas {options.replicas}: there is room for {room} ({each} each)")
-        if NAME in ray_serve.status().applications:
-            raise ValueError(
-                f"--address {options.address}: the cluster already runs the application {NAME}, which would be "
-                f"replaced. Stop its server; if that was killed, ray.serve.delete({NAME!r}) removes it"
-            )
+            raise ValueError(f"--replicas {options.replicas}: there is room for {room}, each with {resources}")
         http = {"host": options.host, "port": options.port, "request_timeout_s": options.seconds}
         ray_serve.start(http_options=http)
         deployment: Any = ray_serve.deployment(
@@ -86,7 +78,7 @@ def serve(options: DeploymentOptions, on_start: Callable[[], None]) -> None:
             ray_actor_options=resources,
             max_ongoing_requests=options.max_waiting,
             max_queued_requests=options.max_waiting,
-        )(ray_serve.ingress(lambda: build_app(settings, api_key))())
+        )(ray_serve.ingress(lambda: build_app(options, api_key))())
         try:
             ray_serve.run(deployment.bind(), name=NAME)
             host = f"[{options.host}]" if ":" in options.host else options.host
@@ -94,9 +86,3 @@ def serve(options: DeploymentOptions, on_start: Callable[[], None]) -> None:
             threading.Event().wait()
         finally:  # not serve.shutdown(): a cluster may run other applications, and on this machine it prints errors
             ray_serve.delete(NAME)
-    except ray.exceptions.RayError as error:
-        raise OSError(f"Ray Serve does not start: {error}") from error
-    finally:
-        ray.shutdown()
-        if holder is not None:
-            holder.close()

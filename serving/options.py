@@ -1,6 +1,5 @@
 """Options of the commands that ask a model: which model, how it computes, and which part of images is asked about."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -8,12 +7,16 @@ from typing import Any, ClassVar
 import torch
 
 from ..common.files import ROOT, DataError
-from ..common.loading import has_model, load_processor, load_weights
+from ..common.loading import check_model, load_weights
 from ..common.options import choose_threads, option
 from ..evaluation.thresholds import load_thresholds
 from ..images_traffic_vlm import Region
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
+from ..processing_traffic_vlm import TrafficVLMProcessor
 from ..question_traffic_vlm import Question
+
+
+MAX_QUESTIONS = 64  # about one image, at once
 
 
 @dataclass
@@ -30,12 +33,11 @@ class ModelOptions:
 
     may_be_zero: ClassVar[tuple[str, ...]] = ("min_score",)
     model: str = option(
-        str(ROOT) if (ROOT / "model.safetensors").is_file() else ".",
-        "folder or Hub repository of a model or of a LoRA adapter",
+        str(ROOT) if (ROOT / "model.safetensors").is_file() else ".", "folder or Hub repository of a model"
     )
     device: str | None = option(None, "cpu, cuda, ...; by default a GPU if there is one")
     bf16: bool = option(False, "compute in bfloat16; a GPU always does")
-    threads: int | None = option(None, "CPU threads of the model; by default one for each core that is not busy")
+    threads: int | None = option(None, "CPU threads of the model; by default one for each core")
     thresholds: str | None = option(None, "thresholds.json of scripts/evaluate.py")
     answer_untaught: bool = option(False, "guess at what the model was not taught, instead of saying so")
     min_score: float = option(0.05, "score below which the likeliest answer in words is no answer")
@@ -48,8 +50,7 @@ class ModelOptions:
             if not 0 <= value < float("inf") or (value == 0 and name not in self.may_be_zero):
                 range_ = "0 or more" if name in self.may_be_zero else "above 0"
                 raise DataError(f"--{name} must be {range_}, got {value}")
-        if os.path.isdir(self.model) and not has_model(self.model):
-            raise DataError(f"{os.path.abspath(self.model)} has no model: give --model FOLDER")
+        check_model(self.model)
         # Read now, because the machines of a cluster need not have the file.
         self.loaded_thresholds = None if self.thresholds is None else load_thresholds(self.thresholds)
         self.part_of_image = None if self.region is None else Region.of(self.region)
@@ -58,15 +59,17 @@ class ModelOptions:
         """A pipeline of the given class, with the model, thresholds and region of these options.
 
         Raises:
-            OSError: no such model, or it has no weights.
-            ValueError: the weights are damaged or do not match config.json.
+            OSError: no such model, or its weights cannot be read.
+            ValueError: the weights do not match config.json.
             RuntimeError: no such device.
         """
         choose_threads(self.threads)
         device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = torch.float32 if device.type == "cpu" and not self.bf16 else torch.bfloat16
-        model = load_weights(self.model, dtype=dtype).eval()
-        processor = load_processor(self.model)
+        model, processor = (
+            load_weights(self.model, dtype=dtype).eval(),
+            TrafficVLMProcessor.from_pretrained(self.model),
+        )
         settings: dict[str, Any] = {"thresholds": self.loaded_thresholds, "region": self.part_of_image}
         settings |= {"answer_untaught": self.answer_untaught, "min_score": self.min_score}
         try:

@@ -4,7 +4,7 @@ The page shows one word at a time, `ask --overlay` the word that each question i
 there is nothing to see, the fainter is the map.
 """
 
-import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from ..pipeline_traffic_vlm import TrafficVLMPipeline
 HEAT = (255, 120, 0)
 FULL_HEAT = 8.0  # times the mean attention, from which the color is full: 190 of 255 over the image
 NOUNS = {word for label in CLASSES for word in class_words(label)}
-LINE_HEIGHT = 22  # pixels of a line under an image
+LINE_HEIGHT, LETTER_WIDTH = 22, 7  # pixels of a line under an image, and of a letter on average
 
 
 def mapped_words(pipe: TrafficVLMPipeline, question: str) -> list[tuple[int, str]]:
@@ -61,7 +61,7 @@ def draw_overlay(
         column, word = asked_word(pipe, question) or (-1, "")
         weights = attention_of_question(pipe, encoded, question)[column]
         texts = (question, f"{answer_text(item)}   (attention of “{word}”)")
-        lines = [line for text in texts for line in wrap(text, font, width)]
+        lines = [line for text in texts for line in textwrap.wrap(text, width // LETTER_WIDTH)]
         tiles.append((heat_over(picture, weights, map_strength(item, pipe.read_question(question).is_negated)), lines))
     columns = 2 if len(items) == 4 else min(3, len(items))
     rows = -(-len(items) // columns)
@@ -77,17 +77,6 @@ def draw_overlay(
     return sheet
 
 
-def wrap(text: str, font: Any, width: int) -> list[str]:
-    """The lines of a text, each at most `width` pixels wide, split between words where possible."""
-    lines = [""]
-    for word in re.split(r"(?<= )", " ".join(text.split())):
-        for piece in [word] if font.getlength(word) <= width else word:  # a longer word is split anywhere
-            if font.getlength(lines[-1] + piece.rstrip()) > width:
-                lines.append("")
-            lines[-1] += piece
-    return [line.rstrip() for line in lines]
-
-
 def save_overlay(
     pipe: TrafficVLMPipeline, picture: Image.Image, encoded: Any, items: Sequence[Mapping[str, Any]], path: Path
 ) -> None:
@@ -100,12 +89,10 @@ def name_overlays(output: Path, images: Sequence[Path]) -> list[Path]:
     """The file to write for each image: `output` for a single one, otherwise numbered names.
 
     Raises:
-        ValueError: not a PNG, in a folder that does not exist, or the file of an image.
+        ValueError: not a PNG, or the file of an image.
     """
     if output.suffix.lower() != ".png":
         raise ValueError(f"--overlay must be a PNG file, got {str(output)!r}")
-    if not output.parent.is_dir():
-        raise ValueError(f"--overlay {output}: there is no folder {output.parent}")
     outputs = [output]
     if len(images) > 1:  # numbered, as images of different folders can have the same name
         digits = len(str(len(images)))

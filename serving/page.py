@@ -9,7 +9,6 @@ of the image, or of all questions together, is shown as a notice.
 """
 
 import html
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,17 +19,18 @@ import gradio as gr
 from PIL import Image
 
 from ..common.answers import answer_notes, answer_text, map_strength
-from ..common.image_files import MAX_BYTES, open_image
+from ..common.image_files import open_image
 from ..images_traffic_vlm import Region
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from ..question_traffic_vlm import NONE
+from .options import MAX_QUESTIONS
 from .overlay import asked_word, attention_of_question, heat_over, mapped_words
 from .suggestions import suggest_questions
 
 
-MAX_QUESTIONS = 64
 KEPT_SECONDS = 3600  # uploads and encoded images are deleted after an hour
 DELETING = (300, KEPT_SECONDS)  # every 300 seconds, files that are older
+MAX_BYTES = 200_000_000  # of an upload: 40 megapixels without compression are 120 million
 SHOWN_SIZE = (896, 640)  # at most, pixels
 SURE = 0.6  # without thresholds, answers of lower probability are "not sure"
 
@@ -66,10 +66,8 @@ class EncodedPicture:
 def split_questions(text: str) -> list[str]:
     """The questions in a text, one per line. Raises a ValueError if there are none, or more than MAX_QUESTIONS."""
     questions = [line.strip() for line in text.splitlines() if line.strip()]
-    if not questions:
-        raise ValueError("Write at least one question.")
-    if len(questions) > MAX_QUESTIONS:
-        raise ValueError(f"These are {len(questions)} questions; at most {MAX_QUESTIONS} are answered at once.")
+    if not 0 < len(questions) <= MAX_QUESTIONS:
+        raise ValueError(f"Write 1 to {MAX_QUESTIONS} questions, one per line: these are {len(questions)}.")
     return questions
 
 
@@ -116,10 +114,6 @@ class Page:
         picture = picture if self.region is None else self.region.crop(picture)
         picture.thumbnail(SHOWN_SIZE)
         return EncodedPicture(encoded, picture)
-
-    def answer(self, picture: EncodedPicture, questions: Sequence[str]) -> list[dict[str, Any]]:
-        """The items of all questions."""
-        return self.pipe(picture.encoded, questions)
 
     def words(self, items: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, str]], str | None]:
         """The words of answered questions as choices (label, "column:question"), and the choice to show first.
@@ -184,7 +178,7 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
             gr.Warning(str(error))
             return (gr.skip(),) * 4
         start = time.perf_counter()
-        items = page.answer(picture, questions)
+        items = pipe(picture.encoded, questions)
         status = f"Questions: {len(items)}, in {1000 * (time.perf_counter() - start):.0f} ms."
         choices, first = page.words(items)
         return status, table(items), gr.Column(visible=bool(choices)), gr.Dropdown(choices=choices, value=first)
@@ -237,19 +231,7 @@ def build_page(pipe: TrafficVLMPipeline, region: Region | None = None) -> gr.Blo
 
 
 def launch(blocks: gr.Blocks, **options: Any) -> str:
-    """Serve the page and return its address. Only this machine can reach it, unless GRADIO_SERVER_NAME is set.
-
-    Raises:
-        OSError: the port is in use.
-        ValueError: GRADIO_SERVER_PORT is not a port.
-    """
-    port = os.environ.get("GRADIO_SERVER_PORT")  # if it is in use, Gradio would take another one
-    if port and not (port.isdecimal() and 0 < int(port) < 65536):
-        raise ValueError(f"GRADIO_SERVER_PORT must be a port from 1 to 65535, got {port!r}")
-    options |= {"server_port": int(port) if port else None, "max_file_size": MAX_BYTES, "prevent_thread_lock": True}
+    """Serve the page until it is interrupted, and return its address. Gradio's GRADIO_SERVER_NAME and _PORT count."""
     # The default theme would load its fonts from a website.
     theme = gr.themes.Default(font=("system-ui", "sans-serif"), font_mono=("ui-monospace", "monospace"))
-    try:
-        return blocks.launch(theme=theme, **options)[1]
-    except OSError as error:
-        raise OSError(f"port {port or '7860 to 7959'} is in use: set GRADIO_SERVER_PORT to a free one") from error
+    return blocks.launch(theme=theme, max_file_size=MAX_BYTES, **options)[1]

@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from ..common.files import atomic_write
-from .events import Event
 
 
 MAX_POINTS = 1200  # of a curve in the picture
@@ -36,9 +35,6 @@ class CsvLog:
         self.writer.writerows(rows)
         self.file.flush()
 
-    def close(self) -> None:
-        self.file.close()
-
 
 def clock_time(seconds: float) -> str:
     """Seconds as a time: 1:02:03.4 for 3723.4."""
@@ -57,8 +53,8 @@ class AnswerColors(dict[str, str]):
         return self[answer]
 
 
-def read_curves(timeline: Path, num_questions: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The curves of a timeline of T frames, reduced to at most MAX_POINTS points P.
+def read_curves(timeline: Path, num_questions: int, max_points: int = MAX_POINTS) -> tuple[np.ndarray, ...]:
+    """The curves of a timeline of T frames, reduced to P points, at most `max_points`.
 
     Returns:
         seconds [P]; lowest, mean and highest P(yes), or score of words, [P, num_questions].
@@ -68,7 +64,7 @@ def read_curves(timeline: Path, num_questions: int) -> tuple[np.ndarray, np.ndar
         table = np.fromiter(rows, dtype=np.dtype((np.float64, 2)))
     table = table.reshape(-1, num_questions, 2)  # [T, Q, 2]: a frame has a row for each question, in their order
     seconds, values = table[:, 0, 0], table[:, :, 1]
-    starts = np.arange(0, len(seconds), -(-len(seconds) // MAX_POINTS))
+    starts = np.arange(0, len(seconds), -(-len(seconds) // max_points))
     counts = np.diff([*starts, len(seconds)])[:, None]
     mean = np.add.reduceat(values, starts) / counts
     return seconds[starts], np.minimum.reduceat(values, starts), mean, np.maximum.reduceat(values, starts)
@@ -77,23 +73,23 @@ def read_curves(timeline: Path, num_questions: int) -> tuple[np.ndarray, np.ndar
 def draw_timeline(
     timeline: Path,
     questions: Sequence[str],
-    events: Sequence[tuple[str, Event]],
+    events: Sequence[Mapping[str, Any]],
     thresholds: Sequence[Sequence[float]],
     path: Path,
 ) -> None:
     """Draw a PNG with one row per question: its P(yes) or score, thresholds and events.
 
     Args:
-        events: (question, event) for every event, each with an end.
+        events: rows of events.csv.
         thresholds: on P(yes), for each question; empty for a question answered in words.
     """
     colors = AnswerColors()
     seconds, low, mean, high = read_curves(timeline, len(questions))
     figure = Figure(figsize=(8, 0.9 + 0.85 * len(questions)), layout="constrained")
     rows = figure.subplots(len(questions), 1, sharex=True, squeeze=False)[:, 0]
-    end = max(seconds[-1], *(event.end or 0 for _, event in events), 1e-3)
+    end = max(seconds[-1], *(event["end"] for event in events), 1e-3)
     for index, (axes, question) in enumerate(zip(rows, questions)):
-        found = [(one.start, one.end or 0.0, one.answer) for of_question, one in events if of_question == question]
+        found = [(one["start"], one["end"], one["answer"]) for one in events if one["question"] == question]
         total = sum(stop - start for start, stop, _ in found)
         for start, stop, answer in found:
             axes.axvspan(start, stop, color=colors[answer], alpha=0.55, linewidth=0)

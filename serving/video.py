@@ -1,6 +1,6 @@
 """Frames of a video file, an image, a folder of images, a camera or a stream.
 
-    open_source(name) → source.frames(size): Frame(index, seconds, image), upright and resized for the model
+    open_source(name) → source.frames(): Frame(index, seconds, image), upright
 
 - FFmpeg (PyAV) decodes, converts colors and resizes.
 - Times start at 0 and never decrease. A frame without a usable time stamp follows the last one by 1 / frame rate.
@@ -11,7 +11,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,23 +22,20 @@ from PIL import Image
 from PIL.Image import Transpose
 
 from ..common.files import DataError
-from ..common.image_files import HEIC_SUFFIXES, IMAGE_SUFFIXES, list_images, open_image
-from ..images_traffic_vlm import Region
+from ..common.image_files import IMAGE_SUFFIXES, list_images, open_image
 
 
-MAX_PIXELS = 8192 * 8192  # per frame: twice an 8K video
 DEFAULT_RATE = 25.0  # frames per second of images, and of videos that declare no rate
 TIMEOUT = 10.0  # seconds without data after which a stream counts as lost
+DISORDER = 1.0  # seconds: time stamps that step back less are out of order
 CAMERA_FORMATS = {"linux": "v4l2", "darwin": "avfoundation", "win32": "dshow"}
 # These send at their own pace, whether frames are read or not. HTTP sends as fast as it is read.
 LIVE_PROTOCOLS = ("rtsp", "rtsps", "rtmp", "rtmps", "rtp", "srt", "tcp", "udp")
-MOVING_SUFFIXES = (".gif", ".apng")  # Pillow and FFmpeg both read them; FFmpeg reads all of their frames
-# Bicubic, with colors at full resolution: within half a level of the image processor.
-RESIZE = (
-    Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
-)
+MOVING_SUFFIXES = {".gif", ".apng"}  # Pillow and FFmpeg both read them; FFmpeg reads all of their frames
+# With colors at full resolution: within half a level of the image processor.
+EXACT = Interpolation.BICUBIC | Interpolation.ACCURATE_RND
+EXACT |= Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
 ROTATIONS = {90: Transpose.ROTATE_90, 180: Transpose.ROTATE_180, 270: Transpose.ROTATE_270}
-SIDEWAYS = (Transpose.ROTATE_90, Transpose.ROTATE_270)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,14 +45,12 @@ class Frame:
     Attributes:
         index: of the frame in the source, from 0, with the frames that `fps` skips counted.
         seconds: since the first frame.
-        image: RGB, size × size, whatever the proportion of the frame.
-        picture: RGB, for the annotated video; None without it.
+        image: RGB, upright.
     """
 
     index: int
     seconds: float
     image: Image.Image
-    picture: Image.Image | None = None
 
 
 class Source:
@@ -64,7 +59,6 @@ class Source:
     Attributes:
         name: as the user gave it, without a password.
         rate: frames per second, declared or assumed.
-        duration: seconds, None if unknown.
         is_live: frames arrive at their own pace and are lost if nothing takes them.
         notes: assumptions that the user should know.
         problems: why frames are missing; complete when `frames` has ended.
@@ -74,63 +68,44 @@ class Source:
     def __init__(self, name: str, rate: float | None = None):
         self.name = hide_password(name)
         self.rate = rate or DEFAULT_RATE
-        self.duration: float | None = None
         self.is_live = False
         self.notes: list[str] = []
         self.problems: list[str] = []
         self.broken = 0
 
-    def decode(self) -> Iterator[tuple[int, float, av.VideoFrame]]:
-        """Yield index, seconds and pixels of every frame that can be read."""
+    def read(self) -> Iterator[tuple[int, float, Any]]:
+        """Yield (index, seconds, content) of every frame."""
         raise NotImplementedError
 
-    def frames(
-        self,
-        size: int,
-        fps: float | None = None,
-        picture_size: Callable[[int, int], tuple[int, int]] | None = None,
-        region: Region | None = None,
-    ) -> Iterator[Frame]:
-        """Yield the frames, upright.
+    def to_image(self, content: Any, side: int | None) -> Image.Image:
+        """RGB image of a frame's content, upright. Raises OSError or ValueError if it cannot be read."""
+        raise NotImplementedError
+
+    def frames(self, fps: float | None = None, side: int | None = None) -> Iterator[Frame]:
+        """Yield the frames.
 
         Args:
-            size: width and height of `Frame.image`.
             fps: take only the first frame in every 1/fps seconds; by default all frames.
-            picture_size: maps (width, height) of the first frame to the size of `Frame.picture`.
-            region: the part of each frame that is `Frame.image`; `Frame.picture` is whole.
+            side: resize frames of videos to side × side, which FFmpeg does several times as fast as the pipeline.
         """
-        resizers = VideoReformatter(), VideoReformatter()  # one for each size, as each caches FFmpeg's tables
-        last_tick, shape = -1, None
-        for index, seconds, pixels in self.decode():
+        last_tick = -1
+        for index, seconds, content in self.read():
             tick = index if fps is None else math.floor(seconds * fps + 1e-6)  # 30 times 1/30 s may be below 1 s
             if tick <= last_tick:
                 continue
+            try:
+                image = self.to_image(content, side)
+            except (OSError, ValueError) as error:
+                self.skip(error)
+                continue
             last_tick = tick
-            turn = ROTATIONS.get(pixels.rotation % 360)  # as phones record sideways and note it
-            sides = (pixels.height, pixels.width) if turn in SIDEWAYS else (pixels.width, pixels.height)
-            if picture_size is not None and shape is None:
-                shape = picture_size(*sides)
-            image = resize(resizers[0], pixels, turn, *((size, size) if region is None else sides))
-            if region is not None:
-                image = region.crop(image).resize((size, size), Image.Resampling.BICUBIC)
-            picture = None if shape is None else resize(resizers[1], pixels, turn, *shape)
-            yield Frame(index, seconds, image, picture)
+            yield Frame(index, seconds, image)
 
     def skip(self, error: Exception | str) -> None:
         """Count a broken frame, and describe the first one."""
         self.broken += 1
         if self.broken == 1:
             self.problems.append(f"{self.name}: frames that cannot be read are skipped; the first error: {error}")
-
-
-def resize(
-    resizer: VideoReformatter, pixels: av.VideoFrame, turn: Transpose | None, width: int, height: int
-) -> Image.Image:
-    """The frame as an upright RGB image, width × height."""
-    if turn in SIDEWAYS:
-        width, height = height, width
-    image = resizer.reformat(pixels, width, height, "rgb24", interpolation=RESIZE).to_image()
-    return image if turn is None else image.transpose(turn)
 
 
 def open_source(name: str, frame_rate: float | None = None) -> Source:
@@ -141,7 +116,7 @@ def open_source(name: str, frame_rate: float | None = None) -> Source:
         frame_rate: frames per second of images, and of videos without time stamps.
 
     Raises:
-        ValueError: it does not exist, cannot be read, has no video or no images, or its frames are too large.
+        ValueError: it does not exist, cannot be read, has no video or no images.
     """
     path = Path(name)
     if path.is_dir():
@@ -152,9 +127,8 @@ def open_source(name: str, frame_rate: float | None = None) -> Source:
         return source
     if not path.exists() and not is_camera(name) and "://" not in name:
         raise DataError(f"{name}: no such file, folder, camera or stream")
-    suffix = path.suffix.lower()
-    if path.is_file() and suffix not in MOVING_SUFFIXES and suffix in (*IMAGE_SUFFIXES, *HEIC_SUFFIXES):
-        open_image(path, max_pixels=MAX_PIXELS)  # raises an error now, as the source has no other image
+    if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES - MOVING_SUFFIXES:
+        open_image(path)  # raises an error now, as the source has no other image
         return ImageSource(name, [path], frame_rate)
     return VideoSource(name, frame_rate)
 
@@ -178,93 +152,83 @@ class ImageSource(Source):
     def __init__(self, name: str, paths: list[Path], frame_rate: float | None = None):
         super().__init__(name, frame_rate)
         self.paths = paths
-        self.duration = len(paths) / self.rate
         if frame_rate is None and len(paths) > 1:
             self.notes.append(f"{name}: images have no times; {self.rate:g} per second are assumed (--frame_rate)")
 
-    def decode(self) -> Iterator[tuple[int, float, av.VideoFrame]]:
-        for index, path in enumerate(self.paths):
-            try:
-                image = open_image(path, max_pixels=MAX_PIXELS)
-            except (OSError, ValueError) as error:
-                self.skip(error)
-                continue
-            yield index, index / self.rate, av.VideoFrame.from_image(image)
+    def read(self) -> Iterator[tuple[int, float, Path]]:
+        yield from ((index, index / self.rate, path) for index, path in enumerate(self.paths))
+
+    def to_image(self, content: Path, side: int | None) -> Image.Image:
+        return open_image(content)
 
 
 class VideoSource(Source):
-    """Video files, cameras and streams: all that FFmpeg can open."""
+    """Video files, cameras and streams: all that FFmpeg can open.
 
-    def __init__(self, name: str, frame_rate: float | None = None):
+    Args:
+        timeout: seconds without data after which a stream counts as lost.
+    """
+
+    def __init__(self, name: str, frame_rate: float | None = None, timeout: float = TIMEOUT):
         super().__init__(name, frame_rate)
-        self.address = name
+        self.timeout, self.reformatter = timeout, VideoReformatter()  # which keeps FFmpeg's tables
         self.is_live = is_camera(name) or name.partition("://")[0].lower() in LIVE_PROTOCOLS
-        self.container = self._open()
-        try:
-            self.stream = self._find_stream()
-        except DataError:
+        self.container = self._open(name)
+        self.stream = self.container.streams.best("video")
+        if self.stream is None or self.stream.codec_context is None:
+            found = ", ".join(sorted({stream.type for stream in self.container.streams})) or "nothing"
             self.container.close()
-            raise
+            raise DataError(f"{self.name}: has no video stream that can be decoded, only {found}")
         declared = self.stream.guessed_rate or self.stream.average_rate
         if frame_rate is None and declared and 0 < declared <= 1000:
             self.rate = float(declared)
         if not self.is_live:
-            self.duration = self.container.duration / av.time_base if self.container.duration else None
             self.stream.thread_type = "AUTO"  # several frames at a time, which would delay a live source
 
-    def _open(self) -> Any:
-        address, options, camera_format, timeout = self.address, {}, None, None
-        problem = "cannot be read as a video"
-        if is_camera(address) or "://" in address:
-            problem = f"no such camera or stream, or no answer within {TIMEOUT:g} s"
-        if is_camera(address):
+    def _open(self, name: str) -> Any:
+        options, camera_format, timeout = {}, None, None
+        problem = f"no such camera or stream, or no answer within {self.timeout:g} s"
+        if is_camera(name):
             camera_format = CAMERA_FORMATS.get(sys.platform, "v4l2")
-            if address.isdecimal() and camera_format == "v4l2":
-                address = f"/dev/video{address}"
-        elif "://" in address:
-            timeout = TIMEOUT
-            if address.lower().startswith("rtsp"):
+            if name.isdecimal() and camera_format == "v4l2":
+                name = f"/dev/video{name}"
+        elif "://" in name:
+            timeout = self.timeout
+            if name.lower().startswith("rtsp"):
                 options["rtsp_transport"] = "tcp"  # with UDP, lost packets become smeared frames
         else:
-            address = f"file:{address}"  # otherwise "12:30.mp4" has the unknown protocol 12
+            name, problem = f"file:{name}", "cannot be read as a video"  # otherwise "12:30.mp4" has the protocol 12
         try:
-            return av.open(address, format=camera_format, options=options, timeout=timeout)
+            return av.open(name, format=camera_format, options=options, timeout=timeout)
         except (av.error.FFmpegError, OSError, ValueError) as error:
             # Not the whole error, which would repeat the address with its password.
             reason = getattr(error, "strerror", None) or type(error).__name__
             raise DataError(f"{self.name}: {problem}: {reason}") from None
 
-    def _find_stream(self) -> Any:
-        stream = self.container.streams.best("video")
-        if stream is None or stream.codec_context is None:
-            found = ", ".join(sorted({stream.type for stream in self.container.streams})) or "nothing"
-            raise DataError(f"{self.name}: has no video stream that can be decoded, only {found}")
-        decoder = stream.codec_context
-        if decoder.width * decoder.height > MAX_PIXELS:
-            size = f"{decoder.width} x {decoder.height}"
-            raise DataError(f"{self.name}: {size} pixels are more than {MAX_PIXELS:,}, the limit")
-        decoder.options = {"max_pixels": str(MAX_PIXELS)}  # for later frames, whose size may differ
-        return stream
+    def to_image(self, content: av.VideoFrame, side: int | None) -> Image.Image:
+        image = self.reformatter.reformat(content, side, side, "rgb24", interpolation=EXACT).to_image()
+        turn = ROTATIONS.get(content.rotation % 360)  # phones record sideways and note it
+        return image if turn is None else image.transpose(turn)
 
-    def decode(self) -> Iterator[tuple[int, float, av.VideoFrame]]:
+    def read(self) -> Iterator[tuple[int, float, av.VideoFrame]]:
         index, seconds = -1, 0.0
-        last: float | None = None
+        last: float | None = None  # the highest time stamp
         base = float(self.stream.time_base)  # read now: the frames that follow an error do not have it
         with self.container:
-            for index, pixels in enumerate(self._decode_packets()):
+            for index, pixels in enumerate(self.decode()):
                 stamp = None if pixels.pts is None else pixels.pts * base
-                if stamp is not None and last is not None and stamp >= last:
-                    seconds += stamp - last
-                elif index:  # no time stamp, or a smaller one: a second recording in the file starts at 0 again
-                    seconds += 1 / self.rate
-                last = stamp
+                if stamp is None or last is None or stamp < last - DISORDER:  # no time, or a second recording begins
+                    seconds, last = seconds + (1 / self.rate if index else 0), stamp
+                elif stamp > last:
+                    seconds, last = seconds + stamp - last, stamp
                 yield index, seconds, pixels
         if self.is_live:
             self.problems.append(f"{self.name}: the camera or stream ended after {seconds + 1 / self.rate:.1f} s")
         elif index < 0:
             self.problems.append(f"{self.name}: no frame can be decoded")
 
-    def _decode_packets(self) -> Iterator[av.VideoFrame]:
+    def decode(self) -> Iterator[av.VideoFrame]:
+        """Yield the frames of all packets that can be decoded."""
         for packet in self._read_packets():
             try:
                 yield from self.stream.decode(packet)
@@ -280,7 +244,7 @@ class VideoSource(Source):
                 time.sleep(0.005)
             except av.error.FFmpegError as error:
                 timed_out = isinstance(error, av.error.ExitError)
-                reason = f"no data for {TIMEOUT:g} s" if timed_out else error.strerror
+                reason = f"no data for {self.timeout:g} s" if timed_out else error.strerror
                 self.problems.append(f"{self.name}: reading stopped: {reason}")
                 yield None  # the decoder returns the frames that it holds
                 return

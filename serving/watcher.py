@@ -13,8 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -27,7 +27,7 @@ from ..common.files import DataError, atomic_write_text
 from ..common.options import option
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from ..question_traffic_vlm import NONE, Question
-from .annotation import AnnotatedVideo, check_path, video_size
+from .annotation import SUFFIXES, AnnotatedVideo
 from .events import Event, EventDetector
 from .options import ModelOptions, read_questions
 from .timeline import CsvLog, clock_time, draw_timeline
@@ -64,7 +64,8 @@ class WatchOptions(ModelOptions):
         if self.thresholds and (self.on, self.off) != (WatchOptions.on, WatchOptions.off):
             raise DataError("--thresholds takes the place of --on and --off: give either")
         if self.video is not None:
-            check_path(self.video)
+            if self.video.suffix.lower() not in SUFFIXES:
+                raise DataError(f"--video {self.video}: must end in {', '.join(SUFFIXES)}")
             if self.video.exists() and not self.overwrite:
                 raise DataError(f"--video {self.video}: exists; choose another name, or --overwrite")
 
@@ -80,24 +81,17 @@ class WatchOptions(ModelOptions):
         """A detector of the events of a question. Raises a ValueError for a threshold of 0."""
         return EventDetector(*self.event_limits(question), self.shortest)
 
-    def is_unsure(self, question: Question, p_yes: float) -> bool | None:
-        """Whether P(yes) is in the band of the question's threshold; None without thresholds, or for words."""
-        if self.loaded_thresholds is None or not question.is_yes_no:
-            return None
-        p_asked = 1 - p_yes if question.is_negated else p_yes
-        return self.loaded_thresholds.for_question(question.asked).is_unsure(p_asked)
-
 
 class LiveReader:
     """Takes every frame of a live source in a thread, and keeps the newest ones.
 
     Attributes:
         dropped: number of frames that were replaced by newer ones before they were used.
-        is_silent: no frame came for SILENCE seconds, and iteration ended.
+        is_silent: no frame came for so many seconds that the source counts as lost.
     """
 
-    def __init__(self, frames: Any):
-        self.dropped, self.is_silent = 0, False
+    def __init__(self, frames: Any, silence: float = SILENCE):
+        self.silence, self.dropped, self.is_silent = silence, 0, False
         # Frames; at the end None, or the exception that reading raised.
         self._queue: queue.Queue[Frame | Exception | None] = queue.Queue()
         self._stopped = threading.Event()
@@ -120,7 +114,7 @@ class LiveReader:
         self._queue.put(end)
 
     def batches(self, should_stop: Callable[[], Any]) -> Iterator[list[Frame]]:
-        """Yield lists of one frame until frames end, none comes for SILENCE seconds, or `should_stop()` is true.
+        """Yield lists of one frame until frames end, the source is lost, or `should_stop()` is true.
 
         Raises:
             Exception: whatever reading raised, after the frames before it.
@@ -131,7 +125,7 @@ class LiveReader:
                 try:
                     item = self._queue.get(timeout=0.2)
                 except queue.Empty:
-                    self.is_silent = time.monotonic() - last > SILENCE
+                    self.is_silent = time.monotonic() - last > self.silence
                     continue
                 if item is None:
                     return
@@ -150,29 +144,25 @@ def batch_frames(frames: Iterator[Frame], size: int, should_stop: Callable[[], A
 
 
 class Recorder:
-    """Writes timeline, events and annotated video; the files can be read at any moment.
-
-    events.csv gets each event when it ends.
+    """Writes timeline, events and annotated video as they come; picture and summary at the end.
 
     Args:
         options: `output_dir` is an existing folder without files of an earlier run.
-        rate: of the recorded frames, per second.
+        rate: recorded frames per second.
+        video: an `AnnotatedVideo`, or None.
     """
 
-    def __init__(
-        self, questions: Sequence[Question], options: WatchOptions, rate: float, video: AnnotatedVideo | None = None
-    ):
+    def __init__(self, questions: Sequence[Question], options: WatchOptions, rate: float, video: Any = None):
         self.questions, self.options, self.rate, self.video = list(questions), options, rate, video
         self.folder, self.texts = options.output_dir, [question.text for question in questions]
-        self.frames, self.dropped, self.seconds, self.elapsed = 0, 0, 0.0, 0.0
+        self.frames, self.dropped, self.seconds = 0, 0, 0.0
         self.started, self.start = datetime.now().astimezone(), time.monotonic()
         self.ended_by = "an error"
-        self.events: list[tuple[Question, Event]] = []  # those that have ended
+        self.events: list[dict[str, Any]] = []  # rows of those that have ended
         self.detectors = [options.detector(question) for question in self.questions]
         not_sure = () if options.loaded_thresholds is None else ("not_sure",)
-        self.event_columns = EVENT_COLUMNS + not_sure
         self.timeline = CsvLog(self.folder / "timeline.csv", COLUMNS + not_sure)
-        self.log = CsvLog(self.folder / "events.csv", self.event_columns)
+        self.log = CsvLog(self.folder / "events.csv", EVENT_COLUMNS)
 
     def add(self, frames: Sequence[Frame], items: Sequence[Sequence[Item]]) -> None:
         """Record frames in their order, each with the items of all questions."""
@@ -182,10 +172,10 @@ class Recorder:
             for question, item, detector in zip(self.questions, row, self.detectors):
                 words = item["answer"] or NONE if item["p_yes"] is None else None
                 self._record(question, detector.update(frame.seconds, level_of(item), words))
-            if self.video is not None and frame.picture is not None:
+            if self.video is not None:
                 # The answer comes first: a long question is cut off.
                 lines = [f"{answer_text(item)}  {question.text}" for question, item in zip(self.questions, row)]
-                self.video.add(frame.seconds, frame.picture, lines)
+                self.video.add(frame.seconds, frame.image, lines)
 
     def _record(self, question: Question, changes: Sequence[Event]) -> None:
         """Print the events of a question that have begun or ended, and write those that have ended."""
@@ -195,63 +185,48 @@ class Recorder:
                 tqdm.write(f"{clock_time(event.start):>9}  begins  {text}")
                 continue
             tqdm.write(f"{clock_time(event.end):>9}  ends    {text} (peak {event.peak:.2f})")
-            event = replace(event, start=round(event.start, 3), end=round(event.end, 3), peak=round(event.peak, 4))
-            self.events.append((question, event))
-            self.log.add([self._event_row(question, event)])
+            row = {"question": question.text, **asdict(event), "peak": round(event.peak, 4)}
+            self.events.append(row | {"start": round(event.start, 3), "end": round(event.end, 3)})
+            self.log.add(self.events[-1:])
 
-    def _event_row(self, question: Question, event: Event) -> dict[str, Any]:
-        """An event as a row of events.csv. The event is not sure if even P(yes) at its peak is not."""
-        not_sure = self.options.is_unsure(question, event.peak)
-        row = {"question": question.text, **asdict(event), "not_sure": not_sure}
-        return {name: row[name] for name in self.event_columns}
-
-    def close(self) -> None:
-        """End the current events and complete all files. Each step runs even if another fails."""
-        self.elapsed = time.monotonic() - self.start
-        with ExitStack() as steps:  # runs the last one first
-            if self.frames:
-                steps.callback(self._draw_timeline)
-            steps.callback(self.timeline.close)
-            steps.callback(self.log.close)
-            if self.video is not None:
-                steps.callback(self.video.close)
-            steps.callback(self._end_events)
-
-    def _end_events(self) -> None:
+    def close(self, source: Source) -> None:
+        """End the current events, complete all files, and print the main figures to standard error."""
+        elapsed = time.monotonic() - self.start
         end = self.seconds + 1 / self.rate  # the last frame lasts as long as the others
         for question, detector in zip(self.questions, self.detectors):
             self._record(question, detector.close(end))
+        try:
+            self._write_summary(source, elapsed)
+            if self.frames:
+                limits = [self.options.event_limits(one) if one.is_yes_no else () for one in self.questions]
+                files = self.folder / "timeline.csv", self.folder / "timeline.png"
+                draw_timeline(files[0], self.texts, self.events, limits, files[1])
+        finally:
+            if self.video is not None:
+                self.video.close()
 
-    def _draw_timeline(self) -> None:
-        limits = [self.options.event_limits(one) if one.is_yes_no else () for one in self.questions]
-        events = [(question.text, event) for question, event in self.events]
-        draw_timeline(self.folder / "timeline.csv", self.texts, events, limits, self.folder / "timeline.png")
-
-    def write_summary(self, source: Source) -> None:
-        """Write summary.json, and its main figures to standard error; call `close` first."""
+    def _write_summary(self, source: Source, elapsed: float) -> None:
         options = self.options
-        used: dict[str, Any] = {"questions": self.texts, "on": options.on, "off": options.off}
-        if options.loaded_thresholds is not None:
-            thresholds = [options.event_limits(question)[0] for question in self.questions]
-            used |= {"on": None, "off": None, "thresholds": thresholds}
+        limits = [options.event_limits(question) for question in self.questions]
         summary = {
             "source": source.name,
             "model": options.model,
             "started": self.started.isoformat(timespec="seconds"),
             "ended_by": self.ended_by,
             "seconds": self.seconds,
-            "elapsed": round(self.elapsed, 3),
-            "frames_per_second": round(self.frames / self.elapsed, 2),
-            "real_time": round(self.seconds / self.elapsed, 3),
+            "elapsed": round(elapsed, 3),
+            "frames_per_second": round(self.frames / elapsed, 2),
+            "real_time": round(self.seconds / elapsed, 3),
             "dropped": self.dropped,
             "broken": source.broken,
             "notes": source.notes,
             "problems": source.problems,
-            "options": used | {"shortest": options.shortest, "batch_size": options.batch_size},
+            "questions": [{"question": text, "on": on, "off": off} for text, (on, off) in zip(self.texts, limits)],
+            "shortest": options.shortest,
             "frames": self.frames,
-            "events": [self._event_row(question, event) for question, event in self.events],
+            "events": self.events,
         }
-        atomic_write_text(self.folder / "summary.json", json.dumps(summary, indent=1, allow_nan=False))
+        atomic_write_text(self.folder / "summary.json", json.dumps(summary, indent=1))
         print(
             f"{self.frames:,} frames, {summary['frames_per_second']} frames/s, {summary['real_time']} x real time, "
             f"{len(self.events):,} events; wrote {self.folder}",
@@ -287,7 +262,7 @@ def watch(
             then still there.
     """
     check_output(options, name)
-    pipe = replace(options, region=None).load()  # frames are cut to the region when they are resized
+    pipe = options.load()
     read = read_questions(pipe, questions)
     for question in read:
         options.detector(question)  # raises an error before earlier files are deleted
@@ -306,9 +281,7 @@ def watch(
         stop = stop_signal()
         recorder.ended_by = signal.Signals(stop).name if stop else "end of the source"
     finally:
-        with ExitStack() as steps:  # runs the last one first
-            steps.callback(recorder.write_summary, source)
-            steps.callback(recorder.close)
+        recorder.close(source)
     for problem in source.problems:
         print(problem, file=sys.stderr)
     return source.problems
@@ -337,19 +310,17 @@ def ask_about_frames(
     source: Source, pipe: TrafficVLMPipeline, recorder: Recorder, should_stop: Callable[[], Any]
 ) -> None:
     """Ask about and record the frames of a source until they end or `should_stop()` is true."""
-    options, size = recorder.options, pipe.processor.image_processor.size["height"]
-    picture_size = None if recorder.video is None else video_size
-    frames = source.frames(size, options.fps, picture_size, options.part_of_image)
+    options, side = recorder.options, pipe.processor.image_processor.size["height"]
+    frames = source.frames(options.fps, None if options.video or options.region else side)
     live = LiveReader(frames) if source.is_live else None
     batches = live.batches(should_stop) if live else batch_frames(frames, options.batch_size, should_stop)
-    whole = f" of {clock_time(source.duration)}" if source.duration else ""
     with tqdm(unit=" frames", disable=None) as progress:  # only on a terminal
         for batch in batches:
             images = [frame.image for frame in batch]
             recorder.add(batch, pipe(images, recorder.texts, batch_size=len(batch)))
             recorder.dropped = live.dropped if live else 0
             late = f", {recorder.dropped:,} dropped" if recorder.dropped else ""
-            progress.set_postfix_str(f"{clock_time(recorder.seconds)}{whole}{late}", refresh=False)
+            progress.set_postfix_str(f"{clock_time(recorder.seconds)}{late}", refresh=False)
             progress.update(len(batch))
     if live is not None and live.is_silent:
-        source.problems.append(f"{source.name}: no frame for {SILENCE:g} s: the camera or stream is lost")
+        source.problems.append(f"{source.name}: no frame for {live.silence:g} s: the camera or stream is lost")

@@ -107,8 +107,8 @@ def test_a_bad_question_does_not_prevent_the_answers_to_others(ask):
 @pytest.mark.parametrize(
     ("words", "images", "questions"),
     [
-        (["a.jpg", CAR, "frames", "night", "*.JPG", BUS], ["a.jpg", "frames/c.png", "night", "b.JPG"], [CAR, BUS]),
-        (["--ask", "night", "a.jpg", CAR, "--device", "cpu", "b.JPG"], ["a.jpg", "b.JPG"], [CAR, "night"]),
+        (["a.jpg", CAR, "frames", "night", "b.JPG", BUS], ["a.jpg", "frames/c.png", "night", "b.JPG"], [CAR, BUS]),
+        (["--ask", "night", "a.jpg", CAR, "b.JPG"], ["a.jpg", "b.JPG"], [CAR, "night"]),
     ],
 )
 def test_images_and_questions_can_be_in_any_order(folder, ask, words, images, questions):
@@ -151,13 +151,11 @@ def test_a_region_and_thresholds_are_those_of_the_pipeline(pipe, folder, ask):
     ("arguments", "status", "message"),
     [
         (["text.jpg"], 1, "text.jpg"),
-        (["scene.png", "--overlay", "full/out.png"], 1, "Is a directory"),
-        (["scene.png", "--model", "torn"], 2, "torn: the weights cannot be read"),
+        (["scene.png", "--model", "torn"], 2, "torn: no model can be loaded"),
     ],
 )
 def test_bad_files_are_an_error(model, folder, ask, arguments, status, message):
     (folder / "text.jpg").write_text("not an image")
-    (folder / "full/out.png").mkdir(parents=True)
     shutil.copytree(model, "torn")
     os.truncate("torn/model.safetensors", 1000)
     assert message in ask(*arguments, "--ask", CAR, status=status)[1]

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from traffic_vlm.common.files import DataError, atomic_write, atomic_write_text, check_file, open_inside
+from traffic_vlm.common.files import DataError, atomic_write, atomic_write_text, open_inside
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path):
@@ -38,14 +38,13 @@ def test_files_outside_of_a_folder_and_fifos_are_refused(tmp_path):
     os.mkfifo(folder / "fifo")
     (tmp_path / "link").symlink_to(folder)
     for good in (folder / "a.txt", folder / "inner", tmp_path / "link" / "a.txt"):
-        check_file(good, folder)
-        check_file(good, tmp_path / "link")
-        with open_inside(good, folder) as file:
-            assert file.read() == b"a"
+        for root in (folder, tmp_path / "link"):
+            with open_inside(good, root) as file:
+                assert file.read() == b"a"
     for bad in (folder / "outer", folder / "up" / "secret.txt", folder / ".." / "secret.txt"):
         with pytest.raises(DataError, match=rf"{bad} leads to {secret}, which is outside of {folder}"):
             open_inside(bad, folder)
     with pytest.raises(DataError, match="fifo is not a regular file"):
-        check_file(folder / "fifo", folder)
+        open_inside(folder / "fifo", folder)
     with pytest.raises(FileNotFoundError):
-        check_file(folder / "missing", folder)
+        open_inside(folder / "missing", folder)

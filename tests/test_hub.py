@@ -143,7 +143,7 @@ def test_an_app_becomes_a_gradio_space_that_needs_no_installed_package(tmp_path,
         import runpy
         sys.meta_path[:] = [finder for finder in sys.meta_path if "Editable" not in repr(finder)]
         del sys.modules["traffic_vlm"]
-        runpy.run_path("app.py")["find_package"]()
+        runpy.run_path("app.py")
         import traffic_vlm.serving.page
         print(traffic_vlm.serving.page.__file__)
     """

@@ -64,7 +64,7 @@ def test_ask(expected, run_script, capsys):
 
 def test_page(vqa, expected):
     page = Page(vqa)
-    assert page.answer(page.encode(PHOTOGRAPH), QUESTIONS) == expected  # about an encoded image
+    assert page.pipe(page.encode(PHOTOGRAPH).encoded, QUESTIONS) == expected  # about an encoded image
 
 
 def test_service(expected):

@@ -1,8 +1,6 @@
 """All scripts: help, bad options and errors in one line, their folder on the path, and the console command."""
 
-import os
 import re
-import subprocess
 import sys
 
 import pytest
@@ -78,30 +76,10 @@ def set_threads(monkeypatch):
     torch.set_num_threads(before)
 
 
-def test_threads_are_as_many_as_free_cores(set_threads, monkeypatch):
-    for free, threads in ((-0.1, 1), (0.9, 1), (1.6, 2), (40.0, 3)):
-        monkeypatch.setattr("traffic_vlm.common.options.free_cores", lambda found=free: found)
-        assert set_threads() == threads
-    monkeypatch.setattr("traffic_vlm.common.options.free_cores", lambda: 1.0)
-    assert set_threads(2) == 2
+def test_threads_of_the_option_and_of_the_environment_count(set_threads, monkeypatch):
+    assert set_threads(2) == 2 and set_threads() <= 3
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
     assert set_threads() == 3 and set_threads(2) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux tells which cores are busy")
-def test_busy_cores_get_no_threads(set_threads):
-    code = "print(flush=True)\nwhile True: pass"
-    command = [sys.executable, "-c", code]
-    busy = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in os.sched_getaffinity(0)]
-    try:
-        for process in busy:
-            process.stdout.readline()  # it has started
-        assert set_threads() == 1
-    finally:
-        for process in busy:
-            process.kill()
-            process.communicate()
 
 
 @pytest.mark.parametrize(
@@ -138,8 +116,8 @@ BAD_OPTIONS = [
     ("ask.py scene.png", "there is no question"),
     ("ask.py Q street", "there is no image: neither a file nor a folder is called 'Is there a car?'"),
     ("ask.py missing.jpg Q", "missing.jpg: no such image"),
-    (f"{ASK} --model nowhere", "nowhere: no such folder"),
-    (f"{ASK} --model .", " has no model: give --model FOLDER"),
+    (f"{ASK} --model nowhere", "nowhere: no model can be loaded"),
+    (f"{ASK} --model .", " has no model: give a folder with config.json"),
     (f"{ASK} --device abacus", "abacus"),
     (f"{ASK} --threads 0", "--threads must be above 0, got 0"),
     (f"{ASK} --region 0,0,2,1", "region 0,0,2,1: x, y, width and height are fractions"),
@@ -150,7 +128,6 @@ BAD_OPTIONS = [
     ("compare_towers.py --runs nowhere", "nowhere/answers.parquet"),
     (EVALUATE, "has neither data/SPLIT-00000.parquet"),
     ("evaluate.py --model a --dataset . --output_dir out --write_temperature true", "a has no config.json"),
-    ("export.py --output_dir out --format int8", "--format int8 is made from onnx"),
     ("export.py --output_dir .", "exists; choose another --output_dir"),
     (f"{LABEL} --ask zeppelin?", "the model knows no word of the question 'zeppelin?'"),
     (f"{LABEL} --actors 0", "--actors must be above 0, got 0"),

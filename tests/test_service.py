@@ -1,10 +1,9 @@
-"""The HTTP service: answers, limits, the order of requests, the cache, and its description."""
+"""The HTTP service: answers, limits, the cache, and its description."""
 
 import base64
 import io
 import os
 import re
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -25,7 +24,7 @@ from traffic_vlm.serving.service import Settings, build_app  # noqa: E402
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "20"))  # of each operation
 QUESTIONS = ["Is there a car?", "What is ahead?", "Is it raining?"]
-RAINING = "Is it raining?"
+RAINING = QUESTIONS[2]
 
 
 @pytest.fixture(scope="module")
@@ -92,11 +91,11 @@ def test_answers_are_the_items_of_the_pipeline(client):
 def test_thresholds_and_a_region_are_those_of_the_settings(start, client, tmp_path):
     (tmp_path / "thresholds.json").write_text('{"default": {"threshold": 0.00001, "band": [0, 1]}}')
     part = Image.open(io.BytesIO(png())).crop((0, 0, 32, 48))
-    plain = client.app.state.service.pipe(part, QUESTIONS)
+    [plain] = client.app.state.service.pipe(part, QUESTIONS[0])
     with start(thresholds=str(tmp_path / "thresholds.json"), region="0,0,0.5,1") as other:
-        yes, words, _ = ask(other).json()["answers"]
-    assert (yes["answer"], yes["not_sure"]) == ("yes", True) and "not_sure" not in plain[0].keys() | words.keys()
-    assert yes["score"] == yes["p_yes"] == pytest.approx(plain[0]["p_yes"], abs=1e-5)
+        [item] = ask(other, questions=QUESTIONS[:1]).json()["answers"]
+    assert item["p_yes"] == pytest.approx(plain["p_yes"], abs=1e-5)
+    assert (item["answer"], item["not_sure"]) == ("yes", True)
 
 
 def test_an_image_is_encoded_once_while_it_is_in_the_cache(start):
@@ -116,11 +115,10 @@ BAD_REQUESTS = {
     "no base64": ({"image": "…"}, "image: "),
     "empty image": ({"image": ""}, "cannot be read as an image"),
     "text as image": ({"image": base64_of(b"Is it raining?")}, "cannot be read as an image. Readable are AVIF, "),
-    "truncated image": ({"image": base64_of(png()[:100])}, "is damaged"),
+    "truncated image": ({"image": base64_of(png()[:100])}, "the image cannot be decoded: it is damaged"),
     "large image": ({"image": base64_of(png(size=(100, 100)))}, "100 × 100 pixels; at most 9,000 in all"),
     "empty list": ({"questions": []}, "questions: List should have at least 1 item"),
     "200 questions": ({"questions": [RAINING] * 200}, "questions: List should have at most 64 items"),
-    "far too long": ({"questions": ["car " * 600]}, "questions.0: String should have at most 2000 characters"),
     "no boolean": ({"answer_untaught": "perhaps"}, "answer_untaught: Input should be a valid boolean"),
 }
 
@@ -137,7 +135,6 @@ def test_a_question_without_an_answer_has_a_problem(client):
         RAINING: None,
         " ": "the question '' has no word",
         "Who am I?": "the model was not taught",
-        "car " * 300: "with its answer, at most 128 tokens are possible",
         "Is it wet? Is it dark?": "ask them one by one",
         "Is there an Elephant?": "the model does not know 'Elephant'",
     }
@@ -169,24 +166,13 @@ def test_a_bad_body_is_refused(client):
 # Many callers
 
 
-def test_requests_are_answered_one_after_the_other_in_their_order(start, monkeypatch):
-    with start() as client, ThreadPoolExecutor(8) as pool:
-        service, order, busy = client.app.state.service, [], threading.Lock()
-        answer = service.answer
-
-        def record(asked):
-            assert busy.acquire(blocking=False)  # no other request is being answered
-            order.append(asked.questions)
-            answers = answer(asked)
-            busy.release()
-            return answers
-
-        monkeypatch.setattr(service, "answer", record)
+def test_each_of_many_callers_gets_the_answers_about_its_own_image(client):
+    pipe = client.app.state.service.pipe
+    with ThreadPoolExecutor(8) as pool:
         requests = {seed: pool.submit(ask, client, png(seed), [QUESTIONS[seed % 3]]) for seed in range(8)}
-        for seed, request in requests.items():
-            expected = service.pipe(Image.open(io.BytesIO(png(seed))), QUESTIONS[seed % 3])
-            assert request.result().json()["answers"] == [close_to(item) for item in expected]
-        assert len(order) == 8
+    for seed, request in requests.items():
+        expected = pipe(Image.open(io.BytesIO(png(seed))), QUESTIONS[seed % 3])
+        assert request.result().json()["answers"] == [close_to(item) for item in expected]
 
 
 # Other routes
@@ -203,11 +189,9 @@ def test_answers_require_the_key(start):
 
 
 def test_the_docs_page_loads_nothing_from_outside(client):
-    page = client.get("/")
-    linked = re.findall(r'(?:src|href)="([^"]+)"', page.text)
-    assert linked and not any("//" in path for path in linked)
-    assert re.search(r'"validatorUrl": null', page.text)  # a website, which would get the address of this server
-    assert all(client.get(path).status_code == 200 for path in linked)
+    page = client.get("/docs").text
+    linked = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert linked and not any("//" in path for path in linked) and '"validatorUrl": null' in page
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModel, BaseImageProcessor, PreTrainedConfig
 
 from ..attention_traffic_vlm import TrafficVLMAttention, TrafficVLMRMSNorm
-from ..common.loading import load_weights, refuse_adapter
+from ..common.loading import load_weights
 from ..configuration_traffic_vlm import PATCH_TOWER, TrafficVLMConfig, TrafficVLMVisionConfig
 from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMMLP
 from ..processing_traffic_vlm import TrafficVLMProcessor
@@ -75,7 +75,6 @@ def build_model(options: ModelOptions) -> Any:
         text["hidden_dropout"] = options.hidden_dropout
     tower = load_tower(options.trained_tower, size) if options.trained_tower else None
     if base:
-        refuse_adapter(base, "--model_name_or_path")
         config = TrafficVLMConfig.from_pretrained(base)
         config.vision_config.update(size)
         config.text_config.update(text)
