@@ -216,14 +216,16 @@ class TrafficVLMPipeline(Pipeline):
         if answer_untaught is None:
             answer_untaught = self._preprocess_params.get("answer_untaught", False)
         processor, questions = self.processor, self._questions
-        known = processor.taught_words, processor.own_questions
+        taught = None if processor.taught is None else [*processor.taught]  # a copy: words may be added to the list
+        known = taught, processor.own_questions
         if known != self._known or len(questions) >= MAX_QUESTIONS:
             questions = self._questions = {}
             self._known = known
         question = questions.get((text, answer_untaught))
         if question is None:
             limit = min(self.text_config.max_position_embeddings, processor.tokenizer.model_max_length)
-            question = processor.rules.read(text, processor.prompt, limit, *known).refusing(answer_untaught)
+            taught_words, own = processor.taught_words, processor.own_questions
+            question = processor.rules.read(text, processor.prompt, limit, taught_words, own).refusing(answer_untaught)
             questions[text, answer_untaught] = question
         return question
 

@@ -315,3 +315,9 @@ def classes_of(category: str) -> tuple[str, ...]:
 def is_a(category: str, wider: str) -> bool:
     """Whether a class is `wider` or one of its subclasses."""
     return wider in classes_of(category)
+
+
+def class_words(category: str) -> tuple[str, str]:
+    """The singular and plural word that names a category in a question: the last word of its name."""
+    singular, plural, _ = CLASSES[category]
+    return singular.rsplit(" ", 1)[-1], plural.rsplit(" ", 1)[-1]

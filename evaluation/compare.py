@@ -54,7 +54,7 @@ class Comparison:
 
 
 def compare_presence(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, tuple[float, float, float | None]]:
-    """{metric: (before, after, standard error of the difference)} of two tables of `training.tower.answer_presence`.
+    """{metric: (before, after, standard error of the difference)} of two tables of `answer_presence`.
 
     Pictures of one group (camera) are not independent: groups are the clusters.
 

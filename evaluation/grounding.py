@@ -5,16 +5,15 @@
 Two baselines see no image: the central patch and a random patch.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
-from ..data.grounding import find_word
 from ..data.questions import enumerate_questions
-from ..data.scene import CLASSES, scene_of
+from ..data.scene import CLASSES, class_words, scene_of
 from ..data.truth import Box, GroundTruth
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
 from .metrics import Metric, by_group, mean
@@ -92,3 +91,11 @@ def _inside(low: float, high: float, count: int) -> torch.Tensor:
     if high - low < 1:
         return (start < high) & (start + 1 > low)
     return (start + 0.5 >= low) & (start + 0.5 <= high)
+
+
+def find_word(processor: Any, input_ids: Sequence[int], category: str) -> int | None:
+    """The position of the first token in a question that names a category; None if there is none."""
+    if category not in CLASSES:
+        return None
+    wanted = set(processor.tokenizer.convert_tokens_to_ids(list(class_words(category))))
+    return next((position for position, token in enumerate(input_ids) if token in wanted), None)

@@ -22,8 +22,7 @@ import numpy as np
 from ..common.files import new_folder
 from ..common.image_files import MAX_PIXELS
 from ..configuration_traffic_vlm import height_and_width
-from ..data.grounding import class_words
-from ..data.scene import CLASSES
+from ..data.scene import CLASSES, class_words
 from ..serving.suggestions import suggest_questions
 from .libraries import fetch_libraries
 from .onnx import OPSET, describe, load, make_graphs, save_onnx, store_in_less

@@ -1,11 +1,10 @@
 """Write the JSON and Jinja files that make this repository loadable, from the code and the word list.
 
     python scripts/build_files.py                              # into the repository; takes seconds on a CPU
-    python scripts/build_files.py --output_dir runs/medium --medium true    # another decoder, for new weights
 
 The files are config.json, generation_config.json, and those of the tokenizer and the processor. The
 temperature and the dtype in config.json and the taught words in processor_config.json belong to the weights and are
-kept, unless other sizes are chosen. A folder with other weights is refused, since they have their own files.
+kept. A folder with other weights is refused, since they have their own files.
 """
 
 import json
@@ -26,7 +25,6 @@ from traffic_vlm.generation_traffic_vlm import MAX_NEW_TOKENS
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.scripts import command
 from traffic_vlm.tokenization_traffic_vlm import ANSWER_TOKENS, RESERVED_TOKENS, SPECIAL_TOKENS, TrafficVLMTokenizer
-from traffic_vlm.training.options import SizeOptions
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,7 +37,7 @@ VISION_TOWER = {"neck": "depthwise", "neck_width": 384, "num_hidden_layers": 2, 
 
 
 @dataclass
-class Options(SizeOptions):
+class Options:
     output_dir: Path = option(ROOT, "folder to write the files to")
     vocabulary: Path = option(ROOT / "scripts" / "vocabulary.txt", "word list")
 
@@ -71,28 +69,26 @@ def make_tokenizer(vocabulary: Path) -> TrafficVLMTokenizer:
     return tokenizer
 
 
-def build(output_dir: Path, tokenizer: TrafficVLMTokenizer, text_fields: dict[str, Any]) -> list[Path]:
+def build(output_dir: Path, tokenizer: TrafficVLMTokenizer) -> list[Path]:
     """Write all files atomically; return their paths.
 
-    Args:
-        text_fields: sizes of another decoder, for new weights; {} for the sizes of the repository's weights, whose
-            temperature, dtype and taught words are kept.
+    The temperature, dtype and taught words of the repository's weights are kept.
 
     Raises:
         ValueError: the folder has weights that these files do not belong to.
     """
-    if (text_fields or output_dir.resolve() != ROOT) and (output_dir / "model.safetensors").is_file():
+    if output_dir.resolve() != ROOT and (output_dir / "model.safetensors").is_file():
         raise ValueError(
             f"{output_dir} has weights, and the files would replace their own config.json and tokenizer: choose "
             "another --output_dir"
         )
-    kept = {} if text_fields else read_fields(ROOT / "config.json", "yes_no_temperature", "dtype")
-    config = TrafficVLMConfig(VISION_TOWER, text_fields, architectures=["TrafficVLMForConditionalGeneration"], **kept)
+    kept = read_fields(ROOT / "config.json", "yes_no_temperature", "dtype")
+    config = TrafficVLMConfig(VISION_TOWER, architectures=["TrafficVLMForConditionalGeneration"], **kept)
     token_ids = {name: getattr(config.text_config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     # The whole image is resized to a square (bicubic, no crop); pixels are scaled to [-1, 1].
     size = config.vision_config.image_size
     image_processor = SiglipImageProcessorPil(size={"height": size, "width": size})
-    taught = {} if text_fields else read_fields(ROOT / "processor_config.json", "taught", "own_questions")
+    taught = read_fields(ROOT / "processor_config.json", "taught", "own_questions")
     parts = (
         config,
         GenerationConfig(**token_ids, max_new_tokens=MAX_NEW_TOKENS, suppress_tokens=tokenizer.reserved_ids),
@@ -117,7 +113,7 @@ def read_fields(path: Path, *names: str) -> dict[str, Any]:
 def main() -> None:
     [options] = option_parser([Options], __doc__).parse_args_into_dataclasses()
     tokenizer = make_tokenizer(options.vocabulary)
-    for path in build(options.output_dir, tokenizer, options.text_fields()):
+    for path in build(options.output_dir, tokenizer):
         print(path)
 
 

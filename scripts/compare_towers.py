@@ -20,9 +20,9 @@ from traffic_vlm.common.options import choose_threads, option, option_parser
 from traffic_vlm.evaluation import markdown
 from traffic_vlm.evaluation.compare import compare_presence
 from traffic_vlm.scripts import command
-from traffic_vlm.training.auxiliary.head import load_training_head
-from traffic_vlm.training.start import add_pooling, load_tower
-from traffic_vlm.training.tower import TowerModel, evaluate_tower, load_images
+from traffic_vlm.training.auxiliary.tower import answer_presence, load_tower_model, write_tower
+from traffic_vlm.training.model import add_pooling
+from traffic_vlm.training.rows import check_scenes, open_datasets
 
 
 @dataclass
@@ -55,18 +55,17 @@ def compare_runs(runs: list[Path], sources: list[str], sizes: list[int]) -> str:
 @torch.no_grad()
 def mix(options: TowerOptions) -> list[Path]:
     """The folders of the mixtures, which are evaluated. The start is pooled like the end."""
-    rows = concatenate_datasets(load_images(options.eval_dataset))
-    (start, first), (end, last) = ((load_tower(name), load_training_head(name)) for name in options.mix)
-    if first is None or last is None:
-        raise ValueError(f"--mix {' '.join(options.mix)}: one of them has no query head")
-    if end.config.pool_above is not None and start.config.pool_above is None:
-        start = add_pooling(start, end.config.pool_above)
-    before, mixed = TowerModel(start, first, 1).state_dict(), TowerModel(end, last, 1)
-    after = {name: value.clone() for name, value in mixed.state_dict().items()}
+    parts = open_datasets(options.eval_dataset)
+    check_scenes(options.eval_dataset, parts)
+    rows, start, mixed = concatenate_datasets(parts), *map(load_tower_model, options.mix)
+    if mixed.tower.config.pool_above is not None and start.tower.config.pool_above is None:
+        start.tower = add_pooling(start.tower, mixed.tower.config.pool_above)
+    before, after = start.state_dict(), {name: value.clone() for name, value in mixed.state_dict().items()}
     for weight in options.weights:
         changed = {name: before[name].lerp(one, weight) for name, one in after.items() if one.is_floating_point()}
         mixed.load_state_dict(after | changed)
-        evaluate_tower(mixed, rows, options.sizes or [256, 384], options.output_dir / str(weight))
+        answers = answer_presence(mixed, rows, options.sizes or [256, 384])
+        write_tower(mixed, answers, options.output_dir / str(weight))
     return [options.output_dir / str(weight) for weight in options.weights]
 
 

@@ -1,4 +1,4 @@
-"""Upload a model to the Hugging Face Hub: weights, processor, code and model card in one commit.
+"""Upload a model to the Hugging Face Hub: weights, processor, code and model card.
 
     python scripts/push_to_hub.py me/traffic-vlm --dry_run     # list the files and check them; takes seconds on a CPU
     python scripts/push_to_hub.py me/traffic-vlm
@@ -6,9 +6,9 @@
     python scripts/push_to_hub.py me/ask-my-streets --space runs/web   # the page of export.py --web, as a static Space
     python scripts/push_to_hub.py me/ask-a-model --space .            # app.py with this model, as a Gradio Space
 
-Log in first with `hf auth login`, or set HF_TOKEN. A model folder may have its own README.md, LICENSE files and docs/;
-otherwise those of this repository are uploaded. Before the upload the metadata of README.md are checked, and the
-folder is loaded in a new process and answers a question.
+Log in first with `hf auth login`, or set HF_TOKEN. A model folder has a model card (README.md), and may have LICENSE
+files and docs/. Before the upload the metadata of README.md are checked, and the folder is loaded in a new process and
+answers a question.
 """
 
 import sys
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from traffic_vlm.common.options import option, option_parser
 from traffic_vlm.scripts import command
-from traffic_vlm.training.hub import publish, publish_space
+from traffic_vlm.training.publish import publish, publish_space
 
 
 @dataclass

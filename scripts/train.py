@@ -8,18 +8,18 @@
         --learning_rate 5e-4
     # teach a word of your own questions, which starts as the mean of all vehicles
     python scripts/train.py --model_name_or_path . --train_dataset runs/mine --add_words forklift:vehicle
-    # start from a tower of train_tower.py, or from another one that is frozen; or train with LoRA
-    python scripts/train.py --from_scratch true --vision_tower tower --freeze_vision true
+    # the vision tower and its head alone, without a decoder; then a decoder from scratch on that tower, or on another
+    python scripts/train.py --questions_per_image 0 --model_name_or_path . --train_dataset runs/a --eval_dataset runs/b
+    python scripts/train.py --from_scratch true --vision_tower runs/train/tower --freeze_vision true
     python scripts/train.py --from_scratch true --vision_tower google/siglip-base-patch16-224 --freeze_vision true
-    python scripts/train.py --model_name_or_path . --lora_rank 16 --train_dataset runs/mine
-    # other sizes, from scratch: a vision transformer on 16x16 patches, and a decoder with multi-query attention
-    python scripts/train.py --from_scratch true --vision_tower patch --num_key_value_heads 1
+    # other sizes, from scratch: those of a config.json
+    python scripts/train.py --from_scratch true --config runs/patch
 
 All options of the library's TrainingArguments are accepted, except `--dataloader_persistent_workers`. An epoch is
 `--images_per_epoch` images drawn from all datasets. The same command resumes a stopped run from its last complete
 checkpoint. Resumed from the end of an epoch (the default), the result is that of an uninterrupted run; resumed within
 an epoch (`--save_steps`), the images are the same, but not the questions. The output folder holds the TensorBoard logs
-and the finished model (in bfloat16, see `--save_dtype`), for
+and the finished model (in bfloat16), for
 `AutoModel.from_pretrained(output_dir, trust_remote_code=True)`. The last lines say whether it became better.
 """
 
@@ -31,7 +31,7 @@ from transformers import TrainingArguments
 
 from traffic_vlm.common.options import choose_threads, option_parser
 from traffic_vlm.scripts import command
-from traffic_vlm.training.options import DataOptions, ModelOptions
+from traffic_vlm.training.options import TrainOptions
 from traffic_vlm.training.run import train
 
 
@@ -66,13 +66,13 @@ class Arguments(TrainingArguments):
 
 @command("train")
 def main() -> None:
-    parser = option_parser((ModelOptions, DataOptions, Arguments), __doc__)
-    model_options, data_options, arguments = parser.parse_args_into_dataclasses()
+    parser = option_parser((TrainOptions, Arguments), __doc__)
+    options, arguments = parser.parse_args_into_dataclasses()
     # Attention to far patches and its gradients are often denormal in float32, and then products of matrices take
     # five times as long on a CPU. Threads inherit this setting, so it must come before the first product.
     torch.set_flush_denormal(True)
     choose_threads()
-    train(arguments, model_options, data_options)
+    train(arguments, options)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from ..common.answers import answer_text, map_strength, words_to_map
 from ..common.files import atomic_write
-from ..data.grounding import class_words
-from ..data.scene import CLASSES
+from ..data.scene import CLASSES, class_words
 from ..pipeline_traffic_vlm import TrafficVLMPipeline
 
 

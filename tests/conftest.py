@@ -106,7 +106,7 @@ def browser():
 
 @pytest.fixture
 def hub(monkeypatch):
-    """Replaces `HfApi` in `traffic_vlm.training.hub`: `hub.commits` lists (repository, {path: content}), and
+    """Replaces `HfApi` in `traffic_vlm.training.publish`: `hub.commits` lists (repository, {path: content}), and
     `hub.spaces` the repositories that are static Spaces."""
     api = create_autospec(HfApi, instance=True)
     api.commits, api.is_private, api.spaces = [], {}, []
@@ -117,14 +117,14 @@ def hub(monkeypatch):
         api.is_private.setdefault(repo_id, bool(private))
         return SimpleNamespace(repo_id=repo_id)
 
-    def create_commit(repo_id, operations, *, commit_message, repo_type):
-        files = {operation.path_in_repo: Path(operation.path_or_fileobj).read_bytes() for operation in operations}
-        api.commits.append((repo_id, files))
+    def upload_folder(*, repo_id, folder_path, repo_type, commit_message):
+        paths = [path for path in Path(folder_path).rglob("*") if path.is_file()]
+        api.commits.append((repo_id, {path.relative_to(folder_path).as_posix(): path.read_bytes() for path in paths}))
         return SimpleNamespace(commit_url=f"https://huggingface.co/{repo_id}/commit/1")
 
     api.create_repo.side_effect = create_repo
-    api.create_commit.side_effect = create_commit
+    api.upload_folder.side_effect = upload_folder
     api.repo_info.side_effect = lambda repo_id, repo_type: SimpleNamespace(private=api.is_private[repo_id])
-    monkeypatch.setattr("traffic_vlm.training.hub.HfApi", lambda token: api)
+    monkeypatch.setattr("traffic_vlm.training.publish.HfApi", lambda token: api)
     monkeypatch.setenv("HF_TOKEN", "hf_test")
     return api

@@ -11,15 +11,14 @@ from safetensors.torch import load_file
 
 from tiny import load_script
 from traffic_vlm.common.options import option_parser
-from traffic_vlm.training.checkpoints import last_checkpoint
-from traffic_vlm.training.options import DataOptions, ModelOptions
+from traffic_vlm.training.options import TrainOptions
 from traffic_vlm.training.run import train
+from traffic_vlm.training.trainer import last_checkpoint
 
 
 FAST = (
     "--use_cpu --images_per_epoch 8 --per_device_train_batch_size 4 --questions_per_image 4 --max_eval_images 24 "
-    "--logging_steps 1 --dataloader_num_workers 0 --learning_rate 1e-3 --warmup_steps 0 --lr_scheduler_type constant "
-    "--save_dtype float32"
+    "--logging_steps 1 --dataloader_num_workers 0 --learning_rate 1e-3 --warmup_steps 0 --lr_scheduler_type constant"
 )
 NO_EVAL = "--eval_strategy no"
 ONE_STEP = f"--max_steps 1 {NO_EVAL}"
@@ -32,7 +31,7 @@ def command(start: Path | None, output: Path, options: str) -> list[str]:
 
 def learn(start: Path | None, output: Path, options: str) -> None:
     """Train with these options of scripts/train.py."""
-    parser = option_parser((load_script("train").Arguments, ModelOptions, DataOptions), None)
+    parser = option_parser((load_script("train").Arguments, TrainOptions), None)
     train(*parser.parse_args_into_dataclasses(command(start, output, options)))
 
 

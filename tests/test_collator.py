@@ -10,22 +10,28 @@ from datasets import Dataset
 from PIL import Image
 
 from tiny import tiny_model
-from traffic_vlm.data.collator import TrafficCollator
+from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
 from traffic_vlm.data.datasets import Mixture, SyntheticRows
-from traffic_vlm.data.patches import box_coverage
-from traffic_vlm.data.presence import HEAD_QUESTIONS
 from traffic_vlm.data.questions import Balancer
 from traffic_vlm.data.scene import CLASSES, Scene, SceneObject, is_a
 from traffic_vlm.data.truth import GroundTruth
-from traffic_vlm.training.collator import SupervisedCollator
+from traffic_vlm.training.auxiliary.patches import box_coverage
+from traffic_vlm.training.auxiliary.presence import HEAD_QUESTIONS
+from traffic_vlm.training.auxiliary.targets import make_targets
+from traffic_vlm.training.collator import TrafficCollator
+from traffic_vlm.training.options import LOSSES
 
 
-class Collator(SupervisedCollator):
-    """A collator that keeps the images and questions of its last batch."""
+class Collator(TrafficCollator):
+    """A collator with all targets, which keeps the images and questions of its last batch."""
 
-    def finish(self, batch, prepared):
-        self.prepared = prepared
-        return super().finish(batch, prepared)
+    def __init__(self, processor, questions, sources=(), **options):
+        targets = make_targets(LOSSES, processor, TrafficVLMVisionConfig(), sources)
+        super().__init__(processor, questions, targets=targets, **options)
+
+    def add_targets(self, images, batch):
+        self.prepared = images
+        return super().add_targets(images, batch)
 
     def read(self, batch):
         """{(row, last column of a question): (its image, the question)}, by the tokens of each question alone."""
@@ -53,22 +59,24 @@ def own(questions=("Is there a car?",), scene=None):
 def test_targets_are_true_and_stand_where_their_questions_do(processor):
     collate = Collator(processor, 32, paraphrases=3, sources=("a", "synthetic"))
     batch = collate([SyntheticRows()[i] for i in range(8)])
-    asked, targets, tokenizer = collate.read(batch), batch["targets"], processor.tokenizer
+    asked, tokenizer = collate.read(batch), processor.tokenizer
+    targets = {name: tensors for one in batch["targets"].values() for name, tensors in one.items()}
+    pairs_of = {name: batch["targets"][name]["pairs"].tolist() for name in ("consistency", "agreement")}
     truths = [item.truth for item in collate.prepared]
-    assert targets.source.tolist() == [1] * 8
+    assert targets["source"].tolist() == [1] * 8
     assert max(Counter(image for image, _ in asked.values()).values()) <= 32
 
     compared = set()
     for place, (image, question) in asked.items():
         if question.question_id in HEAD_QUESTIONS:
-            assert targets.region[image][HEAD_QUESTIONS[question.question_id]] == (question.answer == "yes")
+            assert targets["region"][image][HEAD_QUESTIONS[question.question_id]] == (question.answer == "yes")
         token = tokenizer.convert_tokens_to_ids(truths[image].compared(question.key) or "[UNK]")
         if question.answer in ("yes", "no") and token != tokenizer.unk_token_id:
             compared.add((*place, token))
-    assert compared == set(map(tuple, targets.intermediate.tolist())) and len(compared) > 10
+    assert compared == set(map(tuple, targets["answers"].tolist())) and len(compared) > 10
 
     pairs = Counter()
-    for row, end, other_row, other_end in targets.paraphrases.tolist():
+    for row, end, other_row, other_end in pairs_of["consistency"]:
         (image, one), (same, other) = asked[row, end], asked[other_row, other_end]
         assert image == same and one.text != other.text
         assert one.question_id == other.question_id and one.answer == other.answer in ("yes", "no")
@@ -76,7 +84,7 @@ def test_targets_are_true_and_stand_where_their_questions_do(processor):
     assert len(pairs) > 4 and max(pairs.values()) <= 3
 
     kinds = set()
-    for row, end, other_row, other_end, is_exclusion in targets.agreement.tolist():
+    for row, end, other_row, other_end, is_exclusion in pairs_of["agreement"]:
         (image, one), (same, other) = asked[row, end], asked[other_row, other_end]
         first, second = one.answer == "yes", other.answer == "yes"
         assert image == same and (not (first and second) if is_exclusion else first <= second)
@@ -87,9 +95,9 @@ def test_targets_are_true_and_stand_where_their_questions_do(processor):
 def test_grounding_targets_are_the_patches_of_the_objects_that_a_noun_names(processor):
     collate = Collator(processor, 16)
     batch = collate([SyntheticRows(first_seed=3)[i] for i in range(4)])
-    asked, targets, with_boxes = collate.read(batch), batch["targets"], 0
-    assert len(targets.grounding) == len(targets.grounding_words) and targets.grounding.any(-1).all()
-    for (row, column), patches in zip(targets.grounding_words.tolist(), targets.grounding.numpy()):
+    asked, targets, with_boxes = collate.read(batch), batch["targets"]["grounding"], 0
+    assert len(targets["patches"]) == len(targets["words"]) and targets["patches"].any(-1).all()
+    for (row, column), patches in zip(targets["words"].tolist(), targets["patches"].numpy()):
         image, question = asked[row, min(end for r, end in asked if r == row and end >= column)]
         [word] = processor.tokenizer.convert_ids_to_tokens([int(batch["input_ids"][row, column])])
         assert word in {noun.split()[-1] for noun in CLASSES[question.category][:2]}
@@ -128,15 +136,17 @@ def test_rows_are_fitted_to_the_questions_and_the_loss_stays_the_same(processor)
     asked = [[f"Is there a {category}?" for category in list(CLASSES)[:9]] + ["What color is it?"], ["Is it dark?"]]
     answers = [["no"] * 9 + ["red"], ["yes"]]
     images = list(np.random.default_rng(0).integers(0, 255, (2, 40, 40, 3), np.uint8))
-    collate = Collator(processor, 16, training=False)
+    collate = Collator(processor, 16)
     rows = [{"image": Image.fromarray(image)} for image in images]
     batch = collate([row | {"questions": q, "answers": a} for row, q, a in zip(rows, asked, answers)])
     assert len(collate.read(batch)) == 11 and batch["attention_mask"].float().mean() > 0.8
     del batch["targets"]
+    pixels = batch["pixel_values"] = batch["pixel_values"] / 127.5 - 1  # in new light
     options = {"packed": True, "row_tokens": "fit", "padding_side": "right"}
     right = processor(images, asked, answers, return_tensors="pt", **options)
     del right["question_spans"]
     model, alone = tiny_model(), processor(images, asked, answers, return_tensors="pt")
+    right["pixel_values"] = alone["pixel_values"] = pixels
     with torch.no_grad():
         expected = model(**alone).loss.item()
         assert [model(**fitted).loss.item() for fitted in (batch, right)] == pytest.approx([expected] * 2, rel=1e-5)
@@ -149,8 +159,9 @@ def test_hand_written_questions_are_all_drawn_in_time_neither_paraphrased_nor_mi
     collate = Collator(processor, 2, paraphrases=1)
     for _ in range(30):
         batch = collate([own([f"Is there a {name}?" for name in names]) | {"image": image}])
-        assert len(collate.read(batch)) == 2 and not len(batch["targets"].paraphrases)
-        assert batch["pixel_values"][0, 0, :, :100].mean() > batch["pixel_values"][0, 0, :, 124:].mean()
+        assert len(collate.read(batch)) == 2 and not len(batch["targets"]["consistency"]["pairs"])
+        red = batch["pixel_values"][0, 0].float()
+        assert red[:, :100].mean() > red[:, 124:].mean()
         seen.update(question.text for question in collate.prepared[0].questions)
     assert len(seen) == len(names)
 
@@ -161,7 +172,6 @@ def test_batches_of_training_have_one_size(processor):
     rows = [empty, own(["Is there a car?"]), empty, own(["Is it night?"])]
     batch = TrafficCollator(processor)(rows)
     assert len(batch["pixel_values"]) == 4 and batch["segment_ids"].amax(1).tolist() == [1] * 4  # questions a row
-    assert len(TrafficCollator(processor, training=False)(rows)["pixel_values"]) == 2
 
 
 def test_own_questions_are_trained_in_the_words_in_which_they_are_asked(processor):
@@ -180,12 +190,12 @@ def test_a_batch_keeps_questions_when_the_balancer_rejects_all(processor, stored
         assert ((collate([row])["labels"] != -100).sum(-1) > 0).all()
 
 
-@pytest.mark.parametrize("collator", [TrafficCollator, lambda *args: SupervisedCollator(*args, paraphrases=1)])
-def test_yes_and_no_are_balanced_within_each_source(processor, collator):
+@pytest.mark.parametrize("paraphrases", [0, 1])
+def test_yes_and_no_are_balanced_within_each_source(processor, paraphrases):
     """Cars are frequent in one source and rare in the other: the source must not predict the answer."""
     car = SceneObject("car", (10.0, 10.0, 30.0, 30.0))
     rng, answers = random.Random(0), {"city": Counter(), "path": Counter()}
-    collate = collator(processor, 4, ("presence", "weather"))
+    collate = TrafficCollator(processor, 4, ("presence", "weather"), paraphrases=paraphrases)
     for _ in range(800):
         source = rng.choice(["city", "path"])
         objects = (car,) if rng.random() < {"city": 0.9, "path": 0.1}[source] else ()
@@ -194,20 +204,6 @@ def test_yes_and_no_are_balanced_within_each_source(processor, collator):
         answers[source].update(one.answer for one in collate.ask(truth, rng) if one.category == "car")
     for counts in answers.values():
         assert counts.total() > 30 and abs(counts["yes"] - counts["no"]) <= Balancer().tolerance
-
-
-def test_evaluation_asks_the_same_questions_in_any_order_about_the_pixels_of_inference(processor):
-    deep = own() | {"image": Image.fromarray(np.full((40, 40), 20000, np.uint16))}  # 16 bits
-    rows = [SyntheticRows()[0], deep, SyntheticRows()[1]]
-    collate = TrafficCollator(processor, questions_per_image=4, training=False)
-    first, again, alone = collate(rows), collate(rows[::-1]), collate(rows[2:])
-    assert torch.equal(first["input_ids"], collate(rows)["input_ids"])
-    assert torch.equal(first["pixel_values"].flip(0), again["pixel_values"])
-    seen = processor(images=[row["image"] for row in rows], return_tensors="pt")["pixel_values"]
-    assert torch.equal(first["pixel_values"], seen)
-    length = alone["input_ids"].shape[1]
-    assert torch.equal(first["input_ids"][2, -length:], alone["input_ids"][0])
-    assert (first["question_ends"] >= 0).sum(1).tolist() == [4, 1, 4]
 
 
 def test_a_mixture_follows_its_weights_and_depends_only_on_seed_and_epoch():
@@ -230,7 +226,6 @@ def test_what_cannot_be_mixed_or_collated_is_refused(processor):
         (lambda: Mixture([one, one], [1, 0]), r"one for each dataset \(2\), got"),
         (lambda: Mixture([one, none]), r"must have rows, these have \[1, 0\]"),
         (lambda: TrafficCollator(processor)([own(scene=Scene(40, 40))] * 2), "no image of this batch has a question"),
-        (lambda: SupervisedCollator(processor, 2, paraphrases=2), "fewer than questions_per_image=2, got 2"),
     ):
         with pytest.raises(ValueError, match=message):
             refused()

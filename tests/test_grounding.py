@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from traffic_vlm.data.grounding import object_patches, word_patches
 from traffic_vlm.data.questions import Question
 from traffic_vlm.data.scene import Scene, SceneObject
+from traffic_vlm.training.auxiliary.grounding import object_patches, word_patches
 
 
 GRID = (4, 4)

@@ -11,13 +11,13 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from tiny import ROOT, new_process, tiny_model
 from traffic_vlm.images_traffic_vlm import Region
-from traffic_vlm.training.hub import PublishError, check_card, collect_files, publish, push
+from traffic_vlm.training.publish import MARK, PublishError, publish, upload, write_card
 
 
 CODE = {path.name for path in ROOT.glob("*_traffic_vlm.py")}
 EXPECTED = CODE | {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
 EXPECTED |= {"processor_config.json", "chat_template.jinja", "model.safetensors"}
-EXPECTED |= {".gitattributes", "README.md", "LICENSE"}
+EXPECTED |= {"README.md", "LICENSE"}
 CARD = (
     "---\nlicense: mit\nlibrary_name: transformers\npipeline_tag: image-text-to-text\ntags: [traffic]\n---\n# Mine\n"
 )
@@ -43,7 +43,7 @@ def folder(saved, tmp_path):
 
 
 def test_the_script_uploads_the_listed_files_in_one_commit(saved, hub, run_script, capsys, monkeypatch):
-    monkeypatch.setattr("traffic_vlm.training.hub.check_loading", lambda staged: None)  # it starts a process
+    monkeypatch.setattr("traffic_vlm.training.publish.check_loading", lambda staged: None)  # it starts a process
     run_script("push_to_hub.py", "me/model", "--model", saved, "--dry-run")
     printed = capsys.readouterr().out
     assert f"{(saved / 'model.safetensors').stat().st_size:,}  model.safetensors" in printed
@@ -52,24 +52,33 @@ def test_the_script_uploads_the_listed_files_in_one_commit(saved, hub, run_scrip
     [(repo_id, files)] = hub.commits
     assert (repo_id, files.keys()) == ("me/model", EXPECTED)
     assert files["model.safetensors"] == (saved / "model.safetensors").read_bytes()
-    assert files[".gitattributes"] == b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
     assert hub.is_private == {"me/model": True}
     assert "uploaded: https://huggingface.co/me/model/commit/1" in capsys.readouterr().out
 
 
-def test_card_licenses_and_docs_come_from_the_folder_of_the_card(folder):
+def test_licenses_docs_and_the_head_are_uploaded_with_the_model(folder, hub, monkeypatch):
+    monkeypatch.setattr("traffic_vlm.training.publish.check_loading", lambda staged: None)
     more = {"LICENSE_DATA.md", "docs/images/scene.png", "training_head.safetensors"}
     (folder / "docs/images").mkdir(parents=True)
     for name in (*more, "notes.md"):
         (folder / name).write_text("mine")
-    files = collect_files(folder)
-    assert files.keys() == EXPECTED - {".gitattributes"} | more
-    assert files["LICENSE"] == ROOT / "LICENSE" and files["README.md"] == folder / "README.md"
-    (folder / "README.md").unlink()
-    files = collect_files(folder)
-    assert files["README.md"] == ROOT / "README.md"
-    assert {"LICENSE_WEIGHTS.md", "docs/benchmark.md"} <= files.keys() and "docs/images/scene.png" not in files
-    check_card(ROOT)
+    publish(folder, "me/model")
+    publish(ROOT, "me/ours")
+    [(_, files), (_, ours)] = hub.commits
+    assert files.keys() == EXPECTED | more and files["LICENSE"] == (ROOT / "LICENSE").read_bytes()
+    assert {"LICENSE_WEIGHTS.md", "docs/benchmark.md", "training_head.safetensors"} <= ours.keys()
+
+
+def test_a_license_is_not_guessed_and_a_hand_written_card_is_kept(tmp_path):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "README.md").write_bytes(b"---\nlicense: [mit\xff\n---\n")  # must not make a run fail
+    for base in (None, "somebody/traffic-vlm", str(tmp_path / "broken")):
+        write_card(tmp_path / "new", base, ["runs/a", "runs/b"], 20, "Better.", {}, {})
+        card = (tmp_path / "new" / "README.md").read_text()
+        assert "not-chosen-yet" in card and MARK in card
+        assert ("Trained from scratch on `a`, `b`, 20 steps" in card) == (base is None)
+    write_card(tmp_path / "broken", None, ["runs/a"], 20, "Better.", {}, {})
+    assert MARK.encode() not in (tmp_path / "broken" / "README.md").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -96,21 +105,11 @@ def test_an_incomplete_or_invalid_folder_is_not_uploaded(name, old, new, message
     assert not hub.mock_calls
 
 
-def test_errors_of_the_hub_are_one_message(saved, hub, monkeypatch, tmp_path):
+def test_a_public_repository_is_refused_where_a_private_one_is_asked_for(saved, hub):
     hub.is_private["me/model"] = False
     with pytest.raises(PublishError, match="me/model exists and is public; nothing was uploaded"):
-        push(saved, "me/model", private=True)
+        upload(saved, "me/model", private=True)
     assert not hub.commits
-    hub.create_commit.side_effect = ConnectionError("connection reset")
-    with pytest.raises(PublishError, match="uploading to me/model failed: ConnectionError: connection reset"):
-        push(saved, "model")
-    monkeypatch.delenv("HF_TOKEN")
-    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
-    with pytest.raises(PublishError, match="log in with `hf auth login`, or set HF_TOKEN"):
-        push(saved, "me/model")
-    monkeypatch.undo()
-    with pytest.raises(PublishError, match="unset the `HF_HUB_OFFLINE`"):
-        push(saved, "me/model", token="hf_test")
 
 
 def test_a_page_becomes_a_static_space_and_an_incomplete_one_is_refused(tmp_path, hub, run_script, capsys):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from traffic_vlm.data.patches import box_coverage
 from traffic_vlm.data.scene import resampling
+from traffic_vlm.training.auxiliary.patches import box_coverage
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ COMMANDS = re.findall(r"python (scripts/\w+\.py)((?:[^`\n]|\\\n)*)", DOCUMENTS)
 OPTIONS = {
     "scripts/make_dataset.py": ["data/datasets.py"],
     "scripts/train.py": ["training/options.py"],
-    "scripts/build_files.py": ["training/options.py"],
     "scripts/ask.py": ["serving/options.py"],
     "scripts/serve.py": ["serving/options.py", "serving/service.py", "serving/deployment.py"],
     "scripts/watch.py": ["serving/options.py", "serving/watcher.py"],

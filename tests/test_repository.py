@@ -206,15 +206,8 @@ def test_committed_files_are_what_build_files_writes(tmp_path, run_script):
         assert written == committed, f"run scripts/build_files.py: {name}"
 
 
-def test_build_files_writes_the_configuration_of_other_sizes(tmp_path, run_script, capsys):
-    options = ["--output_dir", tmp_path, "--medium", "true", "--num_key_value_heads", "1"]
-    run_script("build_files.py", *options)
-    config = json.loads((tmp_path / "config.json").read_text())
-    text = config["text_config"]
-    assert (text["hidden_size"], text["num_hidden_layers"], text["num_key_value_heads"]) == (768, 6, 1)
-    assert config["yes_no_temperature"] == 1.0 and "dtype" not in config  # those of other weights
+def test_build_files_does_not_replace_the_files_of_other_weights(tmp_path, run_script, capsys):
     (tmp_path / "model.safetensors").touch()
-    for some in (options, options[:2]):  # even the sizes of the repository would replace words and temperature
-        run_script("build_files.py", *some, status=2)
-        assert "has weights, and the files would replace" in capsys.readouterr().err
-    assert json.loads((tmp_path / "config.json").read_text()) == config
+    run_script("build_files.py", "--output_dir", tmp_path, status=2)
+    assert "has weights, and the files would replace" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]

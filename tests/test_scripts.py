@@ -138,7 +138,6 @@ BAD_OPTIONS = [
     (f"{DATASET} --split ../train", "like train or val.night, got '../train'"),
     ("push_to_hub.py name --model nowhere --dry_run", "nowhere has no model.safetensors, config.json"),
     ("train.py --output_dir out --learn_rate 1", "unrecognized arguments: --learn_rate"),
-    ("train_tower.py --train_dataset . --eval_dataset . --num_workers 0", "--num_workers must be positive, got 0"),
     ("serve.py --max_waiting 0", "--max_waiting must be above 0, got 0"),
     ("serve.py --port 65536", "--host 127.0.0.1 --port 65536: "),
     (f"{WATCH} --on 0.2", "on=0.2 and off=0.4"),

@@ -1,43 +1,50 @@
 """Training of the vision tower: targets, images, head, loss, evaluation, resumed runs and the script."""
 
-import io
 import json
 import re
 import shutil
+from functools import partial
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
 from PIL import Image
 from safetensors.torch import load_file
 
+from runs import NO_EVAL, history, learn
 from tiny import ROOT, TINY_TOWER
-from traffic_vlm.common.files import DataError
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
 from traffic_vlm.data.augment import MAX_ENLARGED, random_window
 from traffic_vlm.data.datasets import FEATURES, LISTS
 from traffic_vlm.data.formats import Problems
 from traffic_vlm.data.formats.scene_labels import SCENE_VALUES, read_scene_labels, with_scene_labels
-from traffic_vlm.data.grounding import object_patches
-from traffic_vlm.data.presence import CATEGORIES, HEAD_QUESTIONS, INDEX, REGIONS, patch_targets, region_targets
 from traffic_vlm.data.scene import Scene, SceneObject
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.data.truth import GroundTruth
 from traffic_vlm.evaluation.metrics import auc, balanced_accuracy
+from traffic_vlm.training.auxiliary.grounding import object_patches
 from traffic_vlm.training.auxiliary.head import (
     PATCH_WEIGHT,
     PresenceLoss,
     QueryHead,
-    load_training_head,
     save_training_head,
 )
-from traffic_vlm.training.drawing import BatchSizes, draw_chances
-from traffic_vlm.training.start import add_pooling, load_tower
-from traffic_vlm.training.tower import TowerBatches, TowerModel, answer_presence, load_images, pixels_of
+from traffic_vlm.training.auxiliary.presence import (
+    CATEGORIES,
+    HEAD_QUESTIONS,
+    INDEX,
+    REGIONS,
+    patch_targets,
+    region_targets,
+)
+from traffic_vlm.training.auxiliary.targets import presence
+from traffic_vlm.training.auxiliary.tower import TowerModel, answer_presence, load_tower_model
+from traffic_vlm.training.collator import TrafficCollator
+from traffic_vlm.training.drawing import BatchSizes, Drawing, draw_chances, mixed_weight
+from traffic_vlm.training.model import add_pooling
+from traffic_vlm.training.rows import open_datasets
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 
@@ -171,51 +178,36 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rows(dataset):
-    return load_images([str(dataset)])[0]
-
-
-def test_rows_hold_the_images_and_unusable_ones_are_named(dataset, rows, tmp_path):
-    table = pq.read_table(dataset / "data" / "train-00000.parquet")
-    stored = table.to_pylist()
-    assert rows["scene"][:] == [row["scene"] for row in stored]
-    for row, one in zip(rows, stored):
-        np.testing.assert_array_equal(pixels_of(row), np.asarray(Image.open(io.BytesIO(one["image"]["bytes"]))))
-    stored[3]["image"]["bytes"] = stored[3]["image"]["bytes"][:300]
-    (tmp_path / "broken/data").mkdir(parents=True)
-    pq.write_table(pa.Table.from_pylist(stored, table.schema), tmp_path / "broken/data/train-00000.parquet")
-    [broken] = load_images([str(tmp_path / "broken")])
-    with pytest.raises(DataError, match=r"image 3.png cannot be read"):
-        pixels_of(broken[3])
-    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    line = {"file_name": "a.png", "questions": ["Is there a car?"], "answers": ["no"]}
-    (tmp_path / "metadata.jsonl").write_text(json.dumps(line))
-    with pytest.raises(DataError, match="has no scenes or no groups"):
-        load_images([str(tmp_path)])
-    with pytest.raises(DataError, match="a folder is given twice"):
-        load_images([str(dataset), f"{dataset}/data/.."])
+    return open_datasets([str(dataset)])[0]
 
 
 def batches_of(rows, steps, sides=(SIDE,), seed=0, pictures=2, **fields):
+    """A function that makes the batch of a step."""
     config = TrafficVLMVisionConfig(**LIGHT, pool_above=280)
-    sizes = BatchSizes(sides, [1] * len(sides), SIDE, pictures, steps, **fields)
-    return TowerBatches([rows], [1], sizes, config.token_grid, ["a", "highway"], seed)
+    drawing = Drawing([rows], None, BatchSizes(sides, [1] * len(sides), SIDE, pictures, steps, **fields), seed)
+    collate = TrafficCollator(
+        None, 0, targets={"presence": partial(presence, grid_of=config.token_grid, sources=("a", "highway"))}
+    )
+    return lambda step: collate(drawing.__getitems__([step * pictures]))
 
 
 def test_augmentation_moves_objects_and_targets_together_and_depends_only_on_the_step(rows):
     batches, found = batches_of(rows.select([1] * 8), 40, (SIDE, 320), varies_aspect=True), 0
-    for batch in (batches[step] for step in range(40)):
-        height, width = batch["pixels"].shape[1:3]
-        rows_, columns = batch["patch"].shape[2:]
+    for batch in map(batches, range(40)):
+        height, width = batch["pixel_values"].shape[2:]
+        targets = batch["targets"]["presence"]
+        rows_, columns = targets["patch"].shape[2:]
         assert height // rows_ == width // columns == (32 if height * width > 280**2 else 16)
-        for pixels, patch in zip(batch["pixels"], batch["patch"][:, INDEX["car"]]):
+        for pixels, patch in zip(batch["pixel_values"].permute(0, 2, 3, 1), targets["patch"][:, INDEX["car"]]):
             brightness = pixels.float().reshape(rows_, height // rows_, columns, width // columns, 3).mean((1, 3, 4))
             if (patch == 1).any() and (patch == 0).any():
                 found += 1
                 assert brightness[patch == 1].max() > brightness[patch == 0].max()
     assert found > 30
-    again = batches_of(rows.select([1] * 8), 40, (SIDE, 320), varies_aspect=True)[39]
-    assert all(torch.equal(again[name], batch[name]) for name in batch)
-    assert batch["source"].tolist() == [1, 1] and not torch.equal(batches[0]["pixels"], batch["pixels"])
+    again = batches_of(rows.select([1] * 8), 40, (SIDE, 320), varies_aspect=True)(39)
+    torch.testing.assert_close(again, batch, rtol=0, atol=0)
+    assert targets["source"].tolist() == [1, 1]
+    assert not torch.equal(batches(0)["pixel_values"], batch["pixel_values"])
 
 
 def test_a_batch_has_one_size_and_about_the_pixels_of_the_default_one():
@@ -243,14 +235,14 @@ def test_a_camera_counts_with_the_square_root_of_its_pictures_and_no_picture_is_
     limited = draw_chances(groups, [3, 1], 100)  # at most 0.12: b, c and d have that much, the pictures of a the rest
     np.testing.assert_allclose(limited, [0.64 / 9] * 9 + [0.12] * 3)
     np.testing.assert_allclose(draw_chances(groups, [3, 1], 144), [1 / 12] * 12)
-    with pytest.raises(ValueError, match="12 pictures give at most 144 draws, --images is 145"):
+    with pytest.raises(ValueError, match="12 pictures give at most 144 draws, the run has 145"):
         draw_chances(groups, [3, 1], 145)
 
 
 def test_small_pictures_are_neither_drawn_for_large_sizes_nor_cropped_much(rows):
-    assert batches_of(rows, 10, (320,), pictures=8)[0]["pixels"].shape == (5, 320, 320, 3)
+    assert batches_of(rows, 10, (320,), pictures=8)(0)["pixel_values"].shape == (5, 3, 320, 320)
     with pytest.raises(ValueError, match="no picture is large enough for 512 × 512 pixels"):
-        batches_of(rows, 10, (512,))[0]
+        batches_of(rows, 10, (512,))(0)
     rng = np.random.default_rng(0)
     windows = np.array([random_window(Scene(400, 300), rng, (256, 352)) for _ in range(300)])
     width, height = windows[:, 2] - windows[:, 0], windows[:, 3] - windows[:, 1]
@@ -296,6 +288,10 @@ def test_the_loss_balances_yes_and_no_within_each_source_and_ignores_unknown():
 # Training
 
 
+def loss_of(model, batch, mixed=None):
+    return model(batch["pixel_values"], **batch["targets"]["presence"], mixed=mixed)["loss"]
+
+
 def tiny_tower():
     torch.manual_seed(0)
     return TrafficVLMVisionModel(TrafficVLMVisionConfig(**LIGHT)), QueryHead(24)
@@ -315,7 +311,7 @@ def test_pooled_tokens_start_as_the_means_of_four_patches_and_small_images_keep_
 def test_statistics_of_batch_normalization_stay_in_training(rows):
     model = TowerModel(*tiny_tower(), 2)
     before = {name: value.clone() for name, value in model.tower.named_buffers()}
-    model.train()(**batches_of(rows, 10)[0])["loss"].backward()
+    loss_of(model.train(), batches_of(rows, 10)(0)).backward()
     torch.testing.assert_close(dict(model.tower.named_buffers()), before)
     assert model.head.training and model.tower.convolutions.stem[1].weight.grad is not None
 
@@ -325,12 +321,12 @@ def test_answers_about_presence_are_a_table_of_evaluation(rows, monkeypatch):
 
     def logits(pixels):
         found = torch.full((len(pixels), len(CATEGORIES), 4), -2.0)
-        found[pixels[:, :, : SIDE // 2].amax((1, 2, 3)) > 200, INDEX["car"], 0] = 2.0
+        found[pixels[..., : SIDE // 2].amax((1, 2, 3)) > 200, INDEX["car"], 0] = 2.0
         return (found,)
 
     model = TowerModel(*tiny_tower(), 1)
     monkeypatch.setattr(model, "logits", logits)
-    answers = answer_presence(model, rows, SIDE, batch_size=7)
+    answers = answer_presence(model, rows, [SIDE])
     assert set(answers["size"]) == {SIDE} and answers["group"].nunique() == 10
     car = answers[answers["question_id"] == "car/whole"]
     assert len(car) == 30 and balanced_accuracy(car) == pytest.approx((8 / 15 + 1) / 2)
@@ -339,64 +335,98 @@ def test_answers_about_presence_are_a_table_of_evaluation(rows, monkeypatch):
     assert "person" not in set(answers["category"])  # unknown
 
 
-def test_a_tower_learns_its_average_is_saved_and_a_resumed_run_has_the_same_result(
-    dataset, rows, tmp_path, run_script, capsys
-):
+@pytest.fixture(scope="module")
+def new_tower(start, dataset, tmp_path_factory):
+    """A function that trains a tiny tower on the dataset, without a decoder; and the folder that it starts from."""
+    folder = tmp_path_factory.mktemp("tower")
     tower, head = tiny_tower()
-    tower.save_pretrained(tmp_path / "start")
-    save_training_head(head, tmp_path / "start")
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    command = ["--train_dataset", dataset, "--eval_dataset", dataset, "--start_from", tmp_path / "start"]
-    command += ["--images", 192, "--batch_size", 8, "--save_steps", 12, "--eval_steps", 12]
-    command += ["--sizes", 256, 288, "--size_weights", 1, 1, "--eval_sizes", 256, 320]
-    command += ["--vary_aspect", "false", "--pool_above", 300, "--learning_rate", 0.01, "--output_dir"]
-    run_script("train_tower.py", *command, whole)
+    tower.save_pretrained(folder)
+    save_training_head(head, folder)
+    options = (
+        f"--from_scratch true --config {start} --vision_tower {folder} --questions_per_image 0 "
+        f"--train_dataset {dataset} --sizes 256 288 --image_size 256 --pool_above 280 "
+        "--adam_beta2 0.98 --average_decay 0.998 --load_best_model_at_end false --save_strategy steps "
+        "--report_to none"
+    )
+    return lambda output, more: learn(None, output, f"{options} {more}"), folder
+
+
+def test_a_tower_alone_has_the_losses_of_a_short_loop(new_tower, rows, tmp_path):
+    """Draws, mixtures, moments, clipping, and a decay of matrices and kernels alone."""
+    train, _ = new_tower
+    train(tmp_path, f"--max_steps 4 --save_steps 4 --seed 5 --learning_rate 0.01 {NO_EVAL}")
+    losses, batches = [], batches_of(rows, 4, (256, 288), seed=5, pictures=4)
+    tower, head = tiny_tower()
+    model = TowerModel(add_pooling(tower, 280), head, 2).train()
+    groups = [
+        {"params": [one for one in model.parameters() if (one.ndim > 1) == decays], "weight_decay": 0.05 * decays}
+        for decays in (True, False)
+    ]
+    optimizer, mixed = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.98)), [mixed_weight(5, i, 4) for i in range(4)]
+    for step in range(4):
+        loss = loss_of(model, batches(step), mixed[step])
+        losses.append(loss.item())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert [entry["loss"] for entry in history(tmp_path)] == pytest.approx(losses, rel=1e-3)
+    assert mixed[3] is None and any(mixed)
+    last = load_file(tmp_path / "checkpoint-4" / "model.safetensors")
+    torch.testing.assert_close(last["head.bias"], model.head.bias.detach(), rtol=1e-3, atol=1e-5)
+    assert (tmp_path / "tower" / "model.safetensors").is_file() and not (tmp_path / "report.md").exists()
+
+
+def test_a_tower_learns_its_average_is_saved_and_a_resumed_run_has_the_same_result(
+    new_tower, dataset, rows, tmp_path, run_script, capsys
+):
+    (train, start), whole, stopped = new_tower, tmp_path / "whole", tmp_path / "stopped"
+    options = "--max_steps 24 --per_device_train_batch_size 8 --save_steps 12 --learning_rate 0.01 --eval_steps 12 "
+    options += f"--eval_strategy steps --eval_sizes 256 320 --eval_dataset {dataset}"
+    train(whole, options)
     printed = capsys.readouterr().out
     assert "10 groups of pictures are also in --eval_dataset" in printed and "'highway: camera 0'" in printed
-    assert printed.count("'eval_auc'") == 2  # the evaluation of the last step is not repeated
-    assert "tower is in" in printed and "to resume this training).\n" in printed
+    assert printed.count("'eval_auc'") == 2 and "tower is in" in printed
     shutil.copytree(whole / "checkpoint-12", stopped / "checkpoint-12")
-    run_script("train_tower.py", *command, stopped, "--num_workers", 2)
-    assert "resuming from step 12 of 24" in capsys.readouterr().out
+    train(stopped, f"{options} --dataloader_num_workers 2")
+    assert f"resuming from {stopped / 'checkpoint-12'}" in capsys.readouterr().out
     last, average, *resumed = (
         load_file(folder / "checkpoint-24" / name)
         for folder in (whole, stopped)
         for name in ("model.safetensors", "average.safetensors")
     )
     torch.testing.assert_close(resumed, [last, average])
-    log = json.loads((whole / "checkpoint-24" / "trainer_state.json").read_text())["log_history"]
-    assert [entry["step"] for entry in log if "eval_auc" in entry] == [12, 24]
+    assert [entry["step"] for entry in history(whole, "eval_auc")] == [12, 24]
 
-    trained = TowerModel(load_tower(str(whole / "tower")), load_training_head(whole / "tower"), 1)
+    trained = load_tower_model(str(whole / "tower"))
     saved = trained.state_dict()
     torch.testing.assert_close({name: saved[name] for name in average}, average)
     assert 0 < average["head.bias"].norm() < last["head.bias"].norm()  # it starts at 0, and the average follows
-    batch = batches_of(rows, 10, seed=1, pictures=30)[0] | {"source": torch.zeros(30, dtype=torch.long)}
+    batch = batches_of(rows, 10, seed=1, pictures=30)(0)
+    batch["targets"]["presence"]["source"].zero_()
     with torch.no_grad():
-        before, after = (float(model.eval()(**batch)["loss"]) for model in (TowerModel(tower, head, 1), trained))
+        before, after = (float(loss_of(model.eval(), batch)) for model in (load_tower_model(str(start)), trained))
     assert after < 0.8 * before
     report = (whole / "report.md").read_text()
     assert report.startswith("| source / size | balanced accuracy |") and "\n| category / size | balanced" in report
     assert "| highway / 256 | " in report and "| highway / 320 | " in report
     run_script("compare_towers.py", "--runs", whole, stopped, "--sources", "highway")
     assert "| stopped at 320 | " in (compared := capsys.readouterr().out) and "+0.000 ± 0.000 |" in compared
-    mixing = ["--mix", tmp_path / "start", whole / "tower", "--eval_dataset", dataset, "--weights", 0.25, 1.0]
+    mixing = ["--mix", start, whole / "tower", "--eval_dataset", dataset, "--weights", 0.25, 1.0]
     run_script("compare_towers.py", *mixing, "--sizes", 320, "--output_dir", tmp_path / "mix")
     assert "| 1.0 at 320 | " in capsys.readouterr().out
     mixed = load_file(tmp_path / "mix/0.25/tower/training_head.safetensors")
-    torch.testing.assert_close(
-        mixed["query.weight"], head.query.weight.lerp(average["head.query.weight"], 0.25).detach()
-    )
-    at_320 = pd.read_parquet(whole / "answers.parquet").query("size == 320").reset_index(drop=True)
-    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "mix/1.0/answers.parquet"), at_320)
+    first = load_file(start / "training_head.safetensors")["query.weight"]
+    torch.testing.assert_close(mixed["query.weight"], first.lerp(average["head.query.weight"], 0.25))
     answers = pd.read_parquet(whole / "answers.parquet")
+    at_320 = answers.query("size == 320").reset_index(drop=True)
+    found = pd.read_parquet(tmp_path / "mix/1.0/answers.parquet").reset_index(drop=True)
+    pd.testing.assert_frame_equal(found, at_320)
     assert answers["size"].value_counts().nunique() == 1 and set(answers["size"]) == {256, 320}
-    run_script("train_tower.py", *command, whole, "--batch_size", 2, status=2)
-    assert "something else (batch_size: 8 before, 2 now)" in capsys.readouterr().err
 
 
 def test_the_shipped_tower_and_its_head_see_what_photographs_show():
-    model = TowerModel(load_tower(str(ROOT)), load_training_head(ROOT), 1).eval()
+    model = load_tower_model(str(ROOT)).eval()
     for name, category, region, is_present in (
         ("crossing", "car", "left", True),
         ("crossing", "car", "right", False),
@@ -405,5 +435,5 @@ def test_the_shipped_tower_and_its_head_see_what_photographs_show():
     ):
         image = Image.open(ROOT / f"docs/{name}.jpg").convert("RGB").resize((256, 256))
         with torch.inference_mode():
-            regions, _ = model.logits(torch.tensor(np.asarray(image))[None])
+            regions, _ = model.logits(torch.tensor(np.asarray(image))[None].permute(0, 3, 1, 2))
         assert (regions[0, INDEX[category], REGIONS.index(region)] > 0) == is_present, (name, category)

@@ -4,7 +4,6 @@ import json
 import math
 import resource
 import shutil
-from functools import partial
 
 import pytest
 import torch
@@ -14,20 +13,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel, TrainingArguments
 
 from runs import NO_EVAL, ONE_STEP, changes, command, history, learn, own_folder, refuse, weights
-from tiny import ROOT, TINY_TOWER, close, new_process
-from traffic_vlm.common.loading import load_weights
+from tiny import ROOT, TINY_TOWER, close, new_process, tiny_config
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMVisionConfig
 from traffic_vlm.data.datasets import SyntheticRows, load_rows
 from traffic_vlm.data.synthetic import render
 from traffic_vlm.training.auxiliary.head import HEAD_FILE, QueryHead, load_training_head, save_training_head
 from traffic_vlm.training.auxiliary.losses import grounding_loss
-from traffic_vlm.training.card import MARK, write_card
-from traffic_vlm.training.checkpoints import AVERAGE_FILE, last_checkpoint
-from traffic_vlm.training.collator import SupervisedCollator
-from traffic_vlm.training.options import LOSSES, ModelOptions
+from traffic_vlm.training.auxiliary.targets import make_targets
+from traffic_vlm.training.collator import TrafficCollator
+from traffic_vlm.training.model import prepare_model, read_normalization
+from traffic_vlm.training.options import LOSSES, TrainOptions
 from traffic_vlm.training.rows import describe_repeated, split_for_evaluation
-from traffic_vlm.training.start import prepare_model, read_normalization
-from traffic_vlm.training.trainer import TrafficTrainer
+from traffic_vlm.training.trainer import AVERAGE_FILE, TrafficTrainer, last_checkpoint
 from traffic_vlm.vision_traffic_vlm import TrafficVLMVisionModel
 
 
@@ -66,9 +63,6 @@ def test_a_run_is_logged_judged_and_pushed_and_its_folder_loads_by_itself(start,
     printed = capsys.readouterr().out
     assert f"balanced accuracy {before} before, {after} after" in printed
     assert "ok: the folder loads in a new process and answers a question" in printed
-    others = [path for name in ("checkpoint-2", "checkpoint-4", "runs") for path in (out / name).rglob("*")]
-    size = sum(path.stat().st_size for path in others if path.is_file()) / 1e6
-    assert f"can be deleted ({size:.1f} MB): checkpoint-* (weights and" in printed and "and runs (logs)." in printed
     [(repo_id, pushed)] = hub.commits
     assert repo_id == "me/tuned" and not any("checkpoint" in name or "optimizer" in name for name in pushed)
     for name in ("model.safetensors", "README.md", "LICENSE_WEIGHTS.md"):
@@ -76,18 +70,6 @@ def test_a_run_is_logged_judged_and_pushed_and_its_folder_loads_by_itself(start,
     card = pushed["README.md"].decode()
     assert "Fine-tuned from `start` on `synthetic`, 4 steps" in card and "license_link: LICENSE_WEIGHTS.md" in card
     assert f"| balanced_accuracy | {before} | {after} |" in card
-
-
-def test_a_license_is_not_guessed_and_a_hand_written_card_is_kept(tmp_path):
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "README.md").write_bytes(b"---\nlicense: [mit\xff\n---\n")  # must not make a run fail
-    for base in (None, "somebody/traffic-vlm", str(tmp_path / "broken")):
-        write_card(tmp_path / "new", base, ["runs/a", "runs/b"], 20, "Better.", {}, {})
-        card = (tmp_path / "new" / "README.md").read_text()
-        assert "not-chosen-yet" in card and MARK in card
-        assert ("Trained from scratch on `a`, `b`, 20 steps" in card) == (base is None)
-    write_card(tmp_path / "broken", None, ["runs/a"], 20, "Better.", {}, {})
-    assert MARK.encode() not in (tmp_path / "broken" / "README.md").read_bytes()
 
 
 # Ways to train
@@ -103,7 +85,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_and_averages_all_steps(start,
     for name, first in steps[0].items():
         if first.is_floating_point():  # weights and running statistics
             expected = first.lerp(steps[1][name], 1 - 2 / 12).lerp(steps[2][name], 1 - 0.2)
-            torch.testing.assert_close(average[name], expected, msg=name)
+            torch.testing.assert_close(average[name], expected.to(average[name].dtype), msg=name)
 
     shutil.copytree(whole, stopped)
     (stopped / "model.safetensors").unlink()
@@ -120,6 +102,22 @@ def test_a_resumed_run_equals_an_uninterrupted_one_and_averages_all_steps(start,
 
 
 @pytest.mark.slow
+def test_a_training_without_auxiliary_losses_loads_none_of_their_code(start, tmp_path):
+    """In a new process, which starts without any of our modules."""
+    zero = " ".join(f"--{name}_weight 0" for name in LOSSES)
+    code = f"""
+        del sys.modules["traffic_vlm"]
+        sys.path[:0] = [{str(ROOT / "tests")!r}]
+        from pathlib import Path
+        from runs import ONE_STEP, learn
+        learn(Path({str(start)!r}), Path("out"), ONE_STEP + {" " + zero!r})
+        print(*(name for name in sys.modules if "auxiliary" in name), "end")
+    """
+    assert new_process(code, tmp_path).split("\n")[-2] == "end"
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
 def test_two_processes_train_together(start, tmp_path):
     flags = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     options = command(start, tmp_path, f"--num_train_epochs 1 {NO_EVAL}")
@@ -132,7 +130,7 @@ def test_two_processes_train_together(start, tmp_path):
 
 def test_bfloat16_checkpointing_accumulation_and_label_smoothing_train(start, tmp_path, capsys):
     """Without --use_cpu, which the library asks for."""
-    options = "--bf16 --use_cpu false --gradient_checkpointing true --save_dtype bfloat16 --num_train_epochs 1"
+    options = "--bf16 --use_cpu false --gradient_checkpointing true --num_train_epochs 1"
     learn(start, tmp_path, f"{options} --gradient_accumulation_steps 2 --label_smoothing_factor 0.1 {NO_EVAL}")
     assert {name.split(".")[1] for name in changes(start, tmp_path)} == PARTS
     assert "better is not known: it was not evaluated, or all true" in capsys.readouterr().out
@@ -142,46 +140,20 @@ def test_bfloat16_checkpointing_accumulation_and_label_smoothing_train(start, tm
     assert len(modes) == 1  # that of files made by `open`
 
 
-def test_lora_trains_the_decoder_and_keeps_its_adapter_beside_the_merged_weights(start, tmp_path):
-    learn(start, tmp_path, f"--lora_rank 2 {ONE_STEP}")
-    changed = changes(start, tmp_path)
-    assert changed and all(name.startswith("model.text_model.layers") for name in changed)
-    assert not (tmp_path / "adapter" / "model.safetensors").exists()
-    processors = [(folder / "processor_config.json").read_text() for folder in (tmp_path, tmp_path / "adapter")]
-    assert processors[0] == processors[1]
-    merged, again = (load_weights(folder).state_dict() for folder in (tmp_path, tmp_path / "adapter"))
-    torch.testing.assert_close(again, merged)
-
-
 @pytest.mark.parametrize(("blocks", "frozen"), [(2, ("stem", "blocks.0.", "blocks.1.")), (16, ("",))])
 def test_convolution_blocks_can_be_frozen(start, blocks, frozen):
-    model, _ = prepare_model(ModelOptions(model_name_or_path=str(start), freeze_blocks=blocks))
+    model, _ = prepare_model(TrainOptions(model_name_or_path=str(start), freeze_blocks=blocks))
     tower = model.model.vision_tower
     for name, weight in tower.convolutions.named_parameters():
         assert weight.requires_grad != name.startswith(frozen), name
     assert all(weight.requires_grad for weight in tower.layers.parameters())
 
 
-def test_a_compiled_decoder_has_the_same_gradients(start, processor, monkeypatch):
-    compiled, gradients = [], []
-    backend = lambda graph, inputs: compiled.append(graph) or graph  # noqa: E731 (traces, and needs no C++)
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    for wanted in (False, True):
-        options = ModelOptions(model_name_or_path=str(start), hidden_dropout=0.0, compile_decoder=wanted)
-        model, _ = prepare_model(options)
-        for text in ("Is there a car?", "Is there a car on the left?"):
-            inputs = processor(text=text, suffix="yes", return_tensors="pt")
-            model(pixel_values=torch.zeros(1, 3, 64, 64), **inputs).loss.backward()
-        gradients.append({name: weight.grad for name, weight in model.named_parameters()})
-        assert bool(compiled) == wanted
-    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-5)
-
-
 # What training starts from
 
 
 def save_tower(folder, width):
-    """A folder as train_tower.py writes it, with tokens of this width. The tiny decoder reads 24 numbers."""
+    """A folder tower/ of train.py, with tokens of this width. The tiny decoder reads 24 numbers."""
     fields = TINY_TOWER | {"hidden_size": width, "neck": "depthwise", "neck_width": 16}
     TrafficVLMVisionModel(TrafficVLMVisionConfig(**fields)).save_pretrained(folder)
     save_training_head(QueryHead(width), folder)
@@ -190,7 +162,8 @@ def save_tower(folder, width):
 
 def test_training_starts_from_a_tower_and_its_head_and_can_freeze_it(start, tmp_path, capsys):
     folder, wide = save_tower(tmp_path / "tower", 24), save_tower(tmp_path / "wide", 32)
-    model, processor = prepare_model(ModelOptions(vision_tower=str(folder), image_size=64))  # from scratch
+    options = TrainOptions(from_scratch=True, vision_tower=str(folder), image_size=64)
+    model, processor = prepare_model(options)
     tower, head = model.model.vision_tower, model.training_head["head"]
     torch.testing.assert_close(dict(tower.state_dict()), weights(folder))
     torch.testing.assert_close(dict(head.state_dict()), load_file(folder / HEAD_FILE))
@@ -202,7 +175,7 @@ def test_training_starts_from_a_tower_and_its_head_and_can_freeze_it(start, tmp_
     assert f"{folder}, new to its decoder." in printed and " the model with the new tower" in printed
     before, after, prefix = weights(start), weights(tmp_path / "out"), "model.vision_tower."
     for name, value in weights(folder).items():
-        assert torch.equal(after[prefix + name], value), name
+        assert torch.equal(after[prefix + name], value.to(after[prefix + name].dtype)), name
     decoder = [name for name in before if not name.startswith(prefix)]
     assert 0 < max((after[name] - before[name]).abs().max() for name in decoder) < 0.1
     message = refuse(start, tmp_path / "other", f"--vision_tower {wide}")
@@ -215,7 +188,7 @@ def test_a_tower_of_transformers_with_a_class_token_and_its_own_normalization(st
     tower.save_pretrained(tmp_path / "tower")
     assert read_normalization(str(tmp_path / "tower")) == {}
     CLIPImageProcessor().save_pretrained(tmp_path / "tower")
-    model, processor = prepare_model(ModelOptions(vision_tower=str(tmp_path / "tower")))
+    model, processor = prepare_model(TrainOptions(from_scratch=True, vision_tower=str(tmp_path / "tower")))
     assert processor.image_processor.image_mean == pytest.approx([0.481, 0.458, 0.408], abs=1e-3)
     torch.testing.assert_close(model.model.vision_tower.state_dict(), tower.state_dict())
     learn(start, tmp_path / "out", f"--vision_tower {tmp_path / 'tower'} {ONE_STEP}")
@@ -230,6 +203,15 @@ def test_weights_and_heads_that_do_not_fit_are_refused(start, tmp_path):
         damaged = shutil.copytree(start, tmp_path / name)
         save_file(tensors, damaged / name, {"format": "pt"})
         assert message in refuse(damaged, tmp_path / "out")
+
+
+def test_training_from_scratch_takes_the_sizes_of_a_config_in_float32(tmp_path):
+    tiny_config(yes_no_temperature=1.6, dtype="bfloat16").save_pretrained(tmp_path)
+    model, _ = prepare_model(TrainOptions(from_scratch=True, config=str(tmp_path), image_size=64))
+    text, wanted = model.config.text_config, tiny_config().text_config
+    assert (text.hidden_size, text.num_hidden_layers) == (wanted.hidden_size, wanted.num_hidden_layers)
+    assert model.dtype == torch.float32 and model.config.yes_no_temperature == 1.0
+    assert model.config.vision_config.image_size == 64
 
 
 # Data
@@ -292,27 +274,28 @@ def test_own_questions_are_checked(start, tmp_path):
 
 @pytest.fixture
 def supervised(processor, monkeypatch):
-    """A function that makes a batch of four rendered scenes, of 64 pixels, with all targets."""
+    """A batch of four rendered scenes, of 64 pixels, with all targets."""
     monkeypatch.setattr(processor.image_processor, "size", {"height": 64, "width": 64})
     rows = [{"image": image, "scene": scene.to_json()} for image, scene in map(render, range(4))]
-    return lambda **options: SupervisedCollator(processor, 8, grid=(4, 4), paraphrases=2, **options)(rows)
+    targets = make_targets(LOSSES, processor, TrafficVLMVisionConfig(**TINY_TOWER), ["synthetic"])
+    return TrafficCollator(processor, 8, paraphrases=2, targets=targets)(rows)
 
 
-def make_trainer(start, folder, loss_weights, **options):
-    model = prepare_model(ModelOptions(model_name_or_path=str(start)))[0]
+def make_trainer(start, folder, loss_weights, processor, **options):
+    model = prepare_model(TrainOptions(model_name_or_path=str(start)))[0]
     arguments = TrainingArguments(str(folder), use_cpu=True, report_to="none")
-    return TrafficTrainer(model, arguments, loss_weights=loss_weights, **options)
+    return TrafficTrainer(model, arguments, loss_weights=loss_weights, processing_class=processor, **options)
 
 
-def test_auxiliary_losses_are_divided_by_the_number_of_accumulated_passes(start, tmp_path, supervised):
-    batch = supervised()
+def test_auxiliary_losses_are_divided_by_the_number_of_accumulated_passes(start, tmp_path, supervised, processor):
+    batch = supervised
     (row, column), (other, another) = ((batch["labels"] == 4) | (batch["labels"] == 5)).nonzero()[:2].tolist()
     ends = (row, column - 1, other, another - 1)  # as if each implied the other: in one direction there is a loss
-    batch["targets"].agreement = torch.tensor([(*ends, 0), (*ends[2:], *ends[:2], 0)])
+    batch["targets"]["agreement"]["pairs"] = torch.tensor([(*ends, 0), (*ends[2:], *ends[:2], 0)])
 
     def loss(passes: int, **loss_weights: float) -> float:
         torch.manual_seed(0)
-        trainer = make_trainer(start, tmp_path, loss_weights)
+        trainer = make_trainer(start, tmp_path, loss_weights, processor)
         trainer.current_gradient_accumulation_steps = passes
         with torch.no_grad():
             return float(trainer.compute_loss(trainer.model.eval(), dict(batch), num_items_in_batch=torch.tensor(100)))
@@ -340,9 +323,10 @@ class Waits(TorchDispatchMode):
 
 def test_no_step_waits_for_a_gpu_on_which_pixels_are_normalized(start, tmp_path, supervised, processor, monkeypatch):
     monkeypatch.setattr("traffic_vlm.checks_traffic_vlm.is_readable", lambda tensor: False)  # as on a GPU
-    batch, seen = supervised(uint8_pixels=True), []
-    assert batch["pixel_values"].dtype == torch.uint8
-    trainer = make_trainer(start, tmp_path, dict.fromkeys(LOSSES, 1.0), processing_class=processor)
+    batch, seen = supervised, []
+    pixels = batch["pixel_values"]
+    assert pixels.dtype == torch.uint8
+    trainer = make_trainer(start, tmp_path, dict.fromkeys(LOSSES, 1.0), processor)
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.model.vision_tower.register_forward_pre_hook(
         lambda _, inputs, named: seen.append([*inputs, *named.values()][0]), with_kwargs=True
@@ -350,7 +334,7 @@ def test_no_step_waits_for_a_gpu_on_which_pixels_are_normalized(start, tmp_path,
     with Waits() as waits:
         trainer.compute_loss(trainer.model.train(), batch, num_items_in_batch=torch.tensor(100)).backward()
     assert waits.found == []
-    close(seen[0], supervised()["pixel_values"])
+    close(seen[0], pixels / 127.5 - 1)
 
 
 # Errors
@@ -395,37 +379,30 @@ def test_nan_stops_training_before_a_checkpoint_is_written(start, tmp_path, monk
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--save_dtype int8", "--save_dtype must be one of bfloat16, float32, got 'int8'"),
         ("--from_scratch true", "--from_scratch true, not both"),
         ("--train_dataset no/such/folder", "no/such/folder: there is no such dataset folder"),
         ("--train_dataset synthetic docs ./docs/../docs", "docs and docs/../docs: a folder is given twice"),
         ("--image_size 60", "image_size=60"),
-        ("--questions_per_image 0", "--questions_per_image must be at least 1, got 0"),
+        ("--questions_per_image -1", "--questions_per_image must be at least 0, got -1"),
+        ("--questions_per_image 0", "a tower alone is evaluated on other images: pass --eval_dataset"),
+        ("--questions_per_image 0 --eval_dataset synthetic", "synthetic has no scenes or no groups; make the dataset"),
+        ("--output_dir START", "--output_dir START is the folder of --model_name_or_path"),
         ("--images_per_epoch 0", "--images_per_epoch must be at least 1, got 0"),
-        ("--lora_rank -1", "--lora_rank must be at least 0, got -1"),
-        ("--lora_rank 2 --image_size 32", "an adapter of --lora_rank is for the weights of --model_name_or_path as"),
         ("--grounding_weight -1", "--grounding_weight must be at least 0, got -1"),
-        ("--num_train_epochs 0", "--num_train_epochs must be above 0, got 0"),
         ("--question_types presence colour", "unknown --question_types colour; expected some of presence"),
         ("--model_name_or_path no/such/model", "no/such/model"),
         ("--vision_tower no/tower", "no/tower: there is no such model"),
-        ("--vision_tower patch", "--vision_tower patch starts from random weights"),
         ("--freeze_blocks -1", "--freeze_blocks -1 needs a number of at least 0"),
         ("--average_decay 1", "--average_decay must be in [0, 1), got 1.0"),
         ("--average_decay 0.9", "add --load_best_model_at_end false"),
-        ("--add_words okapi --lora_rank 2", "--lora_rank trains no new words"),
         ("--dataloader_persistent_workers true", "--dataloader_persistent_workers must be false"),
-        ("--metric_for_best_model loss", "the metric loss, which selects the best checkpoint, is not"),
-        ("--num_key_value_heads 1 --medium true", "have their own sizes: leave out hidden_size=768, "),
+        ("--metric_for_best_model loss", "--metric_for_best_model loss is not known of the evaluation images"),
+        ("--config .", "have their own sizes: leave out --config"),
     ],
 )
 def test_invalid_options_are_refused(start, tmp_path, options, message):
-    assert message in refuse(start, tmp_path, options)
+    assert message.replace("START", str(start)) in refuse(start, tmp_path, options.replace("START", str(start)))
     assert not (tmp_path / "model.safetensors").exists()
-
-
-def test_the_weights_to_start_from_are_not_overwritten(start):
-    assert f"--output_dir {start} is the folder of --model_name_or_path" in refuse(start, start)
 
 
 def test_training_without_weights_or_on_several_gpus_in_one_process_is_refused(start, tmp_path, monkeypatch):

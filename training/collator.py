@@ -1,125 +1,157 @@
-"""The collator for training: packed batches with targets for the auxiliary losses.
+"""From rows of a dataset to the batches of a training: augment → truth → questions → processor → targets.
 
-images with 20 to 230 tokens of questions each → packed rows of equal length, with hardly any padding
+    row {image, scene, questions, answers} → augmented image and scene → GroundTruth → questions
+        → processor(packed=True, suffix=...) → packed batch, and tensors of the auxiliary losses
+
+Image and scene are mirrored and cropped together, and questions are generated afterwards. So left, right, near and
+counts match the image that the model sees. Changes of light keep the names of colors: "red" stays red.
 """
 
-import math
 import random
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
 from typing import Any
 
+import cv2
 import numpy as np
 import torch
 
-from ..data.agreement import exclusions, implications
-from ..data.collator import Prepared, TrafficCollator
+from ..data.augment import augment, change_light
 from ..data.grammar import paraphrases_of
-from ..data.grounding import find_word, object_patches, word_patches
-from ..data.presence import CATEGORIES, REGIONS, patch_targets, region_targets
-from ..data.questions import Question, ask
-from ..data.targets import Targets
-from ..data.truth import GroundTruth
+from ..data.questions import QUESTION_TYPES, Balancer, Question, ask
+from ..data.scene import parse_scene, scene_of
+from ..data.truth import NONE, GroundTruth
+from ..images_traffic_vlm import to_rgb
 
 
-Span = tuple[int, int, int]  # row, first and last column of a question
+Span = tuple[int, int, int]  # row, first and last column of a question in a batch
 
 
 @dataclass
-class SupervisedCollator(TrafficCollator):
-    """A `TrafficCollator` whose batches also hold `targets`, for a vision tower of `grid` rows and columns of patches.
+class Prepared:
+    """An image [H,W,3] as the model will see it, its questions, and the truth about it.
 
-    They are of the class `Targets`; the index of a source is its position in `sources`, 0 for other sources.
-
-    Up to `paraphrases` of the questions about an image are paraphrases of another one. Rows are packed with hardly any
-    padding (`row_tokens="fit"`): with one row per image, 30 % of the tokens would be padding.
-
-    Raises:
-        ValueError: `paraphrases` are not fewer than `questions_per_image`.
+    Attributes:
+        truth: None for hand-written questions.
+        spans: places of the questions in the batch, once it is packed.
     """
 
-    grid: tuple[int, int] = (16, 16)
+    image: np.ndarray
+    questions: list[Question]
+    truth: GroundTruth | None
+    source: str
+    spans: list[Span] = field(default_factory=list)
+
+    def asked(self) -> Iterator[tuple[Question, Span]]:
+        """Questions with their places in the batch."""
+        return zip(self.questions, self.spans, strict=True)
+
+
+# Tensors of one auxiliary loss, of the images of a batch and the batch itself.
+Target = Callable[[Sequence[Prepared], Mapping[str, Any]], Mapping[str, torch.Tensor]]
+
+
+@dataclass
+class TrafficCollator:
+    """Turns rows of datasets into one batch of a training.
+
+    A batch holds what the processor returns for packed questions with their answers (pixels stay uint8, to be
+    normalized on the device: a quarter of the bytes between processes and devices), and
+
+    - `targets`: {name: tensors} of the auxiliary losses.
+
+    Rows are packed with hardly any padding: with one row per image, 30 % of the tokens would be padding.
+
+    Args:
+        processor: a `TrafficVLMProcessor`.
+        questions_per_image: maximum number of questions about each image. With 0, rows are those of `Drawing`, and a
+            batch has images and targets alone, to train the tower without a decoder.
+        question_types: question types to ask.
+        seed: seed of all random choices, together with the seed of the worker.
+        paraphrases: maximum number of an image's questions that are paraphrases of another one.
+        targets: of the auxiliary losses, by name; see `auxiliary/targets.py`.
+        balancers: one for each source. It balances yes and no for each question type and class over all rows that a
+            worker collates. With a single balancer for all sources, the style of a source with many cars would be
+            evidence for a yes, and the style of a source with few cars for a no.
+
+    A row without `scene` (hand-written questions) is never mirrored or cropped, as its answers could change. Rows
+    without any possible question are left out; others of the batch are repeated in their place. If no row of a batch
+    is left, whole images with the rows' own questions are used, or questions about their scenes that are not balanced.
+
+    Balancers live as long as their worker.
+    """
+
+    processor: Any
+    questions_per_image: int = 16
+    question_types: Sequence[str] = QUESTION_TYPES
+    seed: int = 0
     paraphrases: int = 0
-    sources: Sequence[str] = ()
-    row_tokens: int | str = "fit"
+    targets: Mapping[str, Target] = field(default_factory=dict)
+    epoch: int = field(default=0, repr=False)
+    rng: random.Random | None = field(default=None, repr=False)
+    balancers: defaultdict[str, Balancer] = field(default_factory=lambda: defaultdict(Balancer), repr=False)
 
-    def __post_init__(self) -> None:
-        if self.paraphrases and self.paraphrases >= self.questions_per_image:
-            raise ValueError(
-                f"paraphrases must be fewer than questions_per_image={self.questions_per_image}, "
-                f"got {self.paraphrases}"
-            )
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The batch of rows; the class says what it holds.
 
-    def finish(self, batch: dict[str, Any], prepared: list[Prepared]) -> dict[str, Any]:
+        Raises:
+            ValueError: no row has a possible question.
+        """
+        cv2.setNumThreads(1)  # the data loader has as many processes as there shall be
+        if not self.questions_per_image:
+            return self.without_questions(rows)
+        rng = self.generator()
+        images = [self._prepare(row, rng) for row in rows]
+        if not any(item.questions for item in images):
+            images = [self._with_stored_questions(row, rng) for row in rows]
+        images = [item for item in images if item.questions]
+        if not images:
+            raise ValueError("no image of this batch has a question or a scene to ask about")
+        # Batches of one size: cuDNN plans the convolutions anew for each number of images.
+        images = [replace(item) for item in islice(cycle(images), len(rows))]
+        batch = self.processor(
+            images=[item.image for item in images],
+            text=[[question.text for question in item.questions] for item in images],
+            suffix=[[question.answer for question in item.questions] for item in images],
+            packed=True,
+            row_tokens="fit",
+            on_unknown="raise",
+            do_rescale=False,
+            do_normalize=False,
+            return_tensors="pt",
+        )
         spans = iter([tuple(span) for span in batch.pop("question_spans").tolist()])
         del batch["question_ends"]  # the model needs them only for scoring
-        shape = (len(prepared), len(CATEGORIES))
-        region, patch = np.full((*shape, len(REGIONS)), -1, np.int8), np.full((*shape, *self.grid), -1, np.int8)
-        lists: defaultdict[str, list[Any]] = defaultdict(list)  # the targets that are lists, by name
-        for image, item in enumerate(prepared):
-            asked = list(zip(item.questions, spans))
-            if item.truth is not None:
-                covered = object_patches(item.truth.scene, self.grid)
-                region[image], patch[image] = region_targets(item.truth), patch_targets(item.truth.scene, covered)
-                self._find_words(asked, item.truth, covered, batch, lists)
-                self._find_answers(asked, item.truth, lists)
-        index_of = {source: index for index, source in enumerate(self.sources)}
+        for item in images:
+            item.spans = list(islice(spans, len(item.questions)))
+        return self.add_targets(images, dict(batch))
 
-        def tensor(name: str, width: int, dtype: torch.dtype = torch.long) -> torch.Tensor:
-            return torch.tensor(np.array(lists[name]), dtype=dtype).reshape(-1, width)
+    def without_questions(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Images uint8 [I,3,H,W] of one size, and their targets; each row brings its `size` and `rng`."""
+        images = []
+        for row in rows:
+            whole = np.asarray(to_rgb(row["image"]))
+            image, scene = augment(whole, parse_scene(row["scene"]), row["rng"], size=row["size"])
+            images.append(Prepared(image, [], GroundTruth(scene), row["source"]))
+        pixels = torch.from_numpy(np.stack([item.image for item in images]))
+        return self.add_targets(images, {"pixel_values": pixels.permute(0, 3, 1, 2)})
 
-        targets = Targets(
-            region=torch.from_numpy(region),
-            patch=torch.from_numpy(patch),
-            source=torch.tensor([index_of.get(item.source, 0) for item in prepared]),
-            grounding=tensor("grounding", math.prod(self.grid), torch.bool),
-            grounding_words=tensor("grounding_words", 2),
-            intermediate=tensor("intermediate", 3),
-            paraphrases=tensor("paraphrases", 4),
-            agreement=tensor("agreement", 5),
-        )
-        return batch | {"targets": targets}
+    def start_epoch(self, epoch: int) -> None:
+        """Reset random numbers and balancers, so that an epoch does not depend on the epochs before it."""
+        self.epoch, self.rng = epoch, None
+        self.balancers.clear()
 
-    def _find_words(
-        self,
-        asked: list[tuple[Question, Span]],
-        truth: GroundTruth,
-        covered: np.ndarray,
-        batch: dict[str, Any],
-        lists: dict[str, list[Any]],
-    ) -> None:
-        """Append the words that name objects of the image, and the patches of these objects."""
-        for index, category, patches in word_patches([question for question, _ in asked], truth.scene, covered):
-            row, start, end = asked[index][1]
-            position = find_word(self.processor, batch["input_ids"][row, start : end + 1].tolist(), category)
-            if position is not None:
-                lists["grounding"].append(patches)
-                lists["grounding_words"].append((row, start + position))
-
-    def _find_answers(
-        self, asked: list[tuple[Question, Span]], truth: GroundTruth, lists: dict[str, list[Any]]
-    ) -> None:
-        """Append what is compared at the places (row, column) where the answers about an image are read."""
-        tokenizer = self.processor.tokenizer
-        places = [(row, end) for _, (row, _, end) in asked]
-        place_of: dict[str, tuple[int, int]] = {}  # of the last question with each question id
-        for (question, _), place in zip(asked, places):
-            if question.answer not in ("yes", "no"):
-                continue
-            word = truth.compared(question.key)
-            token = None if word is None else tokenizer.convert_tokens_to_ids(word)
-            if token not in (None, tokenizer.unk_token_id):  # values of several words, such as "city street"
-                lists["intermediate"].append((*place, token))
-            if question.question_id and question.question_id in place_of:
-                lists["paraphrases"].append((*place_of[question.question_id], *place))
-            place_of[question.question_id] = place
-        ids = [question.question_id for question, _ in asked]
-        lists["agreement"] += [(*places[i], *places[j], 0) for i, j in implications(ids)]
-        lists["agreement"] += [(*places[i], *places[j], 1) for i, j in exclusions(ids)]
+    def generator(self) -> random.Random:
+        """The random number generator of this worker and epoch."""
+        if self.rng is None:
+            worker = torch.utils.data.get_worker_info()
+            self.rng = random.Random(f"{self.seed}/{self.epoch}/{0 if worker is None else worker.seed}")
+        return self.rng
 
     def ask(self, truth: GroundTruth, rng: random.Random) -> list[Question]:
-        """Questions, some of which are paraphrases of others. All count for the balance of yes and no."""
+        """At most `questions_per_image` questions, balanced within the source; some are paraphrases of others."""
         balancer = self.balancers[truth.scene.source]
         count = self.questions_per_image - self.paraphrases
         asked = ask(truth, rng, count, balancer, self.question_types, self.knows_none)
@@ -131,3 +163,43 @@ class SupervisedCollator(TrafficCollator):
             if balancer.accepts(question.key, question.answer, rng):
                 repeated.append(replace(question, text=rng.choice(others)))
         return asked + repeated
+
+    @property
+    def knows_none(self) -> bool:
+        """Whether the vocabulary has the word "none", the answer to questions about objects that are not there."""
+        tokenizer = self.processor.tokenizer
+        return tokenizer.convert_tokens_to_ids(NONE) != tokenizer.unk_token_id
+
+    def _prepare(self, row: dict[str, Any], rng: random.Random) -> Prepared:
+        """An augmented image with new questions; not cropped if the crop has no possible question."""
+        known = scene_of(row)
+        if known is None:
+            return self._with_stored_questions(row, rng)
+        whole = np.asarray(to_rgb(row["image"]))
+        for crops in (True, False):
+            image, scene = augment(whole, known, np.random.default_rng(rng.getrandbits(64)), crops)
+            truth = GroundTruth(scene)
+            questions = self.ask(truth, rng)
+            if questions:
+                break
+        return Prepared(image, questions, truth, str(row.get("source", "")))
+
+    def _with_stored_questions(self, row: dict[str, Any], rng: random.Random) -> Prepared:
+        """An image in new light with its row's questions, or else with questions about its scene."""
+        scene = scene_of(row)
+        truth = None if scene is None else GroundTruth(scene)
+        pairs = zip(row.get("questions") or (), row.get("answers") or (), strict=True)
+        known = (pair for pair in pairs if pair[1] != NONE or self.knows_none)
+        if scene is None:  # a user's own
+            known = ((self.processor.rules.as_asked(text), answer) for text, answer in known)
+        questions = [Question(text, answer, "", "", "") for text, answer in known]
+        if len(questions) > self.questions_per_image:
+            questions = rng.sample(questions, self.questions_per_image)
+        if not questions and truth is not None:
+            questions = ask(truth, rng, self.questions_per_image, None, self.question_types, self.knows_none)
+        image = change_light(np.asarray(to_rgb(row["image"])), np.random.default_rng(rng.getrandbits(64)))
+        return Prepared(image, questions, truth, str(row.get("source", "")))
+
+    def add_targets(self, images: Sequence[Prepared], batch: dict[str, Any]) -> dict[str, Any]:
+        """The batch with the tensors of each target."""
+        return batch | {"targets": {name: target(images, batch) for name, target in self.targets.items()}}

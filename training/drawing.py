@@ -1,4 +1,4 @@
-"""Drawing of pictures: how often each one is drawn, and the size of each batch.
+"""Drawing of pictures for the tower alone: how often each one is drawn, the size of each batch, and mixtures.
 
 Pictures of one camera resemble each other, so a camera counts with the square root of its pictures, and so does a
 source. All pictures of a batch have one size, and fewer of them are in a batch of a larger size, so that every step
@@ -8,14 +8,22 @@ takes the same time. Small pictures are not drawn for large sizes: `augment` enl
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
+from datasets import concatenate_datasets
+
+from ..data.augment import is_large_enough
+from ..data.scene import parse_scene
 
 
 MAX_DRAWS = 12  # of one picture in a run, on average
 ASPECTS = (0.75, 1.8)  # width / height of a batch
 STEP = 32  # sides of a batch are multiples, in pixels
 LAST_FRACTION = 0.1  # of the steps, which have the default size
+MIXUP = 0.4  # both parameters of the beta distribution of an image's weight in a mixture
+MIXUP_FRACTION = 0.6  # fraction of the run with mixed images
 
 
 def draw_chances(groups: Sequence[Sequence[str]], weights: Sequence[float], draws: int) -> np.ndarray:
@@ -37,7 +45,7 @@ def draw_chances(groups: Sequence[Sequence[str]], weights: Sequence[float], draw
     chances = np.concatenate(parts) / sum(weights)
     limit = MAX_DRAWS / draws
     if len(chances) * limit < 1:
-        raise ValueError(f"{len(chances)} pictures give at most {len(chances) * MAX_DRAWS} draws, --images is {draws}")
+        raise ValueError(f"{len(chances)} pictures give at most {len(chances) * MAX_DRAWS} draws, the run has {draws}")
     while (is_over := chances > limit * (1 + 1e-9)).any():
         is_limited = is_over | (chances >= limit)
         rest = chances[~is_limited].sum()
@@ -80,3 +88,51 @@ class BatchSizes:
         aspect = math.exp(rng.uniform(low, high)) if self.varies_aspect else 1.0
         height, width = (STEP * round(length / STEP) for length in (side / aspect**0.5, side * aspect**0.5))
         return max(1, round(self.pictures * self.default**2 / (height * width))), height, width
+
+
+class Drawing(torch.utils.data.Dataset):
+    """Rows of photographs, drawn in batches. Any process, and a resumed run, draws the same rows for a step.
+
+    The indices `step` × `sizes.pictures` and the following ones are the batch of a step. Each row also has the `size`
+    (height, width) of its batch, and the random generator `rng` of its step.
+
+    Args:
+        parts: rows of each source, with the columns "scene" and "group".
+        weights: of each source; by default the square root of its number of rows.
+        sizes: of the batches.
+        seed: of all draws.
+
+    Raises:
+        ValueError: see `draw_chances`; or, on access, no picture is large enough for the size of a step.
+    """
+
+    def __init__(self, parts: Sequence[Any], weights: Sequence[float] | None, sizes: BatchSizes, seed: int = 0):
+        self.rows, self.sizes, self.seed = concatenate_datasets(parts), sizes, seed
+        weights = weights or [len(rows) ** 0.5 for rows in parts]
+        self.chances = draw_chances([rows["group"][:] for rows in parts], weights, len(self))
+        scenes = map(parse_scene, self.rows["scene"][:])
+        self.stored = [(scene.width, scene.height) for scene in scenes]
+
+    def __len__(self) -> int:
+        return self.sizes.steps * self.sizes.pictures
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        step = indices[0] // self.sizes.pictures
+        rng = np.random.default_rng([self.seed, step])
+        count, height, width = self.sizes.draw(step, rng)
+        chances = self.chances * [is_large_enough(*stored, (height, width)) for stored in self.stored]
+        if not chances.any():
+            raise ValueError(f"no picture is large enough for {height} × {width} pixels; leave out this size")
+        drawn = rng.choice(len(chances), count, p=chances / chances.sum())
+        return [self.rows[int(index)] | {"size": (height, width), "rng": rng} for index in drawn]
+
+
+def mixed_weight(seed: int, step: int, steps: int) -> float | None:
+    """The weight of each image in a mixture with its neighbor in the batch of a step (mixup); None mixes nothing.
+
+    In half of the steps images are mixed, or sources with a few hundred images would be learned by heart; the last
+    images of the run are not mixed.
+    """
+    rng = np.random.default_rng([seed, step])
+    is_mixed = step < MIXUP_FRACTION * steps and rng.random() >= 0.5
+    return float(rng.beta(MIXUP, MIXUP)) if is_mixed else None

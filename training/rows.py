@@ -1,17 +1,30 @@
 """The rows of a training run: datasets are opened, checked, and split into those to train on and to evaluate on."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, concatenate_datasets
 from torch.utils.data import ConcatDataset
+from transformers import TrainingArguments
 
-from ..data.datasets import SyntheticRows, add_questions, load_rows, select_evenly, source_names, synthetic_rows
+from ..common.files import DataError
+from ..data.datasets import (
+    Mixture,
+    SyntheticRows,
+    add_questions,
+    load_rows,
+    select_evenly,
+    source_names,
+    synthetic_rows,
+)
 from ..data.near_duplicates import count_repeated, split_rows
 from ..data.scene import SYNTHETIC
 from ..question_traffic_vlm import is_content_word
 from ..tokenization_traffic_vlm import ANSWER_TOKENS
+from .drawing import BatchSizes, Drawing
+from .options import TrainOptions
 
 
 EVAL_FRACTION = 0.1  # of the training images, held back if no other images are given for evaluation
@@ -30,6 +43,47 @@ def sources_of(datasets: Sequence[Any]) -> list[str]:
     """The names of all sources of datasets, sorted."""
     names = [[SYNTHETIC] if isinstance(rows, SyntheticRows) else rows.unique("source") for rows in datasets]
     return sorted({name for some in names for name in some})
+
+
+def mix_rows(
+    rows: list[Any], held: list[Any], arguments: TrainingArguments, options: TrainOptions
+) -> tuple[Any, Any, str]:
+    """(train, eval, warning) of a training with questions; see `split_for_evaluation`. `eval` may be None."""
+    eval_rows, note = None, ""
+    if arguments.eval_strategy != "no":
+        rows, eval_rows, note = split_for_evaluation(rows, held, options.max_eval_images)
+    return Mixture(rows, options.train_weights, options.images_per_epoch, arguments.seed), eval_rows, note
+
+
+def draw_rows(
+    rows: list[Any], held: list[Any], arguments: TrainingArguments, options: TrainOptions, image_size: int
+) -> tuple[Any, Any, str]:
+    """(train, eval, warning) of a tower alone; the warning names groups on both sides. `eval` may be None.
+
+    The run is one epoch, whose `max_steps` are set here.
+
+    Args:
+        image_size: side of the images of most steps, in pixels.
+
+    Raises:
+        DataError: rows have no scenes or groups.
+    """
+    check_scenes([*options.train_dataset, *options.eval_dataset], [*rows, *held])
+    batches = arguments.world_size * arguments.gradient_accumulation_steps  # of a step
+    if arguments.max_steps <= 0:
+        images = arguments.num_train_epochs * options.images_per_epoch
+        arguments.max_steps = math.ceil(images / (batches * arguments.per_device_train_batch_size))
+    sizes = BatchSizes(
+        options.sizes or [image_size],
+        options.size_weights or [1.0] * max(1, len(options.sizes)),
+        image_size,
+        arguments.per_device_train_batch_size,
+        arguments.max_steps * batches,
+        options.vary_aspect,
+    )
+    eval_rows = concatenate_datasets(held) if held else None
+    note = describe_shared_groups(rows, eval_rows) if held else ""
+    return Drawing(rows, options.train_weights, sizes, arguments.seed), eval_rows, note
 
 
 def split_for_evaluation(rows: list[Any], held: list[Any], max_images: int) -> tuple[list[Any], Any, str]:
@@ -53,6 +107,25 @@ def split_for_evaluation(rows: list[Any], held: list[Any], max_images: int) -> t
     chosen = [select_evenly(dataset, max(1, max_images // len(held))) for dataset in held]
     asked: list[Any] = [add_questions(part) if isinstance(part, Dataset) else part for part in chosen]
     return rows, ConcatDataset(asked), note
+
+
+def check_scenes(folders: Sequence[str], rows: Sequence[Any]) -> None:
+    """Raise a DataError if rows of folders have no scenes or groups, which a tower alone needs."""
+    for folder, dataset in zip(folders, rows):
+        if not {"scene", "group"} <= set(getattr(dataset, "column_names", ())):
+            raise DataError(f"{folder} has no scenes or no groups; make the dataset with make_dataset.py")
+
+
+def describe_shared_groups(rows: Sequence[Any], held: Any) -> str:
+    """A sentence on the groups, such as cameras, that are both in `rows` and in `held`; empty if there are none."""
+
+    def names(some: Any) -> set[str]:
+        return {f"{source}: {group}" for source, group in zip(some["source"][:], some["group"][:])}
+
+    shared = sorted(set().union(*map(names, rows)) & names(held))
+    if not shared:
+        return ""
+    return f"{len(shared)} groups of pictures are also in --eval_dataset, whose figures are too high: {shared[:5]}"
 
 
 def hold_back(rows: list[Any]) -> tuple[list[Any], list[Any], str]:

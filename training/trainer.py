@@ -1,70 +1,180 @@
-"""The library's Trainer with auxiliary losses and our evaluation metrics.
+"""The library's Trainer with auxiliary losses and our metrics; it stops at NaN, and can average weights.
 
-batch from `SupervisedCollator` → answer loss + presence, grounding, intermediate, consistency and agreement losses
+batch of `TrafficCollator` → answer loss + presence, grounding, intermediate, consistency and agreement losses
 evaluation → `quick_metrics`, the same metrics as in `scripts/evaluate.py`
+
+A batch without questions trains a tower alone (`auxiliary/tower.py`).
 """
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import TrainerCallback
+from torch.utils.data import SequentialSampler
+from transformers import Trainer, TrainerCallback
 
-from ..common.files import atomic_write
+from ..common.files import atomic_write, claim
 from ..evaluation.predict import predict
 from ..evaluation.report import quick_metrics
-from .checkpoints import CheckedTrainer
+from .drawing import mixed_weight
 from .words import AskedWords
 
 
+AVERAGE_FILE = "average.safetensors"  # in each checkpoint
 BEFORE_FILE = ".answers_before.parquet"  # beside the checkpoints: the answers before training
+ADVICE = "training stops, and no checkpoint is affected. A smaller --learning_rate may help"
 
 
-def unwrap(model: Any) -> Any:
-    """The full model inside a peft model."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest complete checkpoint; the library writes `trainer_state.json` last."""
+    complete = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json") if _is_json(path)]
+    return max(complete, key=lambda path: int(path.name.rsplit("-", 1)[1]), default=None)
 
 
-class TrafficTrainer(CheckedTrainer):
-    """`Trainer` for batches of packed questions from `SupervisedCollator`. It evaluates on rows of a dataset.
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_text())
+    except ValueError:
+        return False
+    return True
+
+
+def claim_run(folder: Path, options: dict[str, Any]) -> None:
+    """Record the options of a run in its folder, beside its checkpoints.
+
+    Raises:
+        DataError: the folder has checkpoints of a run with other options.
+    """
+    if last_checkpoint(folder) is None:
+        (folder / ".options.json").unlink(missing_ok=True)  # of a run that ended before its first checkpoint
+    claim(folder, options)
+
+
+class AverageWeights(TrainerCallback):
+    """Averaged weights (EMA): `decay` × average + (1 - `decay`) × weights after each step.
+
+    The running statistics of batch normalization are averaged, too: those of the last step belong to the last weights.
 
     Args:
-        loss_weights: weights of the auxiliary losses by name, of `options.LOSSES`; a loss with weight 0 or without a
-            weight is not computed. "presence" needs a model with a training head.
-
-    Attributes:
-        asked: counts of the words of the questions of the training so far.
+        model: its trainable weights are averaged. At the start, when there are few steps, the average follows faster.
     """
 
-    def __init__(self, *args: Any, loss_weights: Mapping[str, float] | None = None, **kwargs: Any):
+    def __init__(self, model: Any, decay: float):
+        self.model, self.decay = model, decay
+        self.values: dict[str, torch.Tensor] = {}
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        found = {name: weight.detach() for name, weight in self.model.named_parameters() if weight.requires_grad}
+        return found | {name: buffer for name, buffer in self.model.named_buffers() if "running_" in name}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Continue the average of the checkpoint that training resumes from."""
+        path = self._path(args, state)
+        if path.is_file():
+            self.values = load_file(path, str(next(self.model.parameters()).device))
+        elif state.global_step:  # a checkpoint of another folder
+            print(f"{path} does not exist: the average starts again from this checkpoint")
+
+    @torch.no_grad()
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        weights = self._weights()
+        self.values = self.values or {name: weight.clone() for name, weight in weights.items()}
+        decay = min(self.decay, state.global_step / (state.global_step + 10))
+        torch._foreach_lerp_([self.values[name] for name in weights], list(weights.values()), 1 - decay)
+
+    def save(self, args: Any, state: Any) -> None:
+        """Write the averages into the checkpoint of the current step."""
+        with atomic_write(self._path(args, state)) as temporary:
+            save_file(self.values, temporary)
+
+    @staticmethod
+    def _path(args: Any, state: Any) -> Path:
+        return Path(args.output_dir) / f"checkpoint-{state.global_step}" / AVERAGE_FILE
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange the weights of the model and their averages, if there are any."""
+        weights = self._weights()
+        for name, value in self.values.items():
+            last = weights[name].clone()
+            weights[name].copy_(value)
+            value.copy_(last)
+
+
+class TrafficTrainer(Trainer):
+    """`Trainer` for batches of `TrafficCollator`. It evaluates on rows of a dataset.
+
+    To look for NaN at each step, the CPU would wait for the GPU.
+
+    Args:
+        loss_weights: weights of the auxiliary losses by name, of `options.LOSSES`; a loss without a weight is not
+            computed. "presence" needs a model with a training head.
+        average_decay: of averaged weights; 0 averages none.
+        eval_sizes: of a `TowerModel`: sides of the images in pixels; the first one gives the metrics.
+
+    Attributes:
+        average: the averaged weights, which are in each checkpoint, too.
+        asked: counts of the words of the questions of the training so far; only if questions are asked.
+
+    Raises:
+        FloatingPointError: in training, if the loss of a log, or a weight of a checkpoint, is NaN or infinite; the
+            checkpoint is not written.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        loss_weights: Mapping[str, float] | None = None,
+        average_decay: float = 0.0,
+        eval_sizes: Sequence[int] = (),
+        **kwargs: Any,
+    ):
         super().__init__(*args, **kwargs)
-        self.loss_weights = {name: weight for name, weight in (loss_weights or {}).items() if weight}
+        self.loss_weights, self.eval_sizes = loss_weights or {}, eval_sizes
         self.recording: Any = nullcontext
         if self.loss_weights:  # a training without them loads none of their code
             from .auxiliary.losses import recording
 
             self.recording = recording
         self.sums: dict[str, tuple[Any, Any]] = {}  # {name: (sum, count)} since the last log
-        self.asked = AskedWords(self.model.config.get_text_config())
-        self.add_callback(self.asked)
+        self.average = AverageWeights(self.model, average_decay)
+        if average_decay:
+            self.add_callback(self.average)
+        if not eval_sizes:  # questions are asked
+            self.asked = AskedWords(self.model.config.get_text_config())
+            self.add_callback(self.asked)
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """The names of matrices and kernels: biases and the weights of norms do not decay."""
+        return [name for name, parameter in model.named_parameters() if parameter.ndim > 1]
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        """In order: `Mixture` and `Drawing` draw at random."""
+        return SequentialSampler(self.train_dataset)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """The loss of the answers plus the weighted auxiliary losses. Each is also added to the means of the log."""
-        targets = inputs.pop("targets", None)
+        targets = inputs.pop("targets")
+        if "labels" not in inputs:  # the tower alone
+            mixed = mixed_weight(self.args.seed, self.state.global_step, self.state.max_steps)
+            outputs = model(**inputs, **targets["presence"], mixed=mixed)
+            return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
         self.asked.add(inputs["input_ids"], inputs["labels"], inputs["segment_ids"])
         inputs["pixel_values"] = self._normalized(inputs["pixel_values"])
         inputs["use_cache"], labels = False, inputs["labels"]  # label smoothing removes the labels
-        with self.recording(unwrap(self.accelerator.unwrap_model(model))) as recorded:
+        with self.recording(self.accelerator.unwrap_model(model)) as recorded:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         self._count_answers(outputs.logits[:, :-1], labels[:, 1:])
-        if self.loss_weights and targets is not None:
+        if self.loss_weights:
             # Without num_items_in_batch the library itself divides by the number of accumulated passes.
             fraction = 1.0 if num_items_in_batch is None else 1.0 / self.current_gradient_accumulation_steps
             with self.accelerator.autocast():
@@ -75,9 +185,7 @@ class TrafficTrainer(CheckedTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def _normalized(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Normalized pixels [I,3,H,W] of those of the collator; uint8 pixels are normalized as by the processor."""
-        if pixels.dtype != torch.uint8:
-            return pixels
+        """Pixels [I,3,H,W] of uint8 ones, normalized as by the processor."""
         options = self.processing_class.image_processor
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (options.image_mean, options.image_std))
         mean, std = (values.to(pixels.device, non_blocking=True) for values in (mean, std))
@@ -107,6 +215,8 @@ class TrafficTrainer(CheckedTrainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log training steps with the means since the last log, and `perplexity`, exp of the answer loss."""
+        if not math.isfinite(logs.get("loss", 0.0)):
+            raise FloatingPointError(f"the loss is NaN or infinite at step {self.state.global_step}: {ADVICE}")
         if "loss" in logs:
             means = {name: float(total) / max(1, int(count)) for name, (total, count) in self.sums.items()}
             self.sums = {}
@@ -115,16 +225,44 @@ class TrafficTrainer(CheckedTrainer):
             logs = logs | {name: round(mean, 4) for name, mean in means.items()}
         super().log(logs, *args, **kwargs)
 
+    def check_weights(self) -> None:
+        """Raise FloatingPointError if a weight is NaN or infinite, as after a gradient of NaN."""
+        if not all(bool(weight.isfinite().all()) for weight in self.model.parameters()):
+            raise FloatingPointError(f"weights are NaN or infinite at step {self.state.global_step}: {ADVICE}")
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self.check_weights()
+        if self.average.values and self.is_world_process_zero():
+            # First: older checkpoints are deleted as soon as the library has written its own files.
+            self.average.save(self.args, self.state)
+        super()._save_checkpoint(*args, **kwargs)
+
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """The `quick_metrics` of the evaluation rows, with the prefix `eval_`. Before training, answers are kept.
+        """The metrics of the evaluation rows, with the prefix `eval_`: of the averaged weights, if there are any.
 
         Raises:
             ValueError: the metric that selects the best checkpoint is not among them.
         """
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        was_training = self.model.training
+        self.check_weights()
+        self.average.swap()
+        figures = self._evaluate_tower(rows) if self.eval_sizes else self._evaluate_answers(rows)
+        self.average.swap()
+        best = (self.args.metric_for_best_model or "").removeprefix("eval_")
+        if best and best not in figures:
+            raise ValueError(
+                f"--metric_for_best_model {best} is not known of the evaluation images ({len(rows)}): pass more "
+                f"with --eval_dataset and --max_eval_images, or choose another metric: {', '.join(figures)}"
+            )
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
+        self.log(metrics)
+        self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _evaluate_answers(self, rows: Any) -> dict[str, float]:
+        """The `quick_metrics` of rows. Before training, the answers are kept."""
         answers = self.answers(self.model, rows)
         if self.state.global_step == 0 and self.is_world_process_zero():
             with atomic_write(Path(self.args.output_dir) / BEFORE_FILE) as temporary:
@@ -132,21 +270,19 @@ class TrafficTrainer(CheckedTrainer):
         with self.accelerator.autocast():
             batch_size = self.args.per_device_eval_batch_size
             figures = quick_metrics(self.model, self.processing_class, rows, batch_size, answers)
-        self.model.train(was_training)
         if not figures:
             raise ValueError("no evaluation image has a question: pass others with --eval_dataset")
-        best = (self.args.metric_for_best_model or "").removeprefix("eval_")
-        if best and best not in figures:
-            raise ValueError(
-                f"the metric {best}, which selects the best checkpoint, is not available for the evaluation images "
-                f"({len(rows)}). Balanced accuracy needs questions that are answered yes for some images and no for "
-                "others: pass more images with --eval_dataset and --max_eval_images, or select the best checkpoint by "
-                f"another --metric_for_best_model: {', '.join(figures)}"
-            )
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in figures.items()}
-        self.log(metrics)
-        self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
+        return figures
+
+    def _evaluate_tower(self, rows: Any) -> dict[str, float]:
+        """Balanced accuracy and AUC of a tower alone; tower/, answers.parquet and report.md are written."""
+        from .auxiliary.tower import answer_presence, presence_metrics, write_tower
+
+        with self.accelerator.autocast():
+            answers = answer_presence(self.model, rows, self.eval_sizes)
+        if self.is_world_process_zero():
+            write_tower(self.model, answers, Path(self.args.output_dir))
+        return presence_metrics(answers[answers["size"] == self.eval_sizes[0]])
 
     def answers(self, model: Any, rows: Any, **options: Any) -> pd.DataFrame:
         """Table of `predict` in the precision of the training. The model is in evaluation mode from then on."""

@@ -1,22 +1,21 @@
 """The query head: presence of each category in the whole image, in its thirds and in its patches.
 
     image tokens [B,P,C] → QueryHead → region logits [B,categories,4] ─┐
-                                     → patch logits [B,P,categories]  ─┴→ PresenceLoss ← targets of `data/presence.py`
+                                     → patch logits [B,P,categories]  ─┴→ PresenceLoss ← targets of `presence.py`
 
-`training/tower.py` trains it with a tower alone. `training/run.py` adds it to the full model while that trains. Either
-way it is saved beside the weights as `training_head.safetensors`.
+It is trained with a tower alone (`tower.py`), or as a part of the full model. Either way it is saved beside the
+weights as `training_head.safetensors`.
 """
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.utils import cached_file
 
-from ...data.presence import CATEGORIES, REGIONS
+from .presence import CATEGORIES, REGIONS
 
 
 HEAD_FILE = "training_head.safetensors"
@@ -120,15 +119,6 @@ def _mean_entropy(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Te
     truth = (targets == 1).float()
     entropy = nn.functional.binary_cross_entropy_with_logits(logits.float(), truth, weights, reduction="sum")
     return entropy / (targets >= 0).sum().clamp(min=1)
-
-
-def add_training_head(model: Any, head: QueryHead | None = None, num_sources: int = 1) -> None:
-    """Add the query head and its loss to a full model as `model.training_head`; a new head by default.
-
-    A new, untrained head disturbs a trained tower until it has learned.
-    """
-    head = head or QueryHead(model.config.vision_config.hidden_size)
-    model.training_head = nn.ModuleDict({"head": head, "loss": PresenceLoss(num_sources)})
 
 
 def load_training_head(name: str | Path) -> QueryHead | None:

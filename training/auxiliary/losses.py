@@ -1,4 +1,4 @@
-"""Auxiliary losses, for training from few images: a recorded forward pass is compared with `Targets`.
+"""Auxiliary losses, for training from few images: a recorded forward pass is compared with `targets.py`.
 
 presence: image tokens → query head (`head.py`) ↔ which categories are where
 grounding: cross-attention of question words [N,P] ↔ patches of their objects
@@ -8,15 +8,17 @@ consistency: log-odds of yes [N] ↔ log-odds of a paraphrase
 agreement: P(yes) of a question ≤ P(yes) of one that it implies; P(yes) of two that exclude each other ≤ 1 in sum
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from ...data.targets import Targets
 from ...scoring_traffic_vlm import reading_cross_attention
+
+
+Tensors = Mapping[str, torch.Tensor]
 
 
 def grounding_loss(maps: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
@@ -84,36 +86,37 @@ class ForwardPass:
             maps.append(weights[:, :, 0].mean(1))
         return torch.stack(maps).mean(0)
 
-    def losses(self, names: Iterable[str], logits: torch.Tensor, targets: Targets) -> dict[str, torch.Tensor]:
-        """The auxiliary losses with these names, unweighted: each is a method.
+    def losses(
+        self, names: Iterable[str], logits: torch.Tensor, targets: Mapping[str, Tensors]
+    ) -> dict[str, torch.Tensor]:
+        """The auxiliary losses with these names, unweighted: each is a method, and compares with its own targets.
 
         Args:
             logits: [R,L,V] of the pass.
         """
-        return {name: getattr(self, name)(logits, targets) for name in names}
+        return {name: getattr(self, name)(logits, **targets[name]) for name in names}
 
-    def presence(self, logits: torch.Tensor, targets: Targets) -> torch.Tensor:
+    def presence(
+        self, logits: torch.Tensor, region: torch.Tensor, patch: torch.Tensor, source: torch.Tensor
+    ) -> torch.Tensor:
         """Presence loss; the model must have a training head."""
-        head, grid = self.model.training_head, targets.patch.shape[2:]
+        head, grid = self.model.training_head, patch.shape[2:]
         tokens = self.image_tokens[:, -grid.numel() :]  # leaves out a class token, if there is one
-        loss: torch.Tensor = head["loss"](
-            head["head"](tokens, tuple(grid)), targets.region, targets.patch, targets.source
-        )
+        loss: torch.Tensor = head["loss"](head["head"](tokens, tuple(grid)), region, patch, source)
         return loss
 
-    def grounding(self, logits: torch.Tensor, targets: Targets) -> torch.Tensor:
-        maps = self.attention_maps(*targets.grounding_words.unbind(-1))
-        return grounding_loss(maps[:, -targets.grounding.shape[-1] :], targets.grounding)
+    def grounding(self, logits: torch.Tensor, words: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
+        return grounding_loss(self.attention_maps(*words.unbind(-1))[:, -patches.shape[-1] :], patches)
 
-    def intermediate(self, logits: torch.Tensor, targets: Targets) -> torch.Tensor:
-        rows, columns, words = targets.intermediate.unbind(-1)
+    def intermediate(self, logits: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
+        rows, columns, words = answers.unbind(-1)
         return intermediate_loss(self.model, self.mid_layer_states[rows, columns], words)
 
-    def consistency(self, logits: torch.Tensor, targets: Targets) -> torch.Tensor:
-        return consistency_loss(*self._log_odds(logits, targets.paraphrases))
+    def consistency(self, logits: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+        return consistency_loss(*self._log_odds(logits, pairs))
 
-    def agreement(self, logits: torch.Tensor, targets: Targets) -> torch.Tensor:
-        return agreement_loss(*self._log_odds(logits, targets.agreement), targets.agreement[:, 4].bool())
+    def agreement(self, logits: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+        return agreement_loss(*self._log_odds(logits, pairs), pairs[:, 4].bool())
 
     def _log_odds(self, logits: torch.Tensor, pairs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-odds [N] of yes of two questions each, whose rows and columns are in the first four columns of pairs."""

@@ -5,24 +5,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoModel, BaseImageProcessor, PreTrainedConfig
 
-from ..attention_traffic_vlm import TrafficVLMAttention, TrafficVLMRMSNorm
 from ..common.loading import load_weights
-from ..configuration_traffic_vlm import PATCH_TOWER, TrafficVLMConfig, TrafficVLMVisionConfig
-from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMMLP
+from ..configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMVisionConfig
+from ..modeling_traffic_vlm import TrafficVLMForConditionalGeneration
 from ..processing_traffic_vlm import TrafficVLMProcessor
 from ..vision_traffic_vlm import TrafficVLMVisionModel
-from .options import PATCH, ModelOptions
-from .trainer import unwrap
+from .options import TrainOptions
 
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def start_message(options: ModelOptions) -> str:
+def start_message(options: TrainOptions) -> str:
     """A line that says which weights training starts from."""
-    base, tower = options.model_name_or_path, options.trained_tower
+    base, tower = options.model_name_or_path, options.vision_tower
+    if not options.questions_per_image:
+        return f"Training the vision tower {tower or (f'of {base}' if base else 'from random weights')} alone."
     if base:
         return f"Fine-tuning {base}{f' with the vision tower {tower}, new to its decoder' if tower else ''}."
     if tower:
@@ -30,58 +31,58 @@ def start_message(options: ModelOptions) -> str:
     return "Training from scratch: all weights are random."
 
 
-def prepare_model(options: ModelOptions, has_head: bool = True, num_sources: int = 1) -> tuple[Any, Any]:
-    """The model, frozen and compiled as the options say, and its processor.
+def prepare_model(options: TrainOptions, num_sources: int = 1) -> tuple[Any, Any]:
+    """The model to train, in float32, frozen as the options say, and its processor.
+
+    The model has a query head for the presence loss, or is a `TowerModel` if no questions are asked.
 
     Args:
-        has_head: add the query head, for the presence loss. LoRA leaves tower and head as they are.
         num_sources: number of sources that the presence loss balances separately.
     """
     model, base = build_model(options), options.model_name_or_path
+    tower = model.model.vision_tower
     processor = TrafficVLMProcessor.from_pretrained(base or ROOT)
     if not base:
         processor.taught, processor.own_questions = [], False
     size = model.config.vision_config.image_size
     processor.image_processor.size = {"height": size, "width": size}
-    for name, value in read_normalization(options.trained_tower).items():
+    for name, value in read_normalization(options.vision_tower).items():
         setattr(processor.image_processor, name, value)
-    if options.lora_rank:
-        model = add_lora(model, options.lora_rank)
-    elif has_head:
-        from .auxiliary.head import add_training_head, load_training_head
-
-        trained = options.trained_tower or base
-        add_training_head(model, load_training_head(trained) if trained else None, num_sources)
-    full = unwrap(model)
-    if options.compile_decoder:
-        compile_decoder(full)
     if options.freeze_vision:
-        full.model.vision_tower.requires_grad_(False)
+        tower.requires_grad_(False)
     if options.freeze_blocks is not None:
-        freeze_blocks(full.model.vision_tower, options.freeze_blocks)
+        freeze_blocks(tower, options.freeze_blocks)
+    if "presence" in options.loss_weights():
+        from .auxiliary.head import PresenceLoss, QueryHead, load_training_head
+
+        trained = options.vision_tower or base
+        head = (load_training_head(trained) if trained else None) or QueryHead(tower.config.hidden_size)
+        if not options.questions_per_image:
+            from .auxiliary.tower import TowerModel
+
+            return TowerModel(tower, head, num_sources), processor
+        model.training_head = nn.ModuleDict({"head": head, "loss": PresenceLoss(num_sources)})
     return model, processor
 
 
-def build_model(options: ModelOptions) -> Any:
-    """The model to train, in float32: from weights or from scratch, and with another tower if the options name one.
+def build_model(options: TrainOptions) -> Any:
+    """The full model, in float32: from weights or from scratch, and with another tower if the options name one.
 
     Raises:
         ValueError: the weights or the tower do not fit.
     """
     base, attention = options.model_name_or_path, {"attn_implementation": options.attn_implementation}
     size = {} if options.image_size is None else {"image_size": options.image_size}
-    text = options.text_fields()
+    tower = load_tower(options.vision_tower, size) if options.vision_tower else None
+    sizes = base or options.config
+    config = TrafficVLMConfig.from_pretrained(sizes) if sizes else TrafficVLMConfig()
+    config.vision_config.update(size)
     if options.hidden_dropout is not None:
-        text["hidden_dropout"] = options.hidden_dropout
-    tower = load_tower(options.trained_tower, size) if options.trained_tower else None
+        config.text_config.hidden_dropout = options.hidden_dropout
     if base:
-        config = TrafficVLMConfig.from_pretrained(base)
-        config.vision_config.update(size)
-        config.text_config.update(text)
         model: Any = load_weights(base, config=config, dtype=torch.float32, **attention)
-    else:
-        new = (PATCH_TOWER if options.vision_tower == PATCH else {}) | size
-        config = TrafficVLMConfig(vision_config=tower.config if tower else new, text_config=text)
+    else:  # dtype and temperature in a config.json belong to its weights
+        config = TrafficVLMConfig(tower.config if tower else config.vision_config, config.text_config)
         model = TrafficVLMForConditionalGeneration._from_config(config, **attention)
     if tower:
         width, expected = tower.config.hidden_size, model.config.vision_config.hidden_size
@@ -90,6 +91,9 @@ def build_model(options: ModelOptions) -> Any:
                 f"--vision_tower {options.vision_tower} gives tokens of {width} numbers, the decoder reads {expected}"
             )
         model.config.vision_config, model.model.vision_tower = tower.config, tower
+    if options.pool_above is not None:
+        pooled = add_pooling(model.model.vision_tower, options.pool_above)
+        model.config.vision_config, model.model.vision_tower = pooled.config, pooled
     return model
 
 
@@ -97,7 +101,7 @@ def load_tower(name: str, fields: dict[str, Any] | None = None) -> Any:
     """A trained vision tower in float32; `fields` change its configuration.
 
     Args:
-        name: folder or Hub name of a tower of `train_tower.py`, of a Traffic VLM, or of a model of transformers.
+        name: folder or Hub name of a tower that was trained alone, of a Traffic VLM, or of a model of transformers.
 
     Raises:
         OSError: there is no such model. ValueError: it has no vision tower, or not all of its weights.
@@ -153,22 +157,3 @@ def read_normalization(vision_tower: str | None) -> dict[str, list[float]]:
     except OSError:  # a tower saved without an image processor
         return {}
     return {name: fields[name] for name in ("image_mean", "image_std") if name in fields}
-
-
-def add_lora(model: Any, rank: int) -> Any:
-    """Add LoRA matrices to every linear layer of the decoder; only they are trained."""
-    from peft import LoraConfig, get_peft_model
-
-    linear = r"model\.text_model\..*_proj"
-    return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=linear))
-
-
-def compile_decoder(model: Any) -> None:
-    """Compile the modules of each decoder layer, for rows of any length. Forward hooks still work.
-
-    The compiled functions are bound to this model: a deep copy would compute with the weights of the original.
-    """
-    classes = (TrafficVLMAttention, TrafficVLMMLP, TrafficVLMRMSNorm)
-    modules: list[Any] = [module for module in model.get_decoder().modules() if isinstance(module, classes)]
-    for module in modules:
-        module.forward = torch.compile(module.forward, dynamic=True)

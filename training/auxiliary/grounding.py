@@ -7,14 +7,13 @@ learns where to attend; boxes and masks teach it.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
+from ...data.questions import Question
+from ...data.scene import CLASSES, Scene, is_a, resampling
+from ...data.truth import MIN_VISIBLE, Box
 from .patches import box_coverage
-from .questions import Question
-from .scene import CLASSES, Scene, is_a, resampling
-from .truth import MIN_VISIBLE, Box
 
 
 MIN_COVERAGE = 0.25  # fraction of a patch that an object must cover
@@ -59,17 +58,3 @@ def word_patches(
         patches = named.max(0, initial=0) >= MIN_COVERAGE
         if patches.any():
             yield index, category, patches.ravel()
-
-
-def class_words(category: str) -> tuple[str, str]:
-    """The singular and plural word that names a category in a question: the last word of its name."""
-    singular, plural, _ = CLASSES[category]
-    return singular.rsplit(" ", 1)[-1], plural.rsplit(" ", 1)[-1]
-
-
-def find_word(processor: Any, input_ids: Sequence[int], category: str) -> int | None:
-    """The position of the first token in a question that names a category; None if there is none."""
-    if category not in CLASSES:
-        return None
-    wanted = set(processor.tokenizer.convert_tokens_to_ids(list(class_words(category))))
-    return next((position for position, token in enumerate(input_ids) if token in wanted), None)

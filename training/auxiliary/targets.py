@@ -1,0 +1,137 @@
+"""Targets: what the auxiliary losses of `losses.py` compare a batch with.
+
+Each target is a function that the collator calls with the images that it has prepared and the batch. Places in the
+batch are lists, found on the CPU: to search for them on a GPU, the CPU would wait for it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...data.agreement import exclusions, implications
+from ...evaluation.grounding import find_word
+from ..collator import Prepared, Target
+from .grounding import object_patches, word_patches
+from .presence import CATEGORIES, REGIONS, patch_targets, region_targets
+
+
+Images = Sequence[Prepared]
+Batch = Mapping[str, Any]
+Tensors = dict[str, torch.Tensor]
+GridOf = Callable[[int, int], tuple[int, int]]  # height and width in pixels → rows and columns of patches
+
+
+def make_targets(
+    losses: Iterable[str], processor: Any, vision_config: Any, sources: Sequence[str]
+) -> dict[str, Target]:
+    """The targets of losses with these names, for a tower with this configuration.
+
+    Args:
+        sources: names of all sources; the index of a source is its position here, 0 for other sources.
+    """
+    patch = vision_config.patch_size
+    grid_of = getattr(vision_config, "token_grid", lambda height, width: (height // patch, width // patch))
+    made: dict[str, Target] = {
+        "presence": partial(presence, grid_of=grid_of, sources=sources),
+        "grounding": partial(grounding, grid_of=grid_of, processor=processor),
+        "intermediate": partial(intermediate, tokenizer=processor.tokenizer),
+        "consistency": consistency,
+        "agreement": agreement,
+    }
+    return {name: made[name] for name in losses}
+
+
+def presence(images: Images, batch: Batch, grid_of: GridOf, sources: Sequence[str]) -> Tensors:
+    """Presence of categories: 1 is present, 0 absent, -1 unknown.
+
+    Returns:
+        region: int8 [I,C,4], in the whole image and in its thirds. patch: int8 [I,C,rows,columns]. source: [I], the
+        index of each image's source.
+    """
+    grid, shape = grid_of(*batch["pixel_values"].shape[-2:]), (len(images), len(CATEGORIES))
+    region, patch = np.full((*shape, len(REGIONS)), -1, np.int8), np.full((*shape, *grid), -1, np.int8)
+    for index, item in enumerate(images):
+        if item.truth is not None:
+            scene = item.truth.scene
+            region[index], patch[index] = region_targets(item.truth), patch_targets(scene, object_patches(scene, grid))
+    index_of = {source: index for index, source in enumerate(sources)}
+    source = torch.tensor([index_of.get(item.source, 0) for item in images])
+    return {"region": torch.from_numpy(region), "patch": torch.from_numpy(patch), "source": source}
+
+
+def grounding(images: Images, batch: Batch, grid_of: GridOf, processor: Any) -> Tensors:
+    """Words that name objects in the image.
+
+    Returns:
+        words: [K,2], row and column of each word. patches: bool [K,P], those of its objects.
+    """
+    grid = grid_of(*batch["pixel_values"].shape[-2:])
+    words, patches = [], []
+    for item in images:
+        if item.truth is None:
+            continue
+        scene = item.truth.scene
+        for index, category, covered in word_patches(item.questions, scene, object_patches(scene, grid)):
+            row, start, end = item.spans[index]
+            position = find_word(processor, batch["input_ids"][row, start : end + 1].tolist(), category)
+            if position is not None:
+                words.append((row, start + position))
+                patches.append(covered)
+    found = torch.tensor(np.array(patches), dtype=torch.bool).reshape(len(words), grid[0] * grid[1])
+    return {"words": _table(words, 2), "patches": found}
+
+
+def intermediate(images: Images, batch: Batch, tokenizer: Any) -> Tensors:
+    """Questions about a value ("Is the light red?").
+
+    Returns:
+        answers: [K,3], row and column of the last token of each question, id of the word for the true value ("green").
+    """
+    found = []
+    for item in images:
+        for question, (row, _, end) in item.asked():
+            word = item.truth.compared(question.key) if item.truth and question.answer in ("yes", "no") else None
+            token = None if word is None else tokenizer.convert_tokens_to_ids(word)
+            if token not in (None, tokenizer.unk_token_id):  # values of several words, such as "city street"
+                found.append((row, end, token))
+    return {"answers": _table(found, 3)}
+
+
+def consistency(images: Images, batch: Batch) -> Tensors:
+    """Paraphrases of a yes/no question.
+
+    Returns:
+        pairs: [K,4], row and column of the last tokens of both.
+    """
+    found = []
+    for item in images:
+        place_of: dict[str, tuple[int, int]] = {}  # of the last question with each question id
+        for question, (row, _, end) in item.asked():
+            if question.question_id and question.answer in ("yes", "no"):
+                if question.question_id in place_of:
+                    found.append((*place_of[question.question_id], row, end))
+                place_of[question.question_id] = row, end
+    return {"pairs": _table(found, 4)}
+
+
+def agreement(images: Images, batch: Batch) -> Tensors:
+    """Questions about an image whose answers must agree.
+
+    Returns:
+        pairs: [K,5], row and column of the last tokens of both questions, and 1 if they exclude each other, 0 if the
+        first implies the second.
+    """
+    found = []
+    for item in images:
+        places = [(row, end) for row, _, end in item.spans]
+        ids = [question.question_id for question in item.questions]
+        found += [(*places[i], *places[j], 0) for i, j in implications(ids)]
+        found += [(*places[i], *places[j], 1) for i, j in exclusions(ids)]
+    return {"pairs": _table(found, 5)}
+
+
+def _table(rows: Sequence[Sequence[int]], width: int) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.long).reshape(-1, width)

@@ -1,0 +1,131 @@
+"""The vision tower alone with its query head: the model that trains without a decoder, and its evaluation.
+
+    pixels → tower → tokens [B,P,C] → QueryHead → region and patch logits ↔ `PresenceLoss`
+
+The statistics of batch normalization stay as they are: those of a batch would differ between sizes.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+
+from ...common.files import atomic_write, atomic_write_text
+from ...data.augment import resize
+from ...data.scene import parse_scene
+from ...data.truth import GroundTruth
+from ...evaluation import markdown
+from ...evaluation.metrics import auc, balanced_accuracy, by_group
+from ...images_traffic_vlm import to_rgb
+from ...vision_traffic_vlm import TrafficVLMBatchNorm2d
+from ..model import load_tower
+from .head import PresenceLoss, QueryHead, load_training_head, save_training_head
+from .presence import CATEGORIES, REGIONS, region_targets
+
+
+FIGURES = {"balanced accuracy": balanced_accuracy, "AUC": auc, "answers": len}
+
+
+class TowerModel(nn.Module):
+    """A vision tower with its query head and their loss, balanced within each of `num_sources` sources."""
+
+    def __init__(self, tower: Any, head: QueryHead, num_sources: int = 1):
+        super().__init__()
+        self.tower, self.head, self.loss = tower, head, PresenceLoss(num_sources)
+
+    def train(self, mode: bool = True) -> "TowerModel":
+        """As in torch, but batch normalization always uses its stored statistics."""
+        super().train(mode)
+        for module in self.tower.modules():
+            if isinstance(module, TrafficVLMBatchNorm2d):
+                module.eval()
+        return self
+
+    def logits(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Region and patch logits of pixels [B,3,H,W] in 0..255."""
+        x = pixel_values.float().div(127.5).sub(1)  # as the processor normalizes
+        grid = self.tower.config.token_grid(*x.shape[2:])
+        logits: tuple[torch.Tensor, torch.Tensor] = self.head(self.tower(x).last_hidden_state, grid)
+        return logits
+
+    def forward(
+        self,
+        pixel_values: torch.Tensor,
+        region: torch.Tensor,
+        patch: torch.Tensor,
+        source: torch.Tensor,
+        mixed: float | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """The `loss` of a batch.
+
+        Args:
+            pixel_values: [B,3,H,W] in 0..255.
+            region, patch, source: see `PresenceLoss`.
+            mixed: weight of each image in a mixture with its neighbor in the batch, and of its own loss (mixup,
+                https://arxiv.org/abs/1710.09412); None mixes nothing.
+        """
+        if mixed is None:
+            return {"loss": self.loss(self.logits(pixel_values), region, patch, source)}
+        pixels = pixel_values.float()
+        logits = self.logits(pixels.lerp(pixels.roll(1, 0), 1 - mixed))
+        neighbor = self.loss(logits, region.roll(1, 0), patch.roll(1, 0), source.roll(1, 0))
+        return {"loss": mixed * self.loss(logits, region, patch, source) + (1 - mixed) * neighbor}
+
+
+def load_tower_model(name: str) -> TowerModel:
+    """The tower of a folder with its query head. Raises a ValueError if there is no head."""
+    head = load_training_head(name)
+    if head is None:
+        raise ValueError(f"{name} has no query head")
+    return TowerModel(load_tower(name), head)
+
+
+def write_tower(model: TowerModel, answers: pd.DataFrame | None, folder: Path) -> None:
+    """Write tower/ with its head, for `--vision_tower`, and with `answers` answers.parquet and report.md."""
+    model.tower.save_pretrained(folder / "tower")
+    save_training_head(model.head, folder / "tower")
+    if answers is None:
+        return
+    with atomic_write(folder / "answers.parquet") as temporary:
+        answers.to_parquet(temporary)
+    tables = {names: by_group(answers, FIGURES, *names) for names in (("source", "size"), ("category", "size"))}
+    text = "\n\n".join(markdown.table(" / ".join(names), rows.to_dict("index")) for names, rows in tables.items())
+    atomic_write_text(folder / "report.md", text + "\n")
+
+
+def presence_metrics(answers: pd.DataFrame) -> dict[str, float]:
+    """Balanced accuracy and AUC of a table of answers, as far as they are known."""
+    figures = {"balanced_accuracy": balanced_accuracy(answers), "auc": auc(answers)}
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+def answer_presence(model: TowerModel, rows: Any, sizes: Sequence[int]) -> pd.DataFrame:
+    """Table of the known answers about rows with scenes at sides of these sizes, for `evaluation.metrics`.
+
+    A question id is a category and a region, such as "car/left".
+    """
+    truth = np.stack([region_targets(GroundTruth(parse_scene(row["scene"]))) for row in rows.select_columns("scene")])
+    image, category, region = known = (truth >= 0).nonzero()
+    named = {name: np.array(rows[name])[image] for name in ("source", "group", "image_id")}
+    table = pd.DataFrame({**named, "category": np.array(CATEGORIES)[category], "region": np.array(REGIONS)[region]})
+    table["question_id"] = table["category"] + "/" + table["region"]
+    table["truth"] = np.where(truth[known] == 1, "yes", "no")
+    tables = [table.assign(size=size, p_yes=predict_presence(model, rows, size)[known]) for size in sizes]
+    answers = pd.concat(tables)
+    return answers.assign(is_right=(answers["p_yes"] > 0.5) == (answers["truth"] == "yes"))
+
+
+@torch.inference_mode()
+def predict_presence(model: TowerModel, rows: Any, size: int, batch_size: int = 16) -> np.ndarray:
+    """P(present) [N,categories,4] of rows at `size` × `size` pixels."""
+    model.eval()
+    device, found = next(model.parameters()).device, []
+    for batch in rows.select_columns("image").iter(batch_size):
+        pixels = np.stack([resize(np.asarray(to_rgb(image)), (size, size)) for image in batch["image"]])
+        regions = model.logits(torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2))[0]
+        found.append(regions.float().sigmoid().cpu().numpy())
+    return np.concatenate(found)

@@ -1,0 +1,237 @@
+"""The model card of a trained model, and its upload to the Hugging Face Hub.
+
+`publish` copies what belongs to a model into a folder, checks the card, loads the folder in a new process without this
+package, and uploads it. A failed check changes nothing on the Hub.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, ModelCard, ModelCardData
+
+from ..common.files import atomic_write_text
+
+
+ROOT = Path(__file__).resolve().parent.parent
+MARK = "<!-- Written by scripts/train.py, which overwrites this file as long as this line is in it. -->"
+OWN_FIELDS = ("language", "library_name", "pipeline_tag", "tags")  # of our own card, for that of a trained model
+LICENSE_FIELDS = ("license", "license_name", "license_link")  # of the card of the base
+CARD = """# {name}
+
+A Traffic VLM: it encodes an image of a traffic scene once and answers many questions about it.
+{origin} on {datasets}, {steps} steps.
+
+{verdict}
+
+{metrics}
+
+`folder` is this folder, or its name on the Hub:
+
+```python
+from transformers import pipeline
+
+vqa = pipeline("visual-question-answering", model=folder, trust_remote_code=True)
+print(vqa("scene.jpg", ["Is there a pedestrian?", "What color is the traffic light?"]))
+```
+"""
+NEEDED = (
+    *("model.safetensors", "config.json", "generation_config.json", "README.md"),
+    *("tokenizer.json", "tokenizer_config.json", "processor_config.json", "chat_template.jinja"),
+)
+CARD_FIELDS = ("license", "library_name", "pipeline_tag", "tags")
+MODEL_FILES = (*NEEDED, "LICENSE*", "docs/**/*", "training_head.safetensors")
+APP_FILES = (
+    *("*.py", "*.json", "*.jinja", "model.safetensors", "README.md", "LICENSE*", "docs/*.jpg"),
+    *(f"{room}/**/*" for room in ("common", "data", "evaluation", "serving")),
+)
+
+# Load a folder as a user without this package does, and answer a question about a blank image.
+LOADING_TEST = """
+import sys
+sys.modules["traffic_vlm"] = None
+from PIL import Image
+from transformers import AutoModel, pipeline
+
+try:
+    _, info = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True, output_loading_info=True)
+    for kind in ("missing_keys", "unexpected_keys"):
+        if info[kind]:
+            raise ValueError(f"model.safetensors does not fit config.json: {kind} {sorted(info[kind])[:3]}")
+    vqa = pipeline("visual-question-answering", model=sys.argv[1], trust_remote_code=True)
+    [answer] = vqa(Image.new("RGB", (64, 48)), "Is it wet?")
+    if answer["answer"] not in ("yes", "no"):
+        raise ValueError(f"a question is answered {answer}")
+except Exception as error:
+    sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
+"""
+
+
+class PublishError(ValueError):
+    """The model cannot be uploaded; the message gives the reasons."""
+
+
+def write_card(
+    folder: Path,
+    base: str | None,
+    datasets: Sequence[str],
+    steps: int,
+    verdict: str,
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+) -> None:
+    """Write README.md of a trained model, and copy the license file that it names.
+
+    A hand-written card, one without the line `MARK`, is not overwritten.
+
+    Args:
+        base: folder or Hub name of the initial weights; None if trained from scratch. The license is taken from the
+            card in that folder. Without such a card the license is marked as not chosen yet.
+        datasets: folders or names of the training datasets.
+        verdict: sentences on what training changed.
+        before, after: metrics by name, before training and of the finished weights; may be empty.
+    """
+    path, base_folder = folder / "README.md", Path(base or "")
+    if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
+        return
+    found = read_metadata(base_folder / "README.md") if base else {}
+    license = {name: found[name] for name in LICENSE_FIELDS if name in found}
+    link = base_folder / str(license.get("license_link", ""))
+    if link.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(link, folder / link.name)
+    own = read_metadata(ROOT / "README.md")
+    metadata = {name: own[name] for name in OWN_FIELDS if name in own}
+    metadata |= license or {"license": "other", "license_name": "not-chosen-yet"}
+    rows = [f"| {name} | {before[name]:.3f} | {value:.3f} |" for name, value in after.items() if name in before]
+    text = CARD.format(
+        name=folder.resolve().name,
+        origin=f"Fine-tuned from `{base_folder.name or 'traffic-vlm'}`" if base else "Trained from scratch",
+        datasets=", ".join(f"`{Path(name).name}`" for name in datasets),
+        steps=steps,
+        verdict=verdict,
+        metrics="\n".join(["| on the evaluation images | before | after |", "|---|--:|--:|", *rows] if rows else []),
+    )
+    atomic_write_text(path, f"---\n{ModelCardData(**metadata).to_yaml()}\n---\n\n{MARK}\n\n{text}")
+
+
+def read_metadata(card: Path) -> dict[str, Any]:
+    """The metadata of a model card; {} if there are none or they cannot be read: training must not fail at its end."""
+    try:
+        return ModelCard.load(card).data.to_dict()
+    except Exception:  # YAML, encoding and files have classes of errors of their own
+        return {}
+
+
+def publish(
+    folder: Path, repo_id: str, dry_run: bool = False, token: str | None = None, private: bool | None = None
+) -> str | None:
+    """Check and upload a model folder, and print its files; `token` and `private` are those of `upload`.
+
+    Returns:
+        The URL of the commit; None after a dry run, which uploads nothing.
+
+    Raises:
+        PublishError: the model cannot be uploaded. OSError: the disk is full, or an error of the Hub.
+    """
+    if missing := [name for name in NEEDED if not (folder / name).is_file()]:
+        raise PublishError(f"{folder} has no {', '.join(missing)}")
+    with tempfile.TemporaryDirectory() as temporary:
+        staged = Path(temporary) / "staged"
+        copy_files(ROOT, ("*_traffic_vlm.py", "LICENSE"), staged)
+        copy_files(folder, MODEL_FILES, staged)
+        head = folder / "training/auxiliary/training_head.safetensors"  # of a clone
+        if head.is_file():
+            shutil.copyfile(head, staged / head.name)
+        for path in sorted(staged.rglob("*")):
+            if path.is_file():
+                print(f"{path.stat().st_size:>12,}  {path.relative_to(staged)}", flush=True)
+        check_card(staged)
+        check_loading(staged)
+        print("ok: the folder loads in a new process and answers a question", flush=True)
+        return None if dry_run else upload(staged, repo_id, token, private)
+
+
+def publish_space(folder: Path, repo_id: str, dry_run: bool = False, private: bool | None = None) -> str | None:
+    """Upload a folder as a Space: with app.py as a Gradio app, or a page of `scripts/export.py --web` as static files.
+
+    Returns and raises what `publish` does.
+    """
+    if (folder / "app.py").is_file():
+        with tempfile.TemporaryDirectory() as temporary:
+            staged = Path(temporary)
+            copy_files(folder, APP_FILES, staged)
+            project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+            (staged / "requirements.txt").write_text("\n".join([*project["dependencies"], "pyyaml", ""]))  # no gradio
+            return None if dry_run else upload(staged, repo_id, private=private, space="gradio")
+    try:
+        files = json.loads((folder / "page.json").read_text(encoding="utf-8"))["files"]
+    except FileNotFoundError as error:
+        raise PublishError(f"{folder} has no page.json: scripts/export.py --web writes such a folder") from error
+    missing = [name for paths in files.values() for name in paths if not (folder / "pinned" / name).is_file()]
+    if missing:
+        raise PublishError(f"{folder} has no pinned/{', '.join(missing)}")
+    return None if dry_run else upload(folder, repo_id, private=private, space="static")
+
+
+def copy_files(folder: Path, patterns: Sequence[str], target: Path) -> None:
+    """Copy the files of a folder that match glob patterns."""
+    for path in {path for pattern in patterns for path in folder.glob(pattern)}:
+        if path.is_file() and "__pycache__" not in path.parts:
+            copied = target / path.relative_to(folder)
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copied)
+
+
+def check_card(staged: Path) -> None:
+    """Raise a PublishError unless README.md has readable metadata, the fields that the Hub shows, and its license."""
+    try:
+        metadata = ModelCard.load(staged / "README.md").data
+    except Exception as error:  # YAML, encoding or evaluation results: each has its own class of errors
+        raise PublishError(f"README.md: the metadata cannot be read: {error}") from error
+    missing = [name for name in CARD_FIELDS if not getattr(metadata, name, None)]
+    if missing:
+        raise PublishError(f"README.md: the metadata have no {', '.join(missing)}")
+    link = metadata.get("license_link")
+    if link and "://" not in link and not (staged / link).is_file():
+        raise PublishError(f"README.md: license_link names {link}, which is not among the files to upload")
+
+
+def check_loading(staged: Path) -> None:
+    """Raise a PublishError unless the folder loads in a new process, without a cache of remote code, and answers."""
+    with tempfile.TemporaryDirectory() as cache:
+        environment = os.environ | {"HF_HOME": cache, "HF_MODULES_CACHE": f"{cache}/modules", "HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, "-P", "-c", LOADING_TEST, str(staged.resolve())]
+        process = subprocess.run(command, cwd=cache, env=environment, capture_output=True, text=True)
+    if process.returncode:
+        last_line = (process.stderr.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
+        raise PublishError(f"the folder does not load in a new process: {last_line}")
+
+
+def upload(
+    folder: Path, repo_id: str, token: str | None = None, private: bool | None = None, space: str | None = None
+) -> str:
+    """Upload a folder and return the URL of the commit. The repository is created if it is missing.
+
+    Args:
+        token: of the Hub; default: `HF_TOKEN`, or the token that `hf auth login` saved.
+        private: create a private repository, and refuse a public one.
+        space: kind of a Space, "static" or "gradio"; None for a model.
+
+    Raises:
+        PublishError: a public repository where a private one is required. OSError: the Hub's own errors.
+    """
+    api, kind = HfApi(token=token), "space" if space else "model"
+    # The answer has the user's name, if it was missing.
+    repo_id = api.create_repo(repo_id, repo_type=kind, space_sdk=space, private=private, exist_ok=True).repo_id
+    if private and not api.repo_info(repo_id, repo_type=kind).private:
+        raise PublishError(f"{repo_id} exists and is public; nothing was uploaded")
+    message = "Upload the page" if space else "Upload model, processor, code and model card"
+    return api.upload_folder(repo_id=repo_id, folder_path=folder, repo_type=kind, commit_message=message).commit_url
