@@ -404,7 +404,7 @@ def test_folders_of_splits_with_own_questions(tmp_path, capsys):
         ("", "the dataset has no rows"),
         (f"{line('7.png')}\n{line('7.png')}", "cannot read 2 of its images: .*:1: image '7.png' is missing"),
         (line("x.gif"), r"image 'x.gif' may be x.bmp or x.png"),
-        (line("torn.jpg"), r"cannot read 1 of its images: torn\.jpg is damaged"),
+        (line("torn.jpg"), r"cannot read 1 of its images: torn\.jpg cannot be decoded"),
     ],
 )
 def test_a_wrong_line_of_own_questions_is_named_before_the_run(tmp_path, text, message):

@@ -2,7 +2,6 @@
 
 import json
 import math
-import resource
 import shutil
 
 import pytest
@@ -338,23 +337,6 @@ def test_no_step_waits_for_a_gpu_on_which_pixels_are_normalized(start, tmp_path,
 
 
 # Errors
-
-
-def test_a_full_disk_is_an_error_and_keeps_the_last_checkpoint(start, tmp_path, run_script, capsys):
-    options = f"--images_per_epoch 4 --report_to none --save_total_limit 1 {NO_EVAL} --num_train_epochs"
-    learn(start, tmp_path, f"{options} 1")
-    kept = weights(tmp_path / "checkpoint-1")
-    (tmp_path / "model.safetensors").unlink()
-    _, largest = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (400 << 10, largest))  # bytes, less than the optimizer's state
-    try:
-        run_script("train.py", *command(start, tmp_path, f"{options} 2"), status=2)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
-    errors = capsys.readouterr().err
-    assert "a file could not be written, the disk is full or" in errors and "the same command resumes" in errors
-    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-1" and not (tmp_path / "model.safetensors").exists()
-    torch.testing.assert_close(weights(tmp_path / "checkpoint-1"), kept)
 
 
 def test_nan_stops_training_before_a_checkpoint_is_written(start, tmp_path, monkeypatch):
