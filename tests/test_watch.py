@@ -330,7 +330,7 @@ def test_an_earlier_run_is_replaced_only_with_overwrite(command, clip, tmp_path)
     [
         (asking("Is there a car?", " "), "the question '' has no word"),
         (asking("What is the meaning of life?"), "'What is the meaning of life?': the model was not taught"),
-        ([*CAR, "--thresholds", "file"], "file: is not valid JSON"),
+        ([*CAR, "--thresholds", "file"], "file has no valid thresholds"),
         ([*CAR, "--thresholds", "zero.json"], "got on=0 and off=0"),
         ([*CAR, "--thresholds", "zero.json", "--on", "0.7"], "--thresholds takes the place of --on and --off"),
         ([*CAR, "--video", "nowhere/seen.mp4"], "cannot be written"),

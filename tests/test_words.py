@@ -16,7 +16,6 @@ from traffic_vlm.configuration_traffic_vlm import TrafficVLMTextConfig
 from traffic_vlm.export.onnx import describe
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor
 from traffic_vlm.tokenization_traffic_vlm import RESERVED_TOKENS, TrafficVLMTokenizer
-from traffic_vlm.training.collator import TrafficCollator
 from traffic_vlm.training.words import AskedWords, add_words, related_words
 
 
@@ -172,9 +171,8 @@ def test_untaught_words_are_reported_like_unknown_ones(tmp_path):
 def test_words_asked_often_had_different_answers(processor):
     image, asked = Image.new("RGB", (40, 40)), AskedWords(TrafficVLMTextConfig())
     questions = ["Is there a car or a van?", "A car?", "What color is the bus?", "Is it a bicycle?"]
-    rows = [{"image": image, "source": "x", "questions": questions, "answers": ["yes", "no", "red", "no"]}]
-    rows += [{"image": image, "source": "x", "questions": ["A car?"], "answers": ["no"]}]
-    batch = TrafficCollator(processor, training=False)(rows)
+    texts, answers = [questions, ["A car?"]], [["yes", "no", "red", "no"], ["no"]]
+    batch = processor([image, image], texts, answers, packed=True, return_tensors="pt")
     for _ in range(67):
         asked.add(batch["input_ids"], batch["labels"], batch["segment_ids"])
     counts = dict(zip(processor.tokenizer.convert_ids_to_tokens(range(500)), asked.counts.tolist()))

@@ -49,7 +49,7 @@ NEEDED = (
 CARD_FIELDS = ("license", "library_name", "pipeline_tag", "tags")
 MODEL_FILES = (*NEEDED, "LICENSE*", "docs/**/*", "training_head.safetensors")
 APP_FILES = (
-    *("*.py", "*.json", "*.jinja", "model.safetensors", "README.md", "LICENSE*", "docs/*.jpg"),
+    *("*.py", "*.json", "*.jinja", "model.safetensors", "README.md", "LICENSE*", "docs/*.jpg", "scripts/__init__.py"),
     *(f"{room}/**/*" for room in ("common", "data", "evaluation", "serving")),
 )
 
