@@ -50,18 +50,20 @@ def has_word(text: str) -> bool:
 def words_at(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[str]:
     """Yield for each token, at [start, end) of the text, the word that it comes from: all letters around it.
 
-    Offsets of a rewritten word cover its last letter only, and one letter can become several tokens (U+FDFA). Takes
-    time linear in the text, as the letters of a word are read once.
+    Offsets of a rewritten word cover its last letter only, and one letter can become several tokens (U+FDFA).
     """
-    begin = stop = 0  # of the last word
+    words = {place: word for word in re.finditer(r"[^\W\d_]+", text) for place in range(*word.span())}
     for start, end in spans:
-        if not (begin <= start and end <= stop):
-            begin, stop = start, end
-            while 0 < begin < end and text[begin - 1].isalpha() and text[begin].isalpha():
-                begin -= 1
-            while 0 < stop < len(text) and text[stop - 1].isalpha() and text[stop].isalpha():
-                stop += 1
-        yield text[begin:stop]
+        first, last = words.get(start), words.get(end - 1)
+        yield text[first.start() if first else start : last.end() if last else end]
+
+
+def distinct_words(words: Iterable[str]) -> tuple[str, ...]:
+    """The different words in order; "Bus" and "bus" are one."""
+    found: dict[str, str] = {}
+    for word in words:
+        found.setdefault(word.casefold(), word)
+    return tuple(found.values())
 
 
 def _simplify(text: str) -> str:
@@ -115,34 +117,45 @@ _AND_ASKS = re.compile(
     r"\band (?=(?:is|are|does|do|can|was|were|has|have|will) (?:there|it|this|that|the|an?|any|you|we)\b"
     r"|(?:what|which|how|where|when|who|why)\b)"
 )
-# "no" and "zero" before a noun, but not in what a sign says: "a no parking sign", "no entry signs".
-_NO = re.compile(
+# "No" and "zero" before a noun, but not in what a sign says: "a no parking sign", "no entry signs".
+_NO = (
     r"(?<!\ba )(?<!\ban )(?<!\bthe )(?<!\bthis )(?<!\bsays )(?<!\bsay )\b(?:no|zero)(?= [^\W\d])"
-    r"(?! (?:parking|stopping|standing|waiting|entry|passing|overtaking|honking|turn|(?:left|right|u) turn) signs?\b)",
-    re.IGNORECASE,
-)
-# "No" there turns the meaning of the whole question around; elsewhere it is not understood.
-_STARTS_WITH_NO = re.compile(
-    r"(?:(?:please|so|and|ok|okay|now),? )*(?:(?:is|are|was|were)(?: there)?|(?:do|can) (?:you|we) (?:see|have)"
-    r"|do(?:es)? (?:the|this) \w+ (?:show|have|contain))(?: really| still)? (?:no|zero)\b",
-    re.IGNORECASE,
+    r"(?! (?:parking|stopping|standing|waiting|entry|passing|overtaking|honking|turn|(?:left|right|u) turn) signs?\b)"
 )
 _NEGATIONS = frozenset(
     "not never none nobody nothing neither nor nowhere without cannot hardly barely scarcely rarely".split()
 )
 _WITHOUT_RIDER = re.compile(r"\bwithout (?:an? )?riders?\b", re.IGNORECASE)  # was taught
-# "It is raining, isn't it?" and "It is raining, right?" ask whether it is raining.
-_TAG = re.compile(
-    r",\s*(?:\w+n['\u2019]?t|is|are|does|do|has|can|was|were) (?:it|there|they|he|she|that)(?: not)?\W*$"
-    r"|(?<!\bleft)(?<!\bcenter)(?<!\bmiddle)(?<!\bstraight),\s*(?:right|correct|yes|true)\W*$",
-    re.IGNORECASE,
-)
-_GREETING = re.compile(r"^\W*(?:hi|hello|hey)(?: there)?\b[\s,.!]*(?=\w)", re.IGNORECASE)
-_OR_NOT = re.compile(r"\b(whether) or not\b|,?\s*\bor not\b", re.IGNORECASE)
-# "Dry" was hardly taught: it is asked as not wet.
-_DRY = re.compile(
-    r"(?!.*\b(?:wet|snow\w*|icy)\b)(.*\b(?:roads?|streets?|pavement|surface|it)\b.*)\bdry\b", re.IGNORECASE
-)
+# What is left out of a question, in this order: (what, what is in its place).
+_LEFT_OUT = [
+    (r"^\W*(?:hi|hello|hey)(?: there)?\b[\s,.!]*(?=\w)", ""),
+    (r"\b(whether) or not\b|,?\s*\bor not\b", r"\1"),
+    # "It is raining, isn't it?" and "It is raining, right?" ask whether it is raining.
+    (
+        r",\s*(?:\w+n['\u2019]?t|is|are|does|do|has|can|was|were) (?:it|there|they|he|she|that)(?: not)?\W*$"
+        r"|(?<!\bleft)(?<!\bcenter)(?<!\bmiddle)(?<!\bstraight),\s*(?:right|correct|yes|true)\W*$",
+        "",
+    ),
+]
+# What turns the meaning of a yes/no question around: (what, what is asked in its place).
+_OPPOSITES = [
+    (  # Elsewhere "no" is not understood.
+        r"^((?:(?:please|so|and|ok|okay|now),? )*(?:(?:is|are|was|were)(?: there)?|(?:do|can) (?:you|we) (?:see|have)"
+        rf"|do(?:es)? (?:the|this) \w+ (?:show|have|contain))(?: really| still)? ){_NO}",
+        r"\1any",
+    ),
+    # "Dry" was hardly taught: it is asked as not wet.
+    (r"^(?!.*\b(?:wet|snow\w*|icy)\b)(.*\b(?:roads?|streets?|pavement|surface|it)\b.*)\bdry\b", r"\1wet"),
+]
+
+
+def _rewrite(text: str, rules: Iterable[tuple[str, str]]) -> tuple[str, int]:
+    """(text after all rules in their order, number of rules that changed something)."""
+    count = 0
+    for pattern, replacement in rules:
+        text, found = re.subn(pattern, replacement, text, flags=re.IGNORECASE)
+        count += bool(found)
+    return text, count
 
 
 def _without_instruction(text: str) -> tuple[str, bool]:
@@ -185,11 +198,11 @@ def _is_question(words: list[str]) -> bool:
 
 
 def _find_negations(text: str) -> list[str]:
-    """The words of a question that negate it, other than "no" before a noun."""
+    """The words of a question that negate it."""
     text = _WITHOUT_RIDER.sub("", text.casefold().replace("\u2019", "'"))
     words = re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)?", text)
     found = [w for w in words if w in _NEGATIONS or w.endswith(("n't", "'nt")) or w in _NEGATED_AUXILIARIES]
-    return found + re.findall(r"\bno one\b", text)
+    return found + re.findall(r"\bno one\b", text) + re.findall(_NO, text)
 
 
 def _asks_yes_no(simple: str) -> bool:
@@ -344,12 +357,8 @@ def _ends_noun(word: str) -> bool:
 
 # --- kinds of answers ---
 
-_ARTICLES = frozenset(["a", "an", "2", "3", "4", "5", "6"])  # of objects in a list
-_AFTER_NOUN = [
-    [*place.split(), end]
-    for place in ("", "on the left", "in the center", "on the right")
-    for end in ("and", ",", END)
-]
+_ARTICLES = ["a", "an", "2", "3", "4", "5", "6", ""]  # of an item of a list
+_PLACES_OF_ITEMS = ["", "on the left", "in the center", "on the right"]
 
 
 @dataclass(frozen=True)
@@ -363,9 +372,9 @@ class AnswerKind:
     """
 
     name: str
-    values: frozenset[str] = frozenset()
+    values: tuple[str, ...] = ()
     nouns: tuple[str, ...] = ()
-    colors: frozenset[str] = frozenset()
+    colors: tuple[str, ...] = ()
 
     def accepts(self, answer: str) -> bool:
         """Whether an answer is of this kind."""
@@ -377,28 +386,21 @@ class AnswerKind:
         if END in words:
             return {END}
         if self.values:
-            return _continuations([[*value.split(), END] for value in self.values], words)
-        begin = max((i + 1 for i, word in enumerate(words) if word in ("and", ",")), default=0)
-        return self._next_in_item(words[begin:])
-
-    def _next_in_item(self, words: list[str]) -> set[str]:
-        """The words that can follow in an item of a list: "2 red cars on the left"."""
-        nouns = [noun.split() for noun in self.nouns]
-        rest = words[1:] if words and words[0] in _ARTICLES else words
-        found = set() if words else set(_ARTICLES)
-        found |= set() if rest else self.colors
-        rest = rest[1:] if rest and rest[0] in self.colors else rest
-        found |= _continuations(nouns, rest)
-        for noun in nouns:
-            if rest[: len(noun)] == noun:
-                found |= _continuations(_AFTER_NOUN, rest[len(noun) :])
-        return found
+            return _next_words([self.values, [END]], words)
+        item = max((i + 1 for i, word in enumerate(words) if word in ("and", ",")), default=0)  # where it begins
+        slots = [_ARTICLES, (*self.colors, ""), self.nouns, _PLACES_OF_ITEMS, ["and", ",", END]]
+        return _next_words(slots, words[item:])
 
 
-def _continuations(phrases: Iterable[list[str]], words: list[str]) -> set[str]:
-    """The word that follows these words, in each phrase that begins with them."""
-    size = len(words)
-    return {phrase[size] for phrase in phrases if phrase[:size] == words and len(phrase) > size}
+def _next_words(slots: Sequence[Sequence[str]], words: list[str]) -> set[str]:
+    """The words that can follow in a text that has one phrase of each slot; "" if a slot can be left empty."""
+    found: set[str] = set()
+    for phrase in map(str.split, slots[0] if slots else ()):
+        if len(words) < len(phrase) and phrase[: len(words)] == words:
+            found.add(phrase[len(words)])
+        elif words[: len(phrase)] == phrase:
+            found |= _next_words(slots[1:], words[len(phrase) :])
+    return found
 
 
 # --- questions ---
@@ -526,20 +528,16 @@ class Rules:
         wordings: Sequence[Sequence[str]] = (),
         examples: Mapping[str, str] | None = None,
     ):
-        self.arguments = kinds, colors, light_colors, wordings, examples
-        self.colors, self.light_colors, self.examples = frozenset(colors), frozenset(light_colors), examples or {}
+        self.colors, self.light_colors, self.examples = colors, light_colors, examples or {}
         self.wordings = [(re.compile(pattern, re.IGNORECASE), taught) for pattern, taught in wordings]
         self.kinds: list[tuple[AnswerKind, re.Pattern]] = []
-        self.nouns: dict[str, str] = {}
+        self.nouns: dict[str, str] = {}  # singular → plural
         for kind in kinds:
             nouns = kind.get("nouns", {})
             self.nouns |= nouns
             names = tuple(dict.fromkeys([*nouns, *nouns.values()]))
-            found = AnswerKind(kind["name"], frozenset(kind.get("values", ())), names, self.colors)
+            found = AnswerKind(kind["name"], tuple(kind.get("values", ())), names, tuple(colors))
             self.kinds.append((found, re.compile("|".join(rf"(?:{one}(?!\w))" for one in kind["asked"]))))
-
-    def __reduce__(self) -> Any:
-        return Rules, self.arguments  # sets of words have another order in each process
 
     def known_nouns(self, taught: Collection[str] | None) -> list[str]:
         """The nouns that a model can be asked about, in the singular; `taught`: its words, None if not known."""
@@ -549,25 +547,22 @@ class Rules:
     def form(self, text: str) -> Question:
         """A question with its form, not yet tokenized."""
         plain = text.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be tokenized
-        asked, is_yes_no = _without_instruction(_GREETING.sub("", plain))
-        asked = _TAG.sub("", _OR_NOT.sub(r"\1", asked))  # "Is it wet or not?"
+        asked, is_yes_no = _without_instruction(plain)
+        asked, _ = _rewrite(asked, _LEFT_OUT)
         taught = self.as_taught(asked)
-        if _asks_yes_no(_simplify(taught)):
-            asked, is_yes_no = taught, True
-        elif not is_yes_no:  # "Traffic: yes or no?" is not "What is the traffic like?"
+        asks_yes_no = _asks_yes_no(_simplify(taught))
+        if asks_yes_no or not is_yes_no:  # "Traffic: yes or no?" is not "What is the traffic like?"
             asked = taught
-        positive, count = _NO.subn("any", asked)
-        is_turned = is_yes_no and count == 1 and _STARTS_WITH_NO.match(asked)
+        is_yes_no |= asks_yes_no
+        asked, turned = _rewrite(asked, _OPPOSITES if is_yes_no else ())
+        problem = None
         if not has_word(asked):
-            return Question(text, asked, is_yes_no, problem=f"the question {plain[:80]!r} has no word")
-        if (questions := _count_questions(asked)) > 1:
+            problem = f"the question {plain[:80]!r} has no word"
+        elif (questions := _count_questions(asked)) > 1:
             problem = f"{plain[:200]!r} contains {questions} questions: ask them one by one, as a list of questions"
-            return Question(text, asked, is_yes_no, problem=problem)
-        if negations := _find_negations(asked) + ([] if is_turned else ["no"] * count):
+        elif negations := _find_negations(asked):
             problem = f"the model does not understand {negations[0]!r} in a question: ask without it"
-            return Question(text, asked, is_yes_no, problem=problem)
-        is_dry = is_yes_no and _DRY.match(positive) is not None
-        return Question(text, _DRY.sub(r"\1wet", positive) if is_dry else positive, is_yes_no, (count == 1) != is_dry)
+        return Question(text, asked, is_yes_no, turned % 2 == 1, problem=problem)
 
     def as_taught(self, text: str) -> str:
         """The taught question that means the same as a text; the text itself if there is none."""
@@ -592,10 +587,11 @@ class Rules:
         """
         words = words.replace(" 's", " is")
         kind = next((kind for kind, pattern in self.kinds if pattern.search(words)), None)
-        if kind is not None and " or " in words:  # "is it sunny or rainy": one of these
-            named = {value for value in kind.values if re.search(rf"\b{value}\b", words)}
-            return replace(kind, values=frozenset(named | ({NONE} & kind.values))) if len(named) > 1 else kind
-        return kind
+        if kind is None or " or " not in words:
+            return kind
+        named = {value for value in kind.values if re.search(rf"\b{value}\b", words)}  # "is it sunny or rainy"
+        chosen = tuple(value for value in kind.values if value in {*named, NONE})
+        return replace(kind, values=chosen) if len(named) > 1 else kind
 
     def read(
         self,
@@ -656,7 +652,7 @@ class Rules:
                 return f"the model does not know {typed[i]!r}: {GUESS}"
             if taught is not None and is_content_word(sentence[i]) and sentence[i] not in taught:
                 return f"the model was not taught {typed[i]!r}: {GUESS}"
-        if taught is None or (self.colors - self.light_colors) & set(taught):
+        if taught is None or set(self.colors) - set(self.light_colors) & set(taught):
             return None
         # Colors are those of lights as long as no other color was taught.
         nouns = [i for i, word in enumerate(sentence) if is_content_word(word) and word not in {*self.colors, "color"}]
@@ -664,11 +660,3 @@ class Rules:
         if not is_color or not nouns or {"light", "lights"} & set(sentence):
             return None
         return f"the model was taught the colors of lights, not that of {typed[nouns[0]]!r}: {GUESS}"
-
-
-def distinct_words(words: Iterable[str]) -> tuple[str, ...]:
-    """The different words in order; "Bus" and "bus" are one."""
-    found: dict[str, str] = {}
-    for word in words:
-        found.setdefault(word.casefold(), word)
-    return tuple(found.values())
