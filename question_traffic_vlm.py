@@ -77,12 +77,12 @@ def _simplify(text: str) -> str:
 # --- form: yes or no, negated, two questions ---
 
 _WH_WORDS = frozenset("what which who whom whose where whereabouts when why how".split())
-_WH_WORDS |= {word + ending for word in _WH_WORDS for ending in ("s", "re", "d", "ll")}
+_WH_WORDS |= {word + "s" for word in _WH_WORDS}  # "whats"
 _BE = frozenset("is are was were".split())
 _AUXILIARIES = _BE | frozenset("am do does did has have had can could will would shall should may might must".split())
 _NEGATED_AUXILIARIES = frozenset(word + "nt" for word in _AUXILIARIES) | {"cant", "wont"}
 _AUXILIARIES |= _NEGATED_AUXILIARIES
-_FILLERS = frozenset("please and so now ok okay hey hello hi also but then well or just".split())
+_FILLERS = frozenset("please and so now ok okay also but then well or just".split())
 _SAYING = frozenset("say tell answer know check show see look".split())  # ask for what follows: "say if", "say what"
 _REQUESTS = frozenset(
     "describe list name count explain identify predict select choose determine estimate give summarize read find "
@@ -97,20 +97,18 @@ _FOR_WORDS = re.compile(
     r"|(?:is|are|was|were) (?:(?:it|this|that|these|those)\b|the(?: \w+){1,2}?)"
     r"(?:(?: \w+,)* \w+,? or \w+| .*\bor (?:on|in|at|by|of|to|from|an?|the) .*)"
     # "Is traffic heavy or light?", "Day or night?"
-    r"|(?!are there|is there|can|do ).*\b(?:left or right|right or left|day or night|night or day|day or dusk"
-    r"|red or green|green or red|wet or dry|dry or wet|heavy or light|light or heavy|parked or moving|moving or parked"
-    r"|stop or go)\b.*"
+    r"|(?!are there|is there|can|do ).*\b(?:left or right|day or night|red or green|wet or dry|stop or go)\b.*"
     r"|(?:is|was) (?:it|this|that) an? \w+(?: \w+)? or \w+(?: \w+){0,2}"
 )
 # Clauses, to find "answer yes or no" and second questions. A hyphen between spaces separates, as a dash does.
 _SEPARATOR = re.compile(r"(\s*(?:[.?!…。？！,;:()\[\]\n]|\s-\s|[\u2013\u2014])\s*)")
-_YES_OR_NO = re.compile(r"\b(?:yes or no|yes ?/ ?no|no or yes|either yes or no)\b", re.IGNORECASE)
+_YES_OR_NO = re.compile(r"\b(?:yes or no|yes ?/ ?no|no or yes)\b", re.IGNORECASE)
 # A clause of these words alone asks for yes or no, and not about the image.
 _INSTRUCTION = frozenset(
     "please answer answers reply respond response say tell give return output write choose pick use using state "
     "only just simply strictly directly with in by as to of from be is should must can could will would you your it "
     "me us a an the this that following question one single word words format form i want need either nothing else "
-    "without do dont not explain explanation anything more".split()
+    "without do dont not explain explanation anything more either".split()
 )
 # A second question begins like this after "and".
 _AND_ASKS = re.compile(
@@ -215,7 +213,7 @@ def _asks_yes_no(simple: str) -> bool:
     text = simple.casefold()
     if _FOR_WORDS.fullmatch(text):
         return False
-    clauses = [words for clause in re.split(f"[,;:{QUESTION_END.strip()}]", text) if (words := clause.split())]
+    clauses = [words for clause in _SEPARATOR.split(text)[::2] if (words := clause.split())]
     decisions = (_clause_asks_yes_no(words, words is clauses[-1]) for words in clauses)
     return next((decision for decision in decisions if decision is not None), True)
 
@@ -223,34 +221,23 @@ def _asks_yes_no(simple: str) -> bool:
 def _clause_asks_yes_no(words: list[str], is_last: bool) -> bool | None:
     """Whether a clause asks for yes or no; None if it does not decide, like "There is a car" in "...; what is it?"."""
     words = _without_fillers(words) or [""]
-    if words[0] in _AUXILIARIES and words[1:2] == ["you"]:  # "Could you describe it?" is a request
-        rest = _without_fillers(words[2:])
-        is_request = bool((_REQUESTS - {"find"}) & set(rest[:1])) or _asks_for_words(rest, _SAYING - {"see"})
-        return not is_request
-    first = words[0]
+    first, second = words[0], words[1:2]
+    is_to_you = first in _AUXILIARIES and second == ["you"]  # "Could you describe it?" is a request
+    request = _without_fillers(words[2:]) if is_to_you else words
+    said = [word for word in request[1:4] if word not in ("me", "us", "please")][:2]
+    if _REQUESTS & set(request[:1]) or (_SAYING & set(request[:1]) and _WH_WORDS & set(said)):  # "say what it is"
+        return False
     if first in _AUXILIARIES:
         return True
-    if first in _REQUESTS or _asks_for_words(words, _SAYING):
-        return False
-    if words[:4] == ["i", "want", "to", "know"]:
-        return not _WH_WORDS & set(words[4:5])
     if first in _WH_WORDS:
-        if first == "when" and not is_last and not _AUXILIARIES & set(words[1:2]):
+        if first == "when" and not is_last and not _AUXILIARIES & set(second):
             return None  # "When it is dark, are the lights on?"
-        return words[1:2] == ["about"]  # "What about buses?"
+        return second == ["about"]  # "What about buses?"
     if is_last and _WH_WORDS & set(words[-2:]):  # "The parked car is in what lane?"
         return False
     if first in _PREPOSITIONS:  # "In this image how many cars are there?"
         return next((word in _AUXILIARIES for word in words if word in _AUXILIARIES | _WH_WORDS), None)
     return None
-
-
-def _asks_for_words(words: list[str], verbs: frozenset[str]) -> bool:
-    """Whether words are like "tell me what color it is" or "say on which side it is"."""
-    if not words or words[0] not in verbs:
-        return False
-    rest = [word for word in words[1:4] if word not in ("me", "us", "please")]
-    return bool(_WH_WORDS & set(rest[: 2 if _PREPOSITIONS & set(rest[:1]) else 1]))
 
 
 # --- grammar: the words that the answer depends on ---
@@ -271,21 +258,21 @@ FUNCTION_WORDS = frozenset(
 )
 _VERBS = frozenset("do does did has have had can will should may must".split())
 _PRONOUNS = frozenset("it this that these those we you i they".split())
-_SEEING = frozenset("see have has show".split())  # what is seen follows
+_BEFORE_THINGS = frozenset("many see have has show".split())
 # Before a noun; they are skipped.
 _DETERMINERS = _PRONOUNS | frozenset(
     """
     a an the any some its my your their all both each every another other more many most fewer less same of just still
-    now there visible first second third possible important main current normal likely
+    now there visible first second third possible important main current normal likely be been and or
     """.split()
 )
 # After a noun: where it is, which only qualifies. Function words end a noun, too.
 _PLACES = frozenset(
     "ahead left right front back center near far close closer straight behind away next side clearly".split()
 )
-_CLAUSE_ENDS = frozenset([*".,;:", "and", "or", "like"])
-# A verb after a noun: "a person smoking", "the lane blocked"; these three have no ending.
-_PARTICIPLE = re.compile(r"(?!(?:building|parking|red|speed)$)\w+(?:ing|ed)|broken|fallen|hit")
+_CLAUSE_ENDS = frozenset([*".,;:", "and", "or", ""])
+# A verb after a noun: "a person smoking", "the lane blocked".
+_PARTICIPLE = re.compile(r"(?!(?:building|parking|red|speed)$)\w+(?:ing|ed)")
 
 
 def is_content_word(word: str) -> bool:
@@ -305,14 +292,13 @@ def asked_for(tokens: Sequence[str]) -> list[int]:
     found: set[int] = set()
     for i, word in enumerate(tokens):
         before, after = (tokens[k] if 0 <= k < len(tokens) else "" for k in (i - 1, i + 1))
-        is_there = (word == "there" and before in _BE) or (word in _BE | {"be", "been"} and before == "there")
+        is_there = "there" in (word, before) and not _BE.isdisjoint((word, before))
         is_of = word == "of" and before in ("number", "color")
-        is_many = word == "many" and before in ("how", "as")
-        if is_there or is_of or is_many or (word in _SEEING and after != "to"):
+        if is_there or is_of or word in _BEFORE_THINGS:
             found |= _nouns(tokens, i + 1)
         elif word == "any" or (word in _BE and after != "there"):
             found |= _nouns(tokens, i + 1, has_predicate=True, has_preposition=after in _PRONOUNS)
-        elif word in _VERBS and before in _CLAUSE_ENDS | {""} and after not in ("there", "you", "we", "i"):
+        elif word in _VERBS and before in _CLAUSE_ENDS and after not in ("there", "you", "we", "i"):
             found |= _nouns(tokens, i + 1, has_predicate=True)
     return sorted(found)
 
@@ -325,7 +311,7 @@ def _nouns(tokens: Sequence[str], start: int, has_predicate: bool = False, has_p
         has_preposition: the noun may follow a preposition: "we in a [tunnel]".
     """
     found: set[int] = set()
-    skipped = _DETERMINERS | {"be", "been"} | (FUNCTION_WORDS - _BE - _VERBS if has_preposition else frozenset())
+    skipped = _DETERMINERS | (FUNCTION_WORDS - _BE - _VERBS if has_preposition else frozenset())
     while True:
         while start < len(tokens) and (tokens[start] in skipped or tokens[start].isdigit()):
             start += 1
@@ -334,20 +320,17 @@ def _nouns(tokens: Sequence[str], start: int, has_predicate: bool = False, has_p
             end += 1
         if end == start:
             return found
-        found.add(end - 1)
-        is_verb = _PARTICIPLE.fullmatch(tokens[end - 1]) is not None
-        is_last = end == len(tokens) or tokens[end] in _CLAUSE_ENDS
-        if end - 1 > start and (is_verb or (has_predicate and is_last)):
-            found.add(end - 2)  # what it is said of
-        if is_verb and tokens[end : end + 1] in (["a"], ["an"], ["the"]):
+        head, after = end - 1, tokens[end] if end < len(tokens) else ""
+        found.add(head)
+        is_verb = _PARTICIPLE.fullmatch(tokens[head]) is not None
+        if head > start and (is_verb or (has_predicate and after in _CLAUSE_ENDS)):
+            found.add(head - 1)  # what it is said of
+        if is_verb and after in ("a", "an", "the"):
             found |= _nouns(tokens, end)  # its object: "wearing a [belt]"
-        after = list(tokens[end : end + 2])
-        if has_predicate and after[:1] in (["of"], ["be"], ["been"]):  # "the door of the car [open]", "it be [safe]"
-            start = end + 1
-        elif after[:1] in ([","], ["and"], ["or"]):
-            start = end + (2 if after[1:] in (["and"], ["or"]) else 1)
-        else:
+        # "the door of the car [open]", "it be [safe]"
+        if after not in (",", "and", "or") and not (has_predicate and after in ("of", "be", "been")):
             return found
+        start = end + 1
 
 
 def _ends_noun(word: str) -> bool:
@@ -652,7 +635,8 @@ class Rules:
                 return f"the model does not know {typed[i]!r}: {GUESS}"
             if taught is not None and is_content_word(sentence[i]) and sentence[i] not in taught:
                 return f"the model was not taught {typed[i]!r}: {GUESS}"
-        if taught is None or set(self.colors) - set(self.light_colors) & set(taught):
+        other_colors = set(self.colors) - set(self.light_colors)
+        if taught is None or other_colors & set(taught):
             return None
         # Colors are those of lights as long as no other color was taught.
         nouns = [i for i, word in enumerate(sentence) if is_content_word(word) and word not in {*self.colors, "color"}]
