@@ -120,10 +120,11 @@ _NO = (
     r"(?<!\ba )(?<!\ban )(?<!\bthe )(?<!\bthis )(?<!\bsays )(?<!\bsay )\b(?:no|zero)(?= [^\W\d])"
     r"(?! (?:parking|stopping|standing|waiting|entry|passing|overtaking|honking|turn|(?:left|right|u) turn) signs?\b)"
 )
-_NEGATIONS = frozenset(
-    "not never none nobody nothing neither nor nowhere without cannot hardly barely scarcely rarely".split()
+_NEGATION = re.compile(
+    r"\b(?:not|never|none|nobody|nothing|neither|nor|nowhere|cannot|hardly|barely|scarcely|rarely|no one"
+    r"|without(?! (?:an? )?riders?\b)"  # was taught
+    rf"|[^\W\d_]+(?:n't|'nt)|{'|'.join(sorted(_NEGATED_AUXILIARIES))})\b|{_NO}"
 )
-_WITHOUT_RIDER = re.compile(r"\bwithout (?:an? )?riders?\b", re.IGNORECASE)  # was taught
 # What is left out of a question, in this order: (what, what is in its place).
 _LEFT_OUT = [
     (r"^\W*(?:hi|hello|hey)(?: there)?\b[\s,.!]*(?=\w)", ""),
@@ -193,14 +194,6 @@ def _is_question(words: list[str]) -> bool:
         return words[1] not in ("you", "i") or words[2] in _PERCEIVING  # not "can you tell me", "may I ask"
     is_condition = words[0] == "when" and words[1] not in _AUXILIARIES  # "When it is dark, are the lights on?"
     return words[0] in _WH_WORDS and not is_condition and bool(_AUXILIARIES & set(words[1:]))
-
-
-def _find_negations(text: str) -> list[str]:
-    """The words of a question that negate it."""
-    text = _WITHOUT_RIDER.sub("", text.casefold().replace("\u2019", "'"))
-    words = re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)?", text)
-    found = [w for w in words if w in _NEGATIONS or w.endswith(("n't", "'nt")) or w in _NEGATED_AUXILIARIES]
-    return found + re.findall(r"\bno one\b", text) + re.findall(_NO, text)
 
 
 def _asks_yes_no(simple: str) -> bool:
@@ -543,8 +536,8 @@ class Rules:
             problem = f"the question {plain[:80]!r} has no word"
         elif (questions := _count_questions(asked)) > 1:
             problem = f"{plain[:200]!r} contains {questions} questions: ask them one by one, as a list of questions"
-        elif negations := _find_negations(asked):
-            problem = f"the model does not understand {negations[0]!r} in a question: ask without it"
+        elif negation := _NEGATION.search(asked.casefold().replace("\u2019", "'")):
+            problem = f"the model does not understand {negation[0]!r} in a question: ask without it"
         return Question(text, asked, is_yes_no, turned % 2 == 1, problem=problem)
 
     def as_taught(self, text: str) -> str:
