@@ -11,7 +11,6 @@ What is special here:
 - Nothing is dropped silently: unknown words, misspelled options and questions that are too long are reported.
 """
 
-import math
 import sys
 import warnings
 from collections import Counter
@@ -26,15 +25,7 @@ from transformers.utils import PaddingStrategy, logging
 
 from .images_traffic_vlm import Region, to_rgb
 from .pipeline_traffic_vlm import TrafficVLMPipeline
-from .question_traffic_vlm import (
-    LETTERS,
-    Prompt,
-    Rules,
-    has_word,
-    is_content_word,
-    question_words,
-    words_at,
-)
+from .question_traffic_vlm import LETTERS, Prompt, Rules, has_word, is_content_word, question_words, words_at
 from .tokenization_traffic_vlm import TrafficVLMTokenizer
 
 
@@ -55,9 +46,9 @@ logger = logging.get_logger(__name__)
 
 ROW_TOKENS = 512  # of a packed row. Attention costs L²; with a limit, the cost grows linearly with the questions
 IGNORED_LABEL = -100  # ignored by torch.nn.functional.cross_entropy
-LAYOUT_OPTIONS = ("padding", "padding_side", "max_length", "pad_to_multiple_of")
-WITHOUT_EFFECT = ("add_special_tokens", "sanitize_control_tokens", "verbose")  # here; the library sends them
-TEXT_OPTIONS = {*LAYOUT_OPTIONS, *WITHOUT_EFFECT, "truncation", "return_attention_mask", "return_tensors"}
+LAYOUT_OPTIONS = ("padding", "padding_side", "max_length")
+# Of the library. Those of the first line have no effect here, and the others are accepted if they are off.
+IGNORED_OPTIONS = {"add_special_tokens", "sanitize_control_tokens", "verbose"}
 LIBRARY_OPTIONS = {*TextKwargs.__annotations__, *ProcessingKwargs.__annotations__, "videos", "audio"}
 TOKEN_INPUTS = ("input_ids", "attention_mask", "labels", "position_ids", "segment_ids")  # one number for each token
 
@@ -77,12 +68,10 @@ def list_images(images: Any) -> list[Any]:
     if not images:
         raise ValueError("`images` is an empty list; expected at least one image, or None for text only")
     rows = [image if isinstance(image, list | tuple) else [image] for image in images]
-    for number, row in enumerate(rows):
-        if len(row) != 1:
-            raise ValueError(
-                f"row {number} of `images` holds {len(row)} images; a question is about exactly one image"
-            )
-    return [row[0] for row in rows]
+    if wrong := [(number, len(row)) for number, row in enumerate(rows) if len(row) != 1]:
+        number, count = wrong[0]
+        raise ValueError(f"row {number} of `images` holds {count} images; a question is about exactly one image")
+    return [image for [image] in rows]
 
 
 def list_texts(texts: Any, name: str, limit: int) -> list[list[str]]:
@@ -250,11 +239,10 @@ class TrafficVLMProcessor(ProcessorMixin):
             on_unknown: "warn", "raise" or "ignore" if words are not in the vocabulary or, without `suffix`, not taught
                 (see `untaught_words`).
             region: the part of each image to read: a `Region`, or its left, top, width and height as fractions.
-            options: ``return_tensors`` is "pt", "np", or None for lists ("pt" if packed); ``truncation=True`` shortens
-                questions longer than ``max_length`` (at most ``tokenizer.model_max_length``) instead of raising;
-                ``padding`` (by default True if tensors are returned), ``padding_side``, ``pad_to_multiple_of``; the
-                options of the image processor. As in the library, they can stand in ``text_kwargs``,
-                ``images_kwargs`` or ``common_kwargs``.
+            options: ``return_tensors`` is "pt", "np", or None for lists ("pt" if packed); ``padding`` is True (if
+                tensors are returned), False or "max_length", to ``max_length`` tokens; ``padding_side``; the options
+                of the image processor. As in the library, they can stand in ``text_kwargs``, ``images_kwargs`` or
+                ``common_kwargs``.
 
         Returns:
             ``pixel_values`` [I,3,256,256] float32 and, all int64,
@@ -277,11 +265,11 @@ class TrafficVLMProcessor(ProcessorMixin):
             raise ValueError("`text` is None: expected questions, or `images` alone")
         if row_tokens != "fit" and (not isinstance(row_tokens, int) or row_tokens < 1):
             raise ValueError(f'row_tokens must be a positive integer or "fit", got {row_tokens!r}')
-        texts, pixels = self._read_options(options)
-        return_tensors = texts.get("return_tensors") or pixels.get("return_tensors") or ("pt" if packed else None)
+        return_tensors, layout, pixels = self._read_options(options)
+        return_tensors = return_tensors or ("pt" if packed else None)
         data: dict[str, Any] = {}
         if images is not None:
-            data["pixel_values"] = self.pixels(images, region, **pixels | {"return_tensors": return_tensors})
+            data["pixel_values"] = self.pixels(images, region, return_tensors, **pixels)
         if text is not None:
             limit = LETTERS * self.tokenizer.model_max_length
             rows = list_texts(text, "text", limit)
@@ -294,34 +282,28 @@ class TrafficVLMProcessor(ProcessorMixin):
             if answers is not None and [*map(len, rows)] != [*map(len, answers)]:
                 got = f"{[*map(len, rows)]!s:.40} questions and {[*map(len, answers)]!s:.40} answers per image"
                 raise ValueError(f"`suffix` must have the shape of `text`, got {got}")
-            segments = self.text(rows, answers, on_unknown, texts.get("max_length"), texts.get("truncation"))
-            layout = {"padding": return_tensors is not None} | texts
-            layout = {name: layout[name] for name in LAYOUT_OPTIONS if name in layout}
+            segments = self.text(rows, answers, on_unknown)
+            layout = {"padding": return_tensors is not None} | layout
             data |= self.lay_out(segments, packed, row_tokens, return_tensors=None, **layout)
-            if texts.get("return_attention_mask") is False:
-                del data["attention_mask"]
         return BatchFeature(data, tensor_type=return_tensors)
 
-    def _read_options(self, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(options of the text, options of the image processor), merged by the library.
+    def _read_options(self, options: dict[str, Any]) -> tuple[str | None, dict[str, Any], dict[str, Any]]:
+        """(`return_tensors`, options of the text, options of the image processor).
 
         Raises:
             TypeError: an unknown option, or one of the library that has no effect here and is not off.
-            ValueError: an option that was passed twice.
         """
-        images = {*getattr(self.image_processor, "valid_kwargs", ImagesKwargs).__annotations__}
-        known = {"text_kwargs": TEXT_OPTIONS, "images_kwargs": images, "common_kwargs": TEXT_OPTIONS | images}
-        groups = {name: dict(given.pop(name)) for name in known if name in given}
-        for group, members in ({"": given} | groups).items():
-            for name, value in members.items():
-                if name not in known.get(group, TEXT_OPTIONS | images) and (value or name not in LIBRARY_OPTIONS):
-                    raise TypeError(f"unexpected keyword argument `{name}`{f' in `{group}`' if group else ''}")
-        # Flat, as transformers 5.5 leaves out flat options beside those of a group.
-        grouped = {name: value for members in groups.values() for name, value in members.items()}
-        if twice := grouped.keys() & given.keys():
-            raise ValueError(f"`{min(twice)}` was passed twice: as a keyword argument and in a dictionary of options")
-        merged = self._merge_kwargs(ProcessingKwargs, self.tokenizer.init_kwargs, **given, **grouped)
-        return merged["text_kwargs"], merged["images_kwargs"]
+        for group in ("common_kwargs", "text_kwargs", "images_kwargs"):
+            options = options | (options.pop(group, None) or {})
+        of_images = {*getattr(self.image_processor, "valid_kwargs", ImagesKwargs).__annotations__} - {"return_tensors"}
+        known = {*LAYOUT_OPTIONS, *IGNORED_OPTIONS, *of_images, "return_tensors"}
+        for name, value in options.items():
+            if name not in known and (value or name not in LIBRARY_OPTIONS):
+                raise TypeError(f"unexpected keyword argument `{name}`")
+        layout, pixels = (
+            {name: value for name, value in options.items() if name in names} for names in (LAYOUT_OPTIONS, of_images)
+        )
+        return options.get("return_tensors"), layout, pixels
 
     def pixels(self, images: Any, region: Any = None, return_tensors: str | None = "pt", **options: Any) -> Any:
         """Pixels [I,3,256,256] of one image or a list, or of the `region` of each; `options` of the image processor.
@@ -352,15 +334,13 @@ class TrafficVLMProcessor(ProcessorMixin):
         questions: Sequence[Sequence[str]],
         answers: Sequence[Sequence[str]] | None = None,
         on_unknown: str = "warn",
-        max_length: int | None = None,
-        truncation: Any = False,
     ) -> list[list[Segment]]:
         """(ids of the prompt, ids of the answer and [EOS]) for each question of each image; [] without answers.
 
         The arguments are those of `__call__`. The tokenizer is called once, with all different texts.
 
         Raises:
-            ValueError: a text without words; more tokens than `max_length`; unknown words with `on_unknown="raise"`.
+            ValueError: a text without words, or with too many tokens; unknown words with `on_unknown="raise"`.
         """
         if on_unknown not in ("warn", "raise", "ignore"):
             raise ValueError(f'on_unknown must be "warn", "raise" or "ignore", got {on_unknown!r}')
@@ -374,19 +354,16 @@ class TrafficVLMProcessor(ProcessorMixin):
                 raise ValueError(f"`{name}` has an empty string: {typed[index]!r:.80}; expected words")
         if on_unknown != "ignore":
             self._report_words(typed, ids, on_unknown, is_taught=answers is not None)
-        longest = min(self.tokenizer.model_max_length, max_length or math.inf)
-        is_shortened = truncation not in (None, False, "do_not_truncate")
-        found: list[Segment] = []
-        for index, words in enumerate(ids[:count]):
-            answer = [] if answers is None else [*ids[count + index], self.tokenizer.eos_token_id]
-            room = longest - len(answer) - 2  # for the words between [SOS] and "?"
-            if len(words) > room and not (is_shortened and room > 0):
+        prompts = [self._prompt(words) for words in ids[:count]]
+        ends = [[*words, self.tokenizer.eos_token_id] for words in ids[count:]] or [[]] * count
+        limit = self.tokenizer.model_max_length
+        for index, (prompt, end) in enumerate(zip(prompts, ends)):
+            if len(prompt) + len(end) > limit:
                 raise ValueError(
-                    f"question {index} has {len(words) + 2} tokens and {len(answer)} of its answer, at most {longest} "
-                    f"are allowed: {typed[index][:80]!r}... (truncation=True shortens the question)"
+                    f"question {index} has {len(prompt)} tokens and {len(end)} of its answer, at most {limit} are "
+                    f"allowed: {typed[index][:80]!r}..."
                 )
-            found.append((self._prompt(words[:room]), answer))
-        segments = iter(found)
+        segments = iter(zip(prompts, ends))
         return [[next(segments) for _ in row] for row in questions]
 
     def lay_out(
@@ -397,7 +374,6 @@ class TrafficVLMProcessor(ProcessorMixin):
         padding: Any = True,
         padding_side: str | None = None,
         max_length: int | None = None,
-        pad_to_multiple_of: int | None = None,
         return_tensors: str | None = "pt",
     ) -> BatchFeature:
         """The text inputs that `__call__` returns, for the segments of each image, with its arguments.
@@ -419,7 +395,6 @@ class TrafficVLMProcessor(ProcessorMixin):
             width = max(sum(sizes[index][1] for index in row) for row in rows)
             if strategy == PaddingStrategy.MAX_LENGTH:
                 width = max(width, max_length or self.tokenizer.model_max_length)
-            width += -width % (pad_to_multiple_of or 1)
         segments = [[questions[index][1:] for index in row] for row in rows]
         data: dict[str, Any] = place_rows(segments, self.tokenizer.pad_token_id, width, side == "left")
         if not any(answer for *_, answer in questions):
@@ -430,12 +405,10 @@ class TrafficVLMProcessor(ProcessorMixin):
         if not packed:
             del data["position_ids"], data["segment_ids"], data["question_ends"]
         elif row_tokens == "fit":
-            spans = {
-                index: [number, end + 1 - len(questions[index][1]), end]
-                for number, row in enumerate(rows)
-                for index, end in zip(row, data["question_ends"][number])
-            }
-            data["question_spans"] = [spans[index] for index in range(len(questions))]
+            data["question_spans"] = spans = [[0, 0, 0]] * len(questions)
+            for number, (row, ends) in enumerate(zip(rows, data["question_ends"])):
+                for index, end in zip(row, ends):
+                    spans[index] = [number, end + 1 - len(questions[index][1]), end]
         return BatchFeature(data, tensor_type=return_tensors)
 
     def prompt(self, question: str) -> Prompt:
