@@ -91,40 +91,37 @@ def check_text(
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("Pass exactly one of input_ids and inputs_embeds.")
     text: Any = input_ids if inputs_embeds is None else inputs_embeds
+    width = config.hidden_size
     if input_ids is not None and (text.dtype not in INTEGER_DTYPES or text.ndim != 2 or not text.numel()):
         raise ValueError(f"input_ids must be integers [rows,tokens], at least one token; got {describe(text)}.")
-    width = config.hidden_size
     if inputs_embeds is not None and not (text.is_floating_point() and text.ndim == 3 and text.shape[-1] == width):
         raise ValueError(f"inputs_embeds must be floats [rows,tokens,{width}] (hidden_size); got {describe(text)}.")
     rows, length = text.shape[:2]
     if attention_mask is not None and attention_mask.ndim != 4:
-        past, shape = int(past_length), list(attention_mask.shape)
-        if shape != [rows, past + length]:
-            raise ValueError(
-                f"attention_mask must be [{rows},{past + length}], rows by {past} cached and {length} new tokens; "
-                f"got {shape}."
-            )
-    if position_ids is not None:
-        is_integer = position_ids.dtype in INTEGER_DTYPES
-        if not is_integer or position_ids.shape not in ((1, length), (rows, length)):
-            got = describe(position_ids)
-            raise ValueError(f"position_ids must be integers [{rows},{length}] to match the tokens, got {got}.")
+        past, got = int(past_length), list(attention_mask.shape)
+        if got != [rows, past + length]:
+            parts = f"rows by {past} cached and {length} new tokens"
+            raise ValueError(f"attention_mask must be [{rows},{past + length}], {parts}; got {got}.")
+    shapes = ((1, length), (rows, length))
+    if position_ids is not None and (position_ids.dtype not in INTEGER_DTYPES or position_ids.shape not in shapes):
+        got = describe(position_ids)
+        raise ValueError(f"position_ids must be integers [{rows},{length}] to match the tokens, got {got}.")
     if segment_ids is not None:
         if segment_ids.shape != (rows, length) or int(past_length) > 0:
             got = f"{list(segment_ids.shape)} with {int(past_length)} cached tokens"
             raise ValueError(f"segment_ids must be [{rows},{length}] with an empty cache, got {got}.")
         if position_ids is None:
             raise ValueError("segment_ids need position_ids that start at 0 for each question, got None.")
-        if config._attn_implementation not in MASKED:
-            name = config._attn_implementation
+        if (name := config._attn_implementation) not in MASKED:
             raise ValueError(f"Packed rows need a mask [B,1,L,S], which {name} does not support: use sdpa or eager.")
-    if is_readable(text) and int(past_length) == 0:
-        if input_ids is not None:
-            check_range("input_ids", text, config.vocab_size, ", the vocabulary")
-        limit = config.max_position_embeddings
-        if attention_mask is not None and attention_mask.ndim == 2:
-            length = int(attention_mask.sum(-1).max())
-        if position_ids is None and length > limit:
+    if not is_readable(text) or int(past_length) > 0:
+        return
+    if input_ids is not None:
+        check_range("input_ids", text, config.vocab_size, ", the vocabulary")
+    if position_ids is None:
+        has_mask = attention_mask is not None and attention_mask.ndim == 2
+        length, limit = int(attention_mask.sum(-1).max()) if has_mask else length, config.max_position_embeddings
+        if length > limit:
             raise ValueError(f"A text of {length} tokens is longer than max_position_embeddings={limit}.")
 
 
@@ -136,9 +133,9 @@ def check_cache(past_key_values: Any) -> None:
 
 def check_prompt_ends(last_ids: torch.Tensor, eos_token_id: int | list[int] | None) -> None:
     """Refuse prompts whose last token [N] is `[EOS]`: no answer follows the end of a text."""
-    if eos_token_id is not None and bool(
-        torch.isin(last_ids, torch.tensor(eos_token_id, device=last_ids.device)).any()
-    ):
+    if eos_token_id is None:
+        return
+    if bool(torch.isin(last_ids, torch.tensor(eos_token_id, device=last_ids.device)).any()):
         raise ValueError(
             f"A prompt ends in [EOS] ({eos_token_id}), which the tokenizer adds to a complete text, so no answer can "
             "follow. Pass questions to the processor, which leaves [EOS] out."

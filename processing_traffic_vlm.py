@@ -179,9 +179,6 @@ class TrafficVLMProcessor(ProcessorMixin):
         own_questions: whether the weights were taught a user's own questions. Then the pipeline accepts every kind
             of question, and every answer in words.
         questions: the arguments of `Rules`, by which questions are read: kinds of answers, other wordings, examples.
-
-    Raises:
-        ValueError: `taught` is not a list, or has words that are not in the vocabulary.
     """
 
     def __init__(
@@ -195,11 +192,6 @@ class TrafficVLMProcessor(ProcessorMixin):
         **kwargs: Any,
     ):
         super().__init__(image_processor, tokenizer, chat_template=chat_template or CHAT_TEMPLATE, **kwargs)
-        if taught is not None:
-            if not isinstance(taught, list):
-                raise ValueError(f"taught must be a list of words, got {taught!r:.80}")
-            if other := sorted(set(taught) - set(tokenizer.get_vocab())):
-                raise ValueError(f"taught has words that are not in the vocabulary: {', '.join(other[:10])}")
         self.taught, self.own_questions, self.questions = taught, own_questions, questions
         self.rules = Rules(**(questions or {}))
 

@@ -97,7 +97,8 @@ _FOR_WORDS = re.compile(
     r"|(?:is|are|was|were) (?:(?:it|this|that|these|those)\b|the(?: \w+){1,2}?)"
     r"(?:(?: \w+,)* \w+,? or \w+| .*\bor (?:on|in|at|by|of|to|from|an?|the) .*)"
     # "Is traffic heavy or light?", "Day or night?"
-    r"|(?!are there|is there|can|do ).*\b(?:left or right|day or night|red or green|wet or dry|stop or go)\b.*"
+    r"|(?!are there|is there|can|do ).*\b(?:left or right|day or night|red or green|wet or dry|stop or go"
+    r"|heavy or light|parked or moving|moving or parked)\b.*"
     r"|(?:is|was) (?:it|this|that) an? \w+(?: \w+)? or \w+(?: \w+){0,2}"
 )
 # Clauses, to find "answer yes or no" and second questions. A hyphen between spaces separates, as a dash does.
@@ -117,7 +118,7 @@ _AND_ASKS = re.compile(
 )
 # "No" and "zero" before a noun, but not in what a sign says: "a no parking sign", "no entry signs".
 _NO = (
-    r"(?<!\ba )(?<!\ban )(?<!\bthe )(?<!\bthis )(?<!\bsays )(?<!\bsay )\b(?:no|zero)(?= [^\W\d])"
+    r"(?<!\ba )(?<!\ban )(?<!\bthe )(?<!\bthis )(?<!\bsays )(?<!\bsay )\b(?:no|zero)(?= [^\W\d])(?! one\b)"
     r"(?! (?:parking|stopping|standing|waiting|entry|passing|overtaking|honking|turn|(?:left|right|u) turn) signs?\b)"
 )
 _NEGATION = re.compile(

@@ -82,7 +82,6 @@ def test_new_words_have_reserved_entries_and_no_other_word_changes(tmp_path, wor
         (["fork-lift"], "'fork-lift' is not a single word of lower-case letters"),
         (["isnt"], "'isnt' is split or rewritten"),
         (["forklift:tractor"], "--add_words forklift:tractor: 'tractor' is neither a category nor a word"),
-        (PLENTY[:21], "21 words cannot be added: the limit is 20, 0 were added before"),
     ],
 )
 def test_words_that_cannot_be_added_are_refused(model, options, message):
@@ -92,10 +91,8 @@ def test_words_that_cannot_be_added_are_refused(model, options, message):
 
 
 def test_the_limit_counts_words_that_were_added_before():
-    full = TOKENIZER.with_words(PLENTY[:20])
-    assert full.reserved_ids == []
     with pytest.raises(ValueError, match="1 words cannot be added: the limit is 20, 20 were"):
-        full.with_words(PLENTY[20:21])
+        TOKENIZER.with_words(PLENTY[:20]).with_words(PLENTY[20:21])
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -151,12 +148,6 @@ def test_untaught_words_are_reported_like_unknown_ones(tmp_path):
     processor(text="Is there a bus?", suffix="no", on_unknown="raise")  # the word is being taught
     processor.taught = None
     assert processor.untaught_words("Is there a bus?") == []
-    for words, message in (
-        (["unicorn", "car"], "words that are not in the vocabulary: unicorn"),
-        ({"photographs": []}, "taught must be a list of words, got {'photographs'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            TrafficVLMProcessor(processor.image_processor, processor.tokenizer, taught=words)
 
 
 def test_words_asked_often_had_different_answers(processor):
