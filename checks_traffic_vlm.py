@@ -98,10 +98,10 @@ def check_text(
         raise ValueError(f"inputs_embeds must be floats [rows,tokens,{width}] (hidden_size); got {describe(text)}.")
     rows, length = text.shape[:2]
     if attention_mask is not None and attention_mask.ndim != 4:
-        past, got = int(past_length), list(attention_mask.shape)
-        if got != [rows, past + length]:
+        past, shape = int(past_length), list(attention_mask.shape)
+        if shape != [rows, past + length]:
             parts = f"rows by {past} cached and {length} new tokens"
-            raise ValueError(f"attention_mask must be [{rows},{past + length}], {parts}; got {got}.")
+            raise ValueError(f"attention_mask must be [{rows},{past + length}], {parts}; got {shape}.")
     shapes = ((1, length), (rows, length))
     if position_ids is not None and (position_ids.dtype not in INTEGER_DTYPES or position_ids.shape not in shapes):
         got = describe(position_ids)
@@ -119,8 +119,9 @@ def check_text(
     if input_ids is not None:
         check_range("input_ids", text, config.vocab_size, ", the vocabulary")
     if position_ids is None:
-        has_mask = attention_mask is not None and attention_mask.ndim == 2
-        length, limit = int(attention_mask.sum(-1).max()) if has_mask else length, config.max_position_embeddings
+        limit = config.max_position_embeddings
+        if attention_mask is not None and attention_mask.ndim == 2:
+            length = int(attention_mask.sum(-1).max())
         if length > limit:
             raise ValueError(f"A text of {length} tokens is longer than max_position_embeddings={limit}.")
 
