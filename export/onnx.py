@@ -253,7 +253,7 @@ def store_in_less(path: Path, output: Path) -> None:
     onnx.save(model, output)
 
 
-def describe(model: Any, processor: Any) -> dict[str, Any]:
+def export_settings(model: Any, processor: Any) -> dict[str, Any]:
     """Plain values that a program needs besides the graphs: sizes, token ids, words and image preprocessing."""
     text, images, tokenizer = model.config.get_text_config(), processor.image_processor, processor.tokenizer
     return {
@@ -288,7 +288,7 @@ def export(model_folder: Path, output_dir: Path, formats: Sequence[str]) -> list
     """
     with new_folder(output_dir) as folder:
         model, processor = load(model_folder)
-        (folder / "export.json").write_text(json.dumps(describe(model, processor), indent=1) + "\n")
+        (folder / "export.json").write_text(json.dumps(export_settings(model, processor), indent=1) + "\n")
         (folder / "tokenizer.json").write_text(processor.tokenizer.backend_tokenizer.to_str())
         for name, graph in make_graphs(model).items():
             path = folder / f"{name}.onnx"

@@ -19,16 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from ..common.files import new_folder
+from ..common.files import ROOT, new_folder
 from ..common.image_files import MAX_PIXELS
 from ..configuration_traffic_vlm import height_and_width
 from ..data.scene import CLASSES, class_words
 from ..serving.suggestions import suggest_questions
 from .libraries import fetch_libraries
-from .onnx import OPSET, describe, load, make_graphs, save_onnx, store_in_less
+from .onnx import OPSET, export_settings, load, make_graphs, save_onnx, store_in_less
 
 
-ROOT = Path(__file__).resolve().parent.parent
 # An installed package has no docs/.
 EXAMPLES = [path for name in ("crossing", "night", "truck") if (path := ROOT / "docs" / f"{name}.jpg").is_file()]
 RULES = ("question_traffic_vlm.py", "common/answers.py", "export/asking.py")
@@ -41,7 +40,7 @@ def pixels_graph(about: Mapping[str, Any]) -> Any:
     Browsers resize in different ways. The graph resizes as Pillow does; levels, of 255, differ by 1 at most.
 
     Args:
-        about: what `describe` returns.
+        about: what `export_settings` returns.
 
     Raises:
         ValueError: the model's images are resized by a filter that ONNX does not have.
@@ -94,7 +93,7 @@ def write_model(model: Any, processor: Any, folder: Path) -> None:
     """Write the graphs, the tokenizer and the rules of questions into a folder. Raises what `pixels_graph` does."""
     import onnx
 
-    onnx.save(pixels_graph(describe(model, processor)), folder / "pixels.onnx")
+    onnx.save(pixels_graph(export_settings(model, processor)), folder / "pixels.onnx")
     graphs = make_graphs(model)
     for name in ("vision", "decode"):
         save_onnx(graphs[name], folder / f"{name}.onnx")
@@ -140,7 +139,7 @@ def page_data(model: Any, processor: Any) -> dict[str, Any]:
     vision = model.config.vision_config
     sizes = zip(height_and_width(vision.image_size), height_and_width(vision.patch_size))
     return {
-        "model": describe(model, processor),
+        "model": export_settings(model, processor),
         "grid": [side // patch for side, patch in sizes],  # of an attention map
         "max_pixels": MAX_PIXELS,
         "nouns": sorted({word for label in CLASSES for word in class_words(label)}),

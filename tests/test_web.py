@@ -23,7 +23,7 @@ for name in ("onnx", "onnxscript"):
 from traffic_vlm.common.answers import answer_notes, answer_text, map_strength  # noqa: E402
 from traffic_vlm.export.asking import Asking, as_typed  # noqa: E402
 from traffic_vlm.export.libraries import fetch_libraries  # noqa: E402
-from traffic_vlm.export.onnx import describe, load  # noqa: E402
+from traffic_vlm.export.onnx import export_settings, load  # noqa: E402
 from traffic_vlm.export.web import export_page, page_data, pixels_graph  # noqa: E402
 from traffic_vlm.pipeline_traffic_vlm import TrafficVLMPipeline  # noqa: E402
 from traffic_vlm.processing_traffic_vlm import TrafficVLMProcessor  # noqa: E402
@@ -55,7 +55,7 @@ QUESTIONS = [
 @pytest.mark.parametrize("resample", [2, 3])
 @pytest.mark.parametrize("size", [(37, 29), (256, 256), (1280, 720)])
 def test_images_are_resized_as_pillow_does(model, processor, resample, size):
-    about = describe(model, processor) | {"resample": resample, "mean": [0.5, 0.4, 0.3], "std": [0.5, 0.6, 0.7]}
+    about = export_settings(model, processor) | {"resample": resample, "mean": [0.5, 0.4, 0.3], "std": [0.5, 0.6, 0.7]}
     session = onnxruntime.InferenceSession(pixels_graph(about).SerializeToString())
     image = Image.open(ROOT / "docs/crossing.jpg").convert("RGB").resize(size)
     [found] = session.run(None, {"image": np.asarray(image.convert("RGBA"))})

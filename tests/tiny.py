@@ -13,11 +13,10 @@ from types import ModuleType
 import pytest
 import torch
 
+from traffic_vlm.common.files import ROOT
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig, TrafficVLMTextConfig
 from traffic_vlm.modeling_traffic_vlm import TrafficVLMForConditionalGeneration, TrafficVLMTextModel
 
-
-ROOT = Path(__file__).resolve().parent.parent
 
 TINY_TEXT = {
     "hidden_size": 32,
