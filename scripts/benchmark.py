@@ -1,9 +1,9 @@
 """Measure the speed of Traffic VLM on this machine against PaliGemma of the same widths and depths.
 
     python scripts/benchmark.py                           # some minutes on 2 CPU cores
-    python scripts/benchmark.py --dtype float32 --compiled true
+    python scripts/benchmark.py --dtype float32
     python scripts/benchmark.py --device cuda --images 64 --questions 16
-    python scripts/benchmark.py --model runs/latent       # a folder of build_files.py with other sizes
+    python scripts/benchmark.py --model runs/latent       # a folder with a config.json of other sizes
 
 The weights of both are random. The models take turns in one process, so a machine that becomes slower affects both.
 Times are medians, and the number in brackets is the time divided by that of Traffic VLM: above 1, Traffic VLM is
@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 import transformers
 from torch.utils.benchmark import Timer
-from transformers import CompileConfig, PaliGemmaConfig, PaliGemmaForConditionalGeneration
+from transformers import PaliGemmaConfig, PaliGemmaForConditionalGeneration
 
 from traffic_vlm.common.files import ROOT
 from traffic_vlm.common.options import option, option_parser
@@ -42,12 +42,8 @@ TEXT_FIELDS = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("num_hidden_layers", "pad_token_id", "bos_token_id", "eos_token_id"),
 )
-CLASSES = (
-    "car, bus, truck, van, taxi, bicycle, motorcycle, tram, train, pedestrian, cyclist, child, dog, crosswalk, "
-    "barrier, trailer, traffic light, stop sign, police car, fire truck, traffic cone, speed limit sign"
-).split(", ")
-TEMPLATES = ["Is there a {}?", "Can you see a {}?", "Is there a {} on the left?", "Do you see a {} ahead?"]
-TEMPLATES += ["Is a {} crossing the street?"]
+NAMES = "car, bus, truck, van, bicycle, motorcycle, tram, train, pedestrian, dog, traffic light, stop sign, police car"
+TEMPLATES = ["Is there a {}?", "Can you see a {}?", "Is there a {} on the left?", "Is a {} crossing the street?"]
 
 Run = Callable[[], Any]  # does a workload once, with all inputs prepared
 
@@ -60,8 +56,6 @@ class BenchmarkOptions:
     questions: list[int] = option([1, 4, 16, 64], "questions about an image")
     images: int = option(1, "images of a pass")
     new_tokens: int = option(32, "tokens to generate about one image")
-    fused: bool = option(True, "Traffic VLM after fuse_for_inference(), as the pipeline has it")
-    compiled: bool = option(False, "also compiled PaliGemma, and compiled generation by Traffic VLM")
 
 
 class TrafficVLM:
@@ -75,10 +69,10 @@ class TrafficVLM:
         options: Any = {"packed": not isinstance(text, str), "on_unknown": "ignore", "return_tensors": "pt"}
         return {**self.processor(text=text, **options).to(pixel_values.device), "pixel_values": pixel_values}
 
-    def yes_no(self, pixel_values: torch.Tensor, questions: Sequence[str], compiled: bool = False) -> Run | None:
-        """A run that returns P(yes) [I·N] of N questions about each of I images; None if compiled."""
+    def yes_no(self, pixel_values: torch.Tensor, questions: Sequence[str]) -> Run:
+        """A run that returns P(yes) [I·N] of N questions about each of I images."""
         inputs = self.inputs(pixel_values, [list(questions)] * len(pixel_values))
-        return None if compiled else lambda: torch.cat(self.model.score_yes_no(**inputs))
+        return lambda: torch.cat(self.model.score_yes_no(**inputs))
 
 
 class PaliGemma:
@@ -108,23 +102,17 @@ class PaliGemma:
         rows = [[IMAGE] * self.image_tokens + [*ids, NEWLINE] for ids in question_ids] * len(pixel_values)
         length = max(map(len, rows))
         input_ids = torch.tensor([[pad] * (length - len(row)) + row for row in rows], device=pixel_values.device)
-        return {
-            "input_ids": input_ids,
-            "attention_mask": (input_ids != pad).long(),
-            "token_type_ids": torch.zeros_like(input_ids),
-            "pixel_values": pixel_values.repeat_interleave(len(questions), 0),
-        }
+        pixels = pixel_values.repeat_interleave(len(questions), 0)
+        return {"input_ids": input_ids, "attention_mask": (input_ids != pad).long(), "pixel_values": pixels}
 
-    def yes_no(self, pixel_values: torch.Tensor, questions: Sequence[str], compiled: bool = False) -> Run:
+    def yes_no(self, pixel_values: torch.Tensor, questions: Sequence[str]) -> Run:
         """A run that returns P(yes) [I·N] of N questions about each of I images."""
         inputs = self.inputs(pixel_values, questions)
         no_yes = self.processor.tokenizer.convert_tokens_to_ids(["[NO]", "[YES]"])
-        mode = "reduce-overhead" if pixel_values.is_cuda else "default"
-        forward: Any = torch.compile(self.model, mode=mode) if compiled else self.model
 
         @torch.no_grad()
         def run() -> torch.Tensor:
-            logits = forward(**inputs, use_cache=False, logits_to_keep=1).logits[:, -1]
+            logits = self.model(**inputs, use_cache=False, logits_to_keep=1).logits[:, -1]
             return logits[:, no_yes].float().softmax(-1)[:, 1]
 
         return run
@@ -133,83 +121,61 @@ class PaliGemma:
 Models = Mapping[str, TrafficVLM | PaliGemma]  # by the title of their column
 
 
-def build_models(options: BenchmarkOptions) -> Models:
-    """Both models with random weights. They see images of the same size."""
-    torch.manual_seed(0)
-    config, processor = (kind.from_pretrained(options.model) for kind in (TrafficVLMConfig, TrafficVLMProcessor))
-    peer = TrafficVLMConfig({"image_size": config.vision_config.image_size})
-    models: Models = {"Traffic VLM": TrafficVLM(config, processor), "PaliGemma": PaliGemma(peer, processor)}
-    for one in models.values():
-        one.model.to(options.device, getattr(torch, options.dtype))
-    if options.fused:
-        models["Traffic VLM"].model.fuse_for_inference()
-    return models
-
-
 def make_questions(count: int) -> list[str]:
-    """`count` yes/no questions of 6 to 11 tokens; from the 111th on they repeat."""
-    return list(islice(cycle(template.format(name) for name, template in product(CLASSES, TEMPLATES)), count))
-
-
-def about(options: BenchmarkOptions, models: Models) -> str:
-    """A line on what the measurements belong to: machine, versions, and parameters of the models."""
-    cpu = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
-    machine = torch.cuda.get_device_name() if options.device == "cuda" else cpu
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    counts = ", ".join(f"{name} {one.model.num_parameters() / 1e6:.1f} M" for name, one in models.items())
-    return f"{machine}, threads: {torch.get_num_threads()}, {versions}, {options.dtype}. {counts}."
+    """`count` yes/no questions of 6 to 11 tokens; from the 53rd on they repeat."""
+    return list(
+        islice(cycle(template.format(name) for name, template in product(NAMES.split(", "), TEMPLATES)), count)
+    )
 
 
 def measure(options: BenchmarkOptions, models: Models) -> dict[str, dict[str, str]]:
     """{row: {model: time}}: a row for each number of questions, and one for generated tokens."""
     size = models["PaliGemma"].model.config.vision_config.image_size
     pixels = torch.randn(options.images, 3, size, size).to(options.device, getattr(torch, options.dtype))
-    columns = {name: (one, False) for name, one in models.items()}
-    if options.compiled:
-        columns |= {f"{name}, compiled": (one, True) for name, one in models.items()}
     rows = {}
     for count in options.questions:
-        runs = {name: one.yes_no(pixels, make_questions(count), is_on) for name, (one, is_on) in columns.items()}
+        runs = {name: one.yes_no(pixels, make_questions(count)) for name, one in models.items()}
         rows[f"images: {options.images}, questions: {count}"] = time_in_turns(runs)
-    runs = {name: generation(one, pixels[:1], options.new_tokens, is_on) for name, (one, is_on) in columns.items()}
+    runs = {name: generation(one, pixels[:1], options.new_tokens) for name, one in models.items()}
     return rows | {f"tokens: {options.new_tokens}": time_in_turns(runs)}
 
 
-def generation(one: TrafficVLM | PaliGemma, pixels: torch.Tensor, new_tokens: int, compiled: bool) -> Run:
-    """A run that greedily generates `new_tokens` tokens; `compiled` selects a static cache and a compiled step."""
-    options: dict[str, Any] = {"do_sample": False, "min_new_tokens": new_tokens, "max_new_tokens": new_tokens}
-    if compiled:
-        options |= {"cache_implementation": "static", "compile_config": CompileConfig()}
-        if not pixels.is_cuda:
-            options["compile_config"] = CompileConfig(mode="default")  # the library's default is for CUDA graphs
-            options["compile_config"]._compile_all_devices = True  # otherwise the library compiles on GPUs only
-    inputs = one.inputs(pixels, "What is ahead?")
-    return lambda: one.model.generate(**inputs, **options)
+def generation(one: TrafficVLM | PaliGemma, pixels: torch.Tensor, new_tokens: int) -> Run:
+    """A run that greedily generates `new_tokens` tokens."""
+    inputs: dict[str, Any] = one.inputs(pixels, "What is ahead?")
+    inputs |= {"do_sample": False, "min_new_tokens": new_tokens, "max_new_tokens": new_tokens}
+    return lambda: one.model.generate(**inputs)
 
 
-def time_in_turns(runs: Mapping[str, Run | None]) -> dict[str, str]:
-    """Median time of each run in ms, with its ratio to that of the first; "–" for None."""
-    threads, timers = torch.get_num_threads(), {}
+def time_in_turns(runs: Mapping[str, Run]) -> dict[str, str]:
+    """Median time of each run in ms, with its ratio to that of the first."""
+    timers, times = {}, {name: list[float]() for name in runs}
     for name, run in runs.items():
-        if run is not None:
-            run(), run()  # a compiled step is compiled again when a length changes
-            timers[name] = Timer("run()", globals={"run": run}, num_threads=threads)
-    times: dict[str, list[float]] = {name: [] for name in timers}
-    for _ in range(ROUNDS):
-        for name, timer in timers.items():
-            times[name] += timer.blocked_autorange(min_run_time=SECONDS).times
+        run(), run()  # a graph is recorded when its shape comes for the second time
+        timers[name] = Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
+    for name in [*timers] * ROUNDS:
+        times[name] += timers[name].blocked_autorange(min_run_time=SECONDS).times
     medians = {name: median(values) for name, values in times.items()}
     first = next(iter(medians.values()))
-    cells = {name: f"{1e3 * value:,.1f} ms ({value / first:.2f})" for name, value in medians.items()}
-    return {name: cells.get(name, "–") for name in runs}
+    return {name: f"{1e3 * value:,.1f} ms ({value / first:.2f})" for name, value in medians.items()}
 
 
 @command()
 def main() -> None:
     [options] = option_parser([BenchmarkOptions], __doc__).parse_args_into_dataclasses()
     transformers.logging.set_verbosity_error()
-    models = build_models(options)
-    print(about(options, models), flush=True)
+    torch.manual_seed(0)
+    config, processor = (kind.from_pretrained(options.model) for kind in (TrafficVLMConfig, TrafficVLMProcessor))
+    peer = TrafficVLMConfig({"image_size": config.vision_config.image_size})
+    models: Models = {"Traffic VLM": TrafficVLM(config, processor), "PaliGemma": PaliGemma(peer, processor)}
+    for one in models.values():
+        one.model.to(options.device, getattr(torch, options.dtype))
+    models["Traffic VLM"].model.fuse_for_inference()  # as the pipeline has it
+    cpu = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+    machine = torch.cuda.get_device_name() if options.device == "cuda" else cpu
+    counts = ", ".join(f"{name} {one.model.num_parameters() / 1e6:.1f} M" for name, one in models.items())
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    print(f"{machine}, {versions}, {options.dtype}. {counts}.", flush=True)
     print(table("", measure(options, models)))
 
 
