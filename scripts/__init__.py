@@ -5,12 +5,6 @@ import os
 import sys
 from collections.abc import Callable
 
-from safetensors import SafetensorError
-
-
-# RuntimeError: a missing device, or no memory on a GPU. FloatingPointError: damaged weights.
-USER_ERRORS = (ValueError, OSError, RuntimeError, FloatingPointError, SafetensorError)
-
 
 def command(extra: str | None = None) -> Callable[[Callable[[], int | None]], Callable[[], int]]:
     """Decorate the `main` of a script, which then returns an exit status.
@@ -34,12 +28,9 @@ def command(extra: str | None = None) -> Callable[[Callable[[], int | None]], Ca
             except KeyboardInterrupt:
                 return 130
             except ModuleNotFoundError as error:
-                line = f'{error}: pip install "traffic_vlm[{extra}]"' if extra else str(error)
-            except USER_ERRORS as error:
-                line = str(error).strip()
-                if "Original Traceback" in line:  # of a data worker; its last line is the error itself
-                    line = line.splitlines()[-1]
-            print(line, file=sys.stderr)
+                print(f'{error}: pip install "traffic_vlm[{extra}]"' if extra else error, file=sys.stderr)
+            except (ValueError, OSError) as error:
+                print(error, file=sys.stderr)
             return 2
 
         return run

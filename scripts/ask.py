@@ -16,7 +16,6 @@ The exit status is 1 if an image or a question had a problem, and 2 if nothing w
 """
 
 import json
-import os
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -38,21 +37,11 @@ class AskOptions(ModelOptions):
     overlay: Path | None = option(None, "PNG to write: attention maps, a file for each image")
 
 
-def is_image(word: str) -> bool:
-    """Whether a word of the command line is an image or several, and not a question."""
-    return os.path.exists(word) or Path(word).suffix.lower() in IMAGE_SUFFIXES
-
-
-def print_answers(image: str, items: Sequence[Mapping[str, Any]], as_json: bool) -> None:
-    """Print the answers to questions about an image: a table, or a line of JSON with what the pipeline returns."""
-    if as_json:
-        print(json.dumps({"image": image, "answers": items}), flush=True)
-        return
+def answer_table(items: Sequence[Mapping[str, Any]]) -> str:
+    """Lines of questions and answers with their notes."""
     width = max(len(item["question"]) for item in items)
-    print(image)
-    for item in items:
-        notes = "".join(f"   ({note})" for note in answer_notes(item))
-        print(f"  {item['question']:<{width}}  {answer_text(item)}{notes}")
+    notes = ("".join(f"   ({note})" for note in answer_notes(item)) for item in items)
+    return "\n".join(f"  {item['question']:<{width}}  {answer_text(item)}{note}" for item, note in zip(items, notes))
 
 
 def ask(options: AskOptions, images: Sequence[str], questions: list[str], as_json: bool) -> int:
@@ -61,24 +50,23 @@ def ask(options: AskOptions, images: Sequence[str], questions: list[str], as_jso
     paths = [path for files, _ in found for path in files]
     for note in dict.fromkeys(note for _, note in found if note):
         print(note, file=sys.stderr)
-    overlays: Sequence[Path | None] = [None] * len(paths)
-    if options.overlay:
-        overlays = list(name_overlays(options.overlay, paths))
+    overlays = name_overlays(options.overlay, paths) if options.overlay else [None] * len(paths)
     pipe, region, failed = options.load(), options.part_of_image, 0
     for path, overlay in zip(paths, overlays):
         try:
             image = open_image(path)
             encoded = pipe.encode(image)
             items = pipe(encoded, questions)
-            print_answers(str(path), items, as_json)
-            answered = [item for item in items if item["answer"] is not None]
-            failed += len(answered) < len(items)
-            if overlay and answered:
-                save_overlay(pipe, region.crop(image) if region else image, encoded, answered, overlay)
-                print(f"wrote {overlay}", file=sys.stderr)
-        except (ValueError, TypeError, OSError, FloatingPointError) as error:
+        except (ValueError, OSError, FloatingPointError) as error:
             print(error, file=sys.stderr)
             failed += 1
+            continue
+        text = json.dumps({"image": str(path), "answers": items}) if as_json else f"{path}\n{answer_table(items)}"
+        print(text, flush=True)
+        answered = [item for item in items if item["answer"] is not None]
+        failed += len(answered) < len(items)
+        if overlay and answered:
+            save_overlay(pipe, region.crop(image) if region else image, encoded, answered, overlay)
     return failed
 
 
@@ -98,11 +86,10 @@ def main() -> int:
         nouns = ", ".join(processor.rules.known_nouns(processor.taught_words))
         print(textwrap.fill(f"nouns: {nouns}", 80, subsequent_indent=" " * 7))
         return 0
-    images = list(filter(is_image, asked.words))
-    questions = [word for word in asked.words if not is_image(word)] + asked.ask
+    images = [word for word in asked.words if Path(word).exists() or Path(word).suffix.lower() in IMAGE_SUFFIXES]
+    questions = [word for word in asked.words if word not in images] + asked.ask
     if not images:
-        called = f": neither a file nor a folder is called {questions[0]!r}" if questions else ""
-        parser.error(f"there is no image{called}")
+        parser.error("there is no image: neither a file nor a folder has such a name")
     if not questions:
         parser.error("there is no question: write it in quotes after the images, or after --ask")
     return int(ask(options, images, questions, asked.json) > 0)

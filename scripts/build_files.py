@@ -1,16 +1,15 @@
 """Write the JSON and Jinja files that make this repository loadable, from the code and the word list.
 
     python scripts/build_files.py                              # into the repository; takes seconds on a CPU
+    python scripts/build_files.py --output_dir runs/files
 
-The files are config.json, generation_config.json, and those of the tokenizer and the processor. The
-temperature and the dtype in config.json and the taught words in processor_config.json belong to the weights and are
-kept. A folder with other weights is refused, since they have their own files.
+The files are config.json, generation_config.json, and those of the tokenizer and the processor. The temperature and
+the dtype in config.json and the taught words in processor_config.json belong to the weights and are kept.
 """
 
 import json
 import sys
 import tempfile
-from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 from transformers import GenerationConfig, SiglipImageProcessorPil
 
+from traffic_vlm.common.files import ROOT
 from traffic_vlm.common.options import option, option_parser
 from traffic_vlm.configuration_traffic_vlm import TrafficVLMConfig
 from traffic_vlm.data.grammar import question_rules
@@ -27,7 +27,6 @@ from traffic_vlm.scripts import command
 from traffic_vlm.tokenization_traffic_vlm import ANSWER_TOKENS, RESERVED_TOKENS, SPECIAL_TOKENS, TrafficVLMTokenizer
 
 
-ROOT = Path(__file__).resolve().parent.parent
 FILES = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
     *("processor_config.json", "chat_template.jinja"),
@@ -37,7 +36,7 @@ VISION_TOWER = {"neck": "depthwise", "neck_width": 384, "num_hidden_layers": 2, 
 
 
 @dataclass
-class Options:
+class BuildOptions:
     output_dir: Path = option(ROOT, "folder to write the files to")
     vocabulary: Path = option(ROOT / "scripts" / "vocabulary.txt", "word list")
 
@@ -46,20 +45,16 @@ def make_tokenizer(vocabulary: Path) -> TrafficVLMTokenizer:
     """The tokenizer of a word list, in which lines that start with "# " are comments.
 
     Raises:
-        ValueError: a word occurs twice, there are not 500 words, the special tokens do not come first, a reserved
-            entry is missing, or no text produces a word, because the normalizer rewrites or splits it.
+        ValueError: there are not 500 different words, the special tokens do not come first, a reserved entry is
+            missing, or no text produces a word, because the normalizer rewrites or splits it.
     """
     lines = vocabulary.read_text(encoding="utf-8").splitlines()
     words = [word for line in lines if not line.startswith("# ") for word in line.split()]
     first = SPECIAL_TOKENS + ANSWER_TOKENS
-    if repeated := [word for word, count in Counter(words).items() if count > 1]:
-        raise ValueError(f"{vocabulary.name} has words that occur more than once: {repeated}")
-    if len(words) != VOCAB_SIZE:
-        raise ValueError(f"{vocabulary.name} must have {VOCAB_SIZE} words, it has {len(words)}")
-    if words[: len(first)] != first:
-        raise ValueError(f"{vocabulary.name} must begin with {first}, it begins with {words[: len(first)]}")
-    if missing := [token for token in RESERVED_TOKENS if token not in words]:
-        raise ValueError(f"{vocabulary.name} lacks the reserved entries {missing}")
+    if len(words) != VOCAB_SIZE or len(set(words)) != VOCAB_SIZE:
+        raise ValueError(f"{vocabulary.name} must have {VOCAB_SIZE} words, it has {len(set(words))} different ones")
+    if words[: len(first)] != first or not {*RESERVED_TOKENS} <= {*words}:
+        raise ValueError(f"{vocabulary.name} must begin with {first}, and have {RESERVED_TOKENS}")
     tokenizer = TrafficVLMTokenizer({word: index for index, word in enumerate(words)})
     # "'s" exists only after a word.
     reachable = [word for word in words[len(first) :] if word not in RESERVED_TOKENS]
@@ -70,18 +65,7 @@ def make_tokenizer(vocabulary: Path) -> TrafficVLMTokenizer:
 
 
 def build(output_dir: Path, tokenizer: TrafficVLMTokenizer) -> list[Path]:
-    """Write all files atomically; return their paths.
-
-    The temperature, dtype and taught words of the repository's weights are kept.
-
-    Raises:
-        ValueError: the folder has weights that these files do not belong to.
-    """
-    if output_dir.resolve() != ROOT and (output_dir / "model.safetensors").is_file():
-        raise ValueError(
-            f"{output_dir} has weights, and the files would replace their own config.json and tokenizer: choose "
-            "another --output_dir"
-        )
+    """Write all files atomically; return their paths."""
     kept = read_fields(ROOT / "config.json", "yes_no_temperature", "dtype")
     config = TrafficVLMConfig(VISION_TOWER, architectures=["TrafficVLMForConditionalGeneration"], **kept)
     token_ids = {name: getattr(config.text_config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -97,7 +81,7 @@ def build(output_dir: Path, tokenizer: TrafficVLMTokenizer) -> list[Path]:
         tokenizer,
     )
     output_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output_dir, prefix=".build-") as temporary:
+    with tempfile.TemporaryDirectory(dir=output_dir) as temporary:
         for part in parts:
             part.save_pretrained(temporary)
         return [(Path(temporary) / name).replace(output_dir / name) for name in FILES]
@@ -111,9 +95,8 @@ def read_fields(path: Path, *names: str) -> dict[str, Any]:
 
 @command("train")
 def main() -> None:
-    [options] = option_parser([Options], __doc__).parse_args_into_dataclasses()
-    tokenizer = make_tokenizer(options.vocabulary)
-    for path in build(options.output_dir, tokenizer):
+    [options] = option_parser([BuildOptions], __doc__).parse_args_into_dataclasses()
+    for path in build(options.output_dir, make_tokenizer(options.vocabulary)):
         print(path)
 
 

@@ -15,6 +15,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from traffic_vlm.common.files import ROOT
 from traffic_vlm.common.options import choose_threads, option, option_parser, silence_libraries
 from traffic_vlm.export.onnx import FORMATS, export
 from traffic_vlm.export.web import export_page
@@ -24,7 +25,7 @@ from traffic_vlm.scripts import command
 @dataclass
 class ExportOptions:
     output_dir: Path = field(metadata={"help": "new folder"})
-    model: Path = option(Path(__file__).resolve().parent.parent, "model folder")
+    model: Path = option(ROOT, "model folder")
     format: list[str] = field(
         default_factory=lambda: ["onnx"],
         metadata={"choices": FORMATS, "help": "graphs to write; int8: large weights in 8 bits"},
@@ -38,11 +39,8 @@ def main() -> None:
     silence_libraries()
     choose_threads()
     logging.disable(logging.WARNING)  # the exporters warn about packages that they do not need, and advise experts
-    if options.web:
-        paths = export_page(options.model, options.output_dir)
-    else:
-        paths = export(options.model, options.output_dir, options.format)
-    for path in paths:
+    files = (options.model, options.output_dir)
+    for path in export_page(*files) if options.web else export(*files, options.format):
         print(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
 
 

@@ -7,14 +7,14 @@
     python scripts/push_to_hub.py me/ask-a-model --space .            # app.py with this model, as a Gradio Space
 
 Log in first with `hf auth login`, or set HF_TOKEN. A model folder has a model card (README.md), and may have LICENSE
-files and docs/. Before the upload the metadata of README.md are checked, and the folder is loaded in a new process and
-answers a question.
+files and docs/. Before the upload the folder is loaded in a new process and answers a question.
 """
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from traffic_vlm.common.files import ROOT
 from traffic_vlm.common.options import option, option_parser
 from traffic_vlm.scripts import command
 from traffic_vlm.training.publish import publish, publish_space
@@ -22,7 +22,7 @@ from traffic_vlm.training.publish import publish, publish_space
 
 @dataclass
 class PublishOptions:
-    model: Path = option(Path(__file__).resolve().parent.parent, "model folder")
+    model: Path = option(ROOT, "model folder")
     space: Path | None = option(
         None, "upload a Space, not the model: a page of export.py --web, or a clone with app.py"
     )
